@@ -1,0 +1,68 @@
+"""pydra: Kubernetes Dynamic Resource Allocation drivers in Python.
+
+This is the face for authors of backends: values, the contract's types, errors. It imports nothing
+of Kubernetes, gRPC or the agent, so that a backend's process stays small.
+"""
+
+from pydra.backends.protocol import Backend, Measures, Watches
+from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
+from pydra.claims.model import AllocatedDevice, Claim, PreparedDevice
+from pydra.devices import (
+    Capacity,
+    CapacityRange,
+    CounterConsumption,
+    CounterSet,
+    Device,
+    Health,
+    HealthStatus,
+    Inventory,
+    RequestPolicy,
+    Sample,
+    SampleKind,
+    Taint,
+    TaintEffect,
+    Version,
+)
+from pydra.errors import (
+    ClaimError,
+    DeviceInUse,
+    InvalidConfig,
+    PydraError,
+    TerminalError,
+    UnknownDevice,
+)
+
+__all__ = [
+    "AllocatedDevice",
+    "Backend",
+    "Capacity",
+    "CapacityRange",
+    "Claim",
+    "ClaimError",
+    "ContainerEdits",
+    "CounterConsumption",
+    "CounterSet",
+    "Device",
+    "DeviceInUse",
+    "DeviceNode",
+    "Health",
+    "HealthStatus",
+    "Hook",
+    "IntelRdt",
+    "InvalidConfig",
+    "Inventory",
+    "Measures",
+    "Mount",
+    "NetDevice",
+    "PreparedDevice",
+    "PydraError",
+    "RequestPolicy",
+    "Sample",
+    "SampleKind",
+    "Taint",
+    "TaintEffect",
+    "TerminalError",
+    "UnknownDevice",
+    "Version",
+    "Watches",
+]

@@ -1,0 +1,1 @@
+"""Admission: the backends' config types, checked before a claim is stored."""

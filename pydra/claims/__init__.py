@@ -1,0 +1,1 @@
+"""Claims: their values, their allocation, their life on this node."""

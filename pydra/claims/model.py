@@ -1,0 +1,82 @@
+"""What a backend sees of a ResourceClaim, and what it gives back for it.
+
+Values only; how they are read from the API's JSON is in `pydra.claims.allocation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from pydra.cdi.edits import ContainerEdits
+
+ConfigT = TypeVar("ConfigT")
+
+
+class OpaqueConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One opaque configuration as the allocation carries it, not yet decoded.
+
+    `source` is `FromClass` or `FromClaim`; `position` names the entry for error messages;
+    `parameters` is the JSON object that the claim's author wrote.
+    """
+
+    source: str
+    position: str
+    parameters: Mapping[str, Any]
+
+
+class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One device that the scheduler gave to the claim.
+
+    `request` is the request's name, `parent/sub` for the chosen entry of firstAvailable.
+    `share_id` and `consumed_capacity` are set for a device that several claims may hold.
+    `configs` are ordered, weakest first (class, then claim), at most one of each kind: `OpaqueConfig`
+    values in the agent and on the wire, decoded values of the backend's CONFIG_TYPES in the backend.
+    """
+
+    request: str
+    pool: str
+    device: str
+    share_id: str | None = None
+    consumed_capacity: Mapping[str, str] = {}
+    admin_access: bool = False
+    configs: tuple[Any, ...] = ()
+
+    def config(self, kind: type[ConfigT]) -> ConfigT | None:
+        """The configuration of this type that applies to this device, or None when nobody gave one."""
+        for config in reversed(self.configs):
+            if isinstance(config, kind):
+                return config
+        return None
+
+    def prepared(self, edits: ContainerEdits = ContainerEdits(), state: Any = None) -> PreparedDevice:  # noqa: B008 - frozen
+        """This device, prepared: what its containers get, and the backend's memory of it (any JSON value)."""
+        return PreparedDevice(
+            request=self.request, pool=self.pool, device=self.device, share_id=self.share_id, edits=edits, state=state
+        )
+
+
+class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that is ready for containers.
+
+    `request`, `pool`, `device` and `share_id` say which allocated device this is. `state` is any JSON
+    value; it is kept across restarts and handed to `unprepare`.
+    """
+
+    request: str
+    pool: str
+    device: str
+    share_id: str | None = None
+    edits: ContainerEdits = ContainerEdits()
+    state: Any = None
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """A ResourceClaim with this driver's devices only. At least one device."""
+
+    uid: str
+    namespace: str
+    name: str
+    devices: tuple[AllocatedDevice, ...]

@@ -1,0 +1,1 @@
+"""The command lines: arguments to Settings, exit codes."""

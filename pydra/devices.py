@@ -1,0 +1,147 @@
+"""What a backend says about its hardware: devices, capacities, counters, taints, health.
+
+Values only: frozen, keyword-only, no JSON and no Kubernetes objects. The API's own rules for
+these values (names, sizes, counts) are checked by `pydra.inventory`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import TypeAlias
+
+import msgspec
+
+Quantity: TypeAlias = int | str
+"""An amount as Kubernetes writes it: a plain integer, or a string such as `80Gi`, `1500m`, `1e3`."""
+
+
+class Version(msgspec.Struct, frozen=True):
+    """A version attribute: strict semantic versioning 2.0.0 (`1.2.3`), at most 64 bytes."""
+
+    version: str
+
+
+Scalar: TypeAlias = bool | int | str | Version
+AttributeValue: TypeAlias = bool | int | str | Version | tuple[Scalar, ...]
+"""One value, or a tuple of values of one type (lists need the gate DRAListTypeAttributes, Kubernetes 1.36)."""
+
+
+class CapacityRange(msgspec.Struct, frozen=True, kw_only=True):
+    """Amounts between `min` and `max` (default: the whole capacity), in steps of `step` above `min`."""
+
+    min: Quantity
+    max: Quantity | None = None
+    step: Quantity | None = None
+
+
+class RequestPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Which shares of a capacity a claim may ask for: `valid_values` or `valid_range`, and the `default` when it asks for none."""
+
+    default: Quantity | None = None
+    valid_values: tuple[Quantity, ...] = ()
+    valid_range: CapacityRange | None = None
+
+
+class Capacity(msgspec.Struct, frozen=True):
+    """How much of something a device has; `policy` needs `allow_multiple_allocations` on the device."""
+
+    value: Quantity
+    policy: RequestPolicy | None = None
+
+
+class CounterSet(msgspec.Struct, frozen=True, kw_only=True):
+    """Resources that several devices (partitions) draw from; 1 to 32 counters."""
+
+    name: str
+    counters: Mapping[str, Quantity]
+
+
+class CounterConsumption(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device takes from one counter set when it is allocated."""
+
+    counter_set: str
+    counters: Mapping[str, Quantity]
+
+
+class TaintEffect(Enum):
+    """What a taint does: nothing, keep new pods away, or also evict running ones."""
+
+    NONE = "None"
+    NO_SCHEDULE = "NoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class Taint(msgspec.Struct, frozen=True, kw_only=True):
+    """A mark on a device that a claim must tolerate; `time_added` is RFC 3339 and set by the API server when absent."""
+
+    key: str
+    value: str = ""
+    effect: TaintEffect = TaintEffect.NO_SCHEDULE
+    time_added: str | None = None
+
+
+class HealthStatus(Enum):
+    """How a device is, in the words of the pod's status."""
+
+    UNKNOWN = "Unknown"
+    HEALTHY = "Healthy"
+    UNHEALTHY = "Unhealthy"
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """How a device is and, in `message`, why; at most 1024 bytes of it reach the pod's status."""
+
+    status: HealthStatus = HealthStatus.HEALTHY
+    message: str = ""
+
+
+HEALTHY = Health()
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a claim can be given.
+
+    `name` is a DNS label of at most 63 bytes, unique in the pool. Names of attributes and
+    capacities are C identifiers of at most 32 bytes, or `domain/identifier`; without a domain they
+    belong to the driver's. Source: Kubernetes API reference, resource.k8s.io/v1 Device.
+    """
+
+    name: str
+    attributes: Mapping[str, AttributeValue] = {}
+    capacity: Mapping[str, Capacity] = {}
+    consumes_counters: tuple[CounterConsumption, ...] = ()
+    allow_multiple_allocations: bool = False
+    taints: tuple[Taint, ...] = ()
+    health: Health = HEALTHY
+    binds_to_node: bool = False
+    binding_conditions: tuple[str, ...] = ()
+    binding_failure_conditions: tuple[str, ...] = ()
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole truth about a backend's hardware at one moment."""
+
+    devices: tuple[Device, ...] = ()
+    counter_sets: tuple[CounterSet, ...] = ()
+
+
+class SampleKind(Enum):
+    """How Prometheus should read a sample."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """One measured number for `/metrics`: `pydra_<backend>_<name>{device=..., **labels} value`.
+
+    `name` follows the Prometheus conventions (base units, `_total` for counters).
+    """
+
+    name: str
+    value: float
+    help: str = ""
+    kind: SampleKind = SampleKind.GAUGE
+    device: str = ""
+    labels: Mapping[str, str] = {}

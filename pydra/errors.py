@@ -1,0 +1,207 @@
+"""Every error pydra raises, in one tree; the branch says who is at fault.
+
+PydraError
+├── SettingsError            the admin's settings: all problems at once
+├── BackendError             the hardware code
+│   ├── ContractError        it broke the contract: all violations at once
+│   ├── BackendDied          its process ended during the call
+│   ├── BackendTimeout       it did not answer within its deadline
+│   └── BackendUnavailable   its process is not running at the moment
+├── ClaimError               the claim, or what it asks for
+│   ├── NotAllocated         the scheduler has not allocated it
+│   ├── Replaced             another claim of the same name took its place
+│   ├── DeviceInUse          another claim holds the device
+│   ├── UnknownDevice        the hardware has no such device
+│   ├── InvalidConfig        its opaque parameters: all problems at once
+│   ├── EditConflict         two of its devices want different things of one container
+│   └── TerminalError        trying again cannot help
+├── CheckpointError          the node's disk
+└── KubeError                the API server
+    ├── Conflict             409: somebody wrote first
+    ├── NotFound             404
+    ├── Gone                 410: the resource version is too old
+    ├── Invalid              422: the object breaks the API's rules
+    └── Unavailable          no answer, or an answer that says to come back
+
+`retryable` decides whether a later, identical call may succeed. `reason` is the stable word
+that Kubernetes Events and metrics use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class PydraError(Exception):
+    """The root: catch it to catch whatever pydra says on purpose."""
+
+    retryable: ClassVar[bool] = True
+    reason: ClassVar[str] = "Error"
+
+
+class SettingsError(PydraError):
+    """The agent cannot start with these settings."""
+
+    retryable = False
+    reason = "InvalidSettings"
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+class BackendError(PydraError):
+    """The backend failed; `details` (a traceback, a crash report) is for the log, never for the kubelet."""
+
+    reason = "BackendFailed"
+
+    def __init__(self, backend: str, message: str, *, details: str = "") -> None:
+        self.backend = backend
+        self.message = message
+        self.details = details
+        super().__init__(f"backend {backend}: {message}")
+
+
+class ContractError(BackendError):
+    """The backend broke its contract; `violations` holds everything that is wrong."""
+
+    retryable = False
+    reason = "BackendContract"
+
+    def __init__(self, backend: str, violations: Sequence[str]) -> None:
+        self.violations = tuple(violations)
+        super().__init__(backend, "breaks the contract: " + "; ".join(self.violations))
+
+
+class BackendDied(BackendError):
+    """The backend's process ended with the call in flight."""
+
+    reason = "BackendDied"
+
+
+class BackendTimeout(BackendError):
+    """The backend did not answer within its deadline, in seconds."""
+
+    reason = "BackendTimeout"
+
+    def __init__(self, backend: str, call: str, deadline: float, *, details: str = "") -> None:
+        self.call = call
+        self.deadline = deadline
+        super().__init__(backend, f"{call} did not end within {deadline:g} s", details=details)
+
+
+class BackendUnavailable(BackendError):
+    """The backend's process is not running at the moment; the message says why and what happens next."""
+
+    reason = "BackendUnavailable"
+
+
+class ClaimError(PydraError):
+    """This claim cannot be served. Backends raise it with a message for the claim's author."""
+
+    reason = "ClaimFailed"
+
+
+class NotAllocated(ClaimError):
+    """The claim has no allocation, or none for this driver."""
+
+    reason = "ClaimNotAllocated"
+
+
+class Replaced(ClaimError):
+    """The claim of this name has another uid than the one the kubelet asked for."""
+
+    reason = "ClaimReplaced"
+
+
+class DeviceInUse(ClaimError):
+    """The device is prepared for another claim."""
+
+    reason = "DeviceInUse"
+
+    def __init__(self, device: str, holder: str) -> None:
+        self.device = device
+        self.holder = holder
+        super().__init__(
+            f"device {device} is still prepared for claim {holder}; it is free once the pods of that claim have ended"
+        )
+
+
+class UnknownDevice(ClaimError):
+    """The allocation names a device that the backend does not have."""
+
+    reason = "UnknownDevice"
+
+
+class InvalidConfig(ClaimError):
+    """The claim's (or its class's) opaque parameters are wrong; `problems` has all of them, each with its path."""
+
+    retryable = False
+    reason = "InvalidConfig"
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(self.problems))
+
+
+class EditConflict(ClaimError):
+    """Two devices of one claim set the same thing of a container differently."""
+
+    retryable = False
+    reason = "EditConflict"
+
+
+class TerminalError(ClaimError):
+    """The claim cannot be served now or later, unless the claim or the hardware changes."""
+
+    retryable = False
+    reason = "ClaimFailedTerminally"
+
+
+class CheckpointError(PydraError):
+    """The node's disk refused to keep, or to give back, what was prepared."""
+
+    reason = "CheckpointFailed"
+
+
+class KubeError(PydraError):
+    """The API server refused; `status` is the HTTP status, 0 when there was no answer."""
+
+    reason = "KubernetesAPI"
+
+    def __init__(self, message: str, *, status: int = 0, cause: str = "") -> None:
+        self.status = status
+        self.cause = cause
+        super().__init__(message)
+
+
+class Conflict(KubeError):
+    """409: the object changed, or exists already; read again."""
+
+    reason = "Conflict"
+
+
+class NotFound(KubeError):
+    """404: no such object, or no such API."""
+
+    reason = "NotFound"
+
+
+class Gone(KubeError):
+    """410: the resource version is too old to continue from; list again."""
+
+    reason = "Gone"
+
+
+class Invalid(KubeError):
+    """422: the object breaks the API's validation rules."""
+
+    retryable = False
+    reason = "Invalid"
+
+
+class Unavailable(KubeError):
+    """No answer, a time-out, 429 or 5xx: try again later."""
+
+    reason = "Unavailable"

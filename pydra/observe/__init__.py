@@ -1,0 +1,1 @@
+"""What an admin sees: metrics, Events, logs, traces, the HTTP endpoint."""

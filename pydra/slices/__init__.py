@@ -1,0 +1,1 @@
+"""ResourceSlices: what should be published, and the loop that keeps it so."""

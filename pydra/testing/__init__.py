@@ -1,0 +1,1 @@
+"""For authors of backends: the conformance kit."""
