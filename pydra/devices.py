@@ -36,7 +36,7 @@ class CapacityRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Which shares of a capacity a claim may ask for: `valid_values` or `valid_range`, and the `default` when it asks for none."""
+    """Which shares of a capacity a claim may ask for: `valid_values` or `valid_range`; `default` when it asks for none."""
 
     default: Quantity | None = None
     valid_values: tuple[Quantity, ...] = ()
@@ -90,10 +90,14 @@ class HealthStatus(Enum):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """How a device is and, in `message`, why; at most 1024 bytes of it reach the pod's status."""
+    """How a device is and, in `message`, why; at most 1024 bytes of it reach the pod's status.
+
+    `reason` is one word for the same (`XID79`), a label value; it becomes the value of the device's taint.
+    """
 
     status: HealthStatus = HealthStatus.HEALTHY
     message: str = ""
+    reason: str = ""
 
 
 HEALTHY = Health()
@@ -124,6 +128,27 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 
     devices: tuple[Device, ...] = ()
     counter_sets: tuple[CounterSet, ...] = ()
+
+
+class Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver publishes for one node: devices and counter sets that satisfy every rule of the API.
+
+    Made by `pydra.inventory`. `generation` is a wish: a number above the published one is taken over.
+    """
+
+    name: str
+    devices: tuple[Device, ...] = ()
+    counter_sets: tuple[CounterSet, ...] = ()
+    generation: int = 0
+
+
+class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """How one published device is, after debouncing, as the kubelet's health stream and the metrics tell it."""
+
+    pool: str
+    device: str
+    status: HealthStatus
+    message: str = ""
 
 
 class SampleKind(Enum):

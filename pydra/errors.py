@@ -21,6 +21,7 @@ PydraError
     ├── NotFound             404
     ├── Gone                 410: the resource version is too old
     ├── Invalid              422: the object breaks the API's rules
+    ├── Unsupported          the cluster lacks what pydra needs
     └── Unavailable          no answer, or an answer that says to come back
 
 `retryable` decides whether a later, identical call may succeed. `reason` is the stable word
@@ -201,7 +202,18 @@ class Invalid(KubeError):
     reason = "Invalid"
 
 
+class Unsupported(KubeError):
+    """The cluster is too old for pydra, or does not serve an API that pydra needs."""
+
+    retryable = False
+    reason = "ClusterUnsupported"
+
+
 class Unavailable(KubeError):
-    """No answer, a time-out, 429 or 5xx: try again later."""
+    """No answer, a time-out, 429 or 5xx: try again later, not before `retry_after` seconds if the server said so."""
 
     reason = "Unavailable"
+
+    def __init__(self, message: str, *, status: int = 0, cause: str = "", retry_after: float = 0.0) -> None:
+        self.retry_after = retry_after
+        super().__init__(message, status=status, cause=cause)
