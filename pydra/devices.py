@@ -36,7 +36,7 @@ class CapacityRange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Which shares of a capacity a claim may ask for: `valid_values` or `valid_range`; `default` if it asks for none."""
+    """Which shares of a capacity a claim may ask for: `valid_values` or `valid_range`; `default` if it asks none."""
 
     default: Quantity | None = None
     valid_values: tuple[Quantity, ...] = ()
