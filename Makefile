@@ -1,0 +1,78 @@
+# The one interface of this repository; CI calls the same targets. `make help` lists them.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+PLUGINS := $(sort $(dir $(wildcard plugins/*/pyproject.toml)))
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## what can be made
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# pip checks the hashes of everything it installs; the project itself is installed from the sources without them.
+$(VENV)/.installed: constraints.txt pyproject.toml $(addsuffix pyproject.toml,$(PLUGINS))
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pydra needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . $(addprefix -e ./,$(PLUGINS))
+	touch $@
+
+.PHONY: setup
+setup: $(VENV)/.installed ## create .venv with everything that development needs
+
+.PHONY: run
+run: setup ## an embedded node with simulated accelerators, explained as it happens (ARGS=--once to end by itself)
+	$(BIN)/pydra dev $(ARGS)
+
+.PHONY: test
+test: lint types unit wheels ## lint, types and all tests: what CI runs
+
+.PHONY: lint
+lint: setup ## ruff and import-linter
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --check --quiet .
+	$(BIN)/lint-imports --no-timing >$(VENV)/imports.log || { cat $(VENV)/imports.log; false; }
+
+.PHONY: types
+types: setup ## mypy on everything, pyright (basedpyright: it needs no Node) on the face
+	$(BIN)/mypy
+	$(BIN)/basedpyright >$(VENV)/pyright.log || { cat $(VENV)/pyright.log; false; }
+
+.PHONY: unit
+unit: setup ## all tests against the sources (ARGS goes to pytest)
+	$(BIN)/pytest -q -n 2 $(ARGS)
+
+.PHONY: wheels
+wheels: setup ## build the wheels, install them into an empty environment, and try them there
+	$(BIN)/python hack/check_wheels.py
+
+.PHONY: e2e
+e2e: setup ## the tests against the cluster that KUBECONFIG names
+	@test -n "$$KUBECONFIG" || { echo "make e2e needs KUBECONFIG: the cluster to test against" >&2; exit 2; }
+	$(BIN)/pytest -q tests/e2e tests/integration/kube tests/integration/slices $(ARGS)
+
+.PHONY: bench
+bench: setup ## what the claims of speed and memory are measured with
+	$(BIN)/python -m benchmarks $(ARGS)
+
+.PHONY: proto
+proto: setup ## generate pydra/kubelet/pb from proto/
+	$(BIN)/python hack/generate_proto.py
+
+.PHONY: format
+format: setup ## let ruff format and sort
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format --quiet .
+
+.PHONY: lock
+lock: ## pin what development needs, with hashes, for every supported Python
+	$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --group dev --extra tracing --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --no-emit-package pydra-dra --no-emit-package pydra-sim \
+		--no-annotate --no-header -o constraints.txt pyproject.toml
+
+.PHONY: clean
+clean: ## remove what was made
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,169 @@
+"""The one table of options: what a flag, an environment variable and a YAML key are called and mean.
+
+Precedence: flag, then `PYDRA_*` variable, then file, then default. Imports nothing heavy, so that
+`--help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pydra.errors import SettingsError
+from pydra.settings import Settings
+
+
+class Option(NamedTuple):
+    """One setting: its field in Settings, its group in `--help`, the placeholder and the text."""
+
+    field: str
+    group: str
+    metavar: str
+    help: str
+    flag: str = ""
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the flag may be given several times, and the variable holds a list with commas."""
+        return self.field in ("backends", "drivers")
+
+
+BACKENDS, KUBERNETES, PLACES = "what to serve", "Kubernetes", "directories and files"
+TIMES, HEALTH, OBSERVE = "periods and deadlines, in seconds", "health", "observing"
+
+OPTIONS: tuple[Option, ...] = (
+    Option("backends", BACKENDS, "NAME", "a backend to run; repeat it for several (see: pydra backends)", "--backend"),
+    Option("drivers", BACKENDS, "NAME=DRIVER", "serve backend NAME under another driver name than its own", "--driver"),
+    Option("node_name", KUBERNETES, "NAME", "this node's name in Kubernetes (from spec.nodeName in a DaemonSet)"),
+    Option("kubeconfig", KUBERNETES, "FILE", "how to reach the API server; default: the pod's service account"),
+    Option("verify_x509_strict", KUBERNETES, "BOOL", "refuse API server certificates that break RFC 5280 (some do)"),
+    Option("pod_uid", KUBERNETES, "UID", "this pod's uid; with it two instances may overlap during a rolling update"),
+    Option("pod_namespace", KUBERNETES, "NAME", "this pod's namespace, where Events about the node go"),
+    Option("kubelet_root", PLACES, "DIR", "the kubelet's directory, at the same path here as on the host"),
+    Option("registry_dir", PLACES, "DIR", "where the kubelet looks for plugins (KUBELET_ROOT/plugins_registry)"),
+    Option("plugins_dir", PLACES, "DIR", "where sockets and checkpoints go, below DIR/DRIVER (KUBELET_ROOT/plugins)"),
+    Option("cdi_dir", PLACES, "DIR", "where the container runtime reads CDI specs"),
+    Option(
+        "host_root",
+        PLACES,
+        "DIR",
+        "where the host's / is seen from here, to look for device nodes and mounts",
+    ),
+    Option("boot_id_file", PLACES, "FILE", "the file whose content changes with each boot"),
+    Option("prepare_deadline", TIMES, "S", "how long a backend may take to prepare a claim (the kubelet waits 45)"),
+    Option("unprepare_deadline", TIMES, "S", "how long a backend may take to unprepare a claim"),
+    Option("discover_deadline", TIMES, "S", "how long a backend may take to discover its devices"),
+    Option("connect_deadline", TIMES, "S", "how long a backend may take to start"),
+    Option("fetch_deadline", TIMES, "S", "how long to wait for the API server during a prepare"),
+    Option("drain_grace", TIMES, "S", "how long calls in flight may go on after SIGTERM"),
+    Option("rescan_period", TIMES, "S", "how often to discover devices without a hint"),
+    Option("sweep_period", TIMES, "S", "how often to look for what belongs to claims that are gone"),
+    Option("measure_period", TIMES, "S", "how often to read the backends' measurements"),
+    Option("health_period", TIMES, "S", "how often to repeat the devices' health to the kubelet (its lease is 30)"),
+    Option("health_taint", HEALTH, "EFFECT", "the taint of an unhealthy device: none, NoSchedule or NoExecute"),
+    Option("unhealthy_after", HEALTH, "S", "how long a device must be sick before it is called so"),
+    Option("healthy_after", HEALTH, "S", "how long a device must be well again before its taint goes"),
+    Option("http_address", OBSERVE, "HOST:PORT", "where to serve /metrics, /healthz and /readyz; '' for nowhere"),
+    Option("log_format", OBSERVE, "FORMAT", "text, json, or auto: text on a terminal, json otherwise"),
+    Option("log_level", OBSERVE, "LEVEL", "debug, info, warning or error; reread on SIGHUP"),
+    Option("log_file", OBSERVE, "FILE", "log to this file, reopened on SIGHUP; default: stderr"),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """One flag for each setting, grouped, with its default and variable in the help text."""
+    parser.add_argument("--config", metavar="FILE", help="a YAML file of settings, keys in camelCase (PYDRA_CONFIG)")
+    defaults = {field.name: field for field in msgspec.structs.fields(Settings)}
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for option in OPTIONS:
+        group = groups.get(option.group) or groups.setdefault(option.group, parser.add_argument_group(option.group))
+        default = "" if defaults[option.field].required else _shown(defaults[option.field].default)
+        group.add_argument(
+            flag_of(option),
+            dest=option.field,
+            metavar=option.metavar,
+            action="append" if option.repeated else "store",
+            help=option.help.replace("%", "%%") + (f" [{default}]" if default else ""),
+        )
+
+
+def read_values(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Raw settings by YAML key, the strongest source first.
+
+    Raises:
+        SettingsError: the file cannot be read or is no YAML mapping, or a variable is unknown or malformed.
+    """
+    path = arguments.config or environ.get("PYDRA_CONFIG")
+    values = _read_file(path) if path else {}
+    for option in OPTIONS:
+        variable = environ.get(variable_of(option))
+        if variable is not None:
+            values[key_of(option)] = _parse_text(option, variable.split(",") if option.repeated else variable)
+        given = getattr(arguments, option.field)
+        if given is not None:
+            values[key_of(option)] = _parse_text(option, given)
+    if unknown := _unknown_variables(environ, values.get("backends") or ()):
+        raise SettingsError([f"{name}: no such variable; see pydra-agent --help" for name in unknown])
+    return values
+
+
+def _unknown_variables(environ: Mapping[str, str], backends: Sequence[str]) -> list[str]:
+    # PYDRA_SIM_SCENARIO and the like belong to the backend named in them, and reach its process unread.
+    known = {variable_of(option) for option in OPTIONS} | {"PYDRA_CONFIG"}
+    theirs = tuple(f"PYDRA_{str(name).upper().replace('-', '_')}_" for name in backends)
+    return sorted(
+        name for name in environ if name.startswith("PYDRA_") and name not in known and not name.startswith(theirs)
+    )
+
+
+def flag_of(option: Option) -> str:
+    """`--node-name` for node_name, unless the option has a flag of its own."""
+    return option.flag or "--" + option.field.replace("_", "-")
+
+
+def variable_of(option: Option) -> str:
+    """`PYDRA_NODE_NAME` for `--node-name`."""
+    return "PYDRA_" + flag_of(option).removeprefix("--").replace("-", "_").upper()
+
+
+def key_of(option: Option) -> str:
+    """`nodeName` for node_name."""
+    return next(field.encode_name for field in msgspec.structs.fields(Settings) if field.name == option.field)
+
+
+def _shown(default: Any) -> str:
+    value = getattr(default, "value", default)
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value in (None, msgspec.NODEFAULT) else str(value)
+
+
+def _parse_text(option: Option, given: Any) -> Any:
+    if option.field != "drivers":
+        return given
+    pairs = [str(text).partition("=") for text in given if text]
+    if wrong := [name + equals + driver for name, equals, driver in pairs if not (name and equals and driver)]:
+        raise SettingsError([f"{flag_of(option)}: {text!r} is not NAME=DRIVER" for text in wrong])
+    return {name: driver for name, _, driver in pairs}
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    import yaml  # noqa: PLC0415 - costs memory, and only a node configured by file needs it
+
+    try:
+        document = yaml.safe_load(Path(path).read_bytes())
+    except OSError as error:
+        raise SettingsError([f"{path}: cannot be read: {error.strerror}"]) from error
+    except yaml.YAMLError as error:
+        raise SettingsError([f"{path}: is no YAML: {' '.join(str(error).split())}"]) from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):
+        raise SettingsError([f"{path}: must be a mapping of settings"])
+    return dict(document)

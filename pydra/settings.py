@@ -1,0 +1,203 @@
+"""One Settings value, validated on construction: what the admin can decide about the agent.
+
+Pure: it is built from a mapping (`parse_settings`). Where the mapping comes from (a YAML file, the
+environment, flags) is the business of `pydra.cli.options`. Periods and deadlines are in seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from pydra.errors import SettingsError
+
+KUBELET_CALL_DEADLINE = 45.0
+"""The kubelet gives up on a NodePrepareResources or NodeUnprepareResources call after this."""
+
+KUBELET_HEALTH_LEASE = 30.0
+"""The kubelet forgets a device's health that was not repeated within this."""
+
+_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_POD_UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,62}[A-Za-z0-9])?")
+
+
+class HealthTaint(Enum):
+    """What happens to a sick device in the ResourceSlice."""
+
+    NONE = "none"
+    NO_SCHEDULE = "NoSchedule"
+    NO_EXECUTE = "NoExecute"
+
+
+class LogFormat(Enum):
+    """How log lines look; `auto` is text on a terminal, JSON otherwise."""
+
+    AUTO = "auto"
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(Enum):
+    """The least severe lines that are logged."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+Seconds = Annotated[float, Meta(gt=0)]
+AbsolutePath = Annotated[str, Meta(pattern="^/")]
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Everything the admin can decide. The field docs are the `--help` texts, in `pydra.cli.options`."""
+
+    backends: tuple[str, ...]
+    node_name: str
+    drivers: Mapping[str, str] = {}
+    kubeconfig: str = ""
+    verify_x509_strict: bool = False
+    pod_uid: str = ""
+    pod_namespace: str = "default"
+
+    kubelet_root: AbsolutePath = "/var/lib/kubelet"
+    registry_dir: AbsolutePath | None = None
+    plugins_dir: AbsolutePath | None = None
+    cdi_dir: AbsolutePath = "/var/run/cdi"
+    host_root: AbsolutePath = "/"
+    boot_id_file: AbsolutePath = "/proc/sys/kernel/random/boot_id"
+
+    prepare_deadline: Seconds = 40.0
+    unprepare_deadline: Seconds = 40.0
+    discover_deadline: Seconds = 60.0
+    connect_deadline: Seconds = 60.0
+    fetch_deadline: Seconds = 10.0
+    drain_grace: Seconds = 25.0
+    rescan_period: Seconds = 60.0
+    sweep_period: Seconds = 600.0
+    measure_period: Seconds = 30.0
+    health_period: Seconds = 10.0
+
+    health_taint: HealthTaint = HealthTaint.NO_SCHEDULE
+    unhealthy_after: Annotated[float, Meta(ge=0)] = 0.0
+    healthy_after: Annotated[float, Meta(ge=0)] = 30.0
+
+    http_address: str = "0.0.0.0:9464"
+    log_format: LogFormat = LogFormat.AUTO
+    log_level: LogLevel = LogLevel.INFO
+    log_file: str = ""
+
+    def __post_init__(self) -> None:
+        if problems := _problems(self):
+            raise SettingsError(problems)
+
+    @property
+    def registry_directory(self) -> str:
+        """Where the kubelet looks for registration sockets."""
+        return self.registry_dir or f"{self.kubelet_root}/plugins_registry"
+
+    def plugin_directory(self, driver: str) -> str:
+        """Where the driver's service socket, lock and checkpoints are."""
+        return f"{self.plugins_dir or f'{self.kubelet_root}/plugins'}/{driver}"
+
+    @property
+    def http_endpoint(self) -> tuple[str, int] | None:
+        """Host and port of the HTTP endpoint, or None where it is off."""
+        if not self.http_address:
+            return None
+        host, _, port = self.http_address.rpartition(":")
+        return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def parse_settings(values: Mapping[str, Any]) -> Settings:
+    """Settings from camelCase keys, as the YAML file has them.
+
+    Raises:
+        SettingsError: an unknown key, a wrong type, a value out of range; all that can be told at once.
+    """
+    known = {field.encode_name for field in msgspec.structs.fields(Settings)}
+    problems = [f"{key}: no such setting; see pydra-agent --help" for key in values if key not in known]
+    for field in msgspec.structs.fields(Settings):
+        if field.encode_name not in values:
+            continue
+        try:
+            msgspec.convert(values[field.encode_name], field.type, strict=False)
+        except msgspec.ValidationError as error:
+            problems.append(f"{field.encode_name}: {_explain(field.type, error)} (found {values[field.encode_name]!r})")
+    if not values.get("backends"):
+        problems.append("backends: name at least one backend, as in --backend sim")
+    if not values.get("nodeName"):
+        problems.append("nodeName: name this node, as in --node-name; in a DaemonSet from spec.nodeName")
+    if problems:
+        raise SettingsError(problems)
+    return msgspec.convert(values, Settings, strict=False)
+
+
+def _explain(kind: Any, error: msgspec.ValidationError) -> str:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"must be one of {', '.join(member.value for member in kind)}"
+    expected = str(error).removeprefix("Expected ")
+    for said, meant in _PLAIN_WORDS.items():
+        if expected.startswith(said):
+            return f"must be {meant}{expected.removeprefix(said).partition(', got')[0]}"
+    return f"must be {expected}"
+
+
+# msgspec speaks of types and patterns to programmers; an admin reads these instead.
+_PLAIN_WORDS = {
+    "`float`": "a number of seconds",
+    "`bool`": "true or false",
+    "`str` matching regex '^/'": "an absolute path",
+    "`str`": "a text",
+}
+
+
+def _problems(settings: Settings) -> list[str]:
+    return [*_name_problems(settings), *_time_problems(settings), *_place_problems(settings)]
+
+
+def _name_problems(settings: Settings) -> Iterator[str]:
+    for name in sorted({name for name in settings.backends if settings.backends.count(name) > 1}):
+        yield f"backends: {name!r} is named twice"
+    for backend, driver in settings.drivers.items():
+        if backend not in settings.backends:
+            yield f"drivers: {backend!r} is not among the backends {', '.join(settings.backends)}"
+        if len(driver) > 63 or not _DNS_SUBDOMAIN.fullmatch(driver):
+            yield f"drivers: {driver!r} is no driver name: a lower-case DNS subdomain of at most 63 bytes"
+    if settings.pod_uid and not _POD_UID.fullmatch(settings.pod_uid):
+        yield f"podUid: {settings.pod_uid!r} is no pod uid: letters, digits and '-', at most 64 bytes"
+    if len(settings.node_name) > 253 or not _DNS_SUBDOMAIN.fullmatch(settings.node_name):
+        yield f"nodeName: {settings.node_name!r} is no node name: a lower-case DNS subdomain of at most 253 bytes"
+
+
+def _time_problems(settings: Settings) -> Iterator[str]:
+    deadlines = {"prepareDeadline": settings.prepare_deadline, "unprepareDeadline": settings.unprepare_deadline}
+    for key, seconds in deadlines.items():
+        if seconds >= KUBELET_CALL_DEADLINE:
+            yield f"{key}: {seconds:g} s is too long: the kubelet gives up after {KUBELET_CALL_DEADLINE:g} s"
+    if settings.health_period >= KUBELET_HEALTH_LEASE:
+        yield (
+            f"healthPeriod: {settings.health_period:g} s is too long: "
+            f"the kubelet forgets health after {KUBELET_HEALTH_LEASE:g} s"
+        )
+
+
+def _place_problems(settings: Settings) -> Iterator[str]:
+    if settings.http_address and not _is_address(settings.http_address):
+        yield f"httpAddress: {settings.http_address!r} is no HOST:PORT; leave it empty to serve no HTTP"
+    places = {"kubeletRoot": settings.kubelet_root, "cdiDir": settings.cdi_dir, "hostRoot": settings.host_root}
+    for key, path in places.items():
+        if ".." in PurePosixPath(path).parts:
+            yield f"{key}: {path!r} must not contain '..'"
+
+
+def _is_address(text: str) -> bool:
+    _, colon, port = text.rpartition(":")
+    return bool(colon) and port.isdecimal() and int(port) < 65536

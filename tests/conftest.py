@@ -1,0 +1,117 @@
+"""Guards around every test: nothing may outlive it, and nothing may block the event loop.
+
+A test that leaves a task, a file descriptor or a child process behind fails, with its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import inspect
+import logging
+import os
+from collections.abc import Awaitable, Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BLOCKED_SECONDS = 1.0
+"""The loop may not stand still for longer; generous, because test machines are shared."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if isinstance(item, pytest.Function) and inspect.iscoroutinefunction(item.obj):
+            item.obj = _guard_loop(item.obj)
+
+
+def _guard_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    @functools.wraps(test)
+    async def guarded(*args: Any, **kwargs: Any) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_debug(True)
+        loop.slow_callback_duration = BLOCKED_SECONDS
+        before = asyncio.all_tasks()
+        with _BlockedLoop() as blocked:
+            await test(*args, **kwargs)
+            await _settle(before)
+        leaked = asyncio.all_tasks() - before
+        assert not leaked, f"tasks outlive the test: {sorted(task.get_name() for task in leaked)}"
+        assert not blocked.lines, f"the event loop was blocked: {blocked.lines}"
+
+    return guarded
+
+
+async def _settle(before: set[asyncio.Task[Any]]) -> None:
+    # A connection that was just closed ends its task within a few turns of the loop.
+    for _ in range(50):
+        if asyncio.all_tasks() <= before:
+            return
+        await asyncio.sleep(0)
+
+
+class _BlockedLoop(logging.Handler):
+    """Collects what asyncio's debug mode says of slow callbacks."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.msg.startswith("Executing"):
+            self.lines.append(record.getMessage())
+
+    def __enter__(self) -> _BlockedLoop:
+        logging.getLogger("asyncio").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("asyncio").removeHandler(self)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    item.stash[_BEFORE] = (_descriptors(), _children())
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    result = yield
+    descriptors, children = item.stash[_BEFORE]
+    if _descriptors() - descriptors:
+        gc.collect()
+    if leaked := _descriptors() - descriptors - _shared(item):
+        pytest.fail(f"file descriptors outlive the test: {[_target(fd) for fd in sorted(leaked)]}")
+    if orphans := _children() - children - _shared(item):
+        pytest.fail(f"child processes outlive the test: {sorted(orphans)}")
+    return result
+
+
+_BEFORE = pytest.StashKey[tuple[set[int], set[int]]]()
+
+
+def _shared(item: pytest.Item) -> set[int]:
+    # What a fixture of a wider scope opened during this test stays open on purpose.
+    definitions = getattr(item, "_fixtureinfo").name2fixturedefs if hasattr(item, "_fixtureinfo") else {}  # noqa: B009
+    wider = any(one.scope != "function" and one.baseid for found in definitions.values() for one in found)
+    return (_descriptors() | _children()) if wider else set()
+
+
+def _descriptors() -> set[int]:
+    found = {int(name) for name in os.listdir("/proc/self/fd")}
+    return {fd for fd in found if _target(fd) and not _target(fd).startswith(("/dev/", "anon_inode:[eventpoll]"))}
+
+
+def _target(descriptor: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except OSError:
+        return ""
+
+
+def _children() -> set[int]:
+    text = "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children"))
+    return {int(pid) for pid in text.split()}

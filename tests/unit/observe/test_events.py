@@ -1,0 +1,100 @@
+"""Events: what is written, how often, and how long."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydra.observe.events import REMEMBERED, Create, EventBook, Notice, Repeat, Subject, shorten
+
+CLAIM = Subject(api_version="resource.k8s.io/v1", kind="ResourceClaim", name="gpu", namespace="team", uid="u-1")
+
+
+def notice(note: str = "no such device", uid: str = "u-1") -> Notice:
+    subject = Subject(api_version=CLAIM.api_version, kind=CLAIM.kind, name="gpu", namespace="team", uid=uid)
+    return Notice(subject=subject, reason="UnknownDevice", note=note, action="Prepare")
+
+
+def book() -> EventBook:
+    return EventBook(controller="pydra-agent", instance="pydra-agent-node-1", default_namespace="default")
+
+
+def decide(events: EventBook, what: Notice, now: float) -> Create | Repeat | None:
+    return events.decide(what, now=now, stamp=f"at-{now:g}", suffix=f"{now:g}")
+
+
+def test_the_first_word_about_a_claim_is_a_new_event_in_its_namespace() -> None:
+    write = decide(book(), notice(), 0)
+    assert write == Create(
+        "team",
+        {
+            "apiVersion": "events.k8s.io/v1",
+            "kind": "Event",
+            "metadata": {"name": "gpu.0", "namespace": "team"},
+            "eventTime": "at-0",
+            "reportingController": "pydra-agent",
+            "reportingInstance": "pydra-agent-node-1",
+            "action": "Prepare",
+            "reason": "UnknownDevice",
+            "regarding": {
+                "apiVersion": "resource.k8s.io/v1",
+                "kind": "ResourceClaim",
+                "name": "gpu",
+                "namespace": "team",
+                "uid": "u-1",
+            },
+            "note": "no such device",
+            "type": "Warning",
+        },
+    )
+
+
+def test_the_same_word_again_is_counted_in_the_event_that_exists() -> None:
+    events = book()
+    decide(events, notice(), 0)
+    assert decide(events, notice(), 5) is None
+    assert decide(events, notice(), 20) == Repeat(
+        "team", "gpu.0", {"series": {"count": 3, "lastObservedTime": "at-20"}}
+    )
+
+
+def test_another_word_or_another_claim_is_a_new_event() -> None:
+    events = book()
+    decide(events, notice(), 0)
+    assert isinstance(decide(events, notice("another trouble"), 1), Create)
+    assert isinstance(decide(events, notice(uid="u-2"), 1), Create)
+
+
+def test_a_word_is_said_anew_after_its_series_has_grown_old() -> None:
+    events = book()
+    decide(events, notice(), 0)
+    assert isinstance(decide(events, notice(), 1000), Create)
+
+
+def test_an_event_about_a_node_goes_to_the_default_namespace() -> None:
+    node = Subject(api_version="v1", kind="Node", name="node-1")
+    write = decide(book(), Notice(subject=node, reason="BackendContract", note="x", action="Start"), 0)
+    assert isinstance(write, Create)
+    assert write.namespace == "default"
+    assert "namespace" not in write.body["regarding"]
+
+
+def test_what_is_remembered_does_not_grow_without_bound() -> None:
+    events = book()
+    for number in range(REMEMBERED + 1):
+        decide(events, notice(uid=f"u-{number}"), 0)
+    assert isinstance(decide(events, notice(uid="u-0"), 20), Create)
+    assert isinstance(decide(events, notice(uid=f"u-{REMEMBERED}"), 20), Repeat)
+
+
+@given(st.text(max_size=60), st.integers(min_value=4, max_value=40))
+def test_a_shortened_note_fits_and_is_still_text(text: str, limit: int) -> None:
+    short = shorten(text, limit)
+    assert len(short.encode()) <= limit
+    assert short == text or (short.endswith("...") and text.startswith(short[:-3]))
+
+
+@pytest.mark.parametrize(("text", "short"), [("abcdef", "abcdef"), ("abcdefg", "abc..."), ("äääääää", "ä...")])
+def test_a_long_note_ends_in_three_dots(text: str, short: str) -> None:
+    assert shorten(text, 6) == short

@@ -1,0 +1,88 @@
+"""Settings: what an admin may say, and what is said back when it is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pydra.errors import SettingsError
+from pydra.settings import HealthTaint, Settings, parse_settings
+
+LEAST: dict[str, Any] = {"backends": ["sim"], "nodeName": "node-1"}
+
+
+def test_the_least_an_admin_must_say_is_a_backend_and_the_node() -> None:
+    settings = parse_settings(LEAST)
+    assert settings.backends == ("sim",)
+    assert settings.registry_directory == "/var/lib/kubelet/plugins_registry"
+    assert settings.plugin_directory("gpu.example.com") == "/var/lib/kubelet/plugins/gpu.example.com"
+    assert settings.http_endpoint == ("0.0.0.0", 9464)
+
+
+def test_directories_follow_the_kubelet_root_unless_they_are_named() -> None:
+    settings = parse_settings({**LEAST, "kubeletRoot": "/k", "pluginsDir": "/elsewhere"})
+    assert settings.registry_directory == "/k/plugins_registry"
+    assert settings.plugin_directory("d") == "/elsewhere/d"
+
+
+def test_texts_from_flags_and_variables_become_what_they_mean() -> None:
+    settings = parse_settings(
+        {**LEAST, "prepareDeadline": "2.5", "verifyX509Strict": "true", "healthTaint": "NoExecute"}
+    )
+    assert (settings.prepare_deadline, settings.verify_x509_strict) == (2.5, True)
+    assert settings.health_taint is HealthTaint.NO_EXECUTE
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        pytest.param({"backends": []}, "backends: name at least one backend", id="no backend"),
+        pytest.param({"nodeName": ""}, "nodeName: name this node", id="no node"),
+        pytest.param({"nodeNmae": "x"}, "nodeNmae: no such setting", id="misspelt key"),
+        pytest.param(
+            {"prepareDeadline": "soon"}, "prepareDeadline: must be a number of seconds (found 'soon')", id="no number"
+        ),
+        pytest.param(
+            {"prepareDeadline": 45},
+            "prepareDeadline: 45 s is too long: the kubelet gives up after 45 s",
+            id="longer than the kubelet waits",
+        ),
+        pytest.param({"sweepPeriod": 0}, "sweepPeriod: must be a number of seconds > 0.0 (found 0)", id="zero period"),
+        pytest.param({"healthPeriod": 30}, "healthPeriod: 30 s is too long", id="longer than the lease"),
+        pytest.param({"logLevel": "loud"}, "logLevel: must be one of debug, info, warning, error", id="unknown level"),
+        pytest.param({"kubeletRoot": "var"}, "kubeletRoot: must be an absolute path", id="relative path"),
+        pytest.param({"cdiDir": "/a/../b"}, "cdiDir: '/a/../b' must not contain '..'", id="path that climbs"),
+        pytest.param({"backends": ["sim", "sim"]}, "backends: 'sim' is named twice", id="twice the same"),
+        pytest.param(
+            {"drivers": {"gpu": "a.b"}}, "drivers: 'gpu' is not among the backends sim", id="driver of nobody"
+        ),
+        pytest.param({"drivers": {"sim": "A_b"}}, "drivers: 'A_b' is no driver name", id="bad driver name"),
+        pytest.param({"podUid": "../x"}, "podUid: '../x' is no pod uid", id="bad pod uid"),
+        pytest.param({"nodeName": "Node"}, "nodeName: 'Node' is no node name", id="bad node name"),
+        pytest.param({"httpAddress": "9464"}, "httpAddress: '9464' is no HOST:PORT", id="no port"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_what_is_allowed(values: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings({**LEAST, **values})
+    assert any(said.startswith(problem) for said in caught.value.problems), caught.value.problems
+
+
+def test_all_wrong_settings_are_told_at_once() -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_settings({"backends": 3, "logLevel": "x", "typo": 1})
+    assert len(caught.value.problems) == 4
+
+
+@pytest.mark.parametrize(
+    ("address", "endpoint"),
+    [("", None), (":8080", ("0.0.0.0", 8080)), ("127.0.0.1:0", ("127.0.0.1", 0)), ("[::1]:9", ("::1", 9))],
+)
+def test_the_http_address_is_a_host_and_a_port(address: str, endpoint: tuple[str, int] | None) -> None:
+    assert parse_settings({**LEAST, "httpAddress": address}).http_endpoint == endpoint
+
+
+def test_settings_cannot_be_built_wrong_by_code_either() -> None:
+    with pytest.raises(SettingsError, match="too long"):
+        Settings(backends=("sim",), node_name="n", unprepare_deadline=60)
