@@ -1,0 +1,88 @@
+"""Builds the wheels, installs them into an empty environment, and tries there what a user would try first.
+
+What the sources can do is no proof: a module left out of a wheel is found only here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import venv
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECTS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="pydra-wheels-") as scratch:
+        wheels, environment = Path(scratch, "wheels"), Path(scratch, "env")
+        for project in PROJECTS:
+            build(project, wheels)
+        venv.create(environment, with_pip=True)
+        python = environment / "bin" / "python"
+        requirements = Path(scratch, "requirements.txt")
+        requirements.write_text(pinned_for_users())
+        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements)
+        run(
+            python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", *wheels.glob("*.whl")
+        )
+        run(python, "-m", "pip", "check", "--disable-pip-version-check")
+        try_out(environment / "bin", Path(scratch))
+        print(f"wheels: {', '.join(sorted(wheel.name for wheel in wheels.glob('*.whl')))} work when installed")
+
+
+def build(project: Path, wheels: Path) -> None:
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", wheels, project)
+
+
+def pinned_for_users() -> str:
+    """What the wheels need, without the tools of development, in the pinned versions and with their hashes."""
+    wanted: set[str] = set()
+    waiting = ["pydra-dra", "pydra-sim"]
+    while waiting:
+        name = waiting.pop()
+        for requirement in metadata.requires(name) or ():
+            needed = (
+                re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower().replace("_", "-").replace(".", "-")
+            )
+            if "extra ==" not in requirement and needed not in wanted and installed(needed):
+                wanted.add(needed)
+                waiting.append(needed)
+    blocks = re.split(r"\n(?=\S)", (ROOT / "constraints.txt").read_text())
+    return "\n".join(block for block in blocks if block.partition("==")[0].strip().lower() in wanted) + "\n"
+
+
+def installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def try_out(programs: Path, scratch: Path) -> None:
+    """The commands of the README, away from the sources."""
+    assert "--backend NAME" in run(programs / "pydra-agent", "--help", cwd=scratch)
+    assert "sim" in run(programs / "pydra", "backends", cwd=scratch)
+    run(programs / "pydra", "check", "sim", cwd=scratch)
+    run(programs / "pydra", "dev", "--once", cwd=scratch)
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    """The output; ends the whole check, showing it, when the command fails."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYDRA_"))}
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, timeout=600, check=False, cwd=cwd, env=environ
+    )
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()

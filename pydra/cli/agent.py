@@ -1,0 +1,72 @@
+"""`pydra-agent`: from arguments to Settings to a running agent. Exit codes: 0 asked to stop, 1 failure, 2 usage."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from pydra.cli.exits import complain, refuse_foreign_pydra, version
+from pydra.cli.options import add_options, read_values
+from pydra.errors import PydraError, SettingsError
+from pydra.settings import Settings, parse_settings
+
+_EPILOG = """\
+Every option can also be given as a variable (--node-name as PYDRA_NODE_NAME) or in the YAML file of --config
+(nodeName: ...). A flag beats a variable, a variable beats the file.
+
+signals:
+  SIGTERM, SIGINT   stop: calls in flight end first, what is prepared stays prepared
+  SIGHUP            read the settings again and reopen the log file
+
+examples:
+  pydra-agent --backend sim --node-name "$(hostname)" --kubeconfig ~/.kube/config
+  pydra-agent --config /etc/pydra/config.yaml
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of `pydra-agent`."""
+    parser = argparse.ArgumentParser(
+        prog="pydra-agent",
+        usage="pydra-agent --backend NAME [--backend NAME ...] --node-name NAME [options]",
+        description="Serve this node's hardware to Kubernetes: a kubelet plugin for Dynamic Resource Allocation.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"pydra-agent {version()}")
+    add_options(parser)
+    return parser
+
+
+def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+    """The Settings that these arguments, this environment and the file add up to.
+
+    Raises:
+        SettingsError: they do not add up; all problems at once.
+    """
+    return parse_settings(read_values(arguments, environ))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the agent until it is told to stop; the exit code."""
+    parsed = build_parser().parse_args(arguments)
+    try:
+        refuse_foreign_pydra()
+        settings = read_settings(parsed, os.environ)
+    except SettingsError as error:
+        return complain("pydra-agent", error.problems, code=2)
+    try:
+        # Only now, so that --help and a wrong flag cost no more than reading them.
+        from pydra.agent import run  # noqa: PLC0415
+
+        return run(settings, reread=lambda: read_settings(parsed, os.environ))
+    except SettingsError as error:
+        return complain("pydra-agent", error.problems, code=2)
+    except PydraError as error:
+        return complain("pydra-agent", [str(error)], code=1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
