@@ -61,6 +61,10 @@ bench: setup ## what the claims of speed and memory are measured with
 proto: setup ## generate pydra/kubelet/pb from proto/
 	$(BIN)/python hack/generate_proto.py
 
+.PHONY: docs
+docs: setup ## write the reference pages that follow from the code
+	$(BIN)/python hack/generate_docs.py
+
 .PHONY: format
 format: setup ## let ruff format and sort
 	$(BIN)/ruff check --fix --quiet .

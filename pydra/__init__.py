@@ -32,6 +32,8 @@ from pydra.errors import (
     UnknownDevice,
 )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AllocatedDevice",
     "Backend",

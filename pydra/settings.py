@@ -65,7 +65,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kubeconfig: str = ""
     verify_x509_strict: bool = False
     pod_uid: str = ""
-    pod_namespace: str = "default"
 
     kubelet_root: AbsolutePath = "/var/lib/kubelet"
     registry_dir: AbsolutePath | None = None

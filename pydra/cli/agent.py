@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from pydra.cli.exits import complain, refuse_foreign_pydra, version
+from pydra import __version__
+from pydra.cli.exits import complain, refuse_foreign_pydra
 from pydra.cli.options import add_options, read_values
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import Settings, parse_settings
@@ -35,7 +36,7 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"pydra-agent {version()}")
+    parser.add_argument("--version", action="version", version=f"pydra-agent {__version__}")
     add_options(parser)
     return parser
 

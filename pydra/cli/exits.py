@@ -1,4 +1,4 @@
-"""What both commands say when they cannot go on, and the version they tell."""
+"""What both commands say when they cannot go on."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ from importlib import metadata
 from pydra.errors import SettingsError
 
 DISTRIBUTION = "pydra-dra"
-
-
-def version() -> str:
-    """The installed version of pydra."""
-    try:
-        return metadata.version(DISTRIBUTION)
-    except metadata.PackageNotFoundError:
-        return "unknown (not installed)"
 
 
 def refuse_foreign_pydra() -> None:

@@ -42,7 +42,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("kubeconfig", KUBERNETES, "FILE", "how to reach the API server; default: the pod's service account"),
     Option("verify_x509_strict", KUBERNETES, "BOOL", "refuse API server certificates that break RFC 5280 (some do)"),
     Option("pod_uid", KUBERNETES, "UID", "this pod's uid; with it two instances may overlap during a rolling update"),
-    Option("pod_namespace", KUBERNETES, "NAME", "this pod's namespace, where Events about the node go"),
     Option("kubelet_root", PLACES, "DIR", "the kubelet's directory, at the same path here as on the host"),
     Option("registry_dir", PLACES, "DIR", "where the kubelet looks for plugins (KUBELET_ROOT/plugins_registry)"),
     Option("plugins_dir", PLACES, "DIR", "where sockets and checkpoints go, below DIR/DRIVER (KUBELET_ROOT/plugins)"),
@@ -81,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     groups: dict[str, argparse._ArgumentGroup] = {}
     for option in OPTIONS:
         group = groups.get(option.group) or groups.setdefault(option.group, parser.add_argument_group(option.group))
-        default = "" if defaults[option.field].required else _shown(defaults[option.field].default)
+        default = default_text(defaults[option.field])
         group.add_argument(
             flag_of(option),
             dest=option.field,
@@ -135,8 +134,9 @@ def key_of(option: Option) -> str:
     return next(field.encode_name for field in msgspec.structs.fields(Settings) if field.name == option.field)
 
 
-def _shown(default: Any) -> str:
-    value = getattr(default, "value", default)
+def default_text(field: msgspec.structs.FieldInfo) -> str:
+    """The default as a person would write it; empty where there is none."""
+    value = getattr(field.default, "value", field.default)
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, bool):

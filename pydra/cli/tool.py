@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from pydra.cli.exits import complain, refuse_foreign_pydra, version
+from pydra import __version__
+from pydra.cli.exits import complain, refuse_foreign_pydra
 from pydra.errors import PydraError, SettingsError
 
 
@@ -15,7 +16,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pydra", description="Write and try drivers for Kubernetes Dynamic Resource Allocation."
     )
-    parser.add_argument("--version", action="version", version=f"pydra {version()}")
+    parser.add_argument("--version", action="version", version=f"pydra {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     dev = commands.add_parser("dev", help="an embedded node with the real agent, explained as it happens")
