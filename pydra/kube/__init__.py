@@ -1,1 +1,1 @@
-"""The Kubernetes API: a client, a watch, their errors. Knows nothing of devices."""
+"""The API server: transport, credentials, errors, watch. No knowledge of DRA."""

@@ -1,0 +1,89 @@
+"""Imports kubernetes_asyncio without its 770 models: what a program does not name is not loaded.
+
+The package's own `__init__` files import every model and API class (60 MiB, 0.5 s of CPU), and so
+does any submodule's import. Here the packages are put into `sys.modules` as modules that know where
+their names live, read from the text of those files, and import them when they are asked for.
+Set PYDRA_EAGER_KUBERNETES_IMPORT=1 to import the package as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+ROOT = "kubernetes_asyncio"
+EAGER_SWITCH = "PYDRA_EAGER_KUBERNETES_IMPORT"
+_PACKAGES = ("", ".client", ".client.models", ".client.api", ".config")
+
+
+def parse_exports(source: str) -> dict[str, tuple[str, str]]:
+    """Where each name of an `__init__` file comes from: name to (module, attribute there; empty for the module)."""
+    exports: dict[str, tuple[str, str]] = {}
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(ROOT):
+            exports.update({alias.asname or alias.name: (node.module, alias.name) for alias in node.names})
+        elif isinstance(node, ast.Import):
+            exports.update({a.asname: (a.name, "") for a in node.names if a.asname and a.name.startswith(ROOT)})
+    return exports
+
+
+class LazyPackage(ModuleType):
+    """A package that imports what it exports at the first use of each name."""
+
+    def __init__(self, spec: ModuleSpec, source: str) -> None:
+        super().__init__(spec.name)
+        self.__spec__ = spec
+        self.__file__ = spec.origin
+        self.__path__ = list(spec.submodule_search_locations or ())
+        self.__version__ = _parse_version(source)
+        self._source = source
+        self._exports: Mapping[str, tuple[str, str]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if self._exports is None:
+            self._exports = parse_exports(self._source)
+        if name not in self._exports:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        module, attribute = self._exports[name]
+        loaded: Any = importlib.import_module(module)
+        value = getattr(loaded, attribute) if attribute else loaded
+        setattr(self, name, value)
+        return value
+
+
+def install() -> bool:
+    """Put the lazy packages in place; False when the package is loaded already, or the switch says eager."""
+    if ROOT in sys.modules or os.environ.get(EAGER_SWITCH, "") not in ("", "0"):
+        return False
+    for suffix in _PACKAGES:
+        name = ROOT + suffix
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            _uninstall()
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        with open(spec.origin, encoding="utf-8") as file:
+            package = LazyPackage(spec, file.read())
+        sys.modules[name] = package
+        parent, _, child = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], child, package)
+    return True
+
+
+def _uninstall() -> None:
+    for suffix in _PACKAGES:
+        sys.modules.pop(ROOT + suffix, None)
+
+
+def _parse_version(source: str) -> str:
+    _, found, rest = source.partition('__version__ = "')
+    return rest.partition('"')[0] if found else ""

@@ -1,0 +1,108 @@
+"""Which objects the API server has and where: resources, their paths, and what a list or a watch gives.
+
+Values only, importable from every floor. Objects themselves stay plain JSON, so that no field that
+a newer cluster knows is lost between a read and a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+import msgspec
+
+JsonObject: TypeAlias = dict[str, Any]
+
+
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of object in the API; `group` is empty for the core group."""
+
+    group: str = ""
+    version: str
+    plural: str
+    kind: str
+    namespaced: bool = False
+
+    @property
+    def api_version(self) -> str:
+        """What stands in an object's `apiVersion`."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def __str__(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+class ObjectList(msgspec.Struct, frozen=True, kw_only=True):
+    """All objects of a list, of all pages; a watch from `resource_version` misses nothing."""
+
+    items: tuple[JsonObject, ...]
+    resource_version: str
+
+
+class WatchEventType(Enum):
+    """What a watch tells of an object. ERROR never leaves the client: it is raised."""
+
+    ADDED = "ADDED"
+    MODIFIED = "MODIFIED"
+    DELETED = "DELETED"
+    BOOKMARK = "BOOKMARK"
+    ERROR = "ERROR"
+
+
+class WatchEvent(msgspec.Struct, frozen=True):
+    """One line of a watch; the object of a bookmark has only its `metadata.resourceVersion`."""
+
+    type: WatchEventType
+    object: JsonObject
+
+
+def build_path(resource: Resource, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
+    """The URL path of a collection or an object, every part percent-encoded.
+
+    Raises ValueError for a name or namespace that cannot be a path segment: it would address another object.
+    """
+    parts = ["apis", resource.group, resource.version] if resource.group else ["api", resource.version]
+    if resource.namespaced and namespace:
+        parts += ["namespaces", namespace]
+    parts.append(resource.plural)
+    if name:
+        parts.append(name)
+    if subresource:
+        parts.append(subresource)
+    for part in (namespace, name):
+        if part in (".", "..") or "/" in part:
+            raise ValueError(f"{part!r} cannot be the name or namespace of one of the {resource}")
+    return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def object_key(body: Mapping[str, Any]) -> tuple[str, str]:
+    """Namespace (empty for cluster-scoped objects) and name."""
+    metadata = body.get("metadata") or {}
+    return metadata.get("namespace") or "", metadata.get("name") or ""
+
+
+def parse_resource_version(version: str) -> int:
+    """A resource version as a number that grows with every write; 0 when the server's is none.
+
+    Kubernetes 1.35 promises the order (KEP-5504); all versions from 1.34 on keep it for built-in kinds.
+    """
+    return int(version) if version.isascii() and version.isdigit() else 0
+
+
+RESOURCE_GROUP = "resource.k8s.io"
+
+RESOURCE_CLAIMS = Resource(
+    group=RESOURCE_GROUP, version="v1", plural="resourceclaims", kind="ResourceClaim", namespaced=True
+)
+RESOURCE_CLAIM_TEMPLATES = Resource(
+    group=RESOURCE_GROUP, version="v1", plural="resourceclaimtemplates", kind="ResourceClaimTemplate", namespaced=True
+)
+RESOURCE_SLICES = Resource(group=RESOURCE_GROUP, version="v1", plural="resourceslices", kind="ResourceSlice")
+DEVICE_CLASSES = Resource(group=RESOURCE_GROUP, version="v1", plural="deviceclasses", kind="DeviceClass")
+NODES = Resource(version="v1", plural="nodes", kind="Node")
+PODS = Resource(version="v1", plural="pods", kind="Pod", namespaced=True)
+NAMESPACES = Resource(version="v1", plural="namespaces", kind="Namespace")
+EVENTS = Resource(group="events.k8s.io", version="v1", plural="events", kind="Event", namespaced=True)
+LEASES = Resource(group="coordination.k8s.io", version="v1", plural="leases", kind="Lease", namespaced=True)

@@ -1,0 +1,68 @@
+"""Whether this cluster is one that pydra works with: Kubernetes 1.34 or later, serving resource.k8s.io/v1."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Protocol
+
+import msgspec
+
+from pydra.errors import NotFound, Unsupported
+from pydra.kube.resources import RESOURCE_GROUP, JsonObject
+
+log = logging.getLogger(__name__)
+
+OLDEST = (1, 34)
+NEWEST_TRIED = (1, 37)
+
+
+class Fetches(Protocol):
+    """The part of a KubeClient that is used here."""
+
+    async def fetch(self, path: str) -> JsonObject:
+        """Any document by its path."""
+        ...
+
+
+class ServerVersion(msgspec.Struct, frozen=True, kw_only=True):
+    """Which Kubernetes the API server is; `text` as it calls itself, such as `v1.36.1-gke.100`."""
+
+    major: int
+    minor: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse_version(document: JsonObject) -> ServerVersion:
+    """From the `/version` document. Vendors write minors such as `34+`. Raises Unsupported for anything else."""
+    text = str(document.get("gitVersion") or "")
+    match = re.match(r"v?(\d+)\.(\d+)", text)
+    numbers = match.groups() if match else (str(document.get("major", "")), str(document.get("minor", "")).rstrip("+"))
+    if not all(number.isascii() and number.isdigit() for number in numbers):
+        raise Unsupported(f"the API server does not say which Kubernetes it is: /version has {document!r}")
+    return ServerVersion(major=int(numbers[0]), minor=int(numbers[1]), text=text or ".".join(numbers))
+
+
+async def check_server(client: Fetches) -> ServerVersion:
+    """The server's version. Raises Unsupported, in words for the admin, when pydra cannot work with it."""
+    version = parse_version(await client.fetch("/version"))
+    if (version.major, version.minor) < OLDEST:
+        raise Unsupported(
+            f"this cluster runs Kubernetes {version}; pydra needs 1.{OLDEST[1]} or later, the first that serves "
+            f"{RESOURCE_GROUP}/v1: upgrade the control plane and the nodes"
+        )
+    try:
+        await client.fetch(f"/apis/{RESOURCE_GROUP}/v1")
+    except NotFound as error:
+        raise Unsupported(
+            f"this cluster (Kubernetes {version}) does not serve {RESOURCE_GROUP}/v1: remove "
+            f"{RESOURCE_GROUP}/v1=false from the API server's --runtime-config",
+            status=error.status,
+            cause=error.cause,
+        ) from error
+    if (version.major, version.minor) > NEWEST_TRIED:
+        log.warning("Kubernetes %s is newer than 1.%d, the last that pydra was tried with", version, NEWEST_TRIED[1])
+    return version
