@@ -45,13 +45,13 @@ class EventRecorder:
         """Queue the notice."""
         try:
             self._send.send_nowait(notice)
-        except anyio.WouldBlock:
+        except (anyio.WouldBlock, anyio.ClosedResourceError):
             self._report("dropped")
-            _log.warning("Event dropped, too many are waiting: %s %s", notice.reason, notice.note)
+            _log.warning("Event dropped, too many wait, or the agent stops: %s %s", notice.reason, notice.note)
 
     async def run(self) -> None:
         """Send until cancelled. An Event that cannot be written is given up: the log has its words too."""
-        async with self._receive:
+        async with self._send, self._receive:
             async for notice in self._receive:
                 stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
                 write = self._book.decide(notice, now=monotonic(), stamp=stamp, suffix=secrets.token_hex(8))
