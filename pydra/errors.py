@@ -14,8 +14,10 @@ PydraError
 │   ├── UnknownDevice        the hardware has no such device
 │   ├── InvalidConfig        its opaque parameters: all problems at once
 │   ├── EditConflict         two of its devices want different things of one container
+│   ├── HostPathMissing      a device node or mount that it needs is not on the node
 │   └── TerminalError        trying again cannot help
 ├── CheckpointError          the node's disk
+├── CdiError                 the node's CDI directory, or a file in it
 └── KubeError                the API server
     ├── Conflict             409: somebody wrote first
     ├── NotFound             404
@@ -147,10 +149,27 @@ class InvalidConfig(ClaimError):
 
 
 class EditConflict(ClaimError):
-    """Two devices of one claim set the same thing of a container differently."""
+    """Devices of one claim set the same thing of a container differently; each of `conflicts` names both owners."""
 
     retryable = False
     reason = "EditConflict"
+
+    def __init__(self, *conflicts: str) -> None:
+        self.conflicts = conflicts
+        super().__init__("; ".join(conflicts))
+
+
+class HostPathMissing(ClaimError):
+    """The node lacks a device node or a mounted path; `missing` has all of them, each with its device.
+
+    Retryable: a driver may still be loading.
+    """
+
+    reason = "HostPathMissing"
+
+    def __init__(self, *missing: str) -> None:
+        self.missing = missing
+        super().__init__("; ".join(missing))
 
 
 class TerminalError(ClaimError):
@@ -164,6 +183,16 @@ class CheckpointError(PydraError):
     """The node's disk refused to keep, or to give back, what was prepared."""
 
     reason = "CheckpointFailed"
+
+
+class CdiError(PydraError):
+    """The CDI directory cannot be written or read, or a file in it is no CDI spec; `problems` has everything found."""
+
+    reason = "CDIFailed"
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("; ".join(problems))
 
 
 class KubeError(PydraError):

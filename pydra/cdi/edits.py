@@ -1,13 +1,24 @@
 """Container edits: what a container gets with a device. Values with a fluent way to build them.
 
-Field rules and file format are in `pydra.cdi.spec`. Source: CDI specification 1.1.0, containerEdits.
+    edits = (
+        ContainerEdits()
+        .with_env("ACME_VISIBLE", "0")
+        .with_device_node("/dev/acme0")
+        .with_mount("/usr/lib/libacme.so.1", options=("ro", "nosuid", "nodev", "rbind"))
+    )
+
+The rules of the fields are in `pydra.cdi.validate`, the file format is in `pydra.cdi.document`.
+Source: CDI specification 1.1.0, containerEdits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
+
+DEFAULT_MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "bind")
 
 
 class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +44,7 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
 
     host_path: str
     container_path: str
-    options: tuple[str, ...] = ("ro", "nosuid", "nodev", "bind")
+    options: tuple[str, ...] = DEFAULT_MOUNT_OPTIONS
     type: str = ""
     optional: bool = False
 
@@ -75,3 +86,96 @@ class ContainerEdits(msgspec.Struct, frozen=True, kw_only=True):
     net_devices: tuple[NetDevice, ...] = ()
     intel_rdt: IntelRdt | None = None
     additional_gids: tuple[int, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing changes in the container; group 0 counts as nothing, as in the specification."""
+        lists = (self.env, self.device_nodes, self.mounts, self.hooks, self.net_devices)
+        return not any(lists) and self.intel_rdt is None and not any(self.additional_gids)
+
+    def with_env(self, name: str, value: str) -> ContainerEdits:
+        """The environment variable `name`; a value that these edits gave it before is replaced."""
+        return replace(self, env={**self.env, name: value})
+
+    def with_device_node(
+        self,
+        path: str,
+        *,
+        host_path: str = "",
+        type: str = "",  # noqa: A002 - the specification's word
+        major: int | None = None,
+        minor: int | None = None,
+        file_mode: int | None = None,
+        permissions: str = "",
+        uid: int | None = None,
+        gid: int | None = None,
+        optional: bool = False,
+    ) -> ContainerEdits:
+        """A device node; whatever is not given is taken from the node of the host."""
+        node = DeviceNode(
+            path=path,
+            host_path=host_path,
+            type=type,
+            major=major,
+            minor=minor,
+            file_mode=file_mode,
+            permissions=permissions,
+            uid=uid,
+            gid=gid,
+            optional=optional,
+        )
+        return replace(self, device_nodes=(*self.device_nodes, node))
+
+    def with_mount(
+        self,
+        host_path: str,
+        container_path: str = "",
+        *,
+        options: Sequence[str] = DEFAULT_MOUNT_OPTIONS,
+        type: str = "",  # noqa: A002 - the specification's word
+        optional: bool = False,
+    ) -> ContainerEdits:
+        """A file or directory of the host, at `container_path` (default: the same path)."""
+        mount = Mount(
+            host_path=host_path,
+            container_path=container_path or host_path,
+            options=tuple(options),
+            type=type,
+            optional=optional,
+        )
+        return replace(self, mounts=(*self.mounts, mount))
+
+    def with_hook(
+        self, hook_name: str, path: str, *, args: Sequence[str] = (), env: Sequence[str] = (), timeout: int = 0
+    ) -> ContainerEdits:
+        """A program at `path` on the host, run at the moment `hook_name`; `args` begins with the program's own name."""
+        hook = Hook(hook_name=hook_name, path=path, args=tuple(args), env=tuple(env), timeout=timeout)
+        return replace(self, hooks=(*self.hooks, hook))
+
+    def with_net_device(self, host_interface_name: str, name: str) -> ContainerEdits:
+        """A network interface of the host, moved into the container as `name`."""
+        device = NetDevice(host_interface_name=host_interface_name, name=name)
+        return replace(self, net_devices=(*self.net_devices, device))
+
+    def with_intel_rdt(
+        self,
+        *,
+        clos_id: str = "",
+        l3_cache_schema: str = "",
+        mem_bw_schema: str = "",
+        schemata: Sequence[str] = (),
+        enable_monitoring: bool = False,
+    ) -> ContainerEdits:
+        """Resource Director Technology settings, in place of those given before."""
+        settings = IntelRdt(
+            clos_id=clos_id,
+            l3_cache_schema=l3_cache_schema,
+            mem_bw_schema=mem_bw_schema,
+            schemata=tuple(schemata),
+            enable_monitoring=enable_monitoring,
+        )
+        return replace(self, intel_rdt=settings)
+
+    def with_additional_gids(self, *gids: int) -> ContainerEdits:
+        """Further groups for the container's process."""
+        return replace(self, additional_gids=(*self.additional_gids, *gids))

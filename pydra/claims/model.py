@@ -5,6 +5,7 @@ Values only; how they are read from the API's JSON is in `pydra.claims.allocatio
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -13,6 +14,16 @@ import msgspec
 from pydra.cdi.edits import ContainerEdits
 
 ConfigT = TypeVar("ConfigT")
+
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def is_file_name(uid: str) -> bool:
+    """Whether a claim's uid may name a file: never a path, never hidden, room left for what is put around it.
+
+    The API server makes UUIDs; whatever else calls itself a uid has to be as harmless.
+    """
+    return _UID.fullmatch(uid) is not None
 
 
 class OpaqueConfig(msgspec.Struct, frozen=True, kw_only=True):
