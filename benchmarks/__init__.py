@@ -1,0 +1,1 @@
+"""What pydra's claims of speed and memory are measured with: `make bench`."""

@@ -1,0 +1,172 @@
+"""The measured world: an API server process, the real agent process, and a kubelet's gRPC channel to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from benchmarks import objects
+from benchmarks.stats import children_of
+from pydra.kubelet.pb import dra_v1
+
+START_SECONDS = 30.0
+
+
+@dataclass
+class World:
+    """Where everything is; `agent` is the running agent, if one was started."""
+
+    root: Path
+    url: str
+    agent: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+
+    @property
+    def socket(self) -> Path:
+        """The driver's service socket."""
+        return self.root / "plugins" / objects.DRIVER / "dra.sock"
+
+    @property
+    def child(self) -> int:
+        """The process of the backend."""
+        assert self.agent is not None
+        return children_of(self.agent.pid)[0]
+
+    def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """One request to the API server."""
+        data = json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(
+            self.url + path, data=data, method=method, headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+
+    def create_claims(self, numbers: Sequence[int]) -> list[dra_v1.Claim]:
+        """Allocated claims, as the kubelet would name them."""
+        return [self._create_claim(number) for number in numbers]
+
+    def _create_claim(self, number: int) -> dra_v1.Claim:
+        collection = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
+        made = self.request("POST", collection, objects.claim(number))
+        made["status"] = objects.allocation(number)
+        self.request("PUT", f"{collection}/{made['metadata']['name']}/status", made)
+        return dra_v1.Claim(namespace="default", uid=made["metadata"]["uid"], name=made["metadata"]["name"])
+
+    def slices(self) -> list[dict[str, Any]]:
+        """The ResourceSlices that are published."""
+        items: list[dict[str, Any]] = self.request("GET", "/apis/resource.k8s.io/v1/resourceslices")["items"]
+        return items
+
+    def start_agent(self, devices: int) -> None:
+        """Start the agent over a machine with this many accelerators; `wait_registered` and `wait_slices` follow."""
+        scenario = self.root / "scenario.yaml"
+        scenario.write_text(objects.scenario(devices))
+        arguments = [
+            "--backend", "sim", "--node-name", objects.NODE, "--kubeconfig", f"{self.root}/kubeconfig",
+            "--kubelet-root", f"{self.root}", "--cdi-dir", f"{self.root}/cdi", "--http-address", "",
+        ]  # fmt: skip
+        environ = {**os.environ, "PYDRA_SIM_SCENARIO": str(scenario), "PYDRA_SIM_STATE": f"{self.root}/hardware"}
+        self.started = time.perf_counter()
+        with (self.root / "agent.log").open("ab") as log:
+            self.agent = subprocess.Popen(
+                [sys.executable, "-m", "pydra.cli.agent", *arguments], env=environ, stderr=log, stdout=log
+            )
+
+    def stop_agent(self) -> None:
+        """SIGTERM, and wait."""
+        if self.agent is not None:
+            self.agent.terminate()
+            self.agent.wait(30)
+            self.agent = None
+
+    def wait_registered(self) -> float:
+        """Seconds from the start of the process until its registration socket answers."""
+        registry = self.root / "plugins_registry"
+        return self._wait(lambda: any(name.endswith("-reg.sock") for name in os.listdir(registry)))
+
+    def wait_slices(self, devices: int) -> float:
+        """Seconds from the start of the process until all devices are published."""
+        return self._wait(lambda: sum(len(item["spec"].get("devices") or ()) for item in self.slices()) == devices)
+
+    def _wait(self, done: Any) -> float:
+        assert self.agent is not None
+        while time.perf_counter() - self.started < START_SECONDS:
+            if done():
+                return time.perf_counter() - self.started
+            if self.agent.poll() is not None:
+                break
+            time.sleep(0.005)
+        sys.exit(f"the agent did not come up:\n{(self.root / 'agent.log').read_text()[-4000:]}")
+
+    @contextmanager
+    def kubelet(self) -> Iterator[Calls]:
+        """A channel to the driver's service, as the kubelet holds one."""
+        with grpc.insecure_channel(f"unix:{self.socket}") as channel:
+            grpc.channel_ready_future(channel).result(timeout=10)
+            yield Calls(channel)
+
+
+class Calls:
+    """The kubelet's two calls."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        service = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+        self._prepare = channel.unary_unary(
+            f"{service}/NodePrepareResources", bytes, dra_v1.NodePrepareResourcesResponse.parse
+        )
+        self._unprepare = channel.unary_unary(
+            f"{service}/NodeUnprepareResources", bytes, dra_v1.NodeUnprepareResourcesResponse.parse
+        )
+
+    def prepare(self, claims: Sequence[dra_v1.Claim]) -> None:
+        """Prepare the claims in one call; an error of any of them ends the measurement."""
+        answer = self._prepare(dra_v1.NodePrepareResourcesRequest(claims=list(claims)), timeout=45)
+        assert len(answer.claims) == len(claims)
+        assert not any(one.error for one in answer.claims.values()), answer
+
+    def unprepare(self, claims: Sequence[dra_v1.Claim]) -> None:
+        """Unprepare the claims in one call."""
+        answer = self._unprepare(dra_v1.NodeUnprepareResourcesRequest(claims=list(claims)), timeout=45)
+        assert len(answer.claims) == len(claims)
+        assert not any(one.error for one in answer.claims.values()), answer
+
+
+@contextmanager
+def open_world() -> Iterator[World]:
+    """An API server with a node, and empty directories; the agent, if any is left, ends with the block."""
+    with tempfile.TemporaryDirectory(prefix="pb-") as scratch:
+        root = Path(scratch)
+        (root / "plugins_registry").mkdir()
+        with _serve_api(root / "kubeconfig") as url:
+            world = World(root=root, url=url)
+            world.request("POST", "/api/v1/nodes", objects.node())
+            try:
+                yield world
+            finally:
+                world.stop_agent()
+
+
+@contextmanager
+def _serve_api(kubeconfig: Path) -> Iterator[str]:
+    server = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.server", str(kubeconfig)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+    finally:
+        server.terminate()
+        server.wait(10)

@@ -1,0 +1,16 @@
+"""Tests against a real cluster are skipped, saying so, where there is none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.cluster import missing
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reason = missing()
+    for item in items:
+        if "tests/e2e" in str(item.path):
+            item.add_marker(pytest.mark.timeout(300))
+            if reason:
+                item.add_marker(pytest.mark.skip(reason=reason))
