@@ -83,7 +83,7 @@ class Cluster:
         return await self.create(RESOURCE_CLAIMS, {"metadata": {"name": name}, "spec": spec})
 
     async def create_pod(self, name: str, script: str, **claim: str) -> JsonObject:
-        """A pod of one container that runs the script; `claim` is resourceClaimName=... or resourceClaimTemplateName=..."""
+        """A pod of one container that runs the script; `claim` says which: resourceClaimName or ...TemplateName."""
         container = {
             "name": "main",
             "image": IMAGE,
