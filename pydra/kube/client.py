@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType, TracebackType
 from urllib.parse import urlencode
@@ -155,7 +155,7 @@ class KubeClient:
 
     async def watch(
         self, resource: Resource, *, resource_version: str, namespace: str = "", field_selector: str = ""
-    ) -> AsyncIterator[WatchEvent]:
+    ) -> AsyncGenerator[WatchEvent, None]:
         """What happens after `resource_version`, bookmarks included, until the server ends it, after 5 to 10 minutes.
 
         Raises Gone when it must be listed again, Unavailable when the connection breaks. Close the iterator.

@@ -1,1 +1,1 @@
-"""ResourceSlices: what should be published, and the loop that keeps it so."""
+"""ResourceSlices: from a pool to the objects in the API, with as few writes as can be."""

@@ -1,0 +1,256 @@
+"""The API server's rules for a device and a counter set of a ResourceSlice. Pure: problems come back as texts.
+
+Source: Kubernetes 1.36, pkg/apis/resource/validation, and the API reference of resource.k8s.io/v1. What 1.34 and
+1.35 limit more tightly (4 taints, 32 counters in a slice) is left to the server: those fields are alpha there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import pairwise
+
+from pydra.devices import (
+    AttributeValue,
+    Capacity,
+    CapacityRange,
+    CounterConsumption,
+    CounterSet,
+    Device,
+    Quantity,
+    RequestPolicy,
+    Scalar,
+    Taint,
+    Version,
+)
+from pydra.quantity import is_quantity, parse_quantity
+
+ATTRIBUTES_AND_CAPACITIES = 32
+ATTRIBUTE_VALUES = 48
+VALUE_BYTES = 64
+COUNTERS = 32
+CONSUMPTIONS = 2
+TAINTS = 16
+BINDING_CONDITIONS = 4
+VALID_VALUES = 10
+DRIVER_BYTES = 63
+INT64 = range(-(2**63), 2**63)
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_SEMVER = re.compile(
+    r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)"
+    r"(-(0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*))*)?"
+    r"(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?"
+)
+
+
+def is_label(name: str) -> bool:
+    """A DNS-1123 label, what device, counter set and counter names are."""
+    return _LABEL.fullmatch(name) is not None
+
+
+def is_driver_name(name: str) -> bool:
+    """A DNS subdomain of at most 63 bytes; the API tolerates upper case."""
+    return len(name) <= DRIVER_BYTES and _SUBDOMAIN.fullmatch(name.lower()) is not None
+
+
+def is_pool_name(name: str) -> bool:
+    """One or more DNS subdomains with slashes between, at most 253 bytes."""
+    return len(name) <= 253 and all(_SUBDOMAIN.fullmatch(part) for part in name.split("/"))
+
+
+def is_qualified_name(name: str) -> bool:
+    """`identifier` or `domain/identifier`, what attributes and capacities are called."""
+    domain, slash, identifier = name.rpartition("/")
+    return _IDENTIFIER.fullmatch(identifier) is not None and (not slash or is_driver_name(domain))
+
+
+def is_label_key(name: str) -> bool:
+    """The key of a label or a taint: a name of at most 63 bytes, perhaps with a `domain/` of at most 253."""
+    domain, slash, rest = name.rpartition("/")
+    return _LABEL_NAME.fullmatch(rest) is not None and (
+        not slash or (len(domain) <= 253 and _SUBDOMAIN.fullmatch(domain) is not None)
+    )
+
+
+def is_label_value(value: str) -> bool:
+    """The value of a label or a taint; may be empty."""
+    return not value or _LABEL_NAME.fullmatch(value) is not None
+
+
+def check_device(device: Device) -> Iterator[str]:
+    """All that the API server would refuse in a device, each with the field's name."""
+    if not is_label(device.name):
+        yield f"name {device.name!r} must be a DNS label: at most 63 of a-z, 0-9 and -, not - at an end"
+    count = len(device.attributes) + len(device.capacity)
+    if count > ATTRIBUTES_AND_CAPACITIES:
+        yield f"{count} attributes and capacities; at most {ATTRIBUTES_AND_CAPACITIES} together are allowed"
+    values = sum(len(value) if isinstance(value, tuple) else 1 for value in device.attributes.values())
+    if values > ATTRIBUTE_VALUES:
+        yield f"{values} attribute values, elements of lists counted; at most {ATTRIBUTE_VALUES} are allowed"
+    for name, value in device.attributes.items():
+        yield from _check_name(f"attribute {name!r}", name)
+        yield from _check_attribute(f"attribute {name!r}", value)
+    for name, capacity in device.capacity.items():
+        yield from _check_name(f"capacity {name!r}", name)
+        yield from _check_capacity(f"capacity {name!r}", capacity, shared=device.allow_multiple_allocations)
+    yield from _check_consumptions(device.consumes_counters)
+    if len(device.taints) > TAINTS:
+        yield f"{len(device.taints)} taints; at most {TAINTS} are allowed"
+    for taint in device.taints:
+        yield from _check_taint(taint)
+    yield from _check_binding(device.binding_conditions, device.binding_failure_conditions)
+
+
+def check_counter_set(counter_set: CounterSet) -> Iterator[str]:
+    """All that the API server would refuse in a counter set."""
+    if not is_label(counter_set.name):
+        yield f"name {counter_set.name!r} must be a DNS label"
+    yield from _check_counters("counters", counter_set.counters)
+
+
+def check_references(device: Device, counters: Mapping[str, Collection[str]]) -> Iterator[str]:
+    """Counters that a device consumes and its pool has not; the API server does not look, the scheduler then fails."""
+    for consumption in device.consumes_counters:
+        known = counters.get(consumption.counter_set)
+        if known is None:
+            yield f"consumes from counter set {consumption.counter_set!r}, which the pool does not have"
+            continue
+        for name in sorted(set(consumption.counters) - set(known)):
+            yield f"consumes counter {name!r}, which counter set {consumption.counter_set!r} does not have"
+
+
+def _check_name(field: str, name: str) -> Iterator[str]:
+    if not is_qualified_name(name):
+        yield f"{field}: the name must be a C identifier of at most 32 bytes, or domain/identifier"
+
+
+def _check_attribute(field: str, value: AttributeValue) -> Iterator[str]:
+    if not isinstance(value, tuple):
+        yield from _check_scalar(field, value)
+    elif not value:
+        yield f"{field}: a list must not be empty; leave the attribute out"
+    elif len({type(element) for element in value}) > 1:
+        yield f"{field}: all elements of a list must have one type"
+    else:
+        for element in value:
+            yield from _check_scalar(field, element)
+
+
+def _check_scalar(field: str, value: Scalar) -> Iterator[str]:
+    if isinstance(value, Version):
+        if len(value.version) > VALUE_BYTES or not _SEMVER.fullmatch(value.version):
+            yield f"{field}: {value.version!r} is not a semantic version 2.0.0 such as 1.2.3, of at most 64 bytes"
+    elif isinstance(value, str):
+        size = len(value.encode(errors="surrogatepass"))
+        if size > VALUE_BYTES:
+            yield f"{field}: a string of {size} bytes; at most {VALUE_BYTES} are allowed"
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            yield f"{field}: {value!r} is not valid Unicode"
+    elif not isinstance(value, bool) and value not in INT64:
+        yield f"{field}: {value} does not fit in 64 bits"
+
+
+def _check_capacity(field: str, capacity: Capacity, *, shared: bool) -> Iterator[str]:
+    if not is_quantity(capacity.value):
+        yield f"{field}: {capacity.value!r} is not a quantity such as 2, 80Gi or 1500m"
+    elif capacity.policy is not None:
+        if not shared:
+            yield f"{field}: a request policy needs allow_multiple_allocations on the device"
+        yield from (f"{field}: {problem}" for problem in _check_policy(capacity.policy, capacity.value))
+
+
+def _check_policy(policy: RequestPolicy, value: Quantity) -> Iterator[str]:
+    limits = policy.valid_range
+    given: list[Quantity | None] = [policy.default, *policy.valid_values]
+    given += [limits.min, limits.max, limits.step] if limits else []
+    if bad := [quantity for quantity in given if quantity is not None and not is_quantity(quantity)]:
+        yield f"the policy has {bad[0]!r}, which is not a quantity"
+        return
+    if policy.valid_values and limits:
+        yield "a policy has valid_values or valid_range, not both"
+    elif (policy.valid_values or limits) and policy.default is None:
+        yield "a policy with valid_values or valid_range needs a default"
+    elif policy.valid_values and policy.default is not None:
+        yield from _check_valid_values(policy.valid_values, policy.default, value)
+    elif limits and policy.default is not None:
+        yield from _check_range(limits, policy.default, value)
+
+
+def _check_valid_values(values: Sequence[Quantity], default: Quantity, whole: Quantity) -> Iterator[str]:
+    amounts = [parse_quantity(value) for value in values]
+    if len(amounts) > VALID_VALUES:
+        yield f"{len(amounts)} valid_values; at most {VALID_VALUES} are allowed"
+    if any(a >= b for a, b in pairwise(amounts)):
+        yield "valid_values must ascend and not repeat"
+    if max(amounts) > parse_quantity(whole):
+        yield f"no valid value may be above the capacity {whole}"
+    if parse_quantity(default) not in amounts:
+        yield f"the default {default} must be one of the valid_values"
+
+
+def _check_range(limits: CapacityRange, default: Quantity, whole: Quantity) -> Iterator[str]:
+    least, usual, total = parse_quantity(limits.min), parse_quantity(default), parse_quantity(whole)
+    most = total if limits.max is None else parse_quantity(limits.max)
+    if not least <= usual <= most <= total:
+        yield f"min {limits.min} <= default {default} <= max {most} <= capacity {whole} must hold"
+    if limits.step is None:
+        return
+    step = parse_quantity(limits.step)
+    if step <= 0 or least + step > total:
+        yield f"the step {limits.step} must be positive, and min + step at most the capacity {whole}"
+    elif (usual - least) % step or (limits.max is not None and (most - least) % step):
+        yield f"default and max must be min {limits.min} plus whole steps of {limits.step}"
+
+
+def _check_consumptions(consumptions: Sequence[CounterConsumption]) -> Iterator[str]:
+    if len(consumptions) > CONSUMPTIONS:
+        yield f"consumes from {len(consumptions)} counter sets; at most {CONSUMPTIONS} are allowed"
+    names = [consumption.counter_set for consumption in consumptions]
+    if len(set(names)) < len(names):
+        yield "consumes_counters names a counter set twice"
+    for consumption in consumptions:
+        yield from _check_counters(f"consumes_counters of {consumption.counter_set!r}", consumption.counters)
+
+
+def _check_counters(field: str, counters: Mapping[str, Quantity]) -> Iterator[str]:
+    if not 1 <= len(counters) <= COUNTERS:
+        yield f"{field}: {len(counters)} counters; 1 to {COUNTERS} are allowed"
+    for name, value in counters.items():
+        if not is_label(name):
+            yield f"{field}: the counter's name {name!r} must be a DNS label"
+        if not is_quantity(value):
+            yield f"{field}: counter {name!r} has {value!r}, which is not a quantity"
+
+
+def _check_taint(taint: Taint) -> Iterator[str]:
+    if not is_label_key(taint.key):
+        yield f"taint {taint.key!r}: the key must be a label name such as example.com/unhealthy"
+    if not is_label_value(taint.value):
+        yield f"taint {taint.key!r}: the value {taint.value!r} must be a label value: at most 63 of A-Z, a-z, 0-9, -_."
+    if taint.time_added is not None and not _is_time(taint.time_added):
+        yield f"taint {taint.key!r}: time_added {taint.time_added!r} is not RFC 3339 such as 2026-01-02T03:04:05Z"
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None and "T" in text
+    except ValueError:
+        return False
+
+
+def _check_binding(conditions: Sequence[str], failures: Sequence[str]) -> Iterator[str]:
+    for field, names in (("binding_conditions", conditions), ("binding_failure_conditions", failures)):
+        if len(names) > BINDING_CONDITIONS:
+            yield f"{field}: {len(names)} conditions; at most {BINDING_CONDITIONS} are allowed"
+        for name in names:
+            if not is_label_key(name):
+                yield f"{field}: {name!r} must be a label name"
+    if len({*conditions, *failures}) < len(conditions) + len(failures):
+        yield "a condition may stand once only in binding_conditions and binding_failure_conditions"
+    if bool(conditions) != bool(failures):
+        yield "binding_conditions and binding_failure_conditions come together or not at all"

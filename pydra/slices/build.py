@@ -1,0 +1,172 @@
+"""From a pool to the specs of its slices, as the API's JSON. Pure and deterministic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from pydra.devices import (
+    AttributeValue,
+    Capacity,
+    CapacityRange,
+    CounterSet,
+    Device,
+    Pool,
+    Quantity,
+    RequestPolicy,
+    Scalar,
+    Taint,
+    Version,
+)
+from pydra.kube.resources import JsonObject
+from pydra.quantity import canonical_quantity
+
+DEVICES = 128
+ADVANCED_DEVICES = 64
+"""Devices in a slice where at least one has taints, consumes counters or has a list attribute."""
+COUNTER_SETS = 8
+SLICE_BYTES = 1_000_000
+"""Devices' JSON in a slice: etcd takes 1.5 MiB a request, and stores less than JSON."""
+
+
+class WantedPool(msgspec.Struct, frozen=True, kw_only=True):
+    """What a driver's pool should be in the API.
+
+    `scope` is the part of the spec that says where the devices are, such as `{"nodeName": "n1"}`. `slices` holds
+    the rest of each spec but for `pool` and `driver`: devices, sharedCounters, perDeviceNodeSelection.
+    A `generation` above the published one is taken over.
+    """
+
+    driver: str
+    name: str
+    scope: Mapping[str, Any]
+    slices: tuple[JsonObject, ...]
+    generation: int = 0
+
+
+def build_wanted(pool: Pool, *, driver: str, node: str) -> WantedPool:
+    """The slices of a pool of one node: counter sets first, in slices of their own; one empty slice for no device."""
+    slices = [{"sharedCounters": [build_counter_set(one) for one in group]} for group in _chunk(pool.counter_sets)]
+    slices += [{"devices": list(group)} for group in split(pool.devices)]
+    return WantedPool(
+        driver=driver,
+        name=pool.name,
+        scope={"nodeName": node},
+        slices=tuple(slices) or ({"devices": []},),
+        generation=pool.generation,
+    )
+
+
+def split(devices: tuple[Device, ...]) -> Iterator[tuple[JsonObject, ...]]:
+    """The devices' JSON in their order, in groups that fit a slice."""
+    group: list[JsonObject] = []
+    size, advanced = 0, False
+    for device in devices:
+        body = build_device(device)
+        length = len(msgspec.json.encode(body))
+        limit = ADVANCED_DEVICES if advanced or is_advanced(device) else DEVICES
+        if group and (len(group) >= limit or size + length > SLICE_BYTES):
+            yield tuple(group)
+            group, size, advanced = [], 0, False
+        group.append(body)
+        size += length
+        advanced = advanced or is_advanced(device)
+    if group:
+        yield tuple(group)
+
+
+def is_advanced(device: Device) -> bool:
+    """Whether a slice with this device may have 64 devices only."""
+    lists = any(isinstance(value, tuple) for value in device.attributes.values())
+    return bool(device.taints or device.consumes_counters or lists)
+
+
+def build_counter_set(counter_set: CounterSet) -> JsonObject:
+    """A CounterSet."""
+    return {"name": counter_set.name, "counters": _build_amounts(counter_set.counters)}
+
+
+def build_device(device: Device) -> JsonObject:
+    """A Device; names in order, quantities as the API server writes them, nothing that is empty."""
+    body: JsonObject = {"name": device.name}
+    if device.attributes:
+        body["attributes"] = {name: _build_attribute(value) for name, value in sorted(device.attributes.items())}
+    if device.capacity:
+        body["capacity"] = {name: _build_capacity(value) for name, value in sorted(device.capacity.items())}
+    if device.consumes_counters:
+        body["consumesCounters"] = [
+            {"counterSet": one.counter_set, "counters": _build_amounts(one.counters)}
+            for one in device.consumes_counters
+        ]
+    if device.taints:
+        body["taints"] = [_build_taint(taint) for taint in device.taints]
+    if device.binds_to_node:
+        body["bindsToNode"] = True
+    if device.binding_conditions:
+        body["bindingConditions"] = list(device.binding_conditions)
+    if device.binding_failure_conditions:
+        body["bindingFailureConditions"] = list(device.binding_failure_conditions)
+    if device.allow_multiple_allocations:
+        body["allowMultipleAllocations"] = True
+    return body
+
+
+def _chunk(counter_sets: tuple[CounterSet, ...]) -> Iterator[tuple[CounterSet, ...]]:
+    for start in range(0, len(counter_sets), COUNTER_SETS):
+        yield counter_sets[start : start + COUNTER_SETS]
+
+
+def _build_amounts(counters: Mapping[str, Quantity]) -> JsonObject:
+    return {name: {"value": canonical_quantity(value)} for name, value in sorted(counters.items())}
+
+
+def _build_attribute(value: AttributeValue) -> JsonObject:
+    if isinstance(value, tuple):
+        return {f"{_kind(value[0])}s": [_build_scalar(element) for element in value]}
+    return {_kind(value): _build_scalar(value)}
+
+
+def _kind(value: Scalar) -> str:
+    if isinstance(value, bool):  # before int: a bool is one
+        return "bool"
+    if isinstance(value, int):
+        return "int"
+    return "version" if isinstance(value, Version) else "string"
+
+
+def _build_scalar(value: Scalar) -> bool | int | str:
+    return value.version if isinstance(value, Version) else value
+
+
+def _build_capacity(capacity: Capacity) -> JsonObject:
+    body: JsonObject = {"value": canonical_quantity(capacity.value)}
+    if capacity.policy is not None:
+        body["requestPolicy"] = _build_policy(capacity.policy)
+    return body
+
+
+def _build_policy(policy: RequestPolicy) -> JsonObject:
+    body: JsonObject = {}
+    if policy.default is not None:
+        body["default"] = canonical_quantity(policy.default)
+    if policy.valid_values:
+        body["validValues"] = [canonical_quantity(value) for value in policy.valid_values]
+    if policy.valid_range is not None:
+        body["validRange"] = _build_range(policy.valid_range)
+    return body
+
+
+def _build_range(limits: CapacityRange) -> JsonObject:
+    given = {"min": limits.min, "max": limits.max, "step": limits.step}
+    return {name: canonical_quantity(value) for name, value in given.items() if value is not None}
+
+
+def _build_taint(taint: Taint) -> JsonObject:
+    body: JsonObject = {"key": taint.key, "effect": taint.effect.value}
+    if taint.value:
+        body["value"] = taint.value
+    if taint.time_added is not None:
+        body["timeAdded"] = taint.time_added
+    return body
