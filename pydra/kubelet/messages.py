@@ -166,13 +166,13 @@ def describe(error: BaseException, limit: int = MAX_ERROR_BYTES) -> str:
 
     Of a group of errors, which a task group makes even of a single one, the parts are told.
     """
-    return one_line("; ".join(_texts(error)), limit)
+    return one_line("; ".join(_texts(error, limit)), limit)
 
 
-def _texts(error: BaseException) -> list[str]:
+def _texts(error: BaseException, limit: int) -> list[str]:
     if isinstance(error, BaseExceptionGroup):
-        return [text for part in error.exceptions for text in _texts(part)]
-    return [str(error).strip() or type(error).__name__]
+        return [text for part in error.exceptions for text in _texts(part, limit)]
+    return [one_line(str(error), limit) or type(error).__name__]
 
 
 def one_line(text: str, limit: int) -> str:
