@@ -50,13 +50,6 @@ class Source(Protocol):
         ...
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """An object was added, modified or deleted; the cache has it already."""
-
-    type: WatchEventType
-    object: JsonObject
-
-
 class WatchFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The API server could not be listed or watched; tried again after `pause` seconds."""
 
@@ -93,7 +86,7 @@ class Reflector:
         self._report = report
         self._uniform = uniform
         self._objects: dict[Key, JsonObject] = {}
-        self._callbacks: list[Callable[[Change], None]] = []
+        self._callbacks: list[Callable[[WatchEvent], None]] = []
         self._synced = anyio.Event()
         self._position = ""
         self._failures = 0
@@ -112,8 +105,8 @@ class Reflector:
         """Return when the first list is in the cache."""
         await self._synced.wait()
 
-    def subscribe(self, callback: Callable[[Change], None]) -> None:
-        """Have `callback` called after every change, also for those that the first list brings."""
+    def subscribe(self, callback: Callable[[WatchEvent], None]) -> None:
+        """Have `callback` called once the cache has a change (added, modified, deleted), also for those of a list."""
         self._callbacks.append(callback)
 
     async def run(self) -> None:
@@ -188,25 +181,25 @@ class Reflector:
             self._objects.pop(key, None)
         else:
             self._objects[key] = _slim(event.object)
-        self._tell(Change(type=event.type, object=event.object))
+        self._tell(event)
 
-    def _tell(self, change: Change) -> None:
+    def _tell(self, change: WatchEvent) -> None:
         for callback in self._callbacks:
             callback(change)
 
 
-def diff(before: Mapping[Key, JsonObject], after: Mapping[Key, JsonObject]) -> Iterator[Change]:
+def diff(before: Mapping[Key, JsonObject], after: Mapping[Key, JsonObject]) -> Iterator[WatchEvent]:
     """What must have happened between two lists; an object of the same name but another uid was deleted and added."""
     for key, old in before.items():
         new = after.get(key)
         if new is None or _uid(new) != _uid(old):
-            yield Change(type=WatchEventType.DELETED, object=old)
+            yield WatchEvent(WatchEventType.DELETED, old)
     for key, new in after.items():
         old_or_none = before.get(key)
         if old_or_none is None or _uid(old_or_none) != _uid(new):
-            yield Change(type=WatchEventType.ADDED, object=new)
+            yield WatchEvent(WatchEventType.ADDED, new)
         elif old_or_none["metadata"].get("resourceVersion") != new["metadata"].get("resourceVersion"):
-            yield Change(type=WatchEventType.MODIFIED, object=new)
+            yield WatchEvent(WatchEventType.MODIFIED, new)
 
 
 def _uid(body: JsonObject) -> str:

@@ -60,6 +60,21 @@ def has_list_attributes(content: Mapping[str, Any]) -> bool:
     )
 
 
+def without_list_attributes(content: JsonObject) -> JsonObject:
+    """The same slice with only the attributes that have one value."""
+    devices = []
+    for device in content["devices"]:
+        attributes = {
+            name: value
+            for name, value in (device.get("attributes") or {}).items()
+            if not any(kind in value for kind in LIST_KINDS)
+        }
+        devices.append({key: value for key, value in device.items() if key != "attributes"})
+        if attributes:
+            devices[-1]["attributes"] = attributes
+    return {**content, "devices": devices}
+
+
 def _compare_slices(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterator[str]:
     if any(sent.get(field) and not stored.get(field) for field in ("perDeviceNodeSelection", "sharedCounters")):
         yield PARTITIONABLE

@@ -32,6 +32,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 class Delete(msgspec.Struct, frozen=True, kw_only=True):
     """Delete the slice, if it still is the one that was looked at."""
 
+    pool: str
     name: str
     uid: str
     resource_version: str
@@ -159,7 +160,10 @@ def _build_create(
 def _build_delete(body: JsonObject) -> Delete:
     metadata = body["metadata"]
     return Delete(
-        name=metadata["name"], uid=metadata.get("uid", ""), resource_version=metadata.get("resourceVersion", "")
+        pool=_pool(body).get("name", ""),
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        resource_version=metadata.get("resourceVersion", ""),
     )
 
 

@@ -1,0 +1,286 @@
+"""The reconciler shell: keeps one driver's ResourceSlices of one node as they are wanted.
+
+Level-triggered: a published pool, an event of the watch and a period all mean "look again"; a look compares the
+wanted pool with the cache and writes the difference, usually nothing. Slices outlive the agent on purpose: they
+go with the Node, or when the kubelet misses the plugin.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import anyio
+
+from pydra.devices import Pool
+from pydra.errors import Conflict, Invalid, KubeError, NotFound
+from pydra.kube.resources import NODES, RESOURCE_SLICES, JsonObject, Resource, WatchEvent, WatchEventType
+from pydra.slices.build import WantedPool, build_wanted
+from pydra.slices.dropped import (
+    LIST_ATTRIBUTES,
+    Adoption,
+    adopt,
+    find_adoption,
+    has_list_attributes,
+    name_gates,
+    without_list_attributes,
+)
+from pydra.slices.events import (
+    FieldsDropped,
+    PoolInvalid,
+    PoolPublished,
+    PublishFailed,
+    SliceEvent,
+    SliceWritten,
+    WriteKind,
+)
+from pydra.slices.overlay import CacheState, Overlay
+from pydra.slices.pace import PUBLISH_PACE, REPAIR_PACE, Pace, retry_pause
+from pydra.slices.plan import Create, Delete, Owner, Plan, Update, check_pool, plan_slices
+
+log = logging.getLogger(__name__)
+
+SETTLE_SECONDS = 0.1
+"""A wipe is one event per slice: mended in one round when they have all come."""
+LOOK_PERIOD = 600.0
+
+
+class SliceCache(CacheState, Protocol):
+    """The watch cache of this driver's and node's slices; see `slice_selector`."""
+
+    @property
+    def objects(self) -> Mapping[tuple[str, str], JsonObject]:
+        """By namespace and name."""
+        ...
+
+    async def wait_synced(self) -> None:
+        """Return when the first list is there."""
+        ...
+
+    def subscribe(self, callback: Callable[[WatchEvent], None]) -> None:
+        """Have it called after each change of the cache."""
+        ...
+
+
+class SliceClient(Protocol):
+    """The part of a KubeClient that is used here."""
+
+    async def get(self, resource: Resource, name: str, *, namespace: str = "") -> JsonObject: ...  # noqa: D102
+    async def create(self, resource: Resource, body: JsonObject, *, namespace: str = "") -> JsonObject: ...  # noqa: D102
+    async def replace(  # noqa: D102
+        self, resource: Resource, name: str, body: JsonObject, *, namespace: str = "", subresource: str = ""
+    ) -> JsonObject: ...
+    async def delete(  # noqa: D102
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        namespace: str = "",
+        uid: str = "",
+        resource_version: str = "",
+        grace_period: int | None = None,
+    ) -> None: ...
+
+
+def slice_selector(driver: str, node: str) -> str:
+    """The field selector of the cache that a reconciler needs."""
+    return f"spec.driver={driver},spec.nodeName={node}"
+
+
+class SliceReconciler:
+    """One driver's pool on one node. `publish` says what is wanted, `run` brings it about."""
+
+    def __init__(
+        self,
+        client: SliceClient,
+        cache: SliceCache,
+        *,
+        driver: str,
+        node: str,
+        report: Callable[[SliceEvent], None] = lambda _: None,
+        repair_pace: Pace = REPAIR_PACE,
+        publish_pace: Pace = PUBLISH_PACE,
+        uniform: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._client = client
+        self._cache = cache
+        self._driver = driver
+        self._node = node
+        self._report = report
+        self._uniform = uniform
+        self._pool: Pool | None = None
+        self._wanted: WantedPool | None = None
+        self._decided = False  # whether anything was published: until then, nothing of the former agent is touched
+        self._achieved: WantedPool | None = None
+        self._settled = False
+        self._adoptions: dict[int, Adoption] = {}
+        self._overlay = Overlay()
+        self._owner: Owner | None = None
+        self._repairs = repair_pace
+        self._publishes = publish_pace
+        self._failures = 0
+        self._not_before = -math.inf
+        self._due = math.inf
+        self._wake = anyio.Event()
+        cache.subscribe(self._notice)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the API had, at the last look, all that is wanted."""
+        return self._settled
+
+    def publish(self, pool: Pool | None) -> None:
+        """Want this pool, whole, from now on; None: no slice at all. Returns at once; the same again costs nothing."""
+        if self._decided and pool == self._pool:
+            return
+        if pool is not None and (problems := check_pool(pool)):
+            log.error("pool %s is not published: %s", pool.name, "; ".join(problems))
+            self._report(PoolInvalid(pool=pool.name, problems=problems))
+            return
+        self._pool, self._decided, self._settled = pool, True, False
+        self._wanted = None if pool is None else build_wanted(pool, driver=self._driver, node=self._node)
+        self._failures, self._not_before = 0, -math.inf
+        now = anyio.current_time()
+        self._look_at(self._publishes.next_at(now))
+
+    async def run(self) -> None:
+        """Reconcile until cancelled. What the API server refuses is reported and tried again, and never ends it."""
+        await self._cache.wait_synced()
+        while True:
+            await self._wait_due()
+            try:
+                await self._look()
+            except KubeError as error:
+                self._fail(error)
+
+    def _notice(self, event: WatchEvent) -> None:
+        if self._overlay.caused(event):
+            return
+        if event.type is WatchEventType.DELETED:
+            self._owner = None  # it may have gone with a Node that has another uid now
+        now = anyio.current_time()
+        self._look_at(max(now + SETTLE_SECONDS, self._repairs.next_at(now)))
+
+    def _look_at(self, when: float) -> None:
+        self._due = min(self._due, when)
+        self._wake.set()
+
+    async def _wait_due(self) -> None:
+        while True:
+            pause = max(self._due if self._decided else math.inf, self._not_before) - anyio.current_time()
+            if pause <= 0:
+                break
+            self._wake = anyio.Event()
+            with anyio.move_on_after(pause if pause < math.inf else None):
+                await self._wake.wait()
+        self._due = anyio.current_time() + LOOK_PERIOD
+
+    async def _look(self) -> None:
+        wanted = self._wanted
+        if wanted is not None and self._owner is None:
+            self._owner = await self._fetch_owner()
+        observed = self._overlay.look(self._cache.objects.values(), self._cache)
+        adopted = None if wanted is None else adopt(wanted, self._adoptions)
+        plan = plan_slices(adopted, observed, owner=self._owner)
+        if len(plan):
+            self._settled = False
+            self._count_round(repair=self._achieved is wanted is not None)
+            await self._apply(plan, wanted)
+        if wanted is not self._wanted:
+            return  # published anew meanwhile: the next look is due already
+        self._failures = 0
+        if not self._settled:
+            self._settle(wanted, plan)
+
+    def _count_round(self, *, repair: bool) -> None:
+        now = anyio.current_time()
+        if repair:
+            self._repairs = self._repairs.after(now)
+        else:
+            self._publishes = self._publishes.after(now)
+
+    def _settle(self, wanted: WantedPool | None, plan: Plan) -> None:
+        self._achieved, self._settled = wanted, True
+        slices = 0 if wanted is None else len(wanted.slices)
+        devices = 0 if self._pool is None else len(self._pool.devices)
+        name = self._node if wanted is None else wanted.name
+        log.info("pool %s is published: %d slices, %d devices, %d writes", name, slices, devices, len(plan))
+        self._report(PoolPublished(pool=name, generation=plan.generation, slices=slices, devices=devices))
+
+    async def _apply(self, plan: Plan, wanted: WantedPool | None) -> None:
+        """Write in the plan's order; the first error ends the round, and the rest is planned anew."""
+        for delete in plan.deletes:
+            await self._delete(delete)
+        writes: tuple[Update | Create, ...] = (*plan.updates, *plan.creates)
+        for write in writes:
+            if wanted is None or wanted is not self._wanted:
+                return
+            try:
+                answer = await self._write(write)
+            except Invalid as error:
+                if not self._drop_lists(error, wanted, write.index):
+                    raise
+                self._look_at(anyio.current_time())
+                return
+            self._overlay.note_write(answer, self._cache)
+            self._adopt(wanted, write, answer)
+
+    async def _write(self, write: Update | Create) -> JsonObject:
+        if isinstance(write, Update):
+            answer = await self._client.replace(RESOURCE_SLICES, write.name, write.body)
+            kind = WriteKind.UPDATE
+        else:
+            answer = await self._client.create(RESOURCE_SLICES, write.body)
+            kind = WriteKind.CREATE
+        self._report(SliceWritten(pool=write.body["spec"]["pool"]["name"], name=answer["metadata"]["name"], kind=kind))
+        return answer
+
+    async def _delete(self, delete: Delete) -> None:
+        try:
+            await self._client.delete(
+                RESOURCE_SLICES, delete.name, uid=delete.uid, resource_version=delete.resource_version
+            )
+        except NotFound:
+            log.debug("slice %s is gone already", delete.name)
+        self._overlay.note_delete(delete.uid)
+        self._report(SliceWritten(pool=delete.pool, name=delete.name, kind=WriteKind.DELETE))
+
+    def _adopt(self, wanted: WantedPool, write: Update | Create, answer: JsonObject) -> None:
+        adoption = find_adoption(wanted.slices[write.index], write.body, answer)
+        if adoption is not None:
+            self._adoptions[write.index] = adoption
+            self._tell_dropped(wanted, write.index, name_gates(write.body["spec"], answer["spec"]))
+
+    def _drop_lists(self, error: Invalid, wanted: WantedPool, index: int) -> bool:
+        """With the gate for list attributes off, the server empties such an attribute and refuses the slice for it."""
+        asked = wanted.slices[index]
+        if index in self._adoptions or "attributes" not in str(error) or not has_list_attributes(asked):
+            return False
+        self._adoptions[index] = Adoption(asked=asked, stored=without_list_attributes(asked))
+        self._tell_dropped(wanted, index, (LIST_ATTRIBUTES,))
+        return True
+
+    def _tell_dropped(self, wanted: WantedPool, index: int, gates: tuple[str, ...]) -> None:
+        dropped = FieldsDropped(pool=wanted.name, index=index, gates=gates)
+        log.warning("%s", dropped)
+        self._report(dropped)
+
+    def _fail(self, error: KubeError) -> None:
+        self._failures += 1
+        self._settled = False
+        shortest, longest = retry_pause(error, self._failures)
+        pause = self._uniform(shortest, longest)
+        now = anyio.current_time()
+        self._not_before = now + pause
+        self._look_at(max(self._not_before, self._repairs.next_at(now)))
+        pool = self._wanted.name if self._wanted is not None else self._node
+        level = logging.INFO if isinstance(error, Conflict) else logging.WARNING
+        log.log(level, "pool %s could not be published, trying again in %.1f s: %s", pool, pause, error)
+        self._report(PublishFailed(pool=pool, error=error, pause=pause))
+
+    async def _fetch_owner(self) -> Owner:
+        node = await self._client.get(NODES, self._node)
+        return Owner(name=self._node, uid=node["metadata"]["uid"])
