@@ -1,0 +1,121 @@
+"""Opaque configuration: the claim author's parameters to values of the backend's own types, strictly.
+
+Pure. A parameters object names its type by `apiVersion` and `kind`; the backend's CONFIG_TYPES says
+which Struct that is. All faults of all configs come back in one `InvalidConfig`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from pydra.backends.mismatches import find_mismatches
+from pydra.backends.wording import show, suggest
+from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig
+from pydra.errors import InvalidConfig
+
+ConfigTypes = Mapping[str, type[Any]]
+"""From `"group/version/Kind"` to the Struct of that kind."""
+
+_HEADER = ("apiVersion", "kind")
+
+
+def decode_config(config: OpaqueConfig, types: ConfigTypes) -> Any:
+    """The config as a value of its type. Raises InvalidConfig with every fault."""
+    problems = find_config_problems(config.parameters, types)
+    if problems:
+        raise InvalidConfig(tuple(f"{config.position}: {problem}" for problem in problems))
+    return _convert(config.parameters, types)
+
+
+def decode_claim(claim: Claim, types: ConfigTypes) -> Claim:
+    """The claim with every config decoded. Raises InvalidConfig with the faults of all its devices.
+
+    A config that several devices share is decoded, and reported, once.
+    """
+    decoded: dict[tuple[str, bytes], Any] = {}
+    problems: dict[str, None] = {}
+    devices = []
+    for device in claim.devices:
+        values = []
+        for config in device.configs:
+            key = (config.position, msgspec.json.encode(config.parameters))
+            if key not in decoded:
+                try:
+                    decoded[key] = decode_config(config, types)
+                except InvalidConfig as error:
+                    problems |= dict.fromkeys(error.problems)
+                    continue
+            values.append(decoded[key])
+        devices.append(msgspec.structs.replace(device, configs=tuple(values)))
+    if problems:
+        raise InvalidConfig(tuple(problems))
+    return msgspec.structs.replace(claim, devices=tuple(devices))
+
+
+def decode_what_fits(claim: Claim, types: ConfigTypes) -> Claim:
+    """The claim with the configs that still decode, the others left out: undoing never fails for a config."""
+    return msgspec.structs.replace(claim, devices=tuple(_with_what_fits(device, types) for device in claim.devices))
+
+
+def find_config_problems(parameters: Any, types: ConfigTypes) -> tuple[str, ...]:
+    """Every fault of one parameters object, each with its path; empty when it decodes."""
+    if not isinstance(parameters, Mapping):
+        return (f"$: found {show(parameters)}, allowed: an object",)
+    kind = _kind_of(parameters)
+    if kind not in types:
+        return _kind_problems(parameters, types)
+    wanted = types[kind]
+    value = _body(parameters, wanted)
+    problems = find_mismatches(value, wanted)
+    if problems:
+        return problems
+    try:
+        msgspec.convert(value, wanted)
+    except msgspec.ValidationError as error:  # a rule across fields, from the type's __post_init__
+        message, _, path = str(error).partition(" - at `")
+        return (f"{path.rstrip('`') or '$'}: {message}",)
+    return ()
+
+
+def _convert(parameters: Mapping[str, Any], types: ConfigTypes) -> Any:
+    wanted = types[_kind_of(parameters)]
+    return msgspec.convert(_body(parameters, wanted), wanted)
+
+
+def _kind_of(parameters: Mapping[str, Any]) -> str:
+    return f"{parameters.get('apiVersion', '')}/{parameters.get('kind', '')}"
+
+
+def _body(parameters: Mapping[str, Any], wanted: type[Any]) -> dict[str, Any]:
+    """The parameters without `apiVersion` and `kind`, unless the type itself has fields or a tag of that name."""
+    struct_config = wanted.__struct_config__
+    own = {*wanted.__struct_encode_fields__, struct_config.tag_field}
+    return {name: value for name, value in parameters.items() if name not in _HEADER or name in own}
+
+
+def _kind_problems(parameters: Mapping[str, Any], types: ConfigTypes) -> tuple[str, ...]:
+    allowed = ", ".join(sorted(types)) or "none, this backend takes no configuration"
+    absent = [f"$.{name}: missing" for name in _HEADER if name not in parameters]
+    if absent:
+        return tuple(f"{problem}, allowed (apiVersion/kind): {allowed}" for problem in absent)
+    found = _kind_of(parameters)
+    hint = suggest(found, types)
+    versions, kinds = {kind.rpartition("/")[0] for kind in types}, {kind.rpartition("/")[2] for kind in types}
+    wrong = [
+        f"$.{name}: found {show(parameters[name])}"
+        for name, known in zip(_HEADER, (versions, kinds), strict=True)
+        if str(parameters[name]) not in known
+    ] or [f"$: found {show(found)}"]
+    return tuple(f"{problem}{hint}, allowed (apiVersion/kind): {allowed}" for problem in wrong)
+
+
+def _with_what_fits(device: AllocatedDevice, types: ConfigTypes) -> AllocatedDevice:
+    fitting = (
+        _convert(config.parameters, types)
+        for config in device.configs
+        if not find_config_problems(config.parameters, types)
+    )
+    return msgspec.structs.replace(device, configs=tuple(fitting))

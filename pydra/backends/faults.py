@@ -1,0 +1,127 @@
+"""Errors as data: what a backend raised, as it crosses to the agent, and as the agent raises it again.
+
+Pure. Nothing is pickled: an error arrives as one of pydra's own, with the backend's message and,
+for the log, its traceback. Vendor exceptions need not exist in the agent.
+"""
+
+from __future__ import annotations
+
+import traceback
+from enum import Enum
+
+import msgspec
+
+from pydra.errors import (
+    BackendError,
+    ClaimError,
+    ContractError,
+    DeviceInUse,
+    EditConflict,
+    InvalidConfig,
+    NotAllocated,
+    PydraError,
+    Replaced,
+    TerminalError,
+    UnknownDevice,
+)
+
+MAX_MESSAGE = 4096
+MAX_TRACEBACK = 64 * 1024
+
+
+class FaultKind(Enum):
+    """Which error of pydra's tree it is; `CANCELLED` answers a cancelled call."""
+
+    CLAIM = "claim"
+    TERMINAL = "terminal"
+    INVALID_CONFIG = "invalid_config"
+    UNKNOWN_DEVICE = "unknown_device"
+    DEVICE_IN_USE = "device_in_use"
+    EDIT_CONFLICT = "edit_conflict"
+    NOT_ALLOCATED = "not_allocated"
+    REPLACED = "replaced"
+    CONTRACT = "contract"
+    BACKEND = "backend"
+    CANCELLED = "cancelled"
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One error: `problems` for the kinds that list them, `device` and `holder` for a device in use."""
+
+    kind: FaultKind
+    message: str = ""
+    problems: tuple[str, ...] = ()
+    device: str = ""
+    holder: str = ""
+    traceback: str = ""
+
+
+# Subclasses before their bases: the first match names the kind.
+_KINDS: tuple[tuple[type[ClaimError], FaultKind], ...] = (
+    (TerminalError, FaultKind.TERMINAL),
+    (InvalidConfig, FaultKind.INVALID_CONFIG),
+    (UnknownDevice, FaultKind.UNKNOWN_DEVICE),
+    (DeviceInUse, FaultKind.DEVICE_IN_USE),
+    (EditConflict, FaultKind.EDIT_CONFLICT),
+    (NotAllocated, FaultKind.NOT_ALLOCATED),
+    (Replaced, FaultKind.REPLACED),
+)
+
+
+def build_fault(error: BaseException) -> Fault:
+    """The error as data, of bounded size whatever the backend put into it."""
+    trace = _clip("".join(traceback.format_exception(error)), MAX_TRACEBACK, keep_end=True)
+    match error:
+        case DeviceInUse(device=str(device), holder=str(holder)):
+            return Fault(kind=FaultKind.DEVICE_IN_USE, device=device, holder=holder, traceback=trace)
+        case InvalidConfig(problems=problems):
+            return Fault(kind=FaultKind.INVALID_CONFIG, problems=_clip_all(problems), traceback=trace)
+        case ContractError(violations=violations):
+            return Fault(kind=FaultKind.CONTRACT, problems=_clip_all(violations), traceback=trace)
+        case ClaimError():
+            return Fault(kind=_claim_kind(error), message=_clip(_text(error), MAX_MESSAGE), traceback=trace)
+        case _:
+            message = f"{type(error).__name__}: {_text(error)}".removesuffix(": ")
+            return Fault(kind=FaultKind.BACKEND, message=_clip(message, MAX_MESSAGE), traceback=trace)
+
+
+def parse_fault(fault: Fault, backend: str, doing: str) -> PydraError:
+    """The error that the agent raises for it; `doing` says what failed, such as `prepare`."""
+    match fault.kind:
+        case FaultKind.DEVICE_IN_USE:
+            return DeviceInUse(fault.device, fault.holder)
+        case FaultKind.INVALID_CONFIG:
+            return InvalidConfig(fault.problems)
+        case FaultKind.CONTRACT:
+            return ContractError(backend, fault.problems)
+        case FaultKind.BACKEND | FaultKind.CANCELLED:
+            return BackendError(backend, f"{doing} failed: {fault.message}", details=fault.traceback)
+        case kind:
+            types = {known: error_type for error_type, known in _KINDS}
+            return types.get(kind, ClaimError)(fault.message)
+
+
+def _claim_kind(error: ClaimError) -> FaultKind:
+    for error_type, kind in _KINDS:
+        if isinstance(error, error_type) and kind is not FaultKind.DEVICE_IN_USE:
+            return kind
+    return FaultKind.CLAIM if error.retryable else FaultKind.TERMINAL
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - a vendor's __str__ may do anything; part of the call boundary
+        return f"(its message cannot be read: {type(broken).__name__})"
+
+
+def _clip_all(problems: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_clip(str(problem), MAX_MESSAGE) for problem in problems[:100])
+
+
+def _clip(text: str, limit: int, *, keep_end: bool = False) -> str:
+    """At most `limit` characters, every one of them encodable as UTF-8."""
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    if len(text) <= limit:
+        return text
+    return "..." + text[-limit:] if keep_end else text[:limit] + "..."

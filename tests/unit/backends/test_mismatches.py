@@ -1,0 +1,143 @@
+"""Every mismatch is found, with its path, and nothing that msgspec would accept is called one."""
+
+from __future__ import annotations
+
+import datetime
+import enum
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Meta
+
+from pydra.backends.mismatches import find_mismatches
+from pydra.devices import Device
+
+
+class Interval(enum.Enum):
+    DEFAULT = "Default"
+    SHORT = "Short"
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    device: str
+    percent: Annotated[int, Meta(ge=1, le=100)] = 100
+
+
+class TimeSlicing(msgspec.Struct, frozen=True, kw_only=True, tag="TimeSlicing", tag_field="strategy"):
+    interval: Interval = Interval.DEFAULT
+
+
+class Mps(msgspec.Struct, frozen=True, kw_only=True, tag="MPS", tag_field="strategy"):
+    limits: tuple[Limit, ...] = ()
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    sharing: TimeSlicing | Mps | None = None
+    name: Annotated[str, Meta(min_length=1, max_length=5, pattern="^[a-z]+$")] = "a"
+    factor: Annotated[float, Meta(gt=0, multiple_of=0.5)] = 1.0
+    mode: Literal["fast", "safe"] = "safe"
+    labels: dict[str, int] = {}
+    pair: tuple[int, str] | None = None
+    size: int | str = 1
+    until: datetime.datetime | None = None
+    enabled: bool = True
+
+
+@pytest.mark.parametrize(
+    ("value", "problems"),
+    [
+        ({}, []),
+        ({"sharing": None, "size": "1Gi", "pair": [1, "x"], "factor": 2}, []),
+        ([], ["$: found a list of 0, allowed: an object"]),
+        ({"enabled": "yes"}, ['$.enabled: found "yes", allowed: true or false']),
+        ({"enabled": 1}, ["$.enabled: found 1, allowed: true or false"]),
+        (
+            {"shering": 1},
+            [
+                '$.shering: unknown field (did you mean "sharing"?), allowed: enabled, factor, labels, mode, name, '
+                "pair, sharing, size, until"
+            ],
+        ),
+        (
+            {"sharing": {"strategy": "TimeSlicing", "interval": "fast"}},
+            ['$.sharing.interval: found "fast", allowed: "Default", "Short"'],
+        ),
+        (
+            {"sharing": {"strategy": "Mps"}},
+            ['$.sharing.strategy: found "Mps" (did you mean "MPS"?), allowed: "MPS", "TimeSlicing"'],
+        ),
+        ({"sharing": {}}, ['$.sharing.strategy: missing, allowed: "MPS", "TimeSlicing"']),
+        ({"sharing": {"strategy": ["x"]}}, ['$.sharing.strategy: found a list of 1, allowed: "MPS", "TimeSlicing"']),
+        (
+            {"sharing": {"strategy": "MPS", "limits": [{"device": "a"}, {"percent": 101}]}},
+            [
+                "$.sharing.limits[1].device: missing, allowed: a string",
+                "$.sharing.limits[1].percent: found 101, allowed: an integer >= 1 and <= 100",
+            ],
+        ),
+        (
+            {"sharing": {"strategy": "MPS", "interval": "Short"}},
+            ["$.sharing.interval: unknown field, allowed: limits, strategy"],
+        ),
+        ({"name": ""}, ['$.name: found "", allowed: a string of 1 to 5 characters that matches ^[a-z]+$']),
+        ({"name": "A"}, ['$.name: found "A", allowed: a string of 1 to 5 characters that matches ^[a-z]+$']),
+        ({"factor": 0.7}, ["$.factor: found 0.7, allowed: a number > 0 and a multiple of 0.5"]),
+        ({"mode": "quick"}, ['$.mode: found "quick", allowed: "fast", "safe"']),
+        ({"labels": {"a": "1", "b c": None}}, ['$.labels.a: found "1", allowed: an integer',
+                                               '$.labels["b c"]: found null, allowed: an integer']),
+        ({"pair": [1]}, ["$.pair: found a list of 1, allowed: a list of exactly 2"]),
+        ({"pair": [1, 2]}, ["$.pair[1]: found 2, allowed: a string"]),
+        ({"size": []}, ["$.size: found a list of 0, allowed: an integer or a string"]),
+        ({"until": "noon"}, ['$.until: found "noon", allowed: a datetime']),
+        ({"name": 5, "mode": 6, "x": 7},
+         ["$.x: unknown field, allowed: enabled, factor, labels, mode, name, pair, sharing, size, until",
+          "$.name: found 5, allowed: a string of 1 to 5 characters that matches ^[a-z]+$",
+          '$.mode: found 6, allowed: "fast", "safe"']),
+    ],
+)  # fmt: skip
+def test_all_mismatches_are_told_with_what_is_allowed(value: Any, problems: list[str]) -> None:
+    assert list(find_mismatches(value, Config)) == problems
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-5, 200)
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["a", "MPS", "fast"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["sharing", "strategy", "limits", "device", "pair", "size", "x"]), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*Config.__struct_fields__, "x"]), json_values))
+def test_what_has_no_mismatch_decodes_and_what_does_not_decode_has_one(value: dict[str, Any]) -> None:
+    mismatches = find_mismatches(value, Config)
+    try:
+        msgspec.convert(value, Config)
+    except msgspec.ValidationError:
+        assert mismatches
+    else:
+        assert all("unknown field" in mismatch for mismatch in mismatches)
+
+
+def test_the_contracts_own_values_pass() -> None:
+    device = {
+        "name": "a",
+        "attributes": {"v": {"version": "1.0.0"}, "n": 1, "l": [1, 2]},
+        "capacity": {"m": {"value": "1Gi"}},
+    }
+    assert find_mismatches(device, Device) == ()
+
+
+def test_a_value_as_long_as_a_claim_is_shown_shortened() -> None:
+    (mismatch,) = find_mismatches({"mode": "x" * 100_000}, Config)
+    assert len(mismatch) < 200

@@ -1,0 +1,121 @@
+"""Frames survive every way of being cut up, and malformed bytes are named as such."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydra.backends.faults import Fault, FaultKind
+from pydra.backends.wire import (
+    MAX_FRAME,
+    Call,
+    Cancel,
+    Failure,
+    FrameSplitter,
+    Heartbeat,
+    Hello,
+    Message,
+    Method,
+    Refusal,
+    Reply,
+    ToAgent,
+    ToBackend,
+    WireError,
+    build_frame,
+    build_result,
+    parse_to_agent,
+    parse_to_backend,
+)
+from pydra.cdi.edits import ContainerEdits, DeviceNode
+from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
+
+CLAIM = Claim(
+    uid="u",
+    namespace="ns",
+    name="c",
+    devices=(
+        AllocatedDevice(
+            request="gpu/big",
+            pool="node",
+            device="gpu-0",
+            share_id="s",
+            consumed_capacity={"memory": "1Gi"},
+            admin_access=True,
+            configs=(OpaqueConfig(source="FromClaim", position="config[0]", parameters={"kind": "K", "n": [1, None]}),),
+        ),
+        AllocatedDevice(request="gpu", pool="node", device="gpu-1"),
+    ),
+)
+PREPARED = CLAIM.devices[0].prepared(
+    ContainerEdits(env={"A": "b"}, device_nodes=(DeviceNode(path="/dev/x"),)), {"n": 1}
+)
+
+TO_BACKEND = [
+    Call(id=1, method=Method.DISCOVER),
+    Call(id=2, method=Method.PREPARE, claim=CLAIM),
+    Call(id=3, method=Method.UNPREPARE, claim=CLAIM, prepared=(PREPARED,)),
+    Cancel(id=2**60),
+]
+TO_AGENT = [
+    Hello(driver="d", methods=tuple(Method), config_kinds=("a/v1/K",), device_classes={"c": {"selectors": [1]}}),
+    Refusal(fault=Fault(kind=FaultKind.CONTRACT, problems=("a", "b")), final=True),
+    Failure(id=4, fault=Fault(kind=FaultKind.DEVICE_IN_USE, device="d", holder="h", traceback="t")),
+    Heartbeat(),
+]
+
+messages = st.sampled_from([*TO_BACKEND, *TO_AGENT])
+
+
+@pytest.mark.parametrize("message", TO_BACKEND, ids=lambda message: str(getattr(message, "method", message)))
+def test_what_the_agent_sends_is_what_the_backend_reads(message: Call | Cancel) -> None:
+    assert parse_to_backend(bytes(build_frame(message)[4:])) == message
+
+
+@pytest.mark.parametrize("message", TO_AGENT, ids=lambda message: type(message).__name__)
+def test_what_the_backend_sends_is_what_the_agent_reads(message: Hello | Refusal | Failure | Heartbeat) -> None:
+    assert parse_to_agent(bytes(build_frame(message)[4:])) == message
+
+
+def test_a_result_travels_undecoded() -> None:
+    sent = Reply(id=7, result=build_result((PREPARED,)))
+    arrived = parse_to_agent(bytes(build_frame(sent)[4:]))
+    assert isinstance(arrived, Reply)
+    assert msgspec.msgpack.decode(arrived.result, type=tuple[PreparedDevice, ...]) == (PREPARED,)
+
+
+@given(st.lists(messages, max_size=6), st.lists(st.integers(0, 500), max_size=20))
+def test_frames_are_found_however_the_stream_is_cut(sent: list[Message], cuts: list[int]) -> None:
+    frames = [bytes(build_frame(message)) for message in sent]
+    stream = b"".join(frames)
+    edges = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
+    splitter = FrameSplitter()
+    bodies = [body for start, end in itertools.pairwise(edges) for body in splitter.feed(stream[start:end])]
+    assert bodies == [frame[4:] for frame in frames]
+    assert splitter.pending == 0
+
+
+@given(st.binary(max_size=200))
+def test_arbitrary_bytes_are_messages_or_a_wire_error(data: bytes) -> None:
+    for parse, types in ((parse_to_agent, ToAgent), (parse_to_backend, ToBackend)):
+        with contextlib.suppress(WireError):
+            assert isinstance(parse(data), types)
+
+
+def test_a_length_beyond_the_limit_is_refused_before_anything_is_buffered() -> None:
+    with pytest.raises(WireError, match=f"the limit is {MAX_FRAME} bytes"):
+        FrameSplitter().feed((MAX_FRAME + 1).to_bytes(4, "big"))
+
+
+def test_a_message_beyond_the_limit_is_not_sent() -> None:
+    with pytest.raises(WireError, match="over the limit"):
+        build_frame(Reply(id=1, result=build_result("x" * (MAX_FRAME + 1))))
+
+
+def test_the_largest_frame_passes() -> None:
+    body = b"x" * MAX_FRAME
+    assert FrameSplitter().feed(MAX_FRAME.to_bytes(4, "big") + body) == [body]
