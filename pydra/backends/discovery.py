@@ -1,0 +1,90 @@
+"""Finds the installed backends by their entry points, without importing any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import EntryPoint, entry_points
+
+import msgspec
+
+from pydra.backends.protocol import ENTRY_POINT_GROUP
+from pydra.backends.wording import suggest
+from pydra.errors import SettingsError
+
+
+class BackendSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a backend comes from: `reference` is `module:attribute` (`module:` for the module itself).
+
+    `distribution` and `version` are empty for a reference that was given directly.
+    """
+
+    name: str
+    reference: str
+    distribution: str = ""
+    version: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.distribution} {self.version})" if self.distribution else self.name
+
+
+def list_backends() -> tuple[BackendSource, ...]:
+    """Every installed backend, by name. A name that two distributions claim appears twice."""
+    return build_sources(entry_points(group=ENTRY_POINT_GROUP))
+
+
+def find_backend(name: str) -> BackendSource:
+    """The backend of this name, or the one that `module:attribute` refers to. Raises SettingsError."""
+    return choose_backend(name, list_backends())
+
+
+def refresh_source(source: BackendSource) -> BackendSource:
+    """The same backend as it is installed now; unchanged when it cannot be found, as in mid-upgrade."""
+    if not source.distribution:
+        return source
+    try:
+        return find_backend(source.name)
+    except SettingsError:
+        return source
+
+
+def build_sources(points: Iterable[EntryPoint]) -> tuple[BackendSource, ...]:
+    """Entry points as sources, sorted; a distribution that is on the path twice counts once."""
+    sources = {
+        BackendSource(
+            name=point.name,
+            reference=point.value,
+            distribution=point.dist.name if point.dist else "",
+            version=point.dist.version if point.dist else "",
+        )
+        for point in points
+    }
+    return tuple(sorted(sources, key=lambda one: (one.name, one.distribution, one.version, one.reference)))
+
+
+def choose_backend(name: str, installed: Iterable[BackendSource]) -> BackendSource:
+    """The source that `name` means among the installed ones. Pure. Raises SettingsError."""
+    if ":" in name:
+        return _direct(name)
+    installed = tuple(installed)
+    found = [source for source in installed if source.name == name]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        claimants = " and ".join(f"{one.distribution} {one.version} ({one.reference})" for one in found)
+        raise SettingsError([f"backend {name} is provided by {claimants}; uninstall all but one"])
+    names = sorted({source.name for source in installed})
+    listed = f"installed: {', '.join(names)}" if names else "none is installed"
+    raise SettingsError(
+        [
+            f"backend {name} is not installed{suggest(name, names)} ({listed}); "
+            f"install the distribution that provides it, usually `pip install pydra-{name}`"
+        ]
+    )
+
+
+def _direct(reference: str) -> BackendSource:
+    module, _, attribute = reference.partition(":")
+    words = [*module.split("."), *(attribute.split(".") if attribute else ())]
+    if not all(word.isidentifier() for word in words):
+        raise SettingsError([f"backend {reference} is neither the name of a backend nor module:attribute"])
+    return BackendSource(name=module.rpartition(".")[2].replace("_", "-"), reference=reference)

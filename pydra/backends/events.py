@@ -1,0 +1,131 @@
+"""What the supervision of a backend has to tell: facts, events, statistics. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, TypeAlias
+
+import msgspec
+
+from pydra.backends.diagnosis import Diagnosis, Flight
+from pydra.backends.guilt import Condemned
+from pydra.backends.wire import Method
+from pydra.claims.model import Claim
+
+
+class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """A backend that can be called. `driver` is its default driver name, empty when the settings must give one."""
+
+    name: str
+    distribution: str
+    version: str
+    driver: str
+    methods: tuple[Method, ...]
+    config_kinds: tuple[str, ...]
+    device_classes: Mapping[str, Any]
+
+
+class BackendReady(msgspec.Struct, frozen=True, kw_only=True):
+    """Its process can be called, `seconds` after it was spawned; `starts` counts from 1."""
+
+    backend: str
+    facts: BackendFacts
+    pid: int
+    starts: int
+    seconds: float
+
+
+class BackendEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """Its process is gone, with `flights` in flight; the next starts in `restart_in` seconds."""
+
+    backend: str
+    diagnosis: Diagnosis
+    flights: tuple[Flight, ...]
+    restart_in: float
+
+
+class BackendStartFailed(msgspec.Struct, frozen=True, kw_only=True):
+    """Its process could not be started, or `connect` failed; the next try is in `restart_in` seconds."""
+
+    backend: str
+    message: str
+    details: str
+    restart_in: float
+
+
+class BackendRefused(msgspec.Struct, frozen=True, kw_only=True):
+    """It cannot be loaded or breaks the contract; it is not started again."""
+
+    backend: str
+    violations: tuple[str, ...]
+    details: str
+
+
+class BackendUndead(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that SIGKILL did not end: it hangs in the kernel, usually in a device driver."""
+
+    backend: str
+    pid: int
+
+
+class AnswerRejected(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer broke the contract; `method` is None for an answer to no call."""
+
+    backend: str
+    method: Method | None
+    claim: Claim | None
+    violations: tuple[str, ...]
+
+
+class HintsFailed(msgspec.Struct, frozen=True, kw_only=True):
+    """`wait_changed` failed; changes are noticed by the periodic look only until it works again."""
+
+    backend: str
+    message: str
+    details: str
+
+
+class ClaimCondemned(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim killed the backend too often and is not let near it again."""
+
+    backend: str
+    claim: Claim
+    method: Method
+    message: str
+
+
+BackendEvent: TypeAlias = (
+    BackendReady
+    | BackendEnded
+    | BackendStartFailed
+    | BackendRefused
+    | BackendUndead
+    | AnswerRejected
+    | HintsFailed
+    | ClaimCondemned
+)
+
+
+class BackendState(Enum):
+    """Where a backend's process is in its life."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+    REFUSED = "refused"
+    STOPPED = "stopped"
+
+
+class BackendStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot. `endings` counts the ended processes by signal, `exit <status>` or cause."""
+
+    backend: str
+    state: BackendState
+    pid: int
+    starts: int
+    endings: Mapping[str, int]
+    in_flight: tuple[Flight, ...]
+    on_trial: bool
+    condemned: tuple[Condemned, ...]
+    undead: int

@@ -1,0 +1,279 @@
+"""Keeps one backend's process running: starts it, has its end judged, replaces it.
+
+Decisions are made in `diagnosis` and `guilt`, and applied here. Calls are made by `supervisor`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from pydra.backends.diagnosis import Cause, Diagnosis, Ending, diagnose
+from pydra.backends.discovery import BackendSource
+from pydra.backends.events import (
+    AnswerRejected,
+    BackendEnded,
+    BackendEvent,
+    BackendFacts,
+    BackendReady,
+    BackendRefused,
+    BackendStartFailed,
+    BackendState,
+    BackendStatistics,
+    BackendUndead,
+    ClaimCondemned,
+)
+from pydra.backends.faults import parse_fault
+from pydra.backends.guilt import Court, Verdict
+from pydra.backends.limits import Patience, RestartPolicy
+from pydra.backends.session import Session
+from pydra.backends.wire import Call, Hello, Refusal
+from pydra.errors import BackendDied, BackendTimeout, BackendUnavailable, ContractError, PydraError, TerminalError
+
+_log = logging.getLogger(__name__)
+_UNDEAD_LOOK_SECONDS = 5.0
+
+
+class Keeper:
+    """The state of one backend through the lives of its processes."""
+
+    def __init__(
+        self,
+        source: BackendSource,
+        *,
+        connect: float,
+        patience: Patience,
+        restarts: RestartPolicy,
+        environ: Mapping[str, str] | None,
+        refresh: Callable[[BackendSource], BackendSource],
+        report: Callable[[BackendEvent], None],
+    ) -> None:
+        self.court = Court(restarts.strikes)
+        self.facts: BackendFacts | None = None
+        self.refused: ContractError | None = None
+        self._source = source
+        self._connect = connect
+        self._patience = patience
+        self._restarts = restarts
+        self._environ = environ
+        self._refresh = refresh
+        self._report = report
+        self._state = BackendState.STARTING
+        self._why = "is not started yet"
+        self._session: Session | None = None
+        self._undead: list[Session] = []
+        self._starts = 0
+        self._endings: Counter[str] = Counter()
+        self._changed = anyio.Event()
+
+    # What callers ask
+
+    @property
+    def session(self) -> Session | None:
+        """The process, when it can be called."""
+        return self._session if self._session is not None and self._session.alive else None
+
+    @property
+    def starts(self) -> int:
+        """How many processes were started."""
+        return self._starts
+
+    def refuse_if_over(self) -> None:
+        """Raises ContractError or BackendUnavailable when waiting for the process is in vain."""
+        if self.refused is not None:
+            raise ContractError(self._source.name, self.refused.violations) from self.refused
+        if self._state is BackendState.STOPPED:
+            raise self.unavailable()
+
+    def unavailable(self) -> BackendUnavailable:
+        """The error that says why there is no process to call."""
+        waiting = "is busy finding out which of several calls ended its process" if self.court.in_session else ""
+        return BackendUnavailable(self._source.name, self._why or waiting or "cannot be called")
+
+    async def wait_changed(self) -> None:
+        """Wait until the answers to the questions above may have changed."""
+        await self._changed.wait()
+
+    def note_change(self) -> None:
+        """Wake whoever waits for one."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def statistics(self) -> BackendStatistics:
+        """A snapshot."""
+        session = self.session
+        return BackendStatistics(
+            backend=self._source.name,
+            state=self._state,
+            pid=session.pid if session is not None else 0,
+            starts=self._starts,
+            endings=dict(sorted(self._endings.items())),
+            in_flight=session.flights() if session is not None else (),
+            on_trial=self.court.in_session,
+            condemned=self.court.condemned(),
+            undead=sum(one.undead for one in self._undead),
+        )
+
+    # The lives
+
+    async def run(self) -> None:
+        """Until cancelled. After a refusal nothing is started any more: the same code would be refused again."""
+        failures = 0
+        try:
+            while True:
+                await self._wait_for_room()
+                began = time.monotonic()
+                event = await self._live_once()
+                if isinstance(event, BackendRefused):
+                    self._refuse(event)
+                    break
+                failures = 1 if time.monotonic() - began >= self._restarts.healthy else failures + 1
+                delay = self._restarts.delay(failures)
+                self._tell_down(msgspec.structs.replace(event, restart_in=delay))
+                await anyio.sleep(delay)
+                await self._look_for_upgrade()
+            await anyio.sleep_forever()
+        finally:
+            self._move(BackendState.STOPPED, "is stopped")
+
+    async def _wait_for_room(self) -> None:
+        """Unkillable processes hold the hardware; more of them would not help."""
+        while len(undead := [one for one in self._undead if one.undead]) >= self._restarts.undead:
+            pids = ", ".join(str(one.pid) for one in undead)
+            self._move(BackendState.DOWN, f"has {len(undead)} processes that the kernel cannot end (pids {pids})")
+            await anyio.sleep(_UNDEAD_LOOK_SECONDS)
+        self._undead = undead
+
+    async def _live_once(self) -> BackendEnded | BackendStartFailed | BackendRefused:
+        """One process from start to end, and what to tell of it."""
+        name = self._source.name
+        self._starts += 1
+        self._move(BackendState.STARTING, "is starting")
+        session = self._session = Session(
+            self._source, patience=self._patience, environ=self._environ, on_stray=self._reject_stray
+        )
+        try:
+            ending = await session.run(self._connect, self._greet)
+            if session.undead:
+                self._undead.append(session)
+                self._report(BackendUndead(backend=name, pid=session.pid))
+            if session.refusal is not None:
+                return _of_refusal(name, session.refusal)
+            return self._settle(session, ending)
+        except OSError as error:
+            message = f"cannot be started: {error}"
+            return BackendStartFailed(backend=name, message=message, details="", restart_in=0)
+        finally:
+            self._session = None
+            self._why = "is stopped"
+            for flight in session.flights():  # left over when the agent stops
+                session.conclude(flight.id, self.unavailable())
+
+    def _greet(self, session: Session, hello: Hello) -> None:
+        source = self._source
+        self.facts = BackendFacts(
+            name=source.name,
+            distribution=source.distribution,
+            version=source.version,
+            driver=hello.driver,
+            methods=hello.methods,
+            config_kinds=hello.config_kinds,
+            device_classes=hello.device_classes,
+        )
+        self._move(BackendState.READY, "")
+        _log.info("backend %s: ready in process %d after %.2f s", source, session.pid, session.age)
+        self._report(
+            BackendReady(
+                backend=source.name, facts=self.facts, pid=session.pid, starts=self._starts, seconds=session.age
+            )
+        )
+
+    def _settle(self, session: Session, ending: Ending) -> BackendEnded:
+        """Tell every caller that was in flight what became of its call."""
+        diagnosis = diagnose(ending)
+        self._endings[diagnosis.signal or _label(ending)] += 1
+        verdicts = self.court.hear(ending)
+        for flight in session.flights():
+            verdict = verdicts.get(flight.id, Verdict.BYSTANDER)
+            call = session.call_in_flight(flight.id)
+            if verdict is Verdict.GUILTY and call is not None:
+                session.conclude(flight.id, self._convict(call, ending, diagnosis))
+            else:
+                session.conclude(flight.id, verdict)
+        waiting = {flight.id for flight in session.flights()}
+        for call_id in verdicts.keys() - waiting:  # its caller has given up meanwhile
+            self.court.dismiss(call_id)
+        return BackendEnded(backend=self._source.name, diagnosis=diagnosis, flights=ending.flights, restart_in=0)
+
+    def _convict(self, call: Call, ending: Ending, diagnosis: Diagnosis) -> PydraError:
+        """The error of the guilty call; terminal when its claim is condemned by it."""
+        name = self._source.name
+        if call.claim is not None and self.court.convict(call.claim, call.method, diagnosis.line):
+            condemned = self.court.sentence(call.claim, call.method)
+            error = TerminalError(condemned.explain(name) if condemned else diagnosis.line)
+            _log.error("%s", error)
+            self._report(ClaimCondemned(backend=name, claim=call.claim, method=call.method, message=str(error)))
+            return error
+        match ending.cause:
+            case Cause.GARBLED:
+                return ContractError(name, [f"{call.method.value}: {diagnosis.line}"])
+            case Cause.WEDGED | Cause.SILENT:
+                elapsed = next((flight.elapsed for flight in ending.flights if flight.id == call.id), 0.0)
+                return BackendTimeout(name, call.method.value, round(elapsed, 1), details=diagnosis.report)
+            case _:
+                return BackendDied(name, diagnosis.line, details=diagnosis.report)
+
+    # What is told
+
+    def _refuse(self, event: BackendRefused) -> None:
+        self.refused = ContractError(self._source.name, event.violations)
+        self.refused.details = event.details
+        _log.error("%s\n%s", self.refused, event.details)
+        self._move(BackendState.REFUSED, "is refused")
+        self._report(event)
+
+    def _tell_down(self, event: BackendEnded | BackendStartFailed) -> None:
+        if isinstance(event, BackendEnded):
+            line, report = event.diagnosis.line, event.diagnosis.report
+        else:
+            line, report = event.message, f"{event.message}\n{event.details}".rstrip()
+        _log.error("backend %s, starting again in %.1f s: %s", self._source, event.restart_in, report)
+        self._move(BackendState.DOWN, f"{line}; it starts again {event.restart_in:.1f} s after that")
+        self._report(event)
+
+    def _reject_stray(self, call_id: int) -> None:
+        violation = f"an answer to call {call_id}, which is not in flight"
+        _log.error("backend %s: %s", self._source, violation)
+        self._report(AnswerRejected(backend=self._source.name, method=None, claim=None, violations=(violation,)))
+
+    def _move(self, state: BackendState, why: str) -> None:
+        self._state, self._why = state, why
+        self.note_change()
+
+    async def _look_for_upgrade(self) -> None:
+        """Another version is another backend: it is not judged by what its predecessor did."""
+        source = await anyio.to_thread.run_sync(self._refresh, self._source)
+        if source != self._source:
+            _log.info("backend %s: now %s", self._source, source)
+            self._source = source
+            self.court.amnesty()
+
+
+def _of_refusal(name: str, refusal: Refusal) -> BackendStartFailed | BackendRefused:
+    fault = refusal.fault
+    if refusal.final:
+        return BackendRefused(backend=name, violations=fault.problems, details=fault.traceback)
+    error = parse_fault(fault, name, "connect")
+    return BackendStartFailed(backend=name, message=str(error), details=fault.traceback, restart_in=0)
+
+
+def _label(ending: Ending) -> str:
+    if ending.cause is Cause.DIED and ending.status is not None:
+        return f"exit {ending.status}"
+    return ending.cause.value

@@ -1,0 +1,94 @@
+"""Answers the agent's calls in the backend's process: each call a task, each outcome a message.
+
+Plain asyncio instead of anyio: a child needs task groups and timeouts only, and stays smaller.
+The one place outside the agent's per-claim boundary where any exception is caught: whatever a
+backend raises, `SystemExit` included, costs the call that raised it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydra.backends.answers import find_answer_type_violations
+from pydra.backends.config import decode_claim, decode_what_fits
+from pydra.backends.faults import Fault, FaultKind, build_fault
+from pydra.backends.threads import account_for_threads, wait_ended
+from pydra.backends.wire import Call, Cancel, Failure, Method, Reply, ToAgent, ToBackend, WireError, build_result
+
+
+class CallServer:
+    """Runs calls side by side on the object that `connect` yielded (or the backend itself)."""
+
+    def __init__(
+        self,
+        backend: Any,
+        config_types: Mapping[str, type[Any]],
+        send: Callable[[ToAgent], None],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._backend = backend
+        self._config_types = config_types
+        self._send = send
+        self._tasks = tasks
+        self._running: dict[int, asyncio.Task[None]] = {}
+
+    def receive(self, message: ToBackend) -> None:
+        """Start or cancel a call."""
+        match message:
+            case Call(id=call_id, method=method):
+                task = self._tasks.create_task(self._serve(message), name=f"{method.value}#{call_id}")
+                self._running[call_id] = task
+                task.add_done_callback(lambda _: self._running.pop(call_id, None))
+            case Cancel(id=call_id) if call_id in self._running:
+                self._running[call_id].cancel()
+
+    def cancel_all(self) -> None:
+        """Ask every call to end."""
+        for task in self._running.values():
+            task.cancel()
+
+    async def _serve(self, call: Call) -> None:
+        answer = await self._answer(call)
+        try:
+            self._send(answer)
+        except WireError as error:
+            self._send(_broken(call, (f"{call.method.value} answered too much: {error}",)))
+
+    async def _answer(self, call: Call) -> Reply | Failure:
+        threads = account_for_threads()
+        try:
+            result = await self._perform(call)
+            violations = find_answer_type_violations(call.method, result)
+            if violations:
+                return _broken(call, violations)
+            return self._reply(call, result)
+        except asyncio.CancelledError as error:
+            await wait_ended(threads)
+            trace = build_fault(error).traceback
+            return Failure(
+                id=call.id, fault=Fault(kind=FaultKind.CANCELLED, message="it was cancelled", traceback=trace)
+            )
+        except BaseException as error:  # noqa: BLE001 - the child's call boundary
+            return Failure(id=call.id, fault=build_fault(error))
+
+    def _reply(self, call: Call, result: Any) -> Reply | Failure:
+        try:
+            return Reply(id=call.id, result=build_result(result))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            return _broken(call, (f"{call.method.value} returned what JSON cannot carry: {error}",))
+
+    async def _perform(self, call: Call) -> Any:
+        coroutine = getattr(self._backend, call.method.value)
+        match call:
+            case Call(method=Method.PREPARE, claim=claim) if claim is not None:
+                return await coroutine(decode_claim(claim, self._config_types))
+            case Call(method=Method.UNPREPARE, claim=claim) if claim is not None:
+                return await coroutine(decode_what_fits(claim, self._config_types), call.prepared)
+            case _:
+                return await coroutine()
+
+
+def _broken(call: Call, violations: tuple[str, ...]) -> Failure:
+    return Failure(id=call.id, fault=Fault(kind=FaultKind.CONTRACT, problems=violations))

@@ -1,0 +1,256 @@
+"""One backend as the agent sees it: its coroutines, called in the backend's process.
+
+A call survives the end of that process if it was not to blame for it. What a backend answers is
+checked here; errors that it raised arrive as pydra's own. Supervisors share nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import anyio
+import msgspec
+
+from pydra.backends.answers import (
+    find_inventory_violations,
+    find_prepared_violations,
+    find_sample_violations,
+    find_value_violations,
+)
+from pydra.backends.discovery import BackendSource, refresh_source
+from pydra.backends.events import AnswerRejected, BackendEvent, BackendFacts, BackendStatistics, HintsFailed
+from pydra.backends.faults import FaultKind, parse_fault
+from pydra.backends.guilt import Condemned
+from pydra.backends.keeper import Keeper
+from pydra.backends.limits import Deadlines, Patience, RestartPolicy
+from pydra.backends.session import Session
+from pydra.backends.wire import Call, Failure, Method, Reply
+from pydra.claims.model import Claim, PreparedDevice
+from pydra.devices import Inventory, Sample
+from pydra.errors import ContractError, PydraError, TerminalError
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_HINT_PAUSE_SECONDS = 0.1
+_HINT_RETRY_CAP_SECONDS = 60.0
+
+
+def ignore_event(event: BackendEvent) -> None:
+    """Report to nobody."""
+
+
+class BackendSupervisor:
+    """A backend, whatever becomes of its process. `run` must be running for calls to be answered.
+
+    Every call waits, within its deadline, for a process that is starting or being replaced. Errors
+    of calls: ClaimError and below as the backend raised them; ContractError for a wrong answer;
+    BackendTimeout, BackendDied, BackendUnavailable; TerminalError for a condemned claim;
+    BackendError for any other exception of the backend.
+    """
+
+    def __init__(
+        self,
+        source: BackendSource,
+        *,
+        deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
+        patience: Patience = Patience(),  # noqa: B008 - frozen
+        restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
+        environ: Mapping[str, str] | None = None,
+        refresh: Callable[[BackendSource], BackendSource] = refresh_source,
+        report: Callable[[BackendEvent], None] = ignore_event,
+    ) -> None:
+        self._name = source.name
+        self._deadlines = deadlines
+        self._report = report
+        self._keeper = Keeper(
+            source,
+            connect=deadlines.connect,
+            patience=patience,
+            restarts=restarts,
+            environ=environ,
+            refresh=refresh,
+            report=report,
+        )
+        self._ids = itertools.count(1)
+        self._hinted = anyio.Event()
+        self._hint_taken = anyio.Event()
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self._name
+
+    async def run(self) -> None:
+        """Until cancelled: keep the process running. Ends it in good order when cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._keep_hinting, name=f"hints of {self._name}")
+            tasks.start_soon(self._keeper.run, name=f"process of {self._name}")
+
+    async def wait_ready(self) -> BackendFacts:
+        """Wait until it can be called. Raises ContractError when it is refused, BackendUnavailable when stopped."""
+        while self._keeper.session is None or self._keeper.facts is None:
+            self._keeper.refuse_if_over()
+            await self._keeper.wait_changed()
+        return self._keeper.facts
+
+    # Its coroutines
+
+    async def discover(self) -> Inventory:
+        """The hardware as it is now."""
+        reply = await self._ask(self._new_call(Method.DISCOVER))
+        inventory = self._decode(reply, Inventory, Method.DISCOVER)
+        self._reject(Method.DISCOVER, find_inventory_violations(inventory))
+        return inventory
+
+    async def prepare(self, claim: Claim) -> tuple[PreparedDevice, ...]:
+        """One prepared device for each of the claim's, in their order."""
+        call = self._new_call(Method.PREPARE, claim)
+        reply = await self._ask(call)
+        prepared = self._decode(reply, tuple[PreparedDevice, ...], Method.PREPARE, claim)
+        self._reject(Method.PREPARE, find_prepared_violations(claim, prepared), claim)
+        order = {_identity(device): place for place, device in enumerate(claim.devices)}
+        return tuple(sorted(prepared, key=lambda device: order[_identity(device)]))
+
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice]) -> None:
+        """Undo."""
+        await self._ask(self._new_call(Method.UNPREPARE, claim, prepared))
+
+    async def measure(self) -> tuple[Sample, ...]:
+        """Numbers for `/metrics`; none when the backend does not measure."""
+        facts = await self.wait_ready() if self._keeper.facts is None else self._keeper.facts
+        if Method.MEASURE not in facts.methods:
+            return ()
+        reply = await self._ask(self._new_call(Method.MEASURE))
+        samples = self._decode(reply, tuple[Sample, ...], Method.MEASURE)
+        self._reject(Method.MEASURE, find_sample_violations(samples))
+        return samples
+
+    async def wait_changed(self) -> None:
+        """Wait until `discover` is worth calling: the backend says so, or its process was replaced."""
+        await self._hinted.wait()
+        self._hinted = anyio.Event()
+        self._hint_taken.set()
+
+    # About it
+
+    def statistics(self) -> BackendStatistics:
+        """A snapshot."""
+        return self._keeper.statistics()
+
+    def condemned(self) -> tuple[Condemned, ...]:
+        """The devices of claims that are not let near the backend any more."""
+        return self._keeper.court.condemned()
+
+    def pardon(self, uid: str) -> None:
+        """Forget what a claim did: it no longer exists."""
+        self._keeper.court.pardon(uid)
+
+    # Calls
+
+    def _new_call(self, method: Method, claim: Claim | None = None, prepared: Sequence[PreparedDevice] = ()) -> Call:
+        return Call(id=next(self._ids), method=method, claim=claim, prepared=tuple(prepared))
+
+    async def _ask(self, call: Call) -> Reply:
+        """Call until there is an answer; several times only if the process ended through no fault of this call."""
+        court, method = self._keeper.court, call.method
+        condemned = court.sentence(call.claim, method) if call.claim is not None else None
+        if condemned is not None:
+            raise TerminalError(condemned.explain(self._name))
+        deadline = self._deadlines.of(method)
+        until = time.monotonic() + deadline
+        try:
+            while True:
+                session = await self._admission(call.id, until)
+                match await session.call(call, deadline=deadline, until=until):
+                    case Reply() as reply:
+                        if call.claim is not None:
+                            court.acquit(call.claim, method)
+                        return reply
+                    case Failure(fault=fault):
+                        if fault.kind is FaultKind.CONTRACT:
+                            self._reject(method, fault.problems, call.claim)
+                        raise parse_fault(fault, self._name, method.value)
+                    case PydraError() as error:
+                        raise error
+        finally:
+            court.dismiss(call.id)
+            self._keeper.note_change()
+
+    async def _admission(self, call_id: int, until: float) -> Session:
+        """A process that this call may use now. Raises BackendUnavailable when there is none in time."""
+        with anyio.move_on_after(until - time.monotonic()):
+            while True:
+                self._keeper.refuse_if_over()
+                session = self._keeper.session
+                if session is not None and self._keeper.court.may_call(call_id):
+                    return session
+                await self._keeper.wait_changed()
+        raise self._keeper.unavailable()
+
+    def _decode(self, reply: Reply, wanted: type[T], method: Method, claim: Claim | None = None) -> T:
+        try:
+            return msgspec.msgpack.decode(reply.result, type=wanted)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            violations = find_value_violations(reply.result, wanted) or (str(error),)
+            self._reject(method, tuple(f"{method.value}: {one}" for one in violations), claim)
+            raise AssertionError from error  # _reject raises when there are violations
+
+    def _reject(self, method: Method, violations: tuple[str, ...], claim: Claim | None = None) -> None:
+        if violations:
+            error = ContractError(self._name, violations)
+            _log.error("%s", error)
+            self._report(AnswerRejected(backend=self._name, method=method, claim=claim, violations=violations))
+            raise error
+
+    # Hints
+
+    async def _keep_hinting(self) -> None:
+        """Keep a `wait_changed` in flight; a replaced process is a hint as well."""
+        failures, starts = 0, 1
+        while True:
+            call = self._new_call(Method.WAIT_CHANGED)
+            session = await self._hinting_session(call.id)
+            if self._keeper.starts > starts:
+                starts = self._keeper.starts
+                self._hinted.set()
+            if not self._hints():
+                await self._keeper.wait_changed()
+                continue
+            match await session.call(call, deadline=math.inf, until=math.inf):
+                case Reply():
+                    failures = 0
+                    await self._hint()
+                case Failure(fault=fault):
+                    failures += 1
+                    error = parse_fault(fault, self._name, Method.WAIT_CHANGED.value)
+                    _log.warning("%s\n%s", error, fault.traceback)
+                    self._report(HintsFailed(backend=self._name, message=str(error), details=fault.traceback))
+                    await anyio.sleep(min(2.0**failures, _HINT_RETRY_CAP_SECONDS))
+
+    def _hints(self) -> bool:
+        return self._keeper.facts is not None and Method.WAIT_CHANGED in self._keeper.facts.methods
+
+    async def _hinting_session(self, call_id: int) -> Session:
+        """A process, outside of trials: what else is in flight would blur them."""
+        while True:
+            session = self._keeper.session
+            if session is not None and self._keeper.court.may_call(call_id):
+                return session
+            await self._keeper.wait_changed()
+
+    async def _hint(self) -> None:
+        """Pass a hint on, and wait until somebody took it: hints that nobody looks at are not collected."""
+        self._hint_taken = anyio.Event()
+        self._hinted.set()
+        await self._hint_taken.wait()
+        await anyio.sleep(_HINT_PAUSE_SECONDS)
+
+
+def _identity(device: Any) -> tuple[str, str, str, str | None]:
+    return (device.request, device.pool, device.device, device.share_id)

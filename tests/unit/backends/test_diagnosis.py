@@ -1,0 +1,99 @@
+"""What is known of an end becomes one line that says what, where and during which call."""
+
+from __future__ import annotations
+
+import pytest
+
+from pydra.backends.diagnosis import Cause, Ending, Flight, diagnose, find_place, signal_name
+from pydra.backends.wire import Method
+
+CRASH = """\
+library: initialising
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f1 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 320 in wait
+
+Current thread 0x00007f2 (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/opt/site-packages/vendor/pynvml.py", line 3879 in nvmlDeviceGetTemperature
+  File "/opt/site-packages/pydra_x/backend.py", line 12 in prepare
+
+Current thread's C stack trace (most recent call first):
+  Binary file "/usr/bin/python", at _Py_DumpStack+0x31
+
+Extension modules: msgspec._core (total: 1)
+"""
+
+PREPARE = Flight(id=1, method=Method.PREPARE, elapsed=1.25, claim="ns/c", uid="u")
+WATCH = Flight(id=2, method=Method.WAIT_CHANGED, elapsed=300.0)
+
+
+def ending(**changes: object) -> Ending:
+    return Ending(**{"cause": Cause.DIED, "status": -11, "age": 60.0, "flights": (WATCH, PREPARE)} | changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("end", "line"),
+    [
+        (
+            ending(output=CRASH),
+            "its process died of SIGSEGV at string_at (ctypes/__init__.py:519) called from nvmlDeviceGetTemperature "
+            "(vendor/pynvml.py:3879) during prepare of claim ns/c (1.2 s)",
+        ),
+        (ending(status=-6, flights=(WATCH,)), "its process died of SIGABRT"),
+        (ending(status=7), "its process exited with status 7 during prepare of claim ns/c (1.2 s)"),
+        (ending(status=-9, flights=()), "its process was killed by SIGKILL, perhaps for want of memory"),
+        (ending(status=None, flights=()), "its process closed its connection"),
+        (
+            ending(cause=Cause.WEDGED, status=-9, flights=()),
+            "its process was killed because a call did not end, not even when cancelled",
+        ),
+        (
+            ending(cause=Cause.SILENT, status=-9, reason="for 15.0 s", flights=()),
+            "its process was killed because it gave no sign of life (for 15.0 s)",
+        ),
+        (
+            ending(cause=Cause.GARBLED, status=-9, reason="a frame claims 4294967295 bytes", flights=()),
+            "its process was killed because it sent malformed bytes (a frame claims 4294967295 bytes)",
+        ),
+        (
+            ending(flights=tuple(Flight(id=n, method=Method.DISCOVER, elapsed=0) for n in range(5))),
+            "its process died of SIGSEGV during discover (0.0 s), discover (0.0 s), discover (0.0 s) and 2 more",
+        ),
+    ],
+    ids=["segfault", "abort", "exit", "killed", "closed", "wedged", "silent", "garbled", "many"],
+)
+def test_the_line_says_what_where_and_during_which_call(end: Ending, line: str) -> None:
+    assert diagnose(end).line == line
+
+
+def test_the_report_has_every_call_and_the_stacks() -> None:
+    report = diagnose(ending(output=CRASH)).report
+    assert "it had run for 60.0 s" in report
+    assert "in flight: wait_changed for 300.000 s" in report
+    assert "in flight: prepare of claim ns/c for 1.250 s" in report
+    assert "line 12 in prepare" in report
+
+
+def test_the_report_is_bounded() -> None:
+    assert len(diagnose(ending(output="x" * 1_000_000)).report) < 20_000
+
+
+@pytest.mark.parametrize(
+    ("status", "name"),
+    [(-11, "SIGSEGV"), (-6, "SIGABRT"), (-63, "signal 63"), (0, ""), (1, ""), (None, "")],
+)
+def test_a_signal_has_its_name(status: int | None, name: str) -> None:
+    assert signal_name(status) == name
+
+
+@pytest.mark.parametrize("output", ["", "noise", "Current thread 0x1 (most recent call first):\n  <no Python frame>\n"])
+def test_without_a_stack_there_is_no_place(output: str) -> None:
+    assert find_place(output) == ""
+
+
+def test_the_last_stack_counts() -> None:
+    earlier = 'Current thread 0x1 (most recent call first):\n  File "/a/b.py", line 1 in old\n'
+    later = 'Current thread 0x1 (most recent call first):\n  File "/a/b.py", line 2 in new\n'
+    assert find_place(earlier + later) == "new (a/b.py:2)"
