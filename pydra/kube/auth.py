@@ -124,6 +124,7 @@ async def load_credentials(
     context: str = "",
     verify_x509_strict: bool = False,
     service_account: str = SERVICE_ACCOUNT_DIRECTORY,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Credentials:
     """The first that there is: `kubeconfig`, $KUBECONFIG, the pod's service account, ~/.kube/config.
 
@@ -133,14 +134,9 @@ async def load_credentials(
     path = kubeconfig or environ.get("KUBECONFIG", "")
     home = os.path.join(environ.get("HOME", ""), ".kube", "config")
     if not path and environ.get("KUBERNETES_SERVICE_HOST"):
-        load = _service_account_loader(environ, service_account)
-        credentials = Credentials(load, source="the pod's service account", verify_x509_strict=verify_x509_strict)
+        load, source = _service_account_loader(environ, service_account), "the pod's service account"
     elif path or _is_file(home):
-        credentials = Credentials(
-            _kubeconfig_loader(path or home, context),
-            source=f"kubeconfig {path or home}",
-            verify_x509_strict=verify_x509_strict,
-        )
+        load, source = _kubeconfig_loader(path or home, context), f"kubeconfig {path or home}"
     else:
         raise SettingsError(
             [
@@ -148,6 +144,7 @@ async def load_credentials(
                 f"and {home} does not exist; name a kubeconfig with --kubeconfig or KUBECONFIG"
             ]
         )
+    credentials = Credentials(load, source=source, verify_x509_strict=verify_x509_strict, clock=clock)
     await credentials.open()
     return credentials
 
@@ -209,4 +206,4 @@ def _say(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, ConfigException | OSError | yaml.YAMLError) and text:
         return text
-    return f"not a usable kubeconfig ({type(error).__name__}: {text})" if text else type(error).__name__
+    return f"not a usable kubeconfig ({type(error).__name__}{': ' + text if text else ''})"

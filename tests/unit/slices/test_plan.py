@@ -15,7 +15,7 @@ from pydra.devices import CounterConsumption, CounterSet, Device, Pool
 from pydra.slices.build import WantedPool
 from pydra.slices.compare import same_content
 from pydra.slices.dropped import Adoption, adopt, find_adoption, name_gates
-from pydra.slices.plan import Owner, Plan, check_pool, plan_slices
+from pydra.slices.plan import Create, Owner, Plan, Update, check_pool, plan_slices
 
 DRIVER, NODE, POOL = "gpu.example.com", "node1", "pool1"
 OWNER = Owner(name=NODE, uid="node-uid")
@@ -296,7 +296,8 @@ def test_a_pool_is_brought_to_what_is_wanted_with_the_fewest_calls(case: Case) -
 def dropped(case: Case, plan: Plan) -> tuple[dict[int, Adoption], tuple[str, ...]]:
     adoptions: dict[int, Adoption] = {}
     gates: tuple[str, ...] = ()
-    for write in (*plan.updates, *plan.creates):
+    writes: tuple[Update | Create, ...] = (*plan.updates, *plan.creates)
+    for write in writes:
         assert case.want is not None
         answer = case.server(write.body)
         adoption = find_adoption(case.want.slices[write.index], write.body, answer)

@@ -1,0 +1,31 @@
+"""An unsuitable cluster is told so plainly."""
+
+from __future__ import annotations
+
+import pytest
+
+from pydra.embedded.faults import Fault
+from pydra.errors import Unsupported
+from pydra.kube.version import check_server
+from tests.integration.api_handle import ApiHandle, open_api
+from tests.integration.kube.opened import open_client
+
+
+async def test_a_supported_server_says_its_version(api_server: ApiHandle) -> None:
+    async with open_client(api_server) as client:
+        version = await check_server(client)
+    assert (version.major, version.minor) >= (1, 34)
+
+
+async def test_an_older_cluster_is_told_what_is_needed() -> None:
+    async with open_api(version="1.33.4") as api, open_client(api) as client:
+        with pytest.raises(Unsupported, match=r"runs Kubernetes v1\.33\.4\S*; pydra needs 1\.34 or later"):
+            await check_server(client)
+
+
+async def test_a_cluster_without_the_api_is_told_where_to_look(api_server: ApiHandle) -> None:
+    api_server.embedded.faults.add(Fault(status=0))
+    api_server.embedded.faults.add(Fault(status=404))
+    async with open_client(api_server) as client:
+        with pytest.raises(Unsupported, match=r"does not serve resource.k8s.io/v1: .*--runtime-config"):
+            await check_server(client)
