@@ -1,0 +1,171 @@
+"""The composition root: build the parts, run them in one task group, stop them in order.
+
+Order of stopping: sockets and calls in flight first (each driver drains), then the backends, then the
+connection to the API server. What is prepared stays prepared, and what is published stays published.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+
+import anyio
+
+from pydra import __version__
+from pydra.backends.discovery import BackendSource, find_backend
+from pydra.errors import KubeError, SettingsError
+from pydra.kube.auth import load_credentials
+from pydra.kube.client import KubeClient
+from pydra.kube.resources import EVENTS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra.kube.version import check_server
+from pydra.node.driver import Driver
+from pydra.node.event_writer import KubeEventWriter
+from pydra.node.memory import give_back_memory
+from pydra.node.reports import Reports
+from pydra.node.surroundings import Surroundings
+from pydra.observe.events import EventBook
+from pydra.observe.http import serve_http
+from pydra.observe.logs import configure_logs
+from pydra.observe.metrics import Metrics
+from pydra.observe.recorder import EventRecorder
+from pydra.observe.tracing import open_tracer
+from pydra.settings import Settings
+
+_log = logging.getLogger(__name__)
+_VERSION_RETRY = 30.0
+_STARTED = 10.0
+"""Seconds after which the start is over, and with it the use of much memory."""
+
+
+def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
+    """Run until SIGTERM or SIGINT; the exit code. `reread` gives the settings as they are at a SIGHUP.
+
+    Raises:
+        SettingsError: a backend is not installed, there is no way to the API server, an address is taken.
+    """
+    _open_log(settings)
+    sources = tuple(_find_all(settings.backends))
+    try:
+        anyio.run(serve, settings, sources, reread, backend_options={"use_uvloop": True})
+    except* SettingsError as group:
+        raise SettingsError([problem for error in _leaves(group) for problem in error.problems]) from group
+    return 0
+
+
+async def serve(settings: Settings, sources: Sequence[BackendSource], reread: Callable[[], Settings]) -> None:
+    """Serve the backends on this node until a signal says to stop."""
+    metrics = Metrics()
+    metrics.build.labels(__version__).set(1)
+    metrics.announce_requests([str(resource) for resource in (RESOURCE_CLAIMS, RESOURCE_SLICES, EVENTS)])
+    stop = anyio.Event()
+    credentials = await load_credentials(
+        environ=os.environ, kubeconfig=settings.kubeconfig, verify_x509_strict=settings.verify_x509_strict
+    )
+    async with AsyncExitStack() as stack:
+        counts = Reports(metrics, lambda _: None, node=settings.node_name)
+        agent = f"pydra-agent/{__version__}"
+        client = await stack.enter_async_context(KubeClient(credentials, user_agent=agent, report=counts))
+        recorder = _build_recorder(client, settings, metrics)
+        tracer = open_tracer(os.environ, node=settings.node_name, version=__version__)
+        around = Surroundings(settings=settings, client=client, metrics=metrics, record=recorder.record, tracer=tracer)
+        drivers = [Driver(source, around) for source in sources]
+        if endpoint := settings.http_endpoint:
+            missing = _build_readiness(drivers)
+            await stack.enter_async_context(serve_http(*endpoint, metrics=metrics, missing=missing))
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        await tasks.start(_listen_to_signals, settings, reread, stop)
+        tasks.start_soon(recorder.run, name="Events")
+        tasks.start_soon(_greet_cluster, client, name="version of the cluster")
+        tasks.start_soon(give_back_memory, _STARTED, name="memory of the start")
+        names = ", ".join(str(source) for source in sources)
+        _log.info("pydra %s serves %s on node %s", __version__, names, settings.node_name)
+        async with anyio.create_task_group() as serving:
+            for driver in drivers:
+                serving.start_soon(driver.run, stop, name=f"driver of {driver.backend}")
+        _log.info("stopped; what is prepared stays prepared")
+        tasks.cancel_scope.cancel()
+
+
+async def _listen_to_signals(
+    settings: Settings,
+    reread: Callable[[], Settings],
+    stop: anyio.Event,
+    *,
+    task_status: anyio.abc.TaskStatus[None],
+) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        task_status.started()
+        async for number in signals:
+            if number == signal.SIGHUP:
+                settings = _take_over(settings, reread)
+            elif stop.is_set():
+                _log.warning("told to stop again: calls in flight are cut off")
+                raise KeyboardInterrupt
+            else:
+                _log.info("told to stop by %s: calls in flight end first", signal.Signals(number).name)
+                stop.set()
+
+
+def _take_over(settings: Settings, reread: Callable[[], Settings]) -> Settings:
+    """The log settings change at once; the rest is compared and named."""
+    try:
+        fresh = reread()
+        _open_log(fresh)
+    except SettingsError as error:
+        _log.error("the settings are as before; what was read is wrong: %s", error)
+        return settings
+    later = [name for name in settings.__struct_fields__ if not name.startswith("log_")]
+    changed = [name for name in later if getattr(fresh, name) != getattr(settings, name)]
+    _log.info("settings read again%s", f"; need a restart: {', '.join(changed)}" if changed else "")
+    return fresh
+
+
+async def _greet_cluster(client: KubeClient) -> None:
+    """Say which Kubernetes this is, once it answers; a cluster that is too old is told so, again and again."""
+    while True:
+        try:
+            _log.info("the cluster runs Kubernetes %s", await check_server(client))
+        except KubeError as error:
+            _log.error("%s", error)
+            await anyio.sleep(_VERSION_RETRY)
+        else:
+            return
+
+
+def _build_recorder(client: KubeClient, settings: Settings, metrics: Metrics) -> EventRecorder:
+    instance = f"pydra-agent-{settings.pod_uid or settings.node_name}"
+    book = EventBook(controller="pydra-agent", instance=instance, default_namespace="default")
+    return EventRecorder(KubeEventWriter(client), book, report=lambda result: metrics.events.labels(result).inc())
+
+
+def _build_readiness(drivers: Sequence[Driver]) -> Callable[[], Sequence[str]]:
+    return lambda: [text for driver in drivers if (text := driver.missing())]
+
+
+def _open_log(settings: Settings) -> None:
+    try:
+        configure_logs(level=settings.log_level, form=settings.log_format, file=settings.log_file)
+    except OSError as error:
+        raise SettingsError([f"logFile: {settings.log_file} cannot be opened: {error.strerror}"]) from error
+
+
+def _find_all(names: Sequence[str]) -> Iterator[BackendSource]:
+    problems: list[str] = []
+    for name in names:
+        try:
+            yield find_backend(name)
+        except SettingsError as error:
+            problems += error.problems
+    if problems:
+        raise SettingsError(problems)
+
+
+def _leaves(group: BaseExceptionGroup[SettingsError]) -> Iterator[SettingsError]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -1,0 +1,90 @@
+"""One backend on this node: its process, and, once it says which driver it is, that driver's service.
+
+What cannot be served (a backend that breaks its contract, a driver name that another has) is said,
+counted in `missing`, and costs the other backends nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import anyio
+
+from pydra.backends.discovery import BackendSource
+from pydra.backends.events import BackendFacts
+from pydra.backends.limits import Deadlines
+from pydra.backends.supervisor import BackendSupervisor
+from pydra.errors import ContractError, SettingsError
+from pydra.node.reports import Reports
+from pydra.node.served import Served
+from pydra.node.surroundings import Surroundings
+
+_log = logging.getLogger(__name__)
+
+
+class Driver:
+    """One backend. `run` returns after `stop` was set and the calls in flight have ended."""
+
+    def __init__(self, source: BackendSource, around: Surroundings) -> None:
+        settings = around.settings
+        self.backend = source.name
+        self._source = source
+        self._around = around
+        self._missing = f"backend {source.name}: is starting"
+        self._registered = False
+        self._supervisor = BackendSupervisor(
+            source,
+            deadlines=Deadlines(
+                connect=settings.connect_deadline,
+                discover=settings.discover_deadline,
+                prepare=settings.prepare_deadline,
+                unprepare=settings.unprepare_deadline,
+            ),
+            environ=dict(os.environ),
+            report=Reports(around.metrics, around.record, node=settings.node_name),
+        )
+
+    def missing(self) -> str:
+        """What keeps the driver from serving claims, in words; empty when nothing does."""
+        return self._missing
+
+    async def run(self, stop: anyio.Event) -> None:
+        """Serve until `stop`."""
+        async with anyio.create_task_group() as parts:
+            parts.start_soon(self._supervisor.run, name=f"backend {self.backend}")
+            async with anyio.create_task_group() as serving:
+                serving.start_soon(self._serve_when_ready, stop)
+                await stop.wait()
+                if self._missing:
+                    serving.cancel_scope.cancel()
+            parts.cancel_scope.cancel()
+
+    async def _serve_when_ready(self, stop: anyio.Event) -> None:
+        try:
+            facts = await self._supervisor.wait_ready()
+            driver = self._name_driver(facts)
+        except (ContractError, SettingsError) as error:
+            self._missing = str(error)
+            _log.error("%s", error)
+            return
+        await Served(driver, facts, self._supervisor, self._around, self._set_missing).run(stop)
+
+    def _set_missing(self, text: str) -> None:
+        self._missing = text and f"driver of backend {self.backend}: {text}"
+
+    def _name_driver(self, facts: BackendFacts) -> str:
+        driver = self._around.settings.drivers.get(self._source.name) or facts.driver
+        if not driver:
+            raise SettingsError(
+                [f"backend {self.backend} has no driver name of its own; give it one: --driver {self.backend}=NAME"]
+            )
+        holder = self._around.taken.setdefault(driver, self.backend)
+        if holder != self.backend:
+            raise SettingsError(
+                [
+                    f"backend {self.backend}: driver {driver} is served by backend {holder} already; "
+                    f"give one of them another name: --driver {self.backend}=NAME"
+                ]
+            )
+        return driver

@@ -1,0 +1,242 @@
+"""What each part has to tell, turned into metrics and Kubernetes Events. One handler for each kind of event.
+
+Log lines are the parts' own; here is only what a dashboard counts and what `kubectl describe` shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import singledispatchmethod
+
+from pydra.backends.events import (
+    AnswerRejected,
+    BackendEnded,
+    BackendReady,
+    BackendRefused,
+    BackendStartFailed,
+    BackendUndead,
+    ClaimCondemned,
+    HintsFailed,
+)
+from pydra.checkpoint.scan import RecordSetAside, RecordTooNew, RecordTorn
+from pydra.claims.outcome import ClaimRef
+from pydra.claims.reports import (
+    ClaimFailed,
+    ClaimPrepared,
+    ClaimUnprepared,
+    Operation,
+    OperationStarted,
+    SweepDone,
+)
+from pydra.devices import HealthStatus
+from pydra.inventory import Published
+from pydra.kube.client import RequestDone
+from pydra.kube.watch import WatchFailed
+from pydra.kubelet.events import HealthStreams, Registered, RegistrationRefused, Serving, Stopped, Waiting
+from pydra.observe.events import Notice, Subject
+from pydra.observe.metrics import Metrics
+from pydra.slices.events import FieldsDropped, PoolInvalid, PoolPublished, PublishFailed, SliceWritten
+
+Record = Callable[[Notice], None]
+
+
+class Reports:
+    """Callable with any event of any part. `driver` is empty while no backend has said its driver yet."""
+
+    def __init__(self, metrics: Metrics, record: Record, *, node: str, driver: str = "") -> None:
+        self._metrics = metrics
+        self._record = record
+        # The kubelet's own Events name its Node by name as uid, and kubectl describe looks for that.
+        self._node = Subject(api_version="v1", kind="Node", name=node, uid=node)
+        self._driver = driver
+
+    @singledispatchmethod
+    def __call__(self, event: object) -> None:
+        """Nobody asked for this one."""
+        raise TypeError(f"no handler for {type(event).__name__}")
+
+    # The backend's process
+
+    @__call__.register
+    def _(self, event: BackendReady) -> None:
+        self._metrics.backend_up.labels(event.backend).set(1)
+        if event.starts > 1:
+            self._metrics.backend_restarts.labels(event.backend).inc()
+
+    @__call__.register
+    def _(self, event: BackendEnded) -> None:
+        self._metrics.backend_up.labels(event.backend).set(0)
+        self._metrics.backend_crashes.labels(event.backend, event.diagnosis.signal or "exit").inc()
+        claims = [flight for flight in event.flights if flight.uid]
+        for flight in claims:
+            namespace, _, name = flight.claim.partition("/")
+            ref = ClaimRef(uid=flight.uid, namespace=namespace, name=name)
+            self._tell(claim_subject(ref), "BackendDied", event.diagnosis.line, flight.method.value)
+        if not claims:
+            self._tell(self._node, "BackendDied", f"backend {event.backend}: {event.diagnosis.line}", "Run")
+
+    @__call__.register
+    def _(self, event: BackendStartFailed) -> None:
+        self._metrics.backend_up.labels(event.backend).set(0)
+        self._tell(self._node, "BackendStartFailed", f"backend {event.backend}: {event.message}", "Start")
+
+    @__call__.register
+    def _(self, event: BackendRefused) -> None:
+        self._metrics.backend_up.labels(event.backend).set(0)
+        self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
+        note = f"backend {event.backend} is not served: " + "; ".join(event.violations)
+        self._tell(self._node, "BackendContract", note, "Start")
+
+    @__call__.register
+    def _(self, event: BackendUndead) -> None:
+        note = f"backend {event.backend}: process {event.pid} does not die; it hangs in the kernel, in a device driver"
+        self._tell(self._node, "BackendUndead", note, "Run")
+
+    @__call__.register
+    def _(self, event: AnswerRejected) -> None:
+        self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
+        if event.claim is None:
+            note = f"backend {event.backend} broke its contract: " + "; ".join(event.violations)
+            self._tell(self._node, "BackendContract", note, "Run")
+
+    @__call__.register
+    def _(self, event: HintsFailed) -> None:
+        self._tell(self._node, "BackendHintsFailed", f"backend {event.backend}: {event.message}", "Run")
+
+    @__call__.register
+    def _(self, event: ClaimCondemned) -> None:
+        claim = event.claim
+        ref = ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name)
+        self._tell(claim_subject(ref), "ClaimCondemned", event.message, event.method.value)
+
+    # Claims
+
+    @__call__.register
+    def _(self, event: OperationStarted) -> None:
+        self._metrics.in_flight.labels(event.driver, event.operation.value).inc()
+
+    @__call__.register
+    def _(self, event: ClaimPrepared) -> None:
+        self._finish(event.driver, Operation.PREPARE, "ok", event.seconds)
+
+    @__call__.register
+    def _(self, event: ClaimUnprepared) -> None:
+        self._finish(event.driver, Operation.UNPREPARE, "ok", event.seconds)
+
+    @__call__.register
+    def _(self, event: ClaimFailed) -> None:
+        self._finish(event.driver, event.operation, event.error.reason, event.seconds)
+        self._tell(claim_subject(event.ref), event.error.reason, str(event.error), event.operation.value)
+
+    @__call__.register
+    def _(self, event: SweepDone) -> None:
+        failed = bool(event.problem or event.counts.failed)
+        self._metrics.sweeps.labels(event.driver, "failed" if failed else "ok").inc()
+        counts = event.counts
+        for kind, count in (
+            ("record", counts.claims_unprepared + counts.started_undone),
+            ("cdi_file", counts.files_removed),
+            ("cdi_restored", counts.files_restored),
+        ):
+            self._metrics.swept.labels(event.driver, kind).inc(count)
+
+    @__call__.register
+    def _(self, event: RecordSetAside) -> None:
+        self._metrics.records_set_aside.labels(self._driver).inc()
+        note = f"driver {self._driver}: the checkpoint of claim {event.uid} could not be read: {event.why}; "
+        self._tell(self._node, "CheckpointSetAside", note + f"it was set aside as {event.path}", "Read")
+
+    @__call__.register
+    def _(self, event: RecordTorn) -> None:
+        note = f"driver {self._driver}: the last write of the checkpoint of claim {event.uid} is damaged: {event.why}; "
+        self._tell(self._node, "CheckpointTorn", note + f"the one before it counts ({event.path})", "Read")
+
+    @__call__.register
+    def _(self, event: RecordTooNew) -> None:
+        note = f"driver {self._driver}: the checkpoint of claim {event.uid} was written by a newer pydra: {event.why}"
+        self._tell(self._node, "CheckpointTooNew", note, "Read")
+
+    # The kubelet
+
+    @__call__.register
+    def _(self, event: Registered) -> None:
+        self._metrics.registered.labels(event.driver).set(1)
+
+    @__call__.register
+    def _(self, event: RegistrationRefused) -> None:
+        self._metrics.registered.labels(event.driver).set(0)
+        self._tell(self._node, "RegistrationRefused", f"driver {event.driver}: {event.message}", "Register")
+
+    @__call__.register
+    def _(self, event: Waiting) -> None:
+        self._metrics.registered.labels(event.driver).set(0)
+
+    @__call__.register
+    def _(self, event: Serving) -> None:
+        """The kubelet's own word, Registered, follows."""
+
+    @__call__.register
+    def _(self, event: Stopped) -> None:
+        self._metrics.registered.labels(event.driver).set(0)
+
+    @__call__.register
+    def _(self, event: HealthStreams) -> None:
+        self._metrics.health_streams.labels(event.driver).set(event.count)
+
+    # Slices and the API server
+
+    @__call__.register
+    def _(self, event: SliceWritten) -> None:
+        self._metrics.slice_writes.labels(self._driver, event.kind.value).inc()
+
+    @__call__.register
+    def _(self, event: PoolPublished) -> None:
+        self._metrics.slices.labels(self._driver).set(event.slices)
+
+    @__call__.register
+    def _(self, event: PublishFailed) -> None:
+        self._metrics.publish_failures.labels(self._driver, event.error.reason).inc()
+        self._tell(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
+
+    @__call__.register
+    def _(self, event: PoolInvalid) -> None:
+        self._metrics.publish_failures.labels(self._driver, "PoolInvalid").inc()
+        note = f"driver {self._driver}: nothing new is published: " + "; ".join(event.problems)
+        self._tell(self._node, "PoolInvalid", note, "Publish")
+
+    @__call__.register
+    def _(self, event: FieldsDropped) -> None:
+        for gate in event.gates:
+            self._metrics.fields_dropped.labels(self._driver, gate).set(1)
+        self._tell(self._node, "FieldsDropped", f"driver {self._driver}: {event}", "Publish")
+
+    @__call__.register
+    def _(self, event: WatchFailed) -> None:
+        """It is counted as a request."""
+
+    @__call__.register
+    def _(self, event: RequestDone) -> None:
+        self._metrics.requests.labels(event.verb, event.resource, str(event.status)).observe(event.seconds)
+
+    def published(self, published: Published) -> None:
+        """Devices by health, and those that were left out."""
+        for status in HealthStatus:
+            count = sum(device.status is status for device in published.health)
+            self._metrics.devices.labels(self._driver, status.value).set(count)
+        self._metrics.devices_dropped.labels(self._driver).set(len(published.problems))
+        for problem in published.problems:
+            self._tell(self._node, "DeviceDropped", f"driver {self._driver}: {problem}", "Discover")
+
+    def _finish(self, driver: str, operation: Operation, result: str, seconds: float) -> None:
+        self._metrics.in_flight.labels(driver, operation.value).dec()
+        self._metrics.calls.labels(driver, operation.value, result).observe(seconds)
+
+    def _tell(self, subject: Subject, reason: str, note: str, action: str) -> None:
+        self._record(Notice(subject=subject, reason=reason, note=note, action=action[:1].upper() + action[1:]))
+
+
+def claim_subject(ref: ClaimRef) -> Subject:
+    """The claim, as an Event names it."""
+    return Subject(
+        api_version="resource.k8s.io/v1", kind="ResourceClaim", name=ref.name, namespace=ref.namespace, uid=ref.uid
+    )

@@ -1,0 +1,245 @@
+"""The parts of one driver that is served: claims, health, slices, sockets, started in the order of their needs.
+
+    records and leftovers ── claims ── kubelet plugin      (down: a pod starts or ends)
+    hardware ── telemetry ── slices, health                (up: hardware changes)
+
+The sockets come last, since the kubelet calls as soon as it finds them, and go first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import anyio
+from anyio.abc import TaskGroup
+
+from pydra.backends.events import BackendFacts
+from pydra.backends.supervisor import BackendSupervisor
+from pydra.backends.wire import Method
+from pydra.cdi.directory import CdiDirectory
+from pydra.cdi.presence import read_present
+from pydra.checkpoint.boot import read_boot_id
+from pydra.checkpoint.directory import CheckpointDirectory
+from pydra.checkpoint.lock import InstanceLock
+from pydra.checkpoint.record import Stage
+from pydra.claims.execution import Execution
+from pydra.claims.holdings import Holdings
+from pydra.claims.model import PreparedDevice
+from pydra.claims.outcome import ClaimRef
+from pydra.claims.outside import Limits
+from pydra.claims.preparer import ClaimPreparer
+from pydra.claims.sweep import Sweep
+from pydra.devices import DeviceHealth, Health, TaintEffect
+from pydra.errors import CheckpointError, PydraError
+from pydra.inventory import HealthPolicy, Published
+from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+from pydra.kube.watch import Reflector
+from pydra.kubelet.board import DeviceHealth as ReportedHealth
+from pydra.kubelet.board import HealthBoard
+from pydra.kubelet.events import KubeletEvent, Registered, RegistrationRefused, Serving, Waiting
+from pydra.kubelet.plugin import KubeletPlugin
+from pydra.node.measuring import run_measuring
+from pydra.node.reports import Reports
+from pydra.node.surroundings import Surroundings
+from pydra.node.telemetry import Telemetry
+from pydra.settings import HealthTaint
+from pydra.slices.reconciler import SliceReconciler, slice_selector
+
+_log = logging.getLogger(__name__)
+_OPEN_RETRY = 5.0
+
+
+class Served:
+    """One driver's parts. `missing` is told what keeps the kubelet from using it, in words, and when nothing does."""
+
+    def __init__(
+        self,
+        driver: str,
+        facts: BackendFacts,
+        supervisor: BackendSupervisor,
+        around: Surroundings,
+        missing: Callable[[str], None],
+    ) -> None:
+        settings = around.settings
+        self._driver = driver
+        self._facts = facts
+        self._supervisor = supervisor
+        self._around = around
+        self._settings = settings
+        self._missing = missing
+        self._report = Reports(around.metrics, around.record, node=settings.node_name, driver=driver)
+        self._directory = settings.plugin_directory(driver)
+        self._checkpoints = CheckpointDirectory(f"{self._directory}/claims", report=self._report)
+        self._cdi = CdiDirectory(settings.cdi_dir, driver)
+        self._lock = InstanceLock(f"{self._directory}/instance.lock")
+        self._board = HealthBoard()
+
+    async def run(self, stop: anyio.Event) -> None:
+        """Serve until `stop`, then until the calls in flight have ended."""
+        self._around.metrics.announce(self._facts.name, self._driver)
+        await self._open()
+        async with anyio.create_task_group() as parts:
+            claims = self._build_claims(parts)
+            self._start_telemetry(parts)
+            parts.start_soon(self._build_sweep(claims).run, name=f"sweep of {self._driver}")
+            async with anyio.create_task_group() as front:
+                front.start_soon(self._build_plugin(claims).run, name=f"kubelet plugin {self._driver}")
+                await stop.wait()
+                front.cancel_scope.cancel()
+            parts.cancel_scope.cancel()
+
+    async def _open(self) -> None:
+        """Read what earlier instances left. A disk that cannot be used is said, and tried again until it can."""
+        while True:
+            try:
+                self._boot_id = read_boot_id(self._settings.boot_id_file)
+                self._make_directory()
+                # Under the lock: another instance that serves now is not disturbed.
+                async with self._lock.hold():
+                    await self._checkpoints.open()
+                    await self._cdi.open()
+            except PydraError as error:
+                self._missing(str(error))
+                _log.error("driver %s cannot be served yet: %s", self._driver, error)
+                await anyio.sleep(_OPEN_RETRY)
+            else:
+                return
+
+    def _make_directory(self) -> None:
+        try:
+            os.makedirs(self._directory, mode=0o750, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"{error.filename} cannot be created ({error.strerror}); is the kubelet's root mounted, and writable?"
+            ) from error
+
+    def _build_claims(self, parts: TaskGroup) -> ClaimPreparer:
+        limits = Limits(fetch=self._settings.fetch_deadline)
+        execution = Execution(
+            driver=self._driver,
+            boot_id=self._boot_id,
+            backend=self._supervisor,
+            checkpoints=self._checkpoints,
+            cdi=self._cdi,
+            read_present=self._read_present,
+            limits=limits,
+            wall_clock=time.time,
+        )
+        for stage in Stage:
+            self._around.metrics.records.labels(self._driver, stage.value).set_function(partial(self._count, stage))
+        return ClaimPreparer(
+            driver=self._driver,
+            boot_id=self._boot_id,
+            tasks=parts,
+            fetch_claim=self._fetch_claim,
+            holdings=Holdings(self._checkpoints, self._lock),
+            execution=execution,
+            limits=limits,
+            report=self._report,
+            span=self._around.tracer.span,
+        )
+
+    def _start_telemetry(self, parts: TaskGroup) -> None:
+        settings, supervisor = self._settings, self._supervisor
+        cache = Reflector(
+            self._around.client,
+            RESOURCE_SLICES,
+            field_selector=slice_selector(self._driver, settings.node_name),
+            report=self._report,
+        )
+        reconciler = SliceReconciler(
+            self._around.client, cache, driver=self._driver, node=settings.node_name, report=self._report
+        )
+
+        def publish(published: Published) -> None:
+            reconciler.publish(published.pool)
+            self._board.publish(stamp(published.health, now=int(time.time())))
+            self._report.published(published)
+
+        telemetry = Telemetry(
+            supervisor,
+            driver=self._driver,
+            pool=settings.node_name,
+            policy=HealthPolicy(
+                effect=_TAINTS[settings.health_taint],
+                unhealthy_after=settings.unhealthy_after,
+                healthy_after=settings.healthy_after,
+            ),
+            rescan_period=settings.rescan_period,
+            condemned=lambda: {one.device: "KillsBackend" for one in supervisor.condemned()},
+            publish=publish,
+        )
+        parts.start_soon(cache.run, name=f"watch of the slices of {self._driver}")
+        parts.start_soon(reconciler.run, name=f"slices of {self._driver}")
+        parts.start_soon(telemetry.run, name=f"telemetry of {self._driver}")
+        if Method.MEASURE in self._facts.methods:
+            keep = partial(self._around.metrics.samples.replace, self._facts.name)
+            parts.start_soon(partial(run_measuring, supervisor, period=settings.measure_period, keep=keep))
+
+    def _build_sweep(self, claims: ClaimPreparer) -> Sweep:
+        return Sweep(
+            driver=self._driver,
+            boot_id=self._boot_id,
+            fetch_claim=self._fetch_claim,
+            checkpoints=self._checkpoints,
+            cdi=self._cdi,
+            service=claims,
+            period=self._settings.sweep_period,
+            fetch_deadline=self._settings.fetch_deadline,
+            report=self._report,
+        )
+
+    def _build_plugin(self, claims: ClaimPreparer) -> KubeletPlugin:
+        return KubeletPlugin(
+            self._driver,
+            claims,
+            registry_directory=self._settings.registry_directory,
+            plugin_directory=self._directory,
+            health=self._board,
+            pod_uid=self._settings.pod_uid,
+            health_period=self._settings.health_period,
+            drain_grace=self._settings.drain_grace,
+            report=self._hear_kubelet,
+        )
+
+    def _hear_kubelet(self, event: KubeletEvent) -> None:
+        match event:
+            case Waiting(problem=problem):
+                self._missing(problem)
+            case Registered():
+                self._missing("")
+            case RegistrationRefused(message=message):
+                self._missing(f"the kubelet refuses it: {message}")
+            case Serving():
+                self._missing("the kubelet has not registered it yet")
+        self._report(event)
+
+    async def _fetch_claim(self, ref: ClaimRef) -> JsonObject:
+        return await self._around.client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace)
+
+    async def _read_present(self, prepared: Sequence[PreparedDevice]) -> tuple[PreparedDevice, ...]:
+        return await read_present(prepared, root=self._settings.host_root)
+
+    def _count(self, stage: Stage) -> float:
+        return sum(record.stage is stage for record in self._checkpoints.records().values())
+
+
+def stamp(devices: Sequence[DeviceHealth], *, now: int) -> tuple[ReportedHealth, ...]:
+    """The devices' health as the kubelet's stream tells it, found at `now`, in seconds since 1970."""
+    return tuple(
+        ReportedHealth(
+            pool=one.pool, device=one.device, health=Health(status=one.status, message=one.message), updated=now
+        )
+        for one in devices
+    )
+
+
+_TAINTS = {
+    HealthTaint.NONE: None,
+    HealthTaint.NO_SCHEDULE: TaintEffect.NO_SCHEDULE,
+    HealthTaint.NO_EXECUTE: TaintEffect.NO_EXECUTE,
+}
