@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from pydra.kube.resources import JsonObject, WatchEvent, parse_resource_version
+from pydra.kube.resources import JsonObject, WatchEvent, WatchEventType, parse_resource_version
 
 
 class CacheState(Protocol):
@@ -49,10 +49,10 @@ class Overlay:
     def caused(self, event: WatchEvent) -> bool:
         """Whether the event tells of a write that was noted here."""
         metadata = event.object["metadata"]
+        if event.type is WatchEventType.DELETED:
+            return metadata["uid"] in self._deleted
         written = self._written.get(metadata["uid"])
-        return metadata["uid"] in self._deleted or (
-            written is not None and written.body["metadata"].get("resourceVersion") == metadata.get("resourceVersion")
-        )
+        return written is not None and written.body["metadata"]["resourceVersion"] == metadata["resourceVersion"]
 
     def look(self, cached: Iterable[JsonObject], cache: CacheState) -> list[JsonObject]:
         """All objects that there are now, as far as can be known."""

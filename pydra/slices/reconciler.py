@@ -103,6 +103,7 @@ class SliceReconciler:
         report: Callable[[SliceEvent], None] = lambda _: None,
         repair_pace: Pace = REPAIR_PACE,
         publish_pace: Pace = PUBLISH_PACE,
+        settle: float = SETTLE_SECONDS,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._client = client
@@ -121,6 +122,7 @@ class SliceReconciler:
         self._owner: Owner | None = None
         self._repairs = repair_pace
         self._publishes = publish_pace
+        self._settle_seconds = settle
         self._failures = 0
         self._not_before = -math.inf
         self._due = math.inf
@@ -162,7 +164,7 @@ class SliceReconciler:
         if event.type is WatchEventType.DELETED:
             self._owner = None  # it may have gone with a Node that has another uid now
         now = anyio.current_time()
-        self._look_at(max(now + SETTLE_SECONDS, self._repairs.next_at(now)))
+        self._look_at(max(now + self._settle_seconds, self._repairs.next_at(now)))
 
     def _look_at(self, when: float) -> None:
         self._due = min(self._due, when)
@@ -193,7 +195,7 @@ class SliceReconciler:
             return  # published anew meanwhile: the next look is due already
         self._failures = 0
         if not self._settled:
-            self._settle(wanted, plan)
+            self._conclude(wanted, plan)
 
     def _count_round(self, *, repair: bool) -> None:
         now = anyio.current_time()
@@ -202,7 +204,7 @@ class SliceReconciler:
         else:
             self._publishes = self._publishes.after(now)
 
-    def _settle(self, wanted: WantedPool | None, plan: Plan) -> None:
+    def _conclude(self, wanted: WantedPool | None, plan: Plan) -> None:
         self._achieved, self._settled = wanted, True
         slices = 0 if wanted is None else len(wanted.slices)
         devices = 0 if self._pool is None else len(self._pool.devices)
