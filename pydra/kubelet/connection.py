@@ -26,11 +26,11 @@ from hyperframe.frame import GoAwayFrame
 
 from pydra.kubelet.codec import MAX_MESSAGE
 
-_MESSAGE_HEADER = 5
-
 
 class RequestBuffer(Buffer):
     """The bytes of a call's one request message: not more than allowed, and not none."""
+
+    _at_header = True
 
     async def read(self, size: int) -> bytes:
         """The next `size` bytes.
@@ -47,8 +47,10 @@ class RequestBuffer(Buffer):
             raise GRPCError(Status.INVALID_ARGUMENT, "the request ends within its message") from error
         if len(data) < size:
             raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message, or ends within it")
-        if size == _MESSAGE_HEADER and data[0]:
+        # grpclib reads the five bytes of the message's header first; their first says whether it is compressed.
+        if self._at_header and data[0]:
             raise GRPCError(Status.UNIMPLEMENTED, "compressed messages are not supported")
+        self._at_header = False
         return data
 
 

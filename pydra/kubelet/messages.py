@@ -26,6 +26,9 @@ ALL_ERRORS_BYTES = 2 * 1024 * 1024
 _UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _DNS_SUBDOMAIN = re.compile(rf"{_DNS_LABEL.pattern}(\.{_DNS_LABEL.pattern})*")
+_UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
+"""White space, control characters, marks that change the direction of text, and what is no UTF-8."""
+
 _RULES = (
     ("uid", _UID, 128, "letters, digits, '.', '-' and '_', a letter or digit at both ends"),
     ("namespace", _DNS_LABEL, 63, "a DNS label"),
@@ -177,8 +180,8 @@ def _texts(error: BaseException, limit: int) -> list[str]:
 
 def one_line(text: str, limit: int) -> str:
     """The text without line breaks and control characters, cut to `limit` bytes of UTF-8."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    line = _UNPRINTABLE.sub(" ", text[: 4 * limit]).strip()
     encoded = line.encode()
-    if len(encoded) <= limit:
+    if len(encoded) <= limit and len(text) <= 4 * limit:
         return line
     return encoded[: limit - 3].decode(errors="ignore") + "..."

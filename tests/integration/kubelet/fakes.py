@@ -1,0 +1,228 @@
+"""What stands on both sides of the kubelet plugin: claims behind it, kubelets in front of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import anyio
+import grpc
+import grpc.aio
+import grpclib
+import grpclib.client
+import msgspec
+from grpclib.const import Cardinality
+
+from pydra.claims.outcome import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
+from pydra.kubelet.board import HealthBoard
+from pydra.kubelet.events import KubeletEvent, Serving
+from pydra.kubelet.pb import dra_v1, dra_v1beta1
+from pydra.kubelet.plugin import KubeletPlugin
+
+DRIVER = "gpu.example.com"
+V1 = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+V1BETA1 = "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin"
+DEADLINE = 5.0
+
+T = TypeVar("T")
+
+
+async def wait_until(condition: Callable[[], T]) -> T:
+    """The condition's first true value."""
+    with anyio.fail_after(DEADLINE):
+        while not (value := condition()):  # noqa: ASYNC110 - files and fakes set no event
+            await anyio.sleep(0.002)
+        return value
+
+
+class Claims:
+    """Prepares at once, or when `gate` opens; `fail` may raise instead. Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.done: list[tuple[str, ...]] = []
+        self.gate: anyio.Event | None = None
+        self.fail: Callable[[], None] = lambda: None
+        self.answer: Callable[[ClaimRef], PrepareOutcome] = lambda ref: (
+            ContainerDevice(
+                requests=("gpu",), pool="node-1", device="gpu-0", cdi_ids=(f"{DRIVER}/claim={ref.uid}:gpu:gpu-0",)
+            ),
+        )
+        self.forget: frozenset[str] = frozenset()
+
+    async def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, PrepareOutcome]:
+        await self._work(refs)
+        return {ref.uid: self.answer(ref) for ref in refs if ref.uid not in self.forget}
+
+    async def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, UnprepareOutcome]:
+        await self._work(refs)
+        return {ref.uid: None for ref in refs if ref.uid not in self.forget}
+
+    async def _work(self, refs: Sequence[ClaimRef]) -> None:
+        uids = tuple(ref.uid for ref in refs)
+        self.asked.append(uids)
+        if self.gate is not None:
+            await self.gate.wait()
+        self.fail()
+        self.done.append(uids)
+
+
+class Running(msgspec.Struct):
+    """A plugin that serves, and how to stop it."""
+
+    plugin: KubeletPlugin
+    claims: Claims
+    board: HealthBoard
+    events: list[KubeletEvent]
+    scope: anyio.CancelScope
+
+    def stop(self) -> None:
+        self.scope.cancel()
+
+    def heard(self, kind: type[T]) -> list[T]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@asynccontextmanager
+async def serve(root: Path, *, driver: str = DRIVER, wait: bool = True, **options: Any) -> AsyncIterator[Running]:
+    """A plugin below the kubelet root, stopped at the end of the block."""
+    registry = root / "plugins_registry"
+    if wait:
+        registry.mkdir(exist_ok=True)
+    events: list[KubeletEvent] = []
+    board, claims = options.pop("health", HealthBoard()), options.pop("claims", None) or Claims()
+    options = {"drain_grace": DEADLINE, "check_period": 0.01, **options}
+    plugin = KubeletPlugin(
+        driver,
+        claims,
+        registry_directory=str(registry),
+        plugin_directory=str(root / "plugins" / driver),
+        health=board,
+        report=events.append,
+        **options,
+    )
+    scope = anyio.CancelScope()
+
+    async def run() -> None:
+        with scope:
+            await plugin.run()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        running = Running(plugin=plugin, claims=claims, board=board, events=events, scope=scope)
+        if wait:
+            await wait_until(lambda: running.heard(Serving))
+        try:
+            yield running
+        finally:
+            scope.cancel()
+
+
+class Failed(Exception):  # noqa: N818 - a call's outcome
+    """A call ended with an error: gRPC's code by name, and its text."""
+
+    def __init__(self, code: str, text: str) -> None:
+        self.code = code
+        self.text = text
+        super().__init__(f"{code}: {text}")
+
+
+class Kubelet(Protocol):
+    """A client's connection."""
+
+    def unary(self, path: str, request: Any, reply: type[T], timeout: float = DEADLINE) -> Awaitable[T]: ...
+
+    def stream(self, path: str, request: Any, reply: type[T]) -> AsyncIterator[T]: ...
+
+
+class GrpcioKubelet:
+    """gRPC's C core, which most of the world's clients are."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._channel = channel
+
+    async def unary(self, path: str, request: Any, reply: Any, timeout: float = DEADLINE) -> Any:
+        method = self._channel.unary_unary(path, request_serializer=bytes, response_deserializer=reply.parse)
+        try:
+            return await method(request, timeout=timeout)
+        except grpc.aio.AioRpcError as error:
+            raise Failed(error.code().name, str(error.details())) from error
+
+    async def stream(self, path: str, request: Any, reply: Any) -> AsyncIterator[Any]:
+        method = self._channel.unary_stream(path, request_serializer=bytes, response_deserializer=reply.parse)
+        call = method(request)
+        try:
+            async for message in call:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise Failed(error.code().name, str(error.details())) from error
+        finally:
+            call.cancel()
+
+
+class GrpclibKubelet:
+    """grpclib's own client."""
+
+    def __init__(self, channel: grpclib.client.Channel) -> None:
+        self._channel = channel
+
+    async def unary(self, path: str, request: Any, reply: Any, timeout: float = DEADLINE) -> Any:
+        call = self._channel.request(path, Cardinality.UNARY_UNARY, type(request), reply, timeout=timeout)
+        try:
+            async with call as stream:
+                await stream.send_message(request, end=True)
+                return await stream.recv_message()
+        except grpclib.GRPCError as error:
+            raise Failed(error.status.name, str(error.message)) from error
+        except TimeoutError as error:
+            raise Failed("DEADLINE_EXCEEDED", "") from error
+
+    async def stream(self, path: str, request: Any, reply: Any) -> AsyncIterator[Any]:
+        try:
+            async with self._channel.request(path, Cardinality.UNARY_STREAM, type(request), reply) as stream:
+                await stream.send_message(request, end=True)
+                while (message := await stream.recv_message()) is not None:
+                    yield message
+                    # The block ends with the stream still open when the test has seen enough.
+        except grpclib.GRPCError as error:
+            raise Failed(error.status.name, str(error.message)) from error
+
+
+@asynccontextmanager
+async def grpcio_kubelet(path: str, authority: str = "localhost") -> AsyncIterator[GrpcioKubelet]:
+    options = [("grpc.default_authority", authority), ("grpc.max_receive_message_length", 4 << 20)]
+    async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
+        yield GrpcioKubelet(channel)
+
+
+@asynccontextmanager
+async def grpclib_kubelet(path: str) -> AsyncIterator[GrpclibKubelet]:
+    async with grpclib.client.Channel(path=path) as channel:
+        yield GrpclibKubelet(channel)
+
+
+KUBELETS: dict[str, Any] = {"grpcio": grpcio_kubelet, "grpclib": grpclib_kubelet}
+
+
+def claim(uid: str, version: Any = dra_v1) -> Any:
+    return version.Claim(uid=uid, namespace="team", name=f"claim-{uid}")
+
+
+async def prepare(kubelet: Kubelet, *uids: str, timeout: float = DEADLINE) -> dra_v1.NodePrepareResourcesResponse:
+    request = dra_v1.NodePrepareResourcesRequest(claims=[claim(uid) for uid in uids])
+    path = f"{V1}/NodePrepareResources"
+    return await kubelet.unary(path, request, dra_v1.NodePrepareResourcesResponse, timeout)
+
+
+async def unprepare(kubelet: Kubelet, *uids: str) -> dra_v1.NodeUnprepareResourcesResponse:
+    request = dra_v1.NodeUnprepareResourcesRequest(claims=[claim(uid) for uid in uids])
+    path = f"{V1}/NodeUnprepareResources"
+    return await kubelet.unary(path, request, dra_v1.NodeUnprepareResourcesResponse)
+
+
+async def prepare_v1beta1(kubelet: Kubelet, *uids: str) -> dra_v1beta1.NodePrepareResourcesResponse:
+    request = dra_v1beta1.NodePrepareResourcesRequest(claims=[claim(uid, dra_v1beta1) for uid in uids])
+    path = f"{V1BETA1}/NodePrepareResources"
+    return await kubelet.unary(path, request, dra_v1beta1.NodePrepareResourcesResponse)

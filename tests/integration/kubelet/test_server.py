@@ -1,0 +1,211 @@
+"""The gRPC server, frame by frame: what a grpc-go client needs to see, and what nobody may do to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from grpclib import Status
+from h2.errors import ErrorCodes
+
+from pydra.kubelet.pb import dra_v1
+from pydra.kubelet.server import DrainServer
+from pydra.kubelet.sockets import bind_socket
+from tests.integration.kubelet.fakes import Failed, Kubelet, claim, grpcio_kubelet, prepare, wait_until
+from tests.integration.kubelet.raw import RawClient, frame, raw_client
+
+PREPARE = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources"
+REQUEST = bytes(dra_v1.NodePrepareResourcesRequest(claims=[claim("uid-1")]))
+
+
+class Node(dra_v1.DraPluginBase):
+    """Answers when `gate` is open."""
+
+    def __init__(self) -> None:
+        self.gate = anyio.Event()
+        self.started = 0
+        self.cancelled = 0
+
+    async def node_prepare_resources(
+        self, message: dra_v1.NodePrepareResourcesRequest
+    ) -> dra_v1.NodePrepareResourcesResponse:
+        self.started += 1
+        try:
+            await self.gate.wait()
+        except anyio.get_cancelled_exc_class():
+            self.cancelled += 1
+            raise
+        return dra_v1.NodePrepareResourcesResponse(
+            claims={one.uid: dra_v1.NodePrepareResourceResponse() for one in message.claims}
+        )
+
+
+@asynccontextmanager
+async def serving(root: Path) -> AsyncIterator[tuple[DrainServer, Node, str]]:
+    path = str(root / "dra.sock")
+    node = Node()
+    server = DrainServer([node])
+    bound = bind_socket(path)
+    await server.listen(bound.sock)
+    try:
+        yield server, node, path
+    finally:
+        bound.remove()
+        await server.drain(0)
+
+
+@asynccontextmanager
+async def raw_serving(root: Path) -> AsyncIterator[tuple[RawClient, DrainServer, Node]]:
+    async with serving(root) as (server, node, path), raw_client(path) as client:
+        yield client, server, node
+
+
+async def answered(client: RawClient) -> bool:
+    stream_id = await client.send(PREPARE, frame(REQUEST))
+    return (await client.status(stream_id))["grpc-status"] == "0"
+
+
+async def test_an_unknown_method_is_answered_with_trailers_that_grpc_go_understands(root: Path) -> None:
+    async with raw_serving(root) as (client, _, _):
+        headers = await client.status(await client.send("/v1.Nothing/Do", frame(b"")))
+    assert headers[":status"] == "200"
+    assert headers["content-type"].startswith("application/grpc")
+    assert headers["grpc-status"] == str(Status.UNIMPLEMENTED.value)
+    assert headers["grpc-message"] == "unknown method Do of service v1.Nothing"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"", Status.INVALID_ARGUMENT, "the request has no message"),
+        (b"\0\0", Status.INVALID_ARGUMENT, "the request ends within its message"),
+        (frame(REQUEST, length=len(REQUEST) + 9), Status.INVALID_ARGUMENT, "the request ends within its message"),
+        (frame(b"", length=2**32 - 1), Status.RESOURCE_EXHAUSTED, "the request has 4294967295 bytes"),
+        (frame(REQUEST, compressed=1), Status.UNIMPLEMENTED, "compressed messages are not supported"),
+        (frame(b"\x0a\x03\x12\x01\xff"), Status.INVALID_ARGUMENT, "the request is no NodePrepareResourcesRequest"),
+    ],
+    ids=["no message", "half a header", "half a message", "four gigabytes", "compressed", "no protobuf"],
+)
+async def test_a_broken_request_is_its_callers_error_in_words(
+    root: Path, body: bytes, status: Status, words: str
+) -> None:
+    async with raw_serving(root) as (client, _, node):
+        headers = await client.status(await client.send(PREPARE, body))
+        assert headers["grpc-status"] == str(status.value)
+        assert headers["grpc-message"].startswith(words)
+        node.gate.set()
+        assert await answered(client)
+
+
+async def test_a_request_without_a_path_is_a_protocol_error(root: Path) -> None:
+    async with raw_serving(root) as (client, _, node):
+        stream_id = await client.send("", frame(REQUEST), without=":path", end=False)
+        assert await client.reset_code(stream_id) == ErrorCodes.PROTOCOL_ERROR
+        node.gate.set()
+        assert await answered(client)
+
+
+async def test_metadata_that_cannot_be_decoded_ends_the_call_at_once(root: Path) -> None:
+    async with raw_serving(root) as (client, _, node):
+        stream_id = await client.send(PREPARE, b"", headers=[("x-bin", "abcde")], end=False)
+        assert await client.reset_code(stream_id) == ErrorCodes.NO_ERROR
+        node.gate.set()
+        assert await answered(client)
+
+
+async def test_headers_that_are_no_ascii_are_served(root: Path) -> None:
+    async with raw_serving(root) as (client, _, node):
+        node.gate.set()
+        stream_id = await client.send(PREPARE, frame(REQUEST), headers=[("user-agent", "Kübelet")])
+        assert (await client.status(stream_id))["grpc-status"] == "0"
+
+
+async def test_frames_of_unknown_types_are_ignored(root: Path) -> None:
+    async with raw_serving(root) as (client, _, node):
+        node.gate.set()
+        await client.flush(b"\x00\x00\x02\xf0\x00\x00\x00\x00\x00hi")
+        assert await answered(client)
+
+
+async def test_what_is_not_http2_is_disconnected(root: Path) -> None:
+    async with serving(root) as (_, node, path):
+        node.gate.set()
+        async with await anyio.connect_unix(path) as stream:
+            await stream.send(b"GET / HTTP/1.1\r\n\r\n" * 10)
+            await RawClient(stream).wait_end()
+        async with raw_client(path) as client:
+            assert await answered(client)
+
+
+async def test_a_drain_finishes_the_call_in_flight_and_sends_new_ones_elsewhere(root: Path) -> None:
+    async with raw_serving(root) as (client, server, node), anyio.create_task_group() as group:
+        first = await client.send(PREPARE, frame(REQUEST))
+        await wait_until(lambda: node.started == 1)
+        cut_off: list[int] = []
+
+        async def drain() -> None:
+            cut_off.append(await server.drain(5))
+
+        group.start_soon(drain)
+        goaway = await client.goaway()
+        assert (goaway.error_code, goaway.last_stream_id) == (ErrorCodes.NO_ERROR, first)
+        node.gate.set()
+        assert (await client.status(first))["grpc-status"] == "0"
+        assert dra_v1.NodePrepareResourcesResponse.parse(await client.body(first)).claims.keys() == {"uid-1"}
+        await client.wait_end()
+    assert (cut_off, node.cancelled) == ([0], 0)
+
+
+async def test_a_call_that_crosses_the_goaway_is_refused_for_a_retry_elsewhere(root: Path) -> None:
+    async with raw_serving(root) as (client, server, node), anyio.create_task_group() as group:
+        first = await client.send(PREPARE, frame(REQUEST))
+        await wait_until(lambda: node.started == 1)
+        group.start_soon(server.drain, 5)
+        await anyio.lowlevel.checkpoint()
+        second = await client.send(PREPARE, frame(REQUEST))  # the GOAWAY is on its way, and not read yet
+        assert await client.reset_code(second) == ErrorCodes.REFUSED_STREAM
+        node.gate.set()
+        assert (await client.status(first))["grpc-status"] == "0"
+    assert node.started == 1
+
+
+async def test_a_drain_cuts_off_what_does_not_end_within_the_grace(root: Path) -> None:
+    async with serving(root) as (server, node, path), grpcio_kubelet(path) as kubelet:
+        failures: list[Failed] = []
+        async with anyio.create_task_group() as group:
+            group.start_soon(failing_prepare, kubelet, failures)
+            await wait_until(lambda: node.started == 1)
+            assert await server.drain(0.05) == 1
+    assert [failure.code for failure in failures] == ["UNAVAILABLE"]
+    assert node.cancelled == 1
+
+
+async def failing_prepare(kubelet: Kubelet, failures: list[Failed]) -> None:
+    try:
+        await prepare(kubelet, "uid-1")
+    except Failed as error:
+        failures.append(error)
+
+
+async def test_a_drain_does_not_wait_for_clients_that_are_only_connected(root: Path) -> None:
+    async with serving(root) as (server, node, path), grpcio_kubelet(path) as kubelet, raw_client(path) as idle:
+        node.gate.set()
+        await prepare(kubelet, "uid-1")
+        with anyio.fail_after(1):
+            assert await server.drain(60) == 0
+        await idle.wait_end()
+
+
+async def test_connections_outlive_a_change_of_sockets(root: Path) -> None:
+    async with raw_serving(root) as (client, server, node):
+        node.gate.set()
+        assert await answered(client)
+        other = bind_socket(str(root / "other.sock"))
+        await server.listen(other.sock)
+        assert await answered(client)
+        async with raw_client(other.path) as newcomer:
+            assert await answered(newcomer)
+        other.remove()
