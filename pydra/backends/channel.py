@@ -33,6 +33,7 @@ class Channel(asyncio.Protocol, Generic[M]):
         self._splitter = FrameSplitter()
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
+        self._closed = asyncio.Event()
         self._ended = False
 
     async def open(self, sock: socket.socket) -> None:
@@ -59,6 +60,11 @@ class Channel(asyncio.Protocol, Generic[M]):
         """Drop the connection and what was not sent."""
         if self._transport is not None:
             self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is gone, after `close`."""
+        if self._transport is not None:
+            await self._closed.wait()
 
     # asyncio.Protocol
 
@@ -87,6 +93,7 @@ class Channel(asyncio.Protocol, Generic[M]):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self._writable.set()
+        self._closed.set()
         self._end(None)
 
     def _end(self, reason: WireError | None) -> None:

@@ -162,6 +162,13 @@ class ChildProcess:
         for transport, _ in self._pipes:
             transport.close()
 
+    async def aclose(self) -> None:
+        """Let go of them, and wait until they are gone: a turn of the event loop or two."""
+        self.close()
+        await self.channel.wait_closed()
+        for _, pipe in self._pipes:
+            await pipe.ended.wait()
+
 
 async def spawn(
     backend: str,

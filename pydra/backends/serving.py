@@ -8,14 +8,18 @@ backend raises, `SystemExit` included, costs the call that raised it.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydra.backends.answers import find_answer_type_violations
 from pydra.backends.config import decode_claim, decode_what_fits
 from pydra.backends.faults import Fault, FaultKind, build_fault
+from pydra.backends.stacks import format_wait
 from pydra.backends.threads import account_for_threads, wait_ended
 from pydra.backends.wire import Call, Cancel, Failure, Method, Reply, ToAgent, ToBackend, WireError, build_result
+
+_OBEY_SECONDS = 0.1
 
 
 class CallServer:
@@ -42,7 +46,9 @@ class CallServer:
                 self._running[call_id] = task
                 task.add_done_callback(lambda _: self._running.pop(call_id, None))
             case Cancel(id=call_id) if call_id in self._running:
-                self._running[call_id].cancel()
+                task = self._running[call_id]
+                task.cancel()
+                asyncio.get_running_loop().call_later(_OBEY_SECONDS, _tell_where_it_waits, task)
 
     def cancel_all(self) -> None:
         """Ask every call to end."""
@@ -88,6 +94,13 @@ class CallServer:
                 return await coroutine(decode_what_fits(claim, self._config_types), call.prepared)
             case _:
                 return await coroutine()
+
+
+def _tell_where_it_waits(task: asyncio.Task[None]) -> None:
+    """For the report on a call that does not obey; the agent is about to end the process."""
+    if not task.done():
+        where = format_wait(task.get_coro())
+        sys.stderr.write(f"{task.get_name()} was cancelled and still waits (innermost last):\n{where}")
 
 
 def _broken(call: Call, violations: tuple[str, ...]) -> Failure:

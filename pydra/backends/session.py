@@ -17,7 +17,7 @@ from pydra.backends.guilt import Verdict
 from pydra.backends.limits import Patience
 from pydra.backends.process import ChildProcess, spawn
 from pydra.backends.wire import Call, Cancel, Failure, Hello, Refusal, Reply, ToAgent, WireError
-from pydra.errors import BackendTimeout, PydraError, TerminalError
+from pydra.errors import BackendTimeout, BackendUnavailable, PydraError, TerminalError
 
 Outcome = Reply | Failure | Verdict | PydraError
 """Of a call: what the backend said; or, when its process ended, the error, or a verdict that says to call again."""
@@ -135,7 +135,8 @@ class Session:
             raise
         finally:
             child.kill()
-            child.close()
+            with anyio.CancelScope(shield=True):
+                await child.aclose()
 
     async def _watch(self, child: ChildProcess, connect: float) -> None:
         async with anyio.create_task_group() as watches:
@@ -145,6 +146,8 @@ class Session:
             watches.cancel_scope.cancel()
 
     def _receive(self, message: ToAgent, on_ready: Callable[[Session, Hello], None]) -> None:
+        if self._over.is_set():
+            return  # the end is judged by what was in flight at that moment; the stacks' signal may wake a sleeper
         self._heard = time.monotonic()
         match message:
             case Reply(id=call_id) | Failure(id=call_id):
@@ -236,6 +239,8 @@ class Session:
 
     async def _leave(self, child: ChildProcess) -> None:
         """End in good order: the end of our half of the connection asks for it. Not to be cancelled."""
+        for flying in self._flying.values():
+            flying.land(BackendUnavailable(self._source.name, "is stopped"))
         with anyio.CancelScope(shield=True):
             child.channel.finish()
             with anyio.move_on_after(self._patience.leave):

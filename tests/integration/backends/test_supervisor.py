@@ -1,0 +1,411 @@
+"""A backend may raise, hang, lie or die: it costs its own call, and is said in words."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from pydra.backends.discovery import BackendSource
+from pydra.backends.events import (
+    AnswerRejected,
+    BackendEnded,
+    BackendEvent,
+    BackendReady,
+    BackendRefused,
+    BackendStartFailed,
+    BackendState,
+    ClaimCondemned,
+)
+from pydra.backends.limits import Deadlines, Patience, RestartPolicy
+from pydra.claims.model import OpaqueConfig
+from pydra.devices import Capacity, Device, Inventory, Sample
+from pydra.errors import (
+    BackendDied,
+    BackendError,
+    BackendTimeout,
+    BackendUnavailable,
+    ClaimError,
+    ContractError,
+    InvalidConfig,
+    TerminalError,
+)
+from tests.integration.backends.harness import SOURCE, claim, supervised, until
+
+SHORT = Deadlines(prepare=0.3)
+PATIENT = Patience(heartbeat=0.05, silence=30.0, recall=0.2, stacks=1.0, burial=5.0, leave=5.0)
+
+
+async def test_a_backend_is_known_and_called_in_a_process_of_its_own() -> None:
+    async with supervised() as backend:
+        facts = await backend.wait_ready()
+        assert (facts.name, facts.driver, facts.version) == ("faulty", "faulty.example.com", "1.0")
+        assert facts.config_kinds == ("faulty.example.com/v1/Sharing",)
+        assert facts.device_classes == {"faulty.example.com": {"selectors": []}}
+        assert await backend.discover() == Inventory(devices=(Device(name="a", capacity={"memory": Capacity("80Gi")}),))
+        assert await backend.measure() == (Sample(name="temperature_celsius", value=41.5, device="a"),)
+        (prepared,) = await backend.prepare(claim("ok"))
+        assert prepared.state == {"n": 1}
+        assert prepared.edits.env["PID"] == str(backend.statistics().pid) != str(os.getpid())
+        await backend.unprepare(claim("ok"), (prepared,))
+
+
+async def test_configs_arrive_decoded() -> None:
+    config = OpaqueConfig(
+        source="FromClaim",
+        position="config[0]",
+        parameters={"apiVersion": "faulty.example.com/v1", "kind": "Sharing", "replicas": 4},
+    )
+    async with supervised() as backend:
+        (prepared,) = await backend.prepare(claim("ok", "u1", config))
+    assert prepared.edits.env["REPLICAS"] == "4"
+
+
+async def test_a_wrong_config_is_the_claims_fault_and_undoing_does_not_mind_it(tmp_path: Path) -> None:
+    config = OpaqueConfig(
+        source="FromClaim",
+        position="config[0]",
+        parameters={"apiVersion": "faulty.example.com/v1", "kind": "Sharing", "replica": "4"},
+    )
+    async with supervised(tmp_path) as backend:
+        with pytest.raises(InvalidConfig) as caught:
+            await backend.prepare(claim("ok", "u1", config))
+        await backend.unprepare(claim("ok", "u1", config), ())
+    (problem,) = caught.value.problems
+    assert problem == 'config[0]: $.replica: unknown field (did you mean "replicas"?), allowed: replicas'
+    assert (tmp_path / "journal").read_text() == "unprepare u1 0\n"
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "text"),
+    [
+        ("raise", BackendError, "backend faulty: prepare failed: RuntimeError: no such register"),
+        ("raise-claim-error", ClaimError, "the device is held by a process"),
+        ("raise-terminal", TerminalError, "this model cannot be partitioned"),
+        ("sys-exit", BackendError, "backend faulty: prepare failed: SystemExit: a library gave up"),
+        ("allocate", BackendError, "backend faulty: prepare failed: MemoryError"),
+        ("answer-none", ContractError, "prepare is a dict, not a list or tuple of pydra.PreparedDevice"),
+        (
+            "answer-wrong-devices",
+            ContractError,
+            "device another of pool node for request gpu, which the claim does not",
+        ),
+        (
+            "answer-wrong-types",
+            ContractError,
+            "prepare: $[0].edits.env.A: found 1, allowed: a string; prepare: $[0].edits",
+        ),
+        ("answer-unserialisable", ContractError, "prepare returned what JSON cannot carry"),
+        ("answer-huge", ContractError, "prepare answered too much: a message of"),
+    ],
+)
+async def test_what_a_call_does_wrong_fails_that_call_only(device: str, error: type[Exception], text: str) -> None:
+    async with supervised() as backend:
+        before = await backend.wait_ready(), backend.statistics().pid
+        with pytest.raises(error) as caught:
+            await backend.prepare(claim(device))
+        assert type(caught.value) is error
+        assert text in str(caught.value)
+        assert (await backend.wait_ready(), backend.statistics().pid) == before
+        assert await backend.prepare(claim("ok", "u2"))
+
+
+@pytest.mark.parametrize(
+    ("device", "error", "text", "ended"),
+    [
+        ("segfault", BackendDied, "died of SIGSEGV at string_at (ctypes/__init__.py:", "SIGSEGV"),
+        ("abort", BackendDied, "died of SIGABRT at do_abort (trouble/faulty.py:", "SIGABRT"),
+        ("exit", BackendDied, "exited with status 7 during prepare of claim ns/c-u1", "exit 7"),
+        ("terminate", BackendDied, "died of SIGTERM during prepare of claim ns/c-u1", "SIGTERM"),
+        ("garble", ContractError, "was killed because it sent malformed bytes (a frame claims 4294967295", "garbled"),
+        ("hang-gil", BackendTimeout, "prepare did not end within", "silent"),
+        ("hang-loop", BackendTimeout, "prepare did not end within", "silent"),
+    ],
+)
+async def test_the_end_of_the_process_is_diagnosed_and_repaired(
+    device: str, error: type[Exception], text: str, ended: str
+) -> None:
+    events: list[BackendEvent] = []
+    async with supervised(events=events) as backend:
+        with pytest.raises(error) as caught:
+            await backend.prepare(claim(device))
+        assert type(caught.value) is error
+        assert text in str(caught.value)
+        assert await backend.prepare(claim("ok", "u2"))
+        assert backend.statistics().endings == {ended: 1}
+    first, end, again = events
+    assert isinstance(first, BackendReady)
+    assert isinstance(again, BackendReady)
+    assert isinstance(end, BackendEnded)
+    assert "claim ns/c-u1" in end.diagnosis.line
+    assert [flight.claim for flight in end.flights if flight.claim] == ["ns/c-u1"]
+    if device.startswith("hang"):
+        assert f"in do_{device.replace('-', '_')}" in end.diagnosis.report
+
+
+async def test_a_call_past_its_deadline_is_cancelled_and_shows_where_it_waited() -> None:
+    async with supervised(deadlines=SHORT) as backend:
+        await backend.wait_ready()
+        pid = backend.statistics().pid
+        with pytest.raises(BackendTimeout) as caught:
+            await backend.prepare(claim("hang"))
+        assert str(caught.value) == "backend faulty: prepare did not end within 0.3 s"
+        assert "in do_hang" in caught.value.details
+        assert backend.statistics().pid == pid
+
+
+@pytest.mark.parametrize("device", ["hang-in-thread", "hang-stubborn", "hang-loop", "hang-gil"])
+async def test_a_call_that_cannot_be_cancelled_costs_the_process(device: str) -> None:
+    events: list[BackendEvent] = []
+    async with supervised(deadlines=SHORT, patience=PATIENT, events=events) as backend:
+        await backend.wait_ready()
+        with pytest.raises(BackendTimeout) as caught:
+            await backend.prepare(claim(device))
+        assert "faulty.py" in caught.value.details
+        assert await backend.prepare(claim("ok", "u2"))
+    assert [type(event) for event in events] == [BackendReady, BackendEnded, BackendReady]
+
+
+async def _prepare_all(backend: Any, devices: dict[str, str]) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+
+    async def prepare(uid: str, device: str) -> None:
+        try:
+            results[uid] = await backend.prepare(claim(device, uid))
+        except (BackendError, ClaimError) as error:
+            results[uid] = error
+
+    async with anyio.create_task_group() as tasks:
+        for uid, device in devices.items():
+            tasks.start_soon(prepare, uid, device)
+    return results
+
+
+async def test_the_guilty_claim_is_found_and_the_others_succeed_within_the_same_call(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as backend:
+        await backend.wait_ready()
+        devices = {"u1": "slow", "u2": "later-segfault", "u3": "slow", "u4": "hang-briefly"}
+        results = await _prepare_all(backend, devices)
+        statistics = backend.statistics()
+    assert isinstance(results["u2"], BackendDied)
+    assert all(results[uid][0].device == devices[uid] for uid in ("u1", "u3", "u4"))
+    assert statistics.endings == {"SIGSEGV": 2}
+    assert not statistics.on_trial
+    begun = (tmp_path / "journal").read_text().splitlines()
+    assert sorted(begun[:4]) == [f"prepare u{n}" for n in (1, 2, 3, 4)]
+    assert "prepare u4" not in begun[4:], "what was answered before the crash is not called again"
+    assert begun[4:] == ["prepare u1", "prepare u2", "prepare u3"]
+
+
+async def test_a_crash_that_does_not_come_again_fails_nobody(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as backend:
+        await backend.wait_ready()
+        results = await _prepare_all(backend, {"u1": "slow", "u2": "segfault-once"})
+    assert all(isinstance(result, tuple) for result in results.values())
+
+
+async def test_bystanders_of_a_call_that_wedged_go_free(tmp_path: Path) -> None:
+    async with supervised(tmp_path, deadlines=Deadlines(prepare=1.0), patience=PATIENT) as backend:
+        await backend.wait_ready()
+        results = await _prepare_all(backend, {"u1": "hang-stubborn"})
+        assert isinstance(results["u1"], BackendTimeout)
+
+
+async def test_calls_made_while_the_process_is_replaced_wait_for_it() -> None:
+    async with supervised(restarts=RestartPolicy(first=0.1, cap=0.1)) as backend:
+        await backend.wait_ready()
+        with pytest.raises(BackendDied):
+            await backend.prepare(claim("segfault"))
+        assert backend.statistics().state is BackendState.DOWN
+        assert await backend.discover()
+
+
+async def test_a_call_that_waits_in_vain_says_why() -> None:
+    policy = RestartPolicy(first=60.0, cap=60.0)
+    async with supervised(deadlines=SHORT, restarts=policy) as backend:
+        await backend.wait_ready()
+        with pytest.raises(BackendDied):
+            await backend.prepare(claim("segfault"))
+        with pytest.raises(BackendUnavailable, match=r"died of SIGSEGV.*; it starts again 60\.0 s after that"):
+            await backend.prepare(claim("ok", "u2"))
+
+
+async def test_a_claim_that_kills_twice_is_condemned_without_touching_the_hardware(tmp_path: Path) -> None:
+    events: list[BackendEvent] = []
+    async with supervised(tmp_path, events=events) as backend:
+        for error in (BackendDied, TerminalError, TerminalError):
+            with pytest.raises(error):
+                await backend.prepare(claim("segfault"))
+        assert (tmp_path / "journal").read_text().splitlines() == ["prepare u1"] * 2
+        assert [(one.pool, one.device, one.claim) for one in backend.condemned()] == [("node", "segfault", "ns/c-u1")]
+        with pytest.raises(BackendDied):  # the same name, another claim
+            await backend.prepare(claim("segfault", "u2"))
+        await backend.unprepare(claim("segfault"), ())
+        assert backend.condemned() == ()
+        with pytest.raises(TerminalError, match="ended the process of backend faulty 2 times"):
+            await backend.prepare(claim("segfault"))
+        backend.pardon("u1")
+        with pytest.raises(BackendDied):
+            await backend.prepare(claim("segfault"))
+    assert [event.claim.uid for event in events if isinstance(event, ClaimCondemned)] == ["u1"]
+
+
+async def test_another_version_of_the_backend_is_not_judged_by_the_last() -> None:
+    upgraded = BackendSource(name="faulty", reference="faulty:", distribution="pydra-faulty", version="2.0")
+    async with supervised(restarts=RestartPolicy(first=0.01, strikes=1), refresh=lambda source: upgraded) as backend:
+        with pytest.raises(TerminalError):
+            await backend.prepare(claim("segfault"))
+        await until(lambda: backend.statistics().state is BackendState.READY)
+        assert (await backend.wait_ready()).version == "2.0"
+        assert backend.condemned() == ()
+
+
+async def test_telemetry_that_crashes_is_guarded_too(tmp_path: Path) -> None:
+    (tmp_path / "discover").write_text("segfault")
+    async with supervised(tmp_path) as backend:
+        with pytest.raises(BackendDied, match="during discover"):
+            await backend.discover()
+        assert await backend.prepare(claim("ok"))
+
+
+async def test_a_hint_of_the_backend_and_a_replaced_process_are_changes(tmp_path: Path) -> None:
+    async with supervised(tmp_path) as backend:
+        await backend.wait_ready()
+        (tmp_path / "changed").write_text("yes")
+        await backend.wait_changed()
+        os.kill(backend.statistics().pid, signal.SIGKILL)
+        await backend.wait_changed()
+        assert backend.statistics().starts == 2
+
+
+async def test_what_a_library_prints_disturbs_nothing_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="pydra.backend.faulty")
+    async with supervised() as backend:
+        assert await backend.prepare(claim("print-noise"))
+        assert await backend.prepare(claim("fill-pipes", "u2"))
+        await until(lambda: "warning from a library" in caplog.messages)
+        await until(lambda: any(message.startswith("xxxx") for message in caplog.messages))
+    assert "\\xff\x00garbage on stdout" in caplog.messages
+    assert caplog.messages.count("\\xff\x00garbage on stdout") < 2000
+
+
+async def test_an_answer_to_no_call_is_reported_and_ignored() -> None:
+    events: list[BackendEvent] = []
+    async with supervised(events=events) as backend:
+        assert await backend.prepare(claim("answer-stranger"))
+    (rejected,) = (event for event in events if isinstance(event, AnswerRejected))
+    assert rejected.violations == ("an answer to call 987654, which is not in flight",)
+
+
+@pytest.mark.parametrize(
+    ("reference", "violations"),
+    [
+        ("absent_module:", ["absent_module: cannot be loaded: ModuleNotFoundError: No module named 'absent_module'"]),
+        ("faulty:nothing", ["faulty:nothing cannot be loaded: AttributeError"]),
+        ("unfit:", ["discover is a plain function", "prepare is missing", "unprepare()", 'DRIVER is "Not A Name"']),
+        ("unfit:connects_to_nothing", ["discover is missing", "prepare is missing", "unprepare is missing"]),
+        ("unfit_import:", ["unfit_import: cannot be loaded: SystemExit"]),
+    ],
+)
+async def test_a_backend_that_breaks_the_contract_is_refused_with_all_violations(
+    reference: str, violations: list[str]
+) -> None:
+    events: list[BackendEvent] = []
+    async with supervised(source=BackendSource(name="unfit", reference=reference), events=events) as backend:
+        with pytest.raises(ContractError) as caught:
+            await backend.wait_ready()
+        assert len(caught.value.violations) == len(violations)
+        assert all(want in one for want, one in zip(violations, caught.value.violations, strict=True))
+        with pytest.raises(ContractError):
+            await backend.discover()
+        assert backend.statistics().state is BackendState.REFUSED
+    (event,) = events
+    assert isinstance(event, BackendRefused)
+
+
+async def test_one_backend_does_not_hurt_another() -> None:
+    unfit = BackendSource(name="unfit", reference="unfit:")
+    async with supervised() as crashing, supervised(source=unfit) as refused, supervised() as sound:
+        await sound.wait_ready()
+        pid = sound.statistics().pid
+        with pytest.raises(BackendDied):
+            await crashing.prepare(claim("segfault"))
+        with pytest.raises(ContractError):
+            await refused.discover()
+        assert await sound.prepare(claim("ok"))
+        assert sound.statistics().pid == pid
+
+
+async def test_handles_live_between_connect_and_the_end(tmp_path: Path) -> None:
+    source = BackendSource(name="connecting", reference="unfit:connects")
+    async with supervised(tmp_path, source=source) as backend:
+        assert await backend.discover() == Inventory(devices=(Device(name="from-connect"),))
+    assert (tmp_path / "connected").read_text() == "opened closed"
+
+
+async def test_a_connect_that_fails_is_tried_again_until_it_succeeds(tmp_path: Path) -> None:
+    events: list[BackendEvent] = []
+    (tmp_path / "absent").touch()
+    source = BackendSource(name="connecting", reference="unfit:connects")
+    async with supervised(tmp_path, source=source, events=events) as backend:
+        await until(lambda: len(events) >= 2)
+        (tmp_path / "absent").unlink()
+        assert await backend.discover()
+    failed = events[0]
+    assert isinstance(failed, BackendStartFailed)
+    assert "connect failed: FileNotFoundError: the driver is not loaded" in failed.message
+
+
+async def test_a_connect_that_hangs_is_killed_and_shown() -> None:
+    events: list[BackendEvent] = []
+    source = BackendSource(name="unfit", reference="unfit:connect_hangs")
+    deadlines = Deadlines(connect=0.5, discover=2.0)
+    async with supervised(source=source, deadlines=deadlines, events=events):
+        await until(lambda: bool(events))
+    (event, *_) = events
+    assert isinstance(event, BackendEnded)
+    assert "was not ready in time (within 0.5 s)" in event.diagnosis.line
+    assert "connect_hangs" in event.diagnosis.report
+
+
+async def test_a_stopped_supervisor_answers_that_it_is_stopped() -> None:
+    async with supervised() as backend:
+        await backend.wait_ready()
+        pid = backend.statistics().pid
+    with pytest.raises(BackendUnavailable, match="is stopped"):
+        await backend.discover()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_callers_in_flight_when_the_agent_stops_are_told() -> None:
+    errors: list[Exception] = []
+
+    async def prepare(backend: Any) -> None:
+        try:
+            await backend.prepare(claim("hang"))
+        except BackendUnavailable as error:
+            errors.append(error)
+
+    async with anyio.create_task_group() as callers, supervised() as backend:
+        await backend.wait_ready()
+        callers.start_soon(prepare, backend)
+        await until(lambda: any(flight.claim for flight in backend.statistics().in_flight))
+    assert [str(error) for error in errors] == ["backend faulty: is stopped"]
+
+
+async def test_a_caller_that_gives_up_leaves_nothing_behind() -> None:
+    async with supervised() as backend:
+        await backend.wait_ready()
+        with anyio.move_on_after(0.1):
+            await backend.prepare(claim("hang"))
+        assert not any(flight.claim for flight in backend.statistics().in_flight)
+        assert await backend.prepare(claim("ok", "u2"))
+
+
+def test_the_source_of_the_tests_names_a_distribution() -> None:
+    assert str(SOURCE) == "faulty (pydra-faulty 1.0)"

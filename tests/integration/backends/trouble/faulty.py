@@ -1,0 +1,215 @@
+"""A backend that misbehaves on demand: the name of a claim's first device says what its prepare does.
+
+`FAULTY_DIR`, when set, holds files that say what the telemetry coroutines do, and one line for each
+prepare that was begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import pydra
+
+DRIVER = "faulty.example.com"
+DEVICE_CLASSES: dict[str, Any] = {"faulty.example.com": {"selectors": []}}
+
+
+class Sharing(msgspec.Struct, frozen=True, kw_only=True):
+    replicas: int = 1
+
+
+CONFIG_TYPES = {"faulty.example.com/v1/Sharing": Sharing}
+
+
+def _switch(name: str) -> str:
+    directory = os.environ.get("FAULTY_DIR")
+    path = Path(directory or "/nonexistent") / name
+    return path.read_text() if path.exists() else ""
+
+
+def _note(line: str) -> None:
+    directory = os.environ.get("FAULTY_DIR")
+    if directory:
+        with (Path(directory) / "journal").open("a") as journal:
+            journal.write(line + "\n")
+
+
+async def discover() -> pydra.Inventory:
+    await act(_switch("discover") or "ok")
+    return pydra.Inventory(devices=(pydra.Device(name="a", capacity={"memory": pydra.Capacity("80Gi")}),))
+
+
+async def prepare(claim: pydra.Claim, /) -> Any:
+    _note(f"prepare {claim.uid}")
+    device = claim.devices[0]
+    sharing = device.config(Sharing)
+    edits = pydra.ContainerEdits(env={"REPLICAS": str(sharing.replicas if sharing else 0), "PID": str(os.getpid())})
+    answer = await act(device.device)
+    return [one.prepared(edits, {"n": 1}) for one in claim.devices] if answer is None else answer
+
+
+async def unprepare(claim: pydra.Claim, prepared: Sequence[pydra.PreparedDevice], /) -> None:
+    _note(f"unprepare {claim.uid} {len(prepared)}")
+    if claim.name.startswith("unprepare-"):
+        await act(claim.name.removeprefix("unprepare-"))
+
+
+async def wait_changed() -> None:
+    while not _switch("changed"):  # noqa: ASYNC110 - a file, written by the test
+        await asyncio.sleep(0.01)
+    (Path(os.environ["FAULTY_DIR"]) / "changed").unlink()
+
+
+async def measure() -> list[pydra.Sample]:
+    return [pydra.Sample(name="temperature_celsius", value=41.5, device="a")]
+
+
+async def act(what: str) -> Any:
+    action = globals().get("do_" + what.replace("-", "_").rstrip("0123456789"))
+    return await action() if action is not None else None
+
+
+async def do_segfault() -> None:
+    ctypes.string_at(0)
+
+
+async def do_later_segfault() -> None:
+    await asyncio.sleep(0.1)
+    ctypes.string_at(0)
+
+
+async def do_segfault_once() -> None:
+    marker = Path(os.environ["FAULTY_DIR"]) / "segfaulted"
+    if not marker.exists():
+        marker.touch()
+        ctypes.string_at(0)
+
+
+async def do_abort() -> None:
+    sys.stderr.write("vendor library: assertion failed\n")
+    os.abort()
+
+
+async def do_exit() -> None:
+    os._exit(7)
+
+
+async def do_sys_exit() -> None:
+    sys.exit("a library gave up")
+
+
+async def do_raise() -> None:
+    raise RuntimeError("no such register")
+
+
+async def do_raise_claim_error() -> None:
+    raise pydra.ClaimError("the device is held by a process")
+
+
+async def do_raise_terminal() -> None:
+    raise pydra.TerminalError("this model cannot be partitioned")
+
+
+async def do_hang() -> None:
+    await asyncio.Event().wait()
+
+
+async def do_hang_in_thread() -> None:
+    await asyncio.to_thread(_sleep_in_thread)
+
+
+def _sleep_in_thread() -> None:
+    time.sleep(3600)
+
+
+async def do_hang_stubborn() -> None:
+    while True:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            continue
+
+
+async def do_hang_loop() -> None:
+    time.sleep(3600)  # noqa: ASYNC251 - the fault itself
+
+
+async def do_hang_gil() -> None:
+    ctypes.PyDLL(None).sleep(3600)
+
+
+async def do_hang_briefly() -> None:
+    await asyncio.sleep(0.01)
+
+
+async def do_slow() -> None:
+    await asyncio.sleep(0.3)
+
+
+async def do_print_noise() -> None:
+    os.write(1, b"\xff\x00garbage on stdout\n" * 2000)
+    os.write(2, b"warning from a library\n")
+    print("printed")  # noqa: T201 - the fault itself
+
+
+async def do_fill_pipes() -> None:
+    for fd in (1, 2):
+        os.write(fd, b"x" * 300_000)
+
+
+async def do_garble() -> None:
+    os.write(_agent_socket(), b"\xff" * 64)
+    await asyncio.sleep(3600)
+
+
+async def do_answer_stranger() -> None:
+    frame = msgspec.msgpack.encode({"type": "reply", "id": 987654, "result": None})
+    os.write(_agent_socket(), len(frame).to_bytes(4, "big") + frame)
+
+
+def _agent_socket() -> int:
+    """The connection to the agent, by the command line of this process."""
+    return int(sys.orig_argv[sys.orig_argv.index("pydra.backends.child") + 1])
+
+
+async def do_answer_none() -> Any:
+    return {}
+
+
+async def do_answer_wrong_devices() -> Any:
+    return [pydra.PreparedDevice(request="gpu", pool="node", device="another")]
+
+
+async def do_answer_wrong_types() -> Any:
+    edits = pydra.ContainerEdits(env={"A": 1}, additional_gids=("x",))  # type: ignore[dict-item, arg-type]
+    return [pydra.PreparedDevice(request=3, pool="node", device="answer-wrong-types", edits=edits)]  # type: ignore[arg-type]
+
+
+async def do_answer_unserialisable() -> Any:
+    return [pydra.PreparedDevice(request="gpu", pool="node", device="answer-unserialisable", state=object())]
+
+
+async def do_answer_huge() -> Any:
+    state = "x" * (17 * 1024 * 1024)
+    return [pydra.PreparedDevice(request="gpu", pool="node", device="answer-huge", state=state)]
+
+
+async def do_allocate() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 32, 1 << 32))
+    bytearray(1 << 33)
+
+
+async def do_terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(3600)
