@@ -1,0 +1,132 @@
+"""Health streams over a real socket: complete, repeated, and ended well."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from pydra.devices import Health, HealthStatus
+from pydra.kubelet.board import DeviceHealth
+from pydra.kubelet.events import HealthStreams, Stopped
+from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1
+from tests.integration.kubelet.fakes import (
+    DEADLINE,
+    KUBELETS,
+    Failed,
+    Kubelet,
+    Running,
+    grpcio_kubelet,
+    prepare,
+    serve,
+    wait_until,
+)
+
+Connect = Callable[[str], AbstractAsyncContextManager[Kubelet]]
+VERSIONS = {"v1": dra_health_v1, "v1alpha1": dra_health_v1alpha1}
+SICK = Health(status=HealthStatus.UNHEALTHY, message="XID 79: fell off the bus")
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request: pytest.FixtureRequest) -> ModuleType:
+    return VERSIONS[request.param]
+
+
+@pytest.fixture(params=KUBELETS)
+def connect(request: pytest.FixtureRequest) -> Connect:
+    found: Connect = KUBELETS[request.param]
+    return found
+
+
+def device(name: str, health: Health = Health()) -> DeviceHealth:  # noqa: B008 - frozen
+    return DeviceHealth(pool="node-1", device=name, health=health, updated=1_700_000_000)
+
+
+def watch(kubelet: Kubelet, version: ModuleType) -> Any:
+    """The stream, to be closed by the caller."""
+    path = f"/{version.__name__.rpartition('_')[2]}.DRAResourceHealth/NodeWatchResources"
+    return aclosing(
+        cast("Any", kubelet.stream(path, version.NodeWatchResourcesRequest(), version.NodeWatchResourcesResponse))
+    )
+
+
+async def states(reports: AsyncIterator[Any]) -> dict[str, str]:
+    with anyio.fail_after(DEADLINE):
+        report = await anext(reports)
+    return {one.device.device_name: one.health.name for one in report.devices}
+
+
+def open_streams(running: Running) -> int:
+    counts = running.heard(HealthStreams)
+    return counts[-1].count if counts else 0
+
+
+async def test_a_stream_tells_the_state_at_once_and_every_change(
+    root: Path, connect: Connect, version: ModuleType
+) -> None:
+    async with serve(root, health_period=60) as running, connect(running.plugin.paths.service) as kubelet:
+        running.board.publish((device("gpu-0"), device("gpu-1")))
+        async with watch(kubelet, version) as reports:
+            assert await states(reports) == {"gpu-0": "HEALTHY", "gpu-1": "HEALTHY"}
+            running.board.publish((device("gpu-0", SICK), device("gpu-1")))
+            assert await states(reports) == {"gpu-0": "UNHEALTHY", "gpu-1": "HEALTHY"}
+            running.board.publish((device("gpu-0"), device("gpu-1")))
+            assert await states(reports) == {"gpu-0": "HEALTHY", "gpu-1": "HEALTHY"}
+
+
+async def test_a_list_is_sent_again_while_nothing_changes(root: Path, connect: Connect, version: ModuleType) -> None:
+    async with serve(root, health_period=0.01) as running, connect(running.plugin.paths.service) as kubelet:
+        running.board.publish((device("gpu-0", SICK),))
+        async with watch(kubelet, version) as reports:
+            for _ in range(3):
+                with anyio.fail_after(DEADLINE):
+                    [one] = (await anext(reports)).devices
+                assert (one.health.name, one.message) == ("UNHEALTHY", "XID 79: fell off the bus")
+                assert (one.last_updated_time, one.health_check_timeout_seconds) == (1_700_000_000, 30)
+
+
+async def test_a_kubelet_that_reconnects_hears_the_latest(root: Path, connect: Connect, version: ModuleType) -> None:
+    async with serve(root, health_period=60) as running:
+        for health in (Health(), SICK):
+            running.board.publish((device("gpu-0", health),))
+            async with connect(running.plugin.paths.service) as kubelet, watch(kubelet, version) as reports:
+                assert await states(reports) == {"gpu-0": health.status.name}
+                assert open_streams(running) == 1
+            await wait_until(lambda: open_streams(running) == 0)
+
+
+async def test_several_streams_and_calls_share_one_connection(root: Path, connect: Connect) -> None:
+    async with serve(root, health_period=60) as running, connect(running.plugin.paths.service) as kubelet:
+        running.board.publish((device("gpu-0"),))
+        async with watch(kubelet, dra_health_v1) as one, watch(kubelet, dra_health_v1alpha1) as two:
+            assert await states(one) == await states(two) == {"gpu-0": "HEALTHY"}
+            assert open_streams(running) == 2
+            assert (await prepare(kubelet, "uid-1")).claims["uid-1"].error == ""
+            running.board.publish((device("gpu-0", SICK),))
+            assert await states(one) == await states(two) == {"gpu-0": "UNHEALTHY"}
+
+
+async def test_a_stream_ends_cleanly_and_at_once_when_the_plugin_stops(root: Path, version: ModuleType) -> None:
+    # Not with grpclib's client, which drops its streams at a GOAWAY; grpc-go and the C core read them to the end.
+    async with serve(root, health_period=60) as running, grpcio_kubelet(running.plugin.paths.service) as kubelet:
+        async with watch(kubelet, version) as reports:
+            assert await states(reports) == {}
+            running.stop()
+            with pytest.raises(StopAsyncIteration):
+                await states(reports)
+        await wait_until(lambda: running.heard(Stopped))
+        assert running.heard(Stopped)[0].cut_off == 0
+
+
+async def test_without_health_the_kubelet_is_told_that_there_is_none(
+    root: Path, connect: Connect, version: ModuleType
+) -> None:
+    async with serve(root, health=None) as running, connect(running.plugin.paths.service) as kubelet:
+        with pytest.raises(Failed, match="UNIMPLEMENTED"):
+            async with watch(kubelet, version) as reports:
+                await states(reports)

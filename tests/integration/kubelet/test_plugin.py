@@ -1,0 +1,302 @@
+"""The kubelet plugin from start to stop: registration, directories that come and go, instances that overlap."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from pydra.errors import SettingsError
+from pydra.kubelet.events import Registered, RegistrationRefused, Serving, Stopped, Waiting
+from pydra.kubelet.pb import pluginregistration_v1 as registration
+from pydra.kubelet.plugin import KubeletPlugin
+from tests.integration.kubelet.fakes import (
+    DRIVER,
+    Claims,
+    Failed,
+    Kubelet,
+    Running,
+    grpcio_kubelet,
+    grpclib_kubelet,
+    prepare,
+    serve,
+    wait_until,
+)
+
+UID = "0f5e8c1e-3b43-4d0b-9f0a-6f3d2c1b0a99"
+OTHER_UID = "7a4d3b1c-0000-4d0b-9f0a-6f3d2c1b0a99"
+SERVICE = "/pluginregistration.Registration"
+
+
+async def get_info(kubelet: Kubelet) -> registration.PluginInfo:
+    """As the kubelet asks: with one second to answer."""
+    return await kubelet.unary(f"{SERVICE}/GetInfo", registration.InfoRequest(), registration.PluginInfo, 1.0)
+
+
+async def notify(kubelet: Kubelet, *, registered: bool, error: str = "") -> None:
+    status = registration.RegistrationStatus(plugin_registered=registered, error=error)
+    path = f"{SERVICE}/NotifyRegistrationStatus"
+    await kubelet.unary(path, status, registration.RegistrationStatusResponse)
+
+
+async def works(running: Running) -> bool:
+    """Whether a kubelet can register the plugin and prepare a claim with it."""
+    async with grpclib_kubelet(running.plugin.paths.registration) as kubelet:
+        endpoint = (await get_info(kubelet)).endpoint
+    async with grpclib_kubelet(endpoint) as kubelet:
+        return (await prepare(kubelet, "uid-1")).claims["uid-1"].error == ""
+
+
+def exists(path: str) -> bool:
+    return os.path.lexists(path)
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+async def test_the_kubelet_learns_who_the_plugin_is(root: Path) -> None:
+    async with serve(root) as running, grpclib_kubelet(running.plugin.paths.registration) as kubelet:
+        info = await get_info(kubelet)
+    assert (info.type, info.name, info.endpoint) == ("DRAPlugin", DRIVER, str(root / "plugins" / DRIVER / "dra.sock"))
+    assert info.supported_versions == [
+        "v1.DRAPlugin",
+        "v1beta1.DRAPlugin",
+        "v1.DRAResourceHealth",
+        "v1alpha1.DRAResourceHealth",
+    ]
+
+
+async def test_a_plugin_without_health_does_not_advertise_it(root: Path) -> None:
+    async with serve(root, health=None) as running, grpclib_kubelet(running.plugin.paths.registration) as kubelet:
+        assert (await get_info(kubelet)).supported_versions == ["v1.DRAPlugin", "v1beta1.DRAPlugin"]
+
+
+async def test_the_registrar_answers_under_the_authority_that_the_kubelet_gives_it(root: Path) -> None:
+    async with serve(root) as running:
+        path = running.plugin.paths.registration
+        async with grpcio_kubelet(path, authority=path.replace("/", "%2F")) as kubelet:
+            assert (await get_info(kubelet)).name == DRIVER
+
+
+async def test_the_registrar_answers_while_claims_are_in_work(root: Path) -> None:
+    async with serve(root) as running, anyio.create_task_group() as group:
+        running.claims.gate = anyio.Event()
+        async with grpclib_kubelet(running.plugin.paths.service) as busy:
+            group.start_soon(prepare, busy, "uid-1")
+            await wait_until(lambda: running.claims.asked)
+            async with grpclib_kubelet(running.plugin.paths.registration) as kubelet:
+                assert (await get_info(kubelet)).name == DRIVER
+            running.claims.gate.set()
+            await wait_until(lambda: running.claims.done)
+
+
+async def test_what_the_kubelet_decides_is_reported_each_time(root: Path) -> None:
+    async with serve(root) as running:
+        for _ in range(2):  # a kubelet that restarts registers anew
+            async with grpclib_kubelet(running.plugin.paths.registration) as kubelet:
+                await notify(kubelet, registered=True)
+        async with grpclib_kubelet(running.plugin.paths.registration) as kubelet:
+            await notify(kubelet, registered=False, error="endpoint already\nregistered")
+            await notify(kubelet, registered=False)
+        assert running.heard(Registered) == [Registered(driver=DRIVER)] * 2
+        assert [event.message for event in running.heard(RegistrationRefused)] == [
+            "endpoint already registered",
+            "the kubelet gives no reason",
+        ]
+
+
+async def test_the_service_is_there_before_the_registrar(root: Path) -> None:
+    async with serve(root) as running:
+        paths = running.plugin.paths
+        assert os.stat(paths.service).st_ctime_ns <= os.stat(paths.registration).st_ctime_ns
+        [serving] = running.heard(Serving)
+        assert (serving.endpoint, serving.registration) == (paths.service, paths.registration)
+
+
+async def test_sockets_and_directories_are_closed_to_others_even_without_an_umask(root: Path) -> None:
+    before = os.umask(0)
+    try:
+        async with serve(root) as running:
+            paths = running.plugin.paths
+            modes = {path: stat.S_IMODE(os.stat(path).st_mode) for path in (paths.service, paths.registration)}
+            assert set(modes.values()) == {0o600}
+            for directory in (root / "plugins", root / "plugins" / DRIVER):
+                assert stat.S_IMODE(directory.stat().st_mode) == 0o750
+    finally:
+        os.umask(before)
+
+
+async def test_nothing_is_left_after_a_stop(root: Path) -> None:
+    async with serve(root) as running:
+        running.stop()
+        await wait_until(lambda: running.heard(Stopped))
+        assert names(root / "plugins_registry") == []
+        assert names(root / "plugins" / DRIVER) == []
+        assert running.heard(Stopped) == [Stopped(driver=DRIVER, cut_off=0)]
+
+
+async def test_a_stop_lets_the_call_in_flight_end(root: Path) -> None:
+    async with serve(root) as running, grpcio_kubelet(running.plugin.paths.service) as kubelet:
+        running.claims.gate = anyio.Event()
+        answers: list[Any] = []
+
+        async def call() -> None:
+            answers.append(await prepare(kubelet, "uid-1"))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await wait_until(lambda: running.claims.asked)
+            running.stop()
+            await wait_until(lambda: not exists(running.plugin.paths.service))
+            assert exists(running.plugin.paths.registration)
+            async with grpclib_kubelet(running.plugin.paths.registration) as starting:
+                with pytest.raises(Failed, match=r"UNAVAILABLE: driver gpu\.example\.com is stopping"):
+                    await get_info(starting)
+            running.claims.gate.set()
+        assert answers[0].claims["uid-1"].error == ""
+        await wait_until(lambda: running.heard(Stopped))
+        assert not exists(running.plugin.paths.registration)
+
+
+async def test_a_stop_lets_the_work_end_that_the_kubelet_gave_up_on(root: Path) -> None:
+    async with serve(root) as running, grpclib_kubelet(running.plugin.paths.service) as kubelet:
+        running.claims.gate = anyio.Event()
+        with pytest.raises(Failed, match="DEADLINE_EXCEEDED"):
+            await prepare(kubelet, "uid-1", timeout=0.05)
+        running.stop()
+        await wait_until(lambda: not exists(running.plugin.paths.registration))
+        running.claims.gate.set()
+        await wait_until(lambda: running.heard(Stopped))
+        assert running.claims.done == [("uid-1",)]
+
+
+async def test_a_stop_cuts_off_what_does_not_end_within_the_grace(root: Path) -> None:
+    async with (
+        serve(root, drain_grace=0.05) as running,
+        grpcio_kubelet(running.plugin.paths.service) as kubelet,
+    ):
+        running.claims.gate = anyio.Event()
+        async with anyio.create_task_group() as group:
+
+            async def call() -> None:
+                with pytest.raises(Failed, match="UNAVAILABLE"):
+                    await prepare(kubelet, "uid-1")
+
+            group.start_soon(call)
+            await wait_until(lambda: running.claims.asked)
+            running.stop()
+        await wait_until(lambda: running.heard(Stopped))
+        assert running.heard(Stopped)[0].cut_off == 1
+        assert running.claims.done == []
+
+
+async def test_a_kubelet_that_comes_late_is_waited_for(root: Path) -> None:
+    async with serve(root, wait=False) as running:
+        [waiting] = await wait_until(lambda: running.heard(Waiting))
+        assert "plugins_registry: not there; is the kubelet running" in waiting.problem
+        assert names(root) == []
+        (root / "plugins_registry").mkdir()
+        await wait_until(lambda: running.heard(Serving))
+        assert await works(running)
+        assert len(running.heard(Waiting)) == 1
+
+
+async def test_a_wiped_kubelet_root_gets_its_sockets_back(root: Path) -> None:
+    async with serve(root) as running:
+        shutil.rmtree(root / "plugins")
+        shutil.rmtree(root / "plugins_registry")
+        await wait_until(lambda: running.heard(Waiting))
+        (root / "plugins_registry").mkdir()
+        await wait_until(lambda: len(running.heard(Serving)) == 2)
+        assert await works(running)
+
+
+@pytest.mark.parametrize("which", ["service", "registration"])
+async def test_a_socket_that_vanishes_is_made_again_under_the_kubelets_open_connection(root: Path, which: str) -> None:
+    async with serve(root) as running, grpclib_kubelet(running.plugin.paths.service) as kubelet:
+        await prepare(kubelet, "uid-1")
+        path = getattr(running.plugin.paths, which)
+        os.unlink(path)
+        await wait_until(lambda: exists(path))
+        assert (await prepare(kubelet, "uid-1")).claims["uid-1"].error == ""
+        assert await works(running)
+
+
+async def test_a_killed_instances_sockets_are_replaced(root: Path) -> None:
+    (root / "plugins" / DRIVER).mkdir(parents=True)
+    (root / "plugins_registry").mkdir()
+    for path in (root / "plugins" / DRIVER / "dra.sock", root / "plugins_registry" / f"{DRIVER}-reg.sock"):
+        with socket.socket(socket.AF_UNIX) as stale:
+            stale.bind(str(path))
+    async with serve(root) as running:
+        assert await works(running)
+
+
+async def test_a_name_that_another_process_serves_is_waited_for(root: Path) -> None:
+    directory = root / "plugins" / DRIVER
+    directory.mkdir(parents=True)
+    (root / "plugins_registry").mkdir()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(directory / "dra.sock"))
+        other.listen()
+        async with serve(root, wait=False) as running:
+            [waiting] = await wait_until(lambda: running.heard(Waiting))
+            assert "dra.sock: another process listens there" in waiting.problem
+            assert names(root / "plugins_registry") == []
+            other.close()
+            await wait_until(lambda: running.heard(Serving))
+            assert await works(running)
+
+
+async def test_a_file_in_the_way_is_said_and_not_removed(root: Path) -> None:
+    path = root / "plugins_registry" / f"{DRIVER}-reg.sock"
+    path.parent.mkdir()
+    path.write_text("precious")
+    async with serve(root, wait=False) as running:
+        [waiting] = await wait_until(lambda: running.heard(Waiting))
+        assert waiting.problem == f"{path}: there is something else than a socket; move it away"
+    assert path.read_text() == "precious"
+
+
+async def test_two_instances_overlap_and_either_may_leave_first(root: Path) -> None:
+    async with serve(root, pod_uid=UID) as old, serve(root, pod_uid=OTHER_UID) as new:
+        assert names(root / "plugins_registry") == [f"{DRIVER}-{uid}-reg.sock" for uid in (UID, OTHER_UID)]
+        assert await works(old)
+        assert await works(new)
+        old.stop()
+        await wait_until(lambda: old.heard(Stopped))
+        assert names(root / "plugins_registry") == [f"{DRIVER}-{OTHER_UID}-reg.sock"]
+        assert await works(new)
+
+
+async def test_a_successor_under_the_same_name_keeps_its_socket_when_the_first_stops(root: Path) -> None:
+    async with serve(root, check_period=60) as first:
+        os.unlink(first.plugin.paths.service)
+        os.unlink(first.plugin.paths.registration)
+        async with serve(root) as successor:
+            first.stop()
+            await wait_until(lambda: first.heard(Stopped))
+            assert await works(successor)
+
+
+async def test_many_drivers_serve_in_one_process(root: Path) -> None:
+    async with serve(root, driver="a.example.com") as one, serve(root, driver="b.example.com") as two:
+        assert await works(one)
+        assert await works(two)
+        one.stop()
+        await wait_until(lambda: one.heard(Stopped))
+        assert await works(two)
+
+
+def test_a_directory_that_is_too_deep_is_refused_before_anything_is_touched(root: Path) -> None:
+    deep = root / ("d" * 100)
+    with pytest.raises(SettingsError, match=r"too deep: the socket .* has a path of \d+ bytes, and Linux allows 107"):
+        KubeletPlugin(DRIVER, Claims(), registry_directory=str(deep), plugin_directory=str(root))
+    assert names(root) == []
