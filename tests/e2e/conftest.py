@@ -14,3 +14,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(300))
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def open_certificates() -> None:
+    """Of this scope, because kubernetes-asyncio keeps a kubeconfig's certificates in files open until the end."""

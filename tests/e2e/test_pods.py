@@ -27,7 +27,7 @@ async def test_a_pod_that_asks_for_a_device_starts_with_it_and_leaves_nothing_be
             await cluster.create_class(DRIVER)
             await cluster.create_claim("accel", template=True)
             await cluster.create_pod(
-                "app", "ls /dev/sim >&2; env | grep -q accel && exit 7", resourceClaimTemplateName="accel"
+                "app", "ls /dev/sim >&2; env | grep -q ^SIM_ACCEL_0_UUID && exit 7", resourceClaimTemplateName="accel"
             )
             pod = await cluster.wait_phase("app", "Failed")
             ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
