@@ -153,10 +153,11 @@ class SliceReconciler:
         await self._cache.wait_synced()
         while True:
             await self._wait_due()
+            wanted = self._wanted
             try:
                 await self._look()
             except KubeError as error:
-                self._fail(error)
+                self._fail(error, anew=self._wanted is not wanted)
 
     def _notice(self, event: WatchEvent) -> None:
         if self._overlay.caused(event):
@@ -181,18 +182,17 @@ class SliceReconciler:
         self._due = anyio.current_time() + LOOK_PERIOD
 
     async def _look(self) -> None:
-        wanted = self._wanted
-        if wanted is not None and self._owner is None:
+        if self._wanted is not None and self._owner is None:
             self._owner = await self._fetch_owner()
+        wanted = self._wanted  # after the wait: from here to the first write nothing can come between
         observed = self._overlay.look(self._cache.objects.values(), self._cache)
         adopted = None if wanted is None else adopt(wanted, self._adoptions)
         plan = plan_slices(adopted, observed, owner=self._owner)
         if len(plan):
             self._settled = False
             self._count_round(repair=self._achieved is wanted is not None)
-            await self._apply(plan, wanted)
-        if wanted is not self._wanted:
-            return  # published anew meanwhile: the next look is due already
+            if not await self._apply(plan, wanted):
+                return  # the next look is due already
         self._failures = 0
         if not self._settled:
             self._conclude(wanted, plan)
@@ -212,23 +212,24 @@ class SliceReconciler:
         log.info("pool %s is published: %d slices, %d devices, %d writes", name, slices, devices, len(plan))
         self._report(PoolPublished(pool=name, generation=plan.generation, slices=slices, devices=devices))
 
-    async def _apply(self, plan: Plan, wanted: WantedPool | None) -> None:
-        """Write in the plan's order; the first error ends the round, and the rest is planned anew."""
+    async def _apply(self, plan: Plan, wanted: WantedPool | None) -> bool:
+        """Write in the plan's order; False when what is wanted changed meanwhile. An error ends the round."""
         for delete in plan.deletes:
             await self._delete(delete)
         writes: tuple[Update | Create, ...] = (*plan.updates, *plan.creates)
         for write in writes:
             if wanted is None or wanted is not self._wanted:
-                return
+                return False
             try:
                 answer = await self._write(write)
             except Invalid as error:
                 if not self._drop_lists(error, wanted, write.index):
                     raise
                 self._look_at(anyio.current_time())
-                return
+                return False
             self._overlay.note_write(answer, self._cache)
             self._adopt(wanted, write, answer)
+        return wanted is self._wanted
 
     async def _write(self, write: Update | Create) -> JsonObject:
         if isinstance(write, Update):
@@ -270,9 +271,12 @@ class SliceReconciler:
         log.warning("%s", dropped)
         self._report(dropped)
 
-    def _fail(self, error: KubeError) -> None:
-        self._failures += 1
+    def _fail(self, error: KubeError, *, anew: bool) -> None:
         self._settled = False
+        if anew:
+            log.info("a write for what is no longer wanted failed: %s", error)
+            return  # the next look is due already, and owes nothing to this failure
+        self._failures += 1
         shortest, longest = retry_pause(error, self._failures)
         pause = self._uniform(shortest, longest)
         now = anyio.current_time()
