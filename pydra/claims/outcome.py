@@ -20,6 +20,14 @@ class ClaimRef(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.namespace}/{self.name}"
 
 
+class PodRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod that may use a claim, from the claim's `status.reservedFor`."""
+
+    uid: str
+    namespace: str
+    name: str
+
+
 class ContainerDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A prepared device as the kubelet hears of it; `requests` are base names, without `/sub`."""
 
