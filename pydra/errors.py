@@ -18,6 +18,7 @@ PydraError
 │   └── TerminalError        trying again cannot help
 ├── CheckpointError          the node's disk
 ├── CdiError                 the node's CDI directory, or a file in it
+├── InternalError            pydra itself: a bug, and the log has its traceback
 └── KubeError                the API server
     ├── Conflict             409: somebody wrote first
     ├── NotFound             404
@@ -193,6 +194,12 @@ class CdiError(PydraError):
     def __init__(self, *problems: str) -> None:
         self.problems = problems
         super().__init__("; ".join(problems))
+
+
+class InternalError(PydraError):
+    """A bug of pydra cost one claim its answer; the log has the traceback."""
+
+    reason = "InternalError"
 
 
 class KubeError(PydraError):
