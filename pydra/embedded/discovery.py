@@ -39,13 +39,18 @@ def build_documents(release: Release, kinds: Iterable[Kind]) -> Mapping[str, Jso
     served = sorted(kinds, key=lambda kind: (kind.group, kind.version, kind.plural))
     documents: dict[str, JsonObject] = {"/version": _build_version(release)}
     groups: list[JsonObject] = []
-    for (group, version), members in groupby(served, key=lambda kind: (kind.group, kind.version)):
+    described: dict[str, JsonObject] = {}
+    for (group, version), grouped in groupby(served, key=lambda kind: (kind.group, kind.version)):
+        members = tuple(grouped)
         path = f"/apis/{group}/{version}" if group else f"/api/{version}"
         documents[path] = _build_resources(group, version, members)
+        documents[f"/openapi/v3{path}"] = _build_openapi(release, path, members)
+        described[path.removeprefix("/")] = {"serverRelativeURL": f"/openapi/v3{path}"}
         if group:
             entry = {"groupVersion": f"{group}/{version}", "version": version}
             groups.append({"name": group, "versions": [entry], "preferredVersion": entry})
             documents[f"/apis/{group}"] = {"kind": "APIGroup", "apiVersion": "v1", **groups[-1]}
+    documents["/openapi/v3"] = {"paths": described}
     addresses = [{"clientCIDR": "0.0.0.0/0", "serverAddress": "127.0.0.1"}]
     documents["/api"] = {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": addresses}
     documents["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
@@ -78,3 +83,16 @@ def _build_resources(group: str, version: str, kinds: Iterable[Kind]) -> JsonObj
             resources.append({**entry, "name": name, "singularName": "", "kind": shown, "verbs": verbs})
     group_version = f"{group}/{version}" if group else version
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources}
+
+
+def _build_openapi(release: Release, path: str, kinds: Iterable[Kind]) -> JsonObject:
+    """No schemas, only what `kubectl` looks for: that the server validates fields itself."""
+    validation = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
+    paths: dict[str, JsonObject] = {}
+    for kind in kinds:
+        namespace = "/namespaces/{namespace}" if kind.namespaced else ""
+        identity = {"group": kind.group, "version": kind.version, "kind": kind.kind}
+        operation = {"x-kubernetes-group-version-kind": identity, "parameters": [validation], "responses": {}}
+        paths[f"{path}{namespace}/{kind.plural}/{{name}}"] = {"patch": operation}
+    info = {"title": "Kubernetes", "version": str(release)}
+    return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": {}}}

@@ -147,6 +147,18 @@ class RequestLog:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self._arrived = anyio.Event()
+
+    def record(self, call: Call) -> None:
+        """A request arrived."""
+        self.calls.append(call)
+        self._arrived.set()
+        self._arrived = anyio.Event()
+
+    async def wait_count(self, count: int, verb: str = "", resource: str = "") -> None:
+        """Return when at least `count` such requests have arrived; the caller sets the deadline."""
+        while self.count(verb, resource) < count:
+            await self._arrived.wait()
 
     def select(self, verb: str = "", resource: str = "", subresource: str | None = None) -> tuple[Call, ...]:
         """The calls of a verb and resource, empty meaning any."""

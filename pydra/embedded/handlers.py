@@ -64,7 +64,7 @@ class Handlers:
         """Answer one request."""
         target = parse_path(request.path)
         call = _build_call(request, target)
-        self.requests.calls.append(call)
+        self.requests.record(call)
         try:
             await self.faults.apply(call)
             if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":

@@ -136,7 +136,10 @@ def _update_claim_status(obj: JsonObject, old: JsonObject, context: Context) -> 
         status = msgspec.structs.replace(status, devices=())
     deleting = "deletionTimestamp" in old["metadata"]
     errors = claim_rules.check_claim_status(status, before, _parse_claim(old), deleting=deleting)
-    return _head(obj, spec=old["spec"], status=schema.build_fields(status)), list(errors)
+    # A status update leaves labels, annotations, finalizers and owners as they were.
+    return _head({**obj, "metadata": old["metadata"]}, spec=old["spec"], status=schema.build_fields(status)), list(
+        errors
+    )
 
 
 def _parse_template(obj: JsonObject) -> schema.TemplateSpec:
