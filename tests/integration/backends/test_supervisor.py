@@ -166,6 +166,7 @@ async def test_a_call_that_cannot_be_cancelled_costs_the_process(device: str) ->
         with pytest.raises(BackendTimeout) as caught:
             await backend.prepare(claim(device))
         assert "faulty.py" in caught.value.details
+        await until(lambda: backend.statistics().state is BackendState.READY)
         assert await backend.prepare(claim("ok", "u2"))
     assert [type(event) for event in events] == [BackendReady, BackendEnded, BackendReady]
 
@@ -208,11 +209,22 @@ async def test_a_crash_that_does_not_come_again_fails_nobody(tmp_path: Path) -> 
     assert all(isinstance(result, tuple) for result in results.values())
 
 
-async def test_bystanders_of_a_call_that_wedged_go_free(tmp_path: Path) -> None:
-    async with supervised(tmp_path, deadlines=Deadlines(prepare=1.0), patience=PATIENT) as backend:
+async def test_a_bystander_of_a_call_that_wedged_is_called_again(tmp_path: Path) -> None:
+    results: dict[str, Any] = {}
+    (tmp_path / "discover").write_text("hang-stubborn")
+
+    async def prepare(backend: Any) -> None:
+        results["slow"] = await backend.prepare(claim("very-slow"))
+
+    deadlines = Deadlines(prepare=30.0, discover=0.3)
+    async with supervised(tmp_path, deadlines=deadlines, patience=PATIENT) as backend:
         await backend.wait_ready()
-        results = await _prepare_all(backend, {"u1": "hang-stubborn"})
-        assert isinstance(results["u1"], BackendTimeout)
+        async with anyio.create_task_group() as callers:
+            callers.start_soon(prepare, backend)
+            with pytest.raises(BackendTimeout):
+                await backend.discover()
+    assert results["slow"][0].device == "very-slow"
+    assert (tmp_path / "journal").read_text().splitlines() == ["prepare u1"] * 2
 
 
 async def test_calls_made_while_the_process_is_replaced_wait_for_it() -> None:

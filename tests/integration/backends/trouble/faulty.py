@@ -105,6 +105,14 @@ async def do_exit() -> None:
     os._exit(7)
 
 
+async def do_leave_program_and_exit() -> None:
+    program = os.fork()
+    if program == 0:  # holds the connection and both pipes, as a careless library's helper would
+        signal.pause()
+    (Path(os.environ["FAULTY_DIR"]) / "program").write_text(str(program))
+    os._exit(7)
+
+
 async def do_sys_exit() -> None:
     sys.exit("a library gave up")
 
@@ -155,6 +163,13 @@ async def do_hang_briefly() -> None:
 
 async def do_slow() -> None:
     await asyncio.sleep(0.3)
+
+
+async def do_very_slow() -> None:
+    marker = Path(os.environ["FAULTY_DIR"]) / "was-slow"
+    if not marker.exists():
+        marker.touch()
+        await asyncio.sleep(3600)
 
 
 async def do_print_noise() -> None:
