@@ -86,15 +86,17 @@ async def test_the_registrar_answers_under_the_authority_that_the_kubelet_gives_
 
 
 async def test_the_registrar_answers_while_claims_are_in_work(root: Path) -> None:
-    async with serve(root) as running, anyio.create_task_group() as group:
+    async with (
+        serve(root) as running,
+        grpclib_kubelet(running.plugin.paths.service) as busy,
+        grpclib_kubelet(running.plugin.paths.registration) as kubelet,
+        anyio.create_task_group() as group,
+    ):
         running.claims.gate = anyio.Event()
-        async with grpclib_kubelet(running.plugin.paths.service) as busy:
-            group.start_soon(prepare, busy, "uid-1")
-            await wait_until(lambda: running.claims.asked)
-            async with grpclib_kubelet(running.plugin.paths.registration) as kubelet:
-                assert (await get_info(kubelet)).name == DRIVER
-            running.claims.gate.set()
-            await wait_until(lambda: running.claims.done)
+        group.start_soon(prepare, busy, "uid-1")
+        await wait_until(lambda: running.claims.asked)
+        assert (await get_info(kubelet)).name == DRIVER
+        running.claims.gate.set()
 
 
 async def test_what_the_kubelet_decides_is_reported_each_time(root: Path) -> None:
