@@ -98,7 +98,7 @@ class _Spec(_Json, frozen=True, kw_only=True):
     cdi_version: str
     kind: str
     devices: tuple[_Device, ...]
-    container_edits: _Edits = _Edits()
+    container_edits: _Edits | None = None
     annotations: dict[str, str] = {}
 
 
@@ -111,7 +111,7 @@ def build_document(spec: Spec) -> bytes:
             _Device(name=one.name, container_edits=_build_edits(one.edits), annotations=dict(one.annotations))
             for one in spec.devices
         ),
-        container_edits=_build_edits(spec.edits),
+        container_edits=None if spec.edits.is_empty else _build_edits(spec.edits),
         annotations=dict(spec.annotations),
     )
     return msgspec.json.format(msgspec.json.encode(document, order="deterministic"), indent=2) + b"\n"
@@ -140,7 +140,7 @@ def parse_document(content: bytes) -> Spec:
             )
             for index, one in enumerate(document.devices)
         ),
-        edits=_parse_edits(document.container_edits, "spec"),
+        edits=_parse_edits(document.container_edits or _Edits(), "spec"),
         annotations=document.annotations,
     )
 
