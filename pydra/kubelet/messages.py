@@ -180,8 +180,8 @@ def _texts(error: BaseException, limit: int) -> list[str]:
 
 def one_line(text: str, limit: int) -> str:
     """The text without line breaks and control characters, cut to `limit` bytes of UTF-8."""
-    line = _UNPRINTABLE.sub(" ", text[: 4 * limit]).strip()
+    line = _UNPRINTABLE.sub(" ", text[: 2 * limit]).strip()
     encoded = line.encode()
-    if len(encoded) <= limit and len(text) <= 4 * limit:
+    if len(encoded) <= limit and len(text) <= 2 * limit:
         return line
     return encoded[: limit - 3].decode(errors="ignore") + "..."

@@ -223,9 +223,9 @@ async def test_an_answer_that_the_kubelet_would_not_take_is_an_error_in_words(ro
 
 
 async def test_the_errors_of_many_claims_fit_into_one_answer(root: Path, connect: Connect) -> None:
-    uids = [f"uid-{number}" for number in range(1500)]
+    uids = [f"uid-{number}" for number in range(1100)]
     async with serve(root) as running, connect(running.plugin.paths.service) as kubelet:
-        error = ClaimError("x" * 100_000)
+        error = ClaimError("x" * 10_000)
         running.claims.answer = lambda _: error
         response = await prepare(kubelet, *uids)
     assert response.claims.keys() == set(uids)
