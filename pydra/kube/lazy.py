@@ -24,13 +24,18 @@ _PACKAGES = ("", ".client", ".client.models", ".client.api", ".config")
 
 
 def parse_exports(source: str) -> dict[str, tuple[str, str]]:
-    """Where each name of an `__init__` file comes from: name to (module, attribute there; empty for the module)."""
+    """Where each name of an `__init__` file comes from: name to (module, attribute there; empty for the module).
+
+    What the file itself defines has an empty module.
+    """
     exports: dict[str, tuple[str, str]] = {}
     for node in ast.parse(source).body:
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(ROOT):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module != "__future__":
             exports.update({alias.asname or alias.name: (node.module, alias.name) for alias in node.names})
         elif isinstance(node, ast.Import):
-            exports.update({a.asname: (a.name, "") for a in node.names if a.asname and a.name.startswith(ROOT)})
+            exports.update({alias.asname: (alias.name, "") for alias in node.names if alias.asname})
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            exports[node.name] = ("", node.name)
     return exports
 
 
@@ -54,10 +59,17 @@ class LazyPackage(ModuleType):
         if name not in self._exports:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         module, attribute = self._exports[name]
+        if not module:
+            return self._run()[name]
         loaded: Any = importlib.import_module(module)
         value = getattr(loaded, attribute) if attribute else loaded
         setattr(self, name, value)
         return value
+
+    def _run(self) -> dict[str, Any]:
+        """Run the file as it is, for what it defines itself."""
+        exec(compile(self._source, str(self.__file__), "exec"), self.__dict__)  # noqa: S102 - the installed package's own
+        return self.__dict__
 
 
 def install() -> bool:

@@ -1,0 +1,97 @@
+"""Every failure of a request becomes one error of pydra's tree, with words that help."""
+
+from __future__ import annotations
+
+import inspect
+
+import aiohttp
+import pytest
+
+from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable
+from pydra.kube.client import LOWER_ERRORS
+from pydra.kube.failures import Status, build_error, build_unanswered, error_class, parse_status
+
+CLASSES = {
+    0: Unavailable,
+    400: KubeError,
+    401: KubeError,
+    403: KubeError,
+    404: NotFound,
+    405: KubeError,
+    408: Unavailable,
+    409: Conflict,
+    410: Gone,
+    413: KubeError,
+    415: KubeError,
+    422: Invalid,
+    429: Unavailable,
+    500: Unavailable,
+    502: Unavailable,
+    503: Unavailable,
+    504: Unavailable,
+    599: Unavailable,
+}
+
+
+@pytest.mark.parametrize(("status", "kind"), CLASSES.items())
+def test_each_status_has_its_class(status: int, kind: type[KubeError]) -> None:
+    error = build_error("get x", status, Status())
+    assert (error_class(status), type(error), error.status) == (kind, kind, status)
+
+
+def test_whatever_aiohttp_raises_is_caught_by_the_client() -> None:
+    lower = [
+        kind
+        for _, kind in inspect.getmembers(aiohttp, inspect.isclass)
+        if issubclass(kind, Exception) and "WS" not in kind.__name__ and "WebSocket" not in kind.__name__
+    ]
+    assert len(lower) > 15
+    # Reading a stream's lines and decoding a content type are not done; a bad cookie is not kept.
+    not_raised = {aiohttp.EofStream, aiohttp.BadContentDispositionHeader, aiohttp.BadContentDispositionParam}
+    unmapped = {kind for kind in lower if not issubclass(kind, (*LOWER_ERRORS, Warning))}
+    assert unmapped <= not_raised
+
+
+def test_the_message_says_what_was_done_what_came_and_what_to_do() -> None:
+    answer = parse_status(b'{"message": "nodes is forbidden", "reason": "Forbidden", "code": 403, "details": {}}')
+    error = build_error("list nodes /api/v1/nodes", 403, answer)
+    assert str(error) == (
+        "list nodes /api/v1/nodes: 403 Forbidden: nodes is forbidden (check the RBAC rules of this ServiceAccount)"
+    )
+    assert error.cause == "Forbidden"
+
+
+BODIES = {
+    "a page": (b"<html>\nBad Gateway\n</html>", "<html>"),
+    "a text": (b"  upstream connect error\n", "upstream connect error"),
+    "nothing": (b"", ""),
+    "garbage": (b"\xff\xfe", "\ufffd\ufffd"),
+    "a list": (b"[]", "[]"),
+    "a status of wrong types": (b'{"message": 5}', '{"message": 5}'),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), BODIES.values(), ids=BODIES)
+def test_a_body_that_is_no_status_gives_its_first_line(body: bytes, message: str) -> None:
+    assert parse_status(body) == Status(message=message)
+
+
+def test_a_message_without_end_is_cut() -> None:
+    assert len(str(build_error("get x", 500, parse_status(b"x" * 10**6)))) < 2100
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("7", 7.0), ("", 0.0), ("soon", 0.0), ("-1", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0)]
+)
+def test_the_time_that_a_server_asks_for_is_kept(header: str, seconds: float) -> None:
+    error = build_error("get x", 429, Status(), retry_after=header)
+    assert isinstance(error, Unavailable)
+    assert error.retry_after == seconds
+
+
+def test_no_answer_says_so() -> None:
+    timeout = build_unanswered("get x", "https://api", TimeoutError())
+    assert str(timeout) == "get x: https://api does not answer: no answer in time (TimeoutError)"
+    reset = build_unanswered("get x", "https://api", ConnectionResetError(104, "Connection reset by peer"))
+    assert "Connection reset by peer" in str(reset)
+    assert (timeout.status, reset.cause) == (0, "ConnectionResetError")

@@ -1,0 +1,132 @@
+"""Slices of a pool: what is in them and how devices are distributed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydra.devices import (
+    Capacity,
+    CapacityRange,
+    CounterConsumption,
+    CounterSet,
+    Device,
+    Pool,
+    RequestPolicy,
+    Taint,
+    TaintEffect,
+    Version,
+)
+from pydra.slices.build import build_device, build_wanted
+
+SPECIAL = (Taint(key="example.com/sick"),)
+
+
+def sizes(*devices: Device, **fields: Any) -> list[tuple[int, int]]:
+    wanted = build_wanted(Pool(name="n", devices=devices, **fields), driver="gpu.example.com", node="n")
+    return [(len(content.get("sharedCounters", ())), len(content.get("devices", ()))) for content in wanted.slices]
+
+
+def plain(count: int, start: int = 0) -> tuple[Device, ...]:
+    return tuple(Device(name=f"gpu-{number}") for number in range(start, start + count))
+
+
+def test_a_device_has_all_its_fields_in_the_apis_form() -> None:
+    device = Device(
+        name="gpu-0",
+        attributes={"z": True, "a": 5, "b": "x", "v": Version("1.2.3"), "l": ("p", "q"), "w": (Version("1.0.0"),)},
+        capacity={
+            "memory": Capacity("81920Mi", RequestPolicy(default="1Gi", valid_range=CapacityRange(min="1Gi", step=512))),
+            "slots": Capacity(4, RequestPolicy(default=1, valid_values=(1, 2, "4000m"))),
+        },
+        consumes_counters=(CounterConsumption(counter_set="gpu", counters={"memory": "1024Mi"}),),
+        allow_multiple_allocations=True,
+        taints=(Taint(key="k", value="v", effect=TaintEffect.NO_EXECUTE, time_added="2026-01-01T00:00:00Z"),),
+        binds_to_node=True,
+        binding_conditions=("ready",),
+        binding_failure_conditions=("failed",),
+    )
+    assert build_device(device) == {
+        "name": "gpu-0",
+        "attributes": {
+            "a": {"int": 5},
+            "b": {"string": "x"},
+            "l": {"strings": ["p", "q"]},
+            "v": {"version": "1.2.3"},
+            "w": {"versions": ["1.0.0"]},
+            "z": {"bool": True},
+        },
+        "capacity": {
+            "memory": {
+                "value": "80Gi",
+                "requestPolicy": {"default": "1Gi", "validRange": {"min": "1Gi", "step": "512"}},
+            },
+            "slots": {"value": "4", "requestPolicy": {"default": "1", "validValues": ["1", "2", "4"]}},
+        },
+        "consumesCounters": [{"counterSet": "gpu", "counters": {"memory": {"value": "1Gi"}}}],
+        "allowMultipleAllocations": True,
+        "taints": [{"key": "k", "value": "v", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z"}],
+        "bindsToNode": True,
+        "bindingConditions": ["ready"],
+        "bindingFailureConditions": ["failed"],
+    }
+    assert build_device(Device(name="bare")) == {"name": "bare"}
+
+
+SPLITS: dict[str, tuple[tuple[Device, ...], list[int]]] = {
+    "none": ((), [0]),
+    "one slice full": (plain(128), [128]),
+    "one too many": (plain(129), [128, 1]),
+    "a taint at the end of 64": ((*plain(63), Device(name="t", taints=SPECIAL)), [64]),
+    "a taint after 64": ((*plain(64), Device(name="t", taints=SPECIAL)), [64, 1]),
+    "a taint first": ((Device(name="t", taints=SPECIAL), *plain(127)), [64, 64]),
+    "a taint late": ((*plain(130), Device(name="t", taints=SPECIAL)), [128, 3]),
+    "a list attribute": ((Device(name="l", attributes={"a": (1,)}), *plain(64)), [64, 1]),
+    "consumed counters": (
+        (Device(name="p", consumes_counters=(CounterConsumption(counter_set="c", counters={"m": 1}),)), *plain(64)),
+        [64, 1],
+    ),
+    "large devices": (
+        tuple(
+            Device(name=f"gpu-{n}", attributes={f"{'d' * 55}.com{n}/{'a' * 30}{m}": "x" * 64 for m in range(32)})
+            for n in range(128)
+        ),
+        [128],
+    ),
+}
+
+
+@pytest.mark.parametrize(("devices", "expected"), SPLITS.values(), ids=SPLITS)
+def test_devices_fill_slices_up_to_the_limits(devices: tuple[Device, ...], expected: list[int]) -> None:
+    assert sizes(*devices) == [(0, count) for count in expected]
+
+
+def test_a_slice_stays_well_below_what_etcd_takes() -> None:
+    policy = RequestPolicy(default=2**60, valid_values=tuple(2**60 + n for n in range(10)))
+    capacity = {f"{'d' * 55}.com/{'a' * 30}{n:02}": Capacity(2**62, policy) for n in range(32)}
+    devices = tuple(Device(name=f"gpu-{n}", capacity=capacity, allow_multiple_allocations=True) for n in range(128))
+    wanted = build_wanted(Pool(name="n", devices=devices), driver="gpu.example.com", node="n")
+    assert [len(content["devices"]) for content in wanted.slices] == [75, 53]
+    assert all(len(msgspec.json.encode(content)) < 1_010_000 for content in wanted.slices)
+
+
+def test_counter_sets_come_first_eight_to_a_slice() -> None:
+    sets = tuple(CounterSet(name=f"c{n}", counters={"m": n}) for n in range(17))
+    assert sizes(*plain(1), counter_sets=sets) == [(8, 0), (8, 0), (1, 0), (0, 1)]
+    assert sizes(counter_sets=sets[:1]) == [(1, 0)]
+
+
+@given(st.lists(st.booleans(), max_size=300))
+def test_every_device_is_in_one_slice_in_its_order_and_no_slice_breaks_a_limit(special: list[bool]) -> None:
+    devices = tuple(Device(name=f"d{n}", taints=SPECIAL if one else ()) for n, one in enumerate(special))
+    wanted = build_wanted(Pool(name="n", devices=devices), driver="d", node="n")
+    assert wanted == build_wanted(Pool(name="n", devices=devices), driver="d", node="n")
+    names = [device["name"] for content in wanted.slices for device in content["devices"]]
+    assert names == [device.name for device in devices]
+    for content in wanted.slices:
+        advanced = any("taints" in device for device in content["devices"])
+        assert len(content["devices"]) <= (64 if advanced else 128)
