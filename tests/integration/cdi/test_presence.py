@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pydra.cdi.edits import ContainerEdits
+from pydra.cdi.presence import read_present
+from pydra.claims.model import PreparedDevice
+from pydra.errors import HostPathMissing
+
+NOTHING = ContainerEdits()
+
+
+def _device(edits: ContainerEdits) -> PreparedDevice:
+    return PreparedDevice(request="gpu", pool="node-a", device="gpu-0", edits=edits)
+
+
+async def test_what_this_machine_has_is_found(tmp_path: Path) -> None:
+    edits = NOTHING.with_device_node("/dev/null", type="c").with_mount(str(tmp_path)).with_env("A", "1")
+    assert await read_present([_device(edits)]) == (_device(edits),)
+
+
+async def test_what_it_lacks_is_named(tmp_path: Path) -> None:
+    edits = NOTHING.with_device_node("/dev/no-such-thing").with_mount(str(tmp_path / "absent"))
+    with pytest.raises(HostPathMissing) as caught:
+        await read_present([_device(edits)])
+    assert len(caught.value.missing) == 2
+    assert "the node has no device node /dev/no-such-thing (no such file or directory)" in caught.value.missing[0]
+
+
+async def test_what_is_optional_and_absent_is_left_out(tmp_path: Path) -> None:
+    edits = NOTHING.with_device_node("/dev/null").with_device_node("/dev/no-such-thing", optional=True)
+    expected = NOTHING.with_device_node("/dev/null")
+    assert await read_present([_device(edits)]) == (_device(expected),)
+
+
+async def test_a_file_is_no_device_node(tmp_path: Path) -> None:
+    (tmp_path / "acme0").touch()
+    with pytest.raises(HostPathMissing, match="is no device node"):
+        await read_present([_device(NOTHING.with_device_node(str(tmp_path / "acme0")))])
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("/dev/acme0", id="plain"),
+        pytest.param("/dev/../dev/./acme0", id="with dots"),
+        pytest.param("/../../dev/acme0", id="above the root is the root"),
+        pytest.param("/dev/relative", id="a relative link"),
+        pytest.param("/dev/absolute", id="an absolute link, which stays below the root"),
+        pytest.param("/run/dev/acme0", id="a link to a directory"),
+    ],
+)
+async def test_paths_are_looked_up_below_the_root_that_stands_for_the_host(tmp_path: Path, path: str) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "dev" / "acme0")
+    (tmp_path / "dev" / "relative").symlink_to("acme0")
+    (tmp_path / "dev" / "absolute").symlink_to("/dev/acme0")
+    (tmp_path / "run" / "dev").symlink_to("/dev")
+    device = _device(NOTHING.with_device_node(path, type="p"))
+    assert await read_present([device], root=str(tmp_path)) == (device,)
+
+
+async def test_no_link_leads_out_of_the_root(tmp_path: Path) -> None:
+    (tmp_path / "outside").touch()
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "link").symlink_to(tmp_path / "outside")
+    with pytest.raises(HostPathMissing, match="no such file or directory"):
+        await read_present([_device(NOTHING.with_mount("/link"))], root=str(root))
+
+
+async def test_links_in_a_circle_are_given_up(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(HostPathMissing, match="too many"):
+        await read_present([_device(NOTHING.with_mount("/a"))], root=str(tmp_path))
+
+
+async def test_a_path_with_a_nul_byte_is_absent() -> None:
+    with pytest.raises(HostPathMissing, match="null"):
+        await read_present([_device(NOTHING.with_mount("/a\0b"))])

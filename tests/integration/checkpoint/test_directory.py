@@ -1,0 +1,347 @@
+# ruff: noqa: ASYNC221, ASYNC240 - a test may look at the disk while its loop waits
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from pydra.checkpoint.directory import CheckpointDirectory
+from pydra.checkpoint.record import Record
+from pydra.checkpoint.scan import RecordSetAside, RecordTooNew, RecordTorn, RecordTrouble
+from pydra.errors import CheckpointError
+from tests.integration.checkpoint.crashing import record
+
+NEWER_PAYLOAD = b'{"schema":9}'
+NEWER = b'{"checksum":"sha256:%s","record":%s}\n' % (hashlib.sha256(NEWER_PAYLOAD).hexdigest().encode(), NEWER_PAYLOAD)
+
+
+async def _opened(path: Path, trouble: list[RecordTrouble] | None = None) -> CheckpointDirectory:
+    directory = CheckpointDirectory(str(path), report=(trouble if trouble is not None else []).append)
+    await directory.open()
+    return directory
+
+
+async def test_records_outlive_the_instance_that_wrote_them(tmp_path: Path) -> None:
+    directory = await _opened(tmp_path / "records")
+    await directory.write(record("a"))
+    await directory.write(record("a", completed=True))
+    await directory.write(record("b"))
+    await directory.remove("b")
+    await directory.remove("never")
+    again = await _opened(tmp_path / "records")
+    assert again.records() == directory.records() == {"a": record("a", completed=True)}
+
+
+async def test_files_are_closed_to_others_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0o277)
+    try:
+        directory = await _opened(tmp_path / "records")
+        await directory.write(record("a"))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "records").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "records" / "a.json").stat().st_mode) == 0o600
+
+
+async def test_a_directory_that_was_open_to_others_is_closed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    await _opened(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+async def test_a_new_file_is_durable_before_its_name_and_the_name_before_the_answer(tmp_path: Path) -> None:
+    steps: list[str] = []
+    directory = CheckpointDirectory(str(tmp_path), step=steps.append)
+    await directory.open()
+    await directory.write(record("a"))
+    assert steps == ["create", "chmod", "write", "written", "fsync", "rename", "renamed", "fsync directory"]
+    steps.clear()
+    await directory.write(record("a", completed=True))
+    assert steps == ["stamp", "write into room", "written", "fdatasync"]
+
+
+async def test_the_completion_of_a_claim_makes_no_new_file(tmp_path: Path) -> None:
+    directory = await _opened(tmp_path)
+    await directory.write(record("a"))
+    before = (tmp_path / "a.json").stat()
+    await directory.write(record("a", completed=True))
+    after = (tmp_path / "a.json").stat()
+    assert (before.st_ino, before.st_size, before.st_blocks) == (after.st_ino, after.st_size, after.st_blocks)
+
+
+async def test_what_another_instance_did_is_seen_and_named(tmp_path: Path) -> None:
+    ours, theirs = await _opened(tmp_path), await _opened(tmp_path)
+    await theirs.write(record("a"))
+    await theirs.write(record("b"))
+    assert await ours.refresh() == {"a", "b"}
+    await theirs.write(record("a", completed=True))
+    assert await ours.refresh() == {"a"}
+    await theirs.remove("b")
+    assert await ours.refresh() == {"b"}
+    assert await ours.refresh() == frozenset()
+    assert ours.records() == theirs.records() == {"a": record("a", completed=True)}
+
+
+async def test_two_instances_that_take_turns_never_miss_a_write(tmp_path: Path) -> None:
+    """Faster than the steps of the file system's clock: each turn is seen all the same."""
+    one, other = await _opened(tmp_path), await _opened(tmp_path)
+    for turn in range(60):
+        uid = f"claim-{turn % 3}"
+        await one.write(record(uid))
+        assert await other.refresh() == {uid}
+        await other.write(record(uid, completed=True))
+        assert await one.refresh() == {uid}
+        assert one.records() == other.records()
+
+
+async def test_our_own_writes_are_no_news(tmp_path: Path) -> None:
+    directory = await _opened(tmp_path)
+    await directory.write(record("a"))
+    await directory.write(record("a", completed=True))
+    await directory.remove("a")
+    assert await directory.refresh() == frozenset()
+
+
+async def test_when_nothing_changed_the_files_are_not_looked_at(tmp_path: Path) -> None:
+    directory = await _opened(tmp_path)
+    await directory.write(record("a"))
+    version = tmp_path.stat().st_mtime_ns
+    (tmp_path / "a.json").unlink()
+    os.utime(tmp_path, ns=(version, version))
+    assert await directory.refresh() == frozenset(), "the directory says that nothing has changed"
+    os.utime(tmp_path)
+    assert await directory.refresh() == {"a"}
+
+
+async def test_a_write_that_another_instance_died_in_is_seen(tmp_path: Path) -> None:
+    ours = await _opened(tmp_path)
+    await ours.write(record("a"))
+
+    def die(step: str) -> None:
+        if step == "fdatasync":
+            raise KeyboardInterrupt
+
+    theirs = CheckpointDirectory(str(tmp_path), step=die)
+    await theirs.open()
+    with pytest.raises(KeyboardInterrupt):
+        await theirs.write(record("a", completed=True))
+    assert await ours.refresh() == {"a"}
+    await ours.write(record("a"))
+    assert (await _opened(tmp_path)).records() == {"a": record("a")}
+
+
+async def test_many_writes_at_once_are_all_kept(tmp_path: Path) -> None:
+    directory = await _opened(tmp_path)
+
+    async def prepare(uid: str) -> None:
+        await directory.write(record(uid))
+        assert await directory.refresh() == frozenset()
+        await directory.write(record(uid, completed=True))
+
+    async with anyio.create_task_group() as group:
+        for number in range(40):
+            group.start_soon(prepare, f"claim-{number}")
+    assert await directory.refresh() == frozenset()
+    assert (await _opened(tmp_path)).records() == directory.records()
+    assert len(directory.records()) == 40
+
+
+async def test_a_cancelled_write_leaves_the_index_like_the_disk(tmp_path: Path) -> None:
+    directory = await _opened(tmp_path)
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await directory.write(record("a"))
+    await directory.refresh()
+    assert directory.records() == (await _opened(tmp_path)).records()
+    await directory.write(record("a", completed=True))
+    assert (await _opened(tmp_path)).records() == {"a": record("a", completed=True)}
+
+
+@pytest.mark.parametrize("uid", ["", "..", "../a", "a/b", ".a", "x" * 129])
+async def test_a_uid_that_could_leave_the_directory_is_refused(tmp_path: Path, uid: str) -> None:
+    directory = await _opened(tmp_path / "records")
+    with pytest.raises(CheckpointError, match="cannot name a checkpoint"):
+        await directory.write(record(uid))
+    with pytest.raises(CheckpointError, match="cannot name a checkpoint"):
+        await directory.remove(uid)
+    assert [file.name for file in tmp_path.rglob("*")] == ["records"]
+
+
+def _damage(path: Path) -> Iterator[tuple[str, str]]:
+    """Files of claims that cannot be read, and what is said of each."""
+    (path / "empty.json").write_bytes(b"")
+    yield "empty", "holds no record"
+    (path / "zeros.json").write_bytes(b"\0" * 4096)
+    yield "zeros", "cut off"
+    (path / "flipped.json").write_bytes(bytes([*b'{"checksum":', 0x80]))
+    yield "flipped", "cut off"
+    (path / "alien.json").write_text('{"v1":{}}\n')
+    yield "alien", "not a checkpoint record"
+    (path / "renamed.json").write_bytes((path / "good.json").read_bytes())
+    yield "renamed", "another claim, 'good'"
+    (path / "folder.json").mkdir()
+    yield "folder", "not a regular file"
+    (path / "link.json").symlink_to(path / "good.json")
+    yield "link", "cannot be read"
+    os.mkfifo(path / "pipe.json")
+    yield "pipe", "not a regular file"
+    (path / "huge.json").touch()
+    os.truncate(path / "huge.json", 2**40)
+    yield "huge", "at most"
+
+
+async def test_what_cannot_be_read_is_set_aside_and_told_and_the_rest_goes_on(tmp_path: Path) -> None:
+    await (await _opened(tmp_path)).write(record("good"))
+    expected = dict(_damage(tmp_path))
+    trouble: list[RecordTrouble] = []
+    directory = await _opened(tmp_path, trouble)
+    assert directory.records() == {"good": record("good")}
+    assert directory.unreadable().keys() == expected.keys()
+    assert [type(one) for one in trouble] == [RecordSetAside] * len(expected)
+    for one in trouble:
+        assert expected[one.uid] in one.why
+        assert one.path == str(tmp_path / "corrupt" / f"{one.uid}.json")
+        assert os.path.lexists(one.path)
+        assert not os.path.lexists(tmp_path / f"{one.uid}.json")
+
+
+async def test_a_second_unreadable_record_of_a_claim_does_not_replace_the_first(tmp_path: Path) -> None:
+    for content in (b"first", b"second", b"third"):
+        (tmp_path / "a.json").write_bytes(content)
+        await _opened(tmp_path)
+    kept = {file.name: file.read_bytes() for file in (tmp_path / "corrupt").iterdir()}
+    assert kept == {"a.json": b"first", "a.json.1": b"second", "a.json.2": b"third"}
+
+
+async def test_a_claim_whose_record_was_set_aside_can_be_prepared_anew(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b"?")
+    directory = await _opened(tmp_path)
+    await directory.write(record("a"))
+    assert (await _opened(tmp_path)).records() == {"a": record("a")}
+    assert (tmp_path / "corrupt" / "a.json").read_bytes() == b"?"
+
+
+async def test_a_torn_completion_counts_as_started_and_is_told(tmp_path: Path) -> None:
+    directory = await _opened(tmp_path)
+    await directory.write(record("a"))
+    await directory.write(record("a", completed=True))
+    file = tmp_path / "a.json"
+    content = file.read_bytes()
+    file.write_bytes(content.replace(b'"completed"', b'"complated"'))
+    trouble: list[RecordTrouble] = []
+    again = await _opened(tmp_path, trouble)
+    assert again.records() == {"a": record("a")}
+    (torn,) = trouble
+    assert isinstance(torn, RecordTorn)
+    assert "checksum" in torn.why
+    assert again.unreadable() == {}
+    await again.write(record("a", completed=True))
+    assert (await _opened(tmp_path)).records() == {"a": record("a", completed=True)}
+
+
+async def test_a_record_of_a_newer_pydra_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(NEWER)
+    trouble: list[RecordTrouble] = []
+    directory = await _opened(tmp_path, trouble)
+    (told,) = trouble
+    assert isinstance(told, RecordTooNew)
+    with pytest.raises(CheckpointError, match=r"must not be overwritten: .* newer version"):
+        await directory.write(record("a"))
+    os.utime(tmp_path)
+    await directory.refresh()
+    assert len(trouble) == 1, "told once"
+    assert (tmp_path / "a.json").read_bytes() == NEWER
+    (tmp_path / "a.json").unlink()
+    await directory.refresh()
+    await directory.write(record("a"))
+
+
+async def test_files_that_are_no_records_are_left_alone(tmp_path: Path) -> None:
+    for name in ("README", ".hidden.json", "a b.json", "a.json.bak", ".a.json.1234.tmp"):
+        (tmp_path / name).write_bytes(b"?")
+    (tmp_path / ".a.json.0123abcd.tmp").write_bytes(b"?")
+    directory = await _opened(tmp_path)
+    assert not directory.records()
+    assert not directory.unreadable()
+    left = sorted(file.name for file in tmp_path.iterdir())
+    assert left == [".a.json.1234.tmp", ".hidden.json", "README", "a b.json", "a.json.bak"]
+
+
+async def test_a_directory_that_went_away_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "records"
+    directory = await _opened(path)
+    path.rmdir()
+    with pytest.raises(CheckpointError, match="the directory is gone"):
+        await directory.write(record("a"))
+    with pytest.raises(CheckpointError, match="the directory is gone"):
+        await directory.refresh()
+    assert directory.records() == {}
+
+
+async def test_a_path_that_is_a_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="creating the checkpoints in"):
+        await _opened(tmp_path / "file" / "records")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"a file system can be mounted by root only: {mounted.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.mark.root
+async def test_a_full_disk_loses_nothing_and_says_what_to_do(small_disk: Path) -> None:
+    directory = await _opened(small_disk / "records")
+    await directory.write(record("a"))
+    (small_disk / "filler").write_bytes(b"\0" * 40_000)
+    for refused in (record("b"), record("a", completed=True, size=30_000)):
+        with pytest.raises(CheckpointError, match=r"disk is full: free some space.*ENOSPC"):
+            await directory.write(refused)
+        assert directory.records() == (await _opened(small_disk / "records")).records() == {"a": record("a")}
+    assert [file.name for file in (small_disk / "records").iterdir()] == ["a.json"]
+    (small_disk / "filler").unlink()
+    await directory.write(record("b"))
+    assert directory.records().keys() == {"a", "b"}
+
+
+@pytest.mark.root
+async def test_a_claim_that_was_started_can_be_completed_on_a_full_disk(small_disk: Path) -> None:
+    directory = await _opened(small_disk / "records")
+    await directory.write(record("a"))
+    with pytest.raises(OSError, match="No space"):
+        (small_disk / "filler").write_bytes(b"\0" * 100_000)
+    await directory.write(record("a", completed=True))
+    assert (await _opened(small_disk / "records")).records() == {"a": record("a", completed=True)}
+
+
+@pytest.mark.root
+async def test_a_read_only_disk_loses_nothing_and_says_what_to_do(small_disk: Path) -> None:
+    directory = await _opened(small_disk / "records")
+    await directory.write(record("a"))
+    (small_disk / "records" / "bad.json").write_bytes(b"?")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    expected: dict[str, Record] = {"a": record("a")}
+    for refused in (record("b"), record("a", completed=True)):
+        with pytest.raises(CheckpointError, match="file system is read-only: mount it writable"):
+            await directory.write(refused)
+    with pytest.raises(CheckpointError, match="read-only"):
+        await directory.remove("a")
+    await directory.refresh()
+    assert directory.records() == expected
+    with pytest.raises(CheckpointError, match="must not be overwritten"):
+        await directory.write(record("bad"))
