@@ -7,7 +7,7 @@ from statistics import median
 
 from benchmarks.report import Report
 from benchmarks.stats import cpu_seconds, memory_of
-from benchmarks.world import World, open_world
+from benchmarks.world import open_world
 
 
 def measure_start(report: Report, *, rounds: int) -> None:
@@ -44,12 +44,8 @@ def measure_idle(report: Report, *, seconds: float) -> None:
         world.wait_slices(8)
         time.sleep(5)
         assert world.agent is not None
-        requests, spent = _requests(world), cpu_seconds(world.agent.pid, world.child)
+        requests, spent = world.count_requests(), cpu_seconds(world.agent.pid, world.child)
         time.sleep(seconds)
         permille = (cpu_seconds(world.agent.pid, world.child) - spent) / seconds * 1000
         report.figure(f"CPU at rest over {seconds:g} s", permille, "permille of a core", "1")
-        report.figure("API requests at rest", _requests(world) - requests, "", "0")
-
-
-def _requests(world: World) -> int:
-    return int(world.request("GET", "/_embedded/requests")["total"])
+        report.figure("API requests at rest", world.count_requests() - requests, "", "0")

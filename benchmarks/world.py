@@ -30,6 +30,7 @@ class World:
 
     root: Path
     url: str
+    server: subprocess.Popen[str]
     agent: subprocess.Popen[bytes] | None = None
     started: float = 0.0
 
@@ -53,6 +54,13 @@ class World:
         with urllib.request.urlopen(request, timeout=10) as response:
             answer: dict[str, Any] = json.load(response)
             return answer
+
+    def count_requests(self) -> int:
+        """How many requests the API server has had."""
+        assert self.server.stdin is not None
+        assert self.server.stdout is not None
+        print(file=self.server.stdin, flush=True)
+        return int(self.server.stdout.readline())
 
     def create_claims(self, numbers: Sequence[int]) -> list[dra_v1.Claim]:
         """Allocated claims, as the kubelet would name them."""
@@ -150,8 +158,9 @@ def open_world() -> Iterator[World]:
     with tempfile.TemporaryDirectory(prefix="pb-") as scratch:
         root = Path(scratch)
         (root / "plugins_registry").mkdir()
-        with _serve_api(root / "kubeconfig") as url:
-            world = World(root=root, url=url)
+        with _serve_api(root / "kubeconfig") as server:
+            assert server.stdout is not None
+            world = World(root=root, url=server.stdout.readline().strip(), server=server)
             world.request("POST", "/api/v1/nodes", objects.node())
             try:
                 yield world
@@ -160,13 +169,11 @@ def open_world() -> Iterator[World]:
 
 
 @contextmanager
-def _serve_api(kubeconfig: Path) -> Iterator[str]:
-    server = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.server", str(kubeconfig)], stdout=subprocess.PIPE, text=True
-    )
+def _serve_api(kubeconfig: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "benchmarks.server", str(kubeconfig)]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
-        assert server.stdout is not None
-        yield server.stdout.readline().strip()
+        yield server
     finally:
-        server.terminate()
-        server.wait(10)
+        server.kill()
+        server.communicate()
