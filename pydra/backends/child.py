@@ -73,7 +73,7 @@ def _arrange_for_trouble() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 
 
-async def _serve(sock: socket.socket, reference: str, heartbeat: float) -> None:
+async def _serve(sock: socket.socket, target: str, heartbeat: float) -> None:
     asyncio.get_running_loop().set_default_executor(CallThreads(thread_name_prefix="backend"))
     over = asyncio.Event()
     server: CallServer | None = None
@@ -87,7 +87,7 @@ async def _serve(sock: socket.socket, reference: str, heartbeat: float) -> None:
     async with asyncio.TaskGroup() as beside:
         beating = beside.create_task(_beat(channel, heartbeat))
         try:
-            async with _live(reference) as (backend, live), asyncio.TaskGroup() as tasks:
+            async with _live(target) as (backend, live), asyncio.TaskGroup() as tasks:
                 server = CallServer(live, getattr(backend, "CONFIG_TYPES", {}), channel.send, tasks)
                 channel.send(_hello(backend, live))
                 await over.wait()
@@ -114,9 +114,9 @@ async def _beat(channel: Channel[ToBackend], period: float) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _live(reference: str) -> AsyncIterator[tuple[Any, Any]]:
+async def _live(target: str) -> AsyncIterator[tuple[Any, Any]]:
     """The loaded backend, and the object with its coroutines. Raises _Unusable."""
-    backend = _load(reference)
+    backend = _load(target)
     _refuse_violations(find_object_violations(backend))
     if getattr(backend, "connect", None) is None:
         yield backend, backend
@@ -132,16 +132,16 @@ async def _live(reference: str) -> AsyncIterator[tuple[Any, Any]]:
         yield backend, live
 
 
-def _load(reference: str) -> Any:
+def _load(target: str) -> Any:
     """The object that `module:attribute` names. Raises _Unusable."""
-    module, _, attribute = reference.partition(":")
+    module, _, attribute = target.partition(":")
     try:
         loaded: Any = importlib.import_module(module)
         for name in filter(None, attribute.split(".")):
             loaded = getattr(loaded, name)
     except BaseException as error:  # the call boundary, for the module's own code
         fault = build_fault(error)
-        problem = f"{reference} cannot be loaded: {fault.message}"
+        problem = f"{target} cannot be loaded: {fault.message}"
         refused = Fault(kind=FaultKind.CONTRACT, problems=(problem,), traceback=fault.traceback)
         raise _Unusable(Refusal(fault=refused, final=True)) from error
     return loaded

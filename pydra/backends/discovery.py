@@ -13,13 +13,13 @@ from pydra.errors import SettingsError
 
 
 class BackendSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a backend comes from: `reference` is `module:attribute` (`module:` for the module itself).
+    """Where a backend comes from: `target` is `module:attribute` (`module:` for the module itself).
 
-    `distribution` and `version` are empty for a reference that was given directly.
+    `distribution` and `version` are empty for a target that was given directly.
     """
 
     name: str
-    reference: str
+    target: str
     distribution: str = ""
     version: str = ""
 
@@ -52,13 +52,13 @@ def build_sources(points: Iterable[EntryPoint]) -> tuple[BackendSource, ...]:
     sources = {
         BackendSource(
             name=point.name,
-            reference=point.value,
+            target=point.value,
             distribution=point.dist.name if point.dist else "",
             version=point.dist.version if point.dist else "",
         )
         for point in points
     }
-    return tuple(sorted(sources, key=lambda one: (one.name, one.distribution, one.version, one.reference)))
+    return tuple(sorted(sources, key=lambda one: (one.name, one.distribution, one.version, one.target)))
 
 
 def choose_backend(name: str, installed: Iterable[BackendSource]) -> BackendSource:
@@ -70,7 +70,7 @@ def choose_backend(name: str, installed: Iterable[BackendSource]) -> BackendSour
     if len(found) == 1:
         return found[0]
     if found:
-        claimants = " and ".join(f"{one.distribution} {one.version} ({one.reference})" for one in found)
+        claimants = " and ".join(f"{one.distribution} {one.version} ({one.target})" for one in found)
         raise SettingsError([f"backend {name} is provided by {claimants}; uninstall all but one"])
     names = sorted({source.name for source in installed})
     listed = f"installed: {', '.join(names)}" if names else "none is installed"
@@ -82,9 +82,9 @@ def choose_backend(name: str, installed: Iterable[BackendSource]) -> BackendSour
     )
 
 
-def _direct(reference: str) -> BackendSource:
-    module, _, attribute = reference.partition(":")
+def _direct(target: str) -> BackendSource:
+    module, _, attribute = target.partition(":")
     words = [*module.split("."), *(attribute.split(".") if attribute else ())]
     if not all(word.isidentifier() for word in words):
-        raise SettingsError([f"backend {reference} is neither the name of a backend nor module:attribute"])
-    return BackendSource(name=module.rpartition(".")[2].replace("_", "-"), reference=reference)
+        raise SettingsError([f"backend {target} is neither the name of a backend nor module:attribute"])
+    return BackendSource(name=module.rpartition(".")[2].replace("_", "-"), target=target)

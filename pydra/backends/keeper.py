@@ -79,11 +79,6 @@ class Keeper:
         """The process, when it can be called."""
         return self._session if self._session is not None and self._session.alive else None
 
-    @property
-    def starts(self) -> int:
-        """How many processes were started."""
-        return self._starts
-
     def refuse_if_over(self) -> None:
         """Raises ContractError or BackendUnavailable when waiting for the process is in vain."""
         if self.refused is not None:

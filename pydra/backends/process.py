@@ -6,6 +6,7 @@ Calls and their meaning are not known here.
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import os
 import signal
@@ -22,14 +23,14 @@ from pydra.backends.wire import ToAgent, WireError, parse_to_agent
 _QUIET_SECONDS = 0.05
 
 
-def build_command(reference: str, fd: int, *, parent: int, heartbeat: float) -> list[str]:
+def build_command(target: str, fd: int, *, parent: int, heartbeat: float) -> list[str]:
     """The command line of a backend's process.
 
     `-u`: what it printed last is seen though it crashes. `-P`: the working directory is not on its
     module path, PYTHONPATH is.
     """
     flags = ["-X", "faulthandler", "-u", "-P", "-m", "pydra.backends.child"]
-    own = [str(fd), "--parent", str(parent), "--backend", reference, "--heartbeat", str(heartbeat)]
+    own = [str(fd), "--parent", str(parent), "--backend", target, "--heartbeat", str(heartbeat)]
     return [sys.executable, *flags, *own]
 
 
@@ -79,8 +80,10 @@ class ChildProcess:
         writers: list[int] = []
         try:
             ours.setblocking(False)
-            writers.append(await self._open_pipe(self.stdout))
-            writers.append(await self._open_pipe(self.stderr))
+            for output in (self.stdout, self.stderr):
+                reader, writer = os.pipe()
+                writers.append(writer)
+                await self._read_from(os.fdopen(reader, "rb", buffering=0), output)
             self._process = await asyncio.create_subprocess_exec(
                 *command(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -101,13 +104,10 @@ class ChildProcess:
             for fd in writers:
                 os.close(fd)
 
-    async def _open_pipe(self, output: OutputLog) -> int:
-        reader, writer = os.pipe()
+    async def _read_from(self, source: io.FileIO, output: OutputLog) -> None:
         protocol = _Pipe(output, self._note_written)
-        source = os.fdopen(reader, "rb", buffering=0)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, source)
         self._pipes.append((transport, protocol))
-        return writer
 
     def _note_written(self) -> None:
         self._written.set()
@@ -172,7 +172,7 @@ class ChildProcess:
 
 async def spawn(
     backend: str,
-    reference: str,
+    target: str,
     *,
     heartbeat: float,
     environ: Mapping[str, str] | None,
@@ -183,7 +183,7 @@ async def spawn(
     child = ChildProcess(backend, Channel(parse_to_agent, on_message, on_end))
 
     def command(fd: int) -> list[str]:
-        return build_command(reference, fd, parent=os.getpid(), heartbeat=heartbeat)
+        return build_command(target, fd, parent=os.getpid(), heartbeat=heartbeat)
 
     await child.start(command, environ)
     return child

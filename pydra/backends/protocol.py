@@ -4,6 +4,11 @@ A backend is any object, usually a module, named by an entry point of the group 
 that has the coroutines below. It runs in a process of its own, and imports vendor libraries inside
 the coroutines, so that reading its types needs no hardware.
 
+Calls run side by side on one event loop, prepares of different claims too: what must not overlap is
+for the backend to lock. What blocks goes through `asyncio.to_thread`; a loop that stands still gives
+no sign of life, and its process is replaced. A cancelled call counts as ended when its threads have.
+What a backend prints goes to the agent's log.
+
 Beside the coroutines it may have:
 
 - `DRIVER: str`, the driver name in the API, such as `gpu.example.com`;

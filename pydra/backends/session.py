@@ -120,7 +120,7 @@ class Session:
         """
         self._child = await spawn(
             self._source.name,
-            self._source.reference,
+            self._source.target,
             heartbeat=self._patience.heartbeat,
             environ=self._environ,
             on_message=lambda message: self._receive(message, on_ready),

@@ -23,7 +23,14 @@ from pydra.backends.answers import (
     find_value_violations,
 )
 from pydra.backends.discovery import BackendSource, refresh_source
-from pydra.backends.events import AnswerRejected, BackendEvent, BackendFacts, BackendStatistics, HintsFailed
+from pydra.backends.events import (
+    AnswerRejected,
+    BackendEvent,
+    BackendFacts,
+    BackendReady,
+    BackendStatistics,
+    HintsFailed,
+)
 from pydra.backends.faults import FaultKind, parse_fault
 from pydra.backends.guilt import Condemned
 from pydra.backends.keeper import Keeper
@@ -75,7 +82,7 @@ class BackendSupervisor:
             restarts=restarts,
             environ=environ,
             refresh=refresh,
-            report=report,
+            report=self._pass_on,
         )
         self._ids = itertools.count(1)
         self._hinted = anyio.Event()
@@ -210,15 +217,17 @@ class BackendSupervisor:
 
     # Hints
 
+    def _pass_on(self, event: BackendEvent) -> None:
+        if isinstance(event, BackendReady) and event.starts > 1:
+            self._hinted.set()  # whatever the last process knew, the hardware may be another now
+        self._report(event)
+
     async def _keep_hinting(self) -> None:
-        """Keep a `wait_changed` in flight; a replaced process is a hint as well."""
-        failures, starts = 0, 1
+        """Keep a `wait_changed` in flight."""
+        failures = 0
         while True:
             call = self._new_call(Method.WAIT_CHANGED)
             session = await self._hinting_session(call.id)
-            if self._keeper.starts > starts:
-                starts = self._keeper.starts
-                self._hinted.set()
             if not self._hints():
                 await self._keeper.wait_changed()
                 continue

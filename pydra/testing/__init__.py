@@ -1,1 +1,15 @@
-"""For authors of backends: the conformance kit."""
+"""For authors of backends: the conformance kit.
+
+`check_backend("sim")` runs an installed backend (or `"module:attribute"`, or a module, or an object
+that can be imported) in a process of its own, as the agent does, and reports everything that is
+wrong at once. It needs no test framework:
+
+    def test_my_backend_keeps_the_contract():
+        report = check_backend("my_backend:backend")
+        assert report.ok, report.text
+"""
+
+from pydra.testing.conformance import check_backend, examine
+from pydra.testing.report import Check, Report
+
+__all__ = ["Check", "Report", "check_backend", "examine"]

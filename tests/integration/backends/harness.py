@@ -17,7 +17,7 @@ from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig
 
 TROUBLE = Path(__file__).parent / "trouble"
 ENVIRON = {**os.environ, "PYTHONPATH": str(TROUBLE)}
-SOURCE = BackendSource(name="faulty", reference="faulty:", distribution="pydra-faulty", version="1.0")
+SOURCE = BackendSource(name="faulty", target="faulty:", distribution="pydra-faulty", version="1.0")
 
 PATIENCE = Patience(heartbeat=0.05, silence=0.6, recall=0.3, stacks=1.0, burial=5.0, leave=5.0)
 DEADLINES = Deadlines()

@@ -267,7 +267,7 @@ async def test_a_claim_that_kills_twice_is_condemned_without_touching_the_hardwa
 
 
 async def test_another_version_of_the_backend_is_not_judged_by_the_last() -> None:
-    upgraded = BackendSource(name="faulty", reference="faulty:", distribution="pydra-faulty", version="2.0")
+    upgraded = BackendSource(name="faulty", target="faulty:", distribution="pydra-faulty", version="2.0")
     async with supervised(restarts=RestartPolicy(first=0.01, strikes=1), refresh=lambda source: upgraded) as backend:
         with pytest.raises(TerminalError):
             await backend.prepare(claim("segfault"))
@@ -314,7 +314,7 @@ async def test_an_answer_to_no_call_is_reported_and_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "violations"),
+    ("target", "violations"),
     [
         ("absent_module:", ["absent_module: cannot be loaded: ModuleNotFoundError: No module named 'absent_module'"]),
         ("faulty:nothing", ["faulty:nothing cannot be loaded: AttributeError"]),
@@ -324,10 +324,10 @@ async def test_an_answer_to_no_call_is_reported_and_ignored() -> None:
     ],
 )
 async def test_a_backend_that_breaks_the_contract_is_refused_with_all_violations(
-    reference: str, violations: list[str]
+    target: str, violations: list[str]
 ) -> None:
     events: list[BackendEvent] = []
-    async with supervised(source=BackendSource(name="unfit", reference=reference), events=events) as backend:
+    async with supervised(source=BackendSource(name="unfit", target=target), events=events) as backend:
         with pytest.raises(ContractError) as caught:
             await backend.wait_ready()
         assert len(caught.value.violations) == len(violations)
@@ -340,7 +340,7 @@ async def test_a_backend_that_breaks_the_contract_is_refused_with_all_violations
 
 
 async def test_one_backend_does_not_hurt_another() -> None:
-    unfit = BackendSource(name="unfit", reference="unfit:")
+    unfit = BackendSource(name="unfit", target="unfit:")
     async with supervised() as crashing, supervised(source=unfit) as refused, supervised() as sound:
         await sound.wait_ready()
         pid = sound.statistics().pid
@@ -353,7 +353,7 @@ async def test_one_backend_does_not_hurt_another() -> None:
 
 
 async def test_handles_live_between_connect_and_the_end(tmp_path: Path) -> None:
-    source = BackendSource(name="connecting", reference="unfit:connects")
+    source = BackendSource(name="connecting", target="unfit:connects")
     async with supervised(tmp_path, source=source) as backend:
         assert await backend.discover() == Inventory(devices=(Device(name="from-connect"),))
     assert (tmp_path / "connected").read_text() == "opened closed"
@@ -362,7 +362,7 @@ async def test_handles_live_between_connect_and_the_end(tmp_path: Path) -> None:
 async def test_a_connect_that_fails_is_tried_again_until_it_succeeds(tmp_path: Path) -> None:
     events: list[BackendEvent] = []
     (tmp_path / "absent").touch()
-    source = BackendSource(name="connecting", reference="unfit:connects")
+    source = BackendSource(name="connecting", target="unfit:connects")
     async with supervised(tmp_path, source=source, events=events) as backend:
         await until(lambda: len(events) >= 2)
         (tmp_path / "absent").unlink()
@@ -374,7 +374,7 @@ async def test_a_connect_that_fails_is_tried_again_until_it_succeeds(tmp_path: P
 
 async def test_a_connect_that_hangs_is_killed_and_shown() -> None:
     events: list[BackendEvent] = []
-    source = BackendSource(name="unfit", reference="unfit:connect_hangs")
+    source = BackendSource(name="unfit", target="unfit:connect_hangs")
     deadlines = Deadlines(connect=0.5, discover=2.0)
     async with supervised(source=source, deadlines=deadlines, events=events):
         await until(lambda: bool(events))

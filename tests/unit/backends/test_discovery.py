@@ -10,7 +10,7 @@ from pydra.errors import SettingsError
 
 def source(name: str, distribution: str = "", version: str = "1.0") -> BackendSource:
     distribution = distribution or f"pydra-{name}"
-    return BackendSource(name=name, reference=f"x_{name}:backend", distribution=distribution, version=version)
+    return BackendSource(name=name, target=f"x_{name}:backend", distribution=distribution, version=version)
 
 
 INSTALLED = (source("nvidia"), source("sim"))
@@ -51,11 +51,11 @@ def test_what_cannot_be_found_is_explained(name: str, installed: tuple[BackendSo
 
 
 @pytest.mark.parametrize(
-    ("reference", "name"),
+    ("target", "name"),
     [("my_backend:", "my-backend"), ("package.module:Class.instance", "module")],
 )
-def test_a_developer_refers_to_code_directly(reference: str, name: str) -> None:
-    assert choose_backend(reference, ()) == BackendSource(name=name, reference=reference)
+def test_a_developer_refers_to_code_directly(target: str, name: str) -> None:
+    assert choose_backend(target, ()) == BackendSource(name=name, target=target)
 
 
 def test_installed_backends_are_listed_without_being_imported() -> None:

@@ -1,0 +1,100 @@
+"""The conformance kit passes the reference backend, and finds every fault of a sloppy one at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pydra_sim
+from pydra.backends.discovery import BackendSource, find_backend
+from pydra.backends.limits import Deadlines
+from pydra.errors import SettingsError
+from pydra.testing import Check, Report, check_backend, examine
+from tests.integration.backends.harness import ENVIRON
+
+
+def outcomes(report: Report) -> dict[str, str]:
+    return {check.title: "FAIL" if check.problems else "skip" if check.skipped else "ok" for check in report.checks}
+
+
+async def test_the_reference_backend_keeps_the_contract(tmp_path: Path) -> None:
+    report = await examine(find_backend("sim"), environ={**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path)})
+    assert report.ok, report.text
+    assert set(outcomes(report).values()) == {"ok"}
+    assert report.text.endswith("backend sim keeps the contract")
+
+
+async def test_all_faults_of_a_sloppy_backend_are_found_at_once() -> None:
+    report = await examine(BackendSource(name="sloppy", target="sloppy"), environ=ENVIRON)
+    assert not report.ok
+    found = outcomes(report)
+    del found["a prepare that was cancelled can be undone"]  # by chance: it may not have begun
+    assert found == {
+        "it is loaded and connects": "ok",
+        "it names its driver": "FAIL",
+        "discover answers, and its devices obey the API's rules": "FAIL",
+        "discover answers the same again": "FAIL",
+        "measure answers": "FAIL",
+        "a misspelt field of sloppy.example.com/v1/Lenient is refused": "ok",
+        "a device that it does not have is refused": "FAIL",
+        "unprepare succeeds when nothing was prepared": "FAIL",
+        "prepare answers, and its edits obey CDI's rules": "FAIL",
+        "prepare again answers the same": "FAIL",
+        "prepare answers the same after a crash": "FAIL",
+        "unprepare succeeds": "ok",
+        "unprepare again succeeds": "FAIL",
+        "unprepare succeeds after a crash in prepare, with nothing remembered": "FAIL",
+        "its hints do not fail": "FAIL",
+    }
+    assert "KeyError" in report.text, "the traceback is there"
+
+
+async def test_the_hardware_is_left_alone_on_request(tmp_path: Path) -> None:
+    environ = {**ENVIRON, "FAULTY_DIR": str(tmp_path)}
+    report = await examine(BackendSource(name="faulty", target="faulty"), environ=environ, prepare=False)
+    assert "skip" in outcomes(report).values()
+    begun = (tmp_path / "journal").read_text().split()
+    assert begun == ["prepare", "conformance-absent"]
+
+
+async def test_a_backend_that_is_refused_is_not_examined_further() -> None:
+    report = await examine(BackendSource(name="unfit", target="unfit"), environ=ENVIRON)
+    (check,) = report.checks
+    assert "discover is a plain function" in check.problems[0]
+
+
+async def test_a_backend_that_cannot_connect_says_so(tmp_path: Path) -> None:
+    (tmp_path / "absent").touch()
+    source = BackendSource(name="unfit", target="unfit:connects")
+    environ = {**ENVIRON, "FAULTY_DIR": str(tmp_path)}
+    report = await examine(source, environ=environ, deadlines=Deadlines(connect=1.0))
+    (check,) = report.checks
+    assert check.problems == ("backend unfit: connect failed: FileNotFoundError: the driver is not loaded",)
+
+
+def test_a_module_or_an_object_leads_to_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYDRA_SIM_STATE", str(tmp_path))
+    assert check_backend(pydra_sim, prepare=False).backend == "pydra-sim"
+
+
+def test_an_object_that_no_other_process_could_import_is_refused() -> None:
+    with pytest.raises(SettingsError, match="give module:attribute"):
+        check_backend(object())
+
+
+def test_the_text_shows_each_check_and_its_problems() -> None:
+    checks = (
+        Check(title="one"),
+        Check(title="two", problems=("first\nsecond", "third")),
+        Check(title="three", skipped="no device"),
+    )
+    assert Report(backend="x", checks=checks).text.splitlines() == [
+        "ok    one",
+        "FAIL  two",
+        "      - first",
+        "        second",
+        "      - third",
+        "skip  three (no device)",
+        "backend x has 2 problems",
+    ]
