@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from itertools import pairwise
 
 from pydra.devices import (
@@ -63,6 +64,7 @@ def is_pool_name(name: str) -> bool:
     return len(name) <= 253 and all(_SUBDOMAIN.fullmatch(part) for part in name.split("/"))
 
 
+@lru_cache(maxsize=1024)  # a pool's devices have the same names
 def is_qualified_name(name: str) -> bool:
     """`identifier` or `domain/identifier`, what attributes and capacities are called."""
     domain, slash, identifier = name.rpartition("/")
@@ -146,11 +148,13 @@ def _check_scalar(field: str, value: Scalar) -> Iterator[str]:
         if len(value.version) > VALUE_BYTES or not _SEMVER.fullmatch(value.version):
             yield f"{field}: {value.version!r} is not a semantic version 2.0.0 such as 1.2.3, of at most 64 bytes"
     elif isinstance(value, str):
-        size = len(value.encode(errors="surrogatepass"))
+        try:
+            size = len(value.encode())
+        except UnicodeEncodeError:
+            yield f"{field}: {value!r} is not valid Unicode"
+            return
         if size > VALUE_BYTES:
             yield f"{field}: a string of {size} bytes; at most {VALUE_BYTES} are allowed"
-        if any("\ud800" <= character <= "\udfff" for character in value):
-            yield f"{field}: {value!r} is not valid Unicode"
     elif not isinstance(value, bool) and value not in INT64:
         yield f"{field}: {value} does not fit in 64 bits"
 

@@ -41,6 +41,7 @@ def is_quantity(quantity: object) -> bool:
     return True
 
 
+@lru_cache(maxsize=1024, typed=True)
 def canonical_quantity(quantity: Quantity) -> str:
     """As the API server writes it back: `1024Mi` is `1Gi`, `1500m` stays, `1000m` is `1`, `0.5` is `500m`.
 
@@ -50,13 +51,22 @@ def canonical_quantity(quantity: Quantity) -> str:
     if value == 0:
         return "0"
     if style == "binary" and value.denominator == 1 and abs(value) >= 1024:
-        power = next(p for p in range(6, -1, -1) if value % 1024**p == 0)
-        return f"{value // 1024**power}{_BINARY_SUFFIXES[power]}"
-    exponent = next(e for e in range(18, -12, -3) if (value / Fraction(10) ** e).denominator == 1)
-    number = value / Fraction(10) ** exponent
+        number, power = _strip(value.numerator, 1024, most=6)
+        return f"{number}{_BINARY_SUFFIXES[power]}"
+    number, power = _strip(int(value / _NANO), 1000, most=9)
+    exponent = 3 * power - 9
     if style == "exponent" and exponent:
         return f"{number}e{exponent}"
     return f"{number}{_DECIMAL_SUFFIXES[exponent]}"
+
+
+def _strip(number: int, factor: int, *, most: int) -> tuple[int, int]:
+    """The number without up to `most` whole factors, and how many they were."""
+    power = 0
+    while power < most and number % factor == 0:
+        number //= factor
+        power += 1
+    return number, power
 
 
 def _parse(quantity: Quantity) -> tuple[Fraction, str]:
@@ -70,6 +80,6 @@ def _parse(quantity: Quantity) -> tuple[Fraction, str]:
         value, style = Fraction(number) * Fraction(10) ** int(exponent[1:]), "exponent"
     else:
         value, style = Fraction(number) * _FACTORS[suffix], "binary" if suffix.endswith("i") else "decimal"
-    if value % _NANO:
+    if _NANO.denominator % value.denominator:
         value = (value // _NANO + 1) * _NANO
     return (-1 if sign == "-" else 1) * min(value, LARGEST), style

@@ -120,7 +120,7 @@ def _struct(**rules: Same) -> Same:
     """An object: the named members by their rules, all others plainly."""
 
     def same(a: Any, b: Any) -> bool:
-        return all(
+        return a == b or all(
             rules[key](a.get(key), b.get(key)) if key in rules else _same(a.get(key), b.get(key), _plain)
             for key in a.keys() | b.keys()
         )
