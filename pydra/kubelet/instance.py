@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 from pydra.kubelet.events import HealthStreams, KubeletEvent
@@ -12,6 +13,8 @@ from pydra.kubelet.server import DrainServer, Servable
 from pydra.kubelet.service import ClaimService, NodeCalls, NodeServiceV1, NodeServiceV1beta1, Spawn
 from pydra.kubelet.serving import ServingStatus
 from pydra.kubelet.sockets import BoundSocket, bind_socket
+
+log = logging.getLogger(__name__)
 
 REGISTRAR_GRACE = 1.0
 """Seconds for a registration call in flight; it is answered from memory."""
@@ -45,6 +48,10 @@ class Instance:
         self._registrar_status = ServingStatus([self._registration])
         self._node = Endpoint(paths.service, [*node, self._node_status])
         self._registrar = Endpoint(paths.registration, [self._registration, self._registrar_status])
+
+    def is_intact(self) -> bool:
+        """Whether both sockets are there, and ours."""
+        return self._node.is_intact() and self._registrar.is_intact()
 
     async def ensure(self) -> None:
         """Make the sockets that are not there: the service's first, for a registered plugin is called at once.
@@ -87,14 +94,20 @@ class Endpoint:
         self._server = DrainServer(services)
         self._bound: BoundSocket | None = None
 
+    def is_intact(self) -> bool:
+        """Whether the path leads to the server."""
+        return self._bound is not None and self._bound.is_intact()
+
     async def ensure(self) -> None:
         """Make the socket if it is not there; the server's connections outlive that.
 
         Raises:
             OSError: it cannot be made now, for the reasons of `bind_socket`.
         """
-        if self._bound is not None and self._bound.is_intact():
+        if self.is_intact():
             return
+        if self._bound is not None:
+            log.warning("the socket %s is gone, and is made again", self._path)
         bound = bind_socket(self._path)
         try:
             await self._server.listen(bound.sock)

@@ -40,7 +40,7 @@ class KubeletPlugin:
         pod_uid: str = "",
         health_period: float = 10.0,
         drain_grace: float = 25.0,
-        check_period: float = 1.0,
+        check_period: float = 2.0,
         report: Callable[[KubeletEvent], None] = lambda _: None,
     ) -> None:
         """Without `health` the plugin has no health service, and says so. Periods and the grace are in seconds.
@@ -107,19 +107,21 @@ class KubeletPlugin:
     async def _keep_serving(self, instance: Instance, stop: anyio.Event, task_status: TaskStatus[None]) -> None:
         started = False
         while not stop.is_set():
-            try:
-                self._ensure_directories()
-                await instance.ensure()
-            except OSError as error:
-                self._say(Waiting(driver=self._driver, problem=_describe(error)))
-            else:
-                paths = self.paths
-                self._say(Serving(driver=self._driver, endpoint=paths.service, registration=paths.registration))
-                if not started:
-                    task_status.started()
-                    started = True
+            if not instance.is_intact():
+                self._say(await self._try_to_serve(instance))
+            if not started and instance.is_intact():
+                task_status.started()
+                started = True
             with anyio.move_on_after(self._check_period):
                 await stop.wait()
+
+    async def _try_to_serve(self, instance: Instance) -> Serving | Waiting:
+        try:
+            self._ensure_directories()
+            await instance.ensure()
+        except OSError as error:
+            return Waiting(driver=self._driver, problem=_describe(error))
+        return Serving(driver=self._driver, endpoint=self.paths.service, registration=self.paths.registration)
 
     def _ensure_directories(self) -> None:
         """The registry is the kubelet's to make, and its sign of life; the plugin's own directory is made here."""

@@ -46,7 +46,8 @@ def bind_socket(path: str) -> BoundSocket:
 
     Raises:
         SettingsError: the path is too long for a socket.
-        OSError: EADDRINUSE when a living process listens there, EEXIST when it is no socket; what the kernel says else.
+        OSError: EADDRINUSE when a living process listens there, EEXIST when it is no socket, EAGAIN when another
+            instance is at this moment making a socket in the directory; else what the kernel says.
     """
     if excess := excess_bytes(path):
         raise SettingsError([f"{path} is {excess} bytes too long for a Unix socket, which can have {MAX_SOCKET_PATH}"])
@@ -71,7 +72,10 @@ def _exclusive(directory: str) -> Iterator[None]:
     """Keep other instances from looking at the same stale file, and from taking our new socket for one."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OSError(errno.EAGAIN, "another instance is making its socket there", directory) from error
         yield
     finally:
         os.close(descriptor)

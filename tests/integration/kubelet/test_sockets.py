@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import socket
 import stat
@@ -78,6 +79,18 @@ def test_what_is_no_socket_is_left_alone(root: Path, make: object) -> None:
     with pytest.raises(FileExistsError, match="something else than a socket"):
         bind_socket(str(path))
     assert os.path.lexists(path)
+
+
+def test_two_instances_do_not_make_sockets_in_one_directory_at_the_same_moment(root: Path) -> None:
+    descriptor = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError, match="another instance is making its socket there"):
+            bind_socket(str(root / "dra.sock"))
+    finally:
+        os.close(descriptor)
+    with closing(bind_socket(str(root / "dra.sock")).sock):
+        assert can_connect(root / "dra.sock")
 
 
 def test_a_path_of_107_bytes_works_and_one_of_108_is_refused_in_words(root: Path) -> None:
