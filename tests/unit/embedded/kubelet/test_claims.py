@@ -1,0 +1,92 @@
+"""Which claims a pod has and whether it may use them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pydra.embedded.kubelet.claims import (
+    ClaimKey,
+    PodClaim,
+    PodClaimError,
+    check_claim,
+    container_requests,
+    find_drivers,
+    find_pod_claims,
+    group_by_driver,
+)
+
+POD: dict[str, Any] = {"metadata": {"name": "p", "namespace": "ns", "uid": "pod-uid"}, "spec": {}}
+GENERATED = PodClaim(entry="e", claim="c", generated=True)
+DIRECT = PodClaim(entry="e", claim="c", generated=False)
+
+
+def pod(entries: list[dict[str, str]], statuses: list[dict[str, str]] | None = None) -> dict[str, Any]:
+    return {**POD, "spec": {"resourceClaims": entries}, "status": {"resourceClaimStatuses": statuses or []}}
+
+
+def claim(**status: Any) -> dict[str, Any]:
+    owner = {"uid": "pod-uid", "controller": True}
+    return {
+        "metadata": {"name": "c", "namespace": "ns", "uid": "claim-uid", "ownerReferences": [owner]},
+        "status": {"allocation": {"devices": {}}, "reservedFor": [{"uid": "pod-uid"}], **status},
+    }
+
+
+def test_claims_are_found_by_name_and_by_template() -> None:
+    found = find_pod_claims(
+        pod(
+            [{"name": "a", "resourceClaimName": "own"}, {"name": "b", "resourceClaimTemplateName": "t"}],
+            [{"name": "b", "resourceClaimName": "made"}],
+        )
+    )
+    assert found == (
+        PodClaim(entry="a", claim="own", generated=False),
+        PodClaim(entry="b", claim="made", generated=True),
+    )
+
+
+def test_a_template_whose_claim_is_not_made_yet_is_waited_for() -> None:
+    with pytest.raises(PodClaimError, match="not created yet"):
+        find_pod_claims(pod([{"name": "b", "resourceClaimTemplateName": "t"}]))
+
+
+def test_a_template_that_needs_no_claim_is_left_out() -> None:
+    assert find_pod_claims(pod([{"name": "b", "resourceClaimTemplateName": "t"}], [{"name": "b"}])) == ()
+
+
+@pytest.mark.parametrize(
+    ("entry", "change", "message"),
+    [
+        (GENERATED, {"metadata": {"name": "c", "namespace": "ns", "uid": "u"}}, "was not created for pod ns/p"),
+        (DIRECT, {"status": {"allocation": {}, "reservedFor": [{"uid": "other"}]}}, "is not allowed to use"),
+        (DIRECT, {"status": {"reservedFor": [{"uid": "pod-uid"}]}}, "is not allocated"),
+        (DIRECT, {"status": {}}, "is not allowed to use"),
+    ],
+    ids=["foreign", "not reserved", "not allocated", "no status"],
+)
+def test_a_claim_that_is_not_the_pods_to_use_is_refused(entry: PodClaim, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(PodClaimError, match=message):
+        check_claim(POD, entry, {**claim(), **change})
+
+
+@pytest.mark.parametrize("entry", [GENERATED, DIRECT])
+def test_a_claim_that_is_reserved_and_allocated_is_accepted(entry: PodClaim) -> None:
+    check_claim(POD, entry, claim(allocation={"devices": {"results": []}}))
+
+
+def test_drivers_come_from_the_results_each_once() -> None:
+    results = [{"driver": "b"}, {"driver": "a"}, {"driver": "b"}]
+    assert find_drivers(claim(allocation={"devices": {"results": results}})) == ("a", "b")
+
+
+def test_claims_are_grouped_into_one_call_for_each_driver() -> None:
+    one, two = (ClaimKey(namespace="ns", name=name, uid=name) for name in ("one", "two"))
+    assert group_by_driver([(two, ("x", "y")), (one, ("x",))]) == {"x": (one, two), "y": (two,)}
+
+
+def test_a_container_names_claims_and_perhaps_requests() -> None:
+    container = {"resources": {"claims": [{"name": "a"}, {"name": "b", "request": "r"}]}}
+    assert container_requests(container) == (("a", ""), ("b", "r"))
+    assert container_requests({}) == ()
