@@ -104,7 +104,7 @@ def _refuse_too_many(claim: NamedClaim) -> None:
     # A request with alternatives counts with its smallest; "all" counts as the one device it needs at least.
     fewest = [
         min((one.count or 1 for one in ((request.exactly,) if request.exactly else request.first_available)), default=0)
-        for request in claim.spec.devices.requests
+        for request in claim.spec.devices.requests or ()
     ]
     if sum(fewest) > MAX_RESULTS:
         raise AllocationError(
@@ -115,7 +115,7 @@ def _refuse_too_many(claim: NamedClaim) -> None:
 def _plan_steps(
     index: int, claim: NamedClaim, pools: Sequence[PoolView], classes: Mapping[str, schema.ClassSpec]
 ) -> Iterator[_Step]:
-    for request in claim.spec.devices.requests:
+    for request in claim.spec.devices.requests or ():
         subs = [(f"{request.name}/{sub.name}", sub) for sub in request.first_available]
         wanted = [(request.name, request.exactly)] if request.exactly is not None else subs
         yield _Step(

@@ -53,9 +53,10 @@ def default_claim(spec: schema.ClaimSpec) -> schema.ClaimSpec:
             exactly=_default_request(request.exactly) if request.exactly else None,
             first_available=tuple(_default_request(sub) for sub in request.first_available),
         )
-        for request in spec.devices.requests
+        for request in spec.devices.requests or ()
     )
-    return replace(spec, devices=replace(spec.devices, requests=requests))
+    # A real server shows the requests even when there are none.
+    return replace(spec, devices=replace(spec.devices, requests=requests or None))
 
 
 def _default_request(request: schema.Request) -> schema.Request:
@@ -69,22 +70,24 @@ def check_claim(spec: schema.ClaimSpec, *, admin_allowed: bool, path: str = "spe
     """Everything wrong with a new claim's spec; `admin_allowed`: its namespace carries the admin-access label."""
     devices, path = spec.devices, f"{path}.devices"
     names = _request_names(devices)
-    yield from check_set(f"{path}.requests", devices.requests, MAX_REQUESTS, _check_device_request, lambda r: r.name)
+    yield from check_set(
+        f"{path}.requests", devices.requests or (), MAX_REQUESTS, _check_device_request, lambda r: r.name
+    )
     yield from check_list(
         f"{path}.constraints", devices.constraints, MAX_REQUESTS, partial(_check_constraint, names=names)
     )
     yield from check_list(f"{path}.config", devices.config, MAX_REQUESTS, partial(_check_claim_config, names=names))
-    for index, request in enumerate(devices.requests):
+    for index, request in enumerate(devices.requests or ()):
         if request.exactly is not None and request.exactly.admin_access and not admin_allowed:
             yield forbidden(
-                f"{path}.requests[{index}].exactly.adminAccess",
+                f"{path}.requests[{index}].adminAccess",
                 "admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the "
                 "containing namespace",
             )
 
 
 def _request_names(devices: schema.DeviceClaim) -> RequestNames:
-    return {request.name: frozenset(sub.name for sub in request.first_available) for request in devices.requests}
+    return {request.name: frozenset(sub.name for sub in request.first_available) for request in devices.requests or ()}
 
 
 def _check_device_request(path: str, request: schema.DeviceRequest) -> Errors:
@@ -211,9 +214,10 @@ def check_class(spec: schema.ClassSpec, path: str = "spec") -> Errors:
 
 def drop_stale_devices(status: schema.ClaimStatus, old: schema.ClaimStatus) -> schema.ClaimStatus:
     """The status without what drivers said about devices that this update deallocates."""
-    kept = _allocated_keys(status)
-    gone = _allocated_keys(old) - kept
-    return replace(status, devices=tuple(device for device in status.devices if _device_key(device) not in gone))
+    gone = _allocated_keys(old) - _allocated_keys(status)
+    devices = [device for device in status.devices if _device_key(device) not in gone]
+    # A real server shows the conditions of a device even when there are none.
+    return replace(status, devices=tuple(replace(device, conditions=device.conditions or None) for device in devices))
 
 
 def _allocated_keys(status: schema.ClaimStatus) -> frozenset[tuple[str, str, str, str]]:
@@ -289,7 +293,7 @@ def _check_allocated_config(path: str, config: schema.ClaimConfig, names: Reques
 def _check_device_status(path: str, device: schema.DeviceStatus, allocated: bool) -> Errors:
     if not allocated:
         yield invalid(path, "/".join(_device_key(device)).rstrip("/"), "must be an allocated device in the claim")
-    yield from check_list(f"{path}.conditions", device.conditions, 8, _check_condition)
+    yield from check_list(f"{path}.conditions", device.conditions or (), 8, _check_condition)
     if device.data is not None:
         yield from _check_json_object(f"{path}.data", device.data)
     if device.network_data is not None:
@@ -299,7 +303,7 @@ def _check_device_status(path: str, device: schema.DeviceStatus, allocated: bool
 def _check_condition(path: str, condition: dict[str, object]) -> Errors:
     for field in ("type", "status", "lastTransitionTime", "reason"):
         if not condition.get(field):
-            yield required(f"{path}.{field}", "must be set" if field == "lastTransitionTime" else "")
+            yield required(f"{path}.{field}")
     if condition.get("status") not in {None, "", "True", "False", "Unknown"}:
         yield unsupported(f"{path}.status", condition["status"], ("False", "True", "Unknown"))
 

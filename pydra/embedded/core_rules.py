@@ -22,12 +22,17 @@ POD_DEFAULTS: Mapping[str, Any] = {
     "enableServiceLinks": True,
     "preemptionPolicy": "PreemptLowerPriority",
     "priority": 0,
+    "tolerations": [
+        {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}
+        for state in ("not-ready", "unreachable")
+    ],
 }
 _CONTAINER_DEFAULTS: Mapping[str, Any] = {
     "terminationMessagePath": "/dev/termination-log",
     "terminationMessagePolicy": "File",
     "resources": {},
 }
+_EVENT_TYPES = frozenset({"Normal", "Warning"})
 _MUTABLE_POD_FIELDS = ("activeDeadlineSeconds", "terminationGracePeriodSeconds", "tolerations", "schedulingGates")
 
 
@@ -89,7 +94,8 @@ def _check_container(path: str, container: JsonObject, claims: set[Any]) -> Erro
     resources = container.get("resources") or {}
     for index, claim in enumerate(resources.get("claims") or []):
         if claim.get("name") not in claims:
-            yield unknown(f"{path}.resources.claims[{index}].name", claim.get("name", ""))
+            detail = "must be one of the names in pod.spec.resourceClaims: " + ", ".join(sorted(map(str, claims)))
+            yield unknown(f"{path}.resources.claims[{index}]", claim.get("name", ""), detail if claims else "")
 
 
 def check_pod_update(spec: JsonObject, old: JsonObject) -> Errors:
@@ -125,14 +131,22 @@ def check_event(obj: JsonObject) -> Errors:
     for field in ("reportingInstance", "action", "reason"):
         if not obj.get(field):
             yield required(field)
-    if obj.get("type") not in {"Normal", "Warning"}:
-        yield invalid("type", obj.get("type", ""), "")
+    if obj.get("type") not in _EVENT_TYPES:
+        yield invalid("type", obj.get("type", ""), f"has invalid value: {obj.get('type', '')}")
+
+
+def default_event(obj: JsonObject) -> JsonObject:
+    """An event with the fields that are shown even when nobody set them."""
+    empty: JsonObject = {"eventTime": None, "firstTimestamp": None, "lastTimestamp": None, "source": {}}
+    return {**empty, "reportingComponent": "", "reportingInstance": "", **obj}
 
 
 def check_new_event(obj: JsonObject) -> Errors:
     """What events.k8s.io/v1 asks for beyond core v1, on creation."""
     if not obj.get("eventTime"):
         yield required("eventTime")
+        if obj.get("type") not in _EVENT_TYPES:
+            yield invalid("type", obj.get("type", ""), f"has invalid value: {obj.get('type', '')}")
 
 
 def check_node(obj: JsonObject) -> Errors:

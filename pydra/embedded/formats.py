@@ -44,6 +44,11 @@ _QUALIFIED_TEXT = (
     "character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
     "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')"
 )
+_LABEL_VALUE_TEXT = (
+    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and "
+    "end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is "
+    "'(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
+)
 
 
 def size(text: str) -> int:
@@ -74,7 +79,8 @@ def check_driver(path: str, text: str) -> Errors:
         return
     if size(text) > 63:
         yield too_long(path, 63)
-    yield from check_subdomain(path, text.lower())
+    if not _SUBDOMAIN.fullmatch(text.lower()):
+        yield invalid(path, text, _SUBDOMAIN_TEXT)
 
 
 def check_pool(path: str, text: str) -> Errors:
@@ -122,7 +128,13 @@ def check_full_attribute_name(path: str, text: str) -> Errors:
 
 def check_label_key(path: str, text: str) -> Errors:
     """The key of a label, taint or condition: `name` or `prefix/name`."""
-    prefix, slash, name = text.rpartition("/")
+    prefix, slash, name = text.partition("/")
+    if "/" in name:
+        detail = "with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+        yield invalid(path, text, f"{_QUALIFIED_TEXT.replace('name part', 'a valid label key', 1)} {detail}")
+        return
+    if not slash:
+        prefix, name = "", text
     if slash:
         yield from check_subdomain(path, prefix)
     if not name:
@@ -138,12 +150,14 @@ def check_label_value(path: str, text: str) -> Errors:
     if size(text) > 63:
         yield invalid(path, text, "must be no more than 63 bytes")
     if text and not _QUALIFIED.fullmatch(text):
-        yield invalid(path, text, "a valid label must be " + _QUALIFIED_TEXT.removeprefix("name part must "))
+        yield invalid(path, text, _LABEL_VALUE_TEXT)
 
 
 def check_uid(path: str, text: str) -> Errors:
     """A uid in lower case, 36 characters."""
-    if not _UID.fullmatch(text):
+    if len(text) != 36:
+        yield invalid(path, text, f"error validating uid: invalid UUID length: {len(text)}")
+    elif not _UID.fullmatch(text):
         yield invalid(
             path,
             text,

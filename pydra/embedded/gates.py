@@ -95,7 +95,7 @@ def _drop_lists(device: schema.Device) -> schema.Device:
 
 def drop_claim_fields(spec: schema.ClaimSpec, gates: Gates) -> schema.ClaimSpec:
     """What is left of a new claim's spec under these gates (an old one's cannot change)."""
-    requests = spec.devices.requests
+    requests = spec.devices.requests or ()
     if not gates[PRIORITIZED]:
         requests = tuple(replace(r, first_available=()) for r in requests)
     constraints = spec.devices.constraints

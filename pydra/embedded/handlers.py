@@ -6,7 +6,7 @@ checks the token and answers refusals with a `Status` body.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,16 +15,19 @@ from aiohttp import web
 from pydra.embedded import patches
 from pydra.embedded.faults import Call, ConnectionCutError, Faults, RawAnswerError, RequestLog
 from pydra.embedded.kinds import Kind, Target, parse_path
+from pydra.embedded.schema import refuse_fields
 from pydra.embedded.status import (
     JsonObject,
     StatusError,
     bad_request,
     method_not_allowed,
+    no_resource,
     unauthorized,
     unsupported_media_type,
 )
+from pydra.embedded.strictness import find_unknown_fields
 from pydra.embedded.verbs import Api, Query
-from pydra.embedded.watching import Signal, WatchOptions, watch_events
+from pydra.embedded.watching import Signal, Watch, WatchOptions
 
 _METHODS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _HEALTH = frozenset({"/healthz", "/livez", "/readyz"})
@@ -86,6 +89,8 @@ class Handlers:
         if request.path.rstrip("/") in self._documents:
             return _build_answer(self._documents[request.path.rstrip("/")])
         if target is None or target.kind not in self._served:
+            if any(path.startswith("/api") and request.path.startswith(f"{path}/") for path in self._documents):
+                raise no_resource()
             return web.Response(status=404, text="404 page not found\n")
         if call.verb == "watch":
             return await self._watch(request, target)
@@ -93,7 +98,11 @@ class Handlers:
         if handler is None or (target.subresource == "binding") != (call.verb == "create" and bool(target.name)):
             raise method_not_allowed()
         body = await _read_body(request, call.verb)
-        return _build_answer(handler(self.api, request, target, body), status=201 if call.verb == "create" else 200)
+        warnings = _check_fields(request, target, call.verb, body)
+        answer = _build_answer(handler(self.api, request, target, body), status=201 if call.verb == "create" else 200)
+        for warning in warnings:
+            answer.headers.add("Warning", f'299 - "{warning}"')
+        return answer
 
     async def _watch(self, request: web.Request, target: Target) -> web.StreamResponse:
         query = _build_query(request, target)
@@ -104,7 +113,7 @@ class Handlers:
             bookmark_period=self._bookmark_period,
             initial=_flag(request, "sendInitialEvents"),
         )
-        events = watch_events(self.api, target.kind, query, options, self._written)
+        events = Watch(self.api, target.kind, query, options).events(self._written)
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         self.watches[id(request)] = request
         try:
@@ -200,6 +209,17 @@ async def _read_body(request: web.Request, verb: str) -> Any:
     if not isinstance(body, dict) and verb != "patch":
         raise bad_request("the object provided is unrecognized (must be a JSON object)")
     return body
+
+
+def _check_fields(request: web.Request, target: Target, verb: str, body: Any) -> Sequence[str]:
+    """What to warn of; raises a 400 StatusError when the writer asked for strictness."""
+    mode = request.query.get("fieldValidation", "Warn")
+    if verb not in {"create", "update"} or mode == "Ignore":
+        return ()
+    unknown = [f'unknown field "{path}"' for path in find_unknown_fields(target.kind, body)]
+    if unknown and mode == "Strict":
+        raise refuse_fields(target.kind.kind, "strict decoding error: " + ", ".join(unknown))
+    return [text.replace('"', '\\"') for text in unknown]
 
 
 def _get(api: Api, _request: web.Request, target: Target, _body: Any) -> JsonObject:

@@ -16,6 +16,7 @@ from pydra.embedded.status import (
     bad_request,
     conflict,
     forbidden,
+    internal_error,
     invalid,
     invalid_object,
     required,
@@ -25,6 +26,12 @@ SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 """What a real server builds generated names from: no vowels, nothing that looks like another letter."""
 SUFFIX_LENGTH = 5
 MAX_GENERATED_BASE = 58
+_OWNER_FIELDS = {
+    "apiVersion": "version must not be empty",
+    "kind": "must not be empty",
+    "name": "must not be empty",
+    "uid": "must not be empty",
+}
 _SERVER_OWNED = ("uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation")
 
 
@@ -47,7 +54,7 @@ def begin_metadata(kind: Kind, obj: JsonObject, *, namespace: str, now: str, ran
     """A new object with its kind, name, uid and creation time filled in; raises a 400 or 422 StatusError."""
     given = obj.get("metadata") or {}
     if given.get("resourceVersion"):
-        raise bad_request("resourceVersion should not be set on objects to be created")
+        raise internal_error("resourceVersion should not be set on objects to be created")
     if kind.namespaced and given.get("namespace", namespace) != namespace:
         raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
     name = given.get("name") or ""
@@ -108,20 +115,19 @@ def _check_metadata(metadata: JsonObject) -> Errors:
     for key, value in (metadata.get("labels") or {}).items():
         yield from check_label_key("metadata.labels", key)
         yield from check_label_value("metadata.labels", str(value))
-    for finalizer in metadata.get("finalizers") or ():
-        yield from check_label_key("metadata.finalizers", finalizer)
+    for index, finalizer in enumerate(metadata.get("finalizers") or ()):
+        path = f"metadata.finalizers[{index}]"
+        yield from check_label_key(path, finalizer)
         if "/" not in finalizer and finalizer not in {"orphan", "foregroundDeletion", "kubernetes"}:
-            yield invalid(
-                "metadata.finalizers", finalizer, "name is neither a standard finalizer name nor is it fully qualified"
-            )
-    for index, owner in enumerate(metadata.get("ownerReferences") or ()):
-        yield from _check_owner(f"metadata.ownerReferences[{index}]", owner)
+            yield invalid(path, finalizer, "name is neither a standard finalizer name nor is it fully qualified")
+    for owner in metadata.get("ownerReferences") or ():
+        yield from _check_owner("metadata.ownerReferences", owner)
 
 
 def _check_owner(path: str, owner: JsonObject) -> Errors:
-    for field in ("apiVersion", "kind", "name", "uid"):
+    for field, detail in _OWNER_FIELDS.items():
         if not owner.get(field):
-            yield invalid(f"{path}.{field}", "", "must not be empty")
+            yield invalid(f"{path}.{field}", "", detail)
 
 
 def mark_deleted(obj: JsonObject, *, now: str, grace: int) -> JsonObject:

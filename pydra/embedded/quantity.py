@@ -57,7 +57,7 @@ def format_quantity(value: Fraction | int, style: str = DECIMAL) -> str:
         return _format_binary(ceil(value))
     scaled = ceil(value * 10**9)
     power = -9
-    while scaled % 1000 == 0 and power < 18:
+    while scaled % 1000 == 0 and (power < 18 or style == EXPONENT):
         scaled //= 1000
         power += 3
     if style == EXPONENT:

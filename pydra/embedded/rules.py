@@ -49,7 +49,7 @@ def admit_create(kind: Kind, obj: JsonObject, context: Context) -> JsonObject:
     name = obj["metadata"]["name"]
     found = [*core_rules.check_name(kind.kind, "metadata.name", name), *errors]
     if found:
-        raise invalid_object(kind, name, found)
+        raise invalid_object(EVENTS if kind == NEW_EVENTS else kind, name, found)
     return body
 
 
@@ -196,11 +196,11 @@ def _update_node(obj: JsonObject, _old: JsonObject, _context: Context) -> Admitt
 
 
 def _create_event(obj: JsonObject, _context: Context) -> Admitted:
-    return obj, list(core_rules.check_event(obj))
+    return core_rules.default_event(obj), list(core_rules.check_event(obj))
 
 
 def _create_new_event(obj: JsonObject, _context: Context) -> Admitted:
-    core = core_rules.convert_event(obj, api_version="v1")
+    core = core_rules.default_event(core_rules.convert_event(obj, api_version="v1"))
     return core, [*core_rules.check_new_event(core), *core_rules.check_event(core)]
 
 

@@ -260,7 +260,7 @@ def _read_conditions(status: schema.ClaimStatus, result: schema.Result) -> Mappi
         condition["type"]: condition["status"]
         for device in status.devices
         if (device.driver, device.pool, device.device, device.share_id) == identity
-        for condition in device.conditions
+        for condition in device.conditions or ()
     }
 
 

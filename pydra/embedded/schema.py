@@ -206,7 +206,7 @@ class ClaimConfig(_Fields, frozen=True, kw_only=True):
 class DeviceClaim(_Fields, frozen=True, kw_only=True):
     """All that a claim asks for."""
 
-    requests: tuple[DeviceRequest, ...] = ()
+    requests: tuple[DeviceRequest, ...] | None = ()
     constraints: tuple[Constraint, ...] = ()
     config: tuple[ClaimConfig, ...] = ()
 
@@ -286,7 +286,7 @@ class DeviceStatus(_Fields, frozen=True, kw_only=True):
     pool: str = ""
     device: str = ""
     share_id: str | None = field(default=None, name="shareID")
-    conditions: tuple[JsonObject, ...] = ()
+    conditions: tuple[JsonObject, ...] | None = ()
     data: Any = None
     network_data: NetworkData | None = None
 
@@ -314,10 +314,11 @@ def parse_fields(kind: str, type_: type[T], value: Any) -> T:
     try:
         return msgspec.convert(value, type_, dec_hook=_decode)
     except (msgspec.ValidationError, ValueError) as error:
-        raise _refuse(kind, str(error)) from error
+        raise refuse_fields(kind, str(error)) from error
 
 
-def _refuse(kind: str, why: str) -> StatusError:
+def refuse_fields(kind: str, why: str) -> StatusError:
+    """The 400 for an object that cannot be read as its kind."""
     return bad_request(f'{kind} in version "v1" cannot be handled as a {kind}: {why}')
 
 

@@ -56,13 +56,10 @@ def parse_field_selector(kind: Kind, text: str) -> tuple[Requirement, ...]:
     for term in filter(None, text.split(",")):
         match = re.fullmatch(r"([^!=]+)(==|=|!=)([^!=]*)", term)
         if match is None:
-            raise bad_request(f"invalid field selector {text!r}: {term!r} is not `field=value` or `field!=value`")
+            raise bad_request(f"invalid selector: '{text}'; can't understand '{term}'")
         key, operator, value = match.groups()
         if key not in _ALWAYS and key not in kind.selectable:
-            raise bad_request(
-                f'Unable to find "{kind.api_version}, Resource={kind.plural}" that match label selector "", '
-                f'field selector "{text}": field label not supported: {key}'
-            )
+            raise bad_request(f"field label not supported for {kind.api_version}, Kind={kind.kind}: {key}")
         requirements.append(Requirement(key=key, values=(value,), wanted=operator != "!="))
     return tuple(requirements)
 
@@ -86,8 +83,7 @@ def parse_label_selector(text: str) -> tuple[Requirement, ...]:
 def read_field(kind: Kind, obj: JsonObject, path: str) -> str:
     """The field's value as a selector compares it; a field that is not set is the empty string."""
     if kind in {EVENTS, NEW_EVENTS}:
-        path = {"source": "source.component", "reportingComponent": "reportingComponent"}.get(path, path)
-        path = path.replace("regarding", "involvedObject")
+        path = "source.component" if path == "source" else path.replace("regarding", "involvedObject")
     if kind == NODES and path == "spec.unschedulable":
         return "true" if obj.get("spec", {}).get("unschedulable") else "false"
     if kind == PODS and path == "status.podIP":

@@ -26,7 +26,7 @@ from pydra.embedded.formats import (
     size,
 )
 from pydra.embedded.quantity import parse_quantity
-from pydra.embedded.status import forbidden, invalid, required, too_long, too_many, unsupported
+from pydra.embedded.status import duplicate, forbidden, invalid, required, too_long, too_many, unsupported
 
 MAX_DEVICES = 128
 MAX_ADVANCED_DEVICES = 64
@@ -138,17 +138,17 @@ def _check_counters(path: str, counters: dict[str, schema.Counter]) -> Errors:
         yield too_many(path, len(counters), MAX_COUNTERS)
     else:
         for name in counters:
-            yield from check_label(f"{path}[{name}]", name)
+            yield from check_label(path, name)
 
 
 def _check_device(path: str, device: schema.Device, per_device_nodes: bool) -> Errors:
-    yield from check_label(f"{path}.name", device.name) if device.name else iter([required(f"{path}.name")])
+    yield from check_label(f"{path}.name", device.name)
     yield from _check_sizes(path, device)
     for name, attribute in device.attributes.items():
-        yield from check_attribute_name(f"{path}.attributes[{name}]", name)
+        yield from check_attribute_name(f"{path}.attributes", name)
         yield from _check_attribute(f"{path}.attributes[{name}]", attribute)
     for name, capacity in device.capacity.items():
-        yield from check_attribute_name(f"{path}.capacity[{name}]", name)
+        yield from check_attribute_name(f"{path}.capacity", name)
         yield from _check_policy(f"{path}.capacity[{name}].requestPolicy", capacity, device)
     yield from check_list(f"{path}.taints", device.taints, MAX_TAINTS, check_taint)
     yield from check_set(
@@ -247,8 +247,9 @@ def check_binding(path: str, conditions: tuple[str, ...], failures: tuple[str, .
                 detail = "bindingFailureConditions must not overlap with bindingConditions"
                 yield invalid(f"{path}.{name}[{index}]", condition, detail)
     if bool(conditions) != bool(failures):
-        detail = "bindingConditions and bindingFailureConditions must both be set or both be unset"
-        yield invalid(f"{path}.{'bindingFailureConditions' if conditions else 'bindingConditions'}", [], detail)
+        names = ["bindingConditions", "bindingFailureConditions"]
+        present, missing = names if conditions else reversed(names)
+        yield invalid(f"{path}.{missing}", None, f"{missing} are required to use {present}")
 
 
 def _check_policy(path: str, capacity: schema.Capacity, device: schema.Device) -> Errors:
@@ -281,7 +282,7 @@ def _check_valid_values(path: str, whole: Fraction, policy: schema.RequestPolicy
         if index and value < values[index - 1]:
             yield invalid(f"{path}[{index}]", text, "values must be sorted in ascending order")
         if value in values[:index]:
-            yield invalid(f"{path}[{index}]", text, "values must be unique")
+            yield duplicate(f"{path}[{index}]", text)
         if value > whole:
             yield invalid(f"{path}[{index}]", text, f"option is larger than capacity value: {whole}")
     if parse_quantity(policy.default) not in values:
@@ -301,14 +302,14 @@ def _check_valid_range(path: str, whole: Fraction, policy: schema.RequestPolicy,
     if low > whole:
         yield invalid(f"{path}.min", valid.min, f"min is larger than capacity value: {whole}")
     if default < low:
-        yield invalid(f"{path}.default", policy.default, f"default is less than min: {valid.min}")
+        yield invalid(f"{path}.min", policy.default, f"default is less than min: {valid.min}")
     if high is not None:
         if low > high:
             yield invalid(f"{path}.max", valid.min, f"min is larger than max: {valid.max}")
         if high > whole:
             yield invalid(f"{path}.max", valid.max, f"max is larger than capacity value: {whole}")
         if default > high:
-            yield invalid(f"{path}.default", policy.default, f"default is more than max: {valid.max}")
+            yield invalid(f"{path}.max", policy.default, f"default is more than max: {valid.max}")
     if valid.step is not None:
         bounds = [policy.default] if valid.max is None else [policy.default, valid.max]
         yield from _check_step(f"{path}.step", whole, low, valid.step, bounds)

@@ -33,7 +33,8 @@ class FieldError(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def body(self) -> str:
         """The message without the field's path."""
-        text = f"{self.label}: {json.dumps(self.value, ensure_ascii=False)}" if self.show else self.label
+        shown = json.dumps(self.value, ensure_ascii=False, separators=(",", ":"))
+        text = f"{self.label}: {shown}" if self.show else self.label
         return f"{text}: {self.detail}" if self.detail else text
 
     def __str__(self) -> str:
@@ -55,9 +56,9 @@ def duplicate(field: str, value: Any) -> FieldError:
     return FieldError(field=field, reason="FieldValueDuplicate", label="Duplicate value", value=value)
 
 
-def unknown(field: str, value: Any) -> FieldError:
+def unknown(field: str, value: Any, detail: str = "") -> FieldError:
     """A reference to something that is not there."""
-    return FieldError(field=field, reason="FieldValueNotFound", label="Not found", value=value)
+    return FieldError(field=field, reason="FieldValueNotFound", label="Not found", value=value, detail=detail)
 
 
 def unsupported(field: str, value: Any, supported: Sequence[str]) -> FieldError:
@@ -169,6 +170,16 @@ def forbidden_request(kind: Kind, name: str, why: str) -> StatusError:
     """403: the request is understood and not allowed."""
     message = f'{kind.resource} "{name}" is forbidden: {why}'
     return StatusError(403, "Forbidden", message, details=_details(kind, name))
+
+
+def internal_error(message: str) -> StatusError:
+    """500 without a reason: what a real server makes of mistakes that it does not expect here."""
+    return StatusError(500, "", message)
+
+
+def no_resource() -> StatusError:
+    """404: the group and version are served, the resource is not."""
+    return StatusError(404, "NotFound", "the server could not find the requested resource", details={})
 
 
 def expired(message: str, *, continue_token: str = "") -> StatusError:

@@ -27,6 +27,7 @@ from pydra.embedded.status import (
     bad_request,
     expired,
     forbidden_request,
+    internal_error,
     not_found,
     too_large_version,
 )
@@ -230,7 +231,8 @@ class Api:
         grace = _grace_period(kind, obj, options)
         held = bool(obj["metadata"].get("finalizers")) or kind == NAMESPACES
         if not grace and not held:
-            return self.store.remove(kind.storage, _key(obj))
+            gone = self.store.remove(kind.storage, _key(obj))
+            return mark_deleted(gone, now=self.now, grace=0) if kind == PODS else gone
         left = obj["metadata"].get("deletionGracePeriodSeconds")
         if "deletionTimestamp" in obj["metadata"] and (left is None or grace >= left):
             return obj
@@ -291,9 +293,11 @@ def _refuse_other_kind(kind: Kind, obj: JsonObject) -> None:
 
 
 def parse_version(text: str) -> int:
-    """A resource version as a number; raises a 400 StatusError."""
+    """A resource version as a number; raises a 500 StatusError, as a real server answers it."""
     if not text.isdecimal():
-        raise bad_request(f"invalid resource version {text!r}: strconv.ParseUint: parsing {text!r}: invalid syntax")
+        raise internal_error(
+            f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
+        )
     return int(text)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 
 import anyio
 import msgspec
@@ -63,43 +63,57 @@ def select_event(change: Change, kind: Kind, namespace: str, matches: Matcher) -
     return "DELETED", {**last, "metadata": {**last["metadata"], **version}}
 
 
-async def watch_events(
-    api: Api, kind: Kind, query: Query, options: WatchOptions, written: Signal
-) -> AsyncGenerator[JsonObject, None]:
-    """The watch's events as JSON values, until its time is over or the server stops."""
-    matches = build_matcher(kind, query.field_selector, query.label_selector)
-    deadline = time.monotonic() + options.timeout
-    bookmark_at = min(time.monotonic() + options.bookmark_period, deadline - LAST_BOOKMARK)
-    after = parse_version(query.version or "0")
-    if after == 0 or options.initial:
-        after = api.store.version
-        for obj in api.store.list(kind.storage, namespace=query.namespace):
-            if matches(obj):
-                yield _event("ADDED", kind, obj)
-        if options.initial and options.bookmarks:
-            yield _bookmark(kind, after, initial=True)
-    while not written.closed:
-        wakeup = written.event
-        try:
-            changes = tuple(api.store.changes(after))
-        except HistoryLostError as error:
-            yield {"type": "ERROR", "object": expired(str(error)).build_status()}
+class Watch:
+    """One watch of a collection; raises a 400 StatusError on construction for what it cannot follow."""
+
+    def __init__(self, api: Api, kind: Kind, query: Query, options: WatchOptions) -> None:
+        self._api = api
+        self._kind = kind
+        self._namespace = query.namespace
+        self._options = options
+        self._matches = build_matcher(kind, query.field_selector, query.label_selector)
+        self._after = parse_version(query.version or "0")
+
+    async def events(self, written: Signal) -> AsyncGenerator[JsonObject, None]:
+        """The events as JSON values, until the watch's time is over, its history is lost or `written` is closed."""
+        options, api = self._options, self._api
+        deadline = time.monotonic() + options.timeout
+        bookmark_at = min(time.monotonic() + options.bookmark_period, deadline - LAST_BOOKMARK)
+        for event in self._begin():
+            yield event
+        while not written.closed:
+            wakeup = written.event
+            try:
+                changes = tuple(api.store.changes(self._after))
+            except HistoryLostError as error:
+                yield {"type": "ERROR", "object": expired(str(error)).build_status()}
+                return
+            for change in changes:
+                self._after = change.version
+                seen = select_event(change, self._kind, self._namespace, self._matches)
+                if seen is not None:
+                    yield _event(seen[0], self._kind, seen[1])
+            now = time.monotonic()
+            if now >= deadline:
+                return
+            if options.bookmarks and now >= bookmark_at:
+                yield _bookmark(self._kind, self._after)
+                bookmark_at = now + options.bookmark_period
+            if not changes:
+                limit = min(deadline, bookmark_at) if options.bookmarks else deadline
+                with anyio.move_on_after(max(0.0, limit - now)):
+                    await wakeup.wait()
+
+    def _begin(self) -> Iterator[JsonObject]:
+        """What is there already, for a watch that does not resume."""
+        if self._after and not self._options.initial:
             return
-        for change in changes:
-            after = change.version
-            seen = select_event(change, kind, query.namespace, matches)
-            if seen is not None:
-                yield _event(seen[0], kind, seen[1])
-        now = time.monotonic()
-        if now >= deadline:
-            return
-        if options.bookmarks and now >= bookmark_at:
-            yield _bookmark(kind, after)
-            bookmark_at = now + options.bookmark_period
-        if not changes:
-            limit = min(deadline, bookmark_at) if options.bookmarks else deadline
-            with anyio.move_on_after(max(0.0, limit - now)):
-                await wakeup.wait()
+        self._after = self._api.store.version
+        for obj in self._api.store.list(self._kind.storage, namespace=self._namespace):
+            if self._matches(obj):
+                yield _event("ADDED", self._kind, obj)
+        if self._options.initial and self._options.bookmarks:
+            yield _bookmark(self._kind, self._after, initial=True)
 
 
 def _event(type_: str, kind: Kind, obj: JsonObject) -> JsonObject:

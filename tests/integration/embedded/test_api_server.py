@@ -156,6 +156,16 @@ async def test_fields_that_the_api_does_not_know_are_dropped(api_server: ApiHand
         assert "alsoUnknown" not in stored["spec"]
 
 
+async def test_unknown_fields_are_warned_of_or_refused_as_the_writer_asks(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        body = slice_body(scratch, devices=[{"name": "dev-0", "futureField": 1}])
+        strict = await client.request("POST", SLICES, body, params={"fieldValidation": "Strict"})
+        assert_refused(strict, 400, "BadRequest")
+        assert 'unknown field "spec.devices[0].futureField"' in strict.body["message"]
+        warned = await client.request("POST", SLICES, body)
+        assert warned.headers["Warning"] == '299 - "unknown field \\"spec.devices[0].futureField\\""'
+
+
 async def test_a_value_of_the_wrong_type_is_a_bad_request(api_server: ApiHandle) -> None:
     async with connected(api_server) as (client, scratch):
         assert_refused(await client.request("POST", SLICES, slice_body(scratch, driver=7)), 400, "BadRequest")
@@ -364,7 +374,8 @@ async def test_device_status_is_for_allocated_devices_and_goes_with_them(api_ser
         assert_refused(refused, 422, "Invalid")
         assert "must be an allocated device in the claim" in refused.body["message"]
         both = {"allocation": allocation(scratch), "devices": [device]}
-        assert (await client.patch(path, {"status": both})).body["status"]["devices"] == [device]
+        stored = (await client.patch(path, {"status": both})).body["status"]["devices"]
+        assert stored == [{**device, "conditions": None}]
         assert "devices" not in (await client.patch(path, {"status": {"allocation": None}})).body["status"]
 
 
@@ -508,7 +519,7 @@ async def test_a_pod_names_its_claims(api_server: ApiHandle) -> None:
         answer = await client.request("POST", scratch.pods, unknown)
         assert_refused(answer, 422, "Invalid")
         fields = {field for field, _ in causes(answer)}
-        assert fields == {"spec.resourceClaims[0]", "spec.containers[0].resources.claims[0].name"}
+        assert fields == {"spec.resourceClaims[0]", "spec.containers[0].resources.claims[0]"}
 
 
 async def test_a_pod_without_a_node_is_deleted_at_once(api_server: ApiHandle) -> None:

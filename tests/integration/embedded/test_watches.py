@@ -90,7 +90,7 @@ async def test_a_watch_by_field_sees_its_objects_only(api_server: ApiHandle) -> 
 async def test_bookmarks_carry_the_version_to_resume_from(api_server: ApiHandle) -> None:
     async with connected(api_server) as (client, scratch):
         version = await list_version(client, scratch.claims)
-        params = {"resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": "3"}
+        params = {"resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": "6"}
         async with client.watch(scratch.claims, **params) as events:
             bookmark = await anext(event async for event in events if event["type"] == "BOOKMARK")
         assert bookmark["object"]["kind"] == "ResourceClaim"

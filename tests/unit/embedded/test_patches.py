@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydra.embedded.patches import JSON_PATCH, MERGE, STRATEGIC, apply_patch, merge_patch
+from pydra.embedded.status import StatusError
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=8,
+)
+
+RFC_7386 = [
+    ({"a": "b"}, {"a": "c"}, {"a": "c"}),
+    ({"a": "b"}, {"b": "c"}, {"a": "b", "b": "c"}),
+    ({"a": "b"}, {"a": None}, {}),
+    ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
+    ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
+    ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
+    ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
+]
+JSON_PATCHES = [
+    ({"a": [1, 2]}, [{"op": "add", "path": "/a/1", "value": 9}], {"a": [1, 9, 2]}),
+    ({"a": [1]}, [{"op": "add", "path": "/a/-", "value": 2}], {"a": [1, 2]}),
+    ({"a": 1}, [{"op": "move", "from": "/a", "path": "/b"}], {"b": 1}),
+    ({"a": {"x": 1}}, [{"op": "copy", "from": "/a", "path": "/b"}], {"a": {"x": 1}, "b": {"x": 1}}),
+    ({"a/b": 1, "m~n": 2}, [{"op": "replace", "path": "/a~1b", "value": 3}], {"a/b": 3, "m~n": 2}),
+    ({"m~n": 2}, [{"op": "remove", "path": "/m~0n"}], {}),
+    ({"a": 1}, [{"op": "test", "path": "/a", "value": 1}, {"op": "replace", "path": "/a", "value": 2}], {"a": 2}),
+]
+STRATEGIC_PATCHES = [
+    (
+        {"conditions": [{"type": "A", "status": "True"}]},
+        {"conditions": [{"type": "B", "status": "True"}, {"type": "A", "status": "False"}]},
+        {"conditions": [{"type": "A", "status": "False"}, {"type": "B", "status": "True"}]},
+    ),
+    (
+        {"containers": [{"name": "a"}, {"name": "b"}]},
+        {"containers": [{"name": "a", "$patch": "delete"}], "$setElementOrder/containers": [{"name": "b"}]},
+        {"containers": [{"name": "b"}]},
+    ),
+    ({"finalizers": ["a"]}, {"finalizers": ["b", "a"]}, {"finalizers": ["a", "b"]}),
+    ({"finalizers": ["a", "b"]}, {"$deleteFromPrimitiveList/finalizers": ["a"]}, {"finalizers": ["b"]}),
+    ({"requests": [{"name": "a"}]}, {"requests": [{"name": "b"}]}, {"requests": [{"name": "b"}]}),
+    ({"labels": {"a": "1"}}, {"labels": {"$patch": "replace", "b": "2"}}, {"labels": {"b": "2"}}),
+    ({"a": 1, "b": 2}, {"a": None}, {"b": 2}),
+]
+
+
+@pytest.mark.parametrize(("target", "patch", "result"), RFC_7386)
+def test_a_merge_patch_follows_the_rfc(target: dict[str, Any], patch: dict[str, Any], result: dict[str, Any]) -> None:
+    assert apply_patch(MERGE, target, patch) == result
+
+
+@pytest.mark.parametrize(("target", "patch", "result"), JSON_PATCHES)
+def test_a_json_patch_follows_the_rfc(target: dict[str, Any], patch: list[Any], result: dict[str, Any]) -> None:
+    before = repr(target)
+    assert apply_patch(JSON_PATCH, target, patch) == result
+    assert repr(target) == before
+
+
+@pytest.mark.parametrize(("target", "patch", "result"), STRATEGIC_PATCHES)
+def test_a_strategic_patch_joins_by_key(target: dict[str, Any], patch: dict[str, Any], result: dict[str, Any]) -> None:
+    before = repr(target)
+    assert apply_patch(STRATEGIC, target, patch) == result
+    assert repr(target) == before
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param({"op": "remove", "path": "/missing"}, id="remove nothing"),
+        pytest.param({"op": "replace", "path": "/missing", "value": 1}, id="replace nothing"),
+        pytest.param({"op": "test", "path": "/a", "value": 2}, id="failed test"),
+        pytest.param({"op": "add", "path": "a", "value": 2}, id="no pointer"),
+        pytest.param({"op": "add", "path": "/list/9", "value": 2}, id="out of range"),
+        pytest.param({"op": "add", "path": "/b"}, id="no value"),
+        pytest.param({"op": "guess", "path": "/a"}, id="no operation"),
+    ],
+)
+def test_a_json_patch_that_cannot_be_applied_is_refused(operation: dict[str, Any]) -> None:
+    with pytest.raises(StatusError) as caught:
+        apply_patch(JSON_PATCH, {"a": 1, "list": []}, [operation])
+    assert caught.value.code == 422
+
+
+@given(json_values, json_values)
+def test_merging_twice_is_merging_once(target: Any, patch: Any) -> None:
+    once = merge_patch(target, patch)
+    assert merge_patch(once, patch) == once
