@@ -120,5 +120,6 @@ class DrainServer:
 
     def _opened(self, connection: Connection) -> None:
         self._connections.add(connection)
-        if self._draining:
+        if self._draining:  # it was accepted a moment before the listener closed
             connection.go_away()
+            connection.close()
