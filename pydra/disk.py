@@ -17,6 +17,8 @@ from typing import TypeAlias
 Step: TypeAlias = Callable[[str], None]
 """Called with the name of a step just before it is done; crash tests kill the process there."""
 
+_PARENT_MODE = 0o755
+
 _ADVICE = {
     errno.ENOSPC: "the disk is full: free some space; it will be tried again, and nothing was lost",
     errno.EDQUOT: "the quota is used up: raise it or free some space; it will be tried again, and nothing was lost",
@@ -42,12 +44,14 @@ def explain(error: OSError, doing: str) -> str:
 
 
 def make_directory(path: str, mode: int) -> None:
-    """Create the directory and its missing parents with this mode, whatever the umask; leave existing ones alone."""
+    """Create the directory with this mode, whatever the umask, and missing parents open to all; durable.
+
+    Directories that are there are left alone.
+    """
     if os.path.isdir(path):
         return
-    parent = os.path.dirname(path.rstrip("/"))
-    if parent and parent != path:
-        make_directory(parent, mode)
+    parent = os.path.dirname(os.path.abspath(path))
+    make_directory(parent, _PARENT_MODE)
     try:
         os.mkdir(path, mode)
     except FileExistsError:
@@ -55,6 +59,8 @@ def make_directory(path: str, mode: int) -> None:
             raise
     else:
         os.chmod(path, mode)
+        with opened(parent) as directory:
+            os.fsync(directory)
 
 
 def temporary_name(name: str) -> str:

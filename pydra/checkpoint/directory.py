@@ -64,7 +64,7 @@ class CheckpointDirectory:
         self._unreadable: dict[str, RecordTrouble] = {}
         self._version: int | None = None
         self._stamping = Lock()
-        self._scanning = anyio.Lock()
+        self._scanning = anyio.Lock(fast_acquire=True)
         self._writing: set[str] = set()
         self._touched: set[str] = set()
 
@@ -73,7 +73,7 @@ class CheckpointDirectory:
         return MappingProxyType(self._records)
 
     def unreadable(self) -> Mapping[str, RecordTrouble]:
-        """The claims whose record this pydra could not read since it was opened: set aside, or too new."""
+        """The claims whose record could not be read, until they are written or removed: set aside, or too new."""
         return MappingProxyType(self._unreadable)
 
     async def open(self) -> None:
@@ -98,15 +98,13 @@ class CheckpointDirectory:
     async def write(self, record: Record) -> None:
         """Keep the record, durably. On an error the one before it is kept, on disk and here."""
         uid = record.claim.uid
-        name = record_file_name(uid)
-        trouble = self._unreadable.get(uid)
-        if trouble is not None and self._lies_in_place(trouble):
-            raise CheckpointError(f"the record {trouble.path} must not be overwritten: {trouble.why}")
+        name = self._name(uid)
         with self._changing(uid), self._explained(f"writing {name} in"):
             # No deadline: a write that hangs in the kernel cannot be undone, only waited for.
             plan = plan_write(record, self._stored.get(uid))
             self._stored[uid] = await anyio.to_thread.run_sync(self._write, name, record, plan)
             self._records[uid] = record
+            self._unreadable.pop(uid, None)
 
     async def remove(self, uid: str) -> None:
         """Remove the claim's record, if there is one.
@@ -114,11 +112,19 @@ class CheckpointDirectory:
         Not made durable by itself: the next new record makes it so, before its devices are used. A
         loss of power before that is a reboot, and the record that comes back says it is of another boot.
         """
-        name = record_file_name(uid)
+        name = self._name(uid)
         with self._changing(uid), self._explained(f"removing {name} from"):
             await anyio.to_thread.run_sync(self._remove, name)
             self._stored.pop(uid, None)
             self._records.pop(uid, None)
+            self._unreadable.pop(uid, None)
+
+    def _name(self, uid: str) -> str:
+        name = record_file_name(uid)
+        trouble = self._unreadable.get(uid)
+        if trouble is not None and self._lies_in_place(trouble):
+            raise CheckpointError(f"the record {trouble.path} must stay as it is: {trouble.why}")
+        return name
 
     def _is_current(self) -> bool:
         with self._explained("looking at"):

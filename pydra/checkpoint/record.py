@@ -12,7 +12,7 @@ written back: an upgrade, a downgrade and another upgrade lose nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
@@ -37,9 +37,9 @@ class Stage(Enum):
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What must survive a crash about one claim.
 
-    `prepared` is empty until completed, and kept when a reboot sets the record back to started.
+    `prepared` is what the backend made; a record that is *started* again, to be taken back, keeps it.
     `created` is in seconds since the epoch. `unknown` holds what a newer version wrote and this one
-    does not know: JSON pointers to values.
+    does not know, JSON pointers to values; a record for a new preparation starts without.
     """
 
     claim: Claim
@@ -49,18 +49,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     prepared: tuple[PreparedDevice, ...] = ()
     created: float = 0.0
     unknown: Mapping[str, Any] = {}
-
-    def completed(self, prepared: Sequence[PreparedDevice]) -> Record:
-        """This claim, prepared."""
-        return replace(self, stage=Stage.COMPLETED, prepared=tuple(prepared), unknown=self._unknown_of_claim())
-
-    def started(self, boot_id: str) -> Record:
-        """This claim, about to be prepared, perhaps again."""
-        return replace(self, stage=Stage.STARTED, boot_id=boot_id, prepared=(), unknown=self._unknown_of_claim())
-
-    def _unknown_of_claim(self) -> Mapping[str, Any]:
-        # What is unknown of an earlier preparation says nothing of the next one.
-        return {path: value for path, value in self.unknown.items() if not path.startswith("/prepared/")}
 
 
 class NewerSchemaError(CheckpointError):

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import anyio
+from msgspec.structs import replace
 
 from pydra.cdi.directory import CdiDirectory
 from pydra.cdi.edits import ContainerEdits
@@ -29,7 +30,9 @@ def record(uid: str, *, completed: bool = False, size: int = 0) -> Record:
     claim = Claim(uid=uid, namespace="default", name="one", devices=(device,))
     started = Record(claim=claim, driver=DRIVER, stage=Stage.STARTED, boot_id="boot-1")
     edits = ContainerEdits().with_env("A", "x" * size)
-    return started.completed([device.prepared(edits)]) if completed else started
+    if not completed:
+        return started
+    return replace(started, stage=Stage.COMPLETED, prepared=(device.prepared(edits),))
 
 
 RECORD_STATES: tuple[dict[str, Record], ...] = (

@@ -222,7 +222,9 @@ async def test_a_second_unreadable_record_of_a_claim_does_not_replace_the_first(
 async def test_a_claim_whose_record_was_set_aside_can_be_prepared_anew(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"?")
     directory = await _opened(tmp_path)
+    assert directory.unreadable().keys() == {"a"}
     await directory.write(record("a"))
+    assert not directory.unreadable()
     assert (await _opened(tmp_path)).records() == {"a": record("a")}
     assert (tmp_path / "corrupt" / "a.json").read_bytes() == b"?"
 
@@ -251,8 +253,10 @@ async def test_a_record_of_a_newer_pydra_is_left_alone(tmp_path: Path) -> None:
     directory = await _opened(tmp_path, trouble)
     (told,) = trouble
     assert isinstance(told, RecordTooNew)
-    with pytest.raises(CheckpointError, match=r"must not be overwritten: .* newer version"):
+    with pytest.raises(CheckpointError, match=r"must stay as it is: .* newer version"):
         await directory.write(record("a"))
+    with pytest.raises(CheckpointError, match="must stay as it is"):
+        await directory.remove("a")
     os.utime(tmp_path)
     await directory.refresh()
     assert len(trouble) == 1, "told once"
@@ -282,6 +286,15 @@ async def test_a_directory_that_went_away_is_an_error_that_says_what_to_do(tmp_p
     with pytest.raises(CheckpointError, match="the directory is gone"):
         await directory.refresh()
     assert directory.records() == {}
+
+
+async def test_missing_parents_are_made_and_stay_open_to_others(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        await _opened(tmp_path / "plugins" / "gpu.example.com" / "claims")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "plugins" / "gpu.example.com").stat().st_mode) == 0o755
 
 
 async def test_a_path_that_is_a_file_is_an_error(tmp_path: Path) -> None:
@@ -343,5 +356,5 @@ async def test_a_read_only_disk_loses_nothing_and_says_what_to_do(small_disk: Pa
         await directory.remove("a")
     await directory.refresh()
     assert directory.records() == expected
-    with pytest.raises(CheckpointError, match="must not be overwritten"):
+    with pytest.raises(CheckpointError, match="must stay as it is"):
         await directory.write(record("bad"))

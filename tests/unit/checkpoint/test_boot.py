@@ -3,25 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from pydra.checkpoint.boot import after_boot, read_boot_id
-from pydra.checkpoint.record import Stage
+from pydra.checkpoint.boot import read_boot_id
 from pydra.errors import CheckpointError
-from tests.unit.checkpoint.test_record import COMPLETED, STARTED
-
-
-def test_within_one_boot_a_record_says_what_it_says() -> None:
-    assert after_boot(COMPLETED, "boot-1") is COMPLETED
-    assert after_boot(STARTED, "boot-1") is STARTED
-
-
-def test_after_a_reboot_a_completed_claim_is_to_be_prepared_again_and_keeps_what_to_undo() -> None:
-    assert after_boot(COMPLETED, "boot-2") == replace(COMPLETED, stage=Stage.STARTED, boot_id="boot-2")
-
-
-def test_after_a_reboot_a_started_claim_stays_started() -> None:
-    assert after_boot(STARTED, "boot-2") == replace(STARTED, boot_id="boot-2")
 
 
 def test_the_boot_id_is_read_without_its_newline(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_room_is_used_until_it_is_full_and_never_twice() -> None:
 
 
 def test_a_record_too_long_for_the_room_makes_a_new_file() -> None:
-    long = STARTED.completed([DEVICE.prepared(ContainerEdits().with_env("A", "x" * 100_000))])
+    long = replace(COMPLETED, prepared=(DEVICE.prepared(ContainerEdits().with_env("A", "x" * 100_000)),))
     assert isinstance(plan_write(long, plan_write(STARTED, None).stored), WholeFile)
 
 
@@ -66,7 +66,7 @@ def test_a_completed_record_is_a_file_of_one_line() -> None:
 
 
 def test_a_record_that_nobody_could_read_again_is_refused() -> None:
-    huge = STARTED.completed([DEVICE.prepared(state="x" * 5_000_000)])
+    huge = replace(COMPLETED, prepared=(DEVICE.prepared(state="x" * 5_000_000),))
     with pytest.raises(CheckpointError, match="at most 4194304"):
         plan_write(huge, None)
 
@@ -102,7 +102,7 @@ def test_a_flipped_bit_in_the_completed_line_leaves_the_started_one_and_is_told(
 def test_a_torn_write_into_the_room_leaves_the_started_line(data: st.DataObject) -> None:
     """Power may fail when any of the sectors has reached the disk, in any order."""
     started = plan_write(STARTED, None)
-    long = STARTED.completed([DEVICE.prepared(ContainerEdits().with_env("A", "x" * 6000))])
+    long = replace(COMPLETED, prepared=(DEVICE.prepared(ContainerEdits().with_env("A", "x" * 6000)),))
     completed = plan_write(long, started.stored)
     assert isinstance(completed, IntoRoom)
     before, after = _apply(b"", started), _apply(_apply(b"", started), completed)

@@ -24,7 +24,9 @@ DEVICE = AllocatedDevice(
 )
 CLAIM = Claim(uid="a1b2", namespace="default", name="one", devices=(DEVICE,))
 STARTED = Record(claim=CLAIM, driver="gpu.example.com", stage=Stage.STARTED, boot_id="boot-1", created=1700000000.25)
-COMPLETED = STARTED.completed([DEVICE.prepared(ContainerEdits().with_env("A", "1"), {"mig": [1, 2]})])
+COMPLETED = replace(
+    STARTED, stage=Stage.COMPLETED, prepared=(DEVICE.prepared(ContainerEdits().with_env("A", "1"), {"mig": [1, 2]}),)
+)
 
 
 @settings(max_examples=50)
@@ -48,8 +50,9 @@ def test_the_file_format_is_kept() -> None:
     line %= hashlib.sha256(line[start:-2]).hexdigest().encode()
     plain = replace(DEVICE, configs=())
     edits = ContainerEdits().with_env("A", "1").with_mount("/a", "/b")
-    expected = replace(STARTED, claim=replace(CLAIM, devices=(plain,)), created=1.5)
-    assert parse_record(line) == expected.completed([plain.prepared(edits, 7)])
+    assert parse_record(line) == replace(
+        COMPLETED, claim=replace(CLAIM, devices=(plain,)), created=1.5, prepared=(plain.prepared(edits, 7),)
+    )
 
 
 def test_the_checksum_is_that_of_the_bytes_as_they_lie_there() -> None:
@@ -121,19 +124,11 @@ def test_fields_of_a_newer_version_survive_a_rewrite_by_this_one() -> None:
     assert _payload(build_record(record)) == newer
 
 
-def test_completing_a_claim_keeps_what_is_unknown_of_the_claim() -> None:
-    newer = _with_fields_of_tomorrow(COMPLETED)
-    record = parse_record(_envelope(msgspec.json.encode(newer)))
-    again = _payload(build_record(record.started("boot-2").completed(COMPLETED.prepared)))
-    assert again["tomorrow"] == newer["tomorrow"]
-    assert again["claim"] == newer["claim"]
-    assert again["prepared"] == _payload(build_record(COMPLETED))["prepared"], (
-        "the new preparation is all of this version"
-    )
-
-
-def test_a_new_preparation_forgets_the_old_one() -> None:
-    assert COMPLETED.started("boot-2") == replace(STARTED, boot_id="boot-2")
+def test_what_is_unknown_of_a_device_goes_with_it() -> None:
+    record = parse_record(_envelope(msgspec.json.encode(_with_fields_of_tomorrow(COMPLETED))))
+    emptied = _payload(build_record(replace(record, stage=Stage.STARTED, prepared=())))
+    assert emptied["prepared"] == []
+    assert emptied["claim"]["priority"] == 3
 
 
 def test_migrations_run_one_after_the_other() -> None:
