@@ -112,9 +112,9 @@ def build_status(
     state: JsonObject,
     resources: Mapping[str, Sequence[tuple[str, Sequence[ResourceHealth]]]],
 ) -> dict[str, Any]:
-    """The pod's status: `state` of each container, and by container the health of what claims gave it.
+    """The kubelet's part of a pod's status: `state` of each container, and by container its resources' health.
 
-    `started` is a time as the API writes it; what others wrote into the status stays.
+    `started` is a time as the API writes it. Conditions that others wrote stay.
     """
     running = "running" in state
     containers = [
@@ -135,7 +135,6 @@ def build_status(
         one for one in pod.get("status", {}).get("conditions") or () if one["type"] not in ("Ready", "ContainersReady")
     ]
     return {
-        **pod.get("status", {}),
         "phase": phase,
         "startTime": started,
         "conditions": [*kept, *conditions],

@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from pydra.embedded.kubelet.containers import create_container
 from pydra.embedded.kubelet.health import HealthCache
+from pydra.embedded.kubelet.pod_events import build_event
 from pydra.embedded.kubelet.podlife import (
     JsonObject,
     Phase,
@@ -214,7 +215,8 @@ class PodWorkers:
         if phase != "Running":
             state = {"terminated": {"exitCode": 0, "reason": "Completed"}}
         status = build_status(pod, phase, started, state=state, resources=self._find_health(pod))
-        if worker.pod is None or status == pod.get("status"):
+        known = pod.get("status", {})
+        if worker.pod is None or all(known.get(name) == value for name, value in status.items()):
             return
         metadata = pod["metadata"]
         try:
@@ -247,27 +249,3 @@ class PodWorkers:
             )
         except NotFound:
             log.debug("pod %s is gone already", worker.name)
-
-
-def build_event(pod: JsonObject, reason: str, message: str, node: str, now: datetime) -> dict[str, object]:
-    """A warning on a pod, for events.k8s.io; at most 1024 bytes of the message."""
-    metadata = pod["metadata"]
-    return {
-        "apiVersion": EVENTS.api_version,
-        "kind": EVENTS.kind,
-        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
-        "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        "type": "Warning",
-        "reason": reason,
-        "action": "Starting",
-        "note": message.encode()[:1024].decode(errors="ignore"),
-        "regarding": {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "namespace": metadata["namespace"],
-            "name": metadata["name"],
-            "uid": metadata["uid"],
-        },
-        "reportingController": "kubelet",
-        "reportingInstance": node,
-    }
