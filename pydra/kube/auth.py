@@ -11,7 +11,6 @@ import os
 import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
 
 import aiohttp
 import anyio
@@ -22,9 +21,11 @@ from pydra.kube import lazy
 
 lazy.install()
 
-# After the lazy packages are in place, or these two lines load 770 modules.
+# After the lazy packages are in place, or these lines load 770 modules.
 from kubernetes_asyncio.client import Configuration  # noqa: E402
 from kubernetes_asyncio.config.config_exception import ConfigException  # noqa: E402
+
+from pydra.kube.kubeconfig import kubeconfig_loader  # noqa: E402
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ async def load_credentials(
     if not path and environ.get("KUBERNETES_SERVICE_HOST"):
         load, source = _service_account_loader(environ, service_account), "the pod's service account"
     elif path or _is_file(home):
-        load, source = _kubeconfig_loader(path or home, context), f"kubeconfig {path or home}"
+        load, source = kubeconfig_loader(path or home, context), f"kubeconfig {path or home}"
     else:
         raise SettingsError(
             [
@@ -160,26 +161,6 @@ def _service_account_loader(environ: Mapping[str, str], directory: str) -> Calla
             environ=dict(environ),
         )
         loader.load_and_set(configuration)
-
-    return load
-
-
-def _kubeconfig_loader(path: str, context: str) -> Callable[[Configuration], Awaitable[None]]:
-    loader: Any = None
-
-    async def load(configuration: Configuration) -> None:
-        nonlocal loader
-        if loader is not None:  # an exec plugin's token is kept until it expires, a token file is read again
-            await loader.load_and_set(configuration)
-            return
-        from kubernetes_asyncio.config.kube_config import load_kube_config  # noqa: PLC0415 - 4 MiB a pod does not need
-
-        for part in filter(None, path.split(os.pathsep)):
-            if not _is_file(part):
-                raise ConfigException(f"there is no file {part}")
-        loader = await load_kube_config(
-            config_file=path, context=context or None, client_configuration=configuration, persist_config=False
-        )
 
     return load
 

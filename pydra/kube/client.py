@@ -20,7 +20,7 @@ import msgspec
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_before_delay
 from yarl import URL
 
-from pydra.errors import Gone, Unavailable
+from pydra.errors import Gone, KubeError, Unavailable
 from pydra.kube.auth import Credentials
 from pydra.kube.failures import Status, build_error, build_unanswered, parse_status
 from pydra.kube.lines import LineSplitter, LineTooLong
@@ -35,7 +35,6 @@ PAGE_SIZE = 500
 RETRY_PAUSE, RETRY_PAUSE_LIMIT = 0.05, 2.0
 WATCH_SECONDS = (300.0, 600.0)
 WATCH_LINE_LIMIT = 16 * 1024 * 1024
-MESSAGE_BYTES = 64 * 1024
 MERGE_PATCH = "application/merge-patch+json"
 METHODS = {
     "get": "GET",
@@ -175,8 +174,8 @@ class KubeClient:
                 "watch", resource, url, timeout=aiohttp.ClientTimeout(total=lifetime + 30)
             ) as response:
                 if response.status != 200:
-                    payload = await response.content.read(MESSAGE_BYTES)
-                    raise build_error(doing, response.status, parse_status(payload))
+                    with anyio.fail_after(self._deadline.total):
+                        raise await _read_refusal(doing, response)
                 lines = LineSplitter(WATCH_LINE_LIMIT)
                 async for chunk in response.content.iter_any():
                     for line in lines.feed(chunk):
@@ -219,6 +218,7 @@ class KubeClient:
             retry=retry_if_exception_type(Unavailable),
             stop=stop_before_delay(self._retry_for),
             wait=self._pause,
+            before_sleep=_tell_retry,
             reraise=True,
         )
         return await retrying(attempt)
@@ -242,18 +242,11 @@ class KubeClient:
         data = None if body is None else msgspec.json.encode(body)
         try:
             async with self._send(verb, resource, url, data=data, timeout=self._deadline) as response:
-                status = response.status
-                payload = await response.read()
-                if status < 300:
-                    return msgspec.json.decode(payload, type=JsonObject)
+                if response.status >= 300:
+                    raise await _read_refusal(_describe(verb, resource, url), response)
+                return msgspec.json.decode(await response.read(), type=JsonObject)
         except (*LOWER_ERRORS, msgspec.DecodeError) as error:
             raise build_unanswered(_describe(verb, resource, url), self._credentials.server, error) from error
-        raise build_error(
-            _describe(verb, resource, url),
-            status,
-            parse_status(payload),
-            retry_after=response.headers.get("Retry-After", ""),
-        )
 
     @asynccontextmanager
     async def _send(
@@ -313,12 +306,23 @@ class KubeClient:
         return URL(f"{self._credentials.server}{path}{'?' if given else ''}{urlencode(given)}", encoded=True)
 
 
+def _tell_retry(state: RetryCallState) -> None:
+    level = logging.WARNING if state.attempt_number == 1 else logging.INFO
+    error = state.outcome.exception() if state.outcome is not None else None
+    log.log(level, "%s; trying again in %.1f s", error, state.upcoming_sleep)
+
+
 def _parse_event(doing: str, line: bytes) -> WatchEvent:
     event = msgspec.json.decode(line, type=WatchEvent)
     if event.type is WatchEventType.ERROR:
         status = msgspec.convert(event.object, Status)
         raise build_error(doing, status.code or 500, status)
     return event
+
+
+async def _read_refusal(doing: str, response: aiohttp.ClientResponse) -> KubeError:
+    answer = parse_status(await response.read())
+    return build_error(doing, response.status, answer, retry_after=response.headers.get("Retry-After", ""))
 
 
 def _describe(verb: str, resource: Resource | None, url: URL) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import ipaddress
 import ssl
@@ -177,6 +178,13 @@ async def test_a_kubeconfig_with_authority_data_is_verified(tmp_path: Path, auth
         path = write_kubeconfig(
             tmp_path / "config", server.url, {"token": "x"}, **{"certificate-authority": str(authority.ca)}
         )
+        assert await read(await load_credentials(environ={}, kubeconfig=path)) == "default"
+
+
+async def test_a_kubeconfig_may_carry_its_certificates(tmp_path: Path, authority: Authority) -> None:
+    data = base64.b64encode(authority.ca.read_bytes()).decode()
+    async with serve_api(tls=authority.context) as server:
+        path = write_kubeconfig(tmp_path / "config", server.url, {"token": "x"}, **{"certificate-authority-data": data})
         assert await read(await load_credentials(environ={}, kubeconfig=path)) == "default"
 
 
