@@ -81,10 +81,11 @@ class Machine:
     async def measure(self) -> Sequence[Sample]:
         """Temperature and memory in use of each accelerator; both follow from what is at work on it."""
         await self._strike("measure", "start")
+        active = self._state.active()
         samples: list[Sample] = []
         for part in self._parts().values():
             if part.whole:
-                samples += build_samples(part, self._state.active(part.accelerator))
+                samples += build_samples(part, [one for one in active if one.accelerator == part.accelerator])
         return samples
 
     def _prepare_device(self, claim: Claim, allocated: AllocatedDevice, created: list[str]) -> PreparedDevice:
@@ -94,10 +95,10 @@ class Machine:
         info = ""
         if not allocated.admin_access:  # which only looks, at a device that another claim may hold
             self._refuse_overlap(part, claim)
-            active, new = self._state.activate(part.accelerator, _key(allocated), active)
+            active, new = self._state.activate(_key(allocated), active)
             if new:
                 created.append(_key(allocated))
-            info = self._state.info_file(part.accelerator, _key(allocated))
+            info = self._state.info_file(_key(allocated))
         edits = build_edits(part, allocated, active, config, info)
         return allocated.prepared(edits, state={"uuid": active.uuid})
 
@@ -114,7 +115,7 @@ class Machine:
         """The hardware has each slice once, whatever the scheduler believed."""
         if not part.group.slices:
             return
-        for active in self._state.active(part.accelerator).values():
+        for active in self._state.active():
             other = self._parts().get(active.device)
             if active.claim != claim.uid and other is not None and part.overlaps(other):
                 raise ClaimError(
@@ -160,6 +161,7 @@ def _plan(part: Part, claim: Claim, allocated: AllocatedDevice, config: SimConfi
     share: Mapping[str, Any] = allocated.consumed_capacity
     return Active(
         claim=claim.uid,
+        accelerator=part.accelerator,
         device=part.name,
         uuid=part.uuid if part.whole else f"SIM-{uuid.uuid4()}",
         memory=share.get("memory", f"{part.memory}Gi"),

@@ -1,9 +1,9 @@
 """The simulated machine's own memory: what outlives the process, as real hardware's state does.
 
-    active/<accelerator>/<device>[~<share id>].json   created and configured for a claim
-    unhealthy/<device>                                its content says what ails the device
-    unplugged/<device>                                the device is gone
-    faults/<key>                                      how many calls a fault has seen
+    active/<device>[~<share id>].json   created and configured for a claim
+    unhealthy/<device>                  its content says what ails the device
+    unplugged/<device>                  the device is gone
+    faults/<key>                        how many calls a fault has seen
 
 Whatever is found here after a crash was really left behind. Marks may also be made by hand.
 """
@@ -14,7 +14,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ class Active(msgspec.Struct, frozen=True, kw_only=True):
     """An accelerator or partition at work for the claim of this uid; `interval` in milliseconds."""
 
     claim: str
+    accelerator: str
     device: str
     uuid: str
     memory: str
@@ -54,41 +55,38 @@ class StateDirectory:
                 f"state directory {self.path} belongs to uid {owner}; set PYDRA_SIM_STATE to one of your own"
             )
 
-    def activate(self, accelerator: str, key: str, wanted: Active) -> tuple[Active, bool]:
+    def activate(self, key: str, wanted: Active) -> tuple[Active, bool]:
         """Create `wanted`; or return what exists for the same claim, and False. Raises DeviceInUse."""
-        target = self._file(accelerator, key)
-        target.parent.mkdir(mode=0o700, exist_ok=True)
-        draft = target.with_suffix(f".{os.getpid()}")
-        draft.write_bytes(msgspec.json.encode(wanted))
+        target = self.info_file(key)
+        draft = f"{target}.{os.getpid()}"
+        _write(draft, msgspec.json.encode(wanted))
         try:
             # A link either makes the whole file or finds one; no reader sees half of it.
             os.link(draft, target)
         except FileExistsError:
-            found = self.read(accelerator, key)
+            found = _decode(target)
             if found.claim != wanted.claim:
                 raise DeviceInUse(wanted.device, f"uid {found.claim}") from None
             return found, False
         finally:
-            draft.unlink()
+            os.unlink(draft)
         return wanted, True
 
     def release(self, key: str, claim: str) -> None:
-        """Destroy what the claim has at `key`, if anything, whatever accelerator it is on."""
-        for file in self.path.glob(f"active/*/{key}.json"):
+        """Destroy what the claim has at `key`, if anything."""
+        file = self.info_file(key)
+        with suppress(FileNotFoundError):
             if _decode(file).claim == claim:
-                file.unlink(missing_ok=True)
+                os.unlink(file)
 
-    def read(self, accelerator: str, key: str) -> Active:
-        """What is active at `key`; raises FileNotFoundError."""
-        return _decode(self._file(accelerator, key))
+    def active(self) -> tuple[Active, ...]:
+        """Everything at work."""
+        folder = f"{self.path}/active"
+        return tuple(_decode(f"{folder}/{name}") for name in sorted(os.listdir(folder)) if name.endswith(".json"))
 
-    def active(self, accelerator: str) -> Mapping[str, Active]:
-        """Everything at work on an accelerator, by key."""
-        return {file.stem: _decode(file) for file in sorted(self.path.glob(f"active/{accelerator}/*.json"))}
-
-    def info_file(self, accelerator: str, key: str) -> str:
+    def info_file(self, key: str) -> str:
         """Where the description of an active device is, for its containers."""
-        return str(self._file(accelerator, key))
+        return f"{self.path}/active/{key}.json"
 
     def mark(self, mark: str, device: str, message: str) -> None:
         """Make a device `unhealthy` or `unplugged` from now on."""
@@ -119,9 +117,12 @@ class StateDirectory:
         finally:
             os.close(descriptor)
 
-    def _file(self, accelerator: str, key: str) -> Path:
-        return self.path / "active" / accelerator / f"{key}.json"
+
+def _write(path: str, content: bytes) -> None:
+    with open(path, "wb", buffering=0) as file:
+        file.write(content)
 
 
-def _decode(file: Path) -> Active:
-    return msgspec.json.decode(file.read_bytes(), type=Active)
+def _decode(path: str) -> Active:
+    with open(path, "rb", buffering=0) as file:
+        return msgspec.json.decode(file.read(), type=Active)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from pydra import Sample
 from pydra_sim.hardware import Part
@@ -12,7 +12,7 @@ IDLE_CELSIUS, BUSY_CELSIUS = 35.0, 55.0
 UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "": 1}
 
 
-def build_samples(part: Part, active: Mapping[str, Active]) -> tuple[Sample, ...]:
+def build_samples(part: Part, active: Sequence[Active]) -> tuple[Sample, ...]:
     """How warm an accelerator is and how much memory its claims have taken, from what is at work on it."""
     return (
         Sample(
@@ -25,7 +25,7 @@ def build_samples(part: Part, active: Mapping[str, Active]) -> tuple[Sample, ...
             name="memory_used_bytes",
             help="Memory of the accelerator that claims have taken.",
             device=part.accelerator,
-            value=sum(_bytes(share.memory) for share in active.values()),
+            value=sum(_bytes(share.memory) for share in active),
         ),
     )
 
