@@ -125,6 +125,11 @@ class ClaimPreparer:
 
         return await self._turns.take(uid, "tidy", work, interrupted=_stopping(ref)).wait()
 
+    async def refresh(self) -> None:
+        """See what another instance did. Raises CheckpointError."""
+        async with self._holdings.held():
+            pass
+
     async def wait_idle(self) -> None:
         """Return when no claim is in work."""
         await self._turns.wait_idle()

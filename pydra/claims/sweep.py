@@ -23,7 +23,7 @@ from pydra.claims.outcome import ClaimRef, UnprepareOutcome
 from pydra.claims.outside import CdiFiles, Checkpoints, FetchClaim
 from pydra.claims.preparer import Tidied, TidyOutcome
 from pydra.claims.reports import SweepCounts, SweepDone, SweepEvent
-from pydra.errors import CdiError, KubeError, NotFound, PydraError, Unavailable
+from pydra.errors import CdiError, CheckpointError, KubeError, NotFound, PydraError, Unavailable
 
 _log = logging.getLogger(__name__)
 _AT_ONCE = 8
@@ -31,6 +31,10 @@ _AT_ONCE = 8
 
 class SweepService(Protocol):
     """What a sweep asks of the preparer."""
+
+    async def refresh(self) -> None:
+        """See what another instance did. Raises CheckpointError."""
+        ...
 
     async def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, UnprepareOutcome]:
         """Unprepare the claims."""
@@ -98,6 +102,10 @@ class Sweep:
         """One look at everything."""
         began = self._clock()
         problems: list[str] = []
+        try:
+            await self._service.refresh()
+        except CheckpointError as error:
+            problems.append(f"what another instance did was not seen: {error}")
         absent = await self._find_absent(problems)
         files = await self._read_files(problems)
         plan = plan_sweep(
