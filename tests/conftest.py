@@ -17,6 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# Test machines are shared: how long an example takes says nothing about the code.
+settings.register_profile("pydra", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("pydra")
 
 BLOCKED_SECONDS = 1.0
 """The loop may not stand still for longer; generous, because test machines are shared."""
