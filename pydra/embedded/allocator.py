@@ -25,7 +25,7 @@ from pydra.embedded.shares import plan_share
 from pydra.embedded.status import JsonObject
 
 MAX_RESULTS = 32
-MAX_STEPS = 50_000
+MAX_STEPS = 10_000
 """Candidates looked at in one allocation before the search gives up."""
 
 

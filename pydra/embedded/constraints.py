@@ -46,5 +46,5 @@ def _read_values(pick: Pick, name: str) -> frozenset[Hashable] | None:
     return frozenset(
         (type_.rstrip("s"), value)
         for type_, values in typed.items()
-        for value in (values if isinstance(values, (list, tuple)) else [values])
+        for value in (values if isinstance(values, list) else [values])
     )

@@ -324,5 +324,6 @@ def refuse_fields(kind: str, why: str) -> StatusError:
 
 def build_fields(value: msgspec.Struct) -> JsonObject:
     """The typed value as plain JSON data."""
-    built: JsonObject = msgspec.to_builtins(value, enc_hook=str)
+    # Through JSON, so that lists are lists: an object must equal itself however it came here.
+    built: JsonObject = msgspec.json.decode(msgspec.json.encode(value, enc_hook=str))
     return built

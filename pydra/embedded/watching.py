@@ -121,7 +121,7 @@ def _event(type_: str, kind: Kind, obj: JsonObject) -> JsonObject:
 
 
 def _bookmark(kind: Kind, version: int, *, initial: bool = False) -> JsonObject:
-    metadata: JsonObject = {"resourceVersion": str(version), "creationTimestamp": None}
+    metadata: JsonObject = {"resourceVersion": str(version)}
     if initial:
         metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
     return {"type": "BOOKMARK", "object": {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata}}

@@ -90,12 +90,15 @@ async def test_a_watch_by_field_sees_its_objects_only(api_server: ApiHandle) -> 
 async def test_bookmarks_carry_the_version_to_resume_from(api_server: ApiHandle) -> None:
     async with connected(api_server) as (client, scratch):
         version = await list_version(client, scratch.claims)
-        params = {"resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": "6"}
+        params = {"resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": "4"}
         async with client.watch(scratch.claims, **params) as events:
+            seen = await client.create(scratch.claims, claim_body("seen"))
+            assert await read(events, 1) == [("ADDED", "seen")]
             bookmark = await anext(event async for event in events if event["type"] == "BOOKMARK")
         assert bookmark["object"]["kind"] == "ResourceClaim"
         await client.create(scratch.claims, claim_body("after"))
         resumed = bookmark["object"]["metadata"]["resourceVersion"]
+        assert int(resumed) >= int(seen["metadata"]["resourceVersion"])
         async with client.watch(scratch.claims, resourceVersion=resumed) as events:
             assert await read(events, 1) == [("ADDED", "after")]
 

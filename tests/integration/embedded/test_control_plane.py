@@ -1,0 +1,258 @@
+"""The embedded controllers: from a pod that asks to a claim that is allocated, and back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+import pytest
+
+from pydra.embedded.apiserver import ApiServer
+from pydra.embedded.control_plane import serve_control_plane
+from pydra.embedded.kinds import (
+    DEVICE_CLASSES,
+    EVENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+)
+from pydra.embedded.verbs import Api
+from pydra.embedded.watching import Signal
+
+JsonObject = dict[str, Any]
+DRIVER = "gpu.example.com"
+
+
+class World:
+    """A control plane with one node, two devices, one class and one template."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.api: Api = server.api
+        self._written = Signal()
+        self.api.store.listen(self._written.notify)
+        self.api.create(NODES, {"metadata": {"name": "n1"}})
+        self.api.create(DEVICE_CLASSES, {"metadata": {"name": "gpu"}, "spec": {}})
+        request = {"name": "r", "exactly": {"deviceClassName": "gpu"}}
+        template = {"metadata": {"labels": {"from": "template"}}, "spec": {"devices": {"requests": [request]}}}
+        self.api.create(RESOURCE_CLAIM_TEMPLATES, {"metadata": {"name": "t"}, "spec": template}, namespace="default")
+
+    def publish(self, *devices: JsonObject, driver: str = DRIVER) -> None:
+        owner = {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": self.api.get(NODES, "n1")["metadata"]["uid"]}
+        pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+        spec = {"driver": driver, "nodeName": "n1", "pool": pool, "devices": list(devices)}
+        self.api.create(RESOURCE_SLICES, {"metadata": {"name": "slice", "ownerReferences": [owner]}, "spec": spec})
+
+    def add_claim(self, name: str = "claim") -> None:
+        spec = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}}
+        self.api.create(RESOURCE_CLAIMS, {"metadata": {"name": name}, "spec": spec}, namespace="default")
+
+    def add_pod(self, name: str, *, claim: str = "", **spec: Any) -> None:
+        source = {"resourceClaimName": claim} if claim else {"resourceClaimTemplateName": "t"}
+        body = {"containers": [{"name": "c", "image": "i:1"}], "resourceClaims": [{"name": "gpu", **source}], **spec}
+        self.api.create(PODS, {"metadata": {"name": name}, "spec": body}, namespace="default")
+
+    def pod(self, name: str) -> JsonObject | None:
+        return self.api.find(PODS, name, namespace="default")
+
+    def claims(self) -> list[JsonObject]:
+        return list(self.api.list(RESOURCE_CLAIMS).items)
+
+    def finish(self, name: str) -> None:
+        """What a kubelet does for a pod that is done."""
+        pod = self.api.get(PODS, name, namespace="default")
+        body = {**pod, "status": {**pod["status"], "phase": "Succeeded"}}
+        self.api.update(PODS, name, body, namespace="default", subresource="status")
+
+    def node_of(self, name: str) -> str:
+        pod = self.pod(name)
+        return str(pod["spec"].get("nodeName", "")) if pod is not None else ""
+
+    def refusal(self, name: str) -> str:
+        """Why the pod is not scheduled, as its condition says."""
+        pod = self.pod(name) or {"status": {}}
+        conditions = {one["type"]: one for one in pod["status"].get("conditions") or ()}
+        return str(conditions.get("PodScheduled", {}).get("message", ""))
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        with anyio.fail_after(5):
+            while not condition():
+                await self._written.event.wait()
+
+
+@asynccontextmanager
+async def a_world(**options: Any) -> AsyncIterator[World]:
+    async with serve_control_plane(**options) as server:
+        yield World(server)
+
+
+async def test_a_pod_with_a_template_gets_a_claim_a_device_and_a_node() -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0"})
+        world.add_pod("pod")
+        await world.until(lambda: world.node_of("pod") == "n1")
+        (claim,) = world.claims()
+        metadata, status = claim["metadata"], claim["status"]
+        assert metadata["name"].startswith("pod-gpu-")
+        assert metadata["labels"] == {"from": "template"}
+        assert metadata["annotations"] == {"resource.kubernetes.io/pod-claim-name": "gpu"}
+        assert metadata["finalizers"] == ["resource.kubernetes.io/delete-protection"]
+        assert status["allocation"]["devices"]["results"][0]["device"] == "gpu-0"
+        pod = world.api.get(PODS, "pod", namespace="default")
+        assert status["reservedFor"] == [{"resource": "pods", "name": "pod", "uid": pod["metadata"]["uid"]}]
+        assert pod["status"]["resourceClaimStatuses"] == [{"name": "gpu", "resourceClaimName": metadata["name"]}]
+        assert metadata["ownerReferences"][0]["uid"] == pod["metadata"]["uid"]
+
+
+async def test_the_controllers_rest_when_nothing_is_left_to_do() -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0"})
+        world.add_pod("first")
+        world.add_pod("second")
+        await world.until(lambda: world.node_of("first") and world.refusal("second"))
+        with anyio.move_on_after(0.1):
+            await anyio.sleep_forever()
+        version = world.api.store.version
+        with anyio.move_on_after(0.1):
+            await anyio.sleep_forever()
+        assert world.api.store.version == version
+
+
+async def test_a_pod_that_finds_no_device_says_why_and_waits_for_one() -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0"})
+        world.add_pod("first")
+        await world.until(lambda: world.node_of("first"))
+        world.add_pod("second")
+        await world.until(
+            lambda: "wants 1 device of class gpu, of 1 that match 0 can be had (1 in use)" in world.refusal("second")
+        )
+        await world.until(lambda: any(event["reason"] == "FailedScheduling" for event in world.api.list(EVENTS).items))
+        world.finish("first")
+        await world.until(lambda: world.node_of("second") == "n1")
+
+
+async def test_a_generated_claim_goes_with_its_pod() -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0"})
+        world.add_pod("pod")
+        await world.until(lambda: world.node_of("pod"))
+        world.api.delete(PODS, "pod", {"gracePeriodSeconds": 0}, namespace="default")
+        await world.until(lambda: world.claims() == [])
+
+
+async def test_a_claim_of_one_s_own_is_given_back_and_stays() -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0"})
+        world.add_claim()
+        world.add_pod("pod", claim="claim")
+        await world.until(lambda: world.node_of("pod"))
+        world.finish("pod")
+        await world.until(lambda: not world.claims()[0]["status"])
+        await world.until(lambda: "finalizers" not in world.claims()[0]["metadata"])
+
+
+async def test_pods_may_share_a_claim_and_the_last_one_gives_it_back() -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0"})
+        world.add_claim()
+        for name in ("first", "second"):
+            world.add_pod(name, claim="claim")
+        await world.until(lambda: world.node_of("first") and world.node_of("second"))
+        assert len(world.claims()[0]["status"]["reservedFor"]) == 2
+        world.finish("first")
+        await world.until(lambda: len(world.claims()[0]["status"]["reservedFor"]) == 1)
+        assert world.claims()[0]["status"]["allocation"]
+
+
+async def test_a_claim_that_is_in_use_is_deleted_only_when_it_is_given_back() -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0"})
+        world.add_claim()
+        world.add_pod("pod", claim="claim")
+        await world.until(lambda: world.node_of("pod"))
+        world.api.delete(RESOURCE_CLAIMS, "claim", namespace="default")
+        assert "deletionTimestamp" in world.claims()[0]["metadata"]
+        world.finish("pod")
+        await world.until(lambda: world.claims() == [])
+
+
+async def test_a_selector_that_cannot_be_evaluated_is_told_to_the_pod() -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0"})
+        selector = {"cel": {"expression": "has(device.driver)"}}
+        world.api.patch(
+            DEVICE_CLASSES, "gpu", {"spec": {"selectors": [selector]}}, content_type="application/merge-patch+json"
+        )
+        world.add_pod("pod")
+        await world.until(lambda: "cannot evaluate 'has' in the CEL expression" in world.refusal("pod"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        pytest.param({"claim": "none"}, 'resourceclaim "none" not found', id="no claim"),
+        pytest.param({"nodeSelector": {"zone": "b"}}, "didn't match the pod's node selector", id="node selector"),
+        pytest.param(
+            {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "none"}]},
+            "waiting for the ResourceClaim of pod claim 'gpu' to be created",
+            id="no template",
+        ),
+    ],
+)
+async def test_a_pod_that_cannot_be_scheduled_says_why(spec: JsonObject, why: str) -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0"})
+        world.add_pod("pod", **spec)
+        await world.until(lambda: why in world.refusal("pod"))
+
+
+async def test_what_a_node_owns_goes_with_the_node() -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0"})
+        world.api.delete(NODES, "n1")
+        await world.until(lambda: world.api.list(RESOURCE_SLICES).items == ())
+
+
+async def test_a_namespace_is_emptied_before_it_goes() -> None:
+    async with a_world() as world:
+        world.add_claim()
+        world.api.delete(NAMESPACES, "default")
+        await world.until(lambda: world.api.find(NAMESPACES, "default") is None)
+        assert world.claims() == []
+
+
+async def test_a_pod_waits_for_its_device_s_binding_conditions() -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0", "bindingConditions": ["ready"], "bindingFailureConditions": ["failed"]})
+        world.add_claim()
+        world.add_pod("pod", claim="claim")
+        await world.until(lambda: "waiting for device gpu-0 to be bound: ready" in world.refusal("pod"))
+        (claim,) = world.claims()
+        condition = {"type": "ready", "status": "True", "reason": "Done", "lastTransitionTime": world.api.now}
+        device = {"driver": DRIVER, "pool": "n1", "device": "gpu-0", "conditions": [condition]}
+        body = {**claim, "status": {**claim["status"], "devices": [device]}}
+        world.api.update(RESOURCE_CLAIMS, "claim", body, namespace="default", subresource="status")
+        await world.until(lambda: world.node_of("pod") == "n1")
+
+
+async def test_a_pod_is_evicted_from_a_device_that_it_does_not_tolerate_any_longer() -> None:
+    moments = [datetime(2026, 1, 1, tzinfo=UTC)]
+    async with a_world(clock=lambda: moments[-1]) as world:
+        world.publish({"name": "gpu-0"})
+        world.add_pod("pod")
+        await world.until(lambda: world.node_of("pod"))
+        moments.append(moments[-1] + timedelta(seconds=1))
+        stored = world.api.get(RESOURCE_SLICES, "slice")
+        taint = {"key": "example.com/sick", "effect": "NoExecute"}
+        spec = {**stored["spec"], "devices": [{"name": "gpu-0", "taints": [taint]}]}
+        world.api.update(RESOURCE_SLICES, "slice", {**stored, "spec": spec})
+        await world.until(lambda: "deletionTimestamp" in (world.pod("pod") or {"metadata": {}})["metadata"])
+        await world.until(
+            lambda: any(event["reason"] == "DeviceTaintManagerEviction" for event in world.api.list(EVENTS).items)
+        )
