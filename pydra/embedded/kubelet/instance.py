@@ -68,7 +68,6 @@ class PluginInstance:
                     self._connected.set()
                     self._changed()
                     await self._lost.wait()
-                    self._connected = anyio.Event()
                     self._changed()
                 else:
                     failures += 1
@@ -79,6 +78,7 @@ class PluginInstance:
                 while self._calls:
                     self._idle = anyio.Event()
                     await self._idle.wait()
+            self._connected = anyio.Event()
             self.channel.close()
 
     async def _connect(self) -> bool:
@@ -126,6 +126,7 @@ class PluginInstance:
                 self._idle.set()
 
     def _on_lost(self) -> None:
+        self._connected = anyio.Event()
         self._lost.set()
 
 
