@@ -1,3 +1,5 @@
+"""Looking up what edits take from the host, on this machine and below a root that stands for a host."""
+
 from __future__ import annotations
 
 import os

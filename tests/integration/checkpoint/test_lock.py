@@ -1,3 +1,5 @@
+"""The lock between instances: shared inside one, fair between two, free after a kill."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,3 +1,5 @@
+"""CDI specs as JSON, both ways."""
+
 from __future__ import annotations
 
 import json

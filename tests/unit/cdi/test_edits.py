@@ -1,3 +1,5 @@
+"""The fluent way to build container edits."""
+
 from __future__ import annotations
 
 import pytest

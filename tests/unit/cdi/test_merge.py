@@ -1,3 +1,5 @@
+"""The edits of several devices: conflicts, and what they share."""
+
 from __future__ import annotations
 
 import pytest

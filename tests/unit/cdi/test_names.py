@@ -1,3 +1,5 @@
+"""Names of CDI kinds, devices and files."""
+
 from __future__ import annotations
 
 import pytest

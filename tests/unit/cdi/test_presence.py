@@ -1,3 +1,5 @@
+"""What is decided from what the host has and lacks."""
+
 from __future__ import annotations
 
 import stat

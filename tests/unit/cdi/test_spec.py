@@ -1,3 +1,5 @@
+"""From what a backend prepared to the claim's spec."""
+
 from __future__ import annotations
 
 import pytest

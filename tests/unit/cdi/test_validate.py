@@ -1,3 +1,5 @@
+"""Every rule of CDI 1.1.0, and all problems at once."""
+
 from __future__ import annotations
 
 import pytest

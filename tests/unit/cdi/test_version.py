@@ -1,3 +1,5 @@
+"""The lowest version for each feature."""
+
 from __future__ import annotations
 
 import pytest

@@ -1,3 +1,5 @@
+"""Reading the boot id."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""A record's file: room for the next record, torn writes, damage."""
+
 from __future__ import annotations
 
 import hashlib

@@ -1,3 +1,5 @@
+"""A record's bytes: read back, damaged, of another version."""
+
 from __future__ import annotations
 
 import hashlib

@@ -1,3 +1,5 @@
+"""Fields that only a newer version knows."""
+
 from __future__ import annotations
 
 from typing import Any
