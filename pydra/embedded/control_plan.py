@@ -23,11 +23,10 @@ def is_finished(pod: JsonObject) -> bool:
 
 
 def claim_base_name(pod: str, claim: str) -> str:
-    """`<pod>-<claim>-`, both shortened alike when they are too long for a generated name."""
-    if len(pod) + 1 + len(claim) > _MAX_BASE:
-        room = _MAX_BASE - 1
-        for_pod = min(len(pod), max(room - len(claim), room * len(pod) // (len(pod) + len(claim))))
-        pod, claim = pod[:for_pod], claim[: room - for_pod]
+    """`<pod>-<claim>-`, both cut in proportion to their length when they leave no room for the suffix."""
+    length = len(pod) + 1 + len(claim)
+    if length > _MAX_BASE:
+        pod, claim = (text[: max(1, len(text) * _MAX_BASE // length)] for text in (pod, claim))
     return f"{pod}-{claim}-"
 
 

@@ -1,0 +1,155 @@
+"""Claims, templates and classes as the API server admits them; what kube-apiserver 1.36.2 says, field by field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pydra.embedded.gates import build_gates
+from pydra.embedded.kinds import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES, Kind
+from pydra.embedded.rules import Context, admit_create, admit_update
+from pydra.embedded.status import StatusError
+
+JsonObject = dict[str, Any]
+CONTEXT = Context(gates=build_gates(36), now="2026-01-01T00:00:00Z")
+CLASS = {"deviceClassName": "gpu.example.com"}
+
+
+def admit(kind: Kind, spec: JsonObject, context: Context = CONTEXT) -> JsonObject:
+    head = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": {"name": "object"}}
+    return admit_create(kind, {**head, "spec": spec}, context)
+
+
+def refused(kind: Kind, spec: JsonObject, context: Context = CONTEXT) -> list[tuple[str, str]]:
+    with pytest.raises(StatusError) as caught:
+        admit(kind, spec, context)
+    assert (caught.value.code, caught.value.reason) == (422, "Invalid")
+    return [(one["field"], one["message"]) for one in (caught.value.details or {})["causes"]]
+
+
+def claim(*requests: JsonObject, **devices: Any) -> JsonObject:
+    return {"devices": {"requests": list(requests), **devices}}
+
+
+def exactly(**fields: Any) -> JsonObject:
+    return {"name": "a", "exactly": {**CLASS, **fields}}
+
+
+ONE = "exactly one of `exactly` or `firstAvailable` is required"
+REFERENCE = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'"
+CLAIMS: list[tuple[JsonObject, str, str]] = [
+    (claim({"name": "a"}), "requests[0]", f"Required value: {ONE}"),
+    (
+        claim({"name": "a", "exactly": CLASS, "firstAvailable": [{"name": "s", **CLASS}]}),
+        "requests[0]",
+        f"Invalid value: null: {ONE}, but multiple fields are set",
+    ),
+    (claim({"name": "a", "exactly": {}}), "requests[0].exactly.deviceClassName", "Required value"),
+    (claim(exactly(count=-1)), "requests[0].exactly.count", "Invalid value: -1: must be greater than zero"),
+    (
+        claim(exactly(allocationMode="All", count=2)),
+        "requests[0].exactly.count",
+        "Invalid value: 2: must not be specified when allocationMode is 'All'",
+    ),
+    (
+        claim(exactly(allocationMode="Some")),
+        "requests[0].exactly.allocationMode",
+        'Unsupported value: "Some": supported values: "All", "ExactCount"',
+    ),
+    (
+        claim(exactly(adminAccess=True)),
+        "requests[0].adminAccess",
+        "Forbidden: admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the "
+        "containing namespace",
+    ),
+    (claim(exactly(), exactly()), "requests[1]", 'Duplicate value: "a"'),
+    (
+        claim(*[{"name": f"a{index}", "exactly": CLASS} for index in range(33)]),
+        "requests",
+        "Too many: 33: must have at most 32 items",
+    ),
+    (claim(exactly(selectors=[{}])), "requests[0].exactly.selectors[0].cel", "Required value"),
+    (
+        claim(exactly(selectors=[{"cel": {"expression": "x" * 10241}}])),
+        "requests[0].exactly.selectors[0].cel.expression",
+        "Too long: may not be more than 10240 bytes",
+    ),
+    (
+        claim(exactly(), constraints=[{"requests": ["b"], "matchAttribute": "a.example.com/b"}]),
+        "constraints[0].requests[0]",
+        f'Invalid value: "b": {REFERENCE}',
+    ),
+    (
+        claim(exactly(), constraints=[{"matchAttribute": "b"}]),
+        "constraints[0].matchAttribute",
+        'Invalid value: "b": a fully qualified name must be a domain and a name separated by a slash',
+    ),
+    (claim(exactly(), config=[{}]), "config[0].opaque", "Required value"),
+    (
+        claim(exactly(), config=[{"opaque": {"driver": "d", "parameters": [1]}}]),
+        "config[0].opaque.parameters",
+        'Invalid value: "<value omitted>": must be a valid JSON object',
+    ),
+    (claim(exactly(), config=[{"opaque": {"driver": "d"}}]), "config[0].opaque.parameters", "Required value"),
+]
+
+
+@pytest.mark.parametrize(("spec", "field", "message"), CLAIMS)
+def test_an_invalid_claim_is_refused_in_the_server_s_words(spec: JsonObject, field: str, message: str) -> None:
+    assert refused(RESOURCE_CLAIMS, spec) == [(f"spec.devices.{field}", message)]
+
+
+@pytest.mark.parametrize(("spec", "field", "message"), CLAIMS)
+def test_a_template_is_held_to_the_same_rules(spec: JsonObject, field: str, message: str) -> None:
+    assert refused(RESOURCE_CLAIM_TEMPLATES, {"spec": spec}) == [(f"spec.spec.devices.{field}", message)]
+
+
+def test_a_namespace_may_allow_admin_access() -> None:
+    labels = {"resource.kubernetes.io/admin-access": "true"}
+    context = Context(gates=CONTEXT.gates, now=CONTEXT.now, namespace_labels=labels)
+    admitted = admit(RESOURCE_CLAIMS, claim(exactly(adminAccess=True)), context)
+    assert admitted["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] is True
+
+
+def test_the_requests_are_shown_even_when_there_are_none() -> None:
+    assert admit(RESOURCE_CLAIMS, {})["spec"] == {"devices": {"requests": None}}
+
+
+def test_a_template_s_spec_is_immutable_as_a_whole() -> None:
+    old = admit(RESOURCE_CLAIM_TEMPLATES, {"spec": claim(exactly())})
+    same = admit_update(
+        RESOURCE_CLAIM_TEMPLATES, {**old, "spec": {"spec": claim(exactly())}}, old, CONTEXT, status=False
+    )
+    assert same == old
+    with pytest.raises(StatusError, match="field is immutable"):
+        admit_update(
+            RESOURCE_CLAIM_TEMPLATES, {**old, "spec": {"spec": claim(exactly(count=2))}}, old, CONTEXT, status=False
+        )
+
+
+@pytest.mark.parametrize("name", ["gpu", "kubernetes.io/gpu", "requests.kubernetes.io/gpu", "Example.com/gpu"])
+def test_a_class_s_extended_resource_has_a_domain_of_one_s_own(name: str) -> None:
+    told = refused(DEVICE_CLASSES, {"extendedResourceName": name})
+    assert told == [("spec.extendedResourceName", f'Invalid value: "{name}": must be a valid extended resource name')]
+
+
+def test_a_field_of_a_disabled_gate_is_kept_where_it_is_used_already() -> None:
+    spec = {
+        "driver": "gpu.example.com",
+        "nodeName": "n",
+        "pool": {"name": "n", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "d", "taints": [{"key": "a", "effect": "NoSchedule"}]}],
+    }
+    old = admit(RESOURCE_SLICES, spec)
+    off = Context(gates=build_gates(36, {"DRADeviceTaints": False}), now=CONTEXT.now)
+    assert "taints" not in admit(RESOURCE_SLICES, spec, off)["spec"]["devices"][0]
+    kept = admit_update(RESOURCE_SLICES, old, old, off, status=False)
+    assert kept["spec"]["devices"][0]["taints"][0]["key"] == "a"
+
+
+@pytest.mark.parametrize(("minor", "enabled"), [(34, False), (35, False), (36, True), (37, True)])
+def test_a_release_decides_the_gates(minor: int, enabled: bool) -> None:
+    assert build_gates(minor)["DRAPartitionableDevices"] is enabled
+    assert build_gates(minor)["DRAAdminAccess"] is True
+    assert build_gates(minor, {"DRAPartitionableDevices": not enabled})["DRAPartitionableDevices"] is not enabled
