@@ -39,20 +39,29 @@ class Overlay:
         """The API server stored this."""
         metadata = answer["metadata"]
         version = parse_resource_version(metadata.get("resourceVersion", ""))
-        self._written[metadata["uid"]] = _Written(answer, version, cache.lists_begun)
+        if version > cache.resource_version:
+            self._written[metadata["uid"]] = _Written(answer, version, cache.lists_begun)
+        else:
+            self._written.pop(metadata["uid"], None)  # its event was faster than the answer
 
     def note_delete(self, uid: str) -> None:
         """The API server deleted this; a uid never comes back."""
         self._deleted.add(uid)
         self._written.pop(uid, None)
 
-    def caused(self, event: WatchEvent) -> bool:
-        """Whether the event tells of a write that was noted here."""
+    def take_echo(self, event: WatchEvent) -> bool:
+        """Whether the event, which the cache has by now, tells of a write that was noted here."""
         metadata = event.object["metadata"]
+        uid = metadata["uid"]
         if event.type is WatchEventType.DELETED:
-            return metadata["uid"] in self._deleted
-        written = self._written.get(metadata["uid"])
-        return written is not None and written.body["metadata"]["resourceVersion"] == metadata["resourceVersion"]
+            echo = uid in self._deleted
+            self._deleted.discard(uid)
+            return echo
+        written = self._written.get(uid)
+        if written is None or written.body["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
+            return False
+        del self._written[uid]
+        return True
 
     def look(self, cached: Iterable[JsonObject], cache: CacheState) -> list[JsonObject]:
         """All objects that there are now, as far as can be known."""

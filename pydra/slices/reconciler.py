@@ -160,7 +160,7 @@ class SliceReconciler:
                 self._fail(error, anew=self._wanted is not wanted)
 
     def _notice(self, event: WatchEvent) -> None:
-        if self._overlay.caused(event):
+        if self._overlay.take_echo(event):
             return
         if event.type is WatchEventType.DELETED:
             self._owner = None  # it may have gone with a Node that has another uid now
