@@ -10,7 +10,7 @@ import pytest
 from pydra.cdi.edits import ContainerEdits
 from pydra.cdi.presence import read_present
 from pydra.claims.model import PreparedDevice
-from pydra.errors import HostPathMissing
+from pydra.errors import ClaimError, HostPathMissing
 
 NOTHING = ContainerEdits()
 
@@ -85,3 +85,8 @@ async def test_links_in_a_circle_are_given_up(tmp_path: Path) -> None:
 async def test_a_path_with_a_nul_byte_is_absent() -> None:
     with pytest.raises(HostPathMissing, match="null"):
         await read_present([_device(NOTHING.with_mount("/a\0b"))])
+
+
+async def test_a_host_that_does_not_answer_is_not_waited_for_without_end() -> None:
+    with pytest.raises(ClaimError, match="did not say within 0 s whether it has /dev/null; a mounted"):
+        await read_present([_device(NOTHING.with_device_node("/dev/null"))], deadline=0)
