@@ -20,6 +20,10 @@ def registrations(world: World) -> int:
     return sum(isinstance(step, Registered) for step in world.steps)
 
 
+def refusals(world: World) -> list[str]:
+    return [step.message for step in world.steps if isinstance(step, RegistrationFailed)]
+
+
 @pytest.mark.parametrize("first", ["plugin", "kubelet"])
 async def test_a_plugin_is_registered_whoever_starts_first(first: str) -> None:
     async with open_world() as world:
@@ -81,11 +85,13 @@ async def test_registration_is_repeated_until_the_plugin_answers_well(fault: str
     failures = [GRPCError(Status.INTERNAL, "not yet") for _ in range(2)]
     attributes: dict[str, Any] = {fault: failures}
     async with open_world() as world, running_plugin(world, **attributes) as plugin, world.kubelet():
-        await world.wait_until(lambda: bool(plugin.statuses) and not failures)
-        await world.wait_until(lambda: plugin.statuses[-1] == (True, ""))
-        failed = [step.message for step in world.steps if isinstance(step, RegistrationFailed)]
-        assert len(failed) == 2
-        assert "not yet" in failed[0]
+        await world.wait_until(lambda: len(refusals(world)) == 2)
+        assert "not yet" in refusals(world)[0]
+        notified = 1 if fault == "info_failures" else 3
+        await world.wait_until(lambda: plugin.statuses == [(True, "")] * notified)
+        await world.make_claim("c")
+        await world.make_pod("p", "c")
+        await world.wait_phase("p", "Running")
 
 
 async def test_a_plugin_that_cannot_be_told_is_deregistered_again() -> None:
