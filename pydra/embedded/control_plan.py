@@ -26,7 +26,9 @@ def claim_base_name(pod: str, claim: str) -> str:
     """`<pod>-<claim>-`, both cut in proportion to their length when they leave no room for the suffix."""
     length = len(pod) + 1 + len(claim)
     if length > _MAX_BASE:
-        pod, claim = (text[: max(1, len(text) * _MAX_BASE // length)] for text in (pod, claim))
+        claim = claim[: max(1, len(claim) * _MAX_BASE // length)]
+        room = _MAX_BASE - 1 - len(claim)
+        pod = pod[: max(1, min(room, len(pod) * _MAX_BASE // length))]
     return f"{pod}-{claim}-"
 
 

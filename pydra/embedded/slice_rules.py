@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from pydra.embedded import schema
 from pydra.embedded.formats import (
@@ -173,8 +173,10 @@ def _check_sizes(path: str, device: schema.Device) -> Errors:
 
 
 def _check_attribute(path: str, attribute: schema.Attribute) -> Errors:
-    values = schema.build_fields(attribute)
-    for name in ("ints", "bools", "strings", "versions"):
+    values = [value for value in astuple(attribute) if value is not None]
+    if len(values) == 1 and isinstance(values[0], int):
+        return
+    for name in ("ints", "bools", "strings", "versions") if () in values else ():
         if getattr(attribute, name) == ():
             yield invalid(f"{path}.{name}", [], "must not be empty if specified")
     for field, text in _each_text(attribute):
@@ -183,7 +185,7 @@ def _check_attribute(path: str, attribute: schema.Attribute) -> Errors:
         if size(text) > MAX_VALUE_BYTES:
             yield too_long(f"{path}.{field}", MAX_VALUE_BYTES)
     if len(values) != 1:
-        yield invalid(path, values or "", "exactly one value must be specified")
+        yield invalid(path, schema.build_fields(attribute) or "", "exactly one value must be specified")
 
 
 def _each_text(attribute: schema.Attribute) -> list[tuple[str, str]]:
