@@ -6,6 +6,7 @@ checks the token and answers refusals with a `Status` body.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -92,6 +93,7 @@ class Handlers:
             if any(path.startswith("/api") and request.path.startswith(f"{path}/") for path in self._documents):
                 raise no_resource()
             return web.Response(status=404, text="404 page not found\n")
+        _refuse_bad_name(target.name)
         if call.verb == "watch":
             return await self._watch(request, target)
         handler = _BY_VERB.get((call.verb, bool(target.name)))
@@ -163,6 +165,13 @@ def _build_call(request: web.Request, target: Target | None) -> Call:
         name=target.name,
         user_agent=agent,
     )
+
+
+def _refuse_bad_name(name: str) -> None:
+    if name in {".", ".."}:
+        raise bad_request(f"Name parameter invalid: {json.dumps(name)}: may not be '{name}'")
+    if "%" in name:
+        raise bad_request(f"Name parameter invalid: {json.dumps(name)}: may not contain '%'")
 
 
 def _flag(request: web.Request, name: str) -> bool:

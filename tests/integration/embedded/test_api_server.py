@@ -505,6 +505,13 @@ async def test_a_body_that_contradicts_its_path_is_refused(api_server: ApiHandle
         assert_refused(await client.request("POST", scratch.claims, pod_body()), 400, "BadRequest")
 
 
+async def test_a_name_that_could_be_a_path_is_refused(api_server: ApiHandle) -> None:
+    async with api_server.connect() as client:
+        answer = await client.get(f"{SLICES}/a%252fb")
+        assert_refused(answer, 400, "BadRequest")
+        assert answer.body["message"] == "Name parameter invalid: \"a%2fb\": may not contain '%'"
+
+
 async def test_a_dry_run_answers_and_stores_nothing(api_server: ApiHandle) -> None:
     async with connected(api_server) as (client, scratch):
         answer = await client.request("POST", scratch.claims, claim_body(), params={"dryRun": "All"})

@@ -120,7 +120,9 @@ async def test_a_name_that_is_a_path_is_refused_before_it_is_sent(api_server: Ap
         with pytest.raises(ValueError, match=r"'\.\./pods' cannot be the name"):
             await client.get(RESOURCE_CLAIMS, "../pods", namespace="default")
         with pytest.raises(NotFound):
-            await client.get(RESOURCE_CLAIMS, "a?b#c%2f", namespace="default")
+            await client.get(RESOURCE_CLAIMS, "a?b#c", namespace="default")
+        with pytest.raises(KubeError, match="may not contain '%'"):
+            await client.get(RESOURCE_CLAIMS, "a%2fb", namespace="default")
 
 
 async def test_a_long_list_is_read_in_pages(api_server: ApiHandle) -> None:
