@@ -27,6 +27,7 @@ class Holdings:
         self._lock = lock
         self._refreshing = anyio.Lock()
         self._reserved: set[str] = set()
+        self._renewed: set[str] = set()
         self._indexed = False
 
     @asynccontextmanager
@@ -45,8 +46,9 @@ class Holdings:
         return self._checkpoints.records().get(uid)
 
     def trouble(self, uid: str) -> RecordTrouble | None:
-        """Why the claim's record cannot be read, if it cannot."""
-        return self._checkpoints.unreadable().get(uid)
+        """Why the claim has no record that can be read, when it had one that cannot."""
+        is_known = uid in self._renewed or self.record(uid) is not None
+        return None if is_known else self._checkpoints.unreadable().get(uid)
 
     def reserve(self, uid: str, claims: Iterable[Claim]) -> None:
         """Take the devices of these for the uid, before anything is written."""
@@ -61,6 +63,8 @@ class Holdings:
             self.holders.release(uid)
         else:
             self.holders.hold(uid, (record.claim,))
+            if uid in self._checkpoints.unreadable():
+                self._renewed.add(uid)
 
     async def _refresh(self) -> None:
         # One at a time, and nobody goes on before it.

@@ -19,6 +19,7 @@ from anyio.abc import TaskGroup
 
 from pydra.cdi.names import cdi_ids
 from pydra.checkpoint.record import Record, Stage
+from pydra.checkpoint.scan import RecordTooNew
 from pydra.claims.allocation import base_request, check_ref, parse_allocation
 from pydra.claims.execution import Execution
 from pydra.claims.holdings import Holdings
@@ -39,7 +40,7 @@ from pydra.claims.outside import FetchClaim, Limits, Span
 from pydra.claims.reports import ClaimEvent, ClaimFailed, ClaimPrepared, ClaimUnprepared, Operation, OperationStarted
 from pydra.claims.stages import Stages, no_span
 from pydra.claims.turns import Turn, Turns
-from pydra.errors import ClaimError, InternalError, PydraError, Unavailable
+from pydra.errors import BackendError, ClaimError, InternalError, PydraError, Unavailable
 from pydra.observe.context import logging_fields
 
 T = TypeVar("T")
@@ -172,7 +173,8 @@ class ClaimPreparer:
         try:
             return await perform(course)
         except PydraError as error:
-            _log.warning("%s", error)
+            details = error.details if isinstance(error, BackendError) else ""
+            _log.warning("%s%s", error, details and f"\n{details}")
             return error
         except Exception as error:  # noqa: BLE001 - one of the two boundaries
             _log.exception("a bug in pydra; what was begun is undone by the next attempt, or the sweep")
@@ -223,7 +225,7 @@ class ClaimPreparer:
     async def _unprepare(self, course: _Course[None]) -> None:
         uid = course.ref.uid
         trouble = self._holdings.trouble(uid)
-        asked = None if trouble is None else await self._ask(course)
+        asked = None if trouble is None or isinstance(trouble, RecordTooNew) else await self._ask(course)
         async with self._holdings.held():
             match decide_unprepare(self._holdings.record(uid), trouble=trouble, asked=asked):
                 case Refuse(error=error):

@@ -1,4 +1,4 @@
-"""Run as a process: prepares, or unprepares, two claims, once for every step in it, and is killed at that step.
+"""Run as a process: prepares, or unprepares, a claim, once for every step in it, and is killed at that step.
 
 Each number of a step has a directory below the root. A run that came to its end is the last one.
 """
@@ -15,7 +15,7 @@ import anyio
 from tests.integration.claims.fakes import ref
 from tests.integration.claims.real_node import RealNode
 
-CLAIMS = {"a": ("gpu-0", "gpu-1"), "b": ("gpu-2",)}
+CLAIMS: dict[str, tuple[str, ...]] = {"a": ("gpu-0", "gpu-1")}
 
 
 class Killer:

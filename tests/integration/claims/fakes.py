@@ -32,6 +32,38 @@ async def go_on(name: str, uid: str) -> None:
     """Interfere with nothing."""
 
 
+class Gate:
+    """A step that notes what passes, and holds back what is named."""
+
+    def __init__(self, *held: str) -> None:
+        self.passed: list[tuple[str, str]] = []
+        self.held = set(held)
+        self.reached = anyio.Event()
+        self.opened = anyio.Event()
+
+    async def __call__(self, name: str, uid: str) -> None:
+        if name in self.held:
+            self.reached.set()
+            await self.opened.wait()
+        self.passed.append((name, uid))
+
+    def names(self, uid: str) -> list[str]:
+        return [name for name, of in self.passed if of == uid]
+
+
+class Failing:
+    """A step that raises at the names it has an error for."""
+
+    def __init__(self, **errors: Exception) -> None:
+        self.errors = {name.replace("_", " "): error for name, error in errors.items()}
+        self.passed: list[str] = []
+
+    async def __call__(self, name: str, uid: str) -> None:
+        if name in self.errors:
+            raise self.errors[name]
+        self.passed.append(name)
+
+
 def ref(uid: str) -> ClaimRef:
     return ClaimRef(uid=uid, namespace="ns", name=f"claim-{uid}")
 

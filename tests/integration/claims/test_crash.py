@@ -17,9 +17,9 @@ from tests.integration.claims.real_node import NOTHING, RealNode
 REPOSITORY = Path(__file__).parents[3]
 REFS = [ref(uid) for uid in CLAIMS]
 PREPARED = {
-    "records": ["a.json", "b.json"],
-    "cdi": [f"{DRIVER}-claim_a.json", f"{DRIVER}-claim_b.json"],
-    "hardware": ["gpu-0", "gpu-1", "gpu-2"],
+    "records": ["a.json"],
+    "cdi": [f"{DRIVER}-claim_a.json"],
+    "hardware": ["gpu-0", "gpu-1"],
 }
 
 
@@ -56,7 +56,7 @@ async def test_the_next_instance_prepares_and_unprepares(killed: tuple[str, list
             outcomes = await preparer.prepare(REFS)
             assert all(isinstance(outcome, tuple) for outcome in outcomes.values()), (place.name, outcomes)
             assert node.traces() == PREPARED, place.name
-            assert await preparer.unprepare(REFS) == {"a": None, "b": None}
+            assert await preparer.unprepare(REFS) == {"a": None}
             assert node.traces() == NOTHING, place.name
 
 
@@ -64,7 +64,7 @@ async def test_the_next_instance_unprepares_at_once(killed: tuple[str, list[Path
     for place in killed[1]:
         node = node_at(place, tmp_path, {})
         async with node.running() as preparer:
-            assert await preparer.unprepare(REFS) == {"a": None, "b": None}
+            assert await preparer.unprepare(REFS) == {"a": None}
             assert node.traces() == NOTHING, place.name
 
 
@@ -76,8 +76,7 @@ async def test_the_next_instances_sweep_leaves_whole_claims_only(
         async with node.running() as preparer:
             done = await node.sweep(preparer).sweep()
             assert (done.counts.failed, done.problem) == (0, "")
-            left = node.traces()
-            assert [len(names) for names in left.values()] in ([0, 0, 0], [1, 1, 2], [1, 1, 1], [2, 2, 3]), place.name
+            assert node.traces() in (NOTHING, PREPARED), place.name
             assert (await node.sweep(preparer).sweep()).counts == SweepCounts()
 
 

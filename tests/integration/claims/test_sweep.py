@@ -1,3 +1,5 @@
+"""Sweeps over a node in memory: what they remove, and what they never touch."""
+
 from __future__ import annotations
 
 from collections.abc import AsyncIterator

@@ -1,3 +1,5 @@
+"""One piece of work at a time for each claim."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

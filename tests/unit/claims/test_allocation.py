@@ -1,3 +1,5 @@
+"""ResourceClaims of all kinds, good, odd and hostile, and what one driver reads from them."""
+
 from __future__ import annotations
 
 import copy

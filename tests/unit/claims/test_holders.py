@@ -1,3 +1,5 @@
+"""Who may have a device while others have it."""
+
 from __future__ import annotations
 
 import pytest

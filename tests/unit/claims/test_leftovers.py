@@ -1,3 +1,5 @@
+"""What a sweep decides to put right, and what it leaves alone."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping

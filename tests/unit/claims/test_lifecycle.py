@@ -1,3 +1,5 @@
+"""The table of a claim's life, row by row."""
+
 from __future__ import annotations
 
 import pytest
