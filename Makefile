@@ -33,7 +33,7 @@ test: lint types unit wheels ## lint, types and all tests: what CI runs
 lint: setup ## ruff and import-linter
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --check --quiet .
-	$(BIN)/lint-imports --no-timing >$(VENV)/imports.log || { cat $(VENV)/imports.log; false; }
+	$(BIN)/lint-imports >$(VENV)/imports.log || { cat $(VENV)/imports.log; false; }
 
 .PHONY: types
 types: setup ## mypy on everything, pyright (basedpyright: it needs no Node) on the face
