@@ -121,7 +121,8 @@ class ClaimPreparer:
 
         async def work(answer: Callable[[TidyOutcome], None]) -> None:
             course: _Course[Tidied] = _Course(ref=ref, stages=Stages(self._clock, self._span), answer=answer)
-            outcome = await self._guarded(course, self._tidy)
+            with logging_fields(driver=self._driver, claim=str(ref), uid=uid):
+                outcome = await self._guarded(course, self._tidy)
             answer(outcome)
 
         return await self._turns.take(uid, "tidy", work, interrupted=_stopping(ref)).wait()
@@ -207,7 +208,10 @@ class ClaimPreparer:
                     raise error
                 case Answer(record=record):
                     course.from_record = True
-                    await self._execution.check_file(record, course.stages)
+                    if isinstance(asked, PydraError):
+                        _log.warning("answered from the record: %s", asked)
+                    if await self._execution.check_file(record, course.stages):
+                        _log.warning("the claim's CDI file was missing or changed, and is restored")
                 case Prepare() as step:
                     record = await self._carry_out(step, before, course)
         return tuple(self._container_devices(record))
