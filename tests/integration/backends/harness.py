@@ -16,7 +16,8 @@ from pydra.backends.supervisor import BackendSupervisor
 from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig
 
 TROUBLE = Path(__file__).parent / "trouble"
-ENVIRON = {**os.environ, "PYTHONPATH": str(TROUBLE)}
+_PATH = [str(TROUBLE), *filter(None, [os.environ.get("PYTHONPATH")])]
+ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join(_PATH)}
 SOURCE = BackendSource(name="faulty", target="faulty:", distribution="pydra-faulty", version="1.0")
 
 PATIENCE = Patience(heartbeat=0.05, silence=0.6, recall=0.3, stacks=1.0, burial=5.0, leave=5.0)
