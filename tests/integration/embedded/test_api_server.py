@@ -1,33 +1,14 @@
-"""What any Kubernetes API server does; with KUBECONFIG set, asked of a real one."""
+"""How any Kubernetes API server creates, changes and deletes; with KUBECONFIG set, asked of a real one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
-from tests.integration.api_handle import CLASSES, SLICES, Answer, ApiHandle, RawClient, Scratch
+from tests.integration.api_handle import SLICES, ApiHandle
+from tests.integration.embedded.answers import assert_refused, causes, connected
 from tests.integration.embedded.bodies import allocation, claim_body, pod_body, slice_body
-
-JsonObject = dict[str, Any]
-
-
-@asynccontextmanager
-async def connected(api_server: ApiHandle) -> AsyncIterator[tuple[RawClient, Scratch]]:
-    async with api_server.connect() as client, api_server.scratch(client) as scratch:
-        yield client, scratch
-
-
-def assert_refused(answer: Answer, status: int, reason: str) -> None:
-    assert (answer.status, answer.body["kind"], answer.body["status"]) == (status, "Status", "Failure"), answer.text
-    assert (answer.body["reason"], answer.body["code"]) == (reason, status)
-
-
-def causes(answer: Answer) -> set[tuple[str, str]]:
-    return {(cause["field"], cause["reason"]) for cause in answer.body["details"]["causes"]}
 
 
 async def test_a_created_object_gets_its_metadata_from_the_server(api_server: ApiHandle) -> None:
@@ -59,13 +40,6 @@ async def test_a_second_object_of_a_name_is_refused(api_server: ApiHandle) -> No
         name = body["metadata"]["name"]
         assert answer.body["message"] == f'resourceslices.resource.k8s.io "{name}" already exists'
         assert answer.body["details"] == {"name": name, "group": "resource.k8s.io", "kind": "resourceslices"}
-
-
-async def test_a_missing_object_is_named_in_the_refusal(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        answer = await client.get(f"{scratch.claims}/nothing")
-        assert_refused(answer, 404, "NotFound")
-        assert answer.body["message"] == 'resourceclaims.resource.k8s.io "nothing" not found'
 
 
 async def test_creating_in_a_namespace_that_is_not_there_is_refused(api_server: ApiHandle) -> None:
@@ -132,48 +106,6 @@ async def test_only_a_change_of_the_spec_is_a_new_generation(api_server: ApiHand
         assert changed["metadata"]["generation"] == 2
 
 
-async def test_the_server_canonicalises_quantities_and_dates_taints(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        device = {
-            "name": "dev-0",
-            "capacity": {"memory": {"value": "1024Mi"}, "cores": {"value": "1000m"}, "bandwidth": {"value": 2000}},
-            "taints": [{"key": "example.com/sick", "effect": "NoSchedule"}],
-        }
-        stored = (await client.create(SLICES, slice_body(scratch, devices=[device])))["spec"]["devices"][0]
-        assert {name: value["value"] for name, value in stored["capacity"].items()} == {
-            "memory": "1Gi",
-            "cores": "1",
-            "bandwidth": "2k",
-        }
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", stored["taints"][0]["timeAdded"])
-
-
-async def test_fields_that_the_api_does_not_know_are_dropped(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        body = slice_body(scratch, devices=[{"name": "dev-0", "futureField": {"a": 1}}], alsoUnknown=True)
-        stored = await client.create(SLICES, body)
-        assert stored["spec"]["devices"] == [{"name": "dev-0"}]
-        assert "alsoUnknown" not in stored["spec"]
-
-
-async def test_unknown_fields_are_warned_of_or_refused_as_the_writer_asks(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        body = slice_body(scratch, devices=[{"name": "dev-0", "futureField": 1}])
-        strict = await client.request("POST", SLICES, body, params={"fieldValidation": "Strict"})
-        assert_refused(strict, 400, "BadRequest")
-        assert 'unknown field "spec.devices[0].futureField"' in strict.body["message"]
-        warned = await client.request("POST", SLICES, body)
-        assert warned.headers["Warning"] == '299 - "unknown field \\"spec.devices[0].futureField\\""'
-
-
-async def test_a_value_of_the_wrong_type_is_a_bad_request(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        assert_refused(await client.request("POST", SLICES, slice_body(scratch, driver=7)), 400, "BadRequest")
-        body = slice_body(scratch, devices=[{"name": "dev-0", "capacity": {"memory": {"value": "lots"}}}])
-        assert_refused(await client.request("POST", SLICES, body), 400, "BadRequest")
-        assert_refused(await client.request("POST", SLICES, b"{"), 400, "BadRequest")
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -230,220 +162,6 @@ async def test_spec_and_status_are_written_apart(api_server: ApiHandle) -> None:
         assert (await client.patch(path, labels)).body["status"] == answer.body["status"]
 
 
-async def test_the_spec_of_a_claim_is_immutable(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        await client.create(scratch.claims, claim_body())
-        requests = [{"name": "other", "exactly": {"deviceClassName": "gpu.example.com"}}]
-        answer = await client.patch(f"{scratch.claims}/claim", {"spec": {"devices": {"requests": requests}}})
-        assert_refused(answer, 422, "Invalid")
-        assert causes(answer) == {("spec", "FieldValueInvalid")}
-        assert answer.body["message"].startswith(
-            'ResourceClaim.resource.k8s.io "claim" is invalid: spec: Invalid value'
-        )
-        assert answer.body["message"].endswith("field is immutable")
-
-
-async def test_a_claim_is_defaulted(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        stored = await client.create(scratch.claims, claim_body())
-        assert stored["spec"]["devices"]["requests"][0]["exactly"] == {
-            "deviceClassName": "gpu.example.com",
-            "allocationMode": "ExactCount",
-            "count": 1,
-        }
-
-
-@pytest.mark.parametrize(
-    ("field", "patch"),
-    [
-        pytest.param("spec.driver", {"driver": "other.example.com"}, id="driver"),
-        pytest.param("spec.pool.name", {"pool": {"name": "other"}}, id="pool name"),
-        pytest.param("spec.nodeName", {"nodeName": "other"}, id="node name"),
-    ],
-)
-async def test_what_a_slice_belongs_to_is_immutable(api_server: ApiHandle, field: str, patch: JsonObject) -> None:
-    async with connected(api_server) as (client, scratch):
-        name = (await client.create(SLICES, slice_body(scratch)))["metadata"]["name"]
-        answer = await client.patch(f"{SLICES}/{name}", {"spec": patch})
-        assert_refused(answer, 422, "Invalid")
-        assert (field, "FieldValueInvalid") in causes(answer)
-
-
-_ATTRIBUTES = {f"a{index}": {"int": index} for index in range(33)}
-_TAINT = {"key": "example.com/a", "effect": "NoSchedule"}
-INVALID_SLICES = [
-    ({"nodeName": None}, "spec", "FieldValueRequired", "no node"),
-    ({"nodeName": ""}, "spec.nodeName", "FieldValueInvalid", "empty node name"),
-    ({"allNodes": True}, "spec", "FieldValueInvalid", "two kinds of nodes"),
-    ({"driver": "Not_a_name"}, "spec.driver", "FieldValueInvalid", "driver name"),
-    ({"driver": f"{'d' * 60}.com"}, "spec.driver", "FieldValueTooLong", "long driver name"),
-    ({"pool": {"name": "a//b", "resourceSliceCount": 1}}, "spec.pool.name", "FieldValueInvalid", "pool name"),
-    ({"pool": {"name": "p"}}, "spec.pool.resourceSliceCount", "FieldValueInvalid", "no slice count"),
-    ({"devices": [{"name": "A_"}]}, "spec.devices[0].name", "FieldValueInvalid", "device name"),
-    ({"devices": [{"name": "d"}, {"name": "d"}]}, "spec.devices[1]", "FieldValueDuplicate", "device twice"),
-    ({"devices": [{"name": f"d{i}"} for i in range(129)]}, "spec.devices", "FieldValueTooMany", "129 devices"),
-    (
-        {"devices": [{"name": f"d{i}", "taints": [_TAINT]} for i in range(65)]},
-        "spec.devices",
-        "FieldValueTooMany",
-        "65 tainted devices",
-    ),
-    ({"devices": [{"name": "d", "attributes": _ATTRIBUTES}]}, "spec.devices[0]", "FieldValueInvalid", "33 attributes"),
-    (
-        {"devices": [{"name": "d", "attributes": {"v": {"version": "v1"}}}]},
-        "spec.devices[0].attributes[v].version",
-        "FieldValueInvalid",
-        "version",
-    ),
-    (
-        {"devices": [{"name": "d", "attributes": {"s": {"string": "x" * 65}}}]},
-        "spec.devices[0].attributes[s].string",
-        "FieldValueTooLong",
-        "65 bytes of string",
-    ),
-    (
-        {"devices": [{"name": "d", "taints": [{"key": "a", "effect": "Sometimes"}]}]},
-        "spec.devices[0].taints[0].effect",
-        "FieldValueNotSupported",
-        "taint effect",
-    ),
-    (
-        {"devices": [{"name": "d", "consumesCounters": [{"counterSet": "s"}]}]},
-        "spec.devices[0].consumesCounters[0].counters",
-        "FieldValueRequired",
-        "no counters",
-    ),
-    (
-        {"devices": [{"name": "d", "capacity": {"m": {"value": "1", "requestPolicy": {"default": "1"}}}}]},
-        "spec.devices[0].capacity[m].requestPolicy",
-        "FieldValueForbidden",
-        "policy without sharing",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("spec", "field", "reason"),
-    [pytest.param(*case[:3], id=case[3]) for case in INVALID_SLICES],
-)
-async def test_an_invalid_slice_is_refused_with_the_field(
-    api_server: ApiHandle, spec: JsonObject, field: str, reason: str
-) -> None:
-    async with connected(api_server) as (client, scratch):
-        answer = await client.request("POST", SLICES, slice_body(scratch, **spec))
-        assert_refused(answer, 422, "Invalid")
-        assert (field, reason) in causes(answer), answer.text
-
-
-async def test_all_faults_of_an_object_are_told_at_once(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        body = slice_body(scratch, nodeName=None, devices=[{"name": "A_"}, {"name": "ok"}, {"name": "ok"}])
-        answer = await client.request("POST", SLICES, body)
-        assert {field for field, _ in causes(answer)} >= {"spec", "spec.devices[0].name", "spec.devices[2]"}
-        assert answer.body["message"].startswith(
-            f'ResourceSlice.resource.k8s.io "{body["metadata"]["name"]}" is invalid: ['
-        )
-
-
-async def test_a_reservation_needs_an_allocation(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        await client.create(scratch.claims, claim_body())
-        reserved = [{"resource": "pods", "name": "p", "uid": "1"}]
-        answer = await client.patch(f"{scratch.claims}/claim/status", {"status": {"reservedFor": reserved}})
-        assert_refused(answer, 422, "Invalid")
-        assert ("status.reservedFor", "FieldValueForbidden") in causes(answer)
-
-
-async def test_an_allocation_cannot_change_but_can_be_cleared(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        await client.create(scratch.claims, claim_body())
-        path = f"{scratch.claims}/claim/status"
-        assert (await client.patch(path, {"status": {"allocation": allocation(scratch)}})).status == 200
-        answer = await client.patch(path, {"status": {"allocation": allocation(scratch, "dev-1")}})
-        assert_refused(answer, 422, "Invalid")
-        assert ("status.allocation", "FieldValueInvalid") in causes(answer)
-        assert "allocation" not in (await client.patch(path, {"status": {"allocation": None}})).body["status"]
-
-
-async def test_device_status_is_for_allocated_devices_and_goes_with_them(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        await client.create(scratch.claims, claim_body())
-        path = f"{scratch.claims}/claim/status"
-        device = {"driver": scratch.driver, "pool": scratch.node, "device": "dev-0", "data": {"mac": "x"}}
-        refused = await client.patch(path, {"status": {"devices": [device]}})
-        assert_refused(refused, 422, "Invalid")
-        assert "must be an allocated device in the claim" in refused.body["message"]
-        both = {"allocation": allocation(scratch), "devices": [device]}
-        stored = (await client.patch(path, {"status": both})).body["status"]["devices"]
-        assert stored == [{**device, "conditions": None}]
-        assert "devices" not in (await client.patch(path, {"status": {"allocation": None}})).body["status"]
-
-
-async def test_field_selectors_choose(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        await client.create(SLICES, slice_body(scratch))
-        other = slice_body(scratch, f"{scratch.namespace}-all", nodeName=None, allNodes=True)
-        await client.create(SLICES, other)
-
-        async def select(selector: str) -> list[str]:
-            answer = await client.get(SLICES, fieldSelector=f"spec.driver={scratch.driver}{selector}")
-            return [item["metadata"]["name"].removeprefix(scratch.namespace) for item in answer.body["items"]]
-
-        assert await select("") == ["-all", "-slice"]
-        assert await select(f",spec.nodeName={scratch.node}") == ["-slice"]
-        assert await select(",spec.nodeName=") == ["-all"]
-        assert await select(f",spec.nodeName!={scratch.node}") == ["-all"]
-        assert await select(f",metadata.name={scratch.namespace}-all") == ["-all"]
-        refused = await client.get(SLICES, fieldSelector="spec.colour=red")
-        assert_refused(refused, 400, "BadRequest")
-        assert "field label not supported" in refused.body["message"]
-
-
-async def test_label_selectors_choose(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        for name, labels in (("a", {"tier": "gold"}), ("b", {"tier": "iron"}), ("c", {})):
-            body = claim_body(name)
-            body["metadata"]["labels"] = labels
-            await client.create(scratch.claims, body)
-
-        async def select(selector: str) -> list[str]:
-            items = (await client.get(scratch.claims, labelSelector=selector)).body["items"]
-            return [item["metadata"]["name"] for item in items]
-
-        assert await select("tier=gold") == ["a"]
-        assert await select("tier!=gold") == ["b", "c"]
-        assert await select("tier in (gold, iron)") == ["a", "b"]
-        assert await select("tier notin (gold)") == ["b", "c"]
-        assert await select("tier") == ["a", "b"]
-        assert await select("!tier") == ["c"]
-
-
-async def test_a_list_in_pages_is_a_picture_of_one_moment(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        for name in ("a", "b", "c"):
-            await client.create(scratch.claims, claim_body(name))
-        first = (await client.get(scratch.claims, limit="2")).body
-        assert [item["metadata"]["name"] for item in first["items"]] == ["a", "b"]
-        assert first["metadata"]["remainingItemCount"] == 1
-        await client.request("DELETE", f"{scratch.claims}/c")
-        await client.create(scratch.claims, claim_body("d"))
-        token = {"limit": "2", "continue": first["metadata"]["continue"]}
-        second = (await client.get(scratch.claims, **token)).body
-        assert [item["metadata"]["name"] for item in second["items"]] == ["c"]
-        assert second["metadata"]["resourceVersion"] == first["metadata"]["resourceVersion"]
-        assert "continue" not in second["metadata"]
-
-
-async def test_a_collection_is_deleted_by_selector(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        for name in ("a", "b"):
-            await client.create(scratch.claims, claim_body(name))
-        selector = {"fieldSelector": "metadata.name=a"}
-        assert (await client.request("DELETE", scratch.claims, params=selector)).status == 200
-        items = (await client.get(scratch.claims)).body["items"]
-        assert [item["metadata"]["name"] for item in items] == ["b"]
-
-
 async def test_a_merge_patch_takes_out_what_is_null(api_server: ApiHandle) -> None:
     async with connected(api_server) as (client, scratch):
         body = claim_body()
@@ -490,12 +208,6 @@ async def test_a_patch_in_an_unknown_form_is_refused(api_server: ApiHandle) -> N
         assert_refused(await client.patch(f"{scratch.claims}/claim", {}, "guess"), 415, "UnsupportedMediaType")
 
 
-async def test_a_verb_that_a_resource_lacks_is_refused(api_server: ApiHandle) -> None:
-    async with api_server.connect() as client:
-        assert_refused(await client.request("PUT", SLICES, {}), 405, "MethodNotAllowed")
-        assert (await client.get("/apis/resource.k8s.io/v1/unicorns")).status == 404
-
-
 async def test_a_body_that_contradicts_its_path_is_refused(api_server: ApiHandle) -> None:
     async with connected(api_server) as (client, scratch):
         await client.create(scratch.claims, claim_body())
@@ -505,28 +217,11 @@ async def test_a_body_that_contradicts_its_path_is_refused(api_server: ApiHandle
         assert_refused(await client.request("POST", scratch.claims, pod_body()), 400, "BadRequest")
 
 
-async def test_a_name_that_could_be_a_path_is_refused(api_server: ApiHandle) -> None:
-    async with api_server.connect() as client:
-        answer = await client.get(f"{SLICES}/a%252fb")
-        assert_refused(answer, 400, "BadRequest")
-        assert answer.body["message"] == "Name parameter invalid: \"a%2fb\": may not contain '%'"
-
-
 async def test_a_dry_run_answers_and_stores_nothing(api_server: ApiHandle) -> None:
     async with connected(api_server) as (client, scratch):
         answer = await client.request("POST", scratch.claims, claim_body(), params={"dryRun": "All"})
         assert answer.status == 201
         assert (await client.get(f"{scratch.claims}/claim")).status == 404
-
-
-async def test_a_pod_names_its_claims(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        unknown = pod_body(resourceClaims=[{"name": "gpu"}])
-        unknown["spec"]["containers"][0]["resources"] = {"claims": [{"name": "cpu"}]}
-        answer = await client.request("POST", scratch.pods, unknown)
-        assert_refused(answer, 422, "Invalid")
-        fields = {field for field, _ in causes(answer)}
-        assert fields == {"spec.resourceClaims[0]", "spec.containers[0].resources.claims[0]"}
 
 
 async def test_a_pod_without_a_node_is_deleted_at_once(api_server: ApiHandle) -> None:
@@ -536,53 +231,3 @@ async def test_a_pod_without_a_node_is_deleted_at_once(api_server: ApiHandle) ->
         assert created["spec"]["terminationGracePeriodSeconds"] == 30
         assert (await client.request("DELETE", f"{scratch.pods}/pod")).status == 200
         assert (await client.get(f"{scratch.pods}/pod")).status == 404
-
-
-async def test_both_versions_of_events_show_the_same_ones(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        event = {
-            "metadata": {"name": "event"},
-            "eventTime": "2026-01-02T03:04:05.000006Z",
-            "type": "Warning",
-            "reason": "PrepareFailed",
-            "action": "Prepare",
-            "note": "no such device",
-            "regarding": {"kind": "ResourceClaim", "namespace": scratch.namespace, "name": "claim", "uid": "1"},
-            "reportingController": "pydra.example.com",
-            "reportingInstance": "node-1",
-        }
-        await client.create(f"/apis/events.k8s.io/v1/namespaces/{scratch.namespace}/events", event)
-        listed = (await client.get(scratch.events, fieldSelector="involvedObject.name=claim")).body["items"]
-        assert [(one["message"], one["involvedObject"]["uid"]) for one in listed] == [("no such device", "1")]
-
-
-async def test_an_event_lies_where_its_object_lies(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        event = {"metadata": {"name": "event"}, "involvedObject": {"kind": "Pod", "namespace": "default", "name": "p"}}
-        answer = await client.request("POST", scratch.events, event)
-        assert_refused(answer, 422, "Invalid")
-        assert causes(answer) == {("involvedObject.namespace", "FieldValueInvalid")}
-
-
-async def test_a_class_is_mutable_and_counts_its_generations(api_server: ApiHandle) -> None:
-    async with connected(api_server) as (client, scratch):
-        name = f"{scratch.namespace}.example.com"
-        body = {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": "true"}}]}}
-        try:
-            assert (await client.create(CLASSES, body))["metadata"]["generation"] == 1
-            changed = await client.patch(f"{CLASSES}/{name}", {"spec": {"selectors": None}})
-            assert changed.body["metadata"]["generation"] == 2
-            refused = await client.patch(f"{CLASSES}/{name}", {"spec": {"selectors": [{}]}})
-            assert causes(refused) == {("spec.selectors[0].cel", "FieldValueRequired")}
-        finally:
-            await client.request("DELETE", f"{CLASSES}/{name}")
-
-
-async def test_discovery_names_the_resources(api_server: ApiHandle) -> None:
-    async with api_server.connect() as client:
-        version = (await client.get("/version")).body
-        assert int(version["minor"].rstrip("+")) >= 34
-        resources = (await client.get("/apis/resource.k8s.io/v1")).body["resources"]
-        found = {resource["name"]: resource["namespaced"] for resource in resources}
-        assert found.items() >= {"resourceslices": False, "resourceclaims": True, "resourceclaims/status": True}.items()
-        assert (await client.get("/readyz")).text == "ok"

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 
-from tests.integration.api_handle import SLICES, ApiHandle, RawClient, Scratch, open_api
+from tests.integration.api_handle import SLICES, ApiHandle, RawClient, open_api
+from tests.integration.embedded.answers import connected
 from tests.integration.embedded.bodies import claim_body, slice_body
 
 JsonObject = dict[str, Any]
-
-
-@asynccontextmanager
-async def connected(api_server: ApiHandle) -> AsyncIterator[tuple[RawClient, Scratch]]:
-    async with api_server.connect() as client, api_server.scratch(client) as scratch:
-        yield client, scratch
 
 
 async def read(events: AsyncIterator[JsonObject], count: int) -> list[tuple[str, str]]:

@@ -1,3 +1,5 @@
+"""First-fit allocation, by tables of slices, claims and what is held already."""
+
 from __future__ import annotations
 
 import itertools

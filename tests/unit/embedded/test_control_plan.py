@@ -1,3 +1,5 @@
+"""What the controllers decide about pods, claims and conditions."""
+
 from __future__ import annotations
 
 from typing import Any

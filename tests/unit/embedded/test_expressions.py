@@ -1,3 +1,5 @@
+"""The part of CEL that is evaluated, and how the rest is refused."""
+
 from __future__ import annotations
 
 from typing import Any

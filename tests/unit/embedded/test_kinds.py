@@ -1,3 +1,5 @@
+"""What a request's path points at."""
+
 from __future__ import annotations
 
 import pytest

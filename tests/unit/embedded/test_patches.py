@@ -1,3 +1,5 @@
+"""The three ways to patch, by the cases of their specifications."""
+
 from __future__ import annotations
 
 from typing import Any

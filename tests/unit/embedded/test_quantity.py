@@ -1,3 +1,5 @@
+"""Quantities as a real API server stores them."""
+
 from __future__ import annotations
 
 from fractions import Fraction

@@ -1,3 +1,5 @@
+"""Field and label selectors."""
+
 from __future__ import annotations
 
 from typing import Any

@@ -1,3 +1,5 @@
+"""Versions, history and pictures of the past."""
+
 from __future__ import annotations
 
 import pytest

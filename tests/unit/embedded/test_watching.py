@@ -1,3 +1,5 @@
+"""What a watch with a selector sees of a change."""
+
 from __future__ import annotations
 
 from typing import Any, Literal

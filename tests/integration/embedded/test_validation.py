@@ -1,0 +1,237 @@
+"""What any Kubernetes API server demands of objects and fills in; with KUBECONFIG set, asked of a real one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.integration.api_handle import CLASSES, SLICES, ApiHandle
+from tests.integration.embedded.answers import assert_refused, causes, connected
+from tests.integration.embedded.bodies import allocation, claim_body, pod_body, slice_body
+
+JsonObject = dict[str, Any]
+
+
+async def test_the_server_canonicalises_quantities_and_dates_taints(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        device = {
+            "name": "dev-0",
+            "capacity": {"memory": {"value": "1024Mi"}, "cores": {"value": "1000m"}, "bandwidth": {"value": 2000}},
+            "taints": [{"key": "example.com/sick", "effect": "NoSchedule"}],
+        }
+        stored = (await client.create(SLICES, slice_body(scratch, devices=[device])))["spec"]["devices"][0]
+        assert {name: value["value"] for name, value in stored["capacity"].items()} == {
+            "memory": "1Gi",
+            "cores": "1",
+            "bandwidth": "2k",
+        }
+        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", stored["taints"][0]["timeAdded"])
+
+
+async def test_fields_that_the_api_does_not_know_are_dropped(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        body = slice_body(scratch, devices=[{"name": "dev-0", "futureField": {"a": 1}}], alsoUnknown=True)
+        stored = await client.create(SLICES, body)
+        assert stored["spec"]["devices"] == [{"name": "dev-0"}]
+        assert "alsoUnknown" not in stored["spec"]
+
+
+async def test_unknown_fields_are_warned_of_or_refused_as_the_writer_asks(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        body = slice_body(scratch, devices=[{"name": "dev-0", "futureField": 1}])
+        strict = await client.request("POST", SLICES, body, params={"fieldValidation": "Strict"})
+        assert_refused(strict, 400, "BadRequest")
+        assert 'unknown field "spec.devices[0].futureField"' in strict.body["message"]
+        warned = await client.request("POST", SLICES, body)
+        assert warned.headers["Warning"] == '299 - "unknown field \\"spec.devices[0].futureField\\""'
+
+
+async def test_a_value_of_the_wrong_type_is_a_bad_request(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        assert_refused(await client.request("POST", SLICES, slice_body(scratch, driver=7)), 400, "BadRequest")
+        body = slice_body(scratch, devices=[{"name": "dev-0", "capacity": {"memory": {"value": "lots"}}}])
+        assert_refused(await client.request("POST", SLICES, body), 400, "BadRequest")
+        assert_refused(await client.request("POST", SLICES, b"{"), 400, "BadRequest")
+
+
+async def test_the_spec_of_a_claim_is_immutable(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        await client.create(scratch.claims, claim_body())
+        requests = [{"name": "other", "exactly": {"deviceClassName": "gpu.example.com"}}]
+        answer = await client.patch(f"{scratch.claims}/claim", {"spec": {"devices": {"requests": requests}}})
+        assert_refused(answer, 422, "Invalid")
+        assert causes(answer) == {("spec", "FieldValueInvalid")}
+        assert answer.body["message"].startswith(
+            'ResourceClaim.resource.k8s.io "claim" is invalid: spec: Invalid value'
+        )
+        assert answer.body["message"].endswith("field is immutable")
+
+
+async def test_a_claim_is_defaulted(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        stored = await client.create(scratch.claims, claim_body())
+        assert stored["spec"]["devices"]["requests"][0]["exactly"] == {
+            "deviceClassName": "gpu.example.com",
+            "allocationMode": "ExactCount",
+            "count": 1,
+        }
+
+
+@pytest.mark.parametrize(
+    ("field", "patch"),
+    [
+        pytest.param("spec.driver", {"driver": "other.example.com"}, id="driver"),
+        pytest.param("spec.pool.name", {"pool": {"name": "other"}}, id="pool name"),
+        pytest.param("spec.nodeName", {"nodeName": "other"}, id="node name"),
+    ],
+)
+async def test_what_a_slice_belongs_to_is_immutable(api_server: ApiHandle, field: str, patch: JsonObject) -> None:
+    async with connected(api_server) as (client, scratch):
+        name = (await client.create(SLICES, slice_body(scratch)))["metadata"]["name"]
+        answer = await client.patch(f"{SLICES}/{name}", {"spec": patch})
+        assert_refused(answer, 422, "Invalid")
+        assert (field, "FieldValueInvalid") in causes(answer)
+
+
+_ATTRIBUTES = {f"a{index}": {"int": index} for index in range(33)}
+_TAINT = {"key": "example.com/a", "effect": "NoSchedule"}
+INVALID_SLICES = [
+    ({"nodeName": None}, "spec", "FieldValueRequired", "no node"),
+    ({"nodeName": ""}, "spec.nodeName", "FieldValueInvalid", "empty node name"),
+    ({"allNodes": True}, "spec", "FieldValueInvalid", "two kinds of nodes"),
+    ({"driver": "Not_a_name"}, "spec.driver", "FieldValueInvalid", "driver name"),
+    ({"driver": f"{'d' * 60}.com"}, "spec.driver", "FieldValueTooLong", "long driver name"),
+    ({"pool": {"name": "a//b", "resourceSliceCount": 1}}, "spec.pool.name", "FieldValueInvalid", "pool name"),
+    ({"pool": {"name": "p"}}, "spec.pool.resourceSliceCount", "FieldValueInvalid", "no slice count"),
+    ({"devices": [{"name": "A_"}]}, "spec.devices[0].name", "FieldValueInvalid", "device name"),
+    ({"devices": [{"name": "d"}, {"name": "d"}]}, "spec.devices[1]", "FieldValueDuplicate", "device twice"),
+    ({"devices": [{"name": f"d{i}"} for i in range(129)]}, "spec.devices", "FieldValueTooMany", "129 devices"),
+    (
+        {"devices": [{"name": f"d{i}", "taints": [_TAINT]} for i in range(65)]},
+        "spec.devices",
+        "FieldValueTooMany",
+        "65 tainted devices",
+    ),
+    ({"devices": [{"name": "d", "attributes": _ATTRIBUTES}]}, "spec.devices[0]", "FieldValueInvalid", "33 attributes"),
+    (
+        {"devices": [{"name": "d", "attributes": {"v": {"version": "v1"}}}]},
+        "spec.devices[0].attributes[v].version",
+        "FieldValueInvalid",
+        "version",
+    ),
+    (
+        {"devices": [{"name": "d", "attributes": {"s": {"string": "x" * 65}}}]},
+        "spec.devices[0].attributes[s].string",
+        "FieldValueTooLong",
+        "65 bytes of string",
+    ),
+    (
+        {"devices": [{"name": "d", "taints": [{"key": "a", "effect": "Sometimes"}]}]},
+        "spec.devices[0].taints[0].effect",
+        "FieldValueNotSupported",
+        "taint effect",
+    ),
+    (
+        {"devices": [{"name": "d", "consumesCounters": [{"counterSet": "s"}]}]},
+        "spec.devices[0].consumesCounters[0].counters",
+        "FieldValueRequired",
+        "no counters",
+    ),
+    (
+        {"devices": [{"name": "d", "capacity": {"m": {"value": "1", "requestPolicy": {"default": "1"}}}}]},
+        "spec.devices[0].capacity[m].requestPolicy",
+        "FieldValueForbidden",
+        "policy without sharing",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("spec", "field", "reason"),
+    [pytest.param(*case[:3], id=case[3]) for case in INVALID_SLICES],
+)
+async def test_an_invalid_slice_is_refused_with_the_field(
+    api_server: ApiHandle, spec: JsonObject, field: str, reason: str
+) -> None:
+    async with connected(api_server) as (client, scratch):
+        answer = await client.request("POST", SLICES, slice_body(scratch, **spec))
+        assert_refused(answer, 422, "Invalid")
+        assert (field, reason) in causes(answer), answer.text
+
+
+async def test_all_faults_of_an_object_are_told_at_once(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        body = slice_body(scratch, nodeName=None, devices=[{"name": "A_"}, {"name": "ok"}, {"name": "ok"}])
+        answer = await client.request("POST", SLICES, body)
+        assert {field for field, _ in causes(answer)} >= {"spec", "spec.devices[0].name", "spec.devices[2]"}
+        assert answer.body["message"].startswith(
+            f'ResourceSlice.resource.k8s.io "{body["metadata"]["name"]}" is invalid: ['
+        )
+
+
+async def test_a_reservation_needs_an_allocation(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        await client.create(scratch.claims, claim_body())
+        reserved = [{"resource": "pods", "name": "p", "uid": "1"}]
+        answer = await client.patch(f"{scratch.claims}/claim/status", {"status": {"reservedFor": reserved}})
+        assert_refused(answer, 422, "Invalid")
+        assert ("status.reservedFor", "FieldValueForbidden") in causes(answer)
+
+
+async def test_an_allocation_cannot_change_but_can_be_cleared(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        await client.create(scratch.claims, claim_body())
+        path = f"{scratch.claims}/claim/status"
+        assert (await client.patch(path, {"status": {"allocation": allocation(scratch)}})).status == 200
+        answer = await client.patch(path, {"status": {"allocation": allocation(scratch, "dev-1")}})
+        assert_refused(answer, 422, "Invalid")
+        assert ("status.allocation", "FieldValueInvalid") in causes(answer)
+        assert "allocation" not in (await client.patch(path, {"status": {"allocation": None}})).body["status"]
+
+
+async def test_device_status_is_for_allocated_devices_and_goes_with_them(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        await client.create(scratch.claims, claim_body())
+        path = f"{scratch.claims}/claim/status"
+        device = {"driver": scratch.driver, "pool": scratch.node, "device": "dev-0", "data": {"mac": "x"}}
+        refused = await client.patch(path, {"status": {"devices": [device]}})
+        assert_refused(refused, 422, "Invalid")
+        assert "must be an allocated device in the claim" in refused.body["message"]
+        both = {"allocation": allocation(scratch), "devices": [device]}
+        stored = (await client.patch(path, {"status": both})).body["status"]["devices"]
+        assert stored == [{**device, "conditions": None}]
+        assert "devices" not in (await client.patch(path, {"status": {"allocation": None}})).body["status"]
+
+
+async def test_a_pod_names_its_claims(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        unknown = pod_body(resourceClaims=[{"name": "gpu"}])
+        unknown["spec"]["containers"][0]["resources"] = {"claims": [{"name": "cpu"}]}
+        answer = await client.request("POST", scratch.pods, unknown)
+        assert_refused(answer, 422, "Invalid")
+        fields = {field for field, _ in causes(answer)}
+        assert fields == {"spec.resourceClaims[0]", "spec.containers[0].resources.claims[0]"}
+
+
+async def test_an_event_lies_where_its_object_lies(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        event = {"metadata": {"name": "event"}, "involvedObject": {"kind": "Pod", "namespace": "default", "name": "p"}}
+        answer = await client.request("POST", scratch.events, event)
+        assert_refused(answer, 422, "Invalid")
+        assert causes(answer) == {("involvedObject.namespace", "FieldValueInvalid")}
+
+
+async def test_a_class_is_mutable_and_counts_its_generations(api_server: ApiHandle) -> None:
+    async with connected(api_server) as (client, scratch):
+        name = f"{scratch.namespace}.example.com"
+        body = {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": "true"}}]}}
+        try:
+            assert (await client.create(CLASSES, body))["metadata"]["generation"] == 1
+            changed = await client.patch(f"{CLASSES}/{name}", {"spec": {"selectors": None}})
+            assert changed.body["metadata"]["generation"] == 2
+            refused = await client.patch(f"{CLASSES}/{name}", {"spec": {"selectors": [{}]}})
+            assert causes(refused) == {("spec.selectors[0].cel", "FieldValueRequired")}
+        finally:
+            await client.request("DELETE", f"{CLASSES}/{name}")
