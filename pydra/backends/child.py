@@ -32,7 +32,7 @@ _PR_SET_PDEATHSIG = 1
 _LEAVE_SECONDS = 3.0
 
 
-class _Unusable(Exception):  # noqa: N818 - an answer, not a failure of this module
+class _Unusable(Exception):
     """The backend cannot be called; the refusal says why."""
 
     def __init__(self, refusal: Refusal) -> None:

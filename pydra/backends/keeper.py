@@ -82,7 +82,9 @@ class Keeper:
     def refuse_if_over(self) -> None:
         """Raises ContractError or BackendUnavailable when waiting for the process is in vain."""
         if self.refused is not None:
-            raise ContractError(self._source.name, self.refused.violations) from self.refused
+            error = ContractError(self._source.name, self.refused.violations)
+            error.details = self.refused.details  # a new one each time: a raised error collects tracebacks
+            raise error from None
         if self._state is BackendState.STOPPED:
             raise self.unavailable()
 
