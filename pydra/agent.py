@@ -71,7 +71,10 @@ async def serve(settings: Settings, sources: Sequence[BackendSource], reread: Ca
         recorder = _build_recorder(client, settings, metrics)
         tracer = open_tracer(os.environ, node=settings.node_name, version=__version__)
         around = Surroundings(settings=settings, client=client, metrics=metrics, record=recorder.record, tracer=tracer)
-        drivers = [Driver(source, around) for source in sources]
+        drivers = [
+            Driver(source, around, driver=settings.drivers.get(name, ""))
+            for name, source in zip(settings.backends, sources, strict=True)
+        ]
         if endpoint := settings.http_endpoint:
             missing = _build_readiness(drivers)
             await stack.enter_async_context(serve_http(*endpoint, metrics=metrics, missing=missing))

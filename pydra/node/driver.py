@@ -26,10 +26,11 @@ _log = logging.getLogger(__name__)
 class Driver:
     """One backend. `run` returns after `stop` was set and the calls in flight have ended."""
 
-    def __init__(self, source: BackendSource, around: Surroundings) -> None:
+    def __init__(self, source: BackendSource, around: Surroundings, *, driver: str = "") -> None:
+        """`driver` is the name that the settings give it, instead of its own."""
         settings = around.settings
         self.backend = source.name
-        self._source = source
+        self._named = driver
         self._around = around
         self._missing = f"backend {source.name}: is starting"
         self._registered = False
@@ -74,7 +75,7 @@ class Driver:
         self._missing = text and f"driver of backend {self.backend}: {text}"
 
     def _name_driver(self, facts: BackendFacts) -> str:
-        driver = self._around.settings.drivers.get(self._source.name) or facts.driver
+        driver = self._named or facts.driver
         if not driver:
             raise SettingsError(
                 [f"backend {self.backend} has no driver name of its own; give it one: --driver {self.backend}=NAME"]

@@ -1,0 +1,118 @@
+"""The real agent as a process beside an embedded node, with any flags, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+from anyio.abc import Process
+
+from pydra.embedded.node import EmbeddedNode
+
+DEADLINE = 30.0
+BACKENDS = Path(__file__).parent / "backends"
+
+
+class Agent:
+    """A running agent."""
+
+    def __init__(self, process: Process, log: Path, port: int) -> None:
+        self.process = process
+        self.log = log
+        self.port = port
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it logged, as JSON."""
+        found = []
+        for line in self.log.read_text().splitlines():
+            assert line.startswith("{"), f"not a JSON line: {line}"
+            found.append(json.loads(line))
+        return found
+
+    def messages(self) -> str:
+        """All log messages, one to a line."""
+        return "\n".join(str(line["message"]) for line in self.lines())
+
+    async def get(self, path: str) -> tuple[int, str]:
+        """Status and text of a GET on its HTTP endpoint; (0, "") while nothing listens."""
+        timeout = aiohttp.ClientTimeout(total=5)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(f"http://127.0.0.1:{self.port}{path}") as response,
+            ):
+                return response.status, await response.text()
+        except aiohttp.ClientError:
+            return 0, ""
+
+    async def wait_ready(self, status: int = 200) -> str:
+        """What /readyz says once it answers with this status."""
+        with anyio.fail_after(DEADLINE):
+            while True:
+                found, text = await self.get("/readyz")
+                if found == status:
+                    return text
+                await anyio.sleep(0.02)
+
+    async def wait_log(self, said: Callable[[str], bool]) -> str:
+        """The messages, once they satisfy `said`."""
+        with anyio.fail_after(DEADLINE):
+            while not said(self.messages()):
+                await anyio.sleep(0.02)
+        return self.messages()
+
+    async def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        self.process.terminate()
+        with anyio.fail_after(DEADLINE):
+            return await self.process.wait()
+
+
+@asynccontextmanager
+async def run_agent(
+    node: EmbeddedNode, *flags: str, environ: Mapping[str, str] = {}, name: str = "agent"
+) -> AsyncIterator[Agent]:
+    """The agent with these flags on the node; killed at the end if it still runs."""
+    log, port = Path(node.root, f"{name}.log"), free_port()
+    arguments = [
+        *("--node-name", node.settings.node_name, "--kubeconfig", str(node.server.kubeconfig)),
+        *("--kubelet-root", node.settings.root, "--cdi-dir", node.cdi_directory),
+        *("--http-address", f"127.0.0.1:{port}", "--log-format", "json", *flags),
+    ]
+    python_path = os.pathsep.join([str(BACKENDS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    surroundings = {
+        **os.environ,
+        "PYTHONPATH": python_path,
+        "PYDRA_SIM_STATE": f"{node.root}/hardware",
+        **environ,
+    }
+    with log.open("wb") as output:
+        process = await anyio.open_process(
+            [sys.executable, "-m", "pydra.cli.agent", *arguments],
+            stdin=None,
+            stdout=output,
+            stderr=output,
+            env=surroundings,
+        )
+    async with process:
+        try:
+            yield Agent(process, log, port)
+        finally:
+            if process.returncode is None:
+                process.kill()
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

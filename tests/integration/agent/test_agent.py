@@ -1,0 +1,148 @@
+"""The agent as its admin meets it: a process with flags, signals, logs, an HTTP endpoint and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import anyio
+
+from pydra.embedded.node import run_node
+from pydra.kube.resources import RESOURCE_SLICES
+from tests.integration.agent.process import run_agent
+
+
+def ignore(step: object) -> None:
+    """The node's story is not told here."""
+
+
+def complain(*flags: str, **environ: str) -> tuple[int, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYDRA_", "KUBE"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "pydra.cli.agent", *flags],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+        env={**clean, "HOME": "/nonexistent", **environ},
+    )
+    return done.returncode, done.stderr
+
+
+def test_wrong_settings_are_named_on_stderr_and_end_with_2() -> None:
+    code, said = complain("--backend", "sim", "--prepare-deadline", "99", "--node-name", "n")
+    assert code == 2
+    assert said.splitlines()[0].startswith("pydra-agent: prepareDeadline: 99 s is too long")
+    assert "Traceback" not in said
+
+
+def test_a_backend_that_is_not_installed_is_named_beside_those_that_are() -> None:
+    code, said = complain("--backend", "simm", "--node-name", "n")
+    assert code == 2
+    assert "backend simm is not installed" in said
+    assert "sim" in said
+    assert "Traceback" not in said
+
+
+def test_no_way_to_the_api_server_is_said_with_what_to_do() -> None:
+    code, said = complain("--backend", "sim", "--node-name", "n", "--http-address", "")
+    assert code == 2
+    assert "--kubeconfig" in said
+    assert "Traceback" not in said
+
+
+async def test_the_agent_becomes_ready_publishes_its_devices_and_stops_with_0() -> None:
+    async with run_node(ignore) as node, run_agent(node, "--backend", "sim") as agent:
+        assert await agent.wait_ready() == "ok\n"
+        found = await node.client.list(RESOURCE_SLICES)
+        assert [len(one["spec"]["devices"]) for one in found.items] == [8]
+        _, text = await agent.get("/metrics")
+        assert 'pydra_registered{driver="sim.pydra.dev"} 1.0' in text
+        assert 'pydra_devices{driver="sim.pydra.dev",health="Healthy"} 8.0' in text
+        assert await agent.stop() == 0
+        assert agent.lines()[-1]["message"] == "stopped; what is prepared stays prepared"
+        assert list(Path(node.settings.registry).iterdir()) == []
+
+
+async def test_slices_outlive_the_agent_and_are_not_written_by_the_next() -> None:
+    async with run_node(ignore) as node:
+        versions = []
+        for name in ("first", "second"):
+            async with run_agent(node, "--backend", "sim", name=name) as agent:
+                await agent.wait_ready()
+                await agent.wait_log(lambda text: "is published" in text)
+                found = await node.client.list(RESOURCE_SLICES)
+                versions.append([one["metadata"]["resourceVersion"] for one in found.items])
+                assert await agent.stop() == 0
+        assert versions[0] == versions[1]
+
+
+async def test_a_backend_that_breaks_its_contract_is_refused_with_all_faults_while_the_others_serve() -> None:
+    async with run_node(ignore) as node, run_agent(node, "--backend", "lawless:", "--backend", "sim") as agent:
+        await agent.wait_log(lambda text: "prepare" in text and "unprepare" in text and "Not A Driver" in text)
+        with anyio.fail_after(20):
+            while "sim" in (missing := (await agent.get("/readyz"))[1]) or not missing:
+                await anyio.sleep(0.02)
+        assert "backend lawless" in missing
+        assert len((await node.client.list(RESOURCE_SLICES)).items) == 1
+
+
+async def test_two_backends_of_one_driver_name_are_told_apart_by_a_setting() -> None:
+    async with run_node(ignore) as node:
+        async with run_agent(node, "--backend", "sim", "--backend", "modest:") as agent:
+            text = await agent.wait_log(lambda text: "is served by backend" in text)
+            assert "--driver " in text
+            await agent.stop()
+        flags = ("--backend", "sim", "--backend", "modest:", "--driver", "modest:=modest.example.com")
+        async with run_agent(node, *flags, name="named") as agent:
+            await agent.wait_ready()
+            with anyio.fail_after(20):
+                while len((await node.client.list(RESOURCE_SLICES)).items) < 2:
+                    await anyio.sleep(0.02)
+            assert await agent.stop() == 0
+
+
+async def test_a_hangup_rereads_the_log_level_and_names_what_needs_a_restart() -> None:
+    async with run_node(ignore) as node:
+        config = Path(node.root, "config.yaml")
+        config.write_text("logLevel: error\n")
+        async with run_agent(node, "--backend", "sim", "--config", str(config)) as agent:
+            await agent.wait_ready()
+            assert agent.lines() == []
+            config.write_text("logLevel: info\nsweepPeriod: 60\n")
+            agent.process.send_signal(signal.SIGHUP)
+            await agent.wait_log(lambda text: "settings read again; need a restart: sweep_period" in text)
+            config.write_text("logLevel: shout\n")
+            agent.process.send_signal(signal.SIGHUP)
+            await agent.wait_log(lambda text: "the settings are as before" in text)
+            assert await agent.stop() == 0
+
+
+async def test_an_api_server_that_comes_late_is_waited_for() -> None:
+    async with run_node(ignore) as node, AsyncExitStack() as later:
+        async with node.server.down():
+            agent = await later.enter_async_context(run_agent(node, "--backend", "sim"))
+            await agent.wait_log(lambda text: "trying again" in text)
+            assert agent.process.returncode is None
+            assert "is published" not in agent.messages()
+        await agent.wait_log(lambda text: "is published" in text)
+        assert await agent.stop() == 0
+
+
+async def test_a_kubelet_whose_directory_comes_late_is_waited_for() -> None:
+    async with run_node(ignore) as node:
+        elsewhere = Path(node.root, "late")
+        elsewhere.mkdir()
+        async with run_agent(node, "--backend", "sim", "--kubelet-root", str(elsewhere)) as agent:
+            await agent.wait_ready(503)
+            with anyio.fail_after(20):
+                while "plugins_registry" not in (await agent.get("/readyz"))[1]:
+                    await anyio.sleep(0.02)
+            (elsewhere / "plugins_registry").mkdir()
+            with anyio.fail_after(20):
+                while not any((elsewhere / "plugins_registry").iterdir()):
+                    await anyio.sleep(0.02)
