@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class LineTooLong(ValueError):  # noqa: N818 - the fact is its name
+class LineTooLong(ValueError):
     """A line grew over the limit; the stream cannot be read further."""
 
 

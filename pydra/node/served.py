@@ -32,9 +32,10 @@ from pydra.claims.model import PreparedDevice
 from pydra.claims.outcome import ClaimRef
 from pydra.claims.outside import Limits
 from pydra.claims.preparer import ClaimPreparer
+from pydra.claims.reports import ClaimEvent, ClaimFailed, ClaimUnprepared
 from pydra.claims.sweep import Sweep
 from pydra.devices import DeviceHealth, Health, TaintEffect
-from pydra.errors import CheckpointError, PydraError
+from pydra.errors import CheckpointError, DeviceInUse, PydraError
 from pydra.inventory import HealthPolicy, Published
 from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra.kube.watch import Reflector
@@ -85,7 +86,8 @@ class Served:
         async with anyio.create_task_group() as parts:
             claims = self._build_claims(parts)
             self._start_telemetry(parts)
-            parts.start_soon(self._build_sweep(claims).run, name=f"sweep of {self._driver}")
+            self._sweep = self._build_sweep(claims)
+            parts.start_soon(self._sweep.run, name=f"sweep of {self._driver}")
             async with anyio.create_task_group() as front:
                 front.start_soon(self._build_plugin(claims).run, name=f"kubelet plugin {self._driver}")
                 await stop.wait()
@@ -139,7 +141,7 @@ class Served:
             holdings=Holdings(self._checkpoints, self._lock),
             execution=execution,
             limits=limits,
-            report=self._report,
+            report=self._hear_claims,
             span=self._around.tracer.span,
         )
 
@@ -216,6 +218,14 @@ class Served:
                 self._missing(f"the kubelet refuses it: {message}")
             case Serving():
                 self._missing("the kubelet has not registered it yet")
+        self._report(event)
+
+    def _hear_claims(self, event: ClaimEvent) -> None:
+        match event:
+            case ClaimUnprepared(ref=ref):
+                self._supervisor.pardon(ref.uid)
+            case ClaimFailed(error=DeviceInUse()):
+                self._sweep.hint()  # whoever holds the device may be gone
         self._report(event)
 
     async def _fetch_claim(self, ref: ClaimRef) -> JsonObject:

@@ -14,7 +14,7 @@ from pydra.embedded.kubelet.settings import KubeletSettings
 from pydra.embedded.kubelet.steps import Deregistered, Registered, Report
 
 
-class NotRegistered(Exception):  # noqa: N818 - a state, said as the kubelet says it
+class NotRegistered(Exception):
     """No instance of the driver is registered."""
 
     def __init__(self, driver: str) -> None:

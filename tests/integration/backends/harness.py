@@ -61,5 +61,5 @@ async def supervised(
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that other tasks or processes bring about."""
     with anyio.fail_after(10):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
+        while not condition():
             await anyio.sleep(0.005)

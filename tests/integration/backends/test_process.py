@@ -72,7 +72,7 @@ async def test_the_process_has_no_terminal_no_core_files_and_no_descriptors_of_t
             assert links["0"] == "/dev/null"
             assert all(links[fd].startswith("pipe:") for fd in ("1", "2"))
             assert str(secret) not in links.values()
-            limits = Path(f"/proc/{pid}/limits").read_text()  # noqa: ASYNC240 - kept in memory by the kernel
+            limits = Path(f"/proc/{pid}/limits").read_text()
             assert os.getsid(pid) == pid
     (core,) = (line for line in limits.splitlines() if line.startswith("Max core file size"))
     assert core.split()[4:6] == ["0", "0"]

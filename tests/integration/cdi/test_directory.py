@@ -1,4 +1,4 @@
-# ruff: noqa: ASYNC240 - a test may look at the disk while its loop waits
+
 """CDI files on a real disk: names, modes, atomicity, and leaving what is another's alone."""
 
 from __future__ import annotations

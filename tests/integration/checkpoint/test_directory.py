@@ -1,4 +1,4 @@
-# ruff: noqa: ASYNC221, ASYNC240 - a test may look at the disk while its loop waits
+# ruff: noqa: ASYNC221 - a test may look at the disk while its loop waits
 """Records on a real disk: kept, seen by another instance, set aside when unreadable, and safe when the disk refuses."""
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ T = TypeVar("T")
 async def wait_until(condition: Callable[[], T]) -> T:
     """The condition's first true value."""
     with anyio.fail_after(DEADLINE):
-        while not (value := condition()):  # noqa: ASYNC110 - files and fakes set no event
+        while not (value := condition()):
             await anyio.sleep(0.002)
         return value
 
@@ -120,7 +120,7 @@ async def serve(root: Path, *, driver: str = DRIVER, wait: bool = True, **option
             scope.cancel()
 
 
-class Failed(Exception):  # noqa: N818 - a call's outcome
+class Failed(Exception):
     """A call ended with an error: gRPC's code by name, and its text."""
 
     def __init__(self, code: str, text: str) -> None:

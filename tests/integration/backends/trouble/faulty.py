@@ -66,7 +66,7 @@ async def unprepare(claim: pydra.Claim, prepared: Sequence[pydra.PreparedDevice]
 
 
 async def wait_changed() -> None:
-    while not _switch("changed"):  # noqa: ASYNC110 - a file, written by the test
+    while not _switch("changed"):
         await asyncio.sleep(0.01)
     (Path(os.environ["FAULTY_DIR"]) / "changed").unlink()
 
