@@ -35,6 +35,7 @@ class Channel(asyncio.Protocol, Generic[M]):
         self._writable = asyncio.Event()
         self._closed = asyncio.Event()
         self._ended = False
+        self._finished = False
 
     async def open(self, sock: socket.socket) -> None:
         """Take over the connected socket."""
@@ -42,9 +43,9 @@ class Channel(asyncio.Protocol, Generic[M]):
         await loop.create_connection(lambda: self, sock=sock)
 
     def send(self, message: Message) -> None:
-        """Queue a message. Raises WireError when it is too large; does nothing once the connection is gone."""
+        """Queue a message. Raises WireError when it is too large; dropped once the connection is gone or finished."""
         frame = build_frame(message)
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._finished and not self._transport.is_closing():
             self._transport.write(frame)
 
     async def drain(self) -> None:
@@ -53,7 +54,8 @@ class Channel(asyncio.Protocol, Generic[M]):
 
     def finish(self) -> None:
         """Say that no more will be sent; the other end may still answer."""
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None and not self._finished and not self._transport.is_closing():
+            self._finished = True
             self._transport.write_eof()
 
     def close(self) -> None:

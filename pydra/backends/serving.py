@@ -44,7 +44,7 @@ class CallServer:
             case Call(id=call_id, method=method):
                 task = self._tasks.create_task(self._serve(message), name=f"{method.value}#{call_id}")
                 self._running[call_id] = task
-                task.add_done_callback(lambda _: self._running.pop(call_id, None))
+                task.add_done_callback(lambda done: self._forget(call_id, done))
             case Cancel(id=call_id) if call_id in self._running:
                 task = self._running[call_id]
                 task.cancel()
@@ -54,6 +54,12 @@ class CallServer:
         """Ask every call to end."""
         for task in self._running.values():
             task.cancel()
+
+    def _forget(self, call_id: int, task: asyncio.Task[None]) -> None:
+        """A call that was cancelled before its first step never began, and so cannot answer for itself."""
+        self._running.pop(call_id, None)
+        if task.cancelled():
+            self._send(Failure(id=call_id, fault=Fault(kind=FaultKind.CANCELLED, message="it was cancelled")))
 
     async def _serve(self, call: Call) -> None:
         answer = await self._answer(call)
