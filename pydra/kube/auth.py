@@ -12,9 +12,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-import aiohttp
 import anyio
-import yaml
 
 from pydra.errors import SettingsError
 from pydra.kube import lazy
@@ -22,10 +20,11 @@ from pydra.kube import lazy
 lazy.install()
 
 # After the lazy packages are in place, or these lines load 770 modules.
-from kubernetes_asyncio.client import Configuration  # noqa: E402
+from kubernetes_asyncio.client.configuration import Configuration  # noqa: E402
 from kubernetes_asyncio.config.config_exception import ConfigException  # noqa: E402
 
 from pydra.kube.kubeconfig import kubeconfig_loader  # noqa: E402
+from pydra.kube.transport import aiohttp  # noqa: E402
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +34,11 @@ RENEWAL_PERIOD = 60.0
 is what client-go does."""
 EXEC_DEADLINE = 30.0
 
-# What the loaders raise for files that are missing, unreadable, not YAML, of the wrong shape, or refused by an
+# What the loaders raise for files that are missing, unreadable, of the wrong shape, or refused by an
 # identity provider; they check little before they index.
 _LOADER_ERRORS = (
     ConfigException,
     OSError,
-    yaml.YAMLError,
     aiohttp.ClientError,
     ValueError,
     TypeError,
@@ -185,6 +183,6 @@ def _build_ssl_context(configuration: Configuration, *, strict: bool) -> ssl.SSL
 
 def _say(error: BaseException) -> str:
     text = str(error)
-    if isinstance(error, ConfigException | OSError | yaml.YAMLError) and text:
+    if isinstance(error, ConfigException | OSError) and text:
         return text
     return f"not a usable kubeconfig ({type(error).__name__}{': ' + text if text else ''})"

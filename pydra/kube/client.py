@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager
 from types import MappingProxyType, TracebackType
 from urllib.parse import urlencode
 
-import aiohttp
 import anyio
 import msgspec
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_before_delay
@@ -26,6 +25,7 @@ from pydra.kube.failures import Status, build_error, build_unanswered, parse_sta
 from pydra.kube.lines import LineSplitter, LineTooLong
 from pydra.kube.resources import JsonObject, ObjectList, Resource, WatchEvent, WatchEventType, build_path
 from pydra.kube.session import open_session
+from pydra.kube.transport import aiohttp
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from pydra.kube import lazy
 
 lazy.install()
 
-from kubernetes_asyncio.client import Configuration  # noqa: E402
+from kubernetes_asyncio.client.configuration import Configuration  # noqa: E402
 from kubernetes_asyncio.config.config_exception import ConfigException  # noqa: E402
 
 INLINE = ("certificate-authority", "client-certificate", "client-key")
@@ -43,15 +43,16 @@ def kubeconfig_loader(path: str, context: str) -> Callable[[Configuration], Awai
 
 
 def _build_loader(path: str, context: str, owner: object) -> Any:
-    from kubernetes_asyncio.config.kube_config import (  # noqa: PLC0415 - 4 MiB that a pod does not need
-        KubeConfigLoader,
-        KubeConfigMerger,
-    )
+    import yaml  # noqa: PLC0415 - as the next import, 5 MiB that a pod does not need
+    from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger  # noqa: PLC0415
 
     for part in filter(None, path.split(os.pathsep)):
         if not os.path.isfile(os.path.expanduser(part)):
             raise ConfigException(f"there is no file {part}")
-    config = KubeConfigMerger(path).config
+    try:
+        config = KubeConfigMerger(path).config
+    except yaml.YAMLError as error:
+        raise ConfigException(str(error)) from error
     if config is None:
         raise ConfigException("it is empty")
     entries = [entry.value.get(kind[:-1]) for kind in ("clusters", "users") for entry in config.value.get(kind) or ()]

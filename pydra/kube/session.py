@@ -5,9 +5,8 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-import aiohttp
-
 from pydra.kube.auth import Credentials
+from pydra.kube.transport import aiohttp
 
 CONNECTIONS = 64
 """Connections at once, watches included. More would only cost handshakes: 64 requests are answered in milliseconds."""

@@ -62,6 +62,18 @@ def test_the_package_still_works_as_it_is_documented() -> None:
     assert 2 <= len(models) < 30
 
 
+def test_what_the_configuration_hardly_uses_waits_for_its_use() -> None:
+    program = (
+        CLIENT,
+        "assert 'urllib3' not in sys.modules and 'yaml' not in sys.modules",
+        "from kubernetes_asyncio.client import Configuration",
+        "assert Configuration(username='a', password='b').get_basic_auth_token() == 'Basic YTpi'",
+        "import urllib3.exceptions",
+        "assert urllib3.util.make_headers",
+    )
+    assert loaded("import sys", *program)
+
+
 def test_a_switch_imports_the_package_as_it_is() -> None:
     assert len(loaded(CLIENT, **{EAGER_SWITCH: "1"})) > 500
 
