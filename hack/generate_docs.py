@@ -54,8 +54,8 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "Served at `/metrics`. All series of a backend exist from its start, at zero. Measurements of the hardware come from",
-        "the backend and are called `pydra_<backend>_<name>`.",
+        "Served at `/metrics`. All series of a backend exist from its start, at zero. Measurements of the hardware",
+        "come from the backend and are called `pydra_<backend>_<name>`.",
         "",
         "| series | kind | labels | |",
         "|---|---|---|---|",

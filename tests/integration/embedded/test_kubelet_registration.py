@@ -11,7 +11,8 @@ from grpclib import GRPCError, Status
 from pydra.embedded.faults import Fault
 from pydra.embedded.kubelet.registration import DraService
 from pydra.embedded.kubelet.steps import Deregistered, Registered, RegistrationFailed, SlicesWiped
-from tests.integration.embedded.kubelet_world import FakePlugin, World, open_world, running_plugin
+from tests.integration.embedded.fake_plugin import FakePlugin
+from tests.integration.embedded.kubelet_world import World, open_world, running_plugin
 
 DRIVER = "gpu.example.com"
 
