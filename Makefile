@@ -27,7 +27,7 @@ run: setup ## an embedded node with simulated accelerators, explained as it happ
 	$(BIN)/pydra dev $(ARGS)
 
 .PHONY: test
-test: lint types unit wheels ## lint, types and all tests: what CI runs
+test: lint types house wheels ## lint, types and all tests, against the installed wheels: what CI runs
 
 .PHONY: lint
 lint: setup ## ruff and import-linter
@@ -40,13 +40,17 @@ types: setup ## mypy on everything, pyright (basedpyright: it needs no Node) on 
 	$(BIN)/mypy
 	$(BIN)/basedpyright >$(VENV)/pyright.log || { cat $(VENV)/pyright.log; false; }
 
+.PHONY: house
+house: setup ## the tests of the repository itself: floors, sizes, docs, generated files
+	$(BIN)/pytest -q tests/house
+
 .PHONY: unit
-unit: setup ## all tests against the sources (ARGS goes to pytest)
+unit: setup ## all tests against the sources, for work in progress (ARGS goes to pytest)
 	$(BIN)/pytest -q -n 2 $(ARGS)
 
 .PHONY: wheels
-wheels: setup ## build the wheels, install them into an empty environment, and try them there
-	$(BIN)/python hack/check_wheels.py
+wheels: setup ## build the wheels, install them into an empty environment, and run all tests there (ARGS goes to pytest)
+	$(BIN)/python hack/check_wheels.py $(ARGS)
 
 .PHONY: e2e
 e2e: setup ## the tests against the cluster that KUBECONFIG names
