@@ -139,12 +139,21 @@ def _load(target: str) -> Any:
         loaded: Any = importlib.import_module(module)
         for name in filter(None, attribute.split(".")):
             loaded = getattr(loaded, name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # another one, that it needs
+            raise _unloadable(target, error) from error
+        problem = f"there is no module {error.name} on the module path; is it installed, or in PYTHONPATH?"
+        raise _Unusable(Refusal(fault=Fault(kind=FaultKind.CONTRACT, problems=(problem,)), final=True)) from error
     except BaseException as error:  # the call boundary, for the module's own code
-        fault = build_fault(error)
-        problem = f"{target} cannot be loaded: {fault.message}"
-        refused = Fault(kind=FaultKind.CONTRACT, problems=(problem,), traceback=fault.traceback)
-        raise _Unusable(Refusal(fault=refused, final=True)) from error
+        raise _unloadable(target, error) from error
     return loaded
+
+
+def _unloadable(target: str, error: BaseException) -> _Unusable:
+    fault = build_fault(error)
+    problem = f"{target} cannot be loaded: {fault.message}"
+    refused = Fault(kind=FaultKind.CONTRACT, problems=(problem,), traceback=fault.traceback)
+    return _Unusable(Refusal(fault=refused, final=True))
 
 
 def _refuse_violations(violations: tuple[str, ...]) -> None:

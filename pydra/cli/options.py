@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pydra.backends.environment import variable_prefix
 from pydra.errors import SettingsError
 from pydra.settings import Settings
 
@@ -113,7 +114,7 @@ def read_values(arguments: argparse.Namespace, environ: Mapping[str, str]) -> di
 def _unknown_variables(environ: Mapping[str, str], backends: Sequence[str]) -> list[str]:
     # PYDRA_SIM_SCENARIO and the like belong to the backend named in them, and reach its process unread.
     known = {variable_of(option) for option in OPTIONS} | {"PYDRA_CONFIG"}
-    theirs = tuple(f"PYDRA_{str(name).upper().replace('-', '_')}_" for name in backends)
+    theirs = tuple(f"{variable_prefix(str(name))}_" for name in backends)
     return sorted(
         name for name in environ if name.startswith("PYDRA_") and name not in known and not name.startswith(theirs)
     )

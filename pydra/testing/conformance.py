@@ -9,21 +9,33 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+import tempfile
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from types import ModuleType
 
 import anyio
 
 from pydra.backends.discovery import BackendSource, choose_backend, find_backend
-from pydra.backends.events import BackendEvent, BackendFacts, BackendStartFailed, HintsFailed
+from pydra.backends.environment import extend_module_path, variable_prefix
+from pydra.backends.events import BackendEnded, BackendEvent, BackendFacts, BackendStartFailed, HintsFailed
 from pydra.backends.limits import Deadlines, RestartPolicy
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.wire import Method
 from pydra.cdi.spec import build_spec
 from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
 from pydra.device_rules import check_counter_set, check_device, check_references, is_driver_name
-from pydra.devices import Device, HealthStatus, Inventory
-from pydra.errors import BackendError, ClaimError, InvalidConfig, PydraError, SettingsError
+from pydra.devices import Capacity, Device, HealthStatus, Inventory, Quantity
+from pydra.errors import (
+    BackendError,
+    BackendUnavailable,
+    ClaimError,
+    DeviceInUse,
+    InvalidConfig,
+    PydraError,
+    SettingsError,
+)
 from pydra.testing.report import Check, Report
 
 _ABSENT = "pydra-no-such-device"
@@ -36,12 +48,18 @@ _Probe = Callable[[], Awaitable[list[str]]]
 def check_backend(target: str | object, *, prepare: bool = True) -> Report:
     """Examine an installed backend by name, `module:attribute`, or an importable module or object.
 
-    Prepares, and unprepares, its first healthy device; with `prepare` false the hardware is only read.
+    Prepares, and unprepares, its first healthy device that no one holds; with `prepare` false the hardware
+    is only read. What this process can import, the backend's can. Simulated hardware keeps its state in a
+    directory of the check's own, unless PYDRA_<NAME>_STATE names one.
     Raises SettingsError when there is no such backend.
     """
     source = find_backend(target) if isinstance(target, str) else _locate(target)
     logging.getLogger("pydra").addHandler(logging.NullHandler())  # crashes are part of it; the report tells of others
-    return anyio.run(lambda: examine(source, prepare=prepare))
+    # Direct targets only: an installed backend is found without the caller's path, as on a node.
+    places = () if source.distribution else (*sys.path, "")
+    with tempfile.TemporaryDirectory(prefix="pydra-check-") as state:
+        environ = {f"{variable_prefix(source.name)}_STATE": state, **os.environ}
+        return anyio.run(lambda: examine(source, prepare=prepare, environ=extend_module_path(environ, places)))
 
 
 async def examine(
@@ -52,18 +70,21 @@ async def examine(
     environ: Mapping[str, str] | None = None,
 ) -> Report:
     """What `check_backend` does, inside an event loop."""
-    events: list[BackendEvent] = []
+    examination = _Examination(source.name)
     supervisor = BackendSupervisor(
         source,
         deadlines=deadlines,
         restarts=RestartPolicy(first=0.05, cap=1.0),
         environ=environ,
-        report=events.append,
+        report=examination.hear,
     )
-    examination = _Examination(supervisor, events)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(supervisor.run)
-        checks = await examination.run(connect=deadlines.connect, prepare=prepare)
+        try:
+            checks = await examination.run(supervisor, connect=deadlines.connect, prepare=prepare)
+        finally:
+            with anyio.move_on_after(deadlines.unprepare, shield=True):
+                await examination.undo(supervisor)
         tasks.cancel_scope.cancel()
     return Report(backend=source.name, checks=checks)
 
@@ -71,22 +92,41 @@ async def examine(
 class _Examination:
     """The probes, each of which returns the problems that it found."""
 
-    def __init__(self, supervisor: BackendSupervisor, events: list[BackendEvent]) -> None:
-        self._backend = supervisor
-        self._events = events
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._backend: BackendSupervisor
+        self._connect_limit = 0.0
+        self._events: list[BackendEvent] = []
+        self._starting: anyio.CancelScope | None = None
         self._checks: list[Check] = []
+        self._notes: list[str] = []
         self._facts: BackendFacts | None = None
         self._inventory = Inventory()
-        self._device: Device | None = None
+        self._device = Device(name=_ABSENT)
+        self._claims: dict[str, Claim] = {}
+        self._held: dict[str, Claim] = {}
         self._prepared: tuple[PreparedDevice, ...] = ()
 
-    async def run(self, *, connect: float, prepare: bool) -> tuple[Check, ...]:
-        await self._probe("it is loaded and connects", lambda: self._connect(connect))
+    async def run(self, supervisor: BackendSupervisor, *, connect: float, prepare: bool) -> tuple[Check, ...]:
+        self._backend, self._connect_limit = supervisor, connect
+        await self._probe("it is loaded and connects", self._connect)
         if self._facts is not None:
             await self._read(self._facts)
             await self._touch(prepare)
             await self._probe("its hints do not fail", self._hints)
         return tuple(self._checks)
+
+    def hear(self, event: BackendEvent) -> None:
+        """What the supervisor reports. The first failure to start is enough: the agent would go on trying."""
+        self._events.append(event)
+        if self._starting is not None and isinstance(event, BackendStartFailed | BackendEnded):
+            self._starting.cancel()
+
+    async def undo(self, supervisor: BackendSupervisor) -> None:
+        """Give back what a probe that failed still holds; it has been told already what is wrong."""
+        for claim in tuple(self._held.values()):
+            with suppress(PydraError):
+                await supervisor.unprepare(claim, ())
 
     async def _read(self, facts: BackendFacts) -> None:
         await self._probe("it names its driver", self._driver)
@@ -96,10 +136,10 @@ class _Examination:
             await self._probe("measure answers", self._measure)
         for kind in facts.config_kinds:
             await self._probe(f"a misspelt field of {kind} is refused", lambda kind=kind: self._misspelt(kind))  # type: ignore[misc]
-        await self._probe("a device that it does not have is refused", self._absent)
 
     async def _touch(self, prepare: bool) -> None:
         probes: list[tuple[str, _Probe]] = [
+            ("a device that it does not have is refused", self._absent),
             ("unprepare succeeds when nothing was prepared", self._unprepare_nothing),
             ("prepare answers, and its edits obey CDI's rules", self._prepare),
             ("prepare again answers the same", self._prepare_again),
@@ -109,11 +149,12 @@ class _Examination:
             ("unprepare succeeds after a crash in prepare, with nothing remembered", self._unprepare_after_crash),
             ("a prepare that was cancelled can be undone", self._cancel),
         ]
-        self._device = next((one for one in self._inventory.devices if _is_usable(one)), None)
+        usable = [one for one in self._inventory.devices if _is_usable(one)]
+        self._device = usable[0] if usable else self._device
         for title, probe in probes:
             if not prepare:
                 self._checks.append(Check(title=title, skipped="asked to leave the hardware alone"))
-            elif self._device is None:
+            elif not usable:
                 self._checks.append(Check(title=title, skipped="no healthy device"))
             else:
                 await self._probe(title, probe)
@@ -125,16 +166,22 @@ class _Examination:
             problems = [f"{error}\n{error.details}".strip()]
         except PydraError as error:
             problems = [f"{type(error).__name__}: {error}"]
-        self._checks.append(Check(title=title, problems=tuple(problems)))
+        self._checks.append(Check(title=title, problems=tuple(problems), notes=tuple(self._notes)))
+        self._notes.clear()
 
     # Reading
 
-    async def _connect(self, limit: float) -> list[str]:
-        with anyio.move_on_after(limit):
+    async def _connect(self) -> list[str]:
+        with anyio.move_on_after(self._connect_limit) as self._starting:
             self._facts = await self._backend.wait_ready()
+        self._starting = None
+        if self._facts is not None:
             return []
-        failed = [event.message for event in self._events if isinstance(event, BackendStartFailed)]
-        return list(dict.fromkeys(failed)) or [f"it was not ready within {limit:g} s"]
+        failed = [
+            f"{event.message}\n{event.details}" for event in self._events if isinstance(event, BackendStartFailed)
+        ]
+        died = [event.diagnosis.report for event in self._events if isinstance(event, BackendEnded)]
+        return [*failed, *died] or [f"it was not ready within {self._connect_limit:g} s"]
 
     async def _driver(self) -> list[str]:
         driver = self._facts.driver if self._facts is not None else ""
@@ -178,36 +225,70 @@ class _Examination:
         api_version, _, name = kind.rpartition("/")
         parameters = {"apiVersion": api_version, "kind": name, "pydraNoSuchField": 1}
         config = OpaqueConfig(source="FromClaim", position="config[0]", parameters=parameters)
+        claim = self._claim(f"misspelt-{name}", Device(name=_ABSENT), config)
         try:
-            await self._backend.prepare(_claim("misspelt", _ABSENT, config))
+            await self._hold(claim)
         except InvalidConfig as error:
+            self._held.pop(claim.uid)
             return [] if "pydraNoSuchField" in str(error) else [f"the error does not name the field: {error}"]
         return ["it was accepted"]
 
     async def _absent(self) -> list[str]:
+        """Advice: what is allocated was published, so that only a device that went away since is met so."""
+        claim = self._claim("absent", Device(name=_ABSENT))
         try:
-            await self._backend.prepare(_claim("absent", _ABSENT))
+            await self._hold(claim)
         except ClaimError:
+            self._held.pop(claim.uid)
             return []
-        return [f"prepare of device {_ABSENT} succeeded; raise pydra.UnknownDevice"]
+        self._notes.append(
+            f"prepare of device {_ABSENT} succeeded; a device may have gone since the scheduler chose it: "
+            "raise pydra.UnknownDevice, and the pod's events say so"
+        )
+        await self._release(claim, ())
+        return []
 
     # Touching
 
-    def _own_claim(self, uid: str) -> Claim:
-        return _claim(uid, self._device.name if self._device is not None else "")
+    def _claim(self, name: str, device: Device, *configs: OpaqueConfig) -> Claim:
+        """The claim of this name, of a uid that no other examination has ever used."""
+        if name not in self._claims:
+            self._claims[name] = _build_claim(name, device, configs)
+        return self._claims[name]
+
+    async def _hold(self, claim: Claim) -> tuple[PreparedDevice, ...]:
+        self._held[claim.uid] = claim
+        return await self._backend.prepare(claim)
+
+    async def _release(self, claim: Claim, prepared: Sequence[PreparedDevice]) -> None:
+        await self._backend.unprepare(claim, prepared)
+        self._held.pop(claim.uid, None)
 
     async def _unprepare_nothing(self) -> list[str]:
-        await self._backend.unprepare(self._own_claim("never"), ())
+        await self._backend.unprepare(self._claim("never", self._device), ())
         return []
 
     async def _prepare(self) -> list[str]:
-        claim = self._own_claim("one")
-        self._prepared = await self._backend.prepare(claim)
-        build_spec(self._facts.driver if self._facts and self._facts.driver else _DRIVER, claim.uid, self._prepared)
+        """Prepare the first device that is free: on a node at work, others are held by claims."""
+        usable = [one for one in self._inventory.devices if _is_usable(one)]
+        for place, device in enumerate(usable, start=1):
+            claim = _build_claim("one", device, ())
+            try:
+                self._prepared = await self._hold(claim)
+            except DeviceInUse as error:
+                if place == len(usable):
+                    raise
+                self._held.pop(claim.uid)
+                self._notes.append(f"{error}; the next one is taken")
+                continue
+            self._device, self._claims["one"] = device, claim
+            driver = self._facts.driver if self._facts is not None else ""
+            build_spec(driver or _DRIVER, claim.uid, self._prepared)
+            break
         return []
 
     async def _prepare_again(self) -> list[str]:
-        again = await self._backend.prepare(self._own_claim("one"))
+        again = await self._hold(self._claim("one", self._device))
         return [] if again == self._prepared else [f"first {self._prepared}, then {again}"]
 
     async def _prepare_after_crash(self) -> list[str]:
@@ -215,38 +296,40 @@ class _Examination:
         return await self._prepare_again()
 
     async def _unprepare(self) -> list[str]:
-        await self._backend.unprepare(self._own_claim("one"), self._prepared)
+        await self._release(self._claim("one", self._device), self._prepared)
         return []
 
     async def _unprepare_after_crash(self) -> list[str]:
-        claim = self._own_claim("two")
-        await self._backend.prepare(claim)
+        claim = self._claim("two", self._device)
+        await self._hold(claim)
         await self._crash()
-        await self._backend.unprepare(claim, ())
-        return await self._still_prepares()
+        await self._release(claim, ())
+        return await self._still_prepares("after-crash")
 
     async def _cancel(self) -> list[str]:
-        claim = self._own_claim("three")
+        claim = self._claim("three", self._device)
         with anyio.CancelScope() as scope:
             scope.cancel()
-            await self._backend.prepare(claim)
+            await self._hold(claim)
         with anyio.move_on_after(0.001):
-            await self._backend.prepare(claim)
-        await self._backend.unprepare(claim, ())
-        return await self._still_prepares()
+            await self._hold(claim)
+        await self._release(claim, ())
+        return await self._still_prepares("after-cancel")
 
-    async def _still_prepares(self) -> list[str]:
-        claim = self._own_claim("after")
-        prepared = await self._backend.prepare(claim)
-        await self._backend.unprepare(claim, prepared)
+    async def _still_prepares(self, name: str) -> list[str]:
+        claim = self._claim(name, self._device)
+        await self._release(claim, await self._hold(claim))
         return []
 
     async def _crash(self) -> None:
         await self._backend.wait_ready()
         before = self._backend.statistics()
         os.kill(before.pid, signal.SIGKILL)
-        while self._backend.statistics().starts == before.starts:
-            await self._backend.wait_changed()
+        with anyio.move_on_after(self._connect_limit):
+            while self._backend.statistics().starts == before.starts:
+                await self._backend.wait_changed()
+            return
+        raise BackendUnavailable(self._name, f"did not come back within {self._connect_limit:g} s after a crash")
 
     async def _hints(self) -> list[str]:
         return [f"{event.message}\n{event.details}" for event in self._events if isinstance(event, HintsFailed)]
@@ -256,9 +339,23 @@ def _is_usable(device: Device) -> bool:
     return device.health.status is not HealthStatus.UNHEALTHY and not device.taints
 
 
-def _claim(uid: str, device: str, *configs: OpaqueConfig) -> Claim:
-    allocated = AllocatedDevice(request="device", pool=_POOL, device=device, configs=configs)
-    return Claim(uid=f"conformance-{uid}", namespace="default", name=f"conformance-{uid}", devices=(allocated,))
+def _build_claim(name: str, device: Device, configs: tuple[OpaqueConfig, ...]) -> Claim:
+    shared = device.allow_multiple_allocations
+    allocated = AllocatedDevice(
+        request="device",
+        pool=_POOL,
+        device=device.name,
+        share_id=str(uuid.uuid4()) if shared else None,
+        consumed_capacity={name: str(_share(one)) for name, one in device.capacity.items()} if shared else {},
+        configs=configs,
+    )
+    return Claim(uid=str(uuid.uuid4()), namespace="default", name=f"conformance-{name}", devices=(allocated,))
+
+
+def _share(capacity: Capacity) -> Quantity:
+    """What a claim gets that does not say how much it wants."""
+    default = capacity.policy.default if capacity.policy is not None else None
+    return capacity.value if default is None else default
 
 
 def _locate(backend: object) -> BackendSource:

@@ -6,11 +6,17 @@ import msgspec
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at; `skipped` says why it was not."""
+    """One thing that was looked at; `skipped` says why it was not, `notes` are advice, no faults."""
 
     title: str
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     skipped: str = ""
+
+    @property
+    def mark(self) -> str:
+        """What came of it in a word: `FAIL`, `skip`, `note` or `ok`."""
+        return "FAIL" if self.problems else "skip" if self.skipped else "note" if self.notes else "ok"
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,9 +40,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """For a terminal: one line a check, its problems indented below, the sum at the end."""
         lines = []
         for check in self.checks:
-            mark = "FAIL" if check.problems else "skip" if check.skipped else "ok"
-            lines.append(f"{mark:<5} {check.title}" + (f" ({check.skipped})" if check.skipped else ""))
-            for problem in check.problems:
+            lines.append(f"{check.mark:<5} {check.title}" + (f" ({check.skipped})" if check.skipped else ""))
+            for problem in (*check.problems, *check.notes):
                 first, *more = problem.splitlines() or [""]
                 lines += [f"      - {first}", *(f"        {line}" for line in more)]
         count = len(self.problems)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -39,6 +39,7 @@ async def supervised(
     patience: Patience = PATIENCE,
     restarts: RestartPolicy = RESTARTS,
     refresh: Callable[[BackendSource], BackendSource] = lambda source: source,
+    environ: Mapping[str, str] = ENVIRON,
     events: list[BackendEvent] | None = None,
 ) -> AsyncIterator[BackendSupervisor]:
     """A supervisor that runs until the block ends."""
@@ -47,7 +48,7 @@ async def supervised(
         deadlines=deadlines,
         patience=patience,
         restarts=restarts,
-        environ={**ENVIRON, "FAULTY_DIR": str(directory)} if directory else ENVIRON,
+        environ={**environ, "FAULTY_DIR": str(directory)} if directory else environ,
         refresh=refresh,
         report=events.append if events is not None else lambda event: None,
     )

@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import anyio
+import anyio.lowlevel
 
 from pydra.backends.channel import Channel
 from pydra.backends.faults import FaultKind
@@ -43,7 +44,7 @@ async def test_a_call_that_is_cancelled_before_its_first_step_is_answered() -> N
         server.receive(Cancel(id=7))
     with anyio.fail_after(5):
         while not sent:
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
     (answer,) = sent
     assert isinstance(answer, Failure)
     assert (answer.id, answer.fault.kind) == (7, FaultKind.CANCELLED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ from pydra.backends.discovery import BackendSource, find_backend
 from pydra.backends.limits import Deadlines
 from pydra.errors import SettingsError
 from pydra.testing import Check, Report, check_backend, examine
-from tests.integration.backends.harness import ENVIRON
+from tests.integration.backends.harness import ENVIRON, TROUBLE, claim, supervised
 
 
 def outcomes(report: Report) -> dict[str, str]:
-    return {check.title: "FAIL" if check.problems else "skip" if check.skipped else "ok" for check in report.checks}
+    return {check.title: check.mark for check in report.checks}
 
 
 async def test_the_reference_backend_keeps_the_contract(tmp_path: Path) -> None:
@@ -37,7 +38,7 @@ async def test_all_faults_of_a_sloppy_backend_are_found_at_once() -> None:
         "discover answers the same again": "FAIL",
         "measure answers": "FAIL",
         "a misspelt field of sloppy.example.com/v1/Lenient is refused": "ok",
-        "a device that it does not have is refused": "FAIL",
+        "a device that it does not have is refused": "note",
         "unprepare succeeds when nothing was prepared": "FAIL",
         "prepare answers, and its edits obey CDI's rules": "FAIL",
         "prepare again answers the same": "FAIL",
@@ -54,8 +55,7 @@ async def test_the_hardware_is_left_alone_on_request(tmp_path: Path) -> None:
     environ = {**ENVIRON, "FAULTY_DIR": str(tmp_path)}
     report = await examine(BackendSource(name="faulty", target="faulty"), environ=environ, prepare=False)
     assert "skip" in outcomes(report).values()
-    begun = (tmp_path / "journal").read_text().split()
-    assert begun == ["prepare", "conformance-absent"]
+    assert not (tmp_path / "journal").exists(), "no claim was shown to it"
 
 
 async def test_a_backend_that_is_refused_is_not_examined_further() -> None:
@@ -70,7 +70,56 @@ async def test_a_backend_that_cannot_connect_says_so(tmp_path: Path) -> None:
     environ = {**ENVIRON, "FAULTY_DIR": str(tmp_path)}
     report = await examine(source, environ=environ, deadlines=Deadlines(connect=1.0))
     (check,) = report.checks
-    assert check.problems == ("backend unfit: connect failed: FileNotFoundError: the driver is not loaded",)
+    (problem,) = check.problems
+    assert problem.splitlines()[0] == "backend unfit: connect failed: FileNotFoundError: the driver is not loaded"
+    assert problem.splitlines()[-2].strip().startswith("raise FileNotFoundError")
+
+
+async def test_what_an_earlier_check_left_behind_is_stepped_over(tmp_path: Path) -> None:
+    environ = {**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path)}
+    async with supervised(source=find_backend("sim"), environ=environ) as killed:
+        await killed.prepare(claim("accel-0", uid="of-a-killed-check"))
+    report = await examine(find_backend("sim"), environ=environ)
+    assert report.ok, report.text
+    assert outcomes(report)["prepare answers, and its edits obey CDI's rules"] == "note"
+    assert "accel-0 is still prepared for claim uid of-a-killed-check" in report.text
+    assert [file.name for file in (tmp_path / "active").iterdir()] == ["accel-0.json"]
+
+
+async def test_what_a_failing_backend_holds_is_given_back(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text("faults: [{call: unprepare, do: raise, count: 3}]")
+    environ = {**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path), "PYDRA_SIM_SCENARIO": str(scenario)}
+    report = await examine(find_backend("sim"), environ=environ)
+    assert "a simulated fault" in report.text
+    assert list((tmp_path / "active").iterdir()) == []
+
+
+async def test_a_shared_device_is_asked_for_a_share(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text("groups: [{shared: true}]")
+    environ = {**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path), "PYDRA_SIM_SCENARIO": str(scenario)}
+    assert (await examine(find_backend("sim"), environ=environ)).ok
+
+
+async def test_a_backend_that_kills_its_process_at_the_start_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "suicide.py").write_text("import os\nos.abort()\n")
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    report = await examine(BackendSource(name="suicide", target="suicide:"), environ=environ)
+    assert "died of SIGABRT" in report.text
+    assert "suicide.py" in report.text, "the stack is there"
+
+
+def test_a_module_beside_the_caller_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.py").write_text((TROUBLE / "sloppy.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    assert check_backend("beside:", prepare=False).checks[0].mark == "ok"
+
+
+def test_a_module_that_is_not_there_is_said_without_a_traceback() -> None:
+    text = check_backend("no_such_module:").text
+    assert "there is no module no_such_module" in text
+    assert "Traceback" not in text
 
 
 def test_a_module_or_an_object_leads_to_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +137,7 @@ def test_the_text_shows_each_check_and_its_problems() -> None:
         Check(title="one"),
         Check(title="two", problems=("first\nsecond", "third")),
         Check(title="three", skipped="no device"),
+        Check(title="four", notes=("advice",)),
     )
     assert Report(backend="x", checks=checks).text.splitlines() == [
         "ok    one",
@@ -96,5 +146,7 @@ def test_the_text_shows_each_check_and_its_problems() -> None:
         "        second",
         "      - third",
         "skip  three (no device)",
+        "note  four",
+        "      - advice",
         "backend x has 2 problems",
     ]
