@@ -224,6 +224,14 @@ class NotFound(KubeError):
 
     reason = "NotFound"
 
+    @property
+    def is_of_object(self) -> bool:
+        """Whether the API itself says that it has no such object.
+
+        A server that does not serve the API at all, or a proxy before it, answers 404 too, but without the reason.
+        """
+        return self.cause == "NotFound"
+
 
 class Gone(KubeError):
     """410: the resource version is too old to continue from; list again."""

@@ -141,7 +141,7 @@ def decide_tidy(record: Record | None, *, boot_id: str, trouble: RecordTrouble |
 
 def is_silence(error: PydraError) -> bool:
     """Whether the API server did not say anything about the claim, not even that there is none."""
-    return isinstance(error, KubeError) and not isinstance(error, NotFound)
+    return isinstance(error, KubeError) and not (isinstance(error, NotFound) and error.is_of_object)
 
 
 def begin(claim: Claim, before: Record | None, *, driver: str, boot_id: str, created: float) -> Record:

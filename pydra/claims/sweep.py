@@ -86,11 +86,11 @@ class Sweep:
         self._hinted = anyio.Event()
 
     async def run(self) -> None:
-        """Sweep now and by period, until cancelled; sooner when a claim is gone and its grace ends, or on a hint."""
+        """Sweep now and by period, until cancelled; sooner when a claim's grace ends, after a problem, or on a hint."""
         while True:
             self._hinted = anyio.Event()
             done = await self.sweep()
-            pause = min(self._period, self._grace) if done.counts.waiting else self._period
+            pause = min(self._period, self._grace) if done.counts.waiting or done.problem else self._period
             with anyio.move_on_after(pause):
                 await self._hinted.wait()
 
@@ -154,8 +154,11 @@ class Sweep:
         try:
             with anyio.fail_after(self._fetch_deadline):
                 found = await self._fetch_claim(ref)
-        except NotFound:
-            return True
+        except NotFound as error:
+            # A server that lost the whole API would make every claim seem gone, those of running pods too.
+            if error.is_of_object:
+                return True
+            raise
         except TimeoutError as error:
             message = f"the API server did not return claim {ref} within {self._fetch_deadline:g} s"
             raise Unavailable(message) from error

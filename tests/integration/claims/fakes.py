@@ -84,9 +84,10 @@ def claim_object(
 
 @dataclass
 class FakeApi:
-    """Claims by name, and the number of reads."""
+    """Claims by name, and the number of reads. One that `has_no_claims` does not serve resource.k8s.io at all."""
 
     claims: dict[str, dict[str, Any]] = field(default_factory=dict)
+    has_no_claims: bool = False
     down: bool = False
     silent: bool = False
     reads: int = 0
@@ -101,8 +102,8 @@ class FakeApi:
             await anyio.sleep_forever()
         if self.down:
             raise Unavailable("the API server does not answer")
-        if wanted.name not in self.claims:
-            raise NotFound(f"no claim {wanted}", status=404)
+        if self.has_no_claims or wanted.name not in self.claims:
+            raise NotFound(f"no claim {wanted}", status=404, cause="" if self.has_no_claims else "NotFound")
         return self.claims[wanted.name]
 
 

@@ -66,7 +66,7 @@ class RealNode:
 
     async def fetch_claim(self, ref: ClaimRef) -> Mapping[str, Any]:
         if ref.uid not in self.claims:
-            raise NotFound(f"no claim {ref}", status=404)
+            raise NotFound(f"no claim {ref}", status=404, cause="NotFound")
         return claim_object(ref.uid, *self.claims[ref.uid])
 
     @asynccontextmanager

@@ -126,6 +126,19 @@ async def test_nothing_is_unprepared_while_the_api_server_does_not_answer_for_ev
     assert set(node.hardware) == {"a", "b"}
 
 
+async def test_a_server_that_does_not_serve_claims_at_all_has_not_lost_one() -> None:
+    node, api = await prepared("a")
+    api.has_no_claims = True
+    clock = Clock()
+    async with sweeping(node, api, clock) as (agent, sweep, _):
+        for clock.now in (0.0, 1000.0):
+            done = await sweep.sweep()
+            assert done.counts == SweepCounts()
+            assert "claims were not looked up" in done.problem
+        assert not isinstance((await agent.preparer.prepare([ref("a")]))["a"], Exception)
+    assert set(node.hardware) == {"a"}
+
+
 async def test_an_api_server_that_hangs_is_as_good_as_down() -> None:
     node, api = await prepared("a")
     api.silent = True
