@@ -289,17 +289,20 @@ class KubeClient:
             headers = {**headers, "Authorization": self._credentials.authorization}
         if data is not None:
             headers = {**headers, "Content-Type": MERGE_PATCH if verb == "patch" else "application/json"}
+        answering = self._session.request(
+            METHODS[verb],
+            url,
+            data=data,
+            headers=headers,
+            timeout=timeout,
+            allow_redirects=False,
+            proxy=self._credentials.proxy,
+            server_hostname=self._credentials.server_hostname,
+        )
+        if timeout is self._deadline:
+            return await answering
         with anyio.fail_after(self._deadline.total):  # a watch has a longer limit, but not for its head
-            return await self._session.request(
-                METHODS[verb],
-                url,
-                data=data,
-                headers=headers,
-                timeout=timeout,
-                allow_redirects=False,
-                proxy=self._credentials.proxy,
-                server_hostname=self._credentials.server_hostname,
-            )
+            return await answering
 
     def _url(self, path: str, query: Mapping[str, str]) -> URL:
         given = {key: value for key, value in query.items() if value}

@@ -25,6 +25,7 @@ from h2.events import UnknownFrameReceived
 from hyperframe.frame import GoAwayFrame
 
 from pydra.kubelet.codec import MAX_MESSAGE
+from pydra.kubelet.gathering import GatheringTransport
 
 
 class RequestBuffer(Buffer):
@@ -120,7 +121,7 @@ class Calls(AbstractHandler):
 class Connection(H2Protocol):
     """An HTTP/2 connection that can tell its client to go elsewhere."""
 
-    transport: asyncio.Transport
+    transport: asyncio.WriteTransport
 
     def __init__(
         self,
@@ -139,10 +140,10 @@ class Connection(H2Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The client is there; grpclib sends the server's SETTINGS at once, for which grpc-go waits."""
-        super().connection_made(transport)
+        self.transport = GatheringTransport(cast("asyncio.Transport", transport))
+        super().connection_made(self.transport)
         # RFC 9113, 5.5: frames of unknown types are to be ignored. grpclib raises NotImplementedError.
         self.processor.processors[UnknownFrameReceived] = lambda _: None
-        self.transport = cast("asyncio.Transport", transport)
         self._opened(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -50,20 +50,23 @@ class Reports:
         self._node = Subject(api_version="v1", kind="Node", name=node, uid=node)
         self._driver = driver
 
-    @singledispatchmethod
     def __call__(self, event: object) -> None:
-        """Nobody asked for this one."""
+        """Take note of an event."""
+        _find_handler(type(event))(self, event)
+
+    @singledispatchmethod
+    def _handle(self, event: object) -> None:
         raise TypeError(f"no handler for {type(event).__name__}")
 
     # The backend's process
 
-    @__call__.register
+    @_handle.register
     def _(self, event: BackendReady) -> None:
         self._metrics.backend_up.labels(event.backend).set(1)
         if event.starts > 1:
             self._metrics.backend_restarts.labels(event.backend).inc()
 
-    @__call__.register
+    @_handle.register
     def _(self, event: BackendEnded) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
         self._metrics.backend_crashes.labels(event.backend, event.diagnosis.signal or "exit").inc()
@@ -75,60 +78,64 @@ class Reports:
         if not claims:
             self._tell(self._node, "BackendDied", f"backend {event.backend}: {event.diagnosis.line}", "Run")
 
-    @__call__.register
+    @_handle.register
     def _(self, event: BackendStartFailed) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
         self._tell(self._node, "BackendStartFailed", f"backend {event.backend}: {event.message}", "Start")
 
-    @__call__.register
+    @_handle.register
     def _(self, event: BackendRefused) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
         self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
         note = f"backend {event.backend} is not served: " + "; ".join(event.violations)
         self._tell(self._node, "BackendContract", note, "Start")
 
-    @__call__.register
+    @_handle.register
     def _(self, event: BackendUndead) -> None:
         note = f"backend {event.backend}: process {event.pid} does not die; it hangs in the kernel, in a device driver"
         self._tell(self._node, "BackendUndead", note, "Run")
 
-    @__call__.register
+    @_handle.register
     def _(self, event: AnswerRejected) -> None:
         self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
         if event.claim is None:
             note = f"backend {event.backend} broke its contract: " + "; ".join(event.violations)
             self._tell(self._node, "BackendContract", note, "Run")
 
-    @__call__.register
+    @_handle.register
     def _(self, event: HintsFailed) -> None:
         self._tell(self._node, "BackendHintsFailed", f"backend {event.backend}: {event.message}", "Run")
 
-    @__call__.register
+    @_handle.register
     def _(self, event: ClaimCondemned) -> None:
         claim = event.claim
         ref = ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name)
         self._tell(claim_subject(ref), "ClaimCondemned", event.message, event.method.value)
 
+    def not_served(self, why: str) -> None:
+        """A backend that keeps its contract and cannot be served as the settings are."""
+        self._tell(self._node, "BackendNotServed", why, "Start")
+
     # Claims
 
-    @__call__.register
+    @_handle.register
     def _(self, event: OperationStarted) -> None:
         self._metrics.in_flight.labels(event.driver, event.operation.value).inc()
 
-    @__call__.register
+    @_handle.register
     def _(self, event: ClaimPrepared) -> None:
         self._finish(event.driver, Operation.PREPARE, "ok", event.seconds)
 
-    @__call__.register
+    @_handle.register
     def _(self, event: ClaimUnprepared) -> None:
         self._finish(event.driver, Operation.UNPREPARE, "ok", event.seconds)
 
-    @__call__.register
+    @_handle.register
     def _(self, event: ClaimFailed) -> None:
         self._finish(event.driver, event.operation, event.error.reason, event.seconds)
         self._tell(claim_subject(event.ref), event.error.reason, str(event.error), event.operation.value)
 
-    @__call__.register
+    @_handle.register
     def _(self, event: SweepDone) -> None:
         failed = bool(event.problem or event.counts.failed)
         self._metrics.sweeps.labels(event.driver, "failed" if failed else "ok").inc()
@@ -140,81 +147,81 @@ class Reports:
         ):
             self._metrics.swept.labels(event.driver, kind).inc(count)
 
-    @__call__.register
+    @_handle.register
     def _(self, event: RecordSetAside) -> None:
         self._metrics.records_set_aside.labels(self._driver).inc()
         note = f"driver {self._driver}: the checkpoint of claim {event.uid} could not be read: {event.why}; "
         self._tell(self._node, "CheckpointSetAside", note + f"it was set aside as {event.path}", "Read")
 
-    @__call__.register
+    @_handle.register
     def _(self, event: RecordTorn) -> None:
         note = f"driver {self._driver}: the last write of the checkpoint of claim {event.uid} is damaged: {event.why}; "
         self._tell(self._node, "CheckpointTorn", note + f"the one before it counts ({event.path})", "Read")
 
-    @__call__.register
+    @_handle.register
     def _(self, event: RecordTooNew) -> None:
         note = f"driver {self._driver}: the checkpoint of claim {event.uid} was written by a newer pydra: {event.why}"
         self._tell(self._node, "CheckpointTooNew", note, "Read")
 
     # The kubelet
 
-    @__call__.register
+    @_handle.register
     def _(self, event: Registered) -> None:
         self._metrics.registered.labels(event.driver).set(1)
 
-    @__call__.register
+    @_handle.register
     def _(self, event: RegistrationRefused) -> None:
         self._metrics.registered.labels(event.driver).set(0)
         self._tell(self._node, "RegistrationRefused", f"driver {event.driver}: {event.message}", "Register")
 
-    @__call__.register
+    @_handle.register
     def _(self, event: Waiting) -> None:
         self._metrics.registered.labels(event.driver).set(0)
 
-    @__call__.register
+    @_handle.register
     def _(self, event: Serving) -> None:
         """The kubelet's own word, Registered, follows."""
 
-    @__call__.register
+    @_handle.register
     def _(self, event: Stopped) -> None:
         self._metrics.registered.labels(event.driver).set(0)
 
-    @__call__.register
+    @_handle.register
     def _(self, event: HealthStreams) -> None:
         self._metrics.health_streams.labels(event.driver).set(event.count)
 
     # Slices and the API server
 
-    @__call__.register
+    @_handle.register
     def _(self, event: SliceWritten) -> None:
         self._metrics.slice_writes.labels(self._driver, event.kind.value).inc()
 
-    @__call__.register
+    @_handle.register
     def _(self, event: PoolPublished) -> None:
         self._metrics.slices.labels(self._driver).set(event.slices)
 
-    @__call__.register
+    @_handle.register
     def _(self, event: PublishFailed) -> None:
         self._metrics.publish_failures.labels(self._driver, event.error.reason).inc()
         self._tell(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
 
-    @__call__.register
+    @_handle.register
     def _(self, event: PoolInvalid) -> None:
         self._metrics.publish_failures.labels(self._driver, "PoolInvalid").inc()
         note = f"driver {self._driver}: nothing new is published: " + "; ".join(event.problems)
         self._tell(self._node, "PoolInvalid", note, "Publish")
 
-    @__call__.register
+    @_handle.register
     def _(self, event: FieldsDropped) -> None:
         for gate in event.gates:
             self._metrics.fields_dropped.labels(self._driver, gate).set(1)
         self._tell(self._node, "FieldsDropped", f"driver {self._driver}: {event}", "Publish")
 
-    @__call__.register
+    @_handle.register
     def _(self, event: WatchFailed) -> None:
         """It is counted as a request."""
 
-    @__call__.register
+    @_handle.register
     def _(self, event: RequestDone) -> None:
         self._metrics.requests.labels(event.verb, event.resource, str(event.status)).observe(event.seconds)
 
@@ -233,6 +240,10 @@ class Reports:
 
     def _tell(self, subject: Subject, reason: str, note: str, action: str) -> None:
         self._record(Notice(subject=subject, reason=reason, note=note, action=action[:1].upper() + action[1:]))
+
+
+# A singledispatchmethod that is called makes a function for each call; its table alone does not.
+_find_handler = Reports.__dict__["_handle"].dispatcher.dispatch
 
 
 def claim_subject(ref: ClaimRef) -> Subject:
