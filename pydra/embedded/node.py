@@ -18,6 +18,7 @@ from pathlib import Path
 import anyio
 from anyio.abc import Process
 
+from pydra.backends.environment import extend_module_path, is_target, variable_prefix
 from pydra.embedded.apiserver import ApiServer
 from pydra.embedded.control_plane import serve_control_plane
 from pydra.embedded.kubelet.kubelet import Kubelet
@@ -123,7 +124,10 @@ async def run_node(report: Report, *, node_name: str = "embedded-node") -> Async
 
 @asynccontextmanager
 async def run_agent(node: EmbeddedNode, backend: str, environment: Mapping[str, str]) -> AsyncIterator[AgentProcess]:
-    """The real agent beside the node, stopped at the end of the block."""
+    """The real agent beside the node, stopped at the end of the block.
+
+    A backend that is not installed, `module:attribute`, may lie in the working directory.
+    """
     address = f"127.0.0.1:{_free_port()}"
     log = Path(node.root, "agent.log")
     # In a session of its own, so that a Ctrl-C at the terminal comes to the story, which stops it in order.
@@ -133,7 +137,7 @@ async def run_agent(node: EmbeddedNode, backend: str, environment: Mapping[str, 
             stdin=None,
             stdout=stream,
             stderr=stream,
-            env={**os.environ, **environment},
+            env={**extend_module_path(os.environ, [""] if is_target(backend) else []), **environment},
             start_new_session=True,
         )
     agent = AgentProcess(process, log, address)
@@ -149,7 +153,7 @@ def scenario_environment(backend: str, scenario: str | None, root: str) -> dict[
 
     A bare name is left to the backend, which may come with scenarios; raises SettingsError for a file that is missing.
     """
-    prefix = "PYDRA_" + backend.upper().replace("-", "_")
+    prefix = variable_prefix(backend)
     variables = {f"{prefix}_STATE": f"{root}/hardware"}
     if scenario:
         if not os.path.exists(scenario) and (os.sep in scenario or scenario.endswith((".yaml", ".yml", ".json"))):

@@ -45,6 +45,8 @@ LOOK_INTERVAL = 0.02
 INTERRUPTED = 130
 POD_ATTEMPTS = 4
 """How often the sample pod may fail before nobody expects it to start or end any more."""
+NEVER_SERVED = ("BackendContract", "BackendNotServed")
+"""The reasons of Events after which no driver registers."""
 RESOURCES = {one.kind: one for one in (DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, PODS)}
 FoundT = TypeVar("FoundT")
 StepT = TypeVar("StepT", bound=Step)
@@ -129,7 +131,8 @@ class Story:
 
     async def _tell_of_start(self, node: EmbeddedNode, agent: AgentProcess) -> None:
         self._say(Passage(headline=f"started: pydra-agent --backend {self._backend}, process {agent.pid}"))
-        driver = (await self._wait_step(Registered, "the driver registers with the kubelet")).plugin.driver
+        registered = await self._wait("the driver registers with the kubelet", lambda: self._find_registered(node))
+        driver = registered.plugin.driver
         slices = await self._wait("the driver publishes its devices", lambda: _find_slices(node, driver))
         self._say(describe_slices(slices))
         sample = read_sample(self._backend, driver)
@@ -170,6 +173,15 @@ class Story:
 
     def _say(self, passage: Passage) -> None:
         self._write(render(passage, self._clock() - self._start))
+
+    async def _find_registered(self, node: EmbeddedNode) -> Registered | None:
+        """The registration; raises StoryError when the agent has said that there will be none."""
+        if found := next((step for step in self._steps if isinstance(step, Registered)), None):
+            return found
+        for event in (await node.client.list(EVENTS)).items:
+            if event.get("reason") in NEVER_SERVED:
+                raise StoryError(f"the agent does not serve the backend; the reason is below ({event['reason']})")
+        return None
 
     async def _wait_step(self, kind: type[StepT], what: str, wanted: Callable[[StepT], bool] = lambda _: True) -> StepT:
         async def look() -> StepT | None:
