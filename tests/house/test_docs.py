@@ -60,3 +60,11 @@ def test_the_python_in_the_readme_is_a_backend_of_25_lines() -> None:
     module = ModuleType("my_fpga")
     exec(compile(source, "README.md", "exec"), module.__dict__)
     assert find_object_violations(module) == ()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/backend.md"])
+def test_the_python_in_the_pages_runs(page: str) -> None:
+    for source in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL):
+        body = ast.parse(source).body
+        if not any(isinstance(statement, ast.Raise) for statement in body):  # those are shown inside prepare
+            exec(compile(source, page, "exec"), {"__name__": "page"})
