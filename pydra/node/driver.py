@@ -33,7 +33,8 @@ class Driver:
         self._named = driver
         self._around = around
         self._missing = f"backend {source.name}: is starting"
-        self._registered = False
+        self._starting = anyio.CancelScope()
+        around.metrics.announce_backend(source.name)
         self._supervisor = BackendSupervisor(
             source,
             deadlines=Deadlines(
@@ -57,19 +58,29 @@ class Driver:
             async with anyio.create_task_group() as serving:
                 serving.start_soon(self._serve_when_ready, stop)
                 await stop.wait()
-                if self._missing:
-                    serving.cancel_scope.cancel()
+                # Only what is not served yet: the rest has calls in flight, and ends after them.
+                self._starting.cancel()
             parts.cancel_scope.cancel()
 
     async def _serve_when_ready(self, stop: anyio.Event) -> None:
+        served: Served | None = None
+        with self._starting:
+            served = await self._start()
+        if served is not None:
+            await served.run(stop)
+
+    async def _start(self) -> Served | None:
         try:
             facts = await self._supervisor.wait_ready()
             driver = self._name_driver(facts)
+            served = Served(driver, facts, self._supervisor, self._around, self._set_missing)
         except (ContractError, SettingsError) as error:
             self._missing = str(error)
             _log.error("%s", error)
-            return
-        await Served(driver, facts, self._supervisor, self._around, self._set_missing).run(stop)
+            return None
+        self._around.metrics.announce_driver(driver)
+        await served.open()
+        return served
 
     def _set_missing(self, text: str) -> None:
         self._missing = text and f"driver of backend {self.backend}: {text}"

@@ -9,7 +9,6 @@ The sockets come last, since the kubelet calls as soon as it finds them, and go 
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ from functools import partial
 import anyio
 from anyio.abc import TaskGroup
 
+from pydra import disk
 from pydra.backends.events import BackendFacts
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.wire import Method
@@ -42,7 +42,8 @@ from pydra.kube.watch import Reflector
 from pydra.kubelet.board import DeviceHealth as ReportedHealth
 from pydra.kubelet.board import HealthBoard
 from pydra.kubelet.events import KubeletEvent, Registered, RegistrationRefused, Serving, Waiting
-from pydra.kubelet.plugin import KubeletPlugin
+from pydra.kubelet.names import plan_socket_paths
+from pydra.kubelet.plugin import DIRECTORY_MODE, KubeletPlugin
 from pydra.node.measuring import run_measuring
 from pydra.node.reports import Reports
 from pydra.node.surroundings import Surroundings
@@ -65,6 +66,7 @@ class Served:
         around: Surroundings,
         missing: Callable[[str], None],
     ) -> None:
+        """Raises SettingsError when the driver's sockets cannot be where the settings put them."""
         settings = around.settings
         self._driver = driver
         self._facts = facts
@@ -78,11 +80,16 @@ class Served:
         self._cdi = CdiDirectory(settings.cdi_dir, driver)
         self._lock = InstanceLock(f"{self._directory}/instance.lock")
         self._board = HealthBoard()
+        # Refused here, where it costs this backend only; what is raised beside running parts ends the agent.
+        plan_socket_paths(
+            driver,
+            registry_directory=settings.registry_directory,
+            plugin_directory=self._directory,
+            pod_uid=settings.pod_uid,
+        )
 
     async def run(self, stop: anyio.Event) -> None:
-        """Serve until `stop`, then until the calls in flight have ended."""
-        self._around.metrics.announce(self._facts.name, self._driver)
-        await self._open()
+        """Serve, once `open` has returned, until `stop`; then until the calls in flight have ended."""
         async with anyio.create_task_group() as parts:
             claims = self._build_claims(parts)
             self._start_telemetry(parts)
@@ -94,7 +101,7 @@ class Served:
                 front.cancel_scope.cancel()
             parts.cancel_scope.cancel()
 
-    async def _open(self) -> None:
+    async def open(self) -> None:
         """Read what earlier instances left. A disk that cannot be used is said, and tried again until it can."""
         while True:
             try:
@@ -113,7 +120,7 @@ class Served:
 
     def _make_directory(self) -> None:
         try:
-            os.makedirs(self._directory, mode=0o750, exist_ok=True)
+            disk.make_directory(self._directory, DIRECTORY_MODE)
         except OSError as error:
             raise CheckpointError(
                 f"{error.filename} cannot be created ({error.strerror}); is the kubelet's root mounted, and writable?"

@@ -1,6 +1,7 @@
 """Every Prometheus series of the agent, in one registry; each exists from the start, at zero.
 
-Names and help texts only: who counts what is in `pydra.observe.reports`. Conventions: base units,
+Only a claim's operations that fail begin with their first failure: there is a histogram for each reason.
+Names and help texts only: who counts what is in `pydra.node.reports`. Conventions: base units,
 `_total` for counters, label values from small closed sets (claims are never labels).
 """
 
@@ -15,6 +16,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from pydra.devices import HealthStatus, Sample, SampleKind
+from pydra.errors import KubeError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
@@ -77,21 +79,29 @@ class Metrics:
         self.sweeps = counter("sweeps", "Sweeps, by result.", "driver", "result")
         self.swept = counter("swept", "What sweeps put right, by kind.", "driver", "kind")
         self.events = counter("events", "Kubernetes Events, by result.", "result")
+        for result in ("ok", "failed", "gone", "dropped"):
+            self.events.labels(result)
         self.samples = BackendSamples()
         self.registry.register(self.samples)
 
-    def announce(self, backend: str, driver: str) -> None:
-        """Create the series of a backend at zero, so that a rate over the first failure is not lost."""
-        for operation in ("prepare", "unprepare"):
-            self.calls.labels(driver, operation, "ok")
-            self.in_flight.labels(driver, operation)
+    def announce_backend(self, backend: str) -> None:
+        """Create the series of a backend's process at zero, before it starts: one that never does is down."""
         self.backend_up.labels(backend).set(0)
         self.backend_restarts.labels(backend)
         self.backend_violations.labels(backend)
         for name in _CRASHES:
             self.backend_crashes.labels(backend, name)
+
+    def announce_driver(self, driver: str) -> None:
+        """Create the series of a driver at zero, so that a rate over the first failure is not lost."""
+        for operation in ("prepare", "unprepare"):
+            self.calls.labels(driver, operation, "ok")
+            self.in_flight.labels(driver, operation)
         for status in HealthStatus:
             self.devices.labels(driver, status.value).set(0)
+        for error in (KubeError, *KubeError.__subclasses__()):
+            self.publish_failures.labels(driver, error.reason)
+        self.publish_failures.labels(driver, "PoolInvalid")
         for verb in ("create", "update", "delete"):
             self.slice_writes.labels(driver, verb)
         for stage in ("started", "completed"):

@@ -62,6 +62,7 @@ async def test_the_agent_becomes_ready_publishes_its_devices_and_stops_with_0() 
         assert [len(one["spec"]["devices"]) for one in found.items] == [8]
         _, text = await agent.get("/metrics")
         assert 'pydra_registered{driver="sim.pydra.dev"} 1.0' in text
+        assert 'pydra_backend_up{backend="sim"} 1.0' in text
         assert 'pydra_devices{driver="sim.pydra.dev",health="Healthy"} 8.0' in text
         assert await agent.stop() == 0
         assert agent.lines()[-1]["message"] == "stopped; what is prepared stays prepared"
@@ -104,6 +105,27 @@ async def test_two_backends_of_one_driver_name_are_told_apart_by_a_setting() -> 
                 while len((await node.client.list(RESOURCE_SLICES)).items) < 2:
                     await anyio.sleep(0.02)
             assert await agent.stop() == 0
+
+
+async def test_a_driver_without_room_for_its_sockets_costs_no_other() -> None:
+    async with run_node(ignore) as node:
+        deep = f"{node.root}/{'d' * (80 - len(node.root))}"
+        long_name = f"{'modest.' * 5}example.com"
+        flags = ("--backend", "sim", "--backend", "modest:", "--driver", f"modest:={long_name}", "--plugins-dir", deep)
+        async with run_agent(node, *flags) as agent:
+            await agent.wait_log(lambda text: "is too deep" in text and "has registered driver sim.pydra.dev" in text)
+            _, text = await agent.get("/metrics")
+            assert 'pydra_backend_up{backend="modest"} 1.0' in text
+            assert await agent.stop() == 0
+
+
+async def test_two_signals_to_stop_end_the_agent_without_a_traceback() -> None:
+    async with run_node(ignore) as node, run_agent(node, "--backend", "sim") as agent:
+        await agent.wait_ready()
+        agent.process.terminate()
+        agent.process.terminate()
+        assert await agent.stop() in (0, 1)
+        assert "Traceback" not in agent.log.read_text()
 
 
 async def test_a_hangup_rereads_the_log_level_and_names_what_needs_a_restart() -> None:

@@ -22,7 +22,7 @@ async def fetch(port: int, path: str) -> tuple[int, str]:
 
 async def test_metrics_are_served_in_the_format_that_prometheus_reads() -> None:
     metrics = Metrics()
-    metrics.announce("sim", "sim.pydra.dev")
+    metrics.announce_driver("sim.pydra.dev")
     async with serve_http("127.0.0.1", 0, metrics=metrics, missing=list) as port:
         status, text = await fetch(port, "/metrics")
     assert status == 200
