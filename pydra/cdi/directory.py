@@ -25,7 +25,8 @@ DIRECTORY_MODE = 0o755
 class CdiDirectory:
     """The files `<vendor>-claim_<uid>.json` of one driver below `path`.
 
-    Every method raises CdiError with what to do when the disk refuses.
+    Every method raises CdiError with what to do when the disk refuses. Those that end in `_now` block; they are for
+    whoever is in a worker thread already.
     """
 
     def __init__(self, path: str, driver: str, *, step: disk.Step = disk.no_step) -> None:
@@ -39,7 +40,11 @@ class CdiDirectory:
 
     async def write(self, uid: str, spec: bytes) -> None:
         """Put the claim's file in place. A directory that was removed meanwhile is created again."""
-        await anyio.to_thread.run_sync(self._write, self._name(uid), spec)
+        await anyio.to_thread.run_sync(self.write_now, uid, spec)
+
+    def write_now(self, uid: str, spec: bytes) -> None:
+        """Put the claim's file in place."""
+        self._write(self._name(uid), spec)
 
     async def ensure(self, uid: str, spec: bytes) -> bool:
         """Write the claim's file unless it says so already; True when it was written."""
@@ -47,7 +52,11 @@ class CdiDirectory:
 
     async def remove(self, uid: str) -> None:
         """Remove the claim's file, if there is one."""
-        await anyio.to_thread.run_sync(self._remove, self._name(uid))
+        await anyio.to_thread.run_sync(self.remove_now, uid)
+
+    def remove_now(self, uid: str) -> None:
+        """Remove the claim's file, if there is one."""
+        self._remove(self._name(uid))
 
     async def read(self) -> Mapping[str, bytes]:
         """This driver's files by claim uid; a file that cannot be read as one is there, but empty."""

@@ -41,13 +41,14 @@ async def read_present(
         HostPathMissing: a path that is not optional is not there, or is no device node; all of them.
         ClaimError: the host's file system did not answer within the deadline.
     """
-    paths = sorted({path for device in prepared for path in _host_paths(device.edits)})
-    found: Found = {}
-    if paths:
+    wanted = {path for device in prepared for path in _host_paths(device.edits)}
+    found: Found = _look_up_devices(wanted, root)
+    if paths := sorted(wanted - found.keys()):
         try:
             with anyio.fail_after(deadline):
                 # Abandoned when late: a thread that a dead network mount holds cannot be stopped.
-                found = await anyio.to_thread.run_sync(_look_up, paths, root, abandon_on_cancel=True)
+                asked = await anyio.to_thread.run_sync(_look_up, paths, root, abandon_on_cancel=True)
+                found = {**found, **asked}
         except TimeoutError as error:
             raise ClaimError(
                 f"the node did not say within {deadline:g} s whether it has {', '.join(paths[:3])}"
@@ -113,6 +114,25 @@ def _without_absent(edits: ContainerEdits, found: Found) -> ContainerEdits:
         mount for mount in edits.mounts if not mount.optional or not isinstance(found.get(mount.host_path), str)
     )
     return replace(edits, device_nodes=nodes, mounts=mounts)
+
+
+def _look_up_devices(paths: Iterable[str], root: str) -> dict[str, int | str]:
+    """The nodes that are plainly there: /dev is the kernel's own file system and answers at once, without a thread."""
+    return {path: mode for path in paths if path.startswith("/dev/") and (mode := _plain_mode(root, path)) is not None}
+
+
+def _plain_mode(root: str, path: str) -> int | None:
+    """The mode of what lies there; None for what takes a closer look: a link, which may lead anywhere, or an error."""
+    here, mode = root.rstrip("/"), None
+    for part in path.split("/")[1:]:
+        here = f"{here}/{part}"
+        try:
+            mode = lstat(here).st_mode
+        except (OSError, ValueError):
+            return None
+        if part in ("", ".", "..") or stat.S_ISLNK(mode):
+            return None
+    return mode
 
 
 def _look_up(paths: Iterable[str], root: str) -> Found:

@@ -15,8 +15,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from threading import Lock
 from types import MappingProxyType
+from typing import TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -35,11 +37,14 @@ from pydra.checkpoint.scan import (
     remove_left_overs,
     scan_directory,
 )
-from pydra.errors import CheckpointError
+from pydra.errors import CheckpointError, PydraError
 
 _log = logging.getLogger(__name__)
 
 FILE_MODE = 0o600
+
+FileWork: TypeAlias = Callable[[], None]
+"""Work on another file, done in the thread of a write: the way there and back costs more than the work."""
 
 
 def _ignore(trouble: RecordTrouble) -> None:
@@ -95,16 +100,23 @@ class CheckpointDirectory:
                 scan = await anyio.to_thread.run_sync(scan_directory, self._path, dict(self._signatures))
             return self._take(scan)
 
-    async def write(self, record: Record) -> None:
-        """Keep the record, durably. On an error the one before it is kept, on disk and here."""
+    async def write(self, record: Record, *, before: FileWork | None = None, after: FileWork | None = None) -> None:
+        """Keep the record, durably. On an error the one before it is kept, on disk and here.
+
+        `before` is done just before; when it fails, with a PydraError, nothing is written. `after` is done when the
+        record is durable, and its error is raised then.
+        """
         uid = record.claim.uid
         name = self._name(uid)
         with self._changing(uid), self._explained(f"writing {name} in"):
             # No deadline: a write that hangs in the kernel cannot be undone, only waited for.
             plan = plan_write(record, self._stored.get(uid))
-            self._stored[uid] = await anyio.to_thread.run_sync(self._write, name, record, plan)
+            work = partial(self._write, name, record, plan, before=before, after=after)
+            self._stored[uid], late = await anyio.to_thread.run_sync(work)
             self._records[uid] = record
             self._unreadable.pop(uid, None)
+        if late is not None:
+            raise late
 
     async def remove(self, uid: str) -> None:
         """Remove the claim's record, if there is one.
@@ -200,7 +212,21 @@ class CheckpointDirectory:
             os.chmod(self._path, DIRECTORY_MODE)
             remove_left_overs(self._path)
 
-    def _write(self, name: str, record: Record, plan: WritePlan) -> StoredRecord:
+    def _write(
+        self, name: str, record: Record, plan: WritePlan, *, before: FileWork | None, after: FileWork | None
+    ) -> tuple[StoredRecord, PydraError | None]:
+        """What the file holds then, and what went wrong after that."""
+        if before is not None:
+            before()
+        stored = self._write_record(name, record, plan)
+        try:
+            if after is not None:
+                after()
+        except PydraError as error:
+            return stored, error
+        return stored, None
+
+    def _write_record(self, name: str, record: Record, plan: WritePlan) -> StoredRecord:
         if isinstance(plan, IntoRoom) and not self._write_into_room(name, plan):
             plan = plan_write(record, None)
         if not isinstance(plan, IntoRoom):

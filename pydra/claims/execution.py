@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import anyio
 from msgspec.structs import replace
@@ -70,11 +71,11 @@ class Execution:
             attempt = replace(attempt, prepared=tuple(answered))
             with stages("cdi"):
                 attempt = replace(attempt, prepared=await self._read_present(answered))
-                if (spec := self._spec(attempt)) is not None:
-                    await self._cdi.write(step.claim.uid, spec)
+                spec = self._spec(attempt)
             completed = finish(attempt)
             with stages("record"):
-                await self._checkpoints.write(completed)
+                write_file = None if spec is None else partial(self._cdi.write_now, step.claim.uid, spec)
+                await self._checkpoints.write(completed, before=write_file)
         except PydraError as error:
             on_failure(error)
             await self._roll_back(attempt, stages)
@@ -112,20 +113,25 @@ class Execution:
 
     async def _take_back(self, record: Record, stages: Stages) -> Record:
         """Undo all but the record, which is *started* from the first moment on."""
+        # The file goes first, so that no container can start with a device that is being taken away.
         if record.stage is Stage.COMPLETED:
             record = undo(record)
-            try:
-                with stages("record"):
-                    await self._checkpoints.write(record)
-            except CheckpointError as error:
-                # A full disk must not keep a pod from ending, and removing the record will free some of it.
-                _log.warning("going on with unprepare, which only a crash at this moment can confuse: %s", error)
-        # The file goes first, so that no container can start with a device that is being taken away.
-        with stages("cdi"):
-            await self._cdi.remove(record.claim.uid)
+            await self._set_back(record, stages)
+        else:
+            await self.remove_file(record.claim.uid, stages)
         with stages("backend"):
             await self._call_unprepare(record)
         return record
+
+    async def _set_back(self, record: Record, stages: Stages) -> None:
+        """Write the record, *started* again, and then remove the file."""
+        try:
+            with stages("record"):
+                await self._checkpoints.write(record, after=partial(self._cdi.remove_now, record.claim.uid))
+        except CheckpointError as error:
+            # A full disk must not keep a pod from ending, and removing the record will free some of it.
+            _log.warning("going on with unprepare, which only a crash at this moment can confuse: %s", error)
+            await self.remove_file(record.claim.uid, stages)
 
     async def _roll_back(self, attempt: Record, stages: Stages) -> None:
         try:

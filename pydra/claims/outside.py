@@ -50,8 +50,13 @@ class Checkpoints(Protocol):
         """The claims by uid whose records cannot be read."""
         ...
 
-    async def write(self, record: Record, /) -> None:
-        """Durable when it returns."""
+    async def write(
+        self, record: Record, /, *, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
+    ) -> None:
+        """Durable when it returns. `before` and `after` it, work on files is done in the same thread.
+
+        When `before` fails, nothing is written; the error of `after` is raised when the record is durable.
+        """
         ...
 
     async def remove(self, uid: str, /) -> None:
@@ -70,8 +75,8 @@ class NodeLock(Protocol):
 class CdiFiles(Protocol):
     """The CDI files of this driver's claims, by claim uid."""
 
-    async def write(self, uid: str, spec: bytes, /) -> None:
-        """Write or replace the claim's file, atomically."""
+    def write_now(self, uid: str, spec: bytes, /) -> None:
+        """Write or replace the claim's file, atomically. Blocks."""
         ...
 
     async def ensure(self, uid: str, spec: bytes, /) -> bool:
@@ -80,6 +85,10 @@ class CdiFiles(Protocol):
 
     async def remove(self, uid: str, /) -> None:
         """Remove the claim's file; nothing happens when there is none."""
+        ...
+
+    def remove_now(self, uid: str, /) -> None:
+        """Remove the claim's file; nothing happens when there is none. Blocks."""
         ...
 
     async def read(self) -> Mapping[str, bytes]:

@@ -88,5 +88,20 @@ async def test_a_path_with_a_nul_byte_is_absent() -> None:
 
 
 async def test_a_host_that_does_not_answer_is_not_waited_for_without_end() -> None:
-    with pytest.raises(ClaimError, match="did not say within 0 s whether it has /dev/null; a mounted"):
-        await read_present([_device(NOTHING.with_device_node("/dev/null"))], deadline=0)
+    with pytest.raises(ClaimError, match="did not say within 0 s whether it has /proc; a mounted"):
+        await read_present([_device(NOTHING.with_mount("/proc"))], deadline=0)
+
+
+async def test_a_node_in_dev_is_seen_without_waiting_for_a_thread() -> None:
+    device = _device(NOTHING.with_device_node("/dev/null"))
+    assert await read_present([device], deadline=0) == (device,)
+
+
+async def test_a_link_in_dev_is_followed_where_waiting_has_an_end(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "gpu").symlink_to("/elsewhere/gpu")
+    edits = NOTHING.with_device_node("/dev/gpu")
+    with pytest.raises(ClaimError, match="did not say within 0 s"):
+        await read_present([_device(edits)], root=str(tmp_path), deadline=0)
+    with pytest.raises(HostPathMissing, match="/dev/gpu"):
+        await read_present([_device(edits)], root=str(tmp_path))

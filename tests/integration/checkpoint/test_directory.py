@@ -16,7 +16,7 @@ import pytest
 from pydra.checkpoint.directory import CheckpointDirectory
 from pydra.checkpoint.record import Record
 from pydra.checkpoint.scan import RecordSetAside, RecordTooNew, RecordTorn, RecordTrouble
-from pydra.errors import CheckpointError
+from pydra.errors import CdiError, CheckpointError
 from tests.integration.checkpoint.crashing import record
 
 NEWER_PAYLOAD = b'{"schema":9}'
@@ -49,6 +49,43 @@ async def test_files_are_closed_to_others_whatever_the_umask(tmp_path: Path) -> 
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "records").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "records" / "a.json").stat().st_mode) == 0o600
+
+
+async def test_work_beside_a_write_is_done_before_it_and_after_it(tmp_path: Path) -> None:
+    directory = await _opened(tmp_path / "records")
+    seen: list[list[str]] = []
+
+    def look() -> None:
+        seen.append(sorted(os.listdir(tmp_path / "records")))
+
+    await directory.write(record("a"), before=look, after=look)
+    assert seen == [[], ["a.json"]]
+
+
+async def test_nothing_is_written_when_the_work_before_it_fails(tmp_path: Path) -> None:
+    directory = await _opened(tmp_path / "records")
+    await directory.write(record("a"))
+
+    def fail() -> None:
+        raise CdiError("no room")
+
+    with pytest.raises(CdiError, match="no room"):
+        await directory.write(record("a", completed=True), before=fail)
+    assert directory.records() == {"a": record("a")}
+    again = await _opened(tmp_path / "records")
+    assert again.records() == {"a": record("a")}
+
+
+async def test_a_record_is_kept_when_the_work_after_it_fails(tmp_path: Path) -> None:
+    directory = await _opened(tmp_path / "records")
+
+    def fail() -> None:
+        raise CdiError("no room")
+
+    with pytest.raises(CdiError, match="no room"):
+        await directory.write(record("a"), after=fail)
+    assert directory.records() == {"a": record("a")}
+    assert await directory.refresh() == frozenset()
 
 
 async def test_a_directory_that_was_open_to_others_is_closed(tmp_path: Path) -> None:

@@ -147,9 +147,18 @@ class FakeCheckpoints:
     def unreadable(self) -> Mapping[str, RecordTrouble]:
         return self._node.troubles
 
-    async def write(self, record: Record, /) -> None:
-        await self._node.step(f"write {record.stage.value}", record.claim.uid)
-        self._node.records[record.claim.uid] = record
+    async def write(
+        self, record: Record, /, *, before: Callable[[], None] | None = None, after: Callable[[], None] | None = None
+    ) -> None:
+        uid = record.claim.uid
+        if before is not None:
+            await self._node.step("write file", uid)
+            before()
+        await self._node.step(f"write {record.stage.value}", uid)
+        self._node.records[uid] = record
+        if after is not None:
+            await self._node.step("remove file", uid)
+            after()
 
     async def remove(self, uid: str, /) -> None:
         await self._node.step("remove record", uid)
@@ -162,8 +171,7 @@ class FakeCdi:
     def __init__(self, node: FakeNode) -> None:
         self._node = node
 
-    async def write(self, uid: str, spec: bytes, /) -> None:
-        await self._node.step("write file", uid)
+    def write_now(self, uid: str, spec: bytes, /) -> None:
         self._node.files[uid] = spec
 
     async def ensure(self, uid: str, spec: bytes, /) -> bool:
@@ -174,6 +182,9 @@ class FakeCdi:
 
     async def remove(self, uid: str, /) -> None:
         await self._node.step("remove file", uid)
+        self.remove_now(uid)
+
+    def remove_now(self, uid: str, /) -> None:
         self._node.files.pop(uid, None)
 
     async def read(self) -> Mapping[str, bytes]:

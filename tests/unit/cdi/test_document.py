@@ -122,9 +122,10 @@ def test_a_file_that_is_no_spec_is_refused_with_the_place(content: bytes, found:
 
 
 def _decided(edits: ContainerEdits) -> ContainerEdits:
-    """Without `optional`, which CDI does not know."""
+    """Without `optional`, which CDI does not know, and group 0, which counts as nothing."""
     return replace(
         edits,
+        additional_gids=tuple(gid for gid in edits.additional_gids if gid),
         device_nodes=tuple(replace(node, optional=False) for node in edits.device_nodes),
         mounts=tuple(replace(mount, optional=False) for mount in edits.mounts),
     )
