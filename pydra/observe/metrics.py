@@ -99,9 +99,9 @@ class Metrics:
             self.in_flight.labels(driver, operation)
         for status in HealthStatus:
             self.devices.labels(driver, status.value).set(0)
-        for error in (KubeError, *KubeError.__subclasses__()):
-            self.publish_failures.labels(driver, error.reason)
-        self.publish_failures.labels(driver, "PoolInvalid")
+        errors: tuple[type[KubeError], ...] = (KubeError, *KubeError.__subclasses__())
+        for reason in ("PoolInvalid", *(error.reason for error in errors)):
+            self.publish_failures.labels(driver, reason)
         for verb in ("create", "update", "delete"):
             self.slice_writes.labels(driver, verb)
         for stage in ("started", "completed"):
