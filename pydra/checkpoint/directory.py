@@ -29,10 +29,12 @@ from pydra.checkpoint.pages import IntoRoom, StoredRecord, WritePlan, plan_write
 from pydra.checkpoint.record import Record
 from pydra.checkpoint.scan import (
     DIRECTORY_MODE,
+    RecordSetAside,
     RecordTorn,
     RecordTrouble,
     Scan,
     Signature,
+    find_set_aside,
     record_file_name,
     remove_left_overs,
     scan_directory,
@@ -86,7 +88,8 @@ class CheckpointDirectory:
 
         Called under the instance lock: the temporary files of a living writer look the same.
         """
-        await anyio.to_thread.run_sync(self._create)
+        for trouble in await anyio.to_thread.run_sync(self._create):
+            self._unreadable.setdefault(trouble.uid, trouble)
         await self.refresh()
 
     async def refresh(self) -> frozenset[str]:
@@ -206,11 +209,12 @@ class CheckpointDirectory:
 
     # Below: in worker threads.
 
-    def _create(self) -> None:
+    def _create(self) -> tuple[RecordSetAside, ...]:
         with self._explained("creating"):
             disk.make_directory(self._path, DIRECTORY_MODE)
             os.chmod(self._path, DIRECTORY_MODE)
             remove_left_overs(self._path)
+            return find_set_aside(self._path)
 
     def _write(
         self, name: str, record: Record, plan: WritePlan, *, before: FileWork | None, after: FileWork | None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -31,6 +32,9 @@ _SETTLED_NS = 2_000_000_000
 
 # The file itself is at fault. Any other error is the machine's, and says nothing about the record.
 _FILE_AT_FAULT = frozenset({errno.EINVAL, errno.ELOOP, errno.EFBIG, errno.EIO, errno.EUCLEAN, errno.ENXIO})
+
+_COUNTED = re.compile(r"(?<=\.json)\.[0-9]+$")
+"""What `_set_aside` adds to a name that is taken."""
 
 Signature: TypeAlias = tuple[int, int, int]
 """Inode, size and time of change of a file that need not be read again while it has them."""
@@ -122,6 +126,25 @@ def scan_directory(path: str, known: Mapping[str, Signature]) -> Scan:
                 trouble.append(RecordTorn(uid=uid, path=os.path.join(path, name), why=stored.damage))
     settled = version if _is_settled(version, now) else None
     return Scan(version=settled, same=frozenset(same), read=read, trouble=tuple(trouble))
+
+
+def find_set_aside(path: str) -> tuple[RecordSetAside, ...]:
+    """The records that were set aside before, by whatever instance: their claims are still without one.
+
+    Raises:
+        OSError: the directory, or the machine, is at fault.
+    """
+    try:
+        names = os.listdir(os.path.join(path, CORRUPT))
+    except FileNotFoundError:
+        return ()
+    found: dict[str, RecordSetAside] = {}
+    for name in sorted(names):
+        uid = _COUNTED.sub("", name).removesuffix(SUFFIX)
+        if is_file_name(uid):
+            kept = os.path.join(path, CORRUPT, name)
+            found[uid] = RecordSetAside(uid=uid, path=kept, why="it was set aside by an earlier run of the agent")
+    return tuple(found.values())
 
 
 def remove_left_overs(path: str) -> None:

@@ -258,6 +258,20 @@ async def test_a_second_unreadable_record_of_a_claim_does_not_replace_the_first(
     assert kept == {"a.json": b"first", "a.json.1": b"second", "a.json.2": b"third"}
 
 
+async def test_the_next_instance_knows_which_claims_lost_their_records_and_tells_it_no_more(tmp_path: Path) -> None:
+    await _opened(tmp_path)
+    for name in ("a", "b.json"):
+        for _ in range(2):
+            (tmp_path / f"{name}.json").write_bytes(b"?")
+            await _opened(tmp_path)
+    trouble: list[RecordTrouble] = []
+    directory = await _opened(tmp_path, trouble)
+    assert sorted(directory.unreadable()) == ["a", "b.json"]
+    assert trouble == []
+    await directory.write(record("a"))
+    assert sorted(directory.unreadable()) == ["b.json"]
+
+
 async def test_a_claim_whose_record_was_set_aside_can_be_prepared_anew(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"?")
     directory = await _opened(tmp_path)
