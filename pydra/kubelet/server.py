@@ -24,6 +24,9 @@ CLOSE_SECONDS = 2.0
 """For the last bytes to reach the client, and for cancelled calls to end; after that the connection is cut."""
 
 
+_ACCEPTING_TURNS = 3
+
+
 class Servable(Protocol):
     """A gRPC service, generated or not."""
 
@@ -88,9 +91,13 @@ class DrainServer:
             How many calls had to be cut off.
         """
         self._draining = True
-        self._stop_listening()
         for connection in tuple(self._connections):
             connection.go_away()
+        # The path is gone already. What was accepted before needs a few turns of the loop to become a connection;
+        # asyncio's own loop (3.12 and later) loses its descriptor when the listener closes in between.
+        for _ in range(_ACCEPTING_TURNS):
+            await asyncio.sleep(0)
+        self._stop_listening()
         with anyio.move_on_after(grace):
             await self._wait_idle()
         cut_off = len(self._running)
