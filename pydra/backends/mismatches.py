@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -19,7 +20,13 @@ from pydra.backends.wording import LEAVES, describe, show, suggest
 
 def find_mismatches(value: Any, wanted: type | mi.Type) -> tuple[str, ...]:
     """All mismatches as `$.path: found what, what is allowed`; empty when msgspec would decode it strictly."""
-    return tuple(_walk(value, wanted if isinstance(wanted, mi.Type) else mi.type_info(wanted), "$"))
+    return tuple(_walk(value, wanted if isinstance(wanted, mi.Type) else _read_type(wanted), "$"))
+
+
+@cache
+def _read_type(wanted: type) -> mi.Type:
+    """What msgspec knows of a type. It compiles every annotation anew, which takes longer than the rest of a call."""
+    return mi.type_info(wanted)
 
 
 def _walk(value: Any, wanted: mi.Type, path: str) -> Iterator[str]:
