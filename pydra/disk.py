@@ -32,6 +32,10 @@ _ADVICE = {
 }
 
 
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What the disk says when it has no room."""
+
+
 def no_step(step: str) -> None:
     """The step hook of production: nothing."""
 

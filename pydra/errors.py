@@ -56,9 +56,13 @@ class SettingsError(PydraError):
 
 
 class BackendError(PydraError):
-    """The backend failed; `details` (a traceback, a crash report) is for the log, never for the kubelet."""
+    """The backend failed; `details` (a traceback, a crash report) is for the log, never for the kubelet.
+
+    `logged` says that the details are in the log already, with the end of the process.
+    """
 
     reason = "BackendFailed"
+    logged = False
 
     def __init__(self, backend: str, message: str, *, details: str = "") -> None:
         self.backend = backend
@@ -180,10 +184,23 @@ class TerminalError(ClaimError):
     reason = "ClaimFailedTerminally"
 
 
+class ClaimCondemned(TerminalError):
+    """The claim ended its backend's process too often, and is not let near it again."""
+
+    reason = "ClaimCondemned"
+
+
 class CheckpointError(PydraError):
-    """The node's disk refused to keep, or to give back, what was prepared."""
+    """The node's disk refused to keep, or to give back, what was prepared.
+
+    `disk_full`: it had no room, so that it may still do what needs none, such as removing a file.
+    """
 
     reason = "CheckpointFailed"
+
+    def __init__(self, message: str, *, disk_full: bool = False) -> None:
+        self.disk_full = disk_full
+        super().__init__(message)
 
 
 class CdiError(PydraError):

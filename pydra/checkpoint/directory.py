@@ -70,6 +70,7 @@ class CheckpointDirectory:
         self._signatures: dict[str, Signature] = {}
         self._unreadable: dict[str, RecordTrouble] = {}
         self._version: int | None = None
+        self._doubtful = False
         self._stamping = Lock()
         self._scanning = anyio.Lock(fast_acquire=True)
         self._writing: set[str] = set()
@@ -96,9 +97,10 @@ class CheckpointDirectory:
         """The uids whose records another instance has written or removed since; costs one `stat` when none was."""
         async with self._scanning:
             # Under the lock nobody else writes while we do.
-            if self._writing or self._is_current():
+            if self._writing or (self._is_current() and not self._doubtful):
                 return frozenset()
             self._touched.clear()
+            self._doubtful = False
             with self._explained("reading"):
                 scan = await anyio.to_thread.run_sync(scan_directory, self._path, dict(self._signatures))
             return self._take(scan)
@@ -192,8 +194,9 @@ class CheckpointDirectory:
         try:
             yield
         except BaseException:
-            # What the disk holds now is not known: nothing goes into this file's room, and all is read again.
-            self._version = None
+            # What the disk holds now is not known: nothing goes into this file's room, and all is read again,
+            # whatever version the writes beside this one give the directory.
+            self._doubtful = True
             if (stored := self._stored.get(uid)) is not None:
                 self._stored[uid] = replace(stored, room=stored.end)
             raise
@@ -205,7 +208,8 @@ class CheckpointDirectory:
         try:
             yield
         except OSError as error:
-            raise CheckpointError(disk.explain(error, f"{doing} the checkpoints in {self._path}")) from error
+            message = disk.explain(error, f"{doing} the checkpoints in {self._path}")
+            raise CheckpointError(message, disk_full=error.errno in disk.FULL) from error
 
     # Below: in worker threads.
 

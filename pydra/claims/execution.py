@@ -129,7 +129,10 @@ class Execution:
             with stages("record"):
                 await self._checkpoints.write(record, after=partial(self._cdi.remove_now, record.claim.uid))
         except CheckpointError as error:
-            # A full disk must not keep a pod from ending, and removing the record will free some of it.
+            # A full disk must not keep a pod from ending, and removing the record will free some of it. From one that
+            # takes no change at all the record could not be removed: it would call usable what is no more.
+            if not error.disk_full:
+                raise
             _log.warning("going on with unprepare, which only a crash at this moment can confuse: %s", error)
             await self.remove_file(record.claim.uid, stages)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -411,3 +412,21 @@ async def test_a_read_only_disk_loses_nothing_and_says_what_to_do(small_disk: Pa
     assert directory.records() == expected
     with pytest.raises(CheckpointError, match="must stay as it is"):
         await directory.write(record("bad"))
+
+
+async def test_what_a_failed_write_left_is_read_again_whatever_was_written_since(tmp_path: Path) -> None:
+    failing = False
+
+    def step(name: str) -> None:
+        if failing and name == "fsync directory":
+            raise OSError(errno.EIO, "input/output error")
+
+    directory = CheckpointDirectory(str(tmp_path), step=step)
+    await directory.open()
+    failing = True
+    with pytest.raises(CheckpointError, match="EIO"):
+        await directory.write(record("a"))
+    failing = False
+    await directory.write(record("b"))
+    assert await directory.refresh() == {"a"}, "it lies on the disk, behind the back of its writer"
+    assert set(directory.records()) == {"a", "b"}

@@ -61,9 +61,21 @@ async def test_a_full_disk_does_not_keep_a_claim_from_being_unprepared() -> None
     api.allocate("a", "gpu-0")
     async with running_agent(node, api) as agent:
         await agent.preparer.prepare([ref("a")])
-        node.step = Failing(write_started=CheckpointError("disk full"))
+        node.step = Failing(write_started=CheckpointError("disk full", disk_full=True))
         assert await agent.preparer.unprepare([ref("a")]) == {"a": None}
     assert node.is_empty()
+
+
+async def test_a_disk_that_takes_no_change_keeps_the_devices_with_the_record_that_says_so() -> None:
+    api, node = FakeApi(), FakeNode()
+    api.allocate("a", "gpu-0")
+    async with running_agent(node, api) as agent:
+        await agent.preparer.prepare([ref("a")])
+        read_only = CheckpointError("read-only file system")
+        node.step = Failing(write_started=read_only, remove_record=read_only)
+        assert await agent.preparer.unprepare([ref("a")]) == {"a": read_only}
+        assert isinstance((await agent.preparer.prepare([ref("a")]))["a"], tuple), "answered from its record"
+        assert set(node.hardware) == set(node.files) == {"a"}, "and rightly so"
 
 
 async def test_what_cannot_be_undone_keeps_its_device_until_it_is() -> None:
@@ -189,7 +201,8 @@ async def test_what_the_backend_said_in_detail_goes_to_the_log_only(caplog: pyte
         outcome = (await agent.preparer.prepare([ref("a")]))["a"]
         await agent.preparer.wait_idle()
     assert str(outcome) == "backend sim: no such mode"
-    assert "Traceback: line 7" in caplog.text
+    said = [record for record in caplog.records if "no such mode" in record.getMessage()]
+    assert [vars(record)["fields"]["details"] for record in said] == ["Traceback: line 7"]
 
 
 @pytest.mark.parametrize(
