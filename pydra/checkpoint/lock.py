@@ -50,6 +50,20 @@ class InstanceLock:
         Raises:
             CheckpointError: not within the deadline, or the file cannot be locked.
         """
+        if not self._join():
+            await self._enter_in_time()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _join(self) -> bool:
+        """Enter beside those who hold it; False when there are none, or somebody is to come first."""
+        may_join = self._holders and not self._entrance.locked() and not _is_locked(self._descriptor, _TURNSTILE)
+        self._holders += bool(may_join)
+        return bool(may_join)
+
+    async def _enter_in_time(self) -> None:
         try:
             with anyio.fail_after(self._deadline):
                 await self._enter()
@@ -58,10 +72,6 @@ class InstanceLock:
                 f"another instance of the agent has kept {self._path} locked for {self._deadline:g} s: "
                 "it is stuck or still at work; if its pod does not end, delete the pod"
             ) from error
-        try:
-            yield
-        finally:
-            self._leave()
 
     async def _enter(self) -> None:
         # One at a time and first come, first served: who waits here for another instance's turn is

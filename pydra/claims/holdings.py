@@ -25,7 +25,7 @@ class Holdings:
         self.holders = DeviceHolders()
         self._checkpoints = checkpoints
         self._lock = lock
-        self._refreshing = anyio.Lock()
+        self._refreshing = anyio.Lock(fast_acquire=True)
         self._reserved: set[str] = set()
         self._renewed: set[str] = set()
         self._indexed = False
