@@ -1,7 +1,8 @@
 """The composition root: build the parts, run them in one task group, stop them in order.
 
-Order of stopping: sockets and calls in flight first (each driver drains), then the backends, then the
-connection to the API server. What is prepared stays prepared, and what is published stays published.
+`pydra.start` has the backends' processes running by then. Order of stopping: sockets and calls in flight first (each
+driver drains), then the connection to the API server, then the backends. What is prepared stays prepared, and what
+is published stays published.
 """
 
 from __future__ import annotations
@@ -9,26 +10,25 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
 import anyio
 
 from pydra import __version__
-from pydra.backends.discovery import BackendSource, find_backend
 from pydra.errors import KubeError, SettingsError
 from pydra.kube.auth import load_credentials
 from pydra.kube.client import KubeClient
 from pydra.kube.resources import EVENTS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.version import check_server
 from pydra.node.driver import Driver
+from pydra.node.early import EarlyBackend
 from pydra.node.event_writer import KubeEventWriter
 from pydra.node.memory import give_back_memory
 from pydra.node.reports import Reports
 from pydra.node.surroundings import Surroundings
 from pydra.observe.events import EventBook
 from pydra.observe.http import serve_http
-from pydra.observe.logs import configure_logs
 from pydra.observe.metrics import Metrics
 from pydra.observe.recorder import EventRecorder
 from pydra.observe.tracing import open_tracer
@@ -40,23 +40,14 @@ _STARTED = 10.0
 """Seconds after which the start is over, and with it the use of much memory."""
 
 
-def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
-    """Run until SIGTERM or SIGINT; the exit code. `reread` gives the settings as they are at a SIGHUP.
+async def serve(settings: Settings, backends: Sequence[EarlyBackend], reread: Callable[[], Settings]) -> None:
+    """Serve the backends on this node until a signal says to stop.
+
+    `reread` gives the settings as they are at a SIGHUP, and applies those of the log.
 
     Raises:
-        SettingsError: a backend is not installed, there is no way to the API server, an address is taken.
+        SettingsError: there is no way to the API server, an address is taken.
     """
-    _open_log(settings)
-    sources = tuple(_find_all(settings.backends))
-    try:
-        anyio.run(serve, settings, sources, reread, backend_options={"use_uvloop": True})
-    except* SettingsError as group:
-        raise SettingsError([problem for error in _leaves(group) for problem in error.problems]) from group
-    return 0
-
-
-async def serve(settings: Settings, sources: Sequence[BackendSource], reread: Callable[[], Settings]) -> None:
-    """Serve the backends on this node until a signal says to stop."""
     metrics = Metrics()
     metrics.build.labels(__version__).set(1)
     metrics.announce_requests([str(resource) for resource in (RESOURCE_CLAIMS, RESOURCE_SLICES, EVENTS)])
@@ -71,10 +62,7 @@ async def serve(settings: Settings, sources: Sequence[BackendSource], reread: Ca
         recorder = _build_recorder(client, settings, metrics)
         tracer = open_tracer(os.environ, node=settings.node_name, version=__version__)
         around = Surroundings(settings=settings, client=client, metrics=metrics, record=recorder.record, tracer=tracer)
-        drivers = [
-            Driver(source, around, driver=settings.drivers.get(name, ""))
-            for name, source in zip(settings.backends, sources, strict=True)
-        ]
+        drivers = [Driver(backend, around) for backend in backends]
         if endpoint := settings.http_endpoint:
             missing = _build_readiness(drivers)
             await stack.enter_async_context(serve_http(*endpoint, metrics=metrics, missing=missing))
@@ -83,7 +71,7 @@ async def serve(settings: Settings, sources: Sequence[BackendSource], reread: Ca
         tasks.start_soon(recorder.run, name="Events")
         tasks.start_soon(_greet_cluster, client, name="version of the cluster")
         tasks.start_soon(give_back_memory, _STARTED, name="memory of the start")
-        names = ", ".join(str(source) for source in sources)
+        names = ", ".join(str(backend.source) for backend in backends)
         _log.info("pydra %s serves %s on node %s", __version__, names, settings.node_name)
         async with anyio.create_task_group() as serving:
             for driver in drivers:
@@ -113,10 +101,9 @@ async def _listen_to_signals(
 
 
 def _take_over(settings: Settings, reread: Callable[[], Settings]) -> Settings:
-    """The log settings change at once; the rest is compared and named."""
+    """The log settings have changed at once; the rest is compared and named."""
     try:
         fresh = reread()
-        _open_log(fresh)
     except SettingsError as error:
         _log.error("the settings are as before; what was read is wrong: %s", error)
         return settings
@@ -146,29 +133,3 @@ def _build_recorder(client: KubeClient, settings: Settings, metrics: Metrics) ->
 
 def _build_readiness(drivers: Sequence[Driver]) -> Callable[[], Sequence[str]]:
     return lambda: [text for driver in drivers if (text := driver.missing())]
-
-
-def _open_log(settings: Settings) -> None:
-    try:
-        configure_logs(level=settings.log_level, form=settings.log_format, file=settings.log_file)
-    except OSError as error:
-        raise SettingsError([f"logFile: {settings.log_file} cannot be opened: {error.strerror}"]) from error
-
-
-def _find_all(names: Sequence[str]) -> Iterator[BackendSource]:
-    problems: list[str] = []
-    for name in names:
-        try:
-            yield find_backend(name)
-        except SettingsError as error:
-            problems += error.problems
-    if problems:
-        raise SettingsError(problems)
-
-
-def _leaves(group: BaseExceptionGroup[SettingsError]) -> Iterator[SettingsError]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error

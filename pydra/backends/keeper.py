@@ -93,6 +93,11 @@ class Keeper:
         waiting = "is busy finding out which of several calls ended its process" if self.court.in_session else ""
         return BackendUnavailable(self._source.name, self._why or waiting or "cannot be called")
 
+    async def wait_spawned(self) -> None:
+        """Wait until there is a process, ready or not, or none could be started."""
+        while self._state is BackendState.STARTING and (self._session is None or not self._session.pid):
+            await self.wait_changed()
+
     async def wait_changed(self) -> None:
         """Wait until the answers to the questions above may have changed."""
         await self._changed.wait()
@@ -153,7 +158,11 @@ class Keeper:
         self._starts += 1
         self._move(BackendState.STARTING, "is starting")
         session = self._session = Session(
-            self._source, patience=self._patience, environ=self._environ, on_stray=self._reject_stray
+            self._source,
+            patience=self._patience,
+            environ=self._environ,
+            on_spawn=self.note_change,
+            on_stray=self._reject_stray,
         )
         try:
             ending = await session.run(self._connect, self._greet)

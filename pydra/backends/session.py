@@ -60,11 +60,13 @@ class Session:
         *,
         patience: Patience,
         environ: Mapping[str, str] | None,
+        on_spawn: Callable[[], None],
         on_stray: Callable[[int], None],
     ) -> None:
         self._source = source
         self._patience = patience
         self._environ = environ
+        self._on_spawn = on_spawn
         self._on_stray = on_stray
         self._flying: dict[int, _Flying] = {}
         self._abandoned: set[int] = set()
@@ -127,6 +129,7 @@ class Session:
             on_end=self._disconnected,
         )
         child = self._child
+        self._on_spawn()
         try:
             await self._watch(child, connect)
             return await self._bury(child, self._ending or self._describe_end(Cause.DIED))

@@ -99,6 +99,10 @@ class BackendSupervisor:
             tasks.start_soon(self._keep_hinting, name=f"hints of {self._name}")
             tasks.start_soon(self._keeper.run, name=f"process of {self._name}")
 
+    async def wait_spawned(self) -> None:
+        """Wait until its process was started, or could not be."""
+        await self._keeper.wait_spawned()
+
     async def wait_ready(self) -> BackendFacts:
         """Wait until it can be called. Raises ContractError when it is refused, BackendUnavailable when stopped."""
         while self._keeper.session is None or self._keeper.facts is None:

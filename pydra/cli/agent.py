@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain("pydra-agent", error.problems, code=2)
     try:
         # Only now, so that --help and a wrong flag cost no more than reading them.
-        from pydra.agent import run  # noqa: PLC0415
+        from pydra.start import run  # noqa: PLC0415
 
         return run(settings, reread=lambda: read_settings(parsed, os.environ))
     except SettingsError as error:

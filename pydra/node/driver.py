@@ -7,15 +7,12 @@ counted in `missing`, and costs the other backends nothing.
 from __future__ import annotations
 
 import logging
-import os
 
 import anyio
 
-from pydra.backends.discovery import BackendSource
 from pydra.backends.events import BackendFacts
-from pydra.backends.limits import Deadlines
-from pydra.backends.supervisor import BackendSupervisor
 from pydra.errors import ContractError, SettingsError
+from pydra.node.early import EarlyBackend
 from pydra.node.reports import Reports
 from pydra.node.served import Served
 from pydra.node.surroundings import Surroundings
@@ -26,26 +23,15 @@ _log = logging.getLogger(__name__)
 class Driver:
     """One backend. `run` returns after `stop` was set and the calls in flight have ended."""
 
-    def __init__(self, source: BackendSource, around: Surroundings, *, driver: str = "") -> None:
-        """`driver` is the name that the settings give it, instead of its own."""
-        settings = around.settings
-        self.backend = source.name
-        self._named = driver
+    def __init__(self, early: EarlyBackend, around: Surroundings) -> None:
+        self.backend = early.source.name
+        self._named = early.driver
         self._around = around
-        self._missing = f"backend {source.name}: is starting"
+        self._missing = f"backend {self.backend}: is starting"
         self._starting = anyio.CancelScope()
-        around.metrics.announce_backend(source.name)
-        self._supervisor = BackendSupervisor(
-            source,
-            deadlines=Deadlines(
-                connect=settings.connect_deadline,
-                discover=settings.discover_deadline,
-                prepare=settings.prepare_deadline,
-                unprepare=settings.unprepare_deadline,
-            ),
-            environ=dict(os.environ),
-            report=Reports(around.metrics, around.record, node=settings.node_name),
-        )
+        self._supervisor = early.supervisor
+        around.metrics.announce_backend(self.backend)
+        early.report_to(Reports(around.metrics, around.record, node=around.settings.node_name))
 
     def missing(self) -> str:
         """What keeps the driver from serving claims, in words; empty when nothing does."""
@@ -53,14 +39,11 @@ class Driver:
 
     async def run(self, stop: anyio.Event) -> None:
         """Serve until `stop`."""
-        async with anyio.create_task_group() as parts:
-            parts.start_soon(self._supervisor.run, name=f"backend {self.backend}")
-            async with anyio.create_task_group() as serving:
-                serving.start_soon(self._serve_when_ready, stop)
-                await stop.wait()
-                # Only what is not served yet: the rest has calls in flight, and ends after them.
-                self._starting.cancel()
-            parts.cancel_scope.cancel()
+        async with anyio.create_task_group() as serving:
+            serving.start_soon(self._serve_when_ready, stop)
+            await stop.wait()
+            # Only what is not served yet: the rest has calls in flight, and ends after them.
+            self._starting.cancel()
 
     async def _serve_when_ready(self, stop: anyio.Event) -> None:
         served: Served | None = None

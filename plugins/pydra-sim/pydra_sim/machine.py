@@ -20,8 +20,8 @@ from pydra_sim.scenario import Scenario, ScenarioError, ScenarioFile
 from pydra_sim.state import Active, StateDirectory
 from pydra_sim.telemetry import build_samples
 
-POLL_INTERVAL = 0.5
-"""Seconds between two looks at the scenario and the marks; each look is three stat calls."""
+POLL_INTERVAL = 1.0
+"""Seconds between two looks at the scenario and the marks; each costs a quarter of a millisecond of CPU."""
 
 DEFAULT_TIME_SLICE = 10
 """Milliseconds of a turn when TimeSliced is asked for without an interval."""
