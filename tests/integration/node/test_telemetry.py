@@ -1,0 +1,132 @@
+"""Telemetry: what the hardware says is published, on a hint, when health settles, and also when the backend is down."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+
+from pydra.devices import Device, Health, HealthStatus, Inventory
+from pydra.errors import BackendUnavailable
+from pydra.inventory import HealthPolicy, Published
+from pydra.node.telemetry import Telemetry
+
+SICK = Health(status=HealthStatus.UNHEALTHY, message="too hot")
+
+
+class Hardware:
+    """A backend whose devices, and moods, the test decides."""
+
+    def __init__(self, *devices: Device) -> None:
+        self.devices = devices
+        self.down = False
+        self.looks = 0
+        self.changed = anyio.Event()
+
+    async def discover(self) -> Inventory:
+        self.looks += 1
+        await anyio.lowlevel.checkpoint()
+        if self.down:
+            raise BackendUnavailable("sim", "is restarted in 1 s")
+        return Inventory(devices=self.devices)
+
+    async def wait_changed(self) -> None:
+        await self.changed.wait()
+        self.changed = anyio.Event()
+
+
+class Notes:
+    """What was published, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.found: list[Published] = []
+        self._arrived = anyio.Event()
+
+    def publish(self, published: Published) -> None:
+        self.found.append(published)
+        self._arrived.set()
+        self._arrived = anyio.Event()
+
+    async def wait_count(self, count: int) -> Published:
+        with anyio.fail_after(5):
+            while len(self.found) < count:
+                await self._arrived.wait()
+        return self.found[-1]
+
+
+@asynccontextmanager
+async def telemetry(
+    hardware: Hardware, policy: HealthPolicy, condemned: dict[str, str]
+) -> AsyncIterator[tuple[Notes, Telemetry]]:
+    notes = Notes()
+    runner = Telemetry(
+        hardware,
+        driver="d.example.com",
+        pool="node-1",
+        policy=policy,
+        rescan_period=60,
+        condemned=lambda: condemned,
+        publish=notes.publish,
+    )
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(runner.run)
+        yield notes, runner
+        tasks.cancel_scope.cancel()
+
+
+async def test_devices_are_published_at_the_start_and_again_on_a_hint() -> None:
+    hardware = Hardware(Device(name="a"))
+    async with telemetry(hardware, HealthPolicy(), {}) as (notes, _):
+        assert [device.name for device in (await notes.wait_count(1)).pool.devices] == ["a"]
+        hardware.devices = (Device(name="a"), Device(name="b"))
+        hardware.changed.set()
+        assert [device.name for device in (await notes.wait_count(2)).pool.devices] == ["a", "b"]
+
+
+async def test_nothing_is_published_before_the_hardware_has_answered_once() -> None:
+    hardware = Hardware(Device(name="a"))
+    hardware.down = True
+    async with telemetry(hardware, HealthPolicy(), {}) as (notes, runner):
+        with anyio.fail_after(5):
+            while hardware.looks < 1:
+                await anyio.lowlevel.checkpoint()
+        assert notes.found == []
+        hardware.down = False
+        runner.wake()
+        await notes.wait_count(1)
+
+
+async def test_while_the_backend_is_down_its_devices_stay_and_their_health_is_unknown() -> None:
+    hardware = Hardware(Device(name="a"))
+    async with telemetry(hardware, HealthPolicy(), {}) as (notes, runner):
+        await notes.wait_count(1)
+        hardware.down = True
+        runner.wake()
+        published = await notes.wait_count(2)
+        assert [device.name for device in published.pool.devices] == ["a"]
+        assert [health.status for health in published.health] == [HealthStatus.UNKNOWN]
+        assert published.pool.devices[0].taints == ()
+
+
+async def test_a_sick_device_is_called_so_when_its_time_is_over_without_another_hint() -> None:
+    hardware = Hardware(Device(name="a"))
+    async with telemetry(hardware, HealthPolicy(unhealthy_after=0.05), {}) as (notes, runner):
+        await notes.wait_count(1)
+        hardware.devices = (Device(name="a", health=SICK),)
+        runner.wake()
+        with anyio.fail_after(5):
+            while notes.found[-1].pool.devices[0].taints == ():
+                await notes.wait_count(len(notes.found) + 1)
+        assert notes.found[-1].health[0].message == "too hot"
+
+
+async def test_a_condemned_device_is_tainted_at_the_next_look() -> None:
+    condemned: dict[str, str] = {}
+    async with telemetry(Hardware(Device(name="a")), HealthPolicy(), condemned) as (notes, runner):
+        assert (await notes.wait_count(1)).pool.devices[0].taints == ()
+        condemned["a"] = "KillsBackend"
+        runner.wake()
+        (taint,) = (await notes.wait_count(2)).pool.devices[0].taints
+        assert taint.key == "d.example.com/condemned"

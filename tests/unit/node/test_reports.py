@@ -1,0 +1,159 @@
+"""Reports: every event of every part is counted or told, and the words reach the right object."""
+
+from __future__ import annotations
+
+from functools import singledispatchmethod
+from typing import Any, get_args
+
+import pytest
+
+from pydra.backends.events import BackendEvent
+from pydra.checkpoint.scan import RecordSetAside, RecordTrouble
+from pydra.claims.outcome import ClaimRef
+from pydra.claims.reports import (
+    ClaimEvent,
+    ClaimFailed,
+    ClaimPrepared,
+    ClaimUnprepared,
+    Operation,
+    OperationStarted,
+    SweepCounts,
+    SweepDone,
+    SweepEvent,
+)
+from pydra.devices import DeviceHealth, HealthStatus, Pool
+from pydra.errors import InvalidConfig
+from pydra.inventory import Published
+from pydra.kube.client import RequestDone
+from pydra.kube.watch import WatchFailed
+from pydra.kubelet.events import HealthStreams, KubeletEvent, Registered, RegistrationRefused
+from pydra.node.reports import Reports
+from pydra.observe.events import Notice
+from pydra.observe.metrics import Metrics
+from pydra.slices.events import FieldsDropped, SliceEvent
+
+DRIVER = "sim.pydra.dev"
+REF = ClaimRef(uid="u-1", namespace="team", name="gpu")
+
+
+class Desk:
+    """Reports over fresh metrics, and what was said."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.notices: list[Notice] = []
+        self.report = Reports(self.metrics, self.notices.append, node="node-1", driver=DRIVER)
+
+    def value(self, series: str) -> float:
+        """The value of a series, given with its labels."""
+        for line in self.metrics.text().decode().splitlines():
+            if line.startswith(f"{series} "):
+                return float(line.rpartition(" ")[2])
+        raise AssertionError(f"no series {series}")
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def kinds(*unions: Any) -> list[type]:
+    """The classes that a union, or a single alias, stands for."""
+    return [kind for union in unions for kind in (get_args(union) or (union,))]
+
+
+EVENTS = kinds(BackendEvent, ClaimEvent, SweepEvent, RecordTrouble, KubeletEvent, SliceEvent, RequestDone, WatchFailed)
+
+
+@pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.__name__)
+def test_every_event_of_every_part_has_a_handler(kind: type) -> None:
+    (handlers,) = (value for value in vars(Reports).values() if isinstance(value, singledispatchmethod))
+    assert kind in handlers.dispatcher.registry
+
+
+def test_an_event_of_nobody_is_a_bug_that_is_not_passed_over(desk: Desk) -> None:
+    with pytest.raises(TypeError, match="no handler for str"):
+        desk.report("surprise")
+
+
+def test_a_prepare_is_in_flight_until_it_ends_and_then_counted_with_its_result(desk: Desk) -> None:
+    flight = f'pydra_claim_operations_in_flight{{driver="{DRIVER}",operation="prepare"}}'
+    desk.report(OperationStarted(driver=DRIVER, operation=Operation.PREPARE, ref=REF))
+    assert desk.value(flight) == 1
+    desk.report(ClaimPrepared(driver=DRIVER, ref=REF, seconds=0.02, from_record=False, stages={}))
+    assert desk.value(flight) == 0
+    count = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result="ok"}}'
+    assert desk.value(count) == 1
+    assert desk.notices == []
+
+
+def test_a_failed_claim_is_counted_by_reason_and_told_on_the_claim(desk: Desk) -> None:
+    desk.report(OperationStarted(driver=DRIVER, operation=Operation.PREPARE, ref=REF))
+    error = InvalidConfig(["$.clockMHz: 99999 is too large"])
+    desk.report(
+        ClaimFailed(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, terminal=True, seconds=0.01)
+    )
+    series = "pydra_claim_operation_duration_seconds_count"
+    assert desk.value(f'{series}{{driver="{DRIVER}",operation="prepare",result="InvalidConfig"}}') == 1
+    (notice,) = desk.notices
+    assert (notice.subject.kind, notice.subject.namespace, notice.subject.name) == ("ResourceClaim", "team", "gpu")
+    assert notice.subject.uid == "u-1"
+    assert notice.reason == "InvalidConfig"
+    assert "clockMHz" in notice.note
+    assert notice.warning
+
+
+def test_unprepare_is_counted_as_its_own_operation(desk: Desk) -> None:
+    desk.report(OperationStarted(driver=DRIVER, operation=Operation.UNPREPARE, ref=REF))
+    desk.report(ClaimUnprepared(driver=DRIVER, ref=REF, seconds=0.01, from_record=True, stages={}))
+    assert desk.value(f'pydra_claim_operations_in_flight{{driver="{DRIVER}",operation="unprepare"}}') == 0
+
+
+def test_a_sweep_counts_what_it_put_right(desk: Desk) -> None:
+    counts = SweepCounts(claims_unprepared=2, started_undone=1, files_removed=3, files_restored=4)
+    desk.report(SweepDone(driver=DRIVER, counts=counts, seconds=0.1))
+    assert desk.value(f'pydra_sweeps_total{{driver="{DRIVER}",result="ok"}}') == 1
+    assert desk.value(f'pydra_swept_total{{driver="{DRIVER}",kind="record"}}') == 3
+    assert desk.value(f'pydra_swept_total{{driver="{DRIVER}",kind="cdi_file"}}') == 3
+    assert desk.value(f'pydra_swept_total{{driver="{DRIVER}",kind="cdi_restored"}}') == 4
+
+
+def test_a_sweep_that_could_not_look_at_everything_failed(desk: Desk) -> None:
+    desk.report(SweepDone(driver=DRIVER, counts=SweepCounts(), seconds=0.1, problem="the API server is down"))
+    assert desk.value(f'pydra_sweeps_total{{driver="{DRIVER}",result="failed"}}') == 1
+
+
+def test_a_record_that_was_set_aside_is_told_on_the_node_with_its_file(desk: Desk) -> None:
+    desk.report(RecordSetAside(uid="u-9", path="/plugins/d/claims/corrupt/u-9", why="its checksum is wrong"))
+    assert desk.value(f'pydra_checkpoint_records_set_aside_total{{driver="{DRIVER}"}}') == 1
+    (notice,) = desk.notices
+    assert (notice.subject.kind, notice.subject.name) == ("Node", "node-1")
+    assert "/plugins/d/claims/corrupt/u-9" in notice.note
+
+
+def test_registration_is_a_gauge_and_a_refusal_an_event(desk: Desk) -> None:
+    desk.report(Registered(driver=DRIVER))
+    assert desk.value(f'pydra_registered{{driver="{DRIVER}"}}') == 1
+    desk.report(RegistrationRefused(driver=DRIVER, message="no supported version"))
+    assert desk.value(f'pydra_registered{{driver="{DRIVER}"}}') == 0
+    assert "no supported version" in desk.notices[0].note
+    desk.report(HealthStreams(driver=DRIVER, count=2))
+    assert desk.value(f'pydra_health_streams{{driver="{DRIVER}"}}') == 2
+
+
+def test_dropped_fields_name_the_gate_that_is_off(desk: Desk) -> None:
+    desk.report(FieldsDropped(pool="node-1", index=0, gates=("DRADeviceTaints",)))
+    assert desk.value(f'pydra_resourceslice_fields_dropped{{driver="{DRIVER}",feature="DRADeviceTaints"}}') == 1
+    assert "DRADeviceTaints" in desk.notices[0].note
+
+
+def test_devices_are_counted_by_health_and_those_left_out_are_told(desk: Desk) -> None:
+    health = tuple(
+        DeviceHealth(pool="node-1", device=name, status=status)
+        for name, status in (("a", HealthStatus.HEALTHY), ("b", HealthStatus.UNHEALTHY), ("c", HealthStatus.HEALTHY))
+    )
+    desk.report.published(Published(pool=Pool(name="node-1"), health=health, problems=("device 'X' is not published",)))
+    assert desk.value(f'pydra_devices{{driver="{DRIVER}",health="Healthy"}}') == 2
+    assert desk.value(f'pydra_devices{{driver="{DRIVER}",health="Unhealthy"}}') == 1
+    assert desk.value(f'pydra_devices_dropped{{driver="{DRIVER}"}}') == 1
+    assert "'X'" in desk.notices[0].note
