@@ -72,15 +72,16 @@ class Execution:
             with stages("cdi"):
                 attempt = replace(attempt, prepared=await self._read_present(answered))
                 spec = self._spec(attempt)
-            completed = finish(attempt)
+            # From here on the disk may have it as completed, even if the write fails: then it is set back first.
+            attempt = finish(attempt)
             with stages("record"):
                 write_file = None if spec is None else partial(self._cdi.write_now, step.claim.uid, spec)
-                await self._checkpoints.write(completed, before=write_file)
+                await self._checkpoints.write(attempt, before=write_file)
         except PydraError as error:
             on_failure(error)
             await self._roll_back(attempt, stages)
             raise
-        return completed
+        return attempt
 
     async def unprepare(self, record: Record, stages: Stages) -> None:
         """Take back everything that the record holds, and the record.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from pydra.checkpoint.record import Stage
 from pydra.checkpoint.scan import RecordSetAside, RecordTooNew
@@ -76,6 +77,24 @@ async def test_a_disk_that_takes_no_change_keeps_the_devices_with_the_record_tha
         assert await agent.preparer.unprepare([ref("a")]) == {"a": read_only}
         assert isinstance((await agent.preparer.prepare([ref("a")]))["a"], tuple), "answered from its record"
         assert set(node.hardware) == set(node.files) == {"a"}, "and rightly so"
+
+
+async def test_a_completed_record_whose_write_failed_is_set_back_before_anything_is_undone() -> None:
+    api, node = FakeApi(), FakeNode()
+    api.allocate("a", "gpu-0")
+
+    async def die_while_syncing(name: str, uid: str) -> None:
+        if name == "write completed":
+            node.records[uid] = replace(node.records[uid], stage=Stage.COMPLETED)
+            node.step = Failing(write_started=CheckpointError("read-only"), remove_record=CheckpointError("read-only"))
+            raise CheckpointError("input/output error")
+
+    node.step = die_while_syncing
+    async with running_agent(node, api) as agent:
+        assert isinstance((await agent.preparer.prepare([ref("a")]))["a"], CheckpointError)
+        await agent.preparer.wait_idle()
+    assert node.records["a"].stage is Stage.COMPLETED, "the next instance will answer from it"
+    assert set(node.hardware) == {"a"}
 
 
 async def test_what_cannot_be_undone_keeps_its_device_until_it_is() -> None:
