@@ -63,6 +63,9 @@ class NodeCalls:
         except ClaimError as error:
             raise GRPCError(Status.RESOURCE_EXHAUSTED, str(error)) from error
         with logging_fields(request_id=str(next(self._request_ids)), driver=self._driver, call=method):
+            if call.refused:
+                first, *others = (f"{uid[:64]!r}: {error}" for uid, error in call.refused.items())
+                log.warning("claims are refused: %s%s", first, f"; and {len(others)} more" if others else "")
             work = _Work(operation, call, missing=PydraError(f"driver {self._driver} gave no answer for this claim"))
             self._spawn(work.run)
             try:

@@ -5,7 +5,7 @@ Log lines are the parts' own; here is only what a dashboard counts and what `kub
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import singledispatchmethod
 
 from pydra.backends.events import (
@@ -49,6 +49,7 @@ class Reports:
         # The kubelet's own Events name its Node by name as uid, and kubectl describe looks for that.
         self._node = Subject(api_version="v1", kind="Node", name=node, uid=node)
         self._driver = driver
+        self._dropped: Sequence[str] = ()
 
     def __call__(self, event: object) -> None:
         """Take note of an event."""
@@ -231,8 +232,11 @@ class Reports:
             count = sum(device.status is status for device in published.health)
             self._metrics.devices.labels(self._driver, status.value).set(count)
         self._metrics.devices_dropped.labels(self._driver).set(len(published.problems))
+        # At each look the same ones are left out again; only a new word is worth a write to the API server.
         for problem in published.problems:
-            self._tell(self._node, "DeviceDropped", f"driver {self._driver}: {problem}", "Discover")
+            if problem not in self._dropped:
+                self._tell(self._node, "DeviceDropped", f"driver {self._driver}: {problem}", "Discover")
+        self._dropped = published.problems
 
     def _finish(self, driver: str, operation: Operation, result: str, seconds: float) -> None:
         self._metrics.in_flight.labels(driver, operation.value).dec()

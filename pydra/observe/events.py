@@ -88,7 +88,7 @@ class EventBook:
         self._said.pop(key, None)
         while len(self._said) >= REMEMBERED:
             self._said.pop(next(iter(self._said)))
-        name = f"{subject.name[:200]}.{suffix}"
+        name = f"{subject.name[:200].rstrip('-.')}.{suffix}"  # still a DNS subdomain where the cut falls
         self._said[key] = _Said(name, now, now, 1)
         return Create(namespace, self._build(notice, note=note, name=name, namespace=namespace, stamp=stamp))
 

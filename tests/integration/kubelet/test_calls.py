@@ -80,7 +80,9 @@ async def test_one_claims_error_is_that_claims_alone(root: Path, connect: Connec
     assert response.claims["uid-2"].error.startswith("device gpu-0 is still prepared for claim team/other")
 
 
-async def test_a_hostile_claim_never_reaches_the_driver_and_spoils_no_other(root: Path, connect: Connect) -> None:
+async def test_a_hostile_claim_never_reaches_the_driver_and_spoils_no_other(
+    root: Path, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serve(root) as running, connect(running.plugin.paths.service) as kubelet:
         response = await prepare(kubelet, "../../etc/cron.d/x", "uid-1", "", "ünicode")
         assert running.claims.asked == [("uid-1",)]
@@ -88,6 +90,7 @@ async def test_a_hostile_claim_never_reaches_the_driver_and_spoils_no_other(root
     assert errors.pop("uid-1") == ""
     assert sorted(errors) == ["", "../../etc/cron.d/x", "ünicode"]
     assert all("the kubelet names a claim" in error for error in errors.values())
+    assert [line for line in caplog.messages if "; and 2 more" in line and "etc/cron.d" in line], "the admin reads it too"
 
 
 async def test_a_claim_that_the_driver_forgets_is_answered_with_an_error(root: Path, connect: Connect) -> None:

@@ -157,3 +157,14 @@ def test_devices_are_counted_by_health_and_those_left_out_are_told(desk: Desk) -
     assert desk.value(f'pydra_devices{{driver="{DRIVER}",health="Unhealthy"}}') == 1
     assert desk.value(f'pydra_devices_dropped{{driver="{DRIVER}"}}') == 1
     assert "'X'" in desk.notices[0].note
+
+
+def test_a_device_that_is_left_out_at_every_look_is_told_of_once() -> None:
+    desk = Desk()
+    for problems in (("X is wrong",), ("X is wrong",), ("X is wrong", "Y is too"), (), ("X is wrong",)):
+        desk.report.published(Published(pool=Pool(name="node-1"), health=(), problems=problems))
+    assert [notice.note.removeprefix(f"driver {DRIVER}: ") for notice in desk.notices] == [
+        "X is wrong",
+        "Y is too",
+        "X is wrong",
+    ]

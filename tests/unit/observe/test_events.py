@@ -50,6 +50,14 @@ def test_the_first_word_about_a_claim_is_a_new_event_in_its_namespace() -> None:
     )
 
 
+def test_an_event_about_a_long_name_still_has_a_name_that_the_api_takes() -> None:
+    for name in ("a" * 199 + "-" + "b" * 50, "a" * 199 + "." + "b" * 50):
+        subject = Subject(api_version="v1", kind="Node", name=name)
+        write = decide(book(), Notice(subject=subject, reason="R", note="n", action="A"), 0)
+        assert isinstance(write, Create)
+        assert write.body["metadata"]["name"] == "a" * 199 + ".0"
+
+
 def test_the_same_word_again_is_counted_in_the_event_that_exists() -> None:
     events = book()
     decide(events, notice(), 0)
