@@ -5,6 +5,7 @@ Pure. The line goes to the kubelet and into Events, the report to the log.
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from enum import Enum
@@ -35,6 +36,7 @@ class Flight(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     method: Method
     elapsed: float
+    deadline: float = math.inf
     claim: str = ""
     uid: str = ""
 
@@ -60,12 +62,22 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """`what` happened in a few words, `signal` its name or empty, `line` for users, `report` for the log."""
+    """`what` happened in a few words, `signal` its name or empty, `hung` whether it was killed for standing still.
+
+    `brief` names no claim: it may be told to the users of others. `line` names the calls in flight, `report` has the
+    rest of what is known, for the log.
+    """
 
     what: str
     signal: str
+    hung: bool
+    brief: str
     line: str
     report: str
+
+    def blame(self, flight: Flight) -> str:
+        """The line for the author of this call's claim."""
+        return f"{self.brief} during {flight} ({flight.elapsed:.1f} s)"
 
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"\n]*)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
@@ -82,8 +94,10 @@ def diagnose(ending: Ending) -> Diagnosis:
     flights = [flight for flight in ending.flights if flight.method is not Method.WAIT_CHANGED]
     during = ", ".join(f"{flight} ({flight.elapsed:.1f} s)" for flight in flights[:3])
     during += f" and {len(flights) - 3} more" if len(flights) > 3 else ""
-    line = f"its process {what}" + (f" at {place}" if place else "") + (f" during {during}" if during else "")
-    return Diagnosis(what=what, signal=name, line=line, report=_report(ending, line))
+    brief = f"its process {what}" + (f" at {place}" if place else "")
+    line = brief + (f" during {during}" if during else "")
+    hung = ending.cause in (Cause.WEDGED, Cause.SILENT, Cause.LATE)
+    return Diagnosis(what=what, signal=name, hung=hung, brief=brief, line=line, report=_report(ending, line))
 
 
 def signal_name(status: int | None) -> str:

@@ -86,7 +86,7 @@ class HintsFailed(msgspec.Struct, frozen=True, kw_only=True):
     details: str
 
 
-class ClaimCondemned(msgspec.Struct, frozen=True, kw_only=True):
+class ClaimSentenced(msgspec.Struct, frozen=True, kw_only=True):
     """A claim killed the backend too often and is not let near it again."""
 
     backend: str
@@ -103,7 +103,7 @@ BackendEvent: TypeAlias = (
     | BackendUndead
     | AnswerRejected
     | HintsFailed
-    | ClaimCondemned
+    | ClaimSentenced
 )
 
 

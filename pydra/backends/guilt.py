@@ -53,7 +53,6 @@ class _Offence(msgspec.Struct, kw_only=True):
     claim: Claim
     strikes: int = 0
     line: str = ""
-    released: bool = False
 
 
 def judge(ending: Ending) -> dict[int, Verdict]:
@@ -80,18 +79,39 @@ class Court:
         self._limit = strikes
         self._offences: OrderedDict[tuple[str, Method], _Offence] = OrderedDict()
         self._suspects: OrderedDict[int, None] = OrderedDict()
+        self._distrusted: OrderedDict[tuple[str, Method], None] = OrderedDict()
 
     def hear(self, ending: Ending) -> dict[int, Verdict]:
         """Judge the calls in flight; suspects are now queued to be tried, each alone."""
         verdicts = judge(ending)
+        calls = {flight.id: flight for flight in ending.flights}
         for call_id, verdict in verdicts.items():
             if verdict is Verdict.SUSPECT:
                 self._suspects[call_id] = None
+                if calls[call_id].uid:
+                    self._distrusted[calls[call_id].uid, calls[call_id].method] = None
+        while len(self._distrusted) > MAX_CLAIMS:
+            self._distrusted.popitem(last=False)
         return verdicts
 
-    def may_call(self, call_id: int) -> bool:
-        """Whether this call may go now: while there are suspects, only the first of them."""
-        return not self._suspects or next(iter(self._suspects)) == call_id
+    def admit(self, call_id: int, claim: Claim, method: Method) -> None:
+        """A new call: tried alone when its claim is suspected or guilty, however long ago its last call ended.
+
+        A call that hangs may take its own time and that of all others in flight; without this nobody would ever be
+        left to be tried, and the same claims would meet again and again.
+        """
+        if (claim.uid, method) in self._distrusted or (claim.uid, method) in self._offences:
+            self._suspects[call_id] = None
+
+    def trust(self, claim: Claim, method: Method) -> None:
+        """The process survived a call of this claim."""
+        self._distrusted.pop((claim.uid, method), None)
+
+    def may_call(self, call_id: int, *, busy: bool = False) -> bool:
+        """Whether this call may go now: while there are suspects, only the first, and when no other call is `busy`."""
+        if not self._suspects:
+            return True
+        return not busy and next(iter(self._suspects)) == call_id
 
     @property
     def in_session(self) -> bool:
@@ -107,18 +127,16 @@ class Court:
         offence = self._offences.setdefault((claim.uid, method), _Offence(claim=claim))
         offence.claim, offence.line = claim, line
         offence.strikes += 1
-        offence.released = False
+        self._distrusted.pop((claim.uid, method), None)
         self._offences.move_to_end((claim.uid, method))
         while len(self._offences) > MAX_CLAIMS:
             self._offences.popitem(last=False)
         return offence.strikes >= self._limit
 
     def acquit(self, claim: Claim, method: Method) -> None:
-        """The call succeeded. After `unprepare` the claim's devices are free, but its sentence stands."""
+        """The call succeeded. A sentence for `prepare` outlives `unprepare`, by which failures are undone as well."""
+        self.trust(claim, method)
         self._offences.pop((claim.uid, method), None)
-        offence = self._offences.get((claim.uid, Method.PREPARE))
-        if method is Method.UNPREPARE and offence is not None:
-            offence.released = True
 
     def sentence(self, claim: Claim, method: Method) -> Condemned | None:
         """Why this claim is not let near the backend for this coroutine, or None."""
@@ -128,19 +146,23 @@ class Court:
         return _condemn(offence)[0]
 
     def condemned(self) -> tuple[Condemned, ...]:
-        """The devices of condemned claims, until the claim is unprepared or pardoned."""
-        guilty = (one for one in self._offences.values() if one.strikes >= self._limit and not one.released)
+        """The devices of condemned claims, until the claim is pardoned: nobody else should meet what it left there."""
+        guilty = (one for one in self._offences.values() if one.strikes >= self._limit)
         devices = {(entry.pool, entry.device, entry.uid): entry for one in guilty for entry in _condemn(one)}
         return tuple(devices[key] for key in sorted(devices))
 
-    def pardon(self, uid: str) -> None:
-        """Forget a claim: it no longer exists."""
+    def pardon(self, uid: str) -> bool:
+        """Forget a claim: it no longer exists. True when its devices are free of it now."""
+        freed = any(one.uid == uid for one in self.condemned())
         for method in Method:
             self._offences.pop((uid, method), None)
+            self._distrusted.pop((uid, method), None)
+        return freed
 
     def amnesty(self) -> None:
         """Forget every claim: the backend is another one."""
         self._offences.clear()
+        self._distrusted.clear()
 
 
 def _condemn(offence: _Offence) -> list[Condemned]:

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from pydra.backends.diagnosis import Cause, Diagnosis, Ending, diagnose
+from pydra.backends.diagnosis import Cause, Diagnosis, Ending, Flight, diagnose
 from pydra.backends.discovery import BackendSource
 from pydra.backends.events import (
     AnswerRejected,
@@ -27,14 +27,22 @@ from pydra.backends.events import (
     BackendState,
     BackendStatistics,
     BackendUndead,
-    ClaimCondemned,
+    ClaimSentenced,
 )
 from pydra.backends.faults import parse_fault
 from pydra.backends.guilt import Court, Verdict
 from pydra.backends.limits import Patience, RestartPolicy
 from pydra.backends.session import Session
-from pydra.backends.wire import Call, Hello, Refusal
-from pydra.errors import BackendDied, BackendTimeout, BackendUnavailable, ContractError, PydraError, TerminalError
+from pydra.backends.wire import Call, Hello, Method, Refusal
+from pydra.errors import (
+    BackendDied,
+    BackendError,
+    BackendTimeout,
+    BackendUnavailable,
+    ClaimCondemned,
+    ContractError,
+    PydraError,
+)
 
 _log = logging.getLogger(__name__)
 _UNDEAD_LOOK_SECONDS = 5.0
@@ -90,8 +98,10 @@ class Keeper:
 
     def unavailable(self) -> BackendUnavailable:
         """The error that says why there is no process to call."""
-        waiting = "is busy finding out which of several calls ended its process" if self.court.in_session else ""
-        return BackendUnavailable(self._source.name, self._why or waiting or "cannot be called")
+        trial = "is busy finding out which of several calls ended its process; try again"
+        return BackendUnavailable(
+            self._source.name, self._why or (trial if self.court.in_session else "cannot be called")
+        )
 
     async def wait_spawned(self) -> None:
         """Wait until there is a process, ready or not, or none could be started."""
@@ -209,7 +219,7 @@ class Keeper:
             verdict = verdicts.get(flight.id, Verdict.BYSTANDER)
             call = session.call_in_flight(flight.id)
             if verdict is Verdict.GUILTY and call is not None:
-                session.conclude(flight.id, self._convict(call, ending, diagnosis))
+                session.conclude(flight.id, self._convict(call, flight, ending, diagnosis))
             else:
                 session.conclude(flight.id, verdict)
         waiting = {flight.id for flight in session.flights()}
@@ -217,40 +227,39 @@ class Keeper:
             self.court.dismiss(call_id)
         return BackendEnded(backend=self._source.name, diagnosis=diagnosis, flights=ending.flights, restart_in=0)
 
-    def _convict(self, call: Call, ending: Ending, diagnosis: Diagnosis) -> PydraError:
-        """The error of the guilty call; terminal when its claim is condemned by it."""
-        name = self._source.name
-        if call.claim is not None and self.court.convict(call.claim, call.method, diagnosis.line):
+    def _convict(self, call: Call, flight: Flight, ending: Ending, diagnosis: Diagnosis) -> PydraError:
+        """The error of the guilty call, which names no other; terminal when its claim is condemned by it."""
+        name, line = self._source.name, diagnosis.blame(flight)
+        if call.claim is not None and self.court.convict(call.claim, call.method, line):
             condemned = self.court.sentence(call.claim, call.method)
-            error = TerminalError(condemned.explain(name) if condemned else diagnosis.line)
+            error = ClaimCondemned(condemned.explain(name) if condemned else line)
             _log.error("%s", error)
-            self._report(ClaimCondemned(backend=name, claim=call.claim, method=call.method, message=str(error)))
+            self._report(ClaimSentenced(backend=name, claim=call.claim, method=call.method, message=str(error)))
             return error
-        match ending.cause:
-            case Cause.GARBLED:
-                return ContractError(name, [f"{call.method.value}: {diagnosis.line}"])
-            case Cause.WEDGED | Cause.SILENT:
-                elapsed = next((flight.elapsed for flight in ending.flights if flight.id == call.id), 0.0)
-                return BackendTimeout(name, call.method.value, round(elapsed, 1), details=diagnosis.report)
-            case _:
-                return BackendDied(name, diagnosis.line, details=diagnosis.report)
+        failure = _name_failure(name, call.method, flight, ending.cause, line)
+        failure.details, failure.logged = diagnosis.report, True
+        return failure
 
     # What is told
 
     def _refuse(self, event: BackendRefused) -> None:
         self.refused = ContractError(self._source.name, event.violations)
         self.refused.details = event.details
-        _log.error("%s\n%s", self.refused, event.details)
+        fields = {"backend": event.backend, **({"details": event.details} if event.details else {})}
+        _log.error("%s", self.refused, extra={"fields": fields})
         self._move(BackendState.REFUSED, "is refused")
         self._report(event)
 
     def _tell_down(self, event: BackendEnded | BackendStartFailed) -> None:
         if isinstance(event, BackendEnded):
-            line, report = event.diagnosis.line, event.diagnosis.report
+            brief, line, details = event.diagnosis.brief, event.diagnosis.line, event.diagnosis.report
         else:
-            line, report = event.message, f"{event.message}\n{event.details}".rstrip()
-        _log.error("backend %s, starting again in %.1f s: %s", self._source, event.restart_in, report)
-        self._move(BackendState.DOWN, f"{line}; it starts again {event.restart_in:.1f} s after that")
+            brief, line, details = event.message, event.message, event.details
+        fields = {"backend": self._source.name, **({"details": details} if details else {})}
+        _log.error(
+            "backend %s: %s; it starts again in %.1f s", self._source, line, event.restart_in, extra={"fields": fields}
+        )
+        self._move(BackendState.DOWN, f"{brief}; it starts again {event.restart_in:.1f} s after that")
         self._report(event)
 
     def _reject_stray(self, call_id: int) -> None:
@@ -269,6 +278,16 @@ class Keeper:
             _log.info("backend %s: now %s", self._source, source)
             self._source = source
             self.court.amnesty()
+
+
+def _name_failure(name: str, method: Method, flight: Flight, cause: Cause, line: str) -> BackendError:
+    match cause:
+        case Cause.GARBLED:
+            return ContractError(name, [f"{method.value}: {line}"])
+        case Cause.WEDGED | Cause.SILENT:
+            return BackendTimeout(name, method.value, min(round(flight.elapsed, 1), flight.deadline))
+        case _:
+            return BackendDied(name, line)
 
 
 def _of_refusal(name: str, refusal: Refusal) -> BackendStartFailed | BackendRefused:

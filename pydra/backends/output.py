@@ -5,6 +5,7 @@ No I/O: bytes are fed in, the clock and the log are arguments.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -14,6 +15,17 @@ KEPT = 64 * 1024
 MAX_LINE = 4096
 BURST = 200
 PER_SECOND = 20.0
+
+
+_STACK = re.compile(
+    r"Fatal Python error: |(Current thread|Thread) 0x|Stack \(most recent|Extension modules: |"
+    r'  File "[^"]*", line (\d+|\?\?\?) in |  \.\.\.$|  <no Python frame>'
+)
+
+
+def is_stack(line: str) -> bool:
+    """Whether faulthandler wrote this line; the report of the process's end has them all, in one piece."""
+    return _STACK.match(line) is not None
 
 
 class OutputLog:

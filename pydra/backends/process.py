@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import anyio
 
 from pydra.backends.channel import Channel
-from pydra.backends.output import OutputLog
+from pydra.backends.output import OutputLog, is_stack
 from pydra.backends.wire import ToAgent, WireError, parse_to_agent
 
 _QUIET_SECONDS = 0.05
@@ -59,7 +59,7 @@ class ChildProcess:
         log = logging.getLogger(f"pydra.backend.{backend}")
         self.channel = channel
         self.stdout = OutputLog(log.info)
-        self.stderr = OutputLog(log.warning)
+        self.stderr = OutputLog(lambda line: log.log(logging.DEBUG if is_stack(line) else logging.WARNING, line))
         self._pipes: list[tuple[asyncio.BaseTransport, _Pipe]] = []
         self._process: asyncio.subprocess.Process | None = None
         self._written = anyio.Event()

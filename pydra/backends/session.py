@@ -16,7 +16,7 @@ from pydra.backends.faults import FaultKind
 from pydra.backends.guilt import Verdict
 from pydra.backends.limits import Patience
 from pydra.backends.process import ChildProcess, spawn
-from pydra.backends.wire import Call, Cancel, Failure, Hello, Refusal, Reply, ToAgent, WireError
+from pydra.backends.wire import Call, Cancel, Failure, Hello, Method, Refusal, Reply, ToAgent, WireError
 from pydra.errors import BackendTimeout, BackendUnavailable, PydraError, TerminalError
 
 Outcome = Reply | Failure | Verdict | PydraError
@@ -29,8 +29,9 @@ _EXIT_SECONDS = 0.5
 class _Flying:
     """A call in flight."""
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, deadline: float) -> None:
         self.call = call
+        self.deadline = deadline
         self.started = time.monotonic()
         self.landed = anyio.Event()
         self.outcome: Outcome | None = None
@@ -46,6 +47,7 @@ class _Flying:
             id=call.id,
             method=call.method,
             elapsed=time.monotonic() - self.started,
+            deadline=self.deadline,
             claim=f"{call.claim.namespace}/{call.claim.name}" if call.claim else "",
             uid=call.claim.uid if call.claim else "",
         )
@@ -101,6 +103,11 @@ class Session:
     def flights(self) -> tuple[Flight, ...]:
         """The calls in flight, in the order of their start."""
         return tuple(flying.describe() for flying in self._flying.values())
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything but `wait_changed` is in flight."""
+        return any(flying.call.method is not Method.WAIT_CHANGED for flying in self._flying.values())
 
     def call_in_flight(self, call_id: int) -> Call | None:
         """The call whose caller still waits."""
@@ -261,7 +268,7 @@ class Session:
         Raises BackendTimeout (`deadline` seconds, for the message) when the backend obeyed that, and
         TerminalError for a claim too large to be sent.
         """
-        flying = self._flying[call.id] = _Flying(call)
+        flying = self._flying[call.id] = _Flying(call, deadline)
         try:
             recalled = await self._fly(flying, until)
         except WireError as error:

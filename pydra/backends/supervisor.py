@@ -39,7 +39,7 @@ from pydra.backends.session import Session
 from pydra.backends.wire import Call, Failure, Method, Reply
 from pydra.claims.model import Claim, PreparedDevice
 from pydra.devices import Inventory, Sample
-from pydra.errors import ContractError, PydraError, TerminalError
+from pydra.errors import ClaimCondemned, ContractError, PydraError
 
 T = TypeVar("T")
 
@@ -159,8 +159,9 @@ class BackendSupervisor:
         return self._keeper.court.condemned()
 
     def pardon(self, uid: str) -> None:
-        """Forget what a claim did: it no longer exists."""
-        self._keeper.court.pardon(uid)
+        """Forget what a claim did: it no longer exists. What kept others from its devices is worth another look."""
+        if self._keeper.court.pardon(uid):
+            self._hinted.set()
 
     # Calls
 
@@ -172,7 +173,9 @@ class BackendSupervisor:
         court, method = self._keeper.court, call.method
         condemned = court.sentence(call.claim, method) if call.claim is not None else None
         if condemned is not None:
-            raise TerminalError(condemned.explain(self._name))
+            raise ClaimCondemned(condemned.explain(self._name))
+        if call.claim is not None:
+            court.admit(call.id, call.claim, method)
         deadline = self._deadlines.of(method)
         until = time.monotonic() + deadline
         try:
@@ -184,6 +187,8 @@ class BackendSupervisor:
                             court.acquit(call.claim, method)
                         return reply
                     case Failure(fault=fault):
+                        if call.claim is not None:
+                            court.trust(call.claim, method)
                         if fault.kind is FaultKind.CONTRACT:
                             self._reject(method, fault.problems, call.claim)
                         raise parse_fault(fault, self._name, method.value)
@@ -199,7 +204,7 @@ class BackendSupervisor:
             while True:
                 self._keeper.refuse_if_over()
                 session = self._keeper.session
-                if session is not None and self._keeper.court.may_call(call_id):
+                if session is not None and self._keeper.court.may_call(call_id, busy=session.busy):
                     return session
                 await self._keeper.wait_changed()
         raise self._keeper.unavailable()
@@ -242,7 +247,8 @@ class BackendSupervisor:
                 case Failure(fault=fault):
                     failures += 1
                     error = parse_fault(fault, self._name, Method.WAIT_CHANGED.value)
-                    _log.warning("%s\n%s", error, fault.traceback)
+                    fields = {"backend": self._name, "details": fault.traceback}
+                    _log.warning("%s", error, extra={"fields": fields})
                     self._report(HintsFailed(backend=self._name, message=str(error), details=fault.traceback))
                     await anyio.sleep(min(2.0**failures, _HINT_RETRY_CAP_SECONDS))
 

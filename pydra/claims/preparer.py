@@ -69,6 +69,10 @@ class _Course(Generic[T]):
     pods: tuple[PodRef, ...] = ()
     from_record: bool = False
 
+    def fields(self) -> dict[str, str]:
+        """What is known only on the way, for the log."""
+        return {"pods": ",".join(pod.name for pod in self.pods)} if self.pods else {}
+
 
 def _ignore(event: ClaimEvent) -> None:
     """Report to nobody."""
@@ -174,8 +178,9 @@ class ClaimPreparer:
         try:
             return await perform(course)
         except PydraError as error:
-            details = error.details if isinstance(error, BackendError) else ""
-            _log.warning("%s%s", error, details and f"\n{details}")
+            details = error.details if isinstance(error, BackendError) and not error.logged else ""
+            fields = {**course.fields(), **({"details": details} if details else {})}
+            _log.warning("%s", error, extra={"fields": fields})
             return error
         except Exception as error:  # noqa: BLE001 - one of the two boundaries
             _log.exception("a bug in pydra; what was begun is undone by the next attempt, or the sweep")

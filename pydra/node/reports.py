@@ -15,7 +15,7 @@ from pydra.backends.events import (
     BackendRefused,
     BackendStartFailed,
     BackendUndead,
-    ClaimCondemned,
+    ClaimSentenced,
     HintsFailed,
 )
 from pydra.checkpoint.scan import RecordSetAside, RecordTooNew, RecordTorn
@@ -70,14 +70,10 @@ class Reports:
     @_handle.register
     def _(self, event: BackendEnded) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
-        self._metrics.backend_crashes.labels(event.backend, event.diagnosis.signal or "exit").inc()
-        claims = [flight for flight in event.flights if flight.uid]
-        for flight in claims:
-            namespace, _, name = flight.claim.partition("/")
-            ref = ClaimRef(uid=flight.uid, namespace=namespace, name=name)
-            self._tell(claim_subject(ref), "BackendDied", event.diagnosis.line, flight.method.value)
-        if not claims:
-            self._tell(self._node, "BackendDied", f"backend {event.backend}: {event.diagnosis.line}", "Run")
+        how = event.diagnosis.signal or ("hang" if event.diagnosis.hung else "exit")
+        self._metrics.backend_crashes.labels(event.backend, how).inc()
+        # Claims hear of it by ClaimFailed if it cost them their call; the others need not know whose fault it was.
+        self._tell(self._node, "BackendDied", f"backend {event.backend}: {event.diagnosis.line}", "Run")
 
     @_handle.register
     def _(self, event: BackendStartFailed) -> None:
@@ -108,10 +104,8 @@ class Reports:
         self._tell(self._node, "BackendHintsFailed", f"backend {event.backend}: {event.message}", "Run")
 
     @_handle.register
-    def _(self, event: ClaimCondemned) -> None:
-        claim = event.claim
-        ref = ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name)
-        self._tell(claim_subject(ref), "ClaimCondemned", event.message, event.method.value)
+    def _(self, event: ClaimSentenced) -> None:
+        """The failure of the call, with the same words, follows."""
 
     def not_served(self, why: str) -> None:
         """A backend that keeps its contract and cannot be served as the settings are."""

@@ -17,7 +17,7 @@ _COLOURS = {"WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31;1m"
 
 
 class TextFormatter(logging.Formatter):
-    """`12:03:04.567 INFO  slices: published 8 devices  driver=gpu.example.com`."""
+    """`12:03:04.567 INFO  slices: published 8 devices  driver=gpu.example.com`, the field `details` below the line."""
 
     def __init__(self, *, colours: bool) -> None:
         super().__init__()
@@ -26,12 +26,16 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """One line, and the traceback below it where there is one."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        fields = "".join(f"  {name}={value}" for name, value in _fields(record).items())
+        known = _fields(record)
+        details = known.pop("details", "")
+        fields = "".join(f"  {name}={value}" for name, value in known.items())
         where = record.name.removeprefix("pydra.")
         line = f"{clock}.{record.msecs:03.0f} {record.levelname:<7} {where}: {record.getMessage()}{fields}"
         if self._colours and record.levelname in _COLOURS:
             line = f"{_COLOURS[record.levelname]}{line}\033[0m"
-        return line + (f"\n{self.formatException(record.exc_info)}" if record.exc_info else "")
+        below = [str(details).rstrip()] if details else []
+        below += [self.formatException(record.exc_info)] if record.exc_info else []
+        return "\n".join([line, *below])
 
 
 class JsonFormatter(logging.Formatter):

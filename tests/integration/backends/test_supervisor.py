@@ -17,7 +17,7 @@ from pydra.backends.events import (
     BackendEvent,
     BackendReady,
     BackendState,
-    ClaimCondemned,
+    ClaimSentenced,
 )
 from pydra.backends.limits import Deadlines, Patience, RestartPolicy
 from pydra.claims.model import OpaqueConfig
@@ -255,13 +255,16 @@ async def test_a_claim_that_kills_twice_is_condemned_without_touching_the_hardwa
         with pytest.raises(BackendDied):  # the same name, another claim
             await backend.prepare(claim("segfault", "u2"))
         await backend.unprepare(claim("segfault"), ())
-        assert backend.condemned() == ()
+        assert len(backend.condemned()) == 1
         with pytest.raises(TerminalError, match="ended the process of backend faulty 2 times"):
             await backend.prepare(claim("segfault"))
+        await backend.wait_changed()  # the last restart's
         backend.pardon("u1")
+        await backend.wait_changed()
+        assert backend.condemned() == ()
         with pytest.raises(BackendDied):
             await backend.prepare(claim("segfault"))
-    assert [event.claim.uid for event in events if isinstance(event, ClaimCondemned)] == ["u1"]
+    assert [event.claim.uid for event in events if isinstance(event, ClaimSentenced)] == ["u1"]
 
 
 async def test_another_version_of_the_backend_is_not_judged_by_the_last() -> None:

@@ -97,3 +97,22 @@ def test_the_last_stack_counts() -> None:
     earlier = 'Current thread 0x1 (most recent call first):\n  File "/a/b.py", line 1 in old\n'
     later = 'Current thread 0x1 (most recent call first):\n  File "/a/b.py", line 2 in new\n'
     assert find_place(earlier + later) == "new (a/b.py:2)"
+
+
+def test_what_others_are_told_names_no_claim_and_the_blame_names_one() -> None:
+    mine = Flight(id=1, method=Method.PREPARE, elapsed=2, claim="red/a", uid="u1")
+    other = Flight(id=2, method=Method.PREPARE, elapsed=1, claim="blue/b", uid="u2")
+    diagnosis = diagnose(ending(flights=(mine, other)))
+    assert "red/a" not in diagnosis.brief
+    assert "blue/b" not in diagnosis.brief
+    assert diagnosis.blame(mine) == f"{diagnosis.brief} during prepare of claim red/a (2.0 s)"
+    assert diagnosis.line.endswith("during prepare of claim red/a (2.0 s), prepare of claim blue/b (1.0 s)")
+
+
+@pytest.mark.parametrize(
+    ("cause", "hung"),
+    [(Cause.WEDGED, True), (Cause.SILENT, True), (Cause.LATE, True), (Cause.DIED, False), (Cause.GARBLED, False)],
+    ids=str,
+)
+def test_a_process_that_stood_still_is_told_from_one_that_died(cause: Cause, hung: bool) -> None:
+    assert diagnose(ending(cause=cause, status=-9)).hung is hung

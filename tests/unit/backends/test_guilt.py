@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -93,10 +95,16 @@ def test_a_condemned_claim_may_still_be_undone(court: Court) -> None:
     assert court.sentence(claim("u1"), Method.UNPREPARE) is None
 
 
-def test_undoing_frees_the_devices_but_the_sentence_stands(court: Court) -> None:
-    court.acquit(claim("u1"), Method.UNPREPARE)
-    assert court.condemned() == ()
+def test_undoing_changes_nothing_about_the_sentence(court: Court) -> None:
+    court.acquit(claim("u1"), Method.UNPREPARE)  # as after each prepare that failed
+    assert [one.uid for one in court.condemned()] == ["u1"]
     assert court.sentence(claim("u1"), Method.PREPARE) is not None
+
+
+def test_a_pardon_tells_whether_devices_are_free_again(court: Court) -> None:
+    assert not court.pardon("u2")
+    assert court.pardon("u1")
+    assert not court.pardon("u1")
 
 
 def test_another_claim_of_the_same_name_is_another_claim(court: Court) -> None:
@@ -124,3 +132,40 @@ def test_what_is_remembered_is_bounded(court: Court) -> None:
         court.convict(claim(f"x{number}"), Method.PREPARE, "died")
     assert court.sentence(claim("u1"), Method.PREPARE) is None
     assert court.sentence(claim("x0"), Method.PREPARE) is not None
+
+
+def test_a_suspect_that_gave_up_waiting_is_tried_alone_when_it_comes_again() -> None:
+    court = Court(2)
+    court.hear(ending(flight(1), flight(2), cause=Cause.SILENT))
+    for call_id in (1, 2):  # their time was over before they could be tried
+        court.dismiss(call_id)
+    court.admit(3, claim("u"), Method.PREPARE)
+    assert not court.may_call(3, busy=True)
+    assert court.may_call(3)
+    assert not court.may_call(4)
+    court.trust(claim("u"), Method.PREPARE)
+    court.dismiss(3)
+    court.admit(5, claim("u"), Method.PREPARE)
+    assert court.may_call(5, busy=True)
+
+
+def test_a_claim_that_ended_a_process_once_is_called_alone_until_it_succeeds() -> None:
+    court, guilty = Court(2), claim("u")
+    court.convict(guilty, Method.PREPARE, "its process died")
+    court.admit(1, guilty, Method.PREPARE)
+    assert not court.may_call(1, busy=True)
+    court.dismiss(1)
+    court.acquit(guilty, Method.PREPARE)
+    court.admit(2, guilty, Method.PREPARE)
+    assert court.may_call(2, busy=True)
+
+
+@pytest.mark.parametrize("forget", [lambda court: court.pardon("u"), lambda court: court.amnesty()])
+def test_distrust_goes_with_the_claim_and_with_the_backend(forget: Callable[[Court], None]) -> None:
+    court = Court(2)
+    court.hear(ending(flight(1), flight(2)))
+    for call_id in (1, 2):
+        court.dismiss(call_id)
+    forget(court)
+    court.admit(3, claim("u"), Method.PREPARE)
+    assert court.may_call(3, busy=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.backends.output import BURST, KEPT, MAX_LINE, OutputLog
+from pydra.backends.output import BURST, KEPT, MAX_LINE, OutputLog, is_stack
 
 
 class Clock:
@@ -59,3 +60,21 @@ def test_the_last_bytes_are_kept() -> None:
     assert len(output.tail()) == KEPT
     assert output.tail().endswith("aend")
     assert output.received == KEPT + 3
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Fatal Python error: Segmentation fault", True),
+        ("Current thread 0x00007f5cd3c5cb80 (most recent call first):", True),
+        ("Thread 0x00007f5cd3c5cb80 [backend_0] (most recent call first):", True),
+        ('  File "/opt/driver/nvml.py", line 102 in _hang', True),
+        ('  File "<frozen runpy>", line 88 in _run_code', True),
+        ("Extension modules: msgspec._core, yaml._yaml (total: 2)", True),
+        ('  File "/opt/driver/nvml.py", line 102, in prepare', False),
+        ("NVRM: Xid 79, GPU has fallen off the bus", False),
+        ("Thread pool is exhausted", False),
+    ],
+)
+def test_stacks_of_a_dying_process_are_told_from_what_it_says(line: str, expected: bool) -> None:
+    assert is_stack(line) is expected

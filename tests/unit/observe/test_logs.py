@@ -78,3 +78,11 @@ def test_a_log_file_that_cannot_be_opened_leaves_the_logs_as_they_are(root: logg
     with pytest.raises(OSError, match="nowhere"):
         configure_logs(level=LogLevel.INFO, form=LogFormat.AUTO, file="/nowhere/agent.log")
     assert root.handlers == before
+
+
+def test_details_stand_below_the_line_for_people_and_in_a_field_for_machines() -> None:
+    made = record("it died", fields={"backend": "sim", "details": "stack:\n  line 7\n"})
+    first, *below = TextFormatter(colours=False).format(made).split("\n")
+    assert first.endswith("it died  backend=sim")
+    assert below == ["stack:", "  line 7"]
+    assert json.loads(JsonFormatter().format(made))["details"] == "stack:\n  line 7\n"
