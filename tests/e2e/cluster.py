@@ -1,18 +1,16 @@
 """A real cluster: the one that KUBECONFIG names, whose node's kubelet runs on this machine.
 
 The agent runs as a process, as root, on the kubelet's own directories. Variables: PYDRA_E2E_NODE (the only node
-otherwise), PYDRA_E2E_IMAGE (an image with sh, present on the node), PYDRA_E2E_KUBELET_ROOT.
+otherwise), PYDRA_E2E_IMAGE (an image with sh, present on the node), PYDRA_E2E_KUBELET_ROOT, and
+PYDRA_E2E_KUBELET_RESTART, a command that restarts the kubelet and returns when it serves again.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import signal
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +37,10 @@ DRIVER = "sim.pydra.dev"
 IMAGE = os.environ.get("PYDRA_E2E_IMAGE", "localhost/busybox:latest")
 KUBELET_ROOT = Path(os.environ.get("PYDRA_E2E_KUBELET_ROOT", "/var/lib/kubelet"))
 CDI_DIRECTORY = Path("/var/run/cdi")
+REPORT = "{ env | grep ^SIM_; ls /dev/sim; } | sort >/dev/termination-log"
+"""A script that ends with what it found in the container as its last word."""
+
+STAY = "sleep 1000"
 PATIENCE = 100.0
 """The kubelet tries a failed prepare again after 60 to 90 seconds."""
 
@@ -67,12 +69,12 @@ class Cluster:
         body = {"apiVersion": resource.api_version, "kind": resource.kind, **body}
         return await self.client.create(resource, body, namespace=self.namespace if resource.namespaced else "")
 
-    async def create_class(self, name: str, **spec: Any) -> None:
-        """A DeviceClass for the driver's accelerators; left as it is when it exists."""
-        expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'accelerator'"
-        selectors = [{"cel": {"expression": expression}}]
+    async def create_class(self, name: str, *, kind: str = "accelerator") -> None:
+        """A DeviceClass for the driver's devices of a type; left as it is when it exists."""
+        expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'"
         with suppress(Conflict):
-            await self.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": {"selectors": selectors, **spec}})
+            body = {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
+            await self.create(DEVICE_CLASSES, body)
 
     async def create_claim(self, name: str, *, template: bool = False, **devices: Any) -> JsonObject:
         """A ResourceClaim, or a template, for one accelerator unless `devices` says otherwise."""
@@ -82,24 +84,42 @@ class Cluster:
             return await self.create(RESOURCE_CLAIM_TEMPLATES, {"metadata": {"name": name}, "spec": {"spec": spec}})
         return await self.create(RESOURCE_CLAIMS, {"metadata": {"name": name}, "spec": spec})
 
-    async def create_pod(self, name: str, script: str, **claim: str) -> JsonObject:
-        """A pod of one container that runs the script; `claim` says which: resourceClaimName or ...TemplateName."""
-        container = {
-            "name": "main",
-            "image": IMAGE,
-            "imagePullPolicy": "IfNotPresent",
-            "command": ["sh", "-c", script],
-            "terminationMessagePolicy": "FallbackToLogsOnError",
-            "resources": {"claims": [{"name": "accel"}]},
-        }
+    async def create_pod(
+        self,
+        name: str,
+        script: str,
+        *,
+        claims: Mapping[str, str] | None = None,
+        containers: Mapping[str, Sequence[JsonObject]] | None = None,
+        **claim: str,
+    ) -> JsonObject:
+        """A pod whose containers run the script.
+
+        `claim` says which claim it uses, resourceClaimName or resourceClaimTemplateName; or `claims` maps names in
+        the pod to claims. `containers` maps a container to what it gets of them; one that gets all by default.
+        """
+        entries = (
+            {"accel": claim} if claims is None else {key: {"resourceClaimName": one} for key, one in claims.items()}
+        )
+        containers = containers or {"main": [{"name": entry} for entry in entries]}
         spec = {
             "restartPolicy": "Never",
             "hostNetwork": True,
-            "terminationGracePeriodSeconds": 0,
-            "containers": [container],
-            "resourceClaims": [{"name": "accel", **claim}],
+            "terminationGracePeriodSeconds": 1,
+            "containers": [_container(key, script, uses) for key, uses in containers.items()],
+            "resourceClaims": [{"name": key, **entry} for key, entry in entries.items()],
         }
         return await self.create(PODS, {"metadata": {"name": name}, "spec": spec})
+
+    async def start_pod(self, name: str, script: str, **options: Any) -> JsonObject:
+        """The same, once it runs."""
+        await self.create_pod(name, script, **options)
+        return await self.wait_phase(name, "Running")
+
+    async def run_pod(self, name: str, **options: Any) -> dict[str, list[str]]:
+        """What each container of a new pod found, once all have ended: variables of devices, and their nodes."""
+        await self.create_pod(name, REPORT, **options)
+        return found_by(await self.wait_phase(name, "Succeeded"))
 
     async def pod(self, name: str) -> JsonObject:
         """The pod as it is."""
@@ -107,7 +127,8 @@ class Cluster:
 
     async def wait_phase(self, name: str, phase: str) -> JsonObject:
         """The pod, once it has this phase."""
-        return await self.wait(f"pod {name} is {phase}", lambda: self._in_phase(name, phase))
+        found: JsonObject = await self.wait(f"pod {name} is {phase}", lambda: self._in_phase(name, phase))
+        return found
 
     async def _in_phase(self, name: str, phase: str) -> JsonObject | None:
         pod = await self.pod(name)
@@ -115,7 +136,15 @@ class Cluster:
 
     async def delete_pod(self, name: str) -> None:
         """Delete the pod and wait until it is gone, which the kubelet allows only after unprepare."""
+        await self.client.delete(PODS, name, namespace=self.namespace)
+        await self.wait_gone(name)
+
+    async def force_delete_pod(self, name: str) -> None:
+        """Remove the pod from the API at once; the kubelet finds out, and cleans up by itself."""
         await self.client.delete(PODS, name, namespace=self.namespace, grace_period=0)
+
+    async def wait_gone(self, name: str) -> None:
+        """Wait until the pod is gone."""
         await self.wait(f"pod {name} is gone", lambda: self._is_gone(name))
 
     async def _is_gone(self, name: str) -> bool:
@@ -125,6 +154,23 @@ class Cluster:
             return True
         return False
 
+    async def wait_unprepared(self) -> None:
+        """Wait until nothing of any claim is left on the node."""
+
+        async def look() -> bool:
+            return not cdi_files() and not records()
+
+        await self.wait("no CDI file and no checkpoint is left", look)
+
+    async def clear(self) -> None:
+        """Delete all pods, and wait until they are gone."""
+        names = [pod["metadata"]["name"] for pod in (await self.client.list(PODS, namespace=self.namespace)).items]
+        for name in names:
+            with suppress(NotFound):
+                await self.client.delete(PODS, name, namespace=self.namespace)
+        for name in names:
+            await self.wait_gone(name)
+
     async def slices(self) -> list[JsonObject]:
         """The driver's slices of the node."""
         selector = f"spec.driver={DRIVER},spec.nodeName={self.node}"
@@ -132,12 +178,39 @@ class Cluster:
 
     async def wait_published(self) -> list[JsonObject]:
         """The slices, once there are any."""
-        return await self.wait("slices are published", self.slices)
+        found: list[JsonObject] = await self.wait("slices are published", self.slices)
+        return found
 
-    async def notes(self, reason: str) -> list[str]:
-        """What the Events with this reason in the namespace say."""
+    async def notes(self, reason: str, *, about: str = "") -> list[str]:
+        """What the Events with this reason in the namespace say, all or those about the object of a name."""
         found = (await self.client.list(EVENTS, namespace=self.namespace)).items
-        return [str(event.get("note")) for event in found if event.get("reason") == reason]
+        return [
+            str(event.get("note"))
+            for event in found
+            if event.get("reason") == reason and about in ("", event["regarding"]["name"])
+        ]
+
+    async def wait_note(self, reason: str, *, about: str, saying: str = "") -> str:
+        """The first of them that has the words, once there is one."""
+
+        async def look() -> str:
+            return next((note for note in await self.notes(reason, about=about) if saying in note), "")
+
+        return str(await self.wait(f"an Event {reason} on {about} saying {saying!r}", look))
+
+    async def stays_pending(self, name: str) -> str:
+        """Why the scheduler leaves the pod alone, in its own words, once it has said so."""
+        return await self.wait_note("FailedScheduling", about=name)
+
+    async def devices(self) -> list[JsonObject]:
+        """All devices in the driver's slices of the node."""
+        return [device for one in await self.slices() for device in one["spec"].get("devices") or ()]
+
+    async def require(self, field: str, gate: str) -> None:
+        """Skip the test where the cluster does not keep this field of devices."""
+        await self.wait("devices are published", self.devices)
+        if not any(field in device for device in await self.devices()):
+            pytest.skip(f"the cluster drops the devices' {field}: feature gate {gate} is off")
 
     async def wait(self, what: str, look: Callable[[], Any]) -> Any:
         """What `look` gives, once that is something."""
@@ -153,67 +226,49 @@ class Cluster:
 
 
 @asynccontextmanager
-async def open_cluster() -> AsyncIterator[Cluster]:
+async def open_cluster(**labels: str) -> AsyncIterator[Cluster]:
     """The cluster with a fresh namespace, which goes with everything in it."""
     async with KubeClient(await load_credentials(environ=os.environ)) as client:
         nodes = [node["metadata"]["name"] for node in (await client.list(NODES)).items]
         namespace = f"pydra-e2e-{secrets.token_hex(4)}"
         cluster = Cluster(client, namespace, os.environ.get("PYDRA_E2E_NODE") or nodes[0])
-        await cluster.create(NAMESPACES, {"metadata": {"name": namespace}})
+        await cluster.create(NAMESPACES, {"metadata": {"name": namespace, "labels": labels}})
         try:
             await cluster.wait("a service account", lambda: _has_account(client, namespace))
             yield cluster
         finally:
-            for pod in (await client.list(PODS, namespace=namespace)).items:
-                await cluster.delete_pod(pod["metadata"]["name"])
+            for pod in (await client.list(PODS, namespace=namespace)).items:  # left by a test that failed
+                await cluster.force_delete_pod(pod["metadata"]["name"])
             await client.delete(NAMESPACES, namespace)
+
+
+def found_by(pod: JsonObject) -> dict[str, list[str]]:
+    """What each container of an ended pod has said last, line by line."""
+    ended = {one["name"]: one["state"]["terminated"] for one in pod["status"]["containerStatuses"]}
+    return {name: str(one.get("message", "")).splitlines() for name, one in ended.items()}
+
+
+def cdi_files() -> list[Path]:
+    """The driver's CDI specs on the node."""
+    return sorted(CDI_DIRECTORY.glob(f"{DRIVER}-claim_*.json"))
+
+
+def records() -> list[Path]:
+    """The driver's checkpoints on the node."""
+    return sorted((KUBELET_ROOT / "plugins" / DRIVER).rglob("*.json"))
+
+
+def _container(name: str, script: str, uses: Sequence[JsonObject]) -> JsonObject:
+    return {
+        "name": name,
+        "image": IMAGE,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["sh", "-c", script],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "resources": {"claims": list(uses)},
+    }
 
 
 async def _has_account(client: KubeClient, namespace: str) -> bool:
     accounts = Resource(version="v1", plural="serviceaccounts", kind="ServiceAccount", namespaced=True)
     return bool((await client.list(accounts, namespace=namespace)).items)
-
-
-class Agent:
-    """The agent's process."""
-
-    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.process = process
-        self.log = log
-
-    def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
-        """Its exit code."""
-        self.process.send_signal(how)
-        return self.process.wait(40)
-
-
-@contextmanager
-def run_agent(
-    node: str, scratch: Path, *, scenario: str = "", pod_uid: str = "", flags: tuple[str, ...] = ()
-) -> Iterator[Agent]:
-    """The agent with simulated accelerators on the real kubelet's directories."""
-    environ = {**os.environ, "PYDRA_SIM_STATE": str(scratch / "hardware")}
-    for name in [name for name in environ if name.startswith("PYDRA_E2E_")]:
-        del environ[name]
-    if scenario:
-        (scratch / "scenario.yaml").write_text(scenario)
-        environ["PYDRA_SIM_SCENARIO"] = str(scratch / "scenario.yaml")
-    log = scratch / f"agent{pod_uid}.log"
-    with log.open("ab") as output:
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "pydra.cli.agent", "--backend", "sim", "--node-name", node),
-                *("--kubelet-root", str(KUBELET_ROOT), "--http-address", "", "--log-level", "debug"),
-                *(("--pod-uid", pod_uid) if pod_uid else ()),
-                *flags,
-            ],
-            env=environ,
-            stdout=output,
-            stderr=output,
-        )
-    agent = Agent(process, log)
-    try:
-        yield agent
-    finally:
-        if process.poll() is None:
-            agent.stop()

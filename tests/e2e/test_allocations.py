@@ -1,0 +1,131 @@
+"""Every way to ask for devices: what the scheduler allocates is what the containers get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pydra.errors import KubeError
+from pydra.kube.resources import RESOURCE_CLAIMS, JsonObject
+from tests.e2e.agent import open_agent
+from tests.e2e.cluster import DRIVER, STAY, Cluster, open_cluster
+
+ONE = "groups: [{name: accel, count: 1}]"
+CUT = "groups: [{name: accel, count: 1, slices: 4, partitions: [1, 2]}]"
+SHARED = "groups: [{name: accel, count: 1, shared: true}]"
+
+
+def ask(name: str, **exactly: object) -> JsonObject:
+    return {"name": name, "exactly": {"deviceClassName": DRIVER, **exactly}}
+
+
+def names(found: list[str]) -> list[str]:
+    return [line for line in found if line.startswith("accel-")]
+
+
+async def test_partitions_are_given_as_far_as_the_counters_reach(tmp_path: Path) -> None:
+    half = {"cel": {"expression": f"device.attributes['{DRIVER}'].profile == '2of4'"}}
+    async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=CUT):
+        await cluster.require("consumesCounters", "DRAPartitionableDevices")
+        await cluster.create_class(f"partition.{DRIVER}", kind="partition")
+        for name in ("one", "two", "three"):
+            request = ask("part", deviceClassName=f"partition.{DRIVER}", selectors=[half])
+            await cluster.create_claim(name, requests=[request])
+        for name in ("one", "two"):
+            await cluster.start_pod(name, STAY, resourceClaimName=name)
+        await cluster.create_pod("three", STAY, resourceClaimName="three")
+        await cluster.stays_pending("three")
+        await cluster.delete_pod("one")
+        await cluster.wait_phase("three", "Running")
+        assert {(await allocated(cluster, name))[0]["device"] for name in ("two", "three")} == {
+            "accel-0-2of4-0",
+            "accel-0-2of4-2",
+        }
+
+
+async def test_two_claims_share_a_device_and_each_container_learns_its_share(tmp_path: Path) -> None:
+    async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=SHARED):
+        await cluster.require("allowMultipleAllocations", "DRAConsumableCapacity")
+        await cluster.create_class(DRIVER)
+        shares = {"small": "16Gi", "large": "40Gi", "extra": "9Gi"}
+        for name, memory in shares.items():
+            requests = {"memory": memory, "cores": "1"}
+            await cluster.create_claim(name, requests=[ask("share", capacity={"requests": requests})])
+        for name in ("small", "large"):
+            await cluster.start_pod(name, STAY, resourceClaimName=name)
+        await cluster.create_pod("extra", STAY, resourceClaimName="extra")
+        await cluster.stays_pending("extra")
+        results = {name: (await allocated(cluster, name))[0] for name in ("small", "large")}
+        assert {one["device"] for one in results.values()} == {"accel-0"}
+        assert len({one["shareID"] for one in results.values()}) == 2
+        for name in ("small", "large"):
+            assert results[name]["consumedCapacity"] == {"memory": shares[name], "cores": "1"}
+            found = (await cluster.run_pod(f"{name}-too", resourceClaimName=name))["main"]
+            assert f"SIM_ACCEL_0_MEMORY={shares[name]}" in found
+            assert "SIM_ACCEL_0_CORES=1" in found
+
+
+async def test_the_first_available_of_several_wishes_is_granted(tmp_path: Path) -> None:
+    wishes = [
+        {"name": "many", "deviceClassName": DRIVER, "allocationMode": "ExactCount", "count": 9},
+        {"name": "one", "deviceClassName": DRIVER},
+    ]
+    async with open_cluster() as cluster, open_agent(cluster, tmp_path):
+        await cluster.create_class(DRIVER)
+        try:
+            await cluster.create_claim("modest", requests=[{"name": "accel", "firstAvailable": wishes}])
+        except KubeError as error:
+            pytest.skip(f"the cluster refuses firstAvailable, feature gate DRAPrioritizedList is off: {error}")
+        uses = [{"name": "claim", "request": "accel"}]
+        await cluster.start_pod("holder", STAY, resourceClaimName="modest")
+        found = await cluster.run_pod("app", claims={"claim": "modest"}, containers={"main": uses})
+        result = (await allocated(cluster, "modest"))[0]
+        assert result["request"] == "accel/one"
+        assert names(found["main"]) == [result["device"]]
+
+
+async def test_a_monitor_with_admin_access_sees_a_device_that_another_claim_holds(tmp_path: Path) -> None:
+    labels = {"resource.kubernetes.io/admin-access": "true"}
+    async with open_cluster(**labels) as cluster, open_agent(cluster, tmp_path, scenario=ONE):
+        await cluster.create_class(DRIVER)
+        await cluster.create_claim("worker")
+        await cluster.start_pod("worker", STAY, resourceClaimName="worker")
+        request = ask("all", allocationMode="All", adminAccess=True)
+        claim = await cluster.create_claim("monitor", requests=[request])
+        if "adminAccess" not in claim["spec"]["devices"]["requests"][0]["exactly"]:
+            pytest.skip("the cluster drops adminAccess: feature gate DRAAdminAccess is off")
+        found = (await cluster.run_pod("monitor", resourceClaimName="monitor"))["main"]
+        assert names(found) == ["accel-0"]
+        assert "SIM_ACCEL_0_ADMIN=true" in found
+        await cluster.delete_pod("monitor")
+        assert (await cluster.pod("worker"))["status"]["phase"] == "Running"
+
+
+async def test_containers_get_the_devices_of_the_requests_that_they_name(tmp_path: Path) -> None:
+    async with open_cluster() as cluster, open_agent(cluster, tmp_path):
+        await cluster.create_class(DRIVER)
+        await cluster.create_claim("pair", requests=[ask("left"), ask("right", count=2)])
+        containers = {
+            "left": [{"name": "claim", "request": "left"}],
+            "right": [{"name": "claim", "request": "right"}],
+            "both": [{"name": "claim"}],
+            "none": [],
+        }
+        await cluster.start_pod("holder", STAY, resourceClaimName="pair")
+        found = await cluster.run_pod("app", claims={"claim": "pair"}, containers=containers)
+        given: dict[str, list[str]] = {"left": [], "right": []}
+        for result in await allocated(cluster, "pair"):
+            given[result["request"]].append(result["device"])
+        assert len(given["right"]) == 2
+        assert names(found["left"]) == given["left"]
+        assert names(found["right"]) == sorted(given["right"])
+        assert names(found["both"]) == sorted(given["left"] + given["right"])
+        assert [line for line in found["none"] if line.startswith("SIM_")] == []
+
+
+async def allocated(cluster: Cluster, name: str) -> list[JsonObject]:
+    """The results of a claim that a pod holds; without one its allocation is taken back."""
+    claim = await cluster.client.get(RESOURCE_CLAIMS, name, namespace=cluster.namespace)
+    results: list[JsonObject] = claim["status"]["allocation"]["devices"]["results"]
+    return results

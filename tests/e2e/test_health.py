@@ -1,0 +1,47 @@
+"""A device falls ill: what the slice, the scheduler, the pod's status and the pod itself show of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.agent import open_agent
+from tests.e2e.cluster import DRIVER, STAY, Cluster, open_cluster
+
+WELL = "groups: [{name: accel, count: 1}]\n"
+SICK = f"{WELL}unhealthy: {{accel-0: too hot}}\n"
+
+
+async def test_a_sick_device_is_tainted_and_shown_in_the_pods_status(tmp_path: Path) -> None:
+    async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=WELL, flags=("--healthy-after", "0")):
+        await cluster.create_class(DRIVER)
+        await cluster.create_claim("accel")
+        await cluster.start_pod("app", STAY, resourceClaimName="accel")
+        (tmp_path / "scenario.yaml").write_text(SICK)
+        await cluster.wait("a taint in the slice", lambda: _tainted(cluster, True))
+        await cluster.wait("Unhealthy in the pod's status", lambda: _health(cluster, "Unhealthy"))
+        (tmp_path / "scenario.yaml").write_text(WELL)
+        await cluster.wait("no taint any more", lambda: _tainted(cluster, False))
+        await cluster.wait("Healthy in the pod's status", lambda: _health(cluster, "Healthy"))
+
+
+async def test_pods_leave_a_sick_device_where_the_admin_wants_that(tmp_path: Path) -> None:
+    flags = ("--health-taint", "NoExecute")
+    async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=WELL, flags=flags):
+        await cluster.create_class(DRIVER)
+        await cluster.create_claim("accel")
+        await cluster.start_pod("app", STAY, resourceClaimName="accel")
+        (tmp_path / "scenario.yaml").write_text(SICK)
+        await cluster.wait("a taint in the slice", lambda: _tainted(cluster, True))
+        await cluster.wait_gone("app")
+        await cluster.wait_unprepared()
+
+
+async def _tainted(cluster: Cluster, wanted: bool) -> bool:
+    return any("taints" in device for device in await cluster.devices()) is wanted
+
+
+async def _health(cluster: Cluster, wanted: str) -> bool:
+    pod = await cluster.pod("app")
+    statuses = pod["status"].get("containerStatuses") or [{}]
+    resources = [one for status in statuses[0].get("allocatedResourcesStatus") or () for one in status["resources"]]
+    return wanted in [one["health"] for one in resources]
