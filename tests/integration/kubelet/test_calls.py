@@ -90,7 +90,9 @@ async def test_a_hostile_claim_never_reaches_the_driver_and_spoils_no_other(
     assert errors.pop("uid-1") == ""
     assert sorted(errors) == ["", "../../etc/cron.d/x", "ünicode"]
     assert all("the kubelet names a claim" in error for error in errors.values())
-    assert [line for line in caplog.messages if "; and 2 more" in line and "etc/cron.d" in line], "the admin reads it too"
+    assert [line for line in caplog.messages if "; and 2 more" in line and "etc/cron.d" in line], (
+        "the admin reads it too"
+    )
 
 
 async def test_a_claim_that_the_driver_forgets_is_answered_with_an_error(root: Path, connect: Connect) -> None:
