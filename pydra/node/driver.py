@@ -25,13 +25,16 @@ class Driver:
 
     def __init__(self, early: EarlyBackend, around: Surroundings) -> None:
         self.backend = early.source.name
+        # As the settings name it: `module:attribute` where nothing is installed.
+        self._called = early.source.name if early.source.distribution else early.source.target
         self._named = early.driver
         self._around = around
         self._missing = f"backend {self.backend}: is starting"
         self._starting = anyio.CancelScope()
         self._supervisor = early.supervisor
+        self._reports = Reports(around.metrics, around.record, node=around.settings.node_name)
         around.metrics.announce_backend(self.backend)
-        early.report_to(Reports(around.metrics, around.record, node=around.settings.node_name))
+        early.report_to(self._reports)
 
     def missing(self) -> str:
         """What keeps the driver from serving claims, in words; empty when nothing does."""
@@ -60,6 +63,8 @@ class Driver:
         except (ContractError, SettingsError) as error:
             self._missing = str(error)
             _log.error("%s", error)
+            if isinstance(error, SettingsError):  # the other is told by the supervisor
+                self._reports.not_served(str(error))
             return None
         self._around.metrics.announce_driver(driver)
         await served.open()
@@ -72,14 +77,14 @@ class Driver:
         driver = self._named or facts.driver
         if not driver:
             raise SettingsError(
-                [f"backend {self.backend} has no driver name of its own; give it one: --driver {self.backend}=NAME"]
+                [f"backend {self.backend} has no driver name of its own; give it one: --driver {self._called}=NAME"]
             )
         holder = self._around.taken.setdefault(driver, self.backend)
         if holder != self.backend:
             raise SettingsError(
                 [
                     f"backend {self.backend}: driver {driver} is served by backend {holder} already; "
-                    f"give one of them another name: --driver {self.backend}=NAME"
+                    f"give one of them another name: --driver {self._called}=NAME"
                 ]
             )
         return driver
