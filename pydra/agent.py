@@ -91,7 +91,7 @@ async def _listen_to_signals(
         task_status.started()
         async for number in signals:
             if number == signal.SIGHUP:
-                settings = _take_over(settings, reread)
+                _take_over(settings, reread)
             elif stop.is_set():
                 _log.warning("told to stop again: calls in flight are cut off")
                 raise KeyboardInterrupt
@@ -100,17 +100,16 @@ async def _listen_to_signals(
                 stop.set()
 
 
-def _take_over(settings: Settings, reread: Callable[[], Settings]) -> Settings:
-    """The log settings have changed at once; the rest is compared and named."""
+def _take_over(settings: Settings, reread: Callable[[], Settings]) -> None:
+    """The log settings change at once; the rest is compared with what the agent runs with, and named."""
     try:
         fresh = reread()
     except SettingsError as error:
         _log.error("the settings are as before; what was read is wrong: %s", error)
-        return settings
+        return
     later = [name for name in settings.__struct_fields__ if not name.startswith("log_")]
     changed = [name for name in later if getattr(fresh, name) != getattr(settings, name)]
     _log.info("settings read again%s", f"; need a restart: {', '.join(changed)}" if changed else "")
-    return fresh
 
 
 async def _greet_cluster(client: KubeClient) -> None:

@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain("pydra-agent", error.problems, code=2)
     except PydraError as error:
         return complain("pydra-agent", [str(error)], code=1)
+    except KeyboardInterrupt:  # told to stop twice, which the log has said
+        return 1
 
 
 if __name__ == "__main__":

@@ -10,9 +10,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
+import pytest
+from grpclib import GRPCError
+from grpclib.client import Channel
+from grpclib.exceptions import StreamTerminatedError
 
 from pydra.embedded.node import run_node
 from pydra.kube.resources import RESOURCE_SLICES
+from pydra.kubelet.pb.dra_v1 import Claim, DraPluginStub, NodePrepareResourcesRequest
 from tests.integration.agent.process import run_agent
 
 
@@ -119,13 +124,26 @@ async def test_a_driver_without_room_for_its_sockets_costs_no_other() -> None:
             assert await agent.stop() == 0
 
 
-async def test_two_signals_to_stop_end_the_agent_without_a_traceback() -> None:
-    async with run_node(ignore) as node, run_agent(node, "--backend", "sim") as agent:
+async def test_a_second_signal_to_stop_cuts_off_the_calls_without_a_traceback() -> None:
+    async with run_node(ignore) as node, run_agent(node, "--backend", "sim") as agent, AsyncExitStack() as later:
         await agent.wait_ready()
+        later.enter_context(node.server.faults.frozen())
+        channel = await later.enter_async_context(Channel(path=f"{node.settings.root}/plugins/sim.pydra.dev/dra.sock"))
+        request = NodePrepareResourcesRequest(claims=[Claim(namespace="ns", uid="uid-1", name="claim")])
+        calls = await later.enter_async_context(anyio.create_task_group())
+        before = len(node.server.requests.select("get", "resourceclaims"))
+        calls.start_soon(call_in_vain, DraPluginStub(channel), request)
+        with anyio.fail_after(10):
+            await node.server.requests.wait_count(before + 1, "get", "resourceclaims")
         agent.process.terminate()
-        agent.process.terminate()
-        assert await agent.stop() in (0, 1)
-        assert "Traceback" not in agent.log.read_text()
+        await agent.wait_log(lambda text: "calls in flight end first" in text)
+        assert await agent.stop() == 1
+        assert "calls in flight are cut off" in agent.messages()
+
+
+async def call_in_vain(plugin: DraPluginStub, request: NodePrepareResourcesRequest) -> None:
+    with pytest.raises((GRPCError, StreamTerminatedError)):
+        await plugin.node_prepare_resources(request)
 
 
 async def test_a_hangup_rereads_the_log_level_and_names_what_needs_a_restart() -> None:
@@ -138,6 +156,8 @@ async def test_a_hangup_rereads_the_log_level_and_names_what_needs_a_restart() -
             config.write_text("logLevel: info\nsweepPeriod: 60\n")
             agent.process.send_signal(signal.SIGHUP)
             await agent.wait_log(lambda text: "settings read again; need a restart: sweep_period" in text)
+            agent.process.send_signal(signal.SIGHUP)
+            await agent.wait_log(lambda text: text.count("need a restart: sweep_period") == 2)
             config.write_text("logLevel: shout\n")
             agent.process.send_signal(signal.SIGHUP)
             await agent.wait_log(lambda text: "the settings are as before" in text)
