@@ -1,0 +1,58 @@
+"""The two commands before anything runs: help, versions, and an environment that is shared with the other `pydra`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pydra
+
+
+def run(module: str, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYDRA_")}
+    if path is not None:
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), environ.get("PYTHONPATH", "")]))
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=30, check=False, env=environ
+    )
+
+
+@pytest.mark.parametrize("module", ["pydra.cli.agent", "pydra.cli.tool"])
+def test_each_command_tells_its_version(module: str) -> None:
+    done = run(module, "--version")
+    assert done.returncode == 0
+    assert done.stdout.split()[1] == pydra.__version__
+
+
+@pytest.mark.parametrize("arguments", [("pydra.cli.tool", "backends"), ("pydra.cli.agent", "--backend", "sim")])
+def test_an_environment_shared_with_the_other_pydra_is_refused_with_what_to_do(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    foreign = tmp_path / "pydra-1.0.dist-info"
+    foreign.mkdir()
+    (foreign / "METADATA").write_text("Metadata-Version: 2.1\nName: pydra\nVersion: 1.0\n")
+    done = run(*arguments, path=tmp_path)
+    assert done.returncode == 2
+    assert "the distribution 'pydra' 1.0, another project" in done.stderr
+    assert "pip uninstall pydra" in done.stderr
+
+
+def test_the_installed_backends_are_listed_with_their_distributions() -> None:
+    done = run("pydra.cli.tool", "backends")
+    assert done.returncode == 0
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["sim", "pydra-sim"]]
+
+
+def test_a_command_that_does_not_exist_ends_with_2() -> None:
+    assert run("pydra.cli.tool", "deploy").returncode == 2
+
+
+def test_checking_a_backend_that_is_not_installed_says_which_are() -> None:
+    done = run("pydra.cli.tool", "check", "simm")
+    assert done.returncode != 0
+    assert "simm" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
