@@ -87,6 +87,19 @@ def plan_slices(wanted: WantedPool | None, observed: Iterable[JsonObject], *, ow
     )
 
 
+def share_devices(wanted: WantedPool, observed: Iterable[JsonObject]) -> None:
+    """Let observed slices that have the wanted devices refer to those: they are in memory once, not twice.
+
+    Equal objects take the place of equal ones; 3 KiB for a device.
+    """
+    for body in observed:
+        index = parse_index(body["metadata"]["name"], len(wanted.slices))
+        if index is not None and index < len(wanted.slices):
+            devices = wanted.slices[index].get("devices")
+            if devices is not None and body["spec"].get("devices") == devices:
+                body["spec"]["devices"] = devices
+
+
 def check_pool(pool: Pool) -> tuple[str, ...]:
     """What makes a pool unusable as a whole; the API server would take it, and the scheduler then ignore all of it."""
     problems = []

@@ -39,7 +39,7 @@ from pydra.slices.events import (
 )
 from pydra.slices.overlay import CacheState, Overlay
 from pydra.slices.pace import PUBLISH_PACE, REPAIR_PACE, Pace, retry_pause
-from pydra.slices.plan import Create, Delete, Owner, Plan, Update, check_pool, plan_slices
+from pydra.slices.plan import Create, Delete, Owner, Plan, Update, check_pool, plan_slices, share_devices
 
 log = logging.getLogger(__name__)
 
@@ -161,6 +161,8 @@ class SliceReconciler:
 
     def _notice(self, event: WatchEvent) -> None:
         if self._overlay.take_echo(event):
+            if self._wanted is not None:
+                share_devices(self._wanted, (event.object,))
             return
         if event.type is WatchEventType.DELETED:
             self._owner = None  # it may have gone with a Node that has another uid now
@@ -187,6 +189,8 @@ class SliceReconciler:
         wanted = self._wanted  # after the wait: from here to the first write nothing can come between
         observed = self._overlay.look(self._cache.objects.values(), self._cache)
         adopted = None if wanted is None else adopt(wanted, self._adoptions)
+        if adopted is not None:
+            share_devices(adopted, observed)
         plan = plan_slices(adopted, observed, owner=self._owner)
         if len(plan):
             self._settled = False
