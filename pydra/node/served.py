@@ -48,6 +48,7 @@ from pydra.node.measuring import run_measuring
 from pydra.node.reports import Reports
 from pydra.node.surroundings import Surroundings
 from pydra.node.telemetry import Telemetry
+from pydra.observe.context import logging_fields
 from pydra.settings import HealthTaint
 from pydra.slices.reconciler import SliceReconciler, slice_selector
 
@@ -80,6 +81,7 @@ class Served:
         self._cdi = CdiDirectory(settings.cdi_dir, driver)
         self._lock = InstanceLock(f"{self._directory}/instance.lock")
         self._board = HealthBoard()
+        self._sockets_tried = anyio.Event()
         # Refused here, where it costs this backend only; what is raised beside running parts ends the agent.
         plan_socket_paths(
             driver,
@@ -90,11 +92,15 @@ class Served:
 
     async def run(self, stop: anyio.Event) -> None:
         """Serve, once `open` has returned, until `stop`; then until the calls in flight have ended."""
+        with logging_fields(backend=self._facts.name):  # which every task below inherits, and the kubelet's calls
+            await self._serve(stop)
+
+    async def _serve(self, stop: anyio.Event) -> None:
         async with anyio.create_task_group() as parts:
             claims = self._build_claims(parts)
             self._start_telemetry(parts)
             self._sweep = self._build_sweep(claims)
-            parts.start_soon(self._sweep.run, name=f"sweep of {self._driver}")
+            parts.start_soon(self._run_sweep, name=f"sweep of {self._driver}")
             async with anyio.create_task_group() as front:
                 front.start_soon(self._build_plugin(claims).run, name=f"kubelet plugin {self._driver}")
                 await stop.wait()
@@ -215,7 +221,13 @@ class Served:
             report=self._hear_kubelet,
         )
 
+    async def _run_sweep(self) -> None:
+        await self._sockets_tried.wait()  # it asks for every claim that is held: half a second of CPU for 1000
+        await self._sweep.run()
+
     def _hear_kubelet(self, event: KubeletEvent) -> None:
+        if isinstance(event, Serving | Waiting):
+            self._sockets_tried.set()
         match event:
             case Waiting(problem=problem):
                 self._missing(problem)
