@@ -10,8 +10,10 @@ from __future__ import annotations
 import errno
 import posixpath
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from os import lstat, readlink, stat_result
+from time import monotonic
 from typing import TypeAlias
 
 import anyio.to_thread
@@ -29,13 +31,21 @@ Found: TypeAlias = Mapping[str, int | str]
 """Of each path the host's file mode, or the reason why there is none."""
 
 
+_asked: dict[object, tuple[Sequence[str], float]] = {}
+"""What threads are looking up at this moment, and since when: paths on a dead mount hold their thread for good."""
+
+
 async def read_present(
-    prepared: Sequence[PreparedDevice], *, root: str = "/", deadline: float = 10.0
+    prepared: Sequence[PreparedDevice],
+    *,
+    root: str = "/",
+    deadline: float = 10.0,
+    look_up: Callable[[Sequence[str], str], Found] | None = None,
 ) -> tuple[PreparedDevice, ...]:
     """The same devices, without the optional edits that the host lacks.
 
     `root` is where the host's root directory is seen (an agent in a container); links that point to
-    absolute paths are followed below it. `deadline` in seconds.
+    absolute paths are followed below it. `deadline` in seconds. `look_up` asks the file system, in a thread.
 
     Raises:
         HostPathMissing: a path that is not optional is not there, or is no device node; all of them.
@@ -44,11 +54,11 @@ async def read_present(
     wanted = {path for device in prepared for path in _host_paths(device.edits)}
     found: Found = _look_up_devices(wanted, root)
     if paths := sorted(wanted - found.keys()):
+        work = partial(_look_up_noted, look_up or _look_up, paths, root)
         try:
-            with anyio.fail_after(deadline):
+            with anyio.fail_after(0 if _is_stuck(paths, deadline) else deadline):
                 # Abandoned when late: a thread that a dead network mount holds cannot be stopped.
-                asked = await anyio.to_thread.run_sync(_look_up, paths, root, abandon_on_cancel=True)
-                found = {**found, **asked}
+                found = {**found, **await anyio.to_thread.run_sync(work, abandon_on_cancel=True)}
         except TimeoutError as error:
             raise ClaimError(
                 f"the node did not say within {deadline:g} s whether it has {', '.join(paths[:3])}"
@@ -133,6 +143,20 @@ def _plain_mode(root: str, path: str) -> int | None:
         if part in ("", ".", "..") or stat.S_ISLNK(mode):
             return None
     return mode
+
+
+def _is_stuck(paths: Sequence[str], deadline: float) -> bool:
+    """Whether an earlier look at these has not come back in time: another would hold one more thread."""
+    return any(asked == paths and monotonic() - since >= deadline for asked, since in tuple(_asked.values()))
+
+
+def _look_up_noted(look_up: Callable[[Sequence[str], str], Found], paths: Sequence[str], root: str) -> Found:
+    token = object()
+    _asked[token] = (paths, monotonic())
+    try:
+        return look_up(paths, root)
+    finally:
+        del _asked[token]
 
 
 def _look_up(paths: Iterable[str], root: str) -> Found:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import anyio
 import pytest
 
 from pydra.cdi.edits import ContainerEdits
@@ -90,6 +95,29 @@ async def test_a_path_with_a_nul_byte_is_absent() -> None:
 async def test_a_host_that_does_not_answer_is_not_waited_for_without_end() -> None:
     with pytest.raises(ClaimError, match="did not say within 0 s whether it has /proc; a mounted"):
         await read_present([_device(NOTHING.with_mount("/proc"))], deadline=0)
+
+
+async def test_a_host_that_hangs_holds_one_thread_however_often_it_is_asked() -> None:
+    answers, asked = threading.Event(), []
+
+    def look_up(paths: Sequence[str], root: str) -> dict[str, int | str]:
+        asked.append(paths)
+        answers.wait(10)
+        return dict.fromkeys(paths, stat.S_IFDIR)
+
+    devices = [_device(NOTHING.with_mount("/mnt/dead"))]
+    try:
+        for _ in range(3):
+            with pytest.raises(ClaimError, match="has /mnt/dead; a mounted file system may hang"):
+                await read_present(devices, deadline=0.05, look_up=look_up)
+        assert asked == [["/mnt/dead"]]
+    finally:
+        answers.set()
+    with anyio.fail_after(5):
+        while True:
+            with suppress(ClaimError):
+                await read_present(devices, deadline=0.05, look_up=look_up)
+                break
 
 
 async def test_a_node_in_dev_is_seen_without_waiting_for_a_thread() -> None:
