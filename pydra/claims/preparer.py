@@ -67,11 +67,13 @@ class _Course(Generic[T]):
     stages: Stages
     answer: Callable[[T | PydraError], None]
     pods: tuple[PodRef, ...] = ()
+    devices: tuple[str, ...] = ()
     from_record: bool = False
 
     def fields(self) -> dict[str, str]:
         """What is known only on the way, for the log."""
-        return {"pods": ",".join(pod.name for pod in self.pods)} if self.pods else {}
+        known = {"pods": ",".join(pod.name for pod in self.pods), "devices": ",".join(self.devices)}
+        return {name: text for name, text in known.items() if text}
 
 
 def _ignore(event: ClaimEvent) -> None:
@@ -166,7 +168,8 @@ class ClaimPreparer:
         perform: Callable[[_Course[T]], Awaitable[T]],
         answer: Callable[[T | PydraError], None],
     ) -> None:
-        with logging_fields(driver=self._driver, claim=str(ref), uid=ref.uid):
+        fields = {"driver": self._driver, "claim": str(ref), "uid": ref.uid}
+        with logging_fields(**fields), self._span(operation.value, **fields):
             self._report(OperationStarted(driver=self._driver, operation=operation, ref=ref))
             course: _Course[T] = _Course(ref=ref, stages=Stages(self._clock, self._span), answer=answer)
             outcome = await self._guarded(course, perform)
@@ -199,6 +202,9 @@ class ClaimPreparer:
                 seconds=seconds,
                 pods=course.pods,
             )
+        repeated = course.from_record is (operation is Operation.PREPARE)
+        level = logging.DEBUG if repeated else logging.INFO
+        _log.log(level, "%sd in %.0f ms", operation.value, seconds * 1000, extra={"fields": course.fields()})
         event = ClaimPrepared if operation is Operation.PREPARE else ClaimUnprepared
         return event(driver=driver, ref=ref, seconds=seconds, stages=stages, from_record=course.from_record)
 
@@ -278,6 +284,7 @@ class ClaimPreparer:
         except PydraError as error:
             return error
         course.pods = allocation.pods
+        course.devices = tuple(device.device for device in allocation.claim.devices)
         return allocation.claim
 
     def _container_devices(self, record: Record) -> Iterator[ContainerDevice]:
