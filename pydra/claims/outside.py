@@ -16,8 +16,14 @@ from pydra.claims.outcome import ClaimRef
 FetchClaim: TypeAlias = Callable[[ClaimRef], Awaitable[Mapping[str, Any]]]
 """The ResourceClaim of this namespace and name. Raises KubeError: NotFound, Unavailable and the others."""
 
-Span: TypeAlias = Callable[[str], AbstractContextManager[None]]
-"""Opens a tracing span around a block."""
+
+class Span(Protocol):
+    """Opens a tracing span around a block."""
+
+    def __call__(self, name: str, /, **attributes: str) -> AbstractContextManager[None]:
+        """A child of the span that is open in this task, if one is."""
+        ...
+
 
 ReadPresent: TypeAlias = Callable[[Sequence[PreparedDevice]], Awaitable[tuple[PreparedDevice, ...]]]
 """The devices without the optional edits that the host lacks. Raises HostPathMissing when something else is absent."""

@@ -18,9 +18,10 @@ from pydra.claims.holders import may_share
 from pydra.claims.holdings import Holdings
 from pydra.claims.model import AllocatedDevice, Claim, PreparedDevice
 from pydra.claims.outcome import ClaimRef
-from pydra.claims.outside import Limits
+from pydra.claims.outside import Limits, Span
 from pydra.claims.preparer import ClaimPreparer
 from pydra.claims.reports import ClaimEvent
+from pydra.claims.stages import no_span
 from pydra.errors import NotFound, Unavailable
 
 DRIVER = "gpu.example.com"
@@ -260,6 +261,7 @@ async def running_agent(
     limits: Limits = Limits(),  # noqa: B008 - frozen
     backend: Any = None,
     read_present: Any = all_present,
+    span: Span = no_span,
 ) -> AsyncIterator[Agent]:
     """An agent that is stopped, with whatever it has in work, at the end of the block."""
     checkpoints, lock = FakeCheckpoints(node), FakeLock()
@@ -284,6 +286,7 @@ async def running_agent(
             execution=execution,
             limits=limits,
             report=reports.append,
+            span=span,
         )
         yield Agent(preparer=preparer, node=node, checkpoints=checkpoints, lock=lock, reports=reports, tasks=tasks)
         tasks.cancel_scope.cancel()

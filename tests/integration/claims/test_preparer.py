@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 
 from pydra.checkpoint.record import Stage
@@ -217,3 +220,25 @@ async def test_after_a_reboot_a_claim_is_prepared_again_and_nothing_of_the_old_b
     assert "begin unprepare" not in gate.names("a")
     assert "begin prepare" in gate.names("a")
     assert node.records["a"].boot_id == node.boot_id
+
+
+async def test_an_operation_and_its_stages_are_spans_of_one_trace_that_names_the_claim() -> None:
+    opened: list[tuple[int, str, str]] = []
+    depth = 0
+
+    @contextmanager
+    def span(name: str, /, **attributes: str) -> Iterator[None]:
+        nonlocal depth
+        opened.append((depth, name, attributes.get("claim", "")))
+        depth += 1
+        try:
+            yield
+        finally:
+            depth -= 1
+
+    api, node = FakeApi(), FakeNode()
+    api.allocate("a", "gpu-0")
+    async with running_agent(node, api, span=span) as agent:
+        await agent.preparer.prepare([ref("a")])
+    assert opened[0] == (0, "prepare", "ns/claim-a")
+    assert {(level, name) for level, name, _ in opened[1:]} == {(1, "fetch"), (1, "record"), (1, "backend"), (1, "cdi")}
