@@ -6,8 +6,12 @@ for the log, its traceback. Vendor exceptions need not exist in the agent.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import os
 import traceback
 from enum import Enum
+from types import TracebackType
 
 import msgspec
 
@@ -24,6 +28,9 @@ from pydra.errors import (
     TerminalError,
     UnknownDevice,
 )
+
+_MACHINERY = (f"{os.path.dirname(__file__)}{os.sep}", importlib.__file__, contextlib.__file__, "<frozen importlib")
+"""Where a backend is loaded and called from."""
 
 MAX_MESSAGE = 4096
 MAX_TRACEBACK = 64 * 1024
@@ -70,7 +77,8 @@ _KINDS: tuple[tuple[type[ClaimError], FaultKind], ...] = (
 
 def build_fault(error: BaseException) -> Fault:
     """The error as data, of bounded size whatever the backend put into it."""
-    trace = _clip("".join(traceback.format_exception(error)), MAX_TRACEBACK, keep_end=True)
+    lines = traceback.format_exception(type(error), error, _skip_machinery(error))
+    trace = _clip("".join(lines), MAX_TRACEBACK, keep_end=True)
     match error:
         case DeviceInUse(device=str(device), holder=str(holder)):
             return Fault(kind=FaultKind.DEVICE_IN_USE, device=device, holder=holder, traceback=trace)
@@ -99,6 +107,14 @@ def parse_fault(fault: Fault, backend: str, doing: str) -> PydraError:
         case kind:
             types = {known: error_type for error_type, known in _KINDS}
             return types.get(kind, ClaimError)(fault.message)
+
+
+def _skip_machinery(error: BaseException) -> TracebackType | None:
+    """The traceback from the backend's own first frame on; how it came to be called is no news to its author."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_MACHINERY):
+        frame = frame.tb_next
+    return frame if frame is not None or isinstance(error, SyntaxError) else error.__traceback__
 
 
 def _claim_kind(error: ClaimError) -> FaultKind:

@@ -20,13 +20,17 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     dev = commands.add_parser("dev", help="an embedded node with the real agent, explained as it happens")
-    dev.add_argument("--backend", default="sim", metavar="NAME", help="the backend to run [sim]")
+    dev.add_argument("--backend", default="sim", metavar="NAME", help="an installed backend, or MODULE:ATTRIBUTE [sim]")
     dev.add_argument("--scenario", metavar="FILE", help="a scenario file for simulated hardware")
     dev.add_argument("--once", action="store_true", help="end with 0 once the sample pod has come and gone")
     dev.set_defaults(command=_dev)
 
     check = commands.add_parser("check", help="say what the agent would refuse about a backend, all faults at once")
-    check.add_argument("backend", metavar="NAME", help="an installed backend, or MODULE:ATTRIBUTE while writing one")
+    check.add_argument(
+        "backend",
+        metavar="NAME",
+        help="an installed backend, or MODULE:ATTRIBUTE (MODULE: for the module itself) while writing one",
+    )
     check.set_defaults(command=_check)
 
     backends = commands.add_parser("backends", help="the installed backends")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
+
 import pytest
 
 from pydra.backends.faults import MAX_MESSAGE, MAX_TRACEBACK, build_fault, parse_fault
@@ -79,3 +82,25 @@ def test_no_error_is_larger_than_its_bounds() -> None:
     fault = build_fault(RuntimeError("x" * 10_000_000))
     assert len(fault.message) <= MAX_MESSAGE + 3
     assert len(fault.traceback) <= MAX_TRACEBACK + 3
+
+
+def test_a_traceback_begins_with_the_backend_s_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "half_written.py").write_text("def load():\n    return 1 / 0\n\n\nload()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ZeroDivisionError) as caught:
+        importlib.import_module("half_written")
+    this_test = caught.tb
+    trace = build_fault(caught.value.with_traceback(this_test.tb_next)).traceback
+    assert "importlib" not in trace
+    assert trace.index("half_written.py") < trace.index("in load") < trace.index("ZeroDivisionError")
+
+
+def test_a_syntax_error_needs_no_frames_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unclosed.py").write_text("x = (\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SyntaxError) as caught:
+        importlib.import_module("unclosed")
+    this_test = caught.tb
+    trace = build_fault(caught.value.with_traceback(this_test.tb_next)).traceback
+    assert trace.lstrip().startswith("File")
+    assert "unclosed.py" in trace
