@@ -20,7 +20,7 @@ FetchClaim: TypeAlias = Callable[[ClaimRef], Awaitable[Mapping[str, Any]]]
 class Span(Protocol):
     """Opens a tracing span around a block."""
 
-    def __call__(self, name: str, /, **attributes: str) -> AbstractContextManager[None]:
+    def __call__(self, name: str, **attributes: str) -> AbstractContextManager[None]:
         """A child of the span that is open in this task, if one is."""
         ...
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pydra.claims.outside import Span
 
 
-def no_span(name: str, /, **attributes: str) -> AbstractContextManager[None]:
+def no_span(name: str, **attributes: str) -> AbstractContextManager[None]:
     """Trace nothing."""
     return nullcontext()
 

@@ -227,7 +227,7 @@ async def test_an_operation_and_its_stages_are_spans_of_one_trace_that_names_the
     depth = 0
 
     @contextmanager
-    def span(name: str, /, **attributes: str) -> Iterator[None]:
+    def span(name: str, **attributes: str) -> Iterator[None]:
         nonlocal depth
         opened.append((depth, name, attributes.get("claim", "")))
         depth += 1
