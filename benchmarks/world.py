@@ -22,6 +22,8 @@ from benchmarks.stats import children_of
 from pydra.kubelet.pb import dra_v1
 
 START_SECONDS = 30.0
+MEMORY = "/dev/shm"
+"""A file system in memory: where CDI files lie on a node (below /run), and what stands in for hardware here."""
 
 
 @dataclass
@@ -29,6 +31,7 @@ class World:
     """Where everything is; `agent` is the running agent, if one was started."""
 
     root: Path
+    volatile: Path
     url: str
     server: subprocess.Popen[str]
     agent: subprocess.Popen[bytes] | None = None
@@ -84,9 +87,9 @@ class World:
         scenario.write_text(objects.scenario(devices))
         arguments = [
             "--backend", "sim", "--node-name", objects.NODE, "--kubeconfig", f"{self.root}/kubeconfig",
-            "--kubelet-root", f"{self.root}", "--cdi-dir", f"{self.root}/cdi", "--http-address", "",
+            "--kubelet-root", f"{self.root}", "--cdi-dir", f"{self.volatile}/cdi", "--http-address", "",
         ]  # fmt: skip
-        environ = {**os.environ, "PYDRA_SIM_SCENARIO": str(scenario), "PYDRA_SIM_STATE": f"{self.root}/hardware"}
+        environ = {**os.environ, "PYDRA_SIM_SCENARIO": str(scenario), "PYDRA_SIM_STATE": f"{self.volatile}/hardware"}
         # As installed: with bytecode beside the sources. Compiling them takes half a second at each start.
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         self.started = time.perf_counter()
@@ -157,12 +160,15 @@ class Calls:
 @contextmanager
 def open_world() -> Iterator[World]:
     """An API server with a node, and empty directories; the agent, if any is left, ends with the block."""
-    with tempfile.TemporaryDirectory(prefix="pb-") as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="pb-") as scratch,
+        tempfile.TemporaryDirectory(prefix="pb-", dir=MEMORY if os.path.isdir(MEMORY) else None) as volatile,
+    ):
         root = Path(scratch)
         (root / "plugins_registry").mkdir()
         with _serve_api(root / "kubeconfig") as server:
             assert server.stdout is not None
-            world = World(root=root, url=server.stdout.readline().strip(), server=server)
+            world = World(root=root, volatile=Path(volatile), url=server.stdout.readline().strip(), server=server)
             world.request("POST", "/api/v1/nodes", objects.node())
             try:
                 yield world
