@@ -6,7 +6,6 @@ Calls and their meaning are not known here.
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import os
 import signal
@@ -52,6 +51,18 @@ class _Pipe(asyncio.Protocol):
         self._on_data()
 
 
+async def connect_pipe(reader: int, protocol: asyncio.Protocol) -> asyncio.ReadTransport:
+    """Read the pipe's end from now on; it belongs to the transport, and is closed with it, once.
+
+    asyncio leaves closing the descriptor to the file that it was given. uvloop closes it itself, and then the file: in
+    between another thread may have got the number for a record that it writes, which would be closed under it.
+    """
+    loop = asyncio.get_running_loop()
+    file = os.fdopen(reader, "rb", buffering=0, closefd=not type(loop).__module__.startswith("uvloop"))
+    transport, _ = await loop.connect_read_pipe(lambda: protocol, file)
+    return transport
+
+
 class ChildProcess:
     """A running backend process. Made by `spawn`."""
 
@@ -83,7 +94,7 @@ class ChildProcess:
             for output in (self.stdout, self.stderr):
                 reader, writer = os.pipe()
                 writers.append(writer)
-                await self._read_from(os.fdopen(reader, "rb", buffering=0), output)
+                await self._read_from(reader, output)
             self._process = await asyncio.create_subprocess_exec(
                 *command(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -104,10 +115,9 @@ class ChildProcess:
             for fd in writers:
                 os.close(fd)
 
-    async def _read_from(self, source: io.FileIO, output: OutputLog) -> None:
+    async def _read_from(self, reader: int, output: OutputLog) -> None:
         protocol = _Pipe(output, self._note_written)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, source)
-        self._pipes.append((transport, protocol))
+        self._pipes.append((await connect_pipe(reader, protocol), protocol))
 
     def _note_written(self) -> None:
         self._written.set()
