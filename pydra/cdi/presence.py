@@ -25,6 +25,8 @@ from pydra.claims.model import PreparedDevice
 from pydra.errors import ClaimError, HostPathMissing
 
 _MAX_LINKS = 40
+_COARSENESS = 0.01
+"""Seconds by which an event loop's clock may be ahead of the time."""
 _MODES = {"b": stat.S_ISBLK, "c": stat.S_ISCHR, "u": stat.S_ISCHR, "p": stat.S_ISFIFO}
 
 Found: TypeAlias = Mapping[str, int | str]
@@ -54,7 +56,7 @@ async def read_present(
     wanted = {path for device in prepared for path in _host_paths(device.edits)}
     found: Found = _look_up_devices(wanted, root)
     if paths := sorted(wanted - found.keys()):
-        work = partial(_look_up_noted, look_up or _look_up, paths, root)
+        work = partial(_look_up_noted, look_up or _look_up, paths, root, monotonic())
         try:
             with anyio.fail_after(0 if _is_stuck(paths, deadline) else deadline):
                 # Abandoned when late: a thread that a dead network mount holds cannot be stopped.
@@ -147,12 +149,16 @@ def _plain_mode(root: str, path: str) -> int | None:
 
 def _is_stuck(paths: Sequence[str], deadline: float) -> bool:
     """Whether an earlier look at these has not come back in time: another would hold one more thread."""
-    return any(asked == paths and monotonic() - since >= deadline for asked, since in tuple(_asked.values()))
+    return any(
+        asked == paths and monotonic() - since >= deadline - _COARSENESS for asked, since in tuple(_asked.values())
+    )
 
 
-def _look_up_noted(look_up: Callable[[Sequence[str], str], Found], paths: Sequence[str], root: str) -> Found:
+def _look_up_noted(
+    look_up: Callable[[Sequence[str], str], Found], paths: Sequence[str], root: str, since: float
+) -> Found:
     token = object()
-    _asked[token] = (paths, monotonic())
+    _asked[token] = (paths, since)
     try:
         return look_up(paths, root)
     finally:
