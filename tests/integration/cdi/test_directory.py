@@ -1,4 +1,3 @@
-
 """CDI files on a real disk: names, modes, atomicity, and leaving what is another's alone."""
 
 from __future__ import annotations
