@@ -78,7 +78,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     discover_deadline: Seconds = 60.0
     connect_deadline: Seconds = 60.0
     fetch_deadline: Seconds = 10.0
-    drain_grace: Seconds = 25.0
+    drain_grace: Seconds = 20.0
     rescan_period: Seconds = 60.0
     sweep_period: Seconds = 600.0
     measure_period: Seconds = 30.0

@@ -59,7 +59,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("discover_deadline", TIMES, "S", "how long a backend may take to discover its devices"),
     Option("connect_deadline", TIMES, "S", "how long a backend may take to start"),
     Option("fetch_deadline", TIMES, "S", "how long to wait for the API server during a prepare"),
-    Option("drain_grace", TIMES, "S", "how long calls in flight may go on after SIGTERM"),
+    Option("drain_grace", TIMES, "S", "how long calls in flight may go on after SIGTERM; 5 less than the pod has"),
     Option("rescan_period", TIMES, "S", "how often to discover devices without a hint"),
     Option("sweep_period", TIMES, "S", "how often to look for what belongs to claims that are gone"),
     Option("measure_period", TIMES, "S", "how often to read the backends' measurements"),
