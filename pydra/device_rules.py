@@ -25,6 +25,7 @@ from pydra.devices import (
     Taint,
     Version,
 )
+from pydra.dns_names import LABEL, SUBDOMAIN
 from pydra.quantity import is_quantity, parse_quantity
 
 ATTRIBUTES_AND_CAPACITIES = 32
@@ -38,8 +39,6 @@ VALID_VALUES = 10
 DRIVER_BYTES = 63
 INT64 = range(-(2**63), 2**63)
 
-_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _SEMVER = re.compile(
@@ -51,17 +50,17 @@ _SEMVER = re.compile(
 
 def is_label(name: str) -> bool:
     """A DNS-1123 label, what device, counter set and counter names are."""
-    return _LABEL.fullmatch(name) is not None
+    return LABEL.fullmatch(name) is not None
 
 
 def is_driver_name(name: str) -> bool:
     """A DNS subdomain of at most 63 bytes; the API tolerates upper case."""
-    return len(name) <= DRIVER_BYTES and _SUBDOMAIN.fullmatch(name.lower()) is not None
+    return len(name) <= DRIVER_BYTES and SUBDOMAIN.fullmatch(name.lower()) is not None
 
 
 def is_pool_name(name: str) -> bool:
     """One or more DNS subdomains with slashes between, at most 253 bytes."""
-    return len(name) <= 253 and all(_SUBDOMAIN.fullmatch(part) for part in name.split("/"))
+    return len(name) <= 253 and all(SUBDOMAIN.fullmatch(part) for part in name.split("/"))
 
 
 @lru_cache(maxsize=1024)  # a pool's devices have the same names
@@ -75,7 +74,7 @@ def is_label_key(name: str) -> bool:
     """The key of a label or a taint: a name of at most 63 bytes, perhaps with a `domain/` of at most 253."""
     domain, slash, rest = name.rpartition("/")
     return _LABEL_NAME.fullmatch(rest) is not None and (
-        not slash or (len(domain) <= 253 and _SUBDOMAIN.fullmatch(domain) is not None)
+        not slash or (len(domain) <= 253 and SUBDOMAIN.fullmatch(domain) is not None)
     )
 
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from pydra.dns_names import SUBDOMAIN
 from pydra.errors import SettingsError
 
 KUBELET_CALL_DEADLINE = 45.0
@@ -23,7 +24,6 @@ KUBELET_CALL_DEADLINE = 45.0
 KUBELET_HEALTH_LEASE = 30.0
 """The kubelet forgets a device's health that was not repeated within this."""
 
-_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _POD_UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,62}[A-Za-z0-9])?")
 
 
@@ -168,11 +168,11 @@ def _name_problems(settings: Settings) -> Iterator[str]:
     for backend, driver in settings.drivers.items():
         if backend not in settings.backends:
             yield f"drivers: {backend!r} is not among the backends {', '.join(settings.backends)}"
-        if len(driver) > 63 or not _DNS_SUBDOMAIN.fullmatch(driver):
+        if len(driver) > 63 or not SUBDOMAIN.fullmatch(driver):
             yield f"drivers: {driver!r} is no driver name: a lower-case DNS subdomain of at most 63 bytes"
     if settings.pod_uid and not _POD_UID.fullmatch(settings.pod_uid):
         yield f"podUid: {settings.pod_uid!r} is no pod uid: letters, digits and '-', at most 64 bytes"
-    if len(settings.node_name) > 253 or not _DNS_SUBDOMAIN.fullmatch(settings.node_name):
+    if len(settings.node_name) > 253 or not SUBDOMAIN.fullmatch(settings.node_name):
         yield f"nodeName: {settings.node_name!r} is no node name: a lower-case DNS subdomain of at most 253 bytes"
 
 

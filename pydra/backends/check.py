@@ -7,7 +7,6 @@ Its answers are judged in `pydra.backends.answers`.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,11 +15,11 @@ import msgspec
 from pydra.backends.answers import find_json_problems
 from pydra.backends.wire import Method
 from pydra.backends.wording import suggest
+from pydra.dns_names import SUBDOMAIN
 
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
 OPTIONAL: dict[Method, tuple[str, ...]] = {Method.WAIT_CHANGED: (), Method.MEASURE: ()}
 
-_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 MAX_DRIVER = 63
 
 
@@ -99,7 +98,7 @@ def _driver_violations(driver: Any) -> Iterator[str]:
         return  # the settings must give one
     if not isinstance(driver, str):
         yield f"DRIVER is a {type(driver).__name__}; it must be a string such as gpu.example.com"
-    elif len(driver) > MAX_DRIVER or not _DNS_SUBDOMAIN.fullmatch(driver):
+    elif len(driver) > MAX_DRIVER or not SUBDOMAIN.fullmatch(driver):
         yield f'DRIVER is "{driver}"; it must be a DNS subdomain of at most {MAX_DRIVER} bytes such as gpu.example.com'
 
 
@@ -124,7 +123,7 @@ def _device_class_violations(classes: Any) -> Iterator[str]:
         yield f"DEVICE_CLASSES is a {type(classes).__name__}; it must map names to DeviceClass specs"
         return
     for name, spec in classes.items():
-        if not isinstance(name, str) or not _DNS_SUBDOMAIN.fullmatch(name):
+        if not isinstance(name, str) or not SUBDOMAIN.fullmatch(name):
             yield f"DEVICE_CLASSES has the key {name!r}; it must be a DNS subdomain such as gpu.example.com"
         if not isinstance(spec, Mapping):
             yield f"DEVICE_CLASSES[{name!r}] is a {type(spec).__name__}; it must be a mapping"

@@ -15,6 +15,7 @@ import msgspec
 from pydra.cdi.document import Spec
 from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount
 from pydra.cdi.version import KNOWN_VERSIONS, minimum_version
+from pydra.dns_names import SUBDOMAIN
 
 MAX_CLASS = 63
 MAX_VENDOR = 253
@@ -28,7 +29,6 @@ _KIND_PART = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
 _DEVICE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _PERMISSIONS = re.compile(r"[rwm]*|none")
 _ANNOTATION_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
-_SUBDOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
 
 
 def find_problems(spec: Spec) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ def _version_problems(spec: Spec) -> Iterator[str]:
 def _annotation_problems(where: str, annotations: Mapping[str, str]) -> Iterator[str]:
     for key in annotations:
         prefix, slash, name = key.rpartition("/")
-        if not _ANNOTATION_NAME.fullmatch(name) or (slash and not _SUBDOMAIN.fullmatch(prefix)) or len(prefix) > 253:
+        if not _ANNOTATION_NAME.fullmatch(name) or (slash and not SUBDOMAIN.fullmatch(prefix)) or len(prefix) > 253:
             yield f"{where}: {key!r} is no qualified name such as example.com/word"
     size = sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items())
     if size > MAX_ANNOTATIONS:

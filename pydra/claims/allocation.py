@@ -14,9 +14,10 @@ import msgspec
 
 from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig
 from pydra.claims.outcome import ClaimRef, PodRef
+from pydra.dns_names import LABEL
 from pydra.errors import ClaimError, NotAllocated, Replaced
 
-_LABEL = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+_LABEL = LABEL.pattern
 _SUBDOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
 _UID = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9]{0,62}[A-Za-z0-9])?")
 _NAMESPACE = re.compile(_LABEL)

@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from pydra.claims.outcome import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
+from pydra.dns_names import LABEL, SUBDOMAIN
 from pydra.errors import ClaimError, PydraError
 from pydra.kubelet.pb import dra_v1, dra_v1beta1
 
@@ -24,15 +25,13 @@ ALL_ERRORS_BYTES = 2 * 1024 * 1024
 """What the errors of one call may take of the 4 MiB that the kubelet's gRPC client accepts."""
 
 _UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
-_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_DNS_SUBDOMAIN = re.compile(rf"{_DNS_LABEL.pattern}(\.{_DNS_LABEL.pattern})*")
 _UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
 """White space, control characters, marks that change the direction of text, and what is no UTF-8."""
 
 _RULES = (
     ("uid", _UID, 128, "letters, digits, '.', '-' and '_', a letter or digit at both ends"),
-    ("namespace", _DNS_LABEL, 63, "a DNS label"),
-    ("name", _DNS_SUBDOMAIN, 253, "a DNS subdomain"),
+    ("namespace", LABEL, 63, "a DNS label"),
+    ("name", SUBDOMAIN, 253, "a DNS subdomain"),
 )
 
 OutcomeT = TypeVar("OutcomeT")

@@ -14,6 +14,7 @@ from hashlib import sha256
 
 import msgspec
 
+from pydra.dns_names import SUBDOMAIN
 from pydra.errors import SettingsError
 
 MAX_SOCKET_PATH = 107
@@ -21,7 +22,6 @@ MAX_SOCKET_PATH = 107
 
 MAX_DRIVER_NAME = 63
 
-_DNS_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _POD_UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?")
 
 
@@ -65,7 +65,7 @@ def excess_bytes(path: str) -> int:
 
 def _name_problems(driver: str, pod_uid: str) -> Sequence[str]:
     problems = []
-    if len(driver) > MAX_DRIVER_NAME or not _DNS_SUBDOMAIN.fullmatch(driver):
+    if len(driver) > MAX_DRIVER_NAME or not SUBDOMAIN.fullmatch(driver):
         problems.append(
             f"{driver!r} is no driver name: it must be a DNS subdomain (lower-case letters, digits, '-' and '.') "
             f"of at most {MAX_DRIVER_NAME} bytes, such as gpu.example.com"
