@@ -7,7 +7,6 @@ Names and help texts only: who counts what is in `pydra.node.reports`. Conventio
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -169,11 +168,3 @@ def _labels(sample: Sample) -> Mapping[str, str]:
 def _family(name: str, sample: Sample, labels: tuple[str, ...]) -> Metric:
     kind = CounterMetricFamily if sample.kind is SampleKind.COUNTER else GaugeMetricFamily
     return kind(name, sample.help or f"Measured by the backend: {sample.name}.", labels=list(labels))
-
-
-def signal_label(number: int) -> str:
-    """`SIGSEGV` for 11: the label of a crash."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"SIG{number}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pydra.devices import Sample, SampleKind
-from pydra.observe.metrics import Metrics, signal_label
+from pydra.observe.metrics import Metrics
 
 
 def lines(metrics: Metrics) -> list[str]:
@@ -62,7 +62,3 @@ def test_a_new_reading_replaces_the_one_before() -> None:
     metrics.samples.replace("sim", [Sample(name="x", value=1, device="gone")])
     metrics.samples.replace("sim", [])
     assert not any("pydra_sim_x" in line for line in lines(metrics))
-
-
-def test_a_signal_is_labelled_by_its_name() -> None:
-    assert (signal_label(11), signal_label(250)) == ("SIGSEGV", "SIG250")
