@@ -143,12 +143,16 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How one published device is, after debouncing, as the kubelet's health stream and the metrics tell it."""
+    """How one published device is, after debouncing, as the kubelet's health stream and the metrics tell it.
+
+    `updated` is when that was found, in seconds since 1970; 0 when nobody noted it.
+    """
 
     pool: str
     device: str
     status: HealthStatus
     message: str = ""
+    updated: int = 0
 
 
 class SampleKind(Enum):

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
-from pydra.devices import Health
-
-
-class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How one device is; `updated` is when that was found, in seconds since 1970."""
-
-    pool: str
-    device: str
-    health: Health
-    updated: int = 0
+from pydra.devices import DeviceHealth, HealthStatus
 
 
 class HealthBoard:
@@ -42,5 +31,5 @@ class HealthBoard:
         return lambda: self._listeners.remove(changed)
 
 
-def _states(devices: tuple[DeviceHealth, ...]) -> tuple[tuple[str, str, Health], ...]:
-    return tuple((device.pool, device.device, device.health) for device in devices)
+def _states(devices: tuple[DeviceHealth, ...]) -> tuple[tuple[str, str, HealthStatus, str], ...]:
+    return tuple((device.pool, device.device, device.status, device.message) for device in devices)

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 import anyio
 
-from pydra.devices import HealthStatus
-from pydra.kubelet.board import DeviceHealth
+from pydra.devices import DeviceHealth, HealthStatus
 from pydra.kubelet.messages import error_limit, one_line
 from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1
 from pydra.kubelet.streaming import ClosingStreams
@@ -89,10 +88,10 @@ def build_report(version: ModuleType, devices: tuple[DeviceHealth, ...], period:
         devices=[
             version.DeviceHealth(
                 device=version.DeviceIdentifier(pool_name=device.pool, device_name=device.device),
-                health=version.HealthStatus(_STATUS_NUMBERS[device.health.status]),
+                health=version.HealthStatus(_STATUS_NUMBERS[device.status]),
                 last_updated_time=device.updated,
                 health_check_timeout_seconds=lease,
-                message=one_line(device.health.message, limit),
+                message=one_line(device.message, limit),
             )
             for device in devices
         ]

@@ -15,6 +15,7 @@ from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
+from msgspec.structs import replace
 
 from pydra import disk
 from pydra.backends.events import BackendFacts
@@ -34,12 +35,11 @@ from pydra.claims.outside import Limits
 from pydra.claims.preparer import ClaimPreparer
 from pydra.claims.reports import ClaimEvent, ClaimFailed, ClaimUnprepared
 from pydra.claims.sweep import Sweep
-from pydra.devices import DeviceHealth, Health, TaintEffect
+from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, DeviceInUse, PydraError
 from pydra.inventory import HealthPolicy, Published
 from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra.kube.watch import Reflector
-from pydra.kubelet.board import DeviceHealth as ReportedHealth
 from pydra.kubelet.board import HealthBoard
 from pydra.kubelet.events import KubeletEvent, Registered, RegistrationRefused, Serving, Waiting
 from pydra.kubelet.names import plan_socket_paths
@@ -172,7 +172,8 @@ class Served:
 
         def publish(published: Published) -> None:
             reconciler.publish(published.pool)
-            self._board.publish(stamp(published.health, now=int(time.time())))
+            now = int(time.time())
+            self._board.publish(tuple(replace(one, updated=now) for one in published.health))
             self._report.published(published)
 
         telemetry = Telemetry(
@@ -255,16 +256,6 @@ class Served:
 
     def _count(self, stage: Stage) -> float:
         return sum(record.stage is stage for record in self._checkpoints.records().values())
-
-
-def stamp(devices: Sequence[DeviceHealth], *, now: int) -> tuple[ReportedHealth, ...]:
-    """The devices' health as the kubelet's stream tells it, found at `now`, in seconds since 1970."""
-    return tuple(
-        ReportedHealth(
-            pool=one.pool, device=one.device, health=Health(status=one.status, message=one.message), updated=now
-        )
-        for one in devices
-    )
 
 
 _TAINTS = {

@@ -11,8 +11,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from pydra.devices import Health, HealthStatus
-from pydra.kubelet.board import DeviceHealth
+from pydra.devices import DeviceHealth, Health, HealthStatus
 from pydra.kubelet.events import HealthStreams, Stopped
 from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1
 from tests.integration.kubelet.fakes import (
@@ -44,7 +43,7 @@ def connect(request: pytest.FixtureRequest) -> Connect:
 
 
 def device(name: str, health: Health = Health()) -> DeviceHealth:  # noqa: B008 - frozen
-    return DeviceHealth(pool="node-1", device=name, health=health, updated=1_700_000_000)
+    return DeviceHealth(pool="node-1", device=name, status=health.status, message=health.message, updated=1_700_000_000)
 
 
 def watch(kubelet: Kubelet, version: ModuleType) -> Any:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pydra.devices import Health, HealthStatus
-from pydra.kubelet.board import DeviceHealth, HealthBoard
+from pydra.devices import DeviceHealth, Health, HealthStatus
+from pydra.kubelet.board import HealthBoard
 
 SICK = Health(status=HealthStatus.UNHEALTHY, message="lost")
 
 
 def device(health: Health = Health(), updated: int = 0) -> DeviceHealth:  # noqa: B008 - frozen
-    return DeviceHealth(pool="p", device="d", health=health, updated=updated)
+    return DeviceHealth(pool="p", device="d", status=health.status, message=health.message, updated=updated)
 
 
 def test_listeners_hear_of_changes_only() -> None:

@@ -6,14 +6,13 @@ from types import ModuleType
 
 import pytest
 
-from pydra.devices import Health, HealthStatus
-from pydra.kubelet.board import DeviceHealth
+from pydra.devices import DeviceHealth, HealthStatus
 from pydra.kubelet.health import build_report
 from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1
 
 
 def device(name: str, status: HealthStatus, message: str = "") -> DeviceHealth:
-    return DeviceHealth(pool="p", device=name, health=Health(status=status, message=message), updated=1_700_000_000)
+    return DeviceHealth(pool="p", device=name, status=status, message=message, updated=1_700_000_000)
 
 
 @pytest.mark.parametrize("version", [dra_health_v1, dra_health_v1alpha1], ids=["v1", "v1alpha1"])
