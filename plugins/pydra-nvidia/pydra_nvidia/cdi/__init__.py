@@ -1,0 +1,1 @@
+"""What containers get: device nodes, the driver's files, hooks."""

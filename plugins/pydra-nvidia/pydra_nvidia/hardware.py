@@ -1,0 +1,210 @@
+"""What is known of a node's NVIDIA hardware at one moment. Values only; who reads them is in `nvml` and `host`.
+
+A `Reading` is the whole of it: `inventory` decides from it what is published, `slicing` what a claim gets.
+Sizes of memory are in bytes unless a name says MiB. `None` means that this driver or GPU does not tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+import msgspec
+
+
+class Architecture(IntEnum):
+    """NVML's device architectures, in the order of their generations."""
+
+    KEPLER = 2
+    MAXWELL = 3
+    PASCAL = 4
+    VOLTA = 5
+    TURING = 6
+    AMPERE = 7
+    ADA = 8
+    HOPPER = 9
+    BLACKWELL = 10
+    RUBIN = 13
+    UNKNOWN = 0xFFFFFFFF
+
+
+class Driver(msgspec.Struct, frozen=True, kw_only=True):
+    """The kernel driver: `version` such as `580.105.08`, `cuda` as NVML counts (13000 for 13.0)."""
+
+    version: str
+    cuda: int
+
+
+class Placement(msgspec.Struct, frozen=True, order=True):
+    """Memory slices `start` to `start + size - 1` of a GPU."""
+
+    start: int
+    size: int
+
+    def overlaps(self, other: Placement) -> bool:
+        """Whether both need the same memory slice."""
+        return self.start < other.start + other.size and other.start < self.start + self.size
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of GPU instance that the live driver offers; figures are of one instance.
+
+    `id` is the hardware's profile id (H100 1g: 19), which is not NVML's enumeration of profiles. `name` is without
+    the prefix `MIG `: `1g.10gb+me`. `slices` are compute slices, `most` how many instances the GPU can hold.
+    """
+
+    id: int
+    name: str
+    slices: int
+    most: int
+    memory_mib: int
+    multiprocessors: int
+    copy_engines: int
+    decoders: int
+    encoders: int
+    jpeg_engines: int
+    ofa_engines: int
+    placements: tuple[Placement, ...]
+
+
+class ComputeInstance(msgspec.Struct, frozen=True, kw_only=True):
+    """A compute instance, the MIG device of CUDA; `slices` is how many compute slices of its GPU instance it has."""
+
+    id: int
+    uuid: str
+    slices: int
+
+
+class GpuInstance(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU instance that exists, and what was created in it."""
+
+    id: int
+    profile: int
+    placement: Placement
+    compute: tuple[ComputeInstance, ...] = ()
+
+
+class Mig(msgspec.Struct, frozen=True, kw_only=True):
+    """The partitioning of a GPU that can be partitioned.
+
+    `resetless`: the mode can be changed without resetting the GPU (Hopper and newer). `profiles` is empty where the
+    driver tells none, as Ampere does with the mode off.
+    """
+
+    enabled: bool
+    pending: bool
+    resetless: bool
+    profiles: tuple[Profile, ...] = ()
+    instances: tuple[GpuInstance, ...] = ()
+
+
+class NvLinks(msgspec.Struct, frozen=True, kw_only=True):
+    """NVLink of one GPU: `up` of `total` links carry traffic; `peers` are PCI addresses of GPUs linked directly.
+
+    `switched`: the links end at NVSwitches, so every GPU of the node with switched links is a peer.
+    """
+
+    total: int
+    up: int
+    peers: tuple[str, ...] = ()
+    switched: bool = False
+
+
+class Fabric(msgspec.Struct, frozen=True, kw_only=True):
+    """Membership in a multi-node NVLink fabric; `healthy` None where the driver does not say."""
+
+    cluster: str
+    clique: int
+    healthy: bool | None = None
+
+
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """What the driver says now of a GPU's health. Field None: not told.
+
+    `recovery` is NVML field 230: 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset, 5 recover the
+    IMEX domain, 6 bus reset, 7 system reboot. `ecc_uncorrected` counts since the last reset of the driver or GPU.
+    """
+
+    recovery: int | None = None
+    ecc_uncorrected: int | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    retirement_pending: bool | None = None
+    monitored: bool = True
+
+
+class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """An NVIDIA display function as sysfs shows it; `address` as `0000:53:00.0`, ids as `0x10de`.
+
+    `driver` is the bound kernel driver, empty for none. `root` is the PCIe root complex (`pci0000:00`), `numa` -1 for
+    none. `addressable` is the sum of its memory regions. `group` is the IOMMU group, empty without an IOMMU.
+    """
+
+    address: str
+    vendor: str
+    device: str
+    pci_class: str
+    driver: str = ""
+    root: str = ""
+    numa: int = -1
+    group: str = ""
+    addressable: int = 0
+    modalias: str = ""
+    is_virtual: bool = False
+    has_virtual: bool = False
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU that the NVIDIA driver manages. `pci` is its address, the key of `Reading.functions`."""
+
+    index: int
+    minor: int
+    uuid: str
+    name: str
+    brand: int
+    architecture: int
+    compute: tuple[int, int]
+    pci: str
+    memory: int | None
+    serial: str = ""
+    module: int | None = None
+    addressing: int | None = None
+    virtualization: int = 0
+    mig: Mig | None = None
+    links: NvLinks | None = None
+    fabric: Fabric | None = None
+    condition: Condition = Condition()
+
+
+class LostGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU that NVML counts and that no longer answers; `last` is what was known of it before, `code` NVML's error."""
+
+    index: int
+    code: int
+    message: str
+    last: Gpu | None = None
+
+
+class VfioHost(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node can do for passthrough: an IOMMU that is on, the iommufd device."""
+
+    iommu: bool = False
+    iommufd: bool = False
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """All of the node's NVIDIA hardware at one moment. `functions` are PCI functions by address, sorted.
+
+    A GPU that is bound to vfio-pci is in `functions` only. `driver` is None where no NVIDIA driver is needed: the node
+    has no NVIDIA hardware, or all of it is passed through.
+    """
+
+    driver: Driver | None = None
+    gpus: tuple[Gpu, ...] = ()
+    lost: tuple[LostGpu, ...] = ()
+    functions: Mapping[str, PciFunction] = {}
+    vfio: VfioHost = VfioHost()
+
+    def gpu(self, uuid: str) -> Gpu | None:
+        """The GPU of this UUID."""
+        return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)

@@ -1,0 +1,1 @@
+"""How the GPUs are: events and conditions, what they mean for a device, and when it is well again."""

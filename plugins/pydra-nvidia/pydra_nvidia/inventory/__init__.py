@@ -1,0 +1,1 @@
+"""From a reading of the hardware to what is published: devices, attributes, counters. Pure."""

@@ -1,0 +1,1 @@
+"""Partitions: what may be created where, creating and destroying it, and what others left."""

@@ -1,0 +1,41 @@
+"""Every call of NVML goes through here: errors become ours, and the time that NVML takes is counted apart.
+
+One thread at a time, which `nvml.session` sees to; waiting for events is the exception that NVML allows.
+"""
+
+from __future__ import annotations
+
+import time
+from types import ModuleType
+from typing import Any
+
+from pydra_nvidia.nvml.errors import UNAVAILABLE, NvmlError
+
+
+class Nvml:
+    """An initialised NVML. `pynvml` is the vendor's module; `seconds` and `calls` are what was spent in it."""
+
+    def __init__(self, pynvml: ModuleType) -> None:
+        self.pynvml = pynvml
+        self.seconds = 0.0
+        self.calls = 0
+
+    def call(self, name: str, *arguments: Any, subject: str = "", **options: Any) -> Any:
+        """The vendor's function `name`; raises NvmlError."""
+        started = time.perf_counter()
+        try:
+            return getattr(self.pynvml, name)(*arguments, **options)
+        except self.pynvml.NVMLError as error:
+            raise NvmlError(int(error.value), name, subject) from error
+        finally:
+            self.seconds += time.perf_counter() - started
+            self.calls += 1
+
+    def ask(self, name: str, *arguments: Any, subject: str = "", **options: Any) -> Any:
+        """The same for a field that hardware or driver may lack: None then."""
+        try:
+            return self.call(name, *arguments, subject=subject, **options)
+        except NvmlError as error:
+            if error.code in UNAVAILABLE:
+                return None
+            raise

@@ -1,0 +1,71 @@
+"""The one session with NVML: opened when first needed, reopened when the driver was replaced, one call at a time.
+
+Concurrent calls make NVML slow (10 s for a handle was seen) and initialising it for each costs more than the call,
+so there is one session with one lock. Work runs in a thread; a work that hangs keeps the lock, and the agent, which
+watches the deadline of every call, replaces the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import TypeVar
+
+from pydra_nvidia.nvml.calls import Nvml
+from pydra_nvidia.nvml.errors import STALE, NvmlError
+
+T = TypeVar("T")
+
+INIT_NO_GPUS = 1
+"""nvmlInitWithFlags: succeed although no GPU is left, as when all are bound to vfio-pci."""
+
+
+class NvmlSession:
+    """`load` returns the vendor's module, with its library chosen but not initialised; it may raise NvmlError."""
+
+    def __init__(self, load: Callable[[], ModuleType]) -> None:
+        self._load = load
+        self._lock = threading.Lock()
+        self._nvml: Nvml | None = None
+        self.generation = 0
+        self.seconds = 0.0
+
+    async def run(self, work: Callable[[Nvml], T]) -> T:
+        """`work` in a thread, alone with NVML. Raises what it raises; NvmlError when there is no session to be had."""
+        return await asyncio.to_thread(self.run_here, work)
+
+    def run_here(self, work: Callable[[Nvml], T]) -> T:
+        """The same in this thread, which may be blocked for long."""
+        with self._lock:
+            nvml = self._open()
+            before = nvml.seconds
+            try:
+                return work(nvml)
+            except NvmlError as error:
+                if error.code in STALE:
+                    self._close()
+                raise
+            finally:
+                self.seconds += nvml.seconds - before
+
+    def close(self) -> None:
+        """End the session, if there is one. Handles of GPUs are of no use after it."""
+        with self._lock:
+            self._close()
+
+    def _open(self) -> Nvml:
+        if self._nvml is None:
+            nvml = Nvml(self._load())
+            nvml.call("nvmlInitWithFlags", INIT_NO_GPUS)
+            self._nvml = nvml
+            self.generation += 1
+        return self._nvml
+
+    def _close(self) -> None:
+        nvml, self._nvml = self._nvml, None
+        if nvml is not None:
+            with contextlib.suppress(NvmlError):  # the driver may be gone, and its session with it
+                nvml.call("nvmlShutdown")

@@ -1,0 +1,1 @@
+"""Several processes or claims on one GPU: time slices, MPS, shares that the scheduler counts."""

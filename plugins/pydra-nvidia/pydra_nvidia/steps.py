@@ -1,0 +1,100 @@
+"""What can be done to the hardware for a claim, as values: written down before it is done, undone in reverse.
+
+Each kind has an operator (`slicing.Operator`) in the room that knows it. A step says all that undoing needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import msgspec
+
+from pydra_nvidia.hardware import Placement
+
+
+class _Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="step"):
+    """Each kind has a tag, which is its name in the journal."""
+
+
+class MigModeOn(_Step, frozen=True, tag="mig-mode-on"):
+    """Switch the GPU to MIG mode. Undone when no partition is left on it; only where that needs no reset."""
+
+    gpu: str
+
+
+class MigModeOff(_Step, frozen=True, tag="mig-mode-off"):
+    """Leave MIG mode, so that the GPU can be given whole. There is nothing to undo."""
+
+    gpu: str
+
+
+class CreateMig(_Step, frozen=True, tag="create-mig"):
+    """Create a GPU instance at its place and a compute instance that fills it. Undone by destroying both."""
+
+    gpu: str
+    profile: int
+    profile_name: str
+    placement: Placement
+
+
+class SetTimeSlice(_Step, frozen=True, tag="set-time-slice"):
+    """Set the time slice of a GPU (0 default, 1 short, 2 medium, 3 long). Undone by setting it to the default."""
+
+    gpu: str
+    interval: int
+
+
+class StartMps(_Step, frozen=True, tag="start-mps"):
+    """Run an MPS control daemon for `devices` (UUIDs of GPUs, or of one partition), and wait until it is ready.
+
+    `id` names it and its directories. `pinned_mib` maps UUIDs to limits in MiB. While it runs the GPUs `exclusive` are
+    in the compute mode EXCLUSIVE_PROCESS. Undone by stopping it, and by the compute mode DEFAULT.
+
+    For a partition, whose UUID exists only after an earlier step, `partition` is its GPU's UUID and its place.
+    """
+
+    id: str
+    devices: tuple[str, ...] = ()
+    partition: tuple[str, Placement] | None = None
+    exclusive: tuple[str, ...] = ()
+    thread_percentage: int | None = None
+    pinned_mib: Mapping[str, int] = {}
+    default_pinned_mib: int | None = None
+    multi_user: bool = False
+
+
+class BindVfio(_Step, frozen=True, tag="bind-vfio"):
+    """Take the function from its kernel driver and bind it to vfio-pci or a variant. Undone by giving it back."""
+
+    address: str
+    before: str
+    target: str
+
+
+Step: TypeAlias = MigModeOn | MigModeOff | CreateMig | SetTimeSlice | StartMps | BindVfio
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """That a claim has (a part of) some hardware: the GPU's UUID or PCI address, and the memory slices it covers.
+
+    `place` None: all of it. `share` is the share id where others may hold it too, and `config` what they must agree
+    on, as JSON. Holds with `admin` only look.
+    """
+
+    device: str
+    hardware: str
+    place: Placement | None = None
+    share: str | None = None
+    config: str = ""
+    admin: bool = False
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that was done, or begun, for one claim, in the order of doing."""
+
+    uid: str
+    namespace: str
+    name: str
+    holds: tuple[Hold, ...] = ()
+    steps: tuple[Step, ...] = ()

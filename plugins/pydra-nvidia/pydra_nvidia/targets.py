@@ -1,0 +1,113 @@
+"""From the device names of a claim to the hardware they mean. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from pydra import AllocatedDevice, UnknownDevice
+from pydra_nvidia.hardware import Gpu, GpuInstance, PciFunction, Placement, Profile, Reading
+from pydra_nvidia.names import GpuName, MigName, VfioName, mig_name, parse_name
+
+
+class WholeGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU, all of it."""
+
+    allocated: AllocatedDevice
+    gpu: Gpu
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """A place on a GPU. `instance` is what exists there, None when it has yet to be created.
+
+    `profile` is None where the driver no longer tells the profiles but the instance exists.
+    """
+
+    allocated: AllocatedDevice
+    gpu: Gpu
+    profile_id: int
+    placement: Placement
+    profile: Profile | None = None
+    instance: GpuInstance | None = None
+
+    @property
+    def uuid(self) -> str:
+        """The UUID of the compute instance that fills it; empty while there is none."""
+        return self.instance.compute[0].uuid if self.instance and len(self.instance.compute) == 1 else ""
+
+
+class Passthrough(msgspec.Struct, frozen=True, kw_only=True):
+    """A function of a GPU to pass through."""
+
+    allocated: AllocatedDevice
+    function: PciFunction
+
+
+Target: TypeAlias = WholeGpu | Partition | Passthrough
+
+
+def find_targets(devices: Sequence[AllocatedDevice], reading: Reading) -> tuple[Target, ...]:
+    """What each device is, in their order; raises UnknownDevice for one that this node does not have."""
+    return tuple(_find(device, reading) for device in devices)
+
+
+def passthrough_candidates(reading: Reading) -> tuple[PciFunction, ...]:
+    """The functions that can be passed through, in the order of their names' indices: by PCI address.
+
+    The index counts all of the node's NVIDIA functions, so that a name keeps its meaning when another GPU is bound.
+    """
+    return tuple(reading.functions[address] for address in sorted(reading.functions))
+
+
+def _find(device: AllocatedDevice, reading: Reading) -> Target:
+    match parse_name(device.device):
+        case GpuName(minor):
+            return WholeGpu(allocated=device, gpu=_gpu(device, minor, reading))
+        case MigName() as name:
+            return _partition(device, name, _gpu(device, name.minor, reading))
+        case VfioName(index):
+            functions = passthrough_candidates(reading)
+            if index < len(functions):
+                return Passthrough(allocated=device, function=functions[index])
+            raise UnknownDevice(f"this node has no device {device.device}: it has {len(functions)} NVIDIA functions")
+    raise UnknownDevice(f"{device.device} is not the name of an NVIDIA device, such as gpu-0 or gpu-0-mig-1g10gb-19-0")
+
+
+def _gpu(device: AllocatedDevice, minor: int, reading: Reading) -> Gpu:
+    for gpu in reading.gpus:
+        if gpu.minor == minor:
+            return gpu
+    for lost in reading.lost:
+        if lost.last is not None and lost.last.minor == minor:
+            raise UnknownDevice(f"device {device.device} is lost: {lost.message}")
+    known = ", ".join(str(gpu.minor) for gpu in reading.gpus) or "none"
+    raise UnknownDevice(f"this node has no device {device.device}: the minor numbers of its GPUs are {known}")
+
+
+def _partition(device: AllocatedDevice, name: MigName, gpu: Gpu) -> Partition:
+    if gpu.mig is None:
+        raise UnknownDevice(f"device {device.device} does not exist: {gpu.name} cannot be partitioned")
+    instance = next(
+        (one for one in gpu.mig.instances if one.profile == name.profile and one.placement.start == name.start), None
+    )
+    profile = next((one for one in gpu.mig.profiles if one.id == name.profile), None)
+    placement = next((one for one in profile.placements if one.start == name.start), None) if profile else None
+    if profile is not None and mig_name(gpu.minor, profile.name, profile.id, name.start) != device.device:
+        placement = None
+    if placement is None and instance is not None:
+        placement = instance.placement
+    if placement is None:
+        offered = ", ".join(f"{one.name} ({one.id})" for one in gpu.mig.profiles) or "none"
+        raise UnknownDevice(
+            f"device {device.device} does not exist on this GPU; the profiles that it offers: {offered}"
+        )
+    return Partition(
+        allocated=device,
+        gpu=gpu,
+        profile_id=name.profile,
+        placement=placement,
+        profile=profile,
+        instance=instance,
+    )
