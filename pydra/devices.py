@@ -92,12 +92,16 @@ class HealthStatus(Enum):
 class Health(msgspec.Struct, frozen=True, kw_only=True):
     """How a device is and, in `message`, why; at most 1024 bytes of it reach the pod's status.
 
-    `reason` is one word for the same (`XID79`), a label value; it becomes the value of the device's taint.
+    `reason` is one word for the same (`XID79`), a label value; it becomes the value of the device's taint. `taint` is
+    the taint's key, below the driver's name unless it has a domain of its own. `effect` is the taint's effect where it
+    is to differ from the agent's `--health-taint`; where that is `none` there is no taint at all.
     """
 
     status: HealthStatus = HealthStatus.HEALTHY
     message: str = ""
     reason: str = ""
+    taint: str = "unhealthy"
+    effect: TaintEffect | None = None
 
 
 HEALTHY = Health()

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from pydra.device_rules import TAINTS, check_counter_set, check_device, check_references
+from pydra.device_rules import TAINTS, check_counter_set, check_device, check_references, is_label_key
 from pydra.devices import (
     CounterSet,
     Device,
@@ -112,7 +112,8 @@ def build_pool(
 
     devices = _sift(snapshot.inventory.devices, "device", check, problems)
     published = tuple(
-        _taint(device, _own_taints(device, snapshot, driver, policy, condemned), problems) for device in devices
+        _taint(device, _own_taints(device, snapshot, driver, policy, condemned=condemned, problems=problems), problems)
+        for device in devices
     )
     return Published(
         pool=Pool(name=pool, devices=published, counter_sets=counter_sets),
@@ -152,13 +153,23 @@ def _sift(
 
 
 def _own_taints(
-    device: Device, snapshot: Snapshot, driver: str, policy: HealthPolicy, condemned: Mapping[str, str]
+    device: Device,
+    snapshot: Snapshot,
+    driver: str,
+    policy: HealthPolicy,
+    *,
+    condemned: Mapping[str, str],
+    problems: list[str],
 ) -> tuple[Taint, ...]:
     taints: list[Taint] = []
     sighting = snapshot.sightings.get(device.name)
     if sighting is not None and sighting.sick and policy.effect is not None:
-        value = _label_value(sighting.cause.reason)
-        taints.append(Taint(key=f"{driver}/unhealthy", value=value, effect=policy.effect))
+        cause = sighting.cause
+        key = cause.taint if "/" in cause.taint else f"{driver}/{cause.taint}"
+        if not is_label_key(key):
+            problems.append(f"device {device.name!r}: {key!r} cannot be the key of a taint; it is tainted as unhealthy")
+            key = f"{driver}/unhealthy"
+        taints.append(Taint(key=key, value=_label_value(cause.reason), effect=cause.effect or policy.effect))
     if device.name in condemned:
         value = _label_value(condemned[device.name])
         taints.append(Taint(key=f"{driver}/condemned", value=value, effect=TaintEffect.NO_SCHEDULE))
