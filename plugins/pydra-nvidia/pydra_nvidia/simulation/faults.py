@@ -1,0 +1,131 @@
+"""Faults on demand: what NVML does to a process, when the scenario says so.
+
+    faults:
+    - {op: nvmlDeviceCreateGpuInstanceWithPlacement, do: drop-reply, count: 1}
+    - {op: "nvmlDeviceGet*", device: 3, do: raise, code: GPU_IS_LOST, after: 10}
+    - {op: nvmlDeviceGetTemperature, do: delay, seconds: 2, p: 0.1, seed: 7}
+
+How often a fault was met is kept in the state directory, so that it survives what it does.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import time
+import zlib
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Annotated, Literal, NoReturn, TypeAlias
+
+import msgspec
+
+from pydra_nvidia.nvml.errors import Code
+
+Effect: TypeAlias = Literal["raise", "delay", "hang", "gil-hang", "segfault", "exit", "lost", "drop-reply", "xid"]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+
+NO_INSTANCE = 0xFFFFFFFF
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """`do` this to calls of `op`, a C symbol in which `*` and `?` match anything; `device` (a minor) only for its GPU.
+
+    It strikes `count` times (default: always) after `after` calls, each time with the probability `p`.
+    `code` is the error that raise answers, `seconds` how long delay, hang and gil-hang last, `status` that of exit,
+    `xid` the XID that strikes the GPU, or its instance `gi` and compute instance `ci`. `drop-reply`: the call has its
+    effect, and the process ends before it knows. `lost`: the GPU falls off the bus, and the call tells it.
+    """
+
+    op: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_*?]+$")]
+    do: Effect
+    device: Natural | None = None
+    after: Natural = 0
+    count: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    seed: int = 0
+    code: str = "UNKNOWN"
+    seconds: Annotated[float, msgspec.Meta(gt=0)] = 1e6
+    status: Annotated[int, msgspec.Meta(ge=0, le=255)] = 3
+    xid: Natural = 79
+    gi: Natural | None = None
+    ci: Natural | None = None
+
+    def __post_init__(self) -> None:
+        if self.code not in Code.__members__:
+            raise ValueError(f"code must be one of {', '.join(Code.__members__)}, not {self.code}")
+
+    def key(self) -> str:
+        """A file name for its count: the same for equal faults."""
+        return f"{zlib.crc32(msgspec.json.encode(self)):08x}"
+
+    def strikes(self, earlier: int) -> bool:
+        """Whether it strikes a call that `earlier` calls came before, which it could have struck as well."""
+        if earlier < self.after or (self.count is not None and earlier >= self.after + self.count):
+            return False
+        return self.p >= 1 or random.Random(f"{self.seed}/{earlier}").random() < self.p  # noqa: S311 - repeatable
+
+
+class FaultPlan:
+    """The faults of a scenario, with their counts in the directory at `path`."""
+
+    def __init__(self, faults: Sequence[Fault], path: str) -> None:
+        self._faults = tuple(faults)
+        self._path = path
+        self._by_symbol: dict[str, tuple[Fault, ...]] = {}
+
+    def find(self, symbol: str) -> tuple[Fault, ...]:
+        """The faults that calls of this C symbol may meet."""
+        if (found := self._by_symbol.get(symbol)) is None:
+            found = tuple(fault for fault in self._faults if fnmatchcase(symbol, fault.op))
+            self._by_symbol[symbol] = found
+        return found
+
+    def draw(self, symbol: str, minor: int | None) -> list[Fault]:
+        """The faults that strike this call, of the GPU with this minor number or of none; it is counted."""
+        return [
+            fault
+            for fault in self.find(symbol)
+            if fault.device in (None, minor) and fault.strikes(self._count(fault.key()))
+        ]
+
+    def _count(self, key: str) -> int:
+        os.makedirs(self._path, exist_ok=True)
+        descriptor = os.open(os.path.join(self._path, key), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            earlier = int(os.read(descriptor, 32) or b"0")
+            os.pwrite(descriptor, b"%d" % (earlier + 1), 0)
+        finally:
+            os.close(descriptor)
+        return earlier
+
+
+def act(fault: Fault) -> None:
+    """Do to this process what the fault says. What it does to the answer or the GPU is the library's to do."""
+    match fault.do:
+        case "delay" | "hang":
+            time.sleep(fault.seconds)
+        case "gil-hang":
+            _hang_holding_the_gil(fault.seconds)
+        case "segfault":
+            _segfault()
+        case "exit" | "drop-reply":
+            os._exit(fault.status)
+        case "raise" | "lost" | "xid":
+            pass
+
+
+def _hang_holding_the_gil(seconds: float) -> None:
+    """Block every thread: native code that forgot to release the interpreter's lock."""
+    import ctypes  # noqa: PLC0415 - only a fault needs it
+
+    ctypes.PyDLL(None).sleep(int(max(1, seconds)))
+
+
+def _segfault() -> NoReturn:
+    import ctypes  # noqa: PLC0415 - only a fault needs it
+
+    ctypes.string_at(0)
+    raise AssertionError("reading address 0 is a segmentation fault")

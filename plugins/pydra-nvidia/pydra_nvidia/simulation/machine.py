@@ -1,0 +1,217 @@
+"""The simulated machine's memory: a file, so that a process that is killed leaves what real hardware would.
+
+machine.json       `state.State`, replaced as a whole under a lock
+clients/<pid>-<n>  a process that has NVML open; it counts while that process lives
+faults/<key>       how many calls a fault has seen
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from pydra_nvidia.simulation.boards import Board, derive_uuid, find_boards
+from pydra_nvidia.simulation.faults import FaultPlan
+from pydra_nvidia.simulation.scenario import Scenario
+from pydra_nvidia.simulation.scenario_file import ScenarioFile
+from pydra_nvidia.simulation.state import ComputeState, Event, GpuState, InstanceState, State
+
+EVENTS_KEPT = 1024
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine at one moment. `boards` are all of the scenario's GPUs, by UUID in the order of their PCI addresses.
+
+    A GPU is there for NVML when it is plugged and bound to `nvidia`: `attached`.
+    """
+
+    scenario: Scenario
+    boards: Mapping[str, Board]
+    faults: FaultPlan
+    state: State
+
+    def attached(self) -> tuple[str, ...]:
+        """The UUIDs of the GPUs that the NVIDIA driver has, in NVML's order."""
+        gpus = self.state.gpus
+        return tuple(uuid for uuid in self.boards if gpus[uuid].plugged and gpus[uuid].driver == "nvidia")
+
+    def driver_version(self) -> str:
+        """Of the kernel module."""
+        return self.state.version or self.scenario.driver.version
+
+
+class Machine:
+    """The machine of a scenario, with its memory in the directory `state`, which is made when first needed.
+
+    `followers` are told of each change after it is written, before anybody else can change anything.
+    """
+
+    def __init__(self, scenario: ScenarioFile, state: str) -> None:
+        self.scenario = scenario
+        self.path = state
+        self.followers: list[Callable[[View], None]] = []
+        self._file = os.path.join(state, "machine.json")
+        self._mutex = threading.RLock()
+        self._view: View | None = None
+        self._stamp = 0
+        os.makedirs(state, mode=0o700, exist_ok=True)
+
+    def read(self) -> View:
+        """The machine as it is now; nothing of it may be changed. Raises ScenarioError."""
+        scenario = self.scenario.read()
+        view = self._view
+        try:
+            stamp = os.stat(self._file).st_mtime_ns
+        except FileNotFoundError:
+            stamp = 0
+        if view is not None and stamp == self._stamp and view.scenario is scenario:
+            return view
+        with self._mutex:
+            self._view = self._load(scenario, view)
+            return self._view
+
+    @contextmanager
+    def change(self) -> Iterator[View]:
+        """The machine, for this caller alone among all processes: its `state` may be changed, and is then written.
+
+        Nothing is written when the block raises. Not to be nested.
+        """
+        with self._locked():
+            self._view = None  # the values that readers have must not change under them
+            view = self._load(self.scenario.read(), None)
+            yield view
+            self._write(view.state)
+            self._view = view
+            for follower in self.followers:
+                follower(view)
+
+    def new_number(self, state: State) -> int:
+        """One that nothing else made has."""
+        state.made += 1
+        return state.made
+
+    def record(
+        self, state: State, uuid: str, kind: int, data: int = 0, *, gi: int | None = None, ci: int | None = None
+    ) -> None:
+        """Let an event happen; who waits for it learns of it when the change is written."""
+        state.happened += 1
+        state.events.append(Event(number=state.happened, uuid=uuid, type=kind, data=data, gi=gi, ci=ci))
+        del state.events[:-EVENTS_KEPT]
+
+    def join(self) -> str:
+        """This process has NVML open from now on; returns what `leave` needs."""
+        folder = os.path.join(self.path, "clients")
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, f"{os.getpid()}-{time.monotonic_ns()}")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(_started(os.getpid()))
+        return path
+
+    def leave(self, client: str) -> None:
+        """NVML was shut down."""
+        with suppress(FileNotFoundError):
+            os.unlink(client)
+
+    def clients(self) -> Mapping[int, int]:
+        """The live processes that have NVML open, and how many times each; what the dead left is removed."""
+        folder = os.path.join(self.path, "clients")
+        found: dict[int, int] = {}
+        with suppress(FileNotFoundError):
+            for name in os.listdir(folder):
+                path = os.path.join(folder, name)
+                pid = int(name.partition("-")[0])
+                with suppress(FileNotFoundError):
+                    with open(path, encoding="utf-8") as file:
+                        started = file.read()
+                    if started and started == _started(pid):
+                        found[pid] = found.get(pid, 0) + 1
+                    elif started:
+                        os.unlink(path)
+        return found
+
+    def _load(self, scenario: Scenario, known: View | None) -> View:
+        try:
+            with open(self._file, "rb") as file:
+                self._stamp = os.fstat(file.fileno()).st_mtime_ns
+                state = msgspec.json.decode(file.read(), type=State)
+        except FileNotFoundError:
+            self._stamp = 0
+            state = State(driver=scenario.driver.state)
+        if known is not None and known.scenario is scenario:
+            boards, faults = known.boards, known.faults
+        else:
+            boards = {board.uuid: board for board in find_boards(scenario)}
+            faults = FaultPlan(scenario.faults, os.path.join(self.path, "faults"))
+        for uuid, board in boards.items():
+            if uuid not in state.gpus:
+                state.gpus[uuid] = new_gpu(board)
+        return View(scenario=scenario, boards=boards, faults=faults, state=state)
+
+    def _write(self, state: State) -> None:
+        draft = f"{self._file}.draft"
+        with open(draft, "wb") as file:
+            file.write(msgspec.json.encode(state))
+        # Readers tell changes apart by this time alone, and the clock of files is coarse.
+        self._stamp = max(time.time_ns(), self._stamp + 1)
+        os.utime(draft, ns=(self._stamp, self._stamp))
+        os.replace(draft, self._file)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._mutex:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                yield
+            finally:
+                os.close(descriptor)
+
+
+def new_gpu(board: Board) -> GpuState:
+    """A GPU as the scenario says that a new machine has it."""
+    instances: list[InstanceState] = []
+    for number, preset in enumerate(board.instances):
+        assert board.model.mig is not None  # the scenario was checked
+        profile = board.model.mig.named(preset.profile)
+        assert profile is not None
+        compute: list[ComputeState] = []
+        start = 0
+        for position, slices in enumerate((profile.slices,) if preset.compute is None else preset.compute):
+            kind = next(one for one in profile.compute_profiles() if one.slices == slices)
+            uuid = f"MIG-{derive_uuid(board.uuid, 'preset', number, position)}"
+            compute.append(ComputeState(id=position, profile=kind.id, start=start, slices=slices, uuid=uuid))
+            start += slices
+        instances.append(
+            InstanceState(
+                id=lowest_instance_id(instances, whole=profile.size == board.model.mig.memory_slices),
+                profile=profile.id,
+                start=preset.start,
+                size=profile.size,
+                serial=-1 - number,
+                compute=compute,
+            )
+        )
+    return GpuState(
+        plugged=board.plugged, mig=board.mig, mig_pending=board.mig, instances=instances, persistence=board.persistence
+    )
+
+
+def lowest_instance_id(instances: Collection[InstanceState], *, whole: bool) -> int:
+    """The id that a new GPU instance gets: 0 for one that has the whole GPU, else the lowest free from 1 on."""
+    used = {one.id for one in instances}
+    return 0 if whole else next(number for number in range(1, 64) if number not in used)
+
+
+def _started(pid: int) -> str:
+    """When the process started, in clock ticks; empty when there is none: a pid alone may be another's by now."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
