@@ -18,7 +18,7 @@ import msgspec
 from pydra.backends.mismatches import find_mismatches
 from pydra.backends.wire import Method
 from pydra.cdi.edits import ContainerEdits
-from pydra.claims.model import Claim, PreparedDevice
+from pydra.claims.model import Claim, Inheritance, InheritedClaim, PreparedDevice
 from pydra.devices import CounterSet, Device, Inventory, Sample
 
 MAX_STATE = 256 * 1024
@@ -51,6 +51,11 @@ def _answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
                     yield f"{name}: edits of {one.device} are a {type(edits).__name__}, not pydra.ContainerEdits"
         case Method.MEASURE:
             yield from _wrong_items(name, answer, Sample)
+        case Method.INHERIT:
+            if not isinstance(answer, Inheritance):
+                yield f"{name} returned a {type(answer).__name__}, not a pydra.Inheritance"
+                return
+            yield from _wrong_items(f"{name}: claims", answer.claims, InheritedClaim)
         case Method.UNPREPARE | Method.WAIT_CHANGED:
             if answer is not None:
                 yield f"{name} returned a {type(answer).__name__}; it must return nothing"
@@ -114,6 +119,19 @@ def _prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> It
     size = sum(len(msgspec.json.encode(device.state)) for device in prepared)
     if size > MAX_STATE:
         yield f"the states of the claim's devices take {size} bytes of JSON, the limit is {MAX_STATE}"
+
+
+def find_inheritance_violations(inheritance: Inheritance) -> tuple[str, ...]:
+    """Claims given twice, and claims whose devices and prepared devices do not fit."""
+    twice = _repeated(one.claim.uid for one in inheritance.claims)
+    return (
+        *(f"inherit: the claim with uid {uid} is listed {n} times" for uid, n in twice),
+        *(
+            f"inherit: claim {one.claim.uid}: {violation}"
+            for one in inheritance.claims
+            for violation in find_prepared_violations(one.claim, one.prepared)
+        ),
+    )
 
 
 def find_sample_violations(samples: Sequence[Sample]) -> tuple[str, ...]:

@@ -18,7 +18,11 @@ from pydra.backends.wording import suggest
 from pydra.dns_names import SUBDOMAIN
 
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
-OPTIONAL: dict[Method, tuple[str, ...]] = {Method.WAIT_CHANGED: (), Method.MEASURE: ()}
+OPTIONAL: dict[Method, tuple[str, ...]] = {
+    Method.WAIT_CHANGED: (),
+    Method.MEASURE: (),
+    Method.INHERIT: ("directory",),
+}
 
 MAX_DRIVER = 63
 

@@ -26,6 +26,7 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
             Method.PREPARE: self.prepare,
             Method.UNPREPARE: self.unprepare,
             Method.MEASURE: self.measure,
+            Method.INHERIT: self.discover,
         }.get(method, float("inf"))
 
 

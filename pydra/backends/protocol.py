@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from pydra.claims.model import Claim, PreparedDevice
+from pydra.claims.model import Claim, Inheritance, PreparedDevice
 from pydra.devices import Inventory, Sample
 
 ENTRY_POINT_GROUP = "pydra.backends"
@@ -67,4 +67,16 @@ class Measures(Protocol):
 
     async def measure(self) -> Sequence[Sample]:
         """Gauges and counters of the hardware, read now."""
+        ...
+
+
+class Inherits(Protocol):
+    """A backend that takes the place of another driver of the same name."""
+
+    async def inherit(self, directory: str, /) -> Inheritance:
+        """What that driver left in its plugin directory; called at each start, before the driver is served.
+
+        Raise `ClaimError` with words for the admin when the driver cannot be served now, as when the other one
+        still runs; it is called again until it returns.
+        """
         ...

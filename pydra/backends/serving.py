@@ -98,6 +98,8 @@ class CallServer:
                 return await coroutine(decode_claim(claim, self._config_types))
             case Call(method=Method.UNPREPARE, claim=claim) if claim is not None:
                 return await coroutine(decode_what_fits(claim, self._config_types), call.prepared)
+            case Call(method=Method.INHERIT):
+                return await coroutine(call.directory)
             case _:
                 return await coroutine()
 

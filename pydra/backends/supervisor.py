@@ -17,6 +17,7 @@ import anyio
 import msgspec
 
 from pydra.backends.answers import (
+    find_inheritance_violations,
     find_inventory_violations,
     find_prepared_violations,
     find_sample_violations,
@@ -37,7 +38,7 @@ from pydra.backends.keeper import Keeper
 from pydra.backends.limits import Deadlines, Patience, RestartPolicy
 from pydra.backends.session import Session
 from pydra.backends.wire import Call, Failure, Method, Reply
-from pydra.claims.model import Claim, PreparedDevice
+from pydra.claims.model import Claim, Inheritance, PreparedDevice
 from pydra.devices import Inventory, Sample
 from pydra.errors import ClaimCondemned, ContractError, PydraError
 
@@ -141,6 +142,16 @@ class BackendSupervisor:
         samples = self._decode(reply, tuple[Sample, ...], Method.MEASURE)
         self._reject(Method.MEASURE, find_sample_violations(samples))
         return samples
+
+    async def inherit(self, directory: str) -> Inheritance:
+        """What another driver left in the plugin directory; nothing when the backend takes nobody's place."""
+        facts = await self.wait_ready() if self._keeper.facts is None else self._keeper.facts
+        if Method.INHERIT not in facts.methods:
+            return Inheritance()
+        reply = await self._ask(Call(id=next(self._ids), method=Method.INHERIT, directory=directory))
+        inheritance = self._decode(reply, Inheritance, Method.INHERIT)
+        self._reject(Method.INHERIT, find_inheritance_violations(inheritance))
+        return inheritance
 
     async def wait_changed(self) -> None:
         """Wait until `discover` is worth calling: the backend says so, or its process was replaced."""

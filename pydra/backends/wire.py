@@ -35,15 +35,20 @@ class Method(Enum):
     UNPREPARE = "unprepare"
     MEASURE = "measure"
     WAIT_CHANGED = "wait_changed"
+    INHERIT = "inherit"
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=True):
-    """Agent to backend: run a coroutine. `claim` for prepare and unprepare, `prepared` for unprepare."""
+    """Agent to backend: run a coroutine.
+
+    `claim` for prepare and unprepare, `prepared` for unprepare, `directory` for inherit.
+    """
 
     id: int
     method: Method
     claim: Claim | None = None
     prepared: tuple[PreparedDevice, ...] = ()
+    directory: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):

@@ -91,3 +91,21 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     devices: tuple[AllocatedDevice, ...]
+
+
+class InheritedClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim that another driver prepared, as if this backend had: one entry for each of its devices."""
+
+    claim: Claim
+    prepared: tuple[PreparedDevice, ...]
+
+
+class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
+    """What another driver of the same name left on the node.
+
+    `files` are that driver's own records in the plugin directory; once the claims are kept durably, they are renamed
+    to end in `.inherited`, so that they neither count again nor get lost.
+    """
+
+    claims: tuple[InheritedClaim, ...] = ()
+    files: tuple[str, ...] = ()

@@ -111,6 +111,10 @@ class Reports:
         """A backend that keeps its contract and cannot be served as the settings are."""
         self._tell(self._node, "BackendNotServed", why, "Start")
 
+    def not_yet_served(self, why: str) -> None:
+        """A driver that waits for what must be before it can be served."""
+        self._tell(self._node, "DriverNotServed", why, "Start")
+
     # Claims
 
     @_handle.register

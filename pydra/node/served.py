@@ -44,6 +44,7 @@ from pydra.kubelet.board import HealthBoard
 from pydra.kubelet.events import KubeletEvent, Registered, RegistrationRefused, Serving, Waiting
 from pydra.kubelet.names import plan_socket_paths
 from pydra.kubelet.plugin import DIRECTORY_MODE, KubeletPlugin
+from pydra.node.inheritance import take_over
 from pydra.node.measuring import run_measuring
 from pydra.node.reports import Reports
 from pydra.node.surroundings import Surroundings
@@ -117,12 +118,26 @@ class Served:
                 async with self._lock.hold():
                     await self._checkpoints.open()
                     await self._cdi.open()
+                    await self._take_over()
             except PydraError as error:
                 self._missing(str(error))
+                self._report.not_yet_served(f"driver {self._driver} cannot be served yet: {error}")
                 _log.error("driver %s cannot be served yet: %s", self._driver, error)
                 await anyio.sleep(_OPEN_RETRY)
             else:
                 return
+
+    async def _take_over(self) -> None:
+        taken = await take_over(
+            self._supervisor.inherit,
+            self._checkpoints,
+            driver=self._driver,
+            directory=self._directory,
+            boot_id=self._boot_id,
+            wall_clock=time.time,
+        )
+        if taken:
+            _log.info("driver %s: took over %d claims that another driver had prepared", self._driver, taken)
 
     def _make_directory(self) -> None:
         try:

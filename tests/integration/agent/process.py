@@ -91,7 +91,7 @@ async def run_agent(
     surroundings = {
         **os.environ,
         "PYTHONPATH": python_path,
-        "PYDRA_SIM_STATE": f"{node.root}/hardware",
+        **({"PYDRA_SIM_STATE": f"{node.root}/hardware"} if "sim" in flags else {}),
         **environ,
     }
     with log.open("wb") as output:

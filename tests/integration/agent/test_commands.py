@@ -44,7 +44,10 @@ def test_an_environment_shared_with_the_other_pydra_is_refused_with_what_to_do(
 def test_the_installed_backends_are_listed_with_their_distributions() -> None:
     done = run("pydra.cli.tool", "backends")
     assert done.returncode == 0
-    assert [line.split()[:2] for line in done.stdout.splitlines()] == [["sim", "pydra-sim"]]
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["nvidia", "pydra-nvidia"],
+        ["sim", "pydra-sim"],
+    ]
 
 
 def test_a_command_that_does_not_exist_ends_with_2() -> None:

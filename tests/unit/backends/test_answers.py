@@ -16,7 +16,7 @@ from pydra.backends.answers import (
     find_value_violations,
 )
 from pydra.backends.wire import Method, build_result
-from pydra.claims.model import AllocatedDevice, Claim, PreparedDevice
+from pydra.claims.model import AllocatedDevice, Claim, Inheritance, PreparedDevice
 from pydra.devices import CounterConsumption, CounterSet, Device, Inventory, Sample
 
 
@@ -113,6 +113,13 @@ def test_samples_have_names_that_prometheus_takes() -> None:
         (Method.MEASURE, [1], ["measure[0] is a int, not a pydra.Sample"]),
         (Method.UNPREPARE, True, ["unprepare returned a bool; it must return nothing"]),
         (Method.WAIT_CHANGED, None, []),
+        (Method.INHERIT, Inheritance(), []),
+        (Method.INHERIT, None, ["inherit returned a NoneType, not a pydra.Inheritance"]),
+        (
+            Method.INHERIT,
+            Inheritance(claims=(1,)),  # type: ignore[arg-type]
+            ["inherit: claims[0] is a int, not a pydra.InheritedClaim"],
+        ),
     ],
 )
 def test_values_of_other_classes_are_told(method: Method, answer: Any, violations: list[str]) -> None:

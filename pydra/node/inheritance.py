@@ -1,0 +1,81 @@
+"""Takes over what another driver of the same name prepared before pydra came. A shell.
+
+The claims are kept first, then that driver's own files are renamed: killed in between, the next start asks again, and
+claims that have a record already are left as they are. Their CDI files are written by the first sweep, from the
+records; those of the other driver stay for the containers that run with them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
+
+import anyio.to_thread
+
+from pydra import disk
+from pydra.checkpoint.record import Record, Stage
+from pydra.claims.model import Inheritance
+from pydra.errors import CheckpointError
+
+SUFFIX = ".inherited"
+
+_log = logging.getLogger(__name__)
+
+
+class KeepsRecords(Protocol):
+    """The part of a checkpoint directory that is used here."""
+
+    def records(self) -> Mapping[str, Record]:
+        """By claim uid."""
+        ...
+
+    async def write(self, record: Record) -> None:
+        """Keep it, durably."""
+        ...
+
+
+async def take_over(
+    inherit: Callable[[str], Awaitable[Inheritance]],
+    records: KeepsRecords,
+    *,
+    driver: str,
+    directory: str,
+    boot_id: str,
+    wall_clock: Callable[[], float],
+) -> int:
+    """Keep what `inherit` finds in the plugin directory; how many claims that were.
+
+    Raises PydraError: what the backend says, or what the disk does.
+    """
+    inheritance = await inherit(directory)
+    taken = 0
+    for inherited in inheritance.claims:
+        if inherited.claim.uid not in records.records():
+            record = Record(
+                claim=inherited.claim,
+                driver=driver,
+                stage=Stage.COMPLETED,
+                boot_id=boot_id,
+                prepared=inherited.prepared,
+                created=wall_clock(),
+            )
+            await records.write(record)
+            taken += 1
+    if inheritance.files:
+        await anyio.to_thread.run_sync(_put_aside, directory, inheritance.files)
+    return taken
+
+
+def _put_aside(directory: str, files: Iterable[str]) -> None:
+    for file in files:
+        if os.path.dirname(os.path.abspath(file)) != os.path.abspath(directory):
+            raise CheckpointError(f"the backend names {file}, which is not in {directory}; it is left alone")
+        try:
+            os.replace(file, file + SUFFIX)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CheckpointError(disk.explain(error, f"renaming {file}")) from error
+        _log.info("%s is taken over, and renamed to %s", file, os.path.basename(file) + SUFFIX)

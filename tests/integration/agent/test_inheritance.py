@@ -1,0 +1,121 @@
+"""A driver that takes the place of another: what that one prepared is kept, and while it runs nothing is served."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import anyio
+import pytest
+
+from pydra.checkpoint.record import Record, Stage
+from pydra.claims.model import AllocatedDevice, Claim, Inheritance, InheritedClaim
+from pydra.embedded.node import EmbeddedNode, run_node
+from pydra.errors import CheckpointError, ClaimError
+from pydra.kube.resources import EVENTS
+from pydra.node.inheritance import take_over
+from tests.integration.agent.process import DEADLINE, run_agent
+
+
+def ignore(step: object) -> None:
+    """The node's story is not told here."""
+
+
+def leave(node: EmbeddedNode, uid: str) -> Path:
+    directory = Path(node.settings.root, "plugins", "heir.example.com")
+    directory.mkdir(parents=True)
+    directory.joinpath("old.json").write_text(json.dumps({"uid": uid, "namespace": "default", "name": "old"}))
+    return directory
+
+
+async def test_claims_of_the_driver_before_are_kept_and_given_back_when_nobody_has_them_any_more() -> None:
+    async with run_node(ignore) as node:
+        directory = leave(node, "uid-1")
+        async with run_agent(node, "--backend", "heir:", "--log-level", "debug") as agent:
+            await agent.wait_ready()
+            assert "took over 1 claims" in agent.messages()
+            assert directory.joinpath("old.json.inherited").exists()
+            assert not directory.joinpath("old.json").exists()
+            _, metrics = await agent.get("/metrics")
+            assert 'pydra_checkpoint_records{driver="heir.example.com",stage="completed"} 1.0' in metrics
+            assert await agent.stop() == 0
+        async with run_agent(node, "--backend", "heir:", name="second") as agent:
+            await agent.wait_ready()
+            assert "took over" not in agent.messages()
+            assert await agent.stop() == 0
+
+
+async def test_while_the_driver_before_runs_nothing_is_served_and_an_event_says_so() -> None:
+    async with run_node(ignore) as node:
+        directory = leave(node, "uid-1")
+        directory.joinpath("alive").touch()
+        async with run_agent(node, "--backend", "heir:") as agent:
+            await agent.wait_log(lambda text: "the old driver still runs; remove it first" in text)
+            assert "the old driver still runs" in await agent.wait_ready(503)
+            assert list(Path(node.settings.registry).iterdir()) == []
+            with anyio.fail_after(DEADLINE):
+                while not (events := await told(node)):
+                    await anyio.sleep(0.02)
+            assert "the old driver still runs; remove it first" in events[0]
+            directory.joinpath("alive").unlink()
+            await agent.wait_ready()
+            assert await agent.stop() == 0
+
+
+async def told(node: EmbeddedNode) -> list[str]:
+    found = await node.client.list(EVENTS)
+    return [event["note"] for event in found.items if event["reason"] == "DriverNotServed"]
+
+
+class Records:
+    def __init__(self, *kept: Record) -> None:
+        self.kept = {record.claim.uid: record for record in kept}
+
+    def records(self) -> Mapping[str, Record]:
+        return self.kept
+
+    async def write(self, record: Record) -> None:
+        self.kept[record.claim.uid] = record
+
+
+DEVICE = AllocatedDevice(request="r", pool="n", device="a")
+
+
+def inherited(uid: str) -> InheritedClaim:
+    claim = Claim(uid=uid, namespace="ns", name="c", devices=(DEVICE,))
+    return InheritedClaim(claim=claim, prepared=(DEVICE.prepared(state="theirs"),))
+
+
+async def take(records: Records, directory: Path, *files: str, uids: tuple[str, ...] = ("u1",)) -> int:
+    async def inherit(directory: str) -> Inheritance:
+        return Inheritance(claims=tuple(map(inherited, uids)), files=files)
+
+    return await take_over(
+        inherit, records, driver="d.example.com", directory=str(directory), boot_id="b", wall_clock=lambda: 7.0
+    )
+
+
+async def test_a_claim_that_has_a_record_already_keeps_it(tmp_path: Path) -> None:
+    mine = Record(claim=inherited("u1").claim, driver="d.example.com", stage=Stage.STARTED, boot_id="b")
+    records = Records(mine)
+    assert await take(records, tmp_path, uids=("u1", "u2")) == 1
+    assert records.kept["u1"] is mine
+    assert (records.kept["u2"].stage, records.kept["u2"].created) == (Stage.COMPLETED, 7.0)
+
+
+async def test_a_file_outside_of_the_plugin_directory_is_left_alone(tmp_path: Path) -> None:
+    plugin, other = tmp_path / "plugin", tmp_path / "passwd"
+    plugin.mkdir()
+    other.touch()
+    with pytest.raises(CheckpointError, match="is not in"):
+        await take(Records(), plugin, str(plugin / ".." / "passwd"))
+    assert other.exists()
+
+
+async def test_what_the_backend_says_is_passed_on(tmp_path: Path) -> None:
+    async def inherit(directory: str) -> Inheritance:
+        raise ClaimError("not yet")
+
+    with pytest.raises(ClaimError, match="not yet"):
+        await take_over(inherit, Records(), driver="d", directory=str(tmp_path), boot_id="b", wall_clock=lambda: 0.0)
