@@ -137,7 +137,10 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     """An NVIDIA display function as sysfs shows it; `address` as `0000:53:00.0`, ids as `0x10de`.
 
     `driver` is the bound kernel driver, empty for none. `root` is the PCIe root complex (`pci0000:00`), `numa` -1 for
-    none. `addressable` is the sum of its memory regions. `group` is the IOMMU group, empty without an IOMMU.
+    none. `addressable` is the sum of its 64-bit memory regions, rounded up to a power of two. `group` is the IOMMU
+    group, empty without an IOMMU. `is_virtual`: a virtual function; `has_virtual`: virtual functions of it exist. `name` is
+    what the host's pci.ids calls it, empty where that is not told. `vfio_driver` is the driver that passthrough binds:
+    `vfio-pci`, or the variant that the kernel has for it.
     """
 
     address: str
@@ -150,12 +153,17 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     addressable: int = 0
     modalias: str = ""
+    name: str = ""
+    vfio_driver: str = "vfio-pci"
     is_virtual: bool = False
     has_virtual: bool = False
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU that the NVIDIA driver manages. `pci` is its address, the key of `Reading.functions`."""
+    """A GPU that the NVIDIA driver manages. `pci` is its address, the key of `Reading.functions`.
+
+    `persistence`: the driver keeps it ready while nobody uses it.
+    """
 
     index: int
     minor: int
@@ -170,6 +178,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     module: int | None = None
     addressing: int | None = None
     virtualization: int = 0
+    persistence: bool | None = None
     mig: Mig | None = None
     links: NvLinks | None = None
     fabric: Fabric | None = None

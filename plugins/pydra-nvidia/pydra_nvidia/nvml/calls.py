@@ -9,7 +9,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from pydra_nvidia.nvml.errors import UNAVAILABLE, NvmlError
+from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, Code, NvmlError
 
 
 class Nvml:
@@ -22,11 +22,16 @@ class Nvml:
 
     def call(self, name: str, *arguments: Any, subject: str = "", **options: Any) -> Any:
         """The vendor's function `name`; raises NvmlError."""
+        function = getattr(self.pynvml, name, None)
+        if function is None:  # of a pynvml newer than the installed one
+            raise NvmlError(Code.FUNCTION_NOT_FOUND, name, subject)
         started = time.perf_counter()
         try:
-            return getattr(self.pynvml, name)(*arguments, **options)
+            return function(*arguments, **options)
         except self.pynvml.NVMLError as error:
             raise NvmlError(int(error.value), name, subject) from error
+        except UnicodeDecodeError as error:  # a text that the hardware garbled
+            raise NvmlError(Code.UNKNOWN, name, subject) from error
         finally:
             self.seconds += time.perf_counter() - started
             self.calls += 1
@@ -39,3 +44,12 @@ class Nvml:
             if error.code in UNAVAILABLE:
                 return None
             raise
+
+    def look(self, name: str, *arguments: Any, subject: str = "", **options: Any) -> Any:
+        """The same for a field that no GPU is given up for: None on every error but a lost GPU or session."""
+        try:
+            return self.call(name, *arguments, subject=subject, **options)
+        except NvmlError as error:
+            if error.code in LOST or error.code in STALE:
+                raise
+            return None

@@ -1,0 +1,37 @@
+"""The dynamic linker's cache, /etc/ld.so.cache: where libraries are that lie in no usual directory. Pure.
+
+Source: glibc, sysdeps/generic/dl-cache.h, the format `glibc-ld.so.cache1.1`, alone or behind the one of before 2.2.
+"""
+
+from __future__ import annotations
+
+import struct
+
+NEW = b"glibc-ld.so.cache1.1"
+_HEADER = struct.Struct("<20sII5I")
+_ENTRY = struct.Struct("<iIIIQ")
+_BITS = 0xFF00
+_WIDE = frozenset({0x0300, 0x0A00})
+"""Flags of 64-bit libraries: x86-64 and AArch64."""
+
+
+def find_cached(data: bytes, name: str) -> tuple[str, ...]:
+    """Where the cache has 64-bit libraries of this name, as absolute paths; empty for a file that is no cache."""
+    start = data.find(NEW)
+    if start < 0 or len(data) < start + _HEADER.size:
+        return ()
+    _, count, *_ = _HEADER.unpack_from(data, start)
+    table = start + _HEADER.size
+    if len(data) < table + count * _ENTRY.size:
+        return ()
+    wanted = name.encode()
+    found = []
+    for flags, key, value, _, _ in _ENTRY.iter_unpack(data[table : table + count * _ENTRY.size]):
+        if flags & _BITS in _WIDE and _text(data, start + key) == wanted:
+            found.append(_text(data, start + value).decode(errors="surrogateescape"))
+    return tuple(found)
+
+
+def _text(data: bytes, start: int) -> bytes:
+    end = data.find(b"\0", start)
+    return data[start:end] if end >= 0 else b""

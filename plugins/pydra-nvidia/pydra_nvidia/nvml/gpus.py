@@ -1,0 +1,57 @@
+"""What a GPU is: the facts that do not change while the driver has it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from pydra_nvidia.hardware import Architecture, Driver, Gpu
+from pydra_nvidia.nvml.calls import Nvml
+
+
+def read_driver(nvml: Nvml) -> Driver:
+    """The driver's versions; 0 for CUDA where it does not tell."""
+    return Driver(
+        version=nvml.call("nvmlSystemGetDriverVersion"),
+        cuda=nvml.look("nvmlSystemGetCudaDriverVersion") or 0,
+    )
+
+
+def read_facts(nvml: Nvml, handle: Any, *, index: int, uuid: str) -> Gpu:
+    """The GPU without its partitions, links and condition.
+
+    Raises:
+        NvmlError: what nothing can be done without (minor number, name, address) cannot be read.
+    """
+    pci = nvml.call("nvmlDeviceGetPciInfo", handle, subject=uuid)
+    memory = nvml.look("nvmlDeviceGetMemoryInfo", handle, subject=uuid)  # not told where it is the CPU's
+    return Gpu(
+        index=index,
+        minor=nvml.call("nvmlDeviceGetMinorNumber", handle, subject=uuid),
+        uuid=uuid,
+        name=nvml.call("nvmlDeviceGetName", handle, subject=uuid),
+        brand=nvml.look("nvmlDeviceGetBrand", handle, subject=uuid) or 0,
+        architecture=_or(nvml.look("nvmlDeviceGetArchitecture", handle, subject=uuid), Architecture.UNKNOWN),
+        compute=nvml.look("nvmlDeviceGetCudaComputeCapability", handle, subject=uuid) or (0, 0),
+        pci=parse_bus_id(_text(pci.busId)),
+        memory=None if memory is None else memory.total,
+        serial=nvml.look("nvmlDeviceGetSerial", handle, subject=uuid) or "",
+        # Its default argument is shared by all callers, so each brings its own.
+        module=nvml.look("nvmlDeviceGetModuleId", handle, ctypes.c_uint(), subject=uuid),
+        addressing=nvml.look("nvmlDeviceGetAddressingMode", handle, subject=uuid),
+        virtualization=nvml.look("nvmlDeviceGetVirtualizationMode", handle, subject=uuid) or 0,
+    )
+
+
+def parse_bus_id(text: str) -> str:
+    """The address as sysfs has it: `0000:53:00.0` for NVML's `00000000:53:00.0`; a domain that needs more keeps it."""
+    domain, _, rest = text.strip().lower().partition(":")
+    return f"{domain.removeprefix('0000') if len(domain) == 8 else domain}:{rest}"
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
+
+
+def _or(value: int | None, otherwise: int) -> int:
+    return otherwise if value is None else value

@@ -1,0 +1,111 @@
+"""NVLink: how many links carry traffic, where they end, and the fabric that spans nodes."""
+
+from __future__ import annotations
+
+import ctypes
+import uuid as uuids
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from pydra_nvidia.hardware import Fabric, NvLinks
+from pydra_nvidia.nvml.calls import Nvml
+from pydra_nvidia.nvml.errors import LOST, STALE, NvmlError
+from pydra_nvidia.nvml.gpus import parse_bus_id
+
+MOST_LINKS = 36
+_GPU, _SWITCH = 0, 2
+"""nvmlIntNvLinkDeviceType_t."""
+
+_UP = frozenset({1, 2})
+"""A link that sleeps wakes with the first traffic."""
+
+_COMPLETED = 3
+_HEALTH = {1: True, 2: False, 3: True}
+"""healthSummary of the third version: healthy, unhealthy, limited capacity; 0 is not told."""
+
+
+class Ends(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the links that were up ended; it stays so while the same links are up."""
+
+    up: tuple[int, ...] = ()
+    peers: tuple[str, ...] = ()
+    switched: bool = False
+
+
+def read_link_states(nvml: Nvml, handle: Any, *, subject: str) -> tuple[int, ...]:
+    """The state of each link (0 down, 1 up, 2 asleep); empty for a GPU without NVLink."""
+    states: list[int] = []
+    for link in range(MOST_LINKS):
+        state = nvml.look("nvmlDeviceGetNvLinkState", handle, link, subject=subject)
+        if state is None:
+            break
+        states.append(state)
+    return tuple(states)
+
+
+def read_ends(nvml: Nvml, handle: Any, up: tuple[int, ...], functions: Collection[str], *, subject: str) -> Ends:
+    """Where these links end. `functions` are the addresses of the node's GPUs, for a driver that tells no types."""
+    peers: set[str] = set()
+    switched = False
+    for link in up:
+        kind = nvml.look("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, subject=subject)
+        if kind == _SWITCH:
+            switched = True
+            continue
+        remote = nvml.look("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, subject=subject)
+        if remote is None:
+            continue
+        bus_id = remote.busId
+        address = parse_bus_id(bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id)
+        if kind == _GPU or address in functions:
+            peers.add(address)
+        elif kind is None:
+            switched = True
+    return Ends(up=up, peers=tuple(sorted(peers)), switched=switched)
+
+
+def links_of(states: tuple[int, ...], ends: Ends) -> NvLinks | None:
+    """As a value; None for a GPU without NVLink."""
+    if not states:
+        return None
+    return NvLinks(total=len(states), up=len(ends.up), peers=ends.peers, switched=ends.switched)
+
+
+def links_up(states: tuple[int, ...]) -> tuple[int, ...]:
+    """The numbers of the links that carry traffic."""
+    return tuple(link for link, state in enumerate(states) if state in _UP)
+
+
+def read_fabric(nvml: Nvml, handle: Any, *, subject: str) -> Fabric | None:
+    """The fabric that the GPU has joined; None without one, while it joins, or when it failed to.
+
+    A cluster without a UUID is of this node alone: HGX boards with their own switches have that.
+    """
+    info = _fabric_info(nvml, handle, subject=subject)
+    if info is None or info.state != _COMPLETED or info.status != 0 or not any(info.clusterUuid):
+        return None
+    return Fabric(
+        cluster=str(uuids.UUID(bytes=bytes(info.clusterUuid))),
+        clique=info.cliqueId,
+        healthy=_HEALTH.get(getattr(info, "healthSummary", 0)),
+    )
+
+
+def _fabric_info(nvml: Nvml, handle: Any, *, subject: str) -> Any:
+    """The newest version of the structure that the driver knows."""
+    for call, structure in (
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
+        ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
+        ("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t"),
+    ):
+        info = getattr(nvml.pynvml, structure)()
+        try:
+            nvml.call(call, handle, ctypes.byref(info), subject=subject)
+        except NvmlError as error:
+            if error.code in LOST or error.code in STALE:
+                raise
+            continue
+        return info
+    return None

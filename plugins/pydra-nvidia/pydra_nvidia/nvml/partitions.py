@@ -1,0 +1,188 @@
+"""MIG: whether a GPU is partitioned, what the driver offers on it, what exists.
+
+Source: nvml.h, "Multi Instance GPU Management". A GPU instance without a compute instance is no MIG device and is not
+found by walking those, so instances are listed profile by profile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import Any
+
+import msgspec
+
+from pydra_nvidia.hardware import Architecture, ComputeInstance, GpuInstance, Placement, Profile
+from pydra_nvidia.nvml.calls import Nvml
+from pydra_nvidia.nvml.errors import UNAVAILABLE, Code, NvmlError
+from pydra_nvidia.nvml.fields import read_fields
+
+PROFILES = 0x12
+COMPUTE_PROFILES = 0x9
+RESETLESS_FIELD = 184
+
+_SUFFIXES = {
+    **dict.fromkeys((0x7, 0x8), "+me"),
+    **dict.fromkeys((0xA, 0xB, 0xC, 0x11), "+gfx"),
+    **dict.fromkeys((0xD, 0xE), "-me"),
+    **dict.fromkeys((0xF, 0x10), "+me.all"),
+}
+"""What NVML's enumeration says of media engines and graphics, where the driver does not tell the name."""
+
+_NOT_OFFERED = UNAVAILABLE | {Code.INVALID_ARGUMENT}
+_GONE = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT})
+"""What NVML says of an instance that was destroyed after it was listed."""
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """A profile of instances by its hardware id: how many slices one has and how many there can be."""
+
+    id: int
+    slices: int
+    most: int
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What can be on a GPU in its present mode. `kinds` has the profiles without any placement too."""
+
+    profiles: tuple[Profile, ...] = ()
+    kinds: tuple[Kind, ...] = ()
+
+
+def read_mode(nvml: Nvml, handle: Any, *, subject: str) -> tuple[bool, bool] | None:
+    """Whether the GPU is in MIG mode, and whether it will be; None for a GPU that cannot be."""
+    mode = nvml.ask("nvmlDeviceGetMigMode", handle, subject=subject)
+    return None if mode is None else (mode[0] == 1, mode[1] == 1)
+
+
+def read_resetless(nvml: Nvml, handle: Any, architecture: int, *, subject: str) -> bool:
+    """Whether the mode can be changed without a reset: as the driver tells, else by the generation."""
+    (told,) = read_fields(nvml, handle, (RESETLESS_FIELD,), subject=subject)
+    if told is not None:
+        return told != 0
+    return Architecture.HOPPER <= architecture < Architecture.UNKNOWN
+
+
+def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> Offer:
+    """All profiles of the driver, by hardware id; `memory` is the GPU's, in bytes."""
+    kinds: dict[int, Kind] = {}
+    profiles: list[Profile] = []
+    for number in range(PROFILES):
+        info = _profile_info(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, number, subject=subject)
+        if info is None or info.id in kinds:
+            continue
+        kinds[info.id] = Kind(info.id, info.sliceCount, info.instanceCount)
+        if placements := _placements(nvml, handle, info.id, subject=subject):
+            profiles.append(
+                Profile(
+                    id=info.id,
+                    name=_name(info) or derive_name(number, info.sliceCount, info.memorySizeMB, memory or 0),
+                    slices=info.sliceCount,
+                    most=info.instanceCount,
+                    memory_mib=info.memorySizeMB,
+                    multiprocessors=info.multiprocessorCount,
+                    copy_engines=info.copyEngineCount,
+                    decoders=info.decoderCount,
+                    encoders=info.encoderCount,
+                    jpeg_engines=info.jpegCount,
+                    ofa_engines=info.ofaCount,
+                    placements=placements,
+                )
+            )
+    return Offer(profiles=tuple(profiles), kinds=tuple(kinds.values()))
+
+
+def derive_name(number: int, slices: int, memory_mib: int, memory: int) -> str:
+    """The name (`1g.10gb+me`) where the driver does not tell it; `number` is of NVML's enumeration of profiles.
+
+    The instance's share of the memory, in eighths rounded up, of the GPU's memory in GiB rounded up; halves go up.
+    """
+    if not memory:
+        return f"{slices}g.{math.floor(memory_mib / 1024 + 0.5)}gb{_SUFFIXES.get(number, '')}"
+    eighths = -(-memory_mib * 2**20 * 8 // memory)
+    gigabytes = math.floor(eighths / 8 * -(-memory // 2**30) + 0.5)
+    return f"{slices}g.{gigabytes}gb{_SUFFIXES.get(number, '')}"
+
+
+def read_instances(
+    nvml: Nvml, handle: Any, offer: Offer, compute: dict[int, tuple[Kind, ...]], *, subject: str
+) -> tuple[GpuInstance, ...]:
+    """The GPU instances that exist, by id. `compute` keeps the kinds of compute instances of each profile."""
+    found: dict[int, GpuInstance] = {}
+    for kind in offer.kinds:
+        for instance in _list(nvml, "nvmlDeviceGetGpuInstances", handle, kind, "c_nvmlGpuInstance_t", subject=subject):
+            try:
+                one = _gpu_instance(nvml, instance, compute, subject=subject)
+            except NvmlError as error:
+                if error.code not in _GONE:
+                    raise
+                continue
+            found[one.id] = one
+    return tuple(found[id_] for id_ in sorted(found))
+
+
+def _gpu_instance(nvml: Nvml, instance: Any, compute: dict[int, tuple[Kind, ...]], *, subject: str) -> GpuInstance:
+    info = nvml.call("nvmlGpuInstanceGetInfo", instance, subject=subject)
+    kinds = compute.get(info.profileId)
+    if kinds is None:
+        kinds = compute[info.profileId] = _compute_kinds(nvml, instance, subject=subject)
+    inside: dict[int, ComputeInstance] = {}
+    for kind in kinds:
+        for one in _list(
+            nvml, "nvmlGpuInstanceGetComputeInstances", instance, kind, "c_nvmlComputeInstance_t", subject=subject
+        ):
+            told = nvml.call("nvmlComputeInstanceGetInfo", one, subject=subject)
+            uuid = nvml.call("nvmlDeviceGetUUID", told.device, subject=subject)
+            inside[told.id] = ComputeInstance(id=told.id, uuid=uuid, slices=kind.slices)
+    return GpuInstance(
+        id=info.id,
+        profile=info.profileId,
+        placement=Placement(info.placement.start, info.placement.size),
+        compute=tuple(inside[id_] for id_ in sorted(inside)),
+    )
+
+
+def _compute_kinds(nvml: Nvml, instance: Any, *, subject: str) -> tuple[Kind, ...]:
+    kinds: dict[int, Kind] = {}
+    for number in range(COMPUTE_PROFILES):
+        info = _profile_info(nvml, "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, number, 0, subject=subject)
+        if info is not None:
+            kinds.setdefault(info.id, Kind(info.id, info.sliceCount, info.instanceCount))
+    return tuple(kinds.values())
+
+
+def _profile_info(nvml: Nvml, name: str, *arguments: Any, subject: str) -> Any:
+    """As the second version of the structure, which has the name, or the first; None for what is not offered."""
+    for version in (2, 1):
+        try:
+            return nvml.call(name, *arguments, version=version, subject=subject)
+        except NvmlError as error:
+            if error.code not in _NOT_OFFERED:
+                raise
+            if error.code not in (Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH):
+                return None
+    return None
+
+
+def _placements(nvml: Nvml, handle: Any, profile: int, *, subject: str) -> tuple[Placement, ...]:
+    count = ctypes.c_uint()
+    name = "nvmlDeviceGetGpuInstancePossiblePlacements"
+    if nvml.ask(name, handle, profile, None, ctypes.byref(count), subject=subject) is None or not count.value:
+        return ()
+    places = (nvml.pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    nvml.call(name, handle, profile, places, ctypes.byref(count), subject=subject)
+    return tuple(sorted(Placement(place.start, place.size) for place in places[: count.value]))
+
+
+def _list(nvml: Nvml, name: str, of: Any, kind: Kind, element: str, *, subject: str) -> list[Any]:
+    """The instances of one kind; NVML wants room for as many as there can be."""
+    room = (getattr(nvml.pynvml, element) * max(kind.most, 1))()
+    count = ctypes.c_uint()
+    if nvml.ask(name, of, kind.id, room, ctypes.byref(count), subject=subject) is None:
+        return []
+    return list(room[: count.value])
+
+
+def _name(info: Any) -> str:
+    text = getattr(info, "name", b"")
+    return (text.decode("ascii", "replace") if isinstance(text, bytes) else text).removeprefix("MIG ").strip()

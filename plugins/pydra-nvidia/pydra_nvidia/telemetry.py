@@ -1,0 +1,228 @@
+"""One `Reading` of all hardware, from NVML and the kernel's files. What cannot change is read once.
+
+Everything here blocks, so it runs in a thread, one reading at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from pydra_nvidia.hardware import Driver, Gpu, LostGpu, Mig, PciFunction, Reading
+from pydra_nvidia.host.capabilities import list_instances
+from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
+from pydra_nvidia.host.iommu import read_vfio_host
+from pydra_nvidia.host.kernel_driver import read_module_version
+from pydra_nvidia.host.pci import DRIVER, PciBus, is_vfio
+from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.losses import find_lost
+from pydra_nvidia.nvml.calls import Nvml
+from pydra_nvidia.nvml.conditions import read_condition, read_monitored
+from pydra_nvidia.nvml.errors import STALE, NvmlError
+from pydra_nvidia.nvml.gpus import read_driver, read_facts
+from pydra_nvidia.nvml.links import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
+from pydra_nvidia.nvml.partitions import Kind, Offer, read_instances, read_mode, read_offer, read_resetless
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.settings import Settings
+
+
+class _Known(msgspec.Struct, kw_only=True):
+    """What need not be read again of a GPU while one session with NVML lasts and its MIG mode stays."""
+
+    handle: Any
+    facts: Gpu
+    enabled: bool | None
+    resetless: bool
+    monitored: bool
+    offer: Offer
+    compute: dict[int, tuple[Kind, ...]] = {}
+    ends: Ends = Ends()
+
+
+class Hardware:
+    """The node's NVIDIA hardware; `session` is used by nobody else while a reading is made."""
+
+    def __init__(self, session: NvmlSession, tree: Tree, *, settings: Settings) -> None:
+        self._session = session
+        self._tree = tree
+        self._settings = settings
+        self._bus = PciBus(tree)
+        self._lock = threading.Lock()
+        self._known: dict[str, _Known] = {}
+        self._driver: Driver | None = None
+        self._generation = 0
+        self._opened_for: object = None
+        self._last: Reading | None = None
+
+    async def read(self) -> Reading:
+        """All of it. A GPU that does not answer is among the lost and costs the others nothing.
+
+        Raises:
+            DriverMissing: there is NVIDIA hardware, and no driver for it yet.
+            NvmlError: NVML as a whole does not answer.
+        """
+        return await asyncio.to_thread(self._locked, self._read)
+
+    async def reread(self, uuids: Collection[str]) -> Reading:
+        """The last reading, with the MIG state of these GPUs and the drivers of all functions read anew.
+
+        It is a whole reading when there was none in this session, or a function has come, gone or changed its driver.
+        """
+        return await asyncio.to_thread(self._locked, self._reread, frozenset(uuids))
+
+    def signature(self) -> object:
+        """Differs when something changed from outside: functions, their drivers, the driver, partitions. Cheap.
+
+        Partitions that were replaced by others with the same ids between two looks are not noticed.
+        """
+        try:
+            root: object = find_driver_root(self._tree, self._settings)
+        except DriverMissing:
+            root = None
+        return self._bus.drivers(), read_module_version(self._tree), list_instances(self._tree), root
+
+    def _locked(self, work: Callable[..., Reading], *arguments: Any) -> Reading:
+        with self._lock:
+            self._last = work(*arguments)
+            return self._last
+
+    def _read(self) -> Reading:
+        functions = self._bus.functions()
+        vfio = read_vfio_host(self._tree)
+        managed = _managed(functions)
+        if not managed and all(is_vfio(one.driver) for one in functions.values()):
+            return Reading(functions=functions, vfio=vfio)
+        if not managed:
+            raise DriverMissing(_awaited(functions, read_module_version(self._tree)))
+        self._refresh_session()
+        return replace(self._session.run_here(lambda nvml: self._read_gpus(nvml, functions)), vfio=vfio)
+
+    def _refresh_session(self) -> None:
+        """NVML counts GPUs when it is initialised: one that came or went later needs another session."""
+        wanted = tuple(one for one in self._bus.drivers() if one[2] == DRIVER), read_module_version(self._tree)
+        if self._opened_for is not None and self._opened_for != wanted:
+            self._session.close()
+        self._opened_for = wanted
+
+    def _read_gpus(self, nvml: Nvml, functions: Mapping[str, PciFunction]) -> Reading:
+        if self._generation != self._session.generation:
+            self._known.clear()
+            self._driver = None
+            self._generation = self._session.generation
+        self._driver = self._driver or read_driver(nvml)
+        gpus: list[Gpu] = []
+        failures: dict[int, NvmlError] = {}
+        for index in range(nvml.call("nvmlDeviceGetCount")):
+            try:
+                gpus.append(self._read_gpu(nvml, index, functions))
+            except NvmlError as error:
+                if error.code in STALE:
+                    raise
+                failures[index] = error
+        return Reading(
+            driver=self._driver,
+            gpus=tuple(gpus),
+            lost=find_lost(failures, gpus, self._last, functions),
+            functions=functions,
+        )
+
+    def _read_gpu(self, nvml: Nvml, index: int, functions: Mapping[str, PciFunction]) -> Gpu:
+        handle = nvml.call("nvmlDeviceGetHandleByIndex", index, subject=f"GPU {index}")
+        uuid = nvml.call("nvmlDeviceGetUUID", handle, subject=f"GPU {index}")
+        mode = read_mode(nvml, handle, subject=uuid)
+        known = self._know(nvml, uuid, handle, index, mode)
+        states = read_link_states(nvml, handle, subject=uuid)
+        if (up := links_up(states)) != known.ends.up:
+            known.ends = read_ends(nvml, handle, up, functions, subject=uuid)
+        return replace(
+            known.facts,
+            index=index,
+            mig=_read_mig(nvml, known, mode, uuid),
+            links=links_of(states, known.ends),
+            fabric=read_fabric(nvml, handle, subject=uuid),
+            condition=read_condition(nvml, handle, monitored=known.monitored, subject=uuid),
+        )
+
+    def _know(self, nvml: Nvml, uuid: str, handle: Any, index: int, mode: tuple[bool, bool] | None) -> _Known:
+        enabled = None if mode is None else mode[0]
+        known = self._known.get(uuid)
+        if known is None or known.enabled is not enabled:
+            # A change of the mode can change the minor number and, before Hopper, what is offered.
+            facts = read_facts(nvml, handle, index=index, uuid=uuid)
+            known = self._known[uuid] = _Known(
+                handle=handle,
+                facts=facts,
+                enabled=enabled,
+                resetless=mode is not None and read_resetless(nvml, handle, facts.architecture, subject=uuid),
+                monitored=read_monitored(nvml, handle, subject=uuid),
+                offer=Offer() if mode is None else read_offer(nvml, handle, facts.memory, subject=uuid),
+            )
+        known.handle = handle
+        return known
+
+    def _reread(self, uuids: frozenset[str]) -> Reading:
+        last = self._last
+        if last is None or not uuids <= {gpu.uuid for gpu in last.gpus}:
+            return self._read()
+        drivers = {address: driver for address, _, driver in self._bus.drivers()}
+        if drivers != {address: one.driver for address, one in last.functions.items()}:
+            return self._read()
+        if last.driver is None:
+            return last
+        return self._session.run_here(lambda nvml: self._reread_gpus(nvml, last, uuids))
+
+    def _reread_gpus(self, nvml: Nvml, last: Reading, uuids: frozenset[str]) -> Reading:
+        if self._generation != self._session.generation:
+            return replace(self._read_gpus(nvml, last.functions), vfio=last.vfio)
+        gpus: list[Gpu] = []
+        lost = list(last.lost)
+        for gpu in last.gpus:
+            if gpu.uuid not in uuids or gpu.mig is None:
+                gpus.append(gpu)
+                continue
+            try:
+                mode = read_mode(nvml, self._known[gpu.uuid].handle, subject=gpu.uuid)
+                known = self._know(nvml, gpu.uuid, self._known[gpu.uuid].handle, gpu.index, mode)
+                mig = _read_mig(nvml, known, mode, gpu.uuid)
+                gpus.append(replace(gpu, minor=known.facts.minor, mig=mig))
+            except NvmlError as error:
+                if error.code in STALE:
+                    raise
+                lost.append(LostGpu(index=gpu.index, code=error.code, message=str(error), last=gpu))
+        return replace(last, gpus=tuple(gpus), lost=tuple(lost))
+
+
+def _read_mig(nvml: Nvml, known: _Known, mode: tuple[bool, bool] | None, uuid: str) -> Mig | None:
+    if mode is None:
+        return None
+    enabled, pending = mode
+    return Mig(
+        enabled=enabled,
+        pending=pending,
+        resetless=known.resetless,
+        profiles=known.offer.profiles,
+        instances=read_instances(nvml, known.handle, known.offer, known.compute, subject=uuid) if enabled else (),
+    )
+
+
+def _managed(functions: Mapping[str, PciFunction]) -> tuple[str, ...]:
+    """The functions that the NVIDIA driver has."""
+    return tuple(one.address for one in functions.values() if one.driver == DRIVER)
+
+
+def _awaited(functions: Mapping[str, PciFunction], module: str) -> str:
+    waiting = [one for one in functions.values() if not is_vfio(one.driver)]
+    listed = ", ".join(
+        f"{one.address} ({f'bound to {one.driver}' if one.driver else 'bound to no driver'})" for one in waiting
+    )
+    what = (
+        f"the NVIDIA driver {module} is loaded but has none of this node's GPUs"
+        if module
+        else "the NVIDIA driver is not loaded on this node yet"
+    )
+    return f"{what}: {listed}; waiting until one of them is bound to {DRIVER}"
