@@ -42,6 +42,33 @@ class MpsLauncher(Enum):
     HOST = "host"
 
 
+class Signal(Enum):
+    """What can be wrong with a GPU; its value is the taint's name below `gpu.nvidia.com/`."""
+
+    XID = "xid"
+    IGNORED_XID = "ignored-xid"
+    GPU_LOST = "gpu-lost"
+    RECOVERY_ACTION = "recovery-action"
+    ROW_REMAP_FAILED = "row-remap-failed"
+    ROW_REMAP_PENDING = "row-remap-pending"
+    PAGE_RETIREMENT = "page-retirement"
+    ECC = "ecc"
+    FABRIC = "fabric"
+    UNMONITORED = "unmonitored"
+
+
+class Reaction(Enum):
+    """What follows: the device is unhealthy with the agent's effect (`Unhealthy`), or with one of its own
+    (`NoSchedule`, `NoExecute`); a taint only tells (`None`); nothing (`Ignore`).
+    """
+
+    UNHEALTHY = "Unhealthy"
+    NO_SCHEDULE = "NoSchedule"
+    NO_EXECUTE = "NoExecute"
+    NONE = "None"
+    IGNORE = "Ignore"
+
+
 class SettingError(PydraError):
     """A variable has a value that is not allowed; all of them at once."""
 
@@ -57,8 +84,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings. Paths are as this process sees them; `driver_root` and `dev_root` are as the host does.
 
     `driver_root` and `dev_root` empty: looked for. `xids_ignored` are added to the codes that applications cause;
-    `xids_fatal` are codes that count even so. `evict` lists signals (`xid`, `gpu-lost`, ...) whose taint is NoExecute
-    whatever the agent's setting. `quiet_period` is how many seconds a GPU must be without a new event to be well again.
+    `xids_fatal` are codes that count even so. `signals` changes what follows from a signal (`xid=NoExecute`).
+    `quiet_period` is how many seconds a GPU must be without a new event to be well again.
     """
 
     state: AbsolutePath = "/run/pydra-nvidia"
@@ -79,7 +106,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     health: bool = True
     xids_ignored: tuple[int, ...] = ()
     xids_fatal: tuple[int, ...] = ()
-    evict: tuple[str, ...] = ()
+    signals: Mapping[Signal, Reaction] = {}
     quiet_period: Annotated[float, msgspec.Meta(gt=0)] = 300.0
 
     cdi_hook: str = ""
@@ -123,8 +150,11 @@ def _split(name: str, value: Any) -> Any:
     """What a variable's text stands for: lists are separated by commas, a number of shares is one."""
     if not isinstance(value, str):
         return value
-    if name in ("xids_ignored", "xids_fatal", "evict"):
+    if name in ("xids_ignored", "xids_fatal"):
         return [part.strip() for part in value.split(",") if part.strip()]
+    if name == "signals":
+        pairs = (part.strip().partition("=") for part in value.split(",") if part.strip())
+        return {signal: reaction for signal, _, reaction in pairs}
     if name == "consumable_shares" and value.isdecimal():
         return int(value)
     return value

@@ -30,8 +30,13 @@ class NvmlSession:
         self._load = load
         self._lock = threading.Lock()
         self._nvml: Nvml | None = None
+        self._before_close: list[Callable[[], None]] = []
         self.generation = 0
         self.seconds = 0.0
+
+    def before_close(self, let_go: Callable[[], None]) -> None:
+        """Call `let_go` before each end of the session: it returns when its own use of NVML has ended."""
+        self._before_close.append(let_go)
 
     async def run(self, work: Callable[[Nvml], T]) -> T:
         """`work` in a thread, alone with NVML. Raises what it raises; NvmlError when there is no session to be had."""
@@ -67,5 +72,7 @@ class NvmlSession:
     def _close(self) -> None:
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
+            for let_go in self._before_close:
+                let_go()
             with contextlib.suppress(NvmlError):  # the driver may be gone, and its session with it
                 nvml.call("nvmlShutdown")

@@ -1,0 +1,145 @@
+"""How each GPU and partition is, from its condition and the incidents. Pure.
+
+A device has one verdict: of several signals the gravest is its health, and what only informs is a taint beside it. An
+ignored XID never weakens what another signal says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from pydra import Health, HealthStatus, Taint, TaintEffect
+from pydra_nvidia.hardware import Gpu, LostGpu, Placement, Reading
+from pydra_nvidia.health.incidents import Incident, explain, is_ignored, is_over
+from pydra_nvidia.health.verdicts import WELL, Diagnosis, Verdict
+from pydra_nvidia.settings import Reaction, Settings, Signal
+
+DOMAIN = "gpu.nvidia.com"
+
+DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
+    Signal.GPU_LOST: Reaction.UNHEALTHY,
+    Signal.XID: Reaction.UNHEALTHY,
+    Signal.RECOVERY_ACTION: Reaction.UNHEALTHY,
+    Signal.ROW_REMAP_FAILED: Reaction.UNHEALTHY,
+    Signal.ROW_REMAP_PENDING: Reaction.NONE,
+    Signal.PAGE_RETIREMENT: Reaction.NONE,
+    Signal.ECC: Reaction.NONE,
+    Signal.FABRIC: Reaction.NONE,
+    Signal.UNMONITORED: Reaction.NONE,
+    Signal.IGNORED_XID: Reaction.NONE,
+}
+"""Gravest first: the first that makes a device unhealthy is told."""
+
+RECOVERY_ACTIONS = {
+    1: "GPU_RESET",
+    2: "NODE_REBOOT",
+    3: "DRAIN_P2P",
+    4: "DRAIN_AND_RESET",
+    5: "RECOVER_IMEX_DOMAIN",
+    6: "BUS_RESET",
+    7: "SYSTEM_REBOOT",
+}
+"""NVML field 230."""
+
+_EFFECTS = {
+    Reaction.UNHEALTHY: None,
+    Reaction.NO_SCHEDULE: TaintEffect.NO_SCHEDULE,
+    Reaction.NO_EXECUTE: TaintEffect.NO_EXECUTE,
+}
+
+
+class _Finding(msgspec.Struct, frozen=True):
+    signal: Signal
+    value: str
+    message: str
+
+
+def diagnose(reading: Reading, incidents: Iterable[Incident], *, settings: Settings, now: float) -> Diagnosis:
+    """The verdict on everything in the reading; `now` in seconds since the epoch."""
+    counting = [one for one in incidents if not is_settled(one, reading, settings=settings, now=now)]
+    gpus: dict[str, Verdict] = {}
+    partitions: dict[tuple[str, Placement], Verdict] = {}
+    for gpu in reading.gpus:
+        mine = [one for one in counting if one.gpu == gpu.uuid]
+        whole = [*_condition(gpu), *_xids((one for one in mine if one.place is None), settings)]
+        gpus[gpu.uuid] = _judge(whole, settings)
+        for place in sorted({one.place for one in mine if one.place is not None}):
+            own = list(_xids((one for one in mine if one.place == place), settings))
+            partitions[gpu.uuid, place] = _judge([*whole, *own], settings)
+    for lost in reading.lost:
+        if lost.last is not None:
+            gpus[lost.last.uuid] = _judge([_lost(lost)], settings)
+    return Diagnosis(
+        gpus={uuid: verdict for uuid, verdict in gpus.items() if verdict != WELL},
+        partitions={place: verdict for place, verdict in partitions.items() if verdict != WELL},
+    )
+
+
+def is_settled(incident: Incident, reading: Reading, *, settings: Settings, now: float) -> bool:
+    """Whether the incident no longer counts, as far as its GPU can tell."""
+    gpu = reading.gpu(incident.gpu)
+    return gpu is not None and is_over(
+        incident,
+        now=now,
+        quiet_period=settings.quiet_period,
+        recovery=gpu.condition.recovery,
+        ignored=is_ignored(incident.xid, ignored=settings.xids_ignored, fatal=settings.xids_fatal),
+    )
+
+
+def _condition(gpu: Gpu) -> Iterator[_Finding]:
+    condition = gpu.condition
+    if condition.recovery:
+        action = RECOVERY_ACTIONS.get(condition.recovery, str(condition.recovery))
+        yield _Finding(Signal.RECOVERY_ACTION, action, f"the driver asks for the recovery action {action}")
+    if condition.remap_failed:
+        yield _Finding(Signal.ROW_REMAP_FAILED, "", "a memory row could not be remapped; the GPU must be replaced")
+    if condition.remap_pending:
+        yield _Finding(Signal.ROW_REMAP_PENDING, "", "a memory row is remapped at the next reset of the GPU")
+    if condition.retirement_pending:
+        yield _Finding(Signal.PAGE_RETIREMENT, "", "a memory page is retired at the next reboot")
+    if condition.ecc_uncorrected:
+        count = condition.ecc_uncorrected
+        yield _Finding(Signal.ECC, "", f"{count} uncorrectable memory errors since the last reset")
+    if gpu.fabric is not None and gpu.fabric.healthy is False:
+        yield _Finding(Signal.FABRIC, "", "the NVLink fabric is unhealthy")
+    if not condition.monitored:
+        yield _Finding(Signal.UNMONITORED, "", "the driver reports no events for this GPU")
+
+
+def _xids(incidents: Iterable[Incident], settings: Settings) -> Iterator[_Finding]:
+    """The latest first: it is the one that is told."""
+    for one in sorted(incidents, key=lambda one: (-one.last, one.xid)):
+        ignored = is_ignored(one.xid, ignored=settings.xids_ignored, fatal=settings.xids_fatal)
+        yield _Finding(Signal.IGNORED_XID if ignored else Signal.XID, str(one.xid), explain(one))
+
+
+def _lost(lost: LostGpu) -> _Finding:
+    return _Finding(Signal.GPU_LOST, "", f"the GPU is lost: {lost.message}")
+
+
+def _judge(findings: Iterable[_Finding], settings: Settings) -> Verdict:
+    health, taints = Health(), dict[str, Taint]()
+    order = list(DEFAULT_REACTIONS)
+    for finding in sorted(findings, key=lambda one: order.index(one.signal)):
+        reaction = settings.signals.get(finding.signal, DEFAULT_REACTIONS[finding.signal])
+        key = _key(finding.signal)
+        if reaction is Reaction.NONE:
+            taints.setdefault(key, Taint(key=key, value=finding.value, effect=TaintEffect.NONE))
+        elif reaction is not Reaction.IGNORE and health.status is HealthStatus.HEALTHY:
+            health = Health(
+                status=HealthStatus.UNHEALTHY,
+                message=finding.message,
+                reason=finding.value,
+                taint=key,
+                effect=_EFFECTS[reaction],
+            )
+    taints.pop(health.taint, None)
+    return Verdict(health=health, taints=tuple(taints.values()))
+
+
+def _key(signal: Signal) -> str:
+    """The vendor has one key for all XIDs, whether they are ignored or not."""
+    return f"{DOMAIN}/{(Signal.XID if signal is Signal.IGNORED_XID else signal).value}"

@@ -1,0 +1,73 @@
+"""The incidents so far, kept in a file so that a restart does not heal a GPU. A reboot empties its directory."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from pydra_nvidia.hardware import Placement
+from pydra_nvidia.health.incidents import Incident
+
+_Key = tuple[str, int, Placement | None]
+
+
+class IncidentMemory:
+    """The file at `path`; what cannot be read or written is said on stderr, and costs no more than the memory."""
+
+    def __init__(self, path: str, say: Callable[[str], object] = sys.stderr.write) -> None:
+        self._path = path
+        self._say = say
+        self._incidents = self._read()
+        self._counts: Counter[tuple[str, int]] = Counter()
+
+    @property
+    def incidents(self) -> tuple[Incident, ...]:
+        """All that still count, oldest first."""
+        return tuple(sorted(self._incidents.values(), key=lambda one: (one.first, one.gpu, one.xid)))
+
+    @property
+    def counts(self) -> Mapping[tuple[str, int], int]:
+        """XIDs since this process began, by GPU UUID and code."""
+        return self._counts
+
+    def note(self, gpu: str, xid: int, place: Placement | None, now: float) -> None:
+        """An XID was seen."""
+        self._counts[gpu, xid] += 1
+        known = self._incidents.get((gpu, xid, place))
+        if known is None:
+            known = Incident(gpu=gpu, xid=xid, place=place, first=now, last=now, count=0)
+        self._incidents[gpu, xid, place] = replace(known, last=now, count=known.count + 1)
+        self._write()
+
+    def forget(self, over: Callable[[Incident], bool]) -> None:
+        """Drop those that no longer count."""
+        kept = {key: one for key, one in self._incidents.items() if not over(one)}
+        if len(kept) < len(self._incidents):
+            self._incidents = kept
+            self._write()
+
+    def _read(self) -> dict[_Key, Incident]:
+        try:
+            with open(self._path, "rb") as file:
+                found = msgspec.json.decode(file.read(), type=tuple[Incident, ...])
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.DecodeError) as error:
+            self._say(f"what is known of earlier GPU errors cannot be read from {self._path}: {error}\n")
+            return {}
+        return {(one.gpu, one.xid, one.place): one for one in found}
+
+    def _write(self) -> None:
+        draft = f"{self._path}.{os.getpid()}"
+        try:
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+            with open(draft, "wb") as file:
+                file.write(msgspec.json.encode(self.incidents))
+            os.replace(draft, self._path)
+        except OSError as error:
+            self._say(f"GPU errors cannot be remembered in {self._path}: {error}\n")

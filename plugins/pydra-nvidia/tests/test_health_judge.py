@@ -1,0 +1,176 @@
+"""What a GPU's condition and its XIDs mean for its device: one verdict, the gravest signal first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pydra import Health, HealthStatus, Taint, TaintEffect
+from pydra_nvidia.hardware import Condition, Gpu, LostGpu, Placement, Reading
+from pydra_nvidia.health.incidents import Incident
+from pydra_nvidia.health.judge import diagnose
+from pydra_nvidia.health.verdicts import WELL, Verdict
+from pydra_nvidia.settings import Reaction, Settings, Signal
+
+NOW = 10_000.0
+PLACE = Placement(2, 1)
+DEFAULT = Settings()
+
+
+def gpu(**condition: Any) -> Gpu:
+    return Gpu(
+        index=0,
+        minor=0,
+        uuid="GPU-0",
+        name="NVIDIA H100 80GB HBM3",
+        brand=14,
+        architecture=9,
+        compute=(9, 0),
+        pci="0000:19:00.0",
+        memory=80 << 30,
+        condition=Condition(**condition),
+    )
+
+
+def xid(code: int, *, age: float = 1.0, place: Placement | None = None) -> Incident:
+    return Incident(gpu="GPU-0", xid=code, place=place, first=NOW - age, last=NOW - age)
+
+
+def verdict(*incidents: Incident, settings: Settings = DEFAULT, **condition: Any) -> Verdict:
+    found = diagnose(Reading(gpus=(gpu(**condition),)), incidents, settings=settings, now=NOW)
+    return found.gpus.get("GPU-0", WELL)
+
+
+def sick(name: str, value: str, message: str, effect: TaintEffect | None = None) -> Health:
+    return Health(
+        status=HealthStatus.UNHEALTHY, message=message, reason=value, taint=f"gpu.nvidia.com/{name}", effect=effect
+    )
+
+
+def tells(name: str, value: str = "") -> Taint:
+    return Taint(key=f"gpu.nvidia.com/{name}", value=value, effect=TaintEffect.NONE)
+
+
+@pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 109])
+def test_an_error_of_an_application_only_informs(code: int) -> None:
+    assert verdict(xid(code)) == Verdict(taints=(tells("xid", str(code)),))
+
+
+def test_any_other_xid_makes_the_device_unhealthy_under_the_vendors_key() -> None:
+    assert verdict(xid(79)).health == sick("xid", "79", "XID 79: the GPU has fallen off the bus")
+    assert verdict(xid(999)).health == sick("xid", "999", "XID 999")
+
+
+def test_an_ignored_xid_never_weakens_a_fatal_one() -> None:
+    assert verdict(xid(79, age=9), xid(13)) == Verdict(health=verdict(xid(79)).health)
+
+
+def test_of_several_xids_the_latest_is_told() -> None:
+    assert verdict(xid(79, age=9), xid(95, age=2), xid(48, age=5)).health.reason == "95"
+
+
+def test_the_admin_may_ignore_more_codes_and_count_those_of_applications() -> None:
+    assert verdict(xid(94), settings=Settings(xids_ignored=(94,))).health == Health()
+    assert verdict(xid(31), settings=Settings(xids_fatal=(31,))).health.reason == "31"
+
+
+CONDITIONS = {
+    "a recovery action": ({"recovery": 1}, "recovery-action", "GPU_RESET", "asks for the recovery action GPU_RESET"),
+    "one that is not known yet": ({"recovery": 42}, "recovery-action", "42", "recovery action 42"),
+    "a failed row remap": ({"remap_failed": True}, "row-remap-failed", "", "must be replaced"),
+}
+
+
+@pytest.mark.parametrize(("condition", "name", "value", "message"), CONDITIONS.values(), ids=CONDITIONS)
+def test_a_condition_makes_the_device_unhealthy(condition: dict[str, Any], name: str, value: str, message: str) -> None:
+    health = verdict(**condition).health
+    assert (health.status, health.taint, health.reason) == (
+        HealthStatus.UNHEALTHY,
+        f"gpu.nvidia.com/{name}",
+        value,
+    )
+    assert message in health.message
+
+
+INFORMING = {
+    "a pending row remap": ({"remap_pending": True}, "row-remap-pending"),
+    "a pending page retirement": ({"retirement_pending": True}, "page-retirement"),
+    "uncorrected errors": ({"ecc_uncorrected": 3}, "ecc"),
+    "no events": ({"monitored": False}, "unmonitored"),
+}
+
+
+@pytest.mark.parametrize(("condition", "name"), INFORMING.values(), ids=INFORMING)
+def test_a_condition_that_still_lets_the_device_work_only_informs(condition: dict[str, Any], name: str) -> None:
+    assert verdict(**condition) == Verdict(taints=(tells(name),))
+
+
+def test_a_gpu_about_which_nothing_is_told_is_well() -> None:
+    assert verdict() == WELL
+    assert verdict(recovery=0, ecc_uncorrected=0, remap_failed=False, remap_pending=False) == WELL
+
+
+def test_the_gravest_signal_is_the_health_and_the_informing_ones_stay_beside_it() -> None:
+    found = verdict(xid(119), xid(13), recovery=2, ecc_uncorrected=1)
+    assert found.health.reason == "119"
+    assert found.taints == (tells("ecc"),)
+
+
+REACTIONS = {
+    Reaction.UNHEALTHY: (HealthStatus.UNHEALTHY, None, ()),
+    Reaction.NO_SCHEDULE: (HealthStatus.UNHEALTHY, TaintEffect.NO_SCHEDULE, ()),
+    Reaction.NO_EXECUTE: (HealthStatus.UNHEALTHY, TaintEffect.NO_EXECUTE, ()),
+    Reaction.NONE: (HealthStatus.HEALTHY, None, (tells("xid", "79"),)),
+    Reaction.IGNORE: (HealthStatus.HEALTHY, None, ()),
+}
+
+
+@pytest.mark.parametrize("reaction", Reaction)
+def test_what_follows_from_a_signal_is_a_policy(reaction: Reaction) -> None:
+    found = verdict(xid(79), settings=Settings(signals={Signal.XID: reaction}))
+    assert (found.health.status, found.health.effect, found.taints) == REACTIONS[reaction]
+
+
+QUIET = Settings().quiet_period
+RECOVERY = {
+    "too early": (79, QUIET - 1, 0, True),
+    "quiet, and the driver wants no action": (79, QUIET, 0, False),
+    "quiet, but the driver wants a reset": (79, QUIET, 1, True),
+    "quiet, and the driver is too old to tell": (79, 10 * QUIET, None, True),
+    "one that passes by itself, on an old driver": (94, QUIET, None, False),
+    "one of an application, on an old driver": (31, QUIET, None, False),
+}
+
+
+@pytest.mark.parametrize(("code", "age", "recovery", "counts"), RECOVERY.values(), ids=RECOVERY)
+def test_an_incident_is_over_when_it_is_quiet_and_the_driver_agrees(
+    code: int, age: float, recovery: int | None, counts: bool
+) -> None:
+    found = verdict(xid(code, age=age), recovery=recovery)
+    keys = {found.health.reason, *(taint.value for taint in found.taints)}
+    assert (str(code) in keys) is counts
+
+
+def test_an_error_inside_a_partition_concerns_that_partition_only() -> None:
+    found = diagnose(Reading(gpus=(gpu(),)), [xid(95, place=PLACE)], settings=Settings(), now=NOW)
+    assert found.gpus == {}
+    assert found.partitions["GPU-0", PLACE].health.reason == "95"
+
+
+def test_a_partitions_verdict_has_the_gpus_signals_too() -> None:
+    incidents = [xid(13, place=PLACE), xid(79)]
+    found = diagnose(Reading(gpus=(gpu(),)), incidents, settings=Settings(), now=NOW)
+    assert found.partitions["GPU-0", PLACE].health.reason == "79"
+
+
+def test_a_lost_gpu_is_tainted_as_the_vendor_does() -> None:
+    lost = LostGpu(index=0, code=15, message="NVML_ERROR_GPU_IS_LOST (15)", last=gpu())
+    found = diagnose(Reading(lost=(lost,)), [], settings=Settings(), now=NOW)
+    health = found.gpus["GPU-0"].health
+    assert (health.taint, health.reason) == ("gpu.nvidia.com/gpu-lost", "")
+    assert "NVML_ERROR_GPU_IS_LOST" in health.message
+
+
+def test_incidents_of_a_gpu_that_is_not_there_are_kept() -> None:
+    assert diagnose(Reading(), [xid(79)], settings=Settings(), now=NOW).gpus == {}

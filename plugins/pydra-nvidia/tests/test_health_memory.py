@@ -1,0 +1,48 @@
+"""What went wrong survives the process that saw it, and a file that cannot be used costs no more than the memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydra_nvidia.hardware import Placement
+from pydra_nvidia.health.memory import IncidentMemory
+
+
+def test_an_incident_is_remembered_by_the_next_process_and_counted_together(tmp_path: Path) -> None:
+    path = str(tmp_path / "state" / "health.json")
+    first = IncidentMemory(path)
+    first.note("GPU-0", 79, None, 1.0)
+    first.note("GPU-0", 79, None, 5.0)
+    first.note("GPU-0", 95, Placement(0, 1), 3.0)
+    fallen, inside = IncidentMemory(path).incidents
+    assert (fallen.xid, fallen.first, fallen.last, fallen.count) == (79, 1.0, 5.0, 2)
+    assert (inside.xid, inside.place) == (95, Placement(0, 1))
+
+
+def test_what_is_over_is_forgotten_for_good_but_still_counted(tmp_path: Path) -> None:
+    path = str(tmp_path / "health.json")
+    memory = IncidentMemory(path)
+    memory.note("GPU-0", 79, None, 1.0)
+    memory.note("GPU-1", 79, None, 1.0)
+    memory.forget(lambda one: one.gpu == "GPU-0")
+    assert [one.gpu for one in IncidentMemory(path).incidents] == ["GPU-1"]
+    assert memory.counts == {("GPU-0", 79): 1, ("GPU-1", 79): 1}
+
+
+def test_a_file_that_is_no_memory_is_told_and_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "health.json"
+    path.write_text("[1")
+    said: list[str] = []
+    memory = IncidentMemory(str(path), said.append)
+    assert "cannot be read" in said[0]
+    memory.note("GPU-0", 48, None, 1.0)
+    assert len(IncidentMemory(str(path)).incidents) == 1
+
+
+def test_a_disk_that_takes_nothing_costs_only_the_memory(tmp_path: Path) -> None:
+    tmp_path.joinpath("state").write_text("a file, not a directory")
+    said: list[str] = []
+    memory = IncidentMemory(str(tmp_path / "state" / "health.json"), said.append)
+    memory.note("GPU-0", 48, None, 1.0)
+    assert len(memory.incidents) == 1
+    assert "cannot be remembered" in said[-1]
