@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pydra import AllocatedDevice, UnknownDevice
+from pydra import AllocatedDevice, TerminalError, UnknownDevice
 from pydra_nvidia.hardware import Gpu, GpuInstance, PciFunction, Placement, Profile, Reading
 from pydra_nvidia.names import GpuName, MigName, VfioName, mig_name, parse_name
 
@@ -49,16 +49,23 @@ Target: TypeAlias = WholeGpu | Partition | Passthrough
 
 
 def find_targets(devices: Sequence[AllocatedDevice], reading: Reading) -> tuple[Target, ...]:
-    """What each device is, in their order; raises UnknownDevice for one that this node does not have."""
+    """What each device is, in their order.
+
+    Raises:
+        UnknownDevice: this node does not have one of them.
+        TerminalError: a partition of a GPU that has to be reset first, for its MIG mode.
+    """
     return tuple(_find(device, reading) for device in devices)
 
 
 def passthrough_candidates(reading: Reading) -> tuple[PciFunction, ...]:
     """The functions that can be passed through, in the order of their names' indices: by PCI address.
 
-    The index counts all of the node's NVIDIA functions, so that a name keeps its meaning when another GPU is bound.
+    The index counts all of the node's NVIDIA functions but virtual ones, so that a name keeps its meaning when another
+    GPU is bound or gets virtual functions. Source: NVIDIA's driver counts the same.
     """
-    return tuple(reading.functions[address] for address in sorted(reading.functions))
+    addresses = sorted(reading.functions, key=lambda address: (len(address), address))  # domains may have more digits
+    return tuple(reading.functions[address] for address in addresses if not reading.functions[address].is_virtual)
 
 
 def _find(device: AllocatedDevice, reading: Reading) -> Target:
@@ -89,16 +96,17 @@ def _gpu(device: AllocatedDevice, minor: int, reading: Reading) -> Gpu:
 def _partition(device: AllocatedDevice, name: MigName, gpu: Gpu) -> Partition:
     if gpu.mig is None:
         raise UnknownDevice(f"device {device.device} does not exist: {gpu.name} cannot be partitioned")
+    profile = next((one for one in gpu.mig.profiles if one.id == name.profile), None)
     instance = next(
         (one for one in gpu.mig.instances if one.profile == name.profile and one.placement.start == name.start), None
     )
-    profile = next((one for one in gpu.mig.profiles if one.id == name.profile), None)
-    placement = next((one for one in profile.placements if one.start == name.start), None) if profile else None
-    if profile is not None and mig_name(gpu.minor, profile.name, profile.id, name.start) != device.device:
-        placement = None
-    if placement is None and instance is not None:
-        placement = instance.placement
-    if placement is None:
+    if not gpu.mig.enabled and not gpu.mig.resetless:
+        raise _mode_is_off(device.device, gpu)
+    places = [instance.placement] if instance else []
+    if profile is not None:
+        spelt = mig_name(gpu.minor, profile.name, profile.id, name.start) == device.device
+        places = [one for one in (*places, *profile.placements) if one.start == name.start] if spelt else []
+    if not places:
         offered = ", ".join(f"{one.name} ({one.id})" for one in gpu.mig.profiles) or "none"
         raise UnknownDevice(
             f"device {device.device} does not exist on this GPU; the profiles that it offers: {offered}"
@@ -107,7 +115,16 @@ def _partition(device: AllocatedDevice, name: MigName, gpu: Gpu) -> Partition:
         allocated=device,
         gpu=gpu,
         profile_id=name.profile,
-        placement=placement,
+        placement=places[0],
         profile=profile,
         instance=instance,
     )
+
+
+def _mode_is_off(device: str, gpu: Gpu) -> TerminalError:
+    """Generations before Hopper change the mode with a reset, which nobody but the admin can decide."""
+    if gpu.mig is not None and gpu.mig.pending:
+        todo = f"is on but pending; reset the GPU: nvidia-smi -i {gpu.uuid} --gpu-reset"
+    else:
+        todo = f"is off; switch it on and reset the GPU: nvidia-smi -i {gpu.uuid} -mig 1, then --gpu-reset"
+    return TerminalError(f"device {device} needs the MIG mode of {gpu.name} (gpu-{gpu.minor}), which {todo}")

@@ -1,1 +1,1 @@
-"""From a reading of the hardware to what is published: devices, attributes, counters. Pure."""
+"""From a reading of the hardware to what is published: devices, counter sets, classes. Pure."""

@@ -1,0 +1,66 @@
+"""The whole inventory of a node, from a reading of its hardware. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from pydra import CounterSet, Device, Inventory
+from pydra_nvidia.hardware import Gpu, Placement, Reading
+from pydra_nvidia.health.verdicts import Diagnosis
+from pydra_nvidia.inventory.attributes import describe_hardware
+from pydra_nvidia.inventory.gpus import build_counter_sets, build_devices
+from pydra_nvidia.inventory.links import describe_links
+from pydra_nvidia.inventory.offering import Offering, decide_offering
+from pydra_nvidia.inventory.passthrough import build_functions
+from pydra_nvidia.settings import Settings
+
+_DISPLAYS = ("DGX Display", "NVIDIA DGX Display")
+"""Cards that only drive a workstation's screen; NVIDIA's driver does not count them either."""
+
+
+def build_inventory(
+    reading: Reading,
+    *,
+    settings: Settings,
+    owned: Collection[tuple[str, Placement]],
+    diagnosis: Diagnosis,
+) -> Inventory:
+    """GPUs by minor number, each whole first and then its partitions, small ones first; functions for passthrough last.
+
+    `owned` are the places on GPUs, by UUID, that our own journal holds. A lost GPU stays as it was last seen, so that
+    what was allocated stays explicable; its health says that it is lost.
+    """
+    places: dict[str, set[Placement]] = defaultdict(set)
+    for uuid, placement in owned:
+        places[uuid].add(placement)
+    passthrough = settings.vfio and reading.vfio.iommu
+    gpus = _find_gpus(reading)
+    links = describe_links(gpus)
+    devices: list[Device] = []
+    counter_sets: list[CounterSet] = []
+    offerings: dict[str, tuple[Gpu, Offering]] = {}
+    for gpu in gpus:
+        offering = decide_offering(gpu, owned=places[gpu.uuid], dynamic=settings.dynamic_mig, passthrough=passthrough)
+        offerings[gpu.pci] = gpu, offering
+        counter_sets += build_counter_sets(gpu, offering)
+        devices += build_devices(
+            gpu,
+            offering,
+            hardware=describe_hardware(gpu, reading),
+            links=links.get(gpu.uuid, {}),
+            shares=settings.consumable_shares,
+            diagnosis=diagnosis,
+        )
+    if passthrough:
+        devices += build_functions(reading, offerings, diagnosis)
+    return Inventory(devices=tuple(devices), counter_sets=tuple(counter_sets))
+
+
+def _find_gpus(reading: Reading) -> list[Gpu]:
+    """Those that answer and those that are lost, unless another has a lost one's place by now."""
+    present = list(reading.gpus)
+    known = {gpu.uuid for gpu in present} | {gpu.minor for gpu in present}
+    lost = [one.last for one in reading.lost if one.last is not None and not known & {one.last.uuid, one.last.minor}]
+    gpus = [gpu for gpu in (*present, *lost) if gpu.name not in _DISPLAYS]
+    return sorted(gpus, key=lambda gpu: gpu.minor)
