@@ -138,9 +138,9 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
 
     `driver` is the bound kernel driver, empty for none. `root` is the PCIe root complex (`pci0000:00`), `numa` -1 for
     none. `addressable` is the sum of its 64-bit memory regions, rounded up to a power of two. `group` is the IOMMU
-    group, empty without an IOMMU. `is_virtual`: a virtual function; `has_virtual`: virtual functions of it exist. `name` is
-    what the host's pci.ids calls it, empty where that is not told. `vfio_driver` is the driver that passthrough binds:
-    `vfio-pci`, or the variant that the kernel has for it.
+    group, empty without an IOMMU. `is_virtual`: a virtual function; `has_virtual`: virtual functions of it exist.
+    `name` is what the host's pci.ids calls it, empty where that is not told. `vfio_driver` is the driver that
+    passthrough binds: `vfio-pci`, or the variant that the kernel has for it.
     """
 
     address: str

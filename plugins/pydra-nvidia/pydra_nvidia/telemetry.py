@@ -24,7 +24,7 @@ from pydra_nvidia.losses import find_lost
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.conditions import read_condition, read_monitored
 from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.gpus import read_driver, read_facts
+from pydra_nvidia.nvml.gpus import read_driver, read_facts, read_persistence
 from pydra_nvidia.nvml.links import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
 from pydra_nvidia.nvml.partitions import Kind, Offer, read_instances, read_mode, read_offer, read_resetless
 from pydra_nvidia.nvml.session import NvmlSession
@@ -145,6 +145,7 @@ class Hardware:
             mig=_read_mig(nvml, known, mode, uuid),
             links=links_of(states, known.ends),
             fabric=read_fabric(nvml, handle, subject=uuid),
+            persistence=read_persistence(nvml, handle, subject=uuid),
             condition=read_condition(nvml, handle, monitored=known.monitored, subject=uuid),
         )
 

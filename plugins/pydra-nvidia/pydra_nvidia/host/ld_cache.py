@@ -27,8 +27,9 @@ def find_cached(data: bytes, name: str) -> tuple[str, ...]:
     wanted = name.encode()
     found = []
     for flags, key, value, _, _ in _ENTRY.iter_unpack(data[table : table + count * _ENTRY.size]):
-        if flags & _BITS in _WIDE and _text(data, start + key) == wanted:
-            found.append(_text(data, start + value).decode(errors="surrogateescape"))
+        path = _text(data, start + value)
+        if flags & _BITS in _WIDE and _text(data, start + key) == wanted and path:
+            found.append(path.decode(errors="surrogateescape"))
     return tuple(found)
 
 

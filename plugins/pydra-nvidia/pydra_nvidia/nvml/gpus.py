@@ -43,6 +43,12 @@ def read_facts(nvml: Nvml, handle: Any, *, index: int, uuid: str) -> Gpu:
     )
 
 
+def read_persistence(nvml: Nvml, handle: Any, *, subject: str) -> bool | None:
+    """Whether the driver keeps the GPU ready while nobody uses it."""
+    mode = nvml.look("nvmlDeviceGetPersistenceMode", handle, subject=subject)
+    return None if mode is None else mode == 1
+
+
 def parse_bus_id(text: str) -> str:
     """The address as sysfs has it: `0000:53:00.0` for NVML's `00000000:53:00.0`; a domain that needs more keeps it."""
     domain, _, rest = text.strip().lower().partition(":")
