@@ -94,7 +94,10 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InheritedClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim that another driver prepared, as if this backend had: one entry for each of its devices."""
+    """A claim that another driver prepared, as if this backend had: one entry for each of its devices.
+
+    A claim whose name that driver did not write down has an empty name and namespace; the agent looks it up.
+    """
 
     claim: Claim
     prepared: tuple[PreparedDevice, ...]

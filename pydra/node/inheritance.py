@@ -10,16 +10,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import anyio.to_thread
+from msgspec.structs import replace
 
 from pydra import disk
 from pydra.checkpoint.record import Record, Stage
-from pydra.claims.model import Inheritance
+from pydra.claims.model import Claim, Inheritance
 from pydra.errors import CheckpointError
 
 SUFFIX = ".inherited"
+
+Names: TypeAlias = Mapping[str, tuple[str, str]]
+"""Namespace and name of every claim in the cluster, by uid."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +44,7 @@ async def take_over(
     inherit: Callable[[str], Awaitable[Inheritance]],
     records: KeepsRecords,
     *,
+    find_names: Callable[[], Awaitable[Names]],
     driver: str,
     directory: str,
     boot_id: str,
@@ -47,25 +52,33 @@ async def take_over(
 ) -> int:
     """Keep what `inherit` finds in the plugin directory; how many claims that were.
 
-    Raises PydraError: what the backend says, or what the disk does.
+    `find_names` is asked only where a name is missing. Raises PydraError: what the backend says, or the disk, or the
+    API server.
     """
     inheritance = await inherit(directory)
-    taken = 0
-    for inherited in inheritance.claims:
-        if inherited.claim.uid not in records.records():
-            record = Record(
-                claim=inherited.claim,
-                driver=driver,
-                stage=Stage.COMPLETED,
-                boot_id=boot_id,
-                prepared=inherited.prepared,
-                created=wall_clock(),
-            )
-            await records.write(record)
-            taken += 1
+    new = [one for one in inheritance.claims if one.claim.uid not in records.records()]
+    names = await find_names() if any(not one.claim.name for one in new) else {}
+    for inherited in new:
+        record = Record(
+            claim=_name(inherited.claim, names),
+            driver=driver,
+            stage=Stage.COMPLETED,
+            boot_id=boot_id,
+            prepared=inherited.prepared,
+            created=wall_clock(),
+        )
+        await records.write(record)
     if inheritance.files:
         await anyio.to_thread.run_sync(_put_aside, directory, inheritance.files)
-    return taken
+    return len(new)
+
+
+def _name(claim: Claim, names: Names) -> Claim:
+    """The claim with its name; one that the cluster no longer has gets one that nothing has, and the sweep ends it."""
+    if claim.name:
+        return claim
+    namespace, name = names.get(claim.uid, ("default", f"gone-{claim.uid}"))
+    return replace(claim, namespace=namespace, name=name)
 
 
 def _put_aside(directory: str, files: Iterable[str]) -> None:

@@ -44,7 +44,7 @@ from pydra.kubelet.board import HealthBoard
 from pydra.kubelet.events import KubeletEvent, Registered, RegistrationRefused, Serving, Waiting
 from pydra.kubelet.names import plan_socket_paths
 from pydra.kubelet.plugin import DIRECTORY_MODE, KubeletPlugin
-from pydra.node.inheritance import take_over
+from pydra.node.inheritance import Names, take_over
 from pydra.node.measuring import run_measuring
 from pydra.node.reports import Reports
 from pydra.node.surroundings import Surroundings
@@ -131,6 +131,7 @@ class Served:
         taken = await take_over(
             self._supervisor.inherit,
             self._checkpoints,
+            find_names=self._find_claim_names,
             driver=self._driver,
             directory=self._directory,
             boot_id=self._boot_id,
@@ -265,6 +266,11 @@ class Served:
 
     async def _fetch_claim(self, ref: ClaimRef) -> JsonObject:
         return await self._around.client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace)
+
+    async def _find_claim_names(self) -> Names:
+        found = await self._around.client.list(RESOURCE_CLAIMS)
+        metadata = (claim["metadata"] for claim in found.items)
+        return {one["uid"]: (one["namespace"], one["name"]) for one in metadata}
 
     async def _read_present(self, prepared: Sequence[PreparedDevice]) -> tuple[PreparedDevice, ...]:
         return await read_present(prepared, root=self._settings.host_root)

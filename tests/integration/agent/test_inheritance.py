@@ -14,7 +14,7 @@ from pydra.claims.model import AllocatedDevice, Claim, Inheritance, InheritedCla
 from pydra.embedded.node import EmbeddedNode, run_node
 from pydra.errors import CheckpointError, ClaimError
 from pydra.kube.resources import EVENTS
-from pydra.node.inheritance import take_over
+from pydra.node.inheritance import Names, take_over
 from tests.integration.agent.process import DEADLINE, run_agent
 
 
@@ -82,24 +82,34 @@ class Records:
 DEVICE = AllocatedDevice(request="r", pool="n", device="a")
 
 
-def inherited(uid: str) -> InheritedClaim:
-    claim = Claim(uid=uid, namespace="ns", name="c", devices=(DEVICE,))
+def inherited(uid: str, namespace: str = "ns", name: str = "c") -> InheritedClaim:
+    claim = Claim(uid=uid, namespace=namespace, name=name, devices=(DEVICE,))
     return InheritedClaim(claim=claim, prepared=(DEVICE.prepared(state="theirs"),))
 
 
-async def take(records: Records, directory: Path, *files: str, uids: tuple[str, ...] = ("u1",)) -> int:
+async def take(records: Records, directory: Path, *files: str, claims: tuple[InheritedClaim, ...] = ()) -> int:
     async def inherit(directory: str) -> Inheritance:
-        return Inheritance(claims=tuple(map(inherited, uids)), files=files)
+        return Inheritance(claims=claims, files=files)
+
+    async def find_names() -> Names:
+        assert any(not one.claim.name for one in claims), "names are asked for in vain"
+        return {"u1": ("shop", "gpus"), "u3": ("bank", "gpus")}
 
     return await take_over(
-        inherit, records, driver="d.example.com", directory=str(directory), boot_id="b", wall_clock=lambda: 7.0
+        inherit,
+        records,
+        find_names=find_names,
+        driver="d.example.com",
+        directory=str(directory),
+        boot_id="b",
+        wall_clock=lambda: 7.0,
     )
 
 
 async def test_a_claim_that_has_a_record_already_keeps_it(tmp_path: Path) -> None:
     mine = Record(claim=inherited("u1").claim, driver="d.example.com", stage=Stage.STARTED, boot_id="b")
     records = Records(mine)
-    assert await take(records, tmp_path, uids=("u1", "u2")) == 1
+    assert await take(records, tmp_path, claims=(inherited("u1"), inherited("u2"))) == 1
     assert records.kept["u1"] is mine
     assert (records.kept["u2"].stage, records.kept["u2"].created) == (Stage.COMPLETED, 7.0)
 
@@ -113,9 +123,27 @@ async def test_a_file_outside_of_the_plugin_directory_is_left_alone(tmp_path: Pa
     assert other.exists()
 
 
+async def test_a_name_that_the_driver_before_did_not_keep_is_looked_up(tmp_path: Path) -> None:
+    records = Records()
+    await take(records, tmp_path, claims=(inherited("u1", "", ""), inherited("u2", "", "")))
+    found = {uid: (record.claim.namespace, record.claim.name) for uid, record in records.kept.items()}
+    assert found == {"u1": ("shop", "gpus"), "u2": ("default", "gone-u2")}
+
+
 async def test_what_the_backend_says_is_passed_on(tmp_path: Path) -> None:
     async def inherit(directory: str) -> Inheritance:
         raise ClaimError("not yet")
 
+    async def find_names() -> Names:
+        return {}
+
     with pytest.raises(ClaimError, match="not yet"):
-        await take_over(inherit, Records(), driver="d", directory=str(tmp_path), boot_id="b", wall_clock=lambda: 0.0)
+        await take_over(
+            inherit,
+            Records(),
+            find_names=find_names,
+            driver="d",
+            directory=str(tmp_path),
+            boot_id="b",
+            wall_clock=lambda: 0.0,
+        )
