@@ -135,6 +135,13 @@ class Machine:
                         os.unlink(path)
         return found
 
+    def forget_clients(self) -> None:
+        """The driver went away under them: they have to open NVML anew."""
+        folder = os.path.join(self.path, "clients")
+        with suppress(FileNotFoundError):
+            for name in os.listdir(folder):
+                self.leave(os.path.join(folder, name))
+
     def _load(self, scenario: Scenario, known: View | None) -> View:
         try:
             with open(self._file, "rb") as file:

@@ -1,0 +1,179 @@
+"""Things that happen to the machine from outside, at run time: what an operator, an application or fate does.
+
+Any process may use it; the others see it at their next call, and who waits for events is told.
+
+    inject = Injector(machine)
+    inject.xid(minor=3, code=79)
+    inject.lose(minor=3)
+    inject.reboot()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from pydra import PydraError
+from pydra_nvidia.simulation.boards import Board, derive_uuid
+from pydra_nvidia.simulation.machine import Machine, View, lowest_instance_id
+from pydra_nvidia.simulation.state import ComputeState, Counters, Gauges, GpuState, InstanceState, Process
+from pydra_nvidia.simulation.transitions import reboot, release_gpu, reload_driver, reset_gpu
+
+XID, DOUBLE_BIT_ECC, MIG_CHANGE = 0x8, 0x2, 0x100
+
+
+class InjectionError(PydraError):
+    """What should happen cannot: no such GPU, profile, or place."""
+
+    reason = "InvalidInjection"
+
+
+class Injector:
+    """All take the GPU's minor number. What they change is seen by every process at its next call."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def xid(self, minor: int, code: int, *, gi: int | None = None, ci: int | None = None) -> None:
+        """An XID event, of the GPU or of one of its instances."""
+        with self._gpu(minor) as (view, board, _):
+            self._machine.record(view.state, board.uuid, XID, code, gi=gi, ci=ci)
+
+    def event(self, minor: int, kind: int, data: int = 0) -> None:
+        """Any other event, by NVML's type."""
+        with self._gpu(minor) as (view, board, _):
+            self._machine.record(view.state, board.uuid, kind, data)
+
+    def lose(self, minor: int) -> None:
+        """The GPU falls off the bus: XID 79, and GPU_IS_LOST from every call."""
+        with self._gpu(minor) as (view, board, gpu):
+            gpu.lost = True
+            self._machine.record(view.state, board.uuid, XID, 79)
+
+    def reset(self, minor: int) -> None:
+        """A reset: the GPU is no longer lost, a pending mode comes into effect, and what was on it is gone."""
+        with self._gpu(minor) as (_, _, gpu):
+            reset_gpu(gpu)
+
+    def count(self, minor: int, **counters: int) -> None:
+        """Set counters of `state.Counters`, such as `ecc_uncorrected_volatile=1, remap_pending=True`."""
+        self._set(minor, lambda gpu: gpu.counters, Counters, counters)
+
+    def measure(self, minor: int, **gauges: int) -> None:
+        """Set what is measured, `state.Gauges`."""
+        self._set(minor, lambda gpu: gpu.gauges, Gauges, gauges)
+
+    def recovery_action(self, minor: int, action: int) -> None:
+        """NVML's field 230: 1 GPU reset, 2 reboot, ..."""
+        with self._gpu(minor) as (_, _, gpu):
+            gpu.recovery, gpu.reset_required = action, action == 1
+
+    def links_down(self, minor: int, *links: int) -> None:
+        """These NVLinks are inactive, and no others."""
+        with self._gpu(minor) as (_, _, gpu):
+            gpu.links_down = sorted(links)
+
+    def start_process(self, minor: int, process: Process) -> None:
+        """A process uses the GPU from now on."""
+        with self._gpu(minor) as (_, _, gpu):
+            gpu.processes.append(process)
+
+    def end_process(self, minor: int, pid: int) -> None:
+        """And no longer."""
+        with self._gpu(minor) as (_, _, gpu):
+            gpu.processes[:] = [one for one in gpu.processes if one.pid != pid]
+
+    def unplug(self, minor: int) -> None:
+        """The GPU is taken out. Sessions that knew it find it lost."""
+        with self._gpu(minor) as (_, board, gpu):
+            release_gpu(board, gpu)
+            gpu.plugged, gpu.driver = False, ""
+
+    def plug(self, minor: int) -> None:
+        """It is put in, and the driver takes it; NVML has it from the next nvmlInit on."""
+        with self._gpu(minor) as (_, _, gpu):
+            gpu.plugged, gpu.driver, gpu.lost = True, "nvidia", False
+
+    def create_mig(self, minor: int, profile: str, start: int) -> str:
+        """Somebody else makes an instance, and a compute instance that fills it; returns the UUID."""
+        with self._gpu(minor) as (view, board, gpu):
+            kind = board.model.mig.named(profile) if board.model.mig and gpu.mig else None
+            if board.model.mig is None or kind is None or start not in kind.starts:
+                raise InjectionError(f"GPU {minor} has no {profile} at {start} now")
+            if any(start < one.start + one.size and one.start < start + kind.size for one in gpu.instances):
+                raise InjectionError(f"the place {start} of GPU {minor} is taken")
+            fill = next(one for one in kind.compute_profiles() if one.slices == kind.slices)
+            number = self._machine.new_number(view.state)
+            uuid = f"MIG-{derive_uuid(board.uuid, 'compute', number)}"
+            gpu.instances.append(
+                InstanceState(
+                    id=lowest_instance_id(gpu.instances, whole=kind.size == board.model.mig.memory_slices),
+                    profile=kind.id,
+                    start=start,
+                    size=kind.size,
+                    serial=number,
+                    compute=[ComputeState(id=0, profile=fill.id, start=0, slices=fill.slices, uuid=uuid)],
+                )
+            )
+            self._machine.record(view.state, board.uuid, MIG_CHANGE)
+            return uuid
+
+    def destroy_mig(self, minor: int, start: int) -> None:
+        """Somebody else destroys the instance at this memory slice, with what runs on it."""
+        with self._gpu(minor) as (view, board, gpu):
+            found = next((one for one in gpu.instances if one.start == start), None)
+            if found is None:
+                raise InjectionError(f"GPU {minor} has no instance at {start}")
+            gpu.instances.remove(found)
+            gpu.processes[:] = [one for one in gpu.processes if one.gi != found.id]
+            self._machine.record(view.state, board.uuid, MIG_CHANGE)
+
+    def set_mig_mode(self, minor: int, enabled: bool) -> None:
+        """Somebody else switches the mode, with all that it takes; instances are gone."""
+        with self._gpu(minor) as (view, board, gpu):
+            if board.model.mig is None:
+                raise InjectionError(f"GPU {minor} cannot be partitioned")
+            gpu.mig_pending = enabled
+            reset_gpu(gpu)
+            self._machine.record(view.state, board.uuid, MIG_CHANGE)
+
+    def unload_driver(self) -> None:
+        """rmmod nvidia."""
+        with self._machine.change() as view:
+            self._machine.forget_clients()
+            reload_driver(view)
+            view.state.driver = "unloaded"
+
+    def load_driver(self, version: str = "") -> None:
+        """modprobe nvidia; with a version, the driver was replaced by it, and libraries loaded before do not fit."""
+        with self._machine.change() as view:
+            self._machine.forget_clients()
+            reload_driver(view)
+            view.state.driver = "loaded"
+            view.state.version = version or view.state.version
+
+    def reboot(self) -> None:
+        """All that is volatile is gone: instances, processes, drivers bound, events, the MIG mode that is not kept."""
+        with self._machine.change() as view:
+            self._machine.forget_clients()
+            reboot(view)
+
+    @contextmanager
+    def _gpu(self, minor: int) -> Iterator[tuple[View, Board, GpuState]]:
+        with self._machine.change() as view:
+            board = next((one for one in view.boards.values() if one.minor == minor), None)
+            if board is None:
+                known = ", ".join(str(one.minor) for one in view.boards.values()) or "none"
+                raise InjectionError(f"no GPU has the minor number {minor}; there are {known}")
+            yield view, board, view.state.gpus[board.uuid]
+
+    def _set(self, minor: int, where: Callable[[GpuState], Any], kind: type, values: dict[str, int]) -> None:
+        known = {field.name for field in msgspec.structs.fields(kind)}
+        if unknown := sorted(set(values) - known):
+            raise InjectionError(f"there is no {unknown[0]}; there are {', '.join(sorted(known))}")
+        with self._gpu(minor) as (_, _, gpu):
+            for name, value in values.items():
+                setattr(where(gpu), name, value)

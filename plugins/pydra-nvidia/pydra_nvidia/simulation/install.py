@@ -1,0 +1,60 @@
+"""Opens a simulation: pynvml over the fake library, the tree of files, the settings that go with the scenario."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_nvidia.simulation.inject import Injector
+from pydra_nvidia.simulation.library.library import Library
+from pydra_nvidia.simulation.machine import Machine
+from pydra_nvidia.simulation.scenario_file import ScenarioFile
+
+
+class Simulation:
+    """A machine that is not there. `settings` are defaults by field name, `inject` lets things happen to it."""
+
+    def __init__(self, machine: Machine, tree: Tree, settings: Mapping[str, Any]) -> None:
+        self.machine = machine
+        self.tree = tree
+        self.settings = settings
+        self.inject = Injector(machine)
+
+    def load(self) -> ModuleType:
+        """The vendor's module, unmodified, with the fake library chosen; raises NvmlError when there is no library."""
+        import pynvml  # noqa: PLC0415 - only a process that needs it
+
+        module: Any = pynvml
+
+        if self.machine.read().state.driver == "absent":
+            raise NvmlError(Code.LIBRARY_NOT_FOUND, "dlopen libnvidia-ml.so.1")
+        with module.libLoadLock:
+            module.nvmlLib = Library(self.machine)
+            module._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - it keeps functions of the library before
+            module._nvmlLib_refcount = 0  # noqa: SLF001
+        return pynvml
+
+
+def open_simulation(scenario: str, state: str) -> Simulation:
+    """The machine of `scenario` (a path, or the name of a bundled one) with its memory in the directory `state`.
+
+    Raises:
+        ScenarioError: it cannot be read, or says something impossible.
+    """
+    machine = Machine(ScenarioFile(scenario), state)
+    roots = {name: os.path.join(state, "tree", name) for name in ("host", "sys", "proc")}
+    for path in roots.values():
+        os.makedirs(path, exist_ok=True)
+    tree = Tree(Roots(**roots))
+    settings: dict[str, Any] = {
+        "state": os.path.join(state, "run"),
+        "host_root": roots["host"],
+        "sys_root": roots["sys"],
+        "proc_root": roots["proc"],
+        **machine.read().scenario.settings,
+    }
+    return Simulation(machine, tree, settings)

@@ -1,0 +1,333 @@
+"""Sessions, enumeration and what a GPU is: names, numbers, PCI, modes."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from pydra_nvidia.nvml.errors import Code
+from pydra_nvidia.simulation.boards import Board
+from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handle, put_text, text
+from pydra_nvidia.simulation.library.symbols import Call, Target, device, gpu, system
+from pydra_nvidia.simulation.machine import View
+
+if TYPE_CHECKING:
+    from pydra_nvidia.simulation.library.library import Library
+
+ADDRESSING_VERSION = 0x1000008
+PCI_EXT_VERSION = 0x1000040
+BRANCH_VERSION = 0x1000054
+_ADDRESS = re.compile(r"(?:([0-9A-Fa-f]{1,8}):)?([0-9A-Fa-f]{1,2}):([0-9A-Fa-f]{1,2})(?:\.[0-7])?")
+EXCLUSIVE_THREAD, MOST_COMPUTE_MODE = 1, 3
+
+
+@system("nvmlInitWithFlags", session=False)
+def _init_with_flags(call: Call, flags: Any) -> None:
+    call.library.open(call.view, number(flags))
+
+
+@system("nvmlInit_v2", "nvmlInit", session=False)
+def _init(call: Call) -> None:
+    call.library.open(call.view, 0)
+
+
+@system("nvmlShutdown", session=False)
+def _shutdown(call: Call) -> None:
+    call.library.close()
+
+
+@system("nvmlSystemGetDriverVersion")
+def _driver_version(call: Call, buffer: Any, size: Any) -> None:
+    put_text(buffer, size, call.view.driver_version())
+
+
+@system("nvmlSystemGetNVMLVersion", session=False)
+def _nvml_version(call: Call, buffer: Any, size: Any) -> None:
+    cuda = call.view.scenario.driver.cuda
+    put_text(buffer, size, f"{cuda // 1000}.{call.library.version}")
+
+
+@system("nvmlSystemGetCudaDriverVersion", "nvmlSystemGetCudaDriverVersion_v2", session=False)
+def _cuda_version(call: Call, reference: Any) -> None:
+    put(reference, call.view.scenario.driver.cuda)
+
+
+@system("nvmlSystemGetDriverBranch")
+def _driver_branch(call: Call, info: Any, _size: Any) -> None:
+    major = call.view.driver_version().partition(".")[0]
+    fill(info, BRANCH_VERSION, branch=f"r{major}_00".encode())
+
+
+@system("nvmlSystemGetProcessName")
+def _process_name(call: Call, pid: Any, buffer: Any, size: Any) -> None:
+    for state in call.view.state.gpus.values():
+        for process in state.processes:
+            if process.pid == number(pid):
+                return put_text(buffer, size, process.name)
+    raise Refusal(Code.NOT_FOUND)
+
+
+@system("nvmlDeviceGetCount_v2")
+def _count(call: Call, reference: Any) -> None:
+    put(reference, len(call.library.check(call.view).uuids))
+
+
+def _by_index(library: Library, view: View, arguments: tuple[Any, ...]) -> str | None:
+    uuids, index = library.check(view).uuids, number(arguments[0])
+    return uuids[index] if 0 <= index < len(uuids) else None
+
+
+def _by_uuid(library: Library, view: View, arguments: tuple[Any, ...]) -> str | None:
+    wanted = text(arguments[0])
+    for uuid in library.check(view).uuids:
+        if uuid == wanted or any(ci.uuid == wanted for gi in view.state.gpus[uuid].instances for ci in gi.compute):
+            return uuid
+    return None
+
+
+def _by_serial(library: Library, view: View, arguments: tuple[Any, ...]) -> str | None:
+    wanted = text(arguments[0])
+    return next((uuid for uuid in library.check(view).uuids if view.boards[uuid].serial == wanted), None)
+
+
+def _by_address(library: Library, view: View, arguments: tuple[Any, ...]) -> str | None:
+    match = _ADDRESS.fullmatch(text(arguments[0]))
+    if match is None:
+        raise Refusal(Code.INVALID_ARGUMENT)
+    wanted = int(match[1] or "0", 16), int(match[2], 16), int(match[3], 16)
+    return next((uuid for uuid in library.check(view).uuids if _numbers(view.boards[uuid]) == wanted), None)
+
+
+@system("nvmlDeviceGetHandleByIndex_v2", finds=_by_index)
+def _handle_by_index(call: Call, index: Any, reference: Any) -> None:
+    uuid = _by_index(call.library, call.view, (index,))
+    if uuid is None:
+        raise Refusal(Code.INVALID_ARGUMENT)
+    _give(call, uuid, reference)
+
+
+@system("nvmlDeviceGetHandleByUUID", finds=_by_uuid)
+def _handle_by_uuid(call: Call, wanted: Any, reference: Any) -> None:
+    uuid = _by_uuid(call.library, call.view, (wanted,))
+    if uuid is None:
+        raise Refusal(Code.NOT_FOUND)
+    _give(call, uuid, reference)
+    for gi in call.gpu.instances:
+        for ci in gi.compute:
+            if ci.uuid == text(wanted):
+                put_handle(reference, call.library.address(Target("mig", uuid, gi.serial, ci.uuid)))
+
+
+@system("nvmlDeviceGetHandleBySerial", finds=_by_serial)
+def _handle_by_serial(call: Call, serial: Any, reference: Any) -> None:
+    _give(call, _by_serial(call.library, call.view, (serial,)), reference)
+
+
+@system("nvmlDeviceGetHandleByPciBusId_v2", finds=_by_address)
+def _handle_by_address(call: Call, address: Any, reference: Any) -> None:
+    _give(call, _by_address(call.library, call.view, (address,)), reference)
+
+
+def _give(call: Call, uuid: str | None, reference: Any) -> None:
+    if uuid is None:
+        raise Refusal(Code.NOT_FOUND)
+    call.resolve(call.view, Target("gpu", uuid))
+    put_handle(reference, call.library.address(Target("gpu", uuid)))
+
+
+@device("nvmlDeviceGetUUID")
+def _uuid_of(call: Call, buffer: Any, size: Any) -> None:
+    put_text(buffer, size, call.compute.uuid if call.compute else call.board.uuid)
+
+
+@device("nvmlDeviceGetName")
+def _name_of(call: Call, buffer: Any, size: Any) -> None:
+    name = call.board.model.name
+    if call.instance is not None and call.compute is not None and call.board.model.mig is not None:
+        profile = call.board.model.mig.profile(call.instance.profile)
+        assert profile is not None
+        part = profile.name if call.compute.slices == profile.slices else f"{call.compute.slices}c.{profile.name}"
+        name = f"{name} MIG {part}"
+    put_text(buffer, size, name)
+
+
+@gpu("nvmlDeviceGetIndex")
+def _index_of(call: Call, reference: Any) -> None:
+    put(reference, call.library.check(call.view).uuids.index(call.board.uuid))
+
+
+@device("nvmlDeviceGetMinorNumber")
+def _minor_of(call: Call, reference: Any) -> None:
+    if call.compute is not None:
+        raise Refusal(Code.NOT_SUPPORTED)
+    put(reference, call.board.minor)
+
+
+@device("nvmlDeviceGetBrand")
+def _brand(call: Call, reference: Any) -> None:
+    put(reference, call.board.model.brand)
+
+
+@device("nvmlDeviceGetArchitecture")
+def _architecture(call: Call, reference: Any) -> None:
+    put(reference, call.board.model.architecture)
+
+
+@device("nvmlDeviceGetCudaComputeCapability")
+def _compute_capability(call: Call, major: Any, minor: Any) -> None:
+    put(major, call.board.model.compute[0])
+    put(minor, call.board.model.compute[1])
+
+
+@gpu("nvmlDeviceGetSerial")
+def _serial(call: Call, buffer: Any, size: Any) -> None:
+    put_text(buffer, size, _told(call.board.serial if call.board.model.serial else ""))
+
+
+@gpu("nvmlDeviceGetBoardPartNumber")
+def _part_number(call: Call, buffer: Any, size: Any) -> None:
+    put_text(buffer, size, _told(call.board.model.part_number))
+
+
+@device("nvmlDeviceGetVbiosVersion")
+def _vbios(call: Call, buffer: Any, size: Any) -> None:
+    put_text(buffer, size, _told(call.board.model.vbios))
+
+
+@gpu("nvmlDeviceGetGspFirmwareVersion")
+def _gsp_firmware(call: Call, buffer: Any) -> None:
+    put_text(buffer, 64, _told(call.board.model.gsp_firmware))
+
+
+@gpu("nvmlDeviceGetModuleId")
+def _module(call: Call, reference: Any) -> None:
+    if not call.board.model.module:
+        raise Refusal(Code.NOT_SUPPORTED)
+    put(reference, call.board.module)
+
+
+@gpu("nvmlDeviceGetBoardId")
+def _board_id(call: Call, reference: Any) -> None:
+    put(reference, int(call.board.address.split(":")[-2], 16) << 8)
+
+
+@gpu("nvmlDeviceGetMultiGpuBoard")
+def _multi_gpu_board(_call: Call, reference: Any) -> None:
+    put(reference, 0)
+
+
+@device("nvmlDeviceGetVirtualizationMode")
+def _virtualization_mode(call: Call, reference: Any) -> None:
+    put(reference, call.board.model.virtualization)
+
+
+@gpu("nvmlDeviceGetAddressingMode")
+def _addressing_mode(call: Call, info: Any) -> None:
+    if call.board.model.addressing is None:
+        raise Refusal(Code.NOT_SUPPORTED)
+    fill(info, ADDRESSING_VERSION, value=call.board.model.addressing)
+
+
+@device("nvmlDeviceGetPciInfo_v3")
+def _pci_info(call: Call, info: Any) -> None:
+    board = call.board
+    domain, bus, slot = _numbers(board)
+    fill(
+        info,
+        busIdLegacy=f"{domain & 0xFFFF:04X}:{bus:02X}:{slot:02X}.0".encode(),
+        busId=f"{domain:08X}:{bus:02X}:{slot:02X}.0".encode(),
+        domain=domain,
+        bus=bus,
+        device=slot,
+        pciDeviceId=_pair(board.model.pci.device, board.model.pci.vendor),
+        pciSubSystemId=_pair(board.model.pci.subsystem_device, board.model.pci.subsystem_vendor),
+    )
+
+
+@gpu("nvmlDeviceGetPciInfoExt")
+def _pci_info_ext(call: Call, info: Any) -> None:
+    board = call.board
+    domain, bus, slot = _numbers(board)
+    kind = int(board.model.pci.pci_class, 16)
+    fill(
+        info,
+        PCI_EXT_VERSION,
+        busId=f"{domain:08X}:{bus:02X}:{slot:02X}.0".encode(),
+        domain=domain,
+        bus=bus,
+        device=slot,
+        pciDeviceId=_pair(board.model.pci.device, board.model.pci.vendor),
+        pciSubSystemId=_pair(board.model.pci.subsystem_device, board.model.pci.subsystem_vendor),
+        baseClass=kind >> 16,
+        subClass=kind >> 8 & 0xFF,
+    )
+
+
+@gpu("nvmlDeviceGetComputeMode")
+def _compute_mode(call: Call, reference: Any) -> None:
+    put(reference, call.gpu.compute_mode)
+
+
+@gpu("nvmlDeviceSetComputeMode", root=True)
+def _set_compute_mode(call: Call, mode: Any) -> None:
+    wanted = number(mode)
+    if not 0 <= wanted <= MOST_COMPUTE_MODE or wanted == EXCLUSIVE_THREAD:
+        raise Refusal(Code.INVALID_ARGUMENT)
+    with call.changing():
+        if call.gpu.mig:
+            raise Refusal(Code.NOT_SUPPORTED)
+        call.gpu.compute_mode = wanted
+
+
+@gpu("nvmlDeviceGetPersistenceMode")
+def _persistence_mode(call: Call, reference: Any) -> None:
+    put(reference, int(call.gpu.persistence))
+
+
+@gpu("nvmlDeviceSetPersistenceMode", root=True)
+def _set_persistence_mode(call: Call, mode: Any) -> None:
+    with call.changing():
+        call.gpu.persistence = bool(number(mode))
+
+
+def _told(value: str) -> str:
+    if not value:
+        raise Refusal(Code.NOT_SUPPORTED)
+    return value
+
+
+def _numbers(board: Board) -> tuple[int, int, int]:
+    domain, bus, rest = board.address.split(":")
+    return int(domain, 16), int(bus, 16), int(rest.partition(".")[0], 16)
+
+
+def _pair(high: str, low: str) -> int:
+    return int(high, 16) << 16 | int(low, 16)
+
+
+def node_mask(reference: Any, size: Any, members: range) -> None:
+    """A set of numbers as NVML's array of 64-bit words."""
+    words = pointed(reference)
+    for word in range(number(size)):
+        words[word] = sum(1 << bit for bit in range(64) if word * 64 + bit in members)
+
+
+@gpu("nvmlDeviceGetNumaNodeId")
+def _numa_node(call: Call, reference: Any) -> None:
+    if not call.board.model.numa_node or call.board.numa < 0:
+        raise Refusal(Code.NOT_SUPPORTED)
+    put(reference, call.board.numa)
+
+
+@gpu("nvmlDeviceGetMemoryAffinity")
+def _memory_affinity(call: Call, size: Any, reference: Any, _scope: Any) -> None:
+    node = max(call.board.numa, 0)
+    node_mask(reference, size, range(node, node + 1))
+
+
+@gpu("nvmlDeviceGetCpuAffinity", "nvmlDeviceGetCpuAffinityWithinScope")
+def _cpu_affinity(call: Call, size: Any, reference: Any, _scope: Any = None) -> None:
+    nodes = 1 + max((board.numa for board in call.view.boards.values()), default=0)
+    share = call.view.scenario.host.cpus // nodes
+    node = max(call.board.numa, 0)
+    node_mask(reference, size, range(node * share, (node + 1) * share))

@@ -1,0 +1,262 @@
+"""MIG: GPU instances and compute instances, made and destroyed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydra_nvidia.nvml.errors import Code
+from pydra_nvidia.simulation.boards import derive_uuid
+from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handle, put_handles
+from pydra_nvidia.simulation.library.mig import mig_model, profile_of
+from pydra_nvidia.simulation.library.symbols import Call, Target, compute, gpu, instance
+from pydra_nvidia.simulation.machine import lowest_instance_id
+from pydra_nvidia.simulation.model import ComputeProfile, GpuProfile, MigModel
+from pydra_nvidia.simulation.state import ComputeState, GpuState, InstanceState
+
+COMPUTE_INFO_V2 = 0x02000088
+
+
+@gpu("nvmlDeviceCreateGpuInstanceWithPlacement", root=True)
+def _create_instance_at(call: Call, profile: Any, placement: Any, reference: Any) -> None:
+    _needs_mode(call)
+    wanted, place = profile_of(call, profile), pointed(placement)
+    if place.size != wanted.size or place.start not in wanted.starts:
+        raise Refusal(Code.INVALID_ARGUMENT)
+    _create(call, wanted, [place.start], reference)
+
+
+@gpu("nvmlDeviceCreateGpuInstance", root=True)
+def _create_instance(call: Call, profile: Any, reference: Any) -> None:
+    _needs_mode(call)
+    wanted = profile_of(call, profile)
+    _create(call, wanted, wanted.starts, reference)
+
+
+@gpu("nvmlDeviceGetGpuInstanceRemainingCapacity", root=True)
+def _remaining_capacity(call: Call, profile: Any, reference: Any) -> None:
+    _needs_mode(call)
+    model, wanted = mig_model(call), profile_of(call, profile)
+    trial = GpuState(instances=list(call.gpu.instances))
+    while (start := next((one for one in wanted.starts if _fits(model, trial, wanted, one)), None)) is not None:
+        trial.instances.append(InstanceState(id=-1, profile=wanted.id, start=start, size=wanted.size, serial=0))
+    put(reference, len(trial.instances) - len(call.gpu.instances))
+
+
+@gpu("nvmlDeviceGetGpuInstances", root=True)
+def _list_instances(call: Call, profile: Any, array: Any, count: Any) -> None:
+    _needs_mode(call)
+    wanted = profile_of(call, profile)
+    found = [one for one in call.gpu.instances if one.profile == wanted.id]
+    put_handles(array, count, [_instance_address(call, one) for one in found])
+
+
+@gpu("nvmlDeviceGetGpuInstanceById", root=True)
+def _instance_by_id(call: Call, id_: Any, reference: Any) -> None:
+    _needs_mode(call)
+    found = next((one for one in call.gpu.instances if one.id == number(id_)), None)
+    if found is None:
+        raise Refusal(Code.NOT_FOUND)
+    put_handle(reference, _instance_address(call, found))
+
+
+@instance("nvmlGpuInstanceGetInfo")
+def _instance_info(call: Call, info: Any) -> None:
+    assert call.instance is not None
+    struct = pointed(info)
+    put_handle(struct, call.library.address(Target("gpu", call.board.uuid)), type(struct).device.offset)
+    struct.id, struct.profileId = call.instance.id, call.instance.profile
+    struct.placement.start, struct.placement.size = call.instance.start, call.instance.size
+
+
+@instance("nvmlGpuInstanceDestroy", root=True)
+def _destroy_instance(call: Call) -> None:
+    with call.changing():
+        assert call.instance is not None
+        if call.instance.compute or any(one.gi == call.instance.id for one in call.gpu.processes):
+            raise Refusal(Code.IN_USE)
+        call.gpu.instances.remove(call.instance)
+
+
+@instance("nvmlGpuInstanceGetComputeInstanceProfileInfo")
+def _compute_profile_info(call: Call, profile: Any, engine: Any, info: Any) -> None:
+    fill(info, **_figures(_compute_by_enum(call, profile, engine)))
+
+
+@instance("nvmlGpuInstanceGetComputeInstanceProfileInfoV")
+def _compute_profile_info_v(call: Call, profile: Any, engine: Any, info: Any) -> None:
+    found, whole = _compute_by_enum(call, profile, engine), _profile(call)
+    name = f"MIG {whole.name}" if found.slices == whole.slices else f"MIG {found.slices}c.{whole.name}"
+    fill(info, COMPUTE_INFO_V2, name=name.encode(), **_figures(found))
+
+
+@instance("nvmlGpuInstanceGetComputeInstancePossiblePlacements")
+def _compute_placements(call: Call, profile: Any, placements: Any, count: Any) -> None:
+    found = _compute_profile(call, profile)
+    if placements is not None:
+        array = pointed(placements)
+        for position, start in enumerate(found.starts):
+            array[position].start, array[position].size = start, found.slices
+    put(count, len(found.starts))
+
+
+@instance("nvmlGpuInstanceGetComputeInstanceRemainingCapacity", root=True)
+def _compute_remaining(call: Call, profile: Any, reference: Any) -> None:
+    found = _compute_profile(call, profile)
+    put(reference, sum(1 for start in found.starts if _is_free(call, start, found.slices)))
+
+
+@instance("nvmlGpuInstanceCreateComputeInstance", root=True)
+def _create_compute(call: Call, profile: Any, reference: Any) -> None:
+    found = _compute_profile(call, profile)
+    _make_compute(call, found, found.starts, reference)
+
+
+@instance("nvmlGpuInstanceCreateComputeInstanceWithPlacement", root=True)
+def _create_compute_at(call: Call, profile: Any, placement: Any, reference: Any) -> None:
+    found, place = _compute_profile(call, profile), pointed(placement)
+    if place.size != found.slices or place.start not in found.starts:
+        raise Refusal(Code.INVALID_ARGUMENT)
+    _make_compute(call, found, (place.start,), reference)
+
+
+@instance("nvmlGpuInstanceGetComputeInstances", root=True)
+def _list_compute(call: Call, profile: Any, array: Any, count: Any) -> None:
+    assert call.instance is not None
+    found, here = _compute_profile(call, profile), call.instance
+    addresses = [_compute_address(call, here, one) for one in here.compute if one.profile == found.id]
+    put_handles(array, count, addresses)
+
+
+@instance("nvmlGpuInstanceGetComputeInstanceById", root=True)
+def _compute_by_id(call: Call, id_: Any, reference: Any) -> None:
+    assert call.instance is not None
+    found = next((one for one in call.instance.compute if one.id == number(id_)), None)
+    if found is None:
+        raise Refusal(Code.NOT_FOUND)
+    put_handle(reference, _compute_address(call, call.instance, found))
+
+
+@compute("nvmlComputeInstanceGetInfo_v2", "nvmlComputeInstanceGetInfo")
+def _compute_info(call: Call, info: Any) -> None:
+    gi, ci = call.part()
+    struct = pointed(info)
+    library = call.library
+    put_handle(struct, library.address(Target("mig", call.board.uuid, gi.serial, ci.uuid)), type(struct).device.offset)
+    put_handle(struct, _instance_address(call, gi), type(struct).gpuInstance.offset)
+    struct.id, struct.profileId = ci.id, ci.profile
+    struct.placement.start, struct.placement.size = ci.start, ci.slices
+
+
+@compute("nvmlComputeInstanceDestroy", root=True)
+def _destroy_compute(call: Call) -> None:
+    with call.changing():
+        gi, ci = call.part()
+        if any((one.gi, one.ci) == (gi.id, ci.id) for one in call.gpu.processes):
+            raise Refusal(Code.IN_USE)
+        gi.compute.remove(ci)
+
+
+def _create(call: Call, profile: GpuProfile, starts: Any, reference: Any) -> None:
+    model = mig_model(call)
+    with call.changing():
+        _needs_mode(call)
+        start = next((one for one in starts if _fits(model, call.gpu, profile, one)), None)
+        if start is None:
+            raise Refusal(Code.INSUFFICIENT_RESOURCES)
+        made = InstanceState(
+            id=lowest_instance_id(call.gpu.instances, whole=profile.size == model.memory_slices),
+            profile=profile.id,
+            start=start,
+            size=profile.size,
+            serial=call.library.machine.new_number(call.view.state),
+        )
+        call.gpu.instances.append(made)
+    put_handle(reference, _instance_address(call, made))
+
+
+def _make_compute(call: Call, profile: ComputeProfile, starts: tuple[int, ...], reference: Any) -> None:
+    with call.changing():
+        assert call.instance is not None
+        start = next((one for one in starts if _is_free(call, one, profile.slices)), None)
+        if start is None or sum(1 for one in call.instance.compute if one.profile == profile.id) >= profile.most:
+            raise Refusal(Code.INSUFFICIENT_RESOURCES)
+        used = {one.id for one in call.instance.compute}
+        number_ = call.library.machine.new_number(call.view.state)
+        made = ComputeState(
+            id=next(one for one in range(8) if one not in used),
+            profile=profile.id,
+            start=start,
+            slices=profile.slices,
+            uuid=f"MIG-{derive_uuid(call.board.uuid, 'compute', number_)}",
+        )
+        call.instance.compute.append(made)
+        call.instance.compute.sort(key=lambda one: one.id)
+        put_handle(reference, _compute_address(call, call.instance, made))
+
+
+def _fits(model: MigModel, state: GpuState, profile: GpuProfile, start: int) -> bool:
+    """Whether memory slices, compute slices and the profile's count leave room at `start`."""
+    used = 0
+    for one in state.instances:
+        if start < one.start + one.size and one.start < start + profile.size:
+            return False
+        other = model.profile(one.profile)
+        used += other.slices if other else 0
+    alike = sum(1 for one in state.instances if one.profile == profile.id)
+    return used + profile.slices <= model.compute_slices and alike < profile.most
+
+
+def _is_free(call: Call, start: int, slices: int) -> bool:
+    assert call.instance is not None
+    return all(start >= one.start + one.slices or one.start >= start + slices for one in call.instance.compute)
+
+
+def _needs_mode(call: Call) -> None:
+    mig_model(call)
+    if not call.gpu.mig:
+        raise Refusal(Code.NOT_SUPPORTED)
+
+
+def _profile(call: Call) -> GpuProfile:
+    assert call.instance is not None
+    found = mig_model(call).profile(call.instance.profile)
+    assert found is not None
+    return found
+
+
+def _compute_by_enum(call: Call, enum: Any, engine: Any) -> ComputeProfile:
+    if number(engine):
+        raise Refusal(Code.INVALID_ARGUMENT)
+    found = next((one for one in _profile(call).compute_profiles() if one.enum == number(enum)), None)
+    if found is None:
+        raise Refusal(Code.NOT_SUPPORTED)
+    return found
+
+
+def _compute_profile(call: Call, id_: Any) -> ComputeProfile:
+    found = next((one for one in _profile(call).compute_profiles() if one.id == number(id_)), None)
+    if found is None:
+        raise Refusal(Code.INVALID_ARGUMENT)
+    return found
+
+
+def _figures(profile: ComputeProfile) -> dict[str, int]:
+    return {
+        "id": profile.id,
+        "sliceCount": profile.slices,
+        "instanceCount": profile.most,
+        "multiprocessorCount": profile.multiprocessors,
+        "sharedCopyEngineCount": profile.copy_engines,
+        "sharedDecoderCount": profile.decoders,
+        "sharedEncoderCount": profile.encoders,
+        "sharedJpegCount": profile.jpeg_engines,
+        "sharedOfaCount": profile.ofa_engines,
+    }
+
+
+def _instance_address(call: Call, one: InstanceState) -> int:
+    return call.library.address(Target("instance", call.board.uuid, one.serial))
+
+
+def _compute_address(call: Call, gi: InstanceState, ci: ComputeState) -> int:
+    return call.library.address(Target("compute", call.board.uuid, gi.serial, ci.uuid))

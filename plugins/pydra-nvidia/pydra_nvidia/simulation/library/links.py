@@ -1,0 +1,168 @@
+"""How GPUs are connected: PCI topology, NVLink, the multi-node fabric."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from pydra_nvidia.nvml.errors import Code
+from pydra_nvidia.simulation.boards import Board
+from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handles
+from pydra_nvidia.simulation.library.symbols import Call, Target, gpu, system
+from pydra_nvidia.simulation.scenario import LinkPart
+
+MOST_LINKS = 36
+FABRIC_V2, FABRIC_V3 = 0x02000024, 0x3000028
+HOPPER = 9
+SINGLE, MULTIPLE, HOST_BRIDGE, NODE, SYSTEM = 10, 20, 30, 40, 50
+P2P_OK, P2P_NOT_SUPPORTED = 0, 5
+P2P_NVLINK, P2P_MOST = 2, 4
+
+
+@gpu("nvmlDeviceGetTopologyCommonAncestor")
+def _common_ancestor(call: Call, other: Any, reference: Any) -> None:
+    put(reference, _level(call, _other(call, other)))
+
+
+@gpu("nvmlDeviceGetTopologyNearestGpus")
+def _nearest_gpus(call: Call, level: Any, count: Any, array: Any) -> None:
+    uuids = call.library.check(call.view).uuids
+    near = [one for one in uuids if one != call.board.uuid and _level(call, call.view.boards[one]) == number(level)]
+    put_handles(array, count, [call.library.address(Target("gpu", one)) for one in near])
+
+
+@system("nvmlSystemGetTopologyGpuSet")
+def _topology_gpu_set(call: Call, cpu: Any, count: Any, array: Any) -> None:
+    boards = call.view.boards
+    share = call.view.scenario.host.cpus // (1 + max((one.numa for one in boards.values()), default=0))
+    near = [one for one in call.library.check(call.view).uuids if boards[one].numa == number(cpu) // share]
+    put_handles(array, count, [call.library.address(Target("gpu", one)) for one in near])
+
+
+@gpu("nvmlDeviceGetP2PStatus")
+def _p2p_status(call: Call, other: Any, index: Any, reference: Any) -> None:
+    if number(index) > P2P_MOST:
+        raise Refusal(Code.INVALID_ARGUMENT)
+    peer = _other(call, other)
+    possible = not call.gpu.mig and not call.view.state.gpus[peer.uuid].mig
+    if number(index) == P2P_NVLINK:
+        switched = any(link.remote == 2 for link in call.board.links) and any(link.remote == 2 for link in peer.links)
+        direct = any(link.address == peer.address for link in call.board.links)
+        possible = possible and (switched or direct)
+    put(reference, P2P_OK if possible else P2P_NOT_SUPPORTED)
+
+
+@gpu("nvmlDeviceGetNvLinkState")
+def _link_state(call: Call, link: Any, reference: Any) -> None:
+    part = _link(call, link)
+    put(reference, part.state if part.state != 1 or number(link) in active_links(call) else 0)
+
+
+@gpu("nvmlDeviceGetNvLinkVersion")
+def _link_version(call: Call, link: Any, reference: Any) -> None:
+    _link(call, link)
+    assert call.board.model.nvlink is not None
+    put(reference, call.board.model.nvlink.version)
+
+
+@gpu("nvmlDeviceGetNvLinkRemoteDeviceType")
+def _link_remote_type(call: Call, link: Any, reference: Any) -> None:
+    put(reference, _live_link(call, link).remote)
+
+
+@gpu("nvmlDeviceGetNvLinkRemotePciInfo_v2")
+def _link_remote_pci(call: Call, link: Any, info: Any) -> None:
+    part = _live_link(call, link)
+    if not part.address:
+        raise Refusal(Code.NOT_SUPPORTED)
+    domain, bus, rest = part.address.split(":")
+    slot = rest.partition(".")[0]
+    fill(
+        info,
+        busIdLegacy=part.address.upper()[-12:].encode(),
+        busId=f"{int(domain, 16):08X}:{bus.upper()}:{slot.upper()}.0".encode(),
+        domain=int(domain, 16),
+        bus=int(bus, 16),
+        device=int(slot, 16),
+    )
+
+
+@gpu("nvmlDeviceGetNvLinkErrorCounter")
+def _link_errors(call: Call, link: Any, counter: Any, reference: Any) -> None:
+    """Counted up to Ampere; newer GPUs tell by field values. Those of a simulated GPU are all of link 0."""
+    _link(call, link)
+    if call.board.model.architecture >= HOPPER:
+        raise Refusal(Code.NOT_SUPPORTED)
+    counters = call.gpu.counters
+    found = (counters.nvlink_replays, counters.nvlink_recoveries, counters.nvlink_crc, counters.nvlink_crc, 0)
+    if number(counter) >= len(found):
+        raise Refusal(Code.INVALID_ARGUMENT)
+    put(reference, found[number(counter)] if number(link) == 0 else 0)
+
+
+@gpu("nvmlDeviceGetGpuFabricInfo")
+def _fabric_info(call: Call, info: Any) -> None:
+    _fabric(call, info)
+
+
+@gpu("nvmlDeviceGetGpuFabricInfoV")
+def _fabric_info_v(call: Call, info: Any) -> None:
+    version = pointed(info).version
+    if version not in (FABRIC_V2, FABRIC_V3):
+        raise Refusal(Code.ARGUMENT_VERSION_MISMATCH)
+    _fabric(call, info)
+    fabric = call.board.fabric
+    fill(info, healthMask=fabric.health_mask if fabric else 0)
+    if version == FABRIC_V3:
+        fill(info, healthSummary=fabric.summary if fabric else 0)
+
+
+def active_links(call: Call) -> tuple[int, ...]:
+    """The links that carry traffic; none in MIG mode."""
+    if call.gpu.mig:
+        return ()
+    down = call.gpu.links_down
+    return tuple(number for number, link in enumerate(call.board.links) if link.state == 1 and number not in down)
+
+
+def _fabric(call: Call, info: Any) -> None:
+    if call.board.model.architecture < HOPPER:
+        raise Refusal(Code.NOT_SUPPORTED)
+    fabric = call.board.fabric
+    if fabric is None:
+        return fill(info, state=0, status=0, cliqueId=0)
+    pointed(info).clusterUuid[:] = uuid.UUID(fabric.cluster).bytes
+    return fill(info, state=fabric.state, status=fabric.status, cliqueId=fabric.clique)
+
+
+def _other(call: Call, argument: Any) -> Board:
+    return call.view.boards[call.library.target(argument, "gpu").uuid]
+
+
+def _level(call: Call, other: Board) -> int:
+    here = call.board
+    for pair in call.view.scenario.topology:
+        if set(pair.gpus) == {here.minor, other.minor}:
+            return pair.level
+    if here.uuid == other.uuid:
+        return 0
+    if here.bridges and other.bridges and here.bridges[0] == other.bridges[0]:
+        return SINGLE if here.bridges[-1] == other.bridges[-1] else MULTIPLE
+    if here.root == other.root:
+        return HOST_BRIDGE
+    return NODE if here.numa == other.numa else SYSTEM
+
+
+def _link(call: Call, link: Any) -> LinkPart:
+    if not 0 <= number(link) < MOST_LINKS:
+        raise Refusal(Code.INVALID_ARGUMENT)
+    if number(link) >= len(call.board.links):
+        raise Refusal(Code.NOT_SUPPORTED)
+    return call.board.links[number(link)]
+
+
+def _live_link(call: Call, link: Any) -> LinkPart:
+    part = _link(call, link)
+    if number(link) not in active_links(call):
+        raise Refusal(Code.NOT_SUPPORTED)
+    return part

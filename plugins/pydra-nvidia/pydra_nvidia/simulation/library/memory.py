@@ -1,0 +1,82 @@
+"""Memory, and the processes that have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydra_nvidia.nvml.errors import Code
+from pydra_nvidia.simulation.faults import NO_INSTANCE
+from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put
+from pydra_nvidia.simulation.library.symbols import Call, device
+from pydra_nvidia.simulation.state import Process, ProcessKind
+
+MEMORY_V2 = 0x02000028
+MIB = 1 << 20
+
+
+@device("nvmlDeviceGetMemoryInfo")
+def _memory_info(call: Call, info: Any) -> None:
+    total, reserved, used = _memory(call)
+    fill(info, total=total, free=total - reserved - used, used=used + reserved)
+
+
+@device("nvmlDeviceGetMemoryInfo_v2")
+def _memory_info_v2(call: Call, info: Any) -> None:
+    total, reserved, used = _memory(call)
+    fill(info, MEMORY_V2, total=total, reserved=reserved, free=total - reserved - used, used=used)
+
+
+@device("nvmlDeviceGetBAR1MemoryInfo")
+def _bar1_info(call: Call, info: Any) -> None:
+    total = call.board.model.bar1 * MIB
+    used = min(total, (1 + len(_processes(call))) * MIB)
+    fill(info, bar1Total=total, bar1Free=total - used, bar1Used=used)
+
+
+@device("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
+def _compute_processes(call: Call, count: Any, array: Any) -> None:
+    _list(call, "compute", count, array)
+
+
+@device("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2")
+def _graphics_processes(call: Call, count: Any, array: Any) -> None:
+    _list(call, "graphics", count, array)
+
+
+@device("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2")
+def _mps_processes(call: Call, count: Any, array: Any) -> None:
+    _list(call, "mps", count, array)
+
+
+def _memory(call: Call) -> tuple[int, int, int]:
+    """Total, reserved and used, in bytes; raises Refusal where NVML does not count it."""
+    model = call.board.model
+    if not model.memory_told:
+        raise Refusal(Code.NOT_SUPPORTED)
+    used = sum(process.memory for process in _processes(call)) * MIB
+    if call.instance is not None and model.mig is not None:
+        profile = model.mig.profile(call.instance.profile)
+        assert profile is not None
+        return profile.memory * MIB, 0, min(used, profile.memory * MIB)
+    free = (model.memory - model.reserved) * MIB
+    return model.memory * MIB, model.reserved * MIB, min(free, used + call.gpu.gauges.memory_used * MIB)
+
+
+def _processes(call: Call) -> list[Process]:
+    if call.instance is None or call.compute is None:
+        return call.gpu.processes
+    place = call.instance.id, call.compute.id
+    return [process for process in call.gpu.processes if (process.gi, process.ci) == place]
+
+
+def _list(call: Call, kind: ProcessKind, count: Any, array: Any) -> None:
+    found = [process for process in _processes(call) if process.kind == kind]
+    room = number(pointed(count))
+    put(count, len(found))
+    if len(found) > room:
+        raise Refusal(Code.INSUFFICIENT_SIZE)
+    for position, process in enumerate(found):
+        entry = pointed(array)[position] if not hasattr(array, "__getitem__") else array[position]
+        entry.pid, entry.usedGpuMemory = process.pid, process.memory * MIB
+        entry.gpuInstanceId = NO_INSTANCE if process.gi is None else process.gi
+        entry.computeInstanceId = NO_INSTANCE if process.ci is None else process.ci

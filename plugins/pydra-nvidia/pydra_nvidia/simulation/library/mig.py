@@ -1,0 +1,179 @@
+"""MIG: the mode, the profiles, and the MIG devices that exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydra_nvidia.nvml.errors import Code
+from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handle
+from pydra_nvidia.simulation.library.symbols import Call, Target, device, gpu
+from pydra_nvidia.simulation.model import GpuProfile, MigModel
+
+PROFILE_INFO_V2 = 0x02000098
+PROFILE_COUNT = 0x12
+
+
+@gpu("nvmlDeviceGetMigMode")
+def _mig_mode(call: Call, current: Any, pending: Any) -> None:
+    mig_model(call)
+    put(current, int(call.gpu.mig))
+    put(pending, int(call.gpu.mig_pending))
+
+
+@gpu("nvmlDeviceSetMigMode", root=True)
+def _set_mig_mode(call: Call, mode: Any, activation: Any) -> None:
+    """The call succeeds once the mode is pending; whether it came into effect is what `activation` says."""
+    model = mig_model(call)
+    if number(mode) not in (0, 1):
+        raise Refusal(Code.INVALID_ARGUMENT)
+    wanted = bool(number(mode))
+    clients = call.library.others()
+    with call.changing():
+        state = call.gpu
+        state.mig_pending = wanted
+        if state.mig == wanted:
+            put(activation, int(Code.SUCCESS))
+        elif state.processes or clients or state.instances:
+            put(activation, int(Code.IN_USE))
+        elif not model.resetless:
+            put(activation, int(Code.RESET_REQUIRED))
+        else:
+            state.mig = wanted
+            state.compute_mode = 0
+            put(activation, int(Code.SUCCESS))
+
+
+@gpu("nvmlDeviceGetGpuInstanceProfileInfo")
+def _profile_info(call: Call, profile: Any, info: Any) -> None:
+    fill(info, **_figures(_profile_by_enum(call, profile)))
+
+
+@gpu("nvmlDeviceGetGpuInstanceProfileInfoV")
+def _profile_info_v(call: Call, profile: Any, info: Any) -> None:
+    found = _profile_by_enum(call, profile)
+    fill(info, PROFILE_INFO_V2, name=f"MIG {found.name}".encode(), **_figures(found))
+
+
+@gpu("nvmlDeviceGetGpuInstanceProfileInfoByIdV")
+def _profile_info_by_id(call: Call, profile: Any, info: Any) -> None:
+    found = profile_of(call, profile)
+    fill(info, PROFILE_INFO_V2, name=f"MIG {found.name}".encode(), **_figures(found))
+
+
+@gpu("nvmlDeviceGetGpuInstancePossiblePlacements_v2", "nvmlDeviceGetGpuInstancePossiblePlacements")
+def _possible_placements(call: Call, profile: Any, placements: Any, count: Any) -> None:
+    found = profile_of(call, profile)
+    if placements is not None:
+        array = pointed(placements)
+        for position, start in enumerate(found.starts):
+            array[position].start, array[position].size = start, found.size
+    put(count, len(found.starts))
+
+
+@gpu("nvmlDeviceGetMaxMigDeviceCount")
+def _most_mig_devices(call: Call, reference: Any) -> None:
+    model = call.board.model.mig
+    put(reference, model.most_devices if model is not None and call.gpu.mig else 0)
+
+
+@gpu("nvmlDeviceGetMigDeviceHandleByIndex")
+def _mig_device_by_index(call: Call, index: Any, reference: Any) -> None:
+    if number(index) >= mig_model(call).most_devices:
+        raise Refusal(Code.INVALID_ARGUMENT)
+    parts = [
+        Target("mig", call.board.uuid, gi.serial, ci.uuid)
+        for gi in sorted(call.gpu.instances, key=lambda one: one.id)
+        for ci in gi.compute
+    ]
+    if number(index) >= len(parts):
+        raise Refusal(Code.NOT_FOUND)
+    put_handle(reference, call.library.address(parts[number(index)]))
+
+
+@device("nvmlDeviceIsMigDeviceHandle")
+def _is_mig_device(call: Call, reference: Any) -> None:
+    put(reference, int(call.compute is not None))
+
+
+@device("nvmlDeviceGetGpuInstanceId")
+def _gpu_instance_id(call: Call, reference: Any) -> None:
+    put(reference, call.part()[0].id)
+
+
+@device("nvmlDeviceGetComputeInstanceId")
+def _compute_instance_id(call: Call, reference: Any) -> None:
+    put(reference, call.part()[1].id)
+
+
+@device("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
+def _parent_of(call: Call, reference: Any) -> None:
+    call.part()
+    put_handle(reference, call.library.address(Target("gpu", call.board.uuid)))
+
+
+@device("nvmlDeviceGetAttributes_v2")
+def _attributes(call: Call, info: Any) -> None:
+    gi, ci = call.part()
+    profile = mig_model(call).profile(gi.profile)
+    assert profile is not None
+    kind = next(one for one in profile.compute_profiles() if one.id == ci.profile)
+    fill(
+        info,
+        multiprocessorCount=kind.multiprocessors,
+        sharedCopyEngineCount=kind.copy_engines,
+        sharedDecoderCount=kind.decoders,
+        sharedEncoderCount=kind.encoders,
+        sharedJpegCount=kind.jpeg_engines,
+        sharedOfaCount=kind.ofa_engines,
+        gpuInstanceSliceCount=profile.slices,
+        computeInstanceSliceCount=ci.slices,
+        memorySizeMB=profile.memory,
+    )
+
+
+def mig_model(call: Call) -> MigModel:
+    """How the GPU can be partitioned; raises Refusal when it cannot."""
+    if call.board.model.mig is None:
+        raise Refusal(Code.NOT_SUPPORTED)
+    return call.board.model.mig
+
+
+def profile_of(call: Call, id_: Any) -> GpuProfile:
+    """The profile with the hardware's id; raises Refusal for none, or when the driver does not tell."""
+    found = _told(call).profile(number(id_))
+    if found is None:
+        raise Refusal(Code.INVALID_ARGUMENT)
+    return found
+
+
+def _profile_by_enum(call: Call, enum: Any) -> GpuProfile:
+    model = _told(call)
+    if not 0 <= number(enum) < PROFILE_COUNT:
+        raise Refusal(Code.INVALID_ARGUMENT)
+    found = next((one for one in model.profiles if one.enum == number(enum)), None)
+    if found is None:
+        raise Refusal(Code.NOT_SUPPORTED)
+    return found
+
+
+def _told(call: Call) -> MigModel:
+    model = mig_model(call)
+    if not call.gpu.mig and not model.tells_profiles_when_off:
+        raise Refusal(Code.NOT_SUPPORTED)
+    return model
+
+
+def _figures(profile: GpuProfile) -> dict[str, int]:
+    return {
+        "id": profile.id,
+        "isP2pSupported": int(profile.p2p),
+        "sliceCount": profile.slices,
+        "instanceCount": profile.most,
+        "multiprocessorCount": profile.multiprocessors,
+        "copyEngineCount": profile.copy_engines,
+        "decoderCount": profile.decoders,
+        "encoderCount": profile.encoders,
+        "jpegCount": profile.jpeg_engines,
+        "ofaCount": profile.ofa_engines,
+        "memorySizeMB": profile.memory,
+    }

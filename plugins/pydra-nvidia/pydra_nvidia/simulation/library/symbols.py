@@ -1,0 +1,128 @@
+"""The table of C symbols: which function answers each, and whose handle is its first argument.
+
+    @device("nvmlDeviceGetMinorNumber")
+    def get_minor(call: Call, reference: Any) -> None: ...
+
+The function raises Refusal for every code but SUCCESS. It gets the arguments after the handle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import msgspec
+
+from pydra_nvidia.nvml.errors import Code
+from pydra_nvidia.simulation.boards import Board
+from pydra_nvidia.simulation.library.arguments import Refusal
+from pydra_nvidia.simulation.machine import View
+from pydra_nvidia.simulation.state import ComputeState, GpuState, InstanceState
+
+if TYPE_CHECKING:
+    from pydra_nvidia.simulation.library.library import Library
+
+Kind: TypeAlias = Literal["system", "gpu", "device", "instance", "compute", "set"]
+Work: TypeAlias = Callable[..., None]
+
+
+class Target(msgspec.Struct, frozen=True):
+    """A GPU, its GPU instance `serial`, the compute instance `ci` in that, or the MIG device which that is."""
+
+    kind: Literal["gpu", "mig", "instance", "compute", "set"]
+    uuid: str
+    serial: int = 0
+    ci: str = ""
+
+
+class Symbol(msgspec.Struct, frozen=True):
+    """`session`: it needs nvmlInit. `root`: it needs root. `finds` tells the GPU from the arguments, for faults."""
+
+    kind: Kind
+    work: Work
+    root: bool = False
+    session: bool = True
+    finds: Callable[[Library, View, tuple[Any, ...]], str | None] | None = None
+
+
+SYMBOLS: dict[str, Symbol] = {}
+
+
+class Call:
+    """One call: the machine as it is, and what the handle in the first argument stands for."""
+
+    __slots__ = ("board", "compute", "gpu", "instance", "library", "target", "view")
+
+    board: Board
+    gpu: GpuState
+    target: Target
+
+    def __init__(self, library: Library, view: View) -> None:
+        self.library = library
+        self.view = view
+        self.instance: InstanceState | None = None
+        self.compute: ComputeState | None = None
+
+    def resolve(self, view: View, target: Target) -> None:
+        """Find what the target is now; raises Refusal when it is lost or gone."""
+        self.view, self.target = view, target
+        self.board, self.gpu = view.boards[target.uuid], view.state.gpus[target.uuid]
+        if self.gpu.lost or not self.gpu.plugged or self.gpu.driver != "nvidia":
+            raise Refusal(Code.GPU_IS_LOST)
+        if target.kind == "gpu":
+            return
+        self.instance = next((one for one in self.gpu.instances if one.serial == target.serial), None)
+        if self.instance is not None and target.ci:
+            self.compute = next((one for one in self.instance.compute if one.uuid == target.ci), None)
+        if self.instance is None or (target.ci and self.compute is None):
+            raise Refusal(Code.INVALID_ARGUMENT if target.kind == "mig" else Code.NOT_FOUND)
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """The same with the machine for this call alone; what is changed in `gpu` and below is kept."""
+        with self.library.machine.change() as view:
+            self.resolve(view, self.target)
+            yield
+
+    def part(self) -> tuple[InstanceState, ComputeState]:
+        """The MIG device that the handle is; raises Refusal when it is a GPU."""
+        if self.instance is None or self.compute is None:
+            raise Refusal(Code.NOT_SUPPORTED)
+        return self.instance, self.compute
+
+
+def system(
+    *names: str, session: bool = True, finds: Callable[[Library, View, tuple[Any, ...]], str | None] | None = None
+) -> Callable[[Work], Work]:
+    """A function without a handle."""
+    return _register(names, lambda work: Symbol("system", work, session=session, finds=finds))
+
+
+def gpu(*names: str, root: bool = False) -> Callable[[Work], Work]:
+    """A function of a GPU's handle."""
+    return _register(names, lambda work: Symbol("gpu", work, root=root))
+
+
+def device(*names: str) -> Callable[[Work], Work]:
+    """A function of the handle of a GPU or of a MIG device."""
+    return _register(names, lambda work: Symbol("device", work))
+
+
+def instance(*names: str, root: bool = False) -> Callable[[Work], Work]:
+    """A function of a GPU instance's handle."""
+    return _register(names, lambda work: Symbol("instance", work, root=root))
+
+
+def compute(*names: str, root: bool = False) -> Callable[[Work], Work]:
+    """A function of a compute instance's handle."""
+    return _register(names, lambda work: Symbol("compute", work, root=root))
+
+
+def _register(names: tuple[str, ...], make: Callable[[Work], Symbol]) -> Callable[[Work], Work]:
+    def register(work: Work) -> Work:
+        for name in names:
+            SYMBOLS[name] = make(work)
+        return work
+
+    return register

@@ -1,0 +1,171 @@
+"""Files as values, and what brings a directory from one set of them to another.
+
+A set maps paths below the tree's root to what is there, in a notation that is small to keep: a letter for the kind,
+then the text. What others changed in the tree stays as it is, until the same file has to change here.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TypeAlias
+
+from pydra_nvidia.simulation.tree.elf import build_library
+from pydra_nvidia.simulation.tree.minors import describe_minors
+
+Files: TypeAlias = dict[str, str]
+
+NODE_MODE = 0o666
+_NULL_DEVICE = os.makedev(1, 3)
+
+
+def text(content: object) -> str:
+    """A file of the kernel, or of the host; ends in a new line."""
+    return f"t{content}\n"
+
+
+def exact(content: str) -> str:
+    """A file with just this."""
+    return f"t{content}"
+
+
+def program(content: str) -> str:
+    """A file that can be run."""
+    return f"x{content}"
+
+
+def library(soname: str, architecture: str) -> str:
+    """A shared library with nothing in it but its SONAME; `architecture` as the ELF header numbers it."""
+    return f"e{architecture} {soname}"
+
+
+def link(target: str) -> str:
+    """A symbolic link."""
+    return f"l{target}"
+
+
+def device() -> str:
+    """A device node; a plain file where this process may make none.
+
+    It has the numbers of /dev/null, so that a container runtime can hand it to a real container.
+    """
+    return "c"
+
+
+def socket() -> str:
+    """A socket that nobody listens to."""
+    return "s"
+
+
+def folder() -> str:
+    """An empty directory, for what others put there. A file's own directory need not be named."""
+    return "d"
+
+
+def mig_minors() -> str:
+    """The file mig-minors, 4322 lines that are always the same."""
+    return "m"
+
+
+def change_files(root: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Make the files below `root` those of `after`, where they were those of `before`; raises OSError.
+
+    Links go first and come last: a function is on the bus after its files are there, and until they go.
+    """
+    gone = [path for path in before if path not in after]
+    for path in sorted(gone, key=lambda one: (before[one][0] != "l", one), reverse=False):
+        _remove(root, path)
+    _prune(root, gone)
+    made: set[str] = set()
+    come = [path for path, kind in after.items() if before.get(path) != kind]
+    for path in sorted(come, key=lambda one: after[one][0] == "l"):
+        full = os.path.join(root, path)
+        parent = os.path.dirname(full)
+        if parent not in made:
+            os.makedirs(parent, exist_ok=True)
+            made.add(parent)
+        _make(full, after[path])
+
+
+def _make(path: str, entry: str) -> None:
+    kind, content = entry[0], entry[1:]
+    if kind == "l":
+        _replace(path, lambda draft: os.symlink(content, draft))
+    elif kind == "c":
+        _replace(path, _make_device)
+    elif kind == "s":
+        _replace(path, lambda draft: os.mknod(draft, stat.S_IFSOCK | NODE_MODE))
+    elif kind == "d":
+        os.makedirs(path, exist_ok=True)
+    else:
+        _write(path, _content(kind, content), 0o755 if kind == "x" else 0o644)
+
+
+def _content(kind: str, content: str) -> bytes:
+    if kind == "e":
+        architecture, _, soname = content.partition(" ")
+        return build_library(soname, int(architecture))
+    return describe_minors().encode() if kind == "m" else content.encode()
+
+
+def _write(path: str, content: bytes, mode: int) -> None:
+    """A new file is written in place; one that is there is replaced, since somebody may be reading it."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    except FileExistsError:
+        draft = f"{path}.draft"
+        with open(draft, "wb") as file:
+            file.write(content)
+        os.chmod(draft, mode)
+        os.replace(draft, path)
+        return
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)
+
+
+def _make_device(path: str) -> None:
+    try:
+        os.mknod(path, stat.S_IFCHR | NODE_MODE, _NULL_DEVICE)
+    except PermissionError:
+        with open(path, "wb"):
+            pass
+    os.chmod(path, NODE_MODE)
+
+
+def _replace(path: str, make: Callable[[str], None]) -> None:
+    try:
+        make(path)
+    except FileExistsError:
+        draft = f"{path}.draft"
+        with suppress(FileNotFoundError):
+            os.unlink(draft)
+        make(draft)
+        os.replace(draft, path)
+
+
+def _remove(root: str, path: str) -> None:
+    full = os.path.join(root, path)
+    try:
+        os.unlink(full)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except IsADirectoryError:
+        with suppress(OSError):
+            os.rmdir(full)
+
+
+def _prune(root: str, gone: list[str]) -> None:
+    """Remove the directories that nothing is in any more."""
+    parents = {os.path.dirname(path) for path in gone}
+    while parents:
+        above = set()
+        for parent in sorted(parents, key=len, reverse=True):
+            with suppress(OSError):  # in use by something else
+                if parent:
+                    os.rmdir(os.path.join(root, parent))
+                    above.add(os.path.dirname(parent))
+        parents = above
