@@ -7,12 +7,16 @@ It lies on a file system that a reboot empties, as the hardware forgets then too
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 
 from pydra import ClaimError
 from pydra_nvidia.steps import Entry
+
+SUFFIX = ".json"
+ASIDE = ".json.unreadable"
 
 
 class JournalError(ClaimError):
@@ -26,35 +30,68 @@ class Journal:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._leaving: set[str] = set()
 
     def read(self, uid: str) -> Entry | None:
         """What is known of the claim; raises JournalError for a file that cannot be read or understood."""
         try:
             with open(self._file(uid), "rb") as file:
-                return msgspec.json.decode(file.read(), type=Entry)
+                entry = msgspec.json.decode(file.read(), type=Entry)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise JournalError(f"the journal of claim {uid}, {self._file(uid)}, cannot be read: {error}") from error
+        if entry.uid != uid:
+            raise JournalError(f"the journal of claim {uid}, {self._file(uid)}, is one of claim {entry.uid}")
+        return entry
 
     def entries(self) -> Mapping[str, Entry]:
         """All claims by uid. What cannot be understood is left out: it belongs to one claim, whose calls say so."""
         found: dict[str, Entry] = {}
-        try:
-            names = sorted(os.listdir(self._path))
-        except FileNotFoundError:
-            return found
-        except OSError as error:
-            raise JournalError(f"the journal {self._path} cannot be read: {error}") from error
-        for name in names:
-            if name.endswith(".json"):
+        for name in self._names():
+            if name.endswith(SUFFIX):
                 try:
-                    entry = self.read(name.removesuffix(".json"))
+                    entry = self.read(name.removesuffix(SUFFIX))
                 except JournalError:
                     continue
                 if entry is not None:
                     found[entry.uid] = entry
         return found
+
+    def staying(self, besides: str) -> tuple[Entry, ...]:
+        """The other claims that are not being undone: what they share with this one must stay."""
+        return tuple(entry for uid, entry in self.entries().items() if uid != besides and uid not in self._leaving)
+
+    @contextmanager
+    def leaving(self, uid: str) -> Generator[None]:
+        """The claim is being undone. Of two that leave at once, neither keeps for the other what both had."""
+        self._leaving.add(uid)
+        try:
+            yield
+        finally:
+            self._leaving.discard(uid)
+
+    def unreadable(self) -> Mapping[str, str]:
+        """Why, by the claim's uid: what it held is not known, so nothing can be called ownerless meanwhile."""
+        found: dict[str, str] = {}
+        for name in self._names():
+            if name.endswith(ASIDE):
+                found[name.removesuffix(ASIDE)] = f"{os.path.join(self._path, name)} was set aside"
+            elif name.endswith(SUFFIX):
+                try:
+                    self.read(name.removesuffix(SUFFIX))
+                except JournalError as error:
+                    found[name.removesuffix(SUFFIX)] = str(error)
+        return found
+
+    def set_aside(self, uid: str) -> None:
+        """Keep an unreadable file where it is in nobody's way; it goes when the claim does."""
+        try:
+            os.replace(self._file(uid), os.path.join(self._path, uid + ASIDE))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise JournalError(f"the journal {self._file(uid)} cannot be set aside: {error}") from error
 
     def write(self, entry: Entry) -> None:
         """Durable when it returns; raises JournalError."""
@@ -71,13 +108,24 @@ class Journal:
             raise JournalError(f"the journal {target} cannot be written: {error}") from error
 
     def remove(self, uid: str) -> None:
-        """Forget the claim; nothing to forget is fine."""
+        """Forget the claim, and the drafts that killed processes left; nothing to forget is fine."""
+        for name in self._names():
+            if name == uid + SUFFIX or name.startswith(f"{uid}{SUFFIX}."):
+                path = os.path.join(self._path, name)
+                try:
+                    os.unlink(path)
+                except FileNotFoundError:
+                    pass
+                except OSError as error:
+                    raise JournalError(f"the journal {path} cannot be removed: {error}") from error
+
+    def _names(self) -> list[str]:
         try:
-            os.unlink(self._file(uid))
+            return sorted(os.listdir(self._path))
         except FileNotFoundError:
-            pass
+            return []
         except OSError as error:
-            raise JournalError(f"the journal {self._file(uid)} cannot be removed: {error}") from error
+            raise JournalError(f"the journal {self._path} cannot be read: {error}") from error
 
     def _file(self, uid: str) -> str:
-        return os.path.join(self._path, f"{uid}.json")
+        return os.path.join(self._path, uid + SUFFIX)

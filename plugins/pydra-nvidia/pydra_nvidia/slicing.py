@@ -2,27 +2,30 @@
 
 The journal has every step before the first is done. A step that fails has left nothing behind and is struck from the
 journal; those before it are undone in reverse. A process that is killed anywhere leaves a journal that says at most
-too much, and undoing what was not done is fine.
+too much, and undoing what was not done is fine. A cancelled call leaves the same: the claim's next call goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard
 
+import msgspec
 from msgspec.structs import replace
 
-from pydra import ClaimError
-from pydra_nvidia.journal import Journal
-from pydra_nvidia.steps import Entry, Step
+from pydra import Claim, ClaimError, PreparedDevice
+from pydra_nvidia.journal import Journal, JournalError
+from pydra_nvidia.steps import CreateMig, Entry, Hold, Step
+from pydra_nvidia.targets import Partition, Target
 
 
 class Operator(Protocol):
     """Does and undoes one kind of step; both may be repeated.
 
-    `apply` is all or nothing: when it raises, the hardware is as it was. It may raise ClaimError with words for the
-    claim's author. `undo` succeeds when there is nothing to undo, and touches nothing that another claim or somebody
-    else made.
+    `apply` is all or nothing: when it raises a ClaimError, the hardware is as it was, unless it is a LeftBehind.
+    `undo` succeeds when there is nothing to undo, and touches nothing that another claim or somebody else made.
     """
 
     async def apply(self, step: Any, entry: Entry, /) -> None:
@@ -32,6 +35,12 @@ class Operator(Protocol):
     async def undo(self, step: Any, entry: Entry, /) -> None:
         """Undo it."""
         ...
+
+
+class LeftBehind(ClaimError):
+    """A step failed, and cleaning up after it failed too: it is undone with the steps before it."""
+
+    reason = "LeftBehind"
 
 
 class UndoFailed(ClaimError):
@@ -53,27 +62,101 @@ class Slicer:
             try:
                 await self._operators[type(step)].apply(step, entry)
             except Exception as error:
-                await self._take_back(replace(entry, steps=entry.steps[:position]), error)
+                left_nothing = isinstance(error, ClaimError) and not isinstance(error, LeftBehind)
+                done = entry.steps[: position if left_nothing else position + 1]
+                await self._take_back(replace(entry, steps=done), error)
                 raise
 
     async def undo(self, entry: Entry) -> None:
-        """Undo the steps, last first, all of them although one fails; then forget the claim. Raises UndoFailed."""
-        left: list[Step] = []
-        problems: list[str] = []
-        for step in reversed(entry.steps):
-            try:
-                await self._operators[type(step)].undo(step, entry)
-            except ClaimError as error:
-                left.insert(0, step)
-                problems.append(str(error))
-        if problems:
-            self._journal.write(replace(entry, steps=tuple(left)))
-            raise UndoFailed("; ".join(problems))
-        self._journal.remove(entry.uid)
+        """Undo the steps, last first, all of them although one fails; then forget the claim. Raises UndoFailed.
+
+        What failed stays in the journal, with the steps before it: undoing those may have had to wait for it.
+        """
+        kept = 0
+        problems: list[Exception] = []
+        with self._journal.leaving(entry.uid):
+            for position, step in reversed([*enumerate(entry.steps)]):
+                try:
+                    await self._operators[type(step)].undo(step, entry)
+                except Exception as error:  # noqa: BLE001 - raised below, when the others have had their turn
+                    kept = kept or position + 1
+                    problems.append(error)
+            if not problems:
+                await asyncio.to_thread(self._journal.remove, entry.uid)
+                return
+            await self._note(replace(entry, steps=entry.steps[:kept]))
+        for problem in problems:
+            if not isinstance(problem, ClaimError):
+                raise problem
+        raise UndoFailed("; ".join(map(str, problems)))
 
     async def _take_back(self, done: Entry, error: Exception) -> None:
-        self._journal.write(done)
+        await self._note(done)
         try:
             await self.undo(done)
-        except UndoFailed as failed:
-            raise UndoFailed(f"{error}; and undoing the steps before it failed: {failed}") from error
+        except ClaimError as failed:
+            raise UndoFailed(f"{error}; and undoing what was done failed: {failed}") from error
+
+    async def _note(self, entry: Entry) -> None:
+        """Strike steps from the journal; when it cannot be written it says too much, which does no harm."""
+        with contextlib.suppress(JournalError):
+            await asyncio.to_thread(self._journal.write, entry)
+
+
+class _State(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prepared device remembers: its holds, and all steps of its claim."""
+
+    version: int
+    holds: tuple[Hold, ...]
+    steps: tuple[Step, ...]
+
+
+def build_state(entry: Entry, target: Target) -> Any:
+    """The claim's entry as the prepared device's state, plain JSON: the agent's record outlives the journal.
+
+    `target` is the device as it is now: the step that made its partition learns the UUID.
+    """
+    holds = tuple(hold for hold in entry.holds if hold.device == target.allocated.device)
+    uuids = {}
+    if isinstance(target, Partition):
+        uuids[target.gpu.uuid, target.profile_id, target.placement.start] = target.uuid
+    return msgspec.to_builtins(_State(version=1, holds=holds, steps=_with_uuids(entry.steps, uuids)))
+
+
+def entry_from(claim: Claim, prepared: Sequence[PreparedDevice], journal: Entry | None = None) -> Entry | None:
+    """What was done for the claim: `journal`, its entry there, or without one what its devices remember.
+
+    Steps have the UUIDs that their partitions had when the claim was prepared. State of another make is passed over;
+    None when nothing is known.
+    """
+    states = [state for device in prepared if (state := _parse_state(device.state)) is not None]
+    if journal is None:
+        if not states:
+            return None
+        holds = tuple(dict.fromkeys(hold for state in states for hold in state.holds))
+        journal = Entry(uid=claim.uid, namespace=claim.namespace, name=claim.name, holds=holds, steps=states[0].steps)
+    uuids = {_place(step): step.uuid for state in states for step in state.steps if _is_known(step)}
+    return replace(journal, steps=_with_uuids(journal.steps, uuids))
+
+
+def _parse_state(state: Any) -> _State | None:
+    try:
+        parsed = msgspec.convert(state, _State)
+    except msgspec.ValidationError:
+        return None
+    return parsed if parsed.version == 1 else None
+
+
+def _with_uuids(steps: Iterable[Step], uuids: Mapping[tuple[str, int, int], str]) -> tuple[Step, ...]:
+    return tuple(
+        replace(step, uuid=uuids.get(_place(step), step.uuid)) if isinstance(step, CreateMig) else step
+        for step in steps
+    )
+
+
+def _is_known(step: Step) -> TypeGuard[CreateMig]:
+    return isinstance(step, CreateMig) and step.uuid != ""
+
+
+def _place(step: CreateMig) -> tuple[str, int, int]:
+    return (step.gpu, step.profile, step.placement.start)

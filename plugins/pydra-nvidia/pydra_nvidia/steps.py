@@ -30,12 +30,16 @@ class MigModeOff(_Step, frozen=True, tag="mig-mode-off"):
 
 
 class CreateMig(_Step, frozen=True, tag="create-mig"):
-    """Create a GPU instance at its place and a compute instance that fills it. Undone by destroying both."""
+    """Create a GPU instance at its place and a compute instance that fills it. Undone by destroying both.
+
+    `uuid` is that of the compute instance, where a prepared device remembers it: what has another is not destroyed.
+    """
 
     gpu: str
     profile: int
     profile_name: str
     placement: Placement
+    uuid: str = ""
 
 
 class SetTimeSlice(_Step, frozen=True, tag="set-time-slice"):
@@ -65,18 +69,23 @@ class StartMps(_Step, frozen=True, tag="start-mps"):
 
 
 class BindVfio(_Step, frozen=True, tag="bind-vfio"):
-    """Take the function from its kernel driver and bind it to vfio-pci or a variant. Undone by giving it back."""
+    """Take the function from its kernel driver and bind it to vfio-pci or a variant. Undone by giving it back.
+
+    `before` is the driver that has it, empty for none; the same as `target` where somebody else bound it to that, who
+    keeps it so. `persistence`: the GPU gets its persistence mode back with its driver.
+    """
 
     address: str
     before: str
     target: str
+    persistence: bool = False
 
 
 Step: TypeAlias = MigModeOn | MigModeOff | CreateMig | SetTimeSlice | StartMps | BindVfio
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """That a claim has (a part of) some hardware: the GPU's UUID or PCI address, and the memory slices it covers.
+    """That a claim has (a part of) some hardware: the PCI address of its GPU, and the memory slices it covers.
 
     `place` None: all of it. `share` is the share id where others may hold it too, and `config` what they must agree
     on, as JSON. Holds with `admin` only look.

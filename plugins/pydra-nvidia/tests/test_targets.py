@@ -1,0 +1,140 @@
+"""From device names to hardware."""
+
+from __future__ import annotations
+
+import pytest
+
+from pydra import AllocatedDevice, PydraError, TerminalError, UnknownDevice
+from pydra_nvidia.hardware import (
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    LostGpu,
+    Mig,
+    PciFunction,
+    Placement,
+    Profile,
+    Reading,
+)
+from pydra_nvidia.targets import Partition, Passthrough, WholeGpu, find_targets
+
+SMALL = Profile(
+    id=19,
+    name="1g.10gb",
+    slices=1,
+    most=7,
+    memory_mib=9984,
+    multiprocessors=16,
+    copy_engines=1,
+    decoders=1,
+    encoders=0,
+    jpeg_engines=1,
+    ofa_engines=0,
+    placements=tuple(Placement(start, 1) for start in range(7)),
+)
+INSTANCE = GpuInstance(
+    id=9, profile=19, placement=Placement(3, 1), compute=(ComputeInstance(id=0, uuid="MIG-1", slices=1),)
+)
+
+
+def gpu(minor: int, mig: Mig | None) -> Gpu:
+    return Gpu(
+        index=7 - minor,
+        minor=minor,
+        uuid=f"GPU-{minor}",
+        name="NVIDIA H100 80GB HBM3",
+        brand=2,
+        architecture=9,
+        compute=(9, 0),
+        pci=f"0000:{minor:02x}:00.0",
+        memory=80 << 30,
+        mig=mig,
+    )
+
+
+def function(address: str, *, virtual: bool = False) -> PciFunction:
+    return PciFunction(address=address, vendor="0x10de", device="0x2330", pci_class="0x030200", is_virtual=virtual)
+
+
+HOPPER = Mig(enabled=True, pending=True, resetless=True, profiles=(SMALL,), instances=(INSTANCE,))
+READING = Reading(
+    gpus=(
+        gpu(0, HOPPER),
+        gpu(1, None),
+        gpu(2, Mig(enabled=False, pending=False, resetless=False)),
+        gpu(3, Mig(enabled=False, pending=True, resetless=False)),
+        gpu(4, Mig(enabled=True, pending=True, resetless=True, instances=(INSTANCE,))),
+    ),
+    lost=(LostGpu(index=2, code=15, message="it has fallen off the bus", last=gpu(6, None)),),
+    functions={
+        address: function(address, virtual=address.endswith("1"))
+        for address in ("10000:00:00.0", "0000:01:00.0", "0000:01:00.1", "0000:02:00.0")
+    },
+)
+
+
+def find(name: str) -> WholeGpu | Partition | Passthrough:
+    (target,) = find_targets([AllocatedDevice(request="r", pool="p", device=name)], READING)
+    return target
+
+
+def test_a_gpu_is_found_by_its_minor_number_and_not_by_its_index() -> None:
+    target = find("gpu-1")
+    assert isinstance(target, WholeGpu)
+    assert target.gpu.uuid == "GPU-1"
+
+
+def test_a_partition_that_exists_brings_its_instance() -> None:
+    target = find("gpu-0-mig-1g10gb-19-3")
+    assert isinstance(target, Partition)
+    assert (target.placement, target.profile, target.instance, target.uuid) == (
+        Placement(3, 1),
+        SMALL,
+        INSTANCE,
+        "MIG-1",
+    )
+
+
+def test_a_partition_that_does_not_exist_has_its_place() -> None:
+    target = find("gpu-0-mig-1g10gb-19-6")
+    assert isinstance(target, Partition)
+    assert (target.placement, target.instance, target.uuid) == (Placement(6, 1), None, "")
+
+
+def test_a_partition_whose_profile_is_not_told_is_known_by_its_instance() -> None:
+    target = find("gpu-4-mig-1g10gb-19-3")
+    assert isinstance(target, Partition)
+    assert (target.profile, target.placement, target.uuid) == (None, Placement(3, 1), "MIG-1")
+
+
+def test_functions_are_counted_by_address_without_virtual_ones() -> None:
+    found = [find(f"gpu-vfio-{index}") for index in range(3)]
+    assert [one.function.address for one in found if isinstance(one, Passthrough)] == [
+        "0000:01:00.0",
+        "0000:02:00.0",
+        "10000:00:00.0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("gpu-5", UnknownDevice, "minor numbers of its GPUs are 0, 1, 2, 3, 4"),
+        ("gpu-6", UnknownDevice, "fallen off the bus"),
+        ("gpu-6-mig-1g10gb-19-0", UnknownDevice, "fallen off the bus"),
+        ("gpu-00", UnknownDevice, "is not the name of an NVIDIA device"),
+        ("gpu-vfio-3", UnknownDevice, "it has 3 NVIDIA functions"),
+        ("gpu-1-mig-1g10gb-19-0", UnknownDevice, "cannot be partitioned"),
+        ("gpu-0-mig-1g10gb-19-7", UnknownDevice, r"offers: 1g\.10gb \(19\)"),
+        ("gpu-0-mig-7g80gb-0-0", UnknownDevice, r"offers: 1g\.10gb \(19\)"),
+        ("gpu-0-mig-1g18gb-19-3", UnknownDevice, "does not exist"),
+        ("gpu-4-mig-1g10gb-19-0", UnknownDevice, "offers: none"),
+        ("gpu-2-mig-1g10gb-19-0", TerminalError, r"is off; switch it on and reset the GPU: nvidia-smi -i GPU-2 -mig 1"),
+        ("gpu-3-mig-1g10gb-19-0", TerminalError, "is on but pending; reset the GPU"),
+    ],
+)
+def test_a_device_that_cannot_be_had_is_refused_with_what_there_is(
+    name: str, error: type[PydraError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        find(name)
