@@ -1,1 +1,1 @@
-"""Several processes or claims on one GPU: time slices, MPS, shares that the scheduler counts."""
+"""How claims and processes share hardware: who holds what, time slices, MPS."""

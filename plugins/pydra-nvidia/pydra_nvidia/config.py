@@ -1,0 +1,137 @@
+"""What claims and DeviceClasses may configure: NVIDIA's own kinds, field for field.
+
+    apiVersion: resource.nvidia.com/v1beta1
+    kind: GpuConfig
+    sharing:
+      strategy: MPS
+      mpsConfig: {defaultActiveThreadPercentage: 50, defaultPinnedDeviceMemoryLimit: 10Gi}
+
+Decoded strictly, in the backend and in the webhook alike; what needs the hardware or the node's settings is checked
+in `sharing.checks` and `vfio.plan`. All that is wrong across fields is told at once. Absent and null mean the same.
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Literal
+
+import msgspec
+
+from pydra.devices import Quantity
+from pydra_nvidia.sharing.limits import is_selector, parse_limit
+
+Interval = Literal["Default", "Short", "Medium", "Long"]
+Strategy = Literal["TimeSlicing", "MPS"]
+Percentage = Annotated[int, msgspec.Meta(ge=0, le=100)]
+
+
+class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+    """Unknown fields are refused everywhere."""
+
+
+class TimeSlicingConfig(_Part, frozen=True):
+    """How long a process may compute before the next one; `interval` absent is Default."""
+
+    interval: Interval | None = None
+
+
+class MpsConfig(_Part, frozen=True):
+    """Limits of the MPS control daemon for all its clients.
+
+    The memory limits count for each client; those of single devices, by index (in the order of the devices' UUIDs) or
+    by UUID, come before the default. `multi_user`: clients with different user ids may compute at the same time.
+    """
+
+    default_active_thread_percentage: Percentage | None = None
+    default_pinned_device_memory_limit: Quantity | None = None
+    default_per_device_pinned_memory_limit: Mapping[str, Quantity] | None = None
+    multi_user: bool | None = None
+
+
+class GpuSharing(_Part, frozen=True):
+    """How the processes that have a GPU share it."""
+
+    strategy: Strategy
+    time_slicing_config: TimeSlicingConfig | None = None
+    mps_config: MpsConfig | None = None
+
+
+class MigDeviceSharing(_Part, frozen=True):
+    """How the processes that have a partition share it. Its time slice cannot be set: TimeSlicing changes nothing."""
+
+    strategy: Strategy
+    mps_config: MpsConfig | None = None
+
+
+class GpuConfig(_Part, frozen=True):
+    """For whole GPUs; without `sharing` nothing is set."""
+
+    sharing: GpuSharing | None = None
+
+    def __post_init__(self) -> None:
+        if self.sharing is not None:
+            _refuse([*_find_stray(self.sharing), *_find_limit_problems(self.sharing.mps_config)])
+
+
+class MigDeviceConfig(_Part, frozen=True):
+    """For partitions; without `sharing` nothing is set."""
+
+    sharing: MigDeviceSharing | None = None
+
+    def __post_init__(self) -> None:
+        if self.sharing is not None:
+            _refuse([*_find_stray(self.sharing), *_find_limit_problems(self.sharing.mps_config)])
+
+
+class Iommu(_Part, frozen=True):
+    """Which interface to the IOMMU a guest's monitor uses, and whether it gets the interface's own device node."""
+
+    backend_policy: Literal["LegacyOnly", "PreferIommuFD"] = "LegacyOnly"
+    enable_api_device: bool | None = msgspec.field(name="enableAPIDevice", default=None)
+
+
+class VfioDeviceConfig(_Part, frozen=True):
+    """For GPUs that are passed through."""
+
+    iommu: Iommu | None = None
+
+
+GROUP_VERSION = "resource.nvidia.com/v1beta1"
+CONFIG_TYPES: Mapping[str, type] = {
+    f"{GROUP_VERSION}/{kind.__name__}": kind for kind in (GpuConfig, MigDeviceConfig, VfioDeviceConfig)
+}
+
+
+def _refuse(problems: list[str]) -> None:
+    """One error for all: the decoder stops at the first that is raised."""
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def _find_stray(sharing: GpuSharing | MigDeviceSharing) -> Iterator[str]:
+    if sharing.strategy != "MPS" and sharing.mps_config is not None:
+        yield f'sharing.mpsConfig: only for strategy "MPS", the strategy here is "{sharing.strategy}"'
+    if isinstance(sharing, GpuSharing) and sharing.strategy == "MPS" and sharing.time_slicing_config is not None:
+        yield 'sharing.timeSlicingConfig: only for strategy "TimeSlicing", the strategy here is "MPS"'
+
+
+def _find_limit_problems(config: MpsConfig | None) -> Iterator[str]:
+    if config is None:
+        return
+    limits: list[tuple[str, Quantity]] = []
+    if config.default_pinned_device_memory_limit is not None:
+        limits.append(("defaultPinnedDeviceMemoryLimit", config.default_pinned_device_memory_limit))
+    for key, quantity in (config.default_per_device_pinned_memory_limit or {}).items():
+        path = f'defaultPerDevicePinnedMemoryLimit["{key}"]'
+        limits.append((path, quantity))
+        if not is_selector(key):
+            yield (
+                f"sharing.mpsConfig.{path}: no device has this name, allowed: the index of a device of the claim"
+                ' ("0" is the first), or a UUID ("GPU-..." or "MIG-...")'
+            )
+    for path, quantity in limits:
+        try:
+            parse_limit(quantity)
+        except ValueError as error:
+            yield f"sharing.mpsConfig.{path}: {error}"

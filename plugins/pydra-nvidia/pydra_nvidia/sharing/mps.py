@@ -1,0 +1,209 @@
+"""MPS for claims: a control daemon is there while its claim is, and supervised. How one runs is in `mps_daemon`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+
+import msgspec
+
+from pydra import ClaimError, PydraError, Sample
+from pydra.devices import SampleKind
+from pydra_nvidia.hardware import Reading
+from pydra_nvidia.journal import Journal
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.settings import Orphans, Settings
+from pydra_nvidia.sharing.gpu_modes import EXCLUSIVE_PROCESS, reset_compute_mode, set_compute_mode
+from pydra_nvidia.sharing.mps_daemon import MpsDaemons
+from pydra_nvidia.sharing.places import MpsBusy, MpsPlace, find_place, list_places, turn
+from pydra_nvidia.sharing.processes import Process, is_alive
+from pydra_nvidia.slicing import LeftBehind
+from pydra_nvidia.steps import Entry, StartMps
+
+FIRST_RETRY, LAST_RETRY = 5.0, 300.0
+"""Seconds before a daemon that could not be restarted is tried again: at first, and at most."""
+
+_log = logging.getLogger(__name__)
+
+
+class MpsIncident(msgspec.Struct, frozen=True, kw_only=True):
+    """A daemon was found dead; `error` says why it could not be restarted, empty when it was."""
+
+    uid: str
+    daemon: str
+    devices: tuple[str, ...]
+    error: str = ""
+
+
+class StartMpsOperator:
+    """`reread` reads these GPUs' partitions anew (`telemetry.Hardware.reread`)."""
+
+    def __init__(
+        self,
+        session: NvmlSession,
+        settings: Settings,
+        journal: Journal,
+        daemons: MpsDaemons,
+        reread: Callable[[Collection[str]], Awaitable[Reading]],
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._journal = journal
+        self._daemons = daemons
+        self._reread = reread
+
+    async def apply(self, step: StartMps, entry: Entry, /) -> None:
+        """The compute mode before the daemon: its servers are the one process that a GPU lets in."""
+        async with turn(self._settings, step.id, self._settings.mps_ready_deadline):
+            place = find_place(self._settings, step.id)
+            devices = step.devices or (await self._find_partition(step),)
+            try:
+                await set_compute_mode(self._session, step.exclusive, EXCLUSIVE_PROCESS)
+                await self._daemons.ensure(place, step, devices, entry.uid)
+            except Exception as error:
+                try:
+                    await self._remove(place, step, entry)
+                except PydraError as failed:
+                    raise LeftBehind(f"{error}; and stopping the MPS daemon failed: {failed}") from error
+                raise
+
+    async def undo(self, step: StartMps, entry: Entry, /) -> None:
+        """End the daemon, and give the GPUs back to all processes, unless another claim's daemon has them."""
+        async with turn(self._settings, step.id, self._settings.mps_ready_deadline):
+            await self._remove(find_place(self._settings, step.id), step, entry)
+
+    async def revive(self, step: StartMps, entry: Entry) -> bool:
+        """Start the daemon again if it has died; whether it had. One that is being started or stopped is left alone."""
+        async with turn(self._settings, step.id, 0):
+            place = find_place(self._settings, step.id)
+            record = place.read_record()
+            if record is None or is_alive(Process(record.started, record.pid)):
+                return False
+            await set_compute_mode(self._session, step.exclusive, EXCLUSIVE_PROCESS)
+            await self._daemons.ensure(place, step, record.devices, entry.uid)
+            return True
+
+    async def bury(self, place: MpsPlace) -> None:
+        """End a daemon that no claim has; raises MpsBusy while somebody is at it."""
+        async with turn(self._settings, place.id, 0):
+            record = place.read_record()
+            if record is not None and self._journal.read(record.uid) is None:
+                await self._daemons.remove(place)
+                await reset_compute_mode(self._session, [one for one in record.devices if one.startswith("GPU-")])
+
+    async def _remove(self, place: MpsPlace, step: StartMps, entry: Entry) -> None:
+        await self._daemons.remove(place)
+        needed = {
+            gpu
+            for other in self._journal.staying(entry.uid)
+            for theirs in other.steps
+            if isinstance(theirs, StartMps)
+            for gpu in theirs.exclusive
+        }
+        await reset_compute_mode(self._session, [gpu for gpu in step.exclusive if gpu not in needed])
+
+    async def _find_partition(self, step: StartMps) -> str:
+        """The UUID of a partition that an earlier step made."""
+        if step.partition is not None:
+            uuid, placement = step.partition
+            gpu = (await self._reread([uuid])).gpu(uuid)
+            for instance in gpu.mig.instances if gpu is not None and gpu.mig is not None else ():
+                if instance.placement == placement and instance.compute:
+                    return instance.compute[0].uuid
+        raise ClaimError(f"MPS daemon {step.id} cannot be started: its partition does not exist (any more)")
+
+
+class MpsWatch:
+    """Looks after the daemons of all claims; to be called every few seconds."""
+
+    def __init__(
+        self,
+        operator: StartMpsOperator,
+        settings: Settings,
+        journal: Journal,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._operator = operator
+        self._settings = settings
+        self._journal = journal
+        self._clock = clock
+        self._waits: dict[str, tuple[float, float]] = {}
+        self._running = 0
+        self._restarts = 0
+        self._failures = 0
+
+    async def look(self, entries: Mapping[str, Entry]) -> tuple[MpsIncident, ...]:
+        """Start dead daemons of these claims again, with their limits; what happened. Never raises for a daemon."""
+        steps = {step.id: (step, entry) for entry in entries.values() for step in _daemons_of(entry)}
+        incidents: list[MpsIncident] = []
+        running = 0
+        for place in list_places(self._settings):
+            if place.id not in steps:
+                await self._look_at_orphan(place)
+                continue
+            record = place.read_record()
+            if record is None:  # being started
+                continue
+            if is_alive(Process(record.started, record.pid)):
+                running += 1
+            elif self._clock() >= self._waits.get(place.id, (0.0, 0.0))[0]:
+                incident = await self._revive(*steps[place.id], record.devices)
+                if incident is not None:
+                    incidents.append(incident)
+                    running += not incident.error
+        self._running = running
+        self._waits = {name: wait for name, wait in self._waits.items() if name in steps}
+        return tuple(incidents)
+
+    def samples(self) -> Sequence[Sample]:
+        """How many daemons ran at the last look, and how often they had to be started again."""
+        return (
+            Sample(name="mps_daemons", value=self._running, help="MPS control daemons that run for claims."),
+            Sample(
+                name="mps_restarts_total",
+                value=self._restarts,
+                help="MPS control daemons that had died and were started again.",
+                kind=SampleKind.COUNTER,
+            ),
+            Sample(
+                name="mps_restart_failures_total",
+                value=self._failures,
+                help="Attempts to start a dead MPS control daemon again that failed.",
+                kind=SampleKind.COUNTER,
+            ),
+        )
+
+    async def _revive(self, step: StartMps, entry: Entry, devices: tuple[str, ...]) -> MpsIncident | None:
+        incident = MpsIncident(uid=entry.uid, daemon=step.id, devices=devices)
+        try:
+            if not await self._operator.revive(step, entry):
+                return None
+        except MpsBusy:
+            return None
+        except PydraError as error:
+            _, waited = self._waits.get(step.id, (0.0, FIRST_RETRY / 2))
+            wait = min(waited * 2, LAST_RETRY)
+            self._waits[step.id] = (self._clock() + wait, wait)
+            self._failures += 1
+            _log.error("MPS daemon %s of claim %s has died and cannot be restarted: %s", step.id, entry.uid, error)
+            return msgspec.structs.replace(incident, error=str(error))
+        self._waits.pop(step.id, None)
+        self._restarts += 1
+        _log.warning("MPS daemon %s of claim %s had died and was restarted", step.id, entry.uid)
+        return incident
+
+    async def _look_at_orphan(self, place: MpsPlace) -> None:
+        """A daemon without a claim: its journal was lost. It is ended if the admin wants that, and all is known."""
+        record = place.read_record()
+        if record is None or self._settings.orphans is not Orphans.REMOVE:
+            return
+        try:
+            if not self._journal.unreadable():
+                await self._operator.bury(place)
+        except PydraError as error:
+            _log.warning("MPS daemon %s, which no claim has, cannot be ended: %s", place.id, error)
+
+
+def _daemons_of(entry: Entry) -> list[StartMps]:
+    return [step for step in entry.steps if isinstance(step, StartMps)]

@@ -1,0 +1,238 @@
+"""One MPS control daemon: started, asked, given its limits, found again, ended. Who needs it is in `mps`.
+
+It runs apart from this process and outlives it. Three things tell that a process is ours: the record, with its id and
+start time; the file that the daemon itself writes; and a mark in the environment, which its servers inherit.
+Source: NVIDIA's guide to MPS, "nvidia-cuda-mps-control".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+
+from pydra import ClaimError, PydraError
+from pydra_nvidia.host.driver_root import DriverRoot
+from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.settings import MpsLauncher, Settings
+from pydra_nvidia.sharing.launcher import MARK, Launch, plan_daemon, plan_mount, plan_unmount
+from pydra_nvidia.sharing.places import MpsPlace, MpsRecord
+from pydra_nvidia.sharing.processes import Process, end, find_marked, has_mark, identify, is_alive, wait_gone
+from pydra_nvidia.sharing.programs import ProgramFailed, find_environment, find_program, run_program
+from pydra_nvidia.steps import StartMps
+
+COMMAND_DEADLINE = 5.0
+QUIT_DEADLINE = 5.0
+KILL_GRACE, KILL_DEADLINE = 2.0, 5.0
+SHM_WITHOUT_MEMINFO = "65536k"
+
+_CONTROL = "nvidia-cuda-mps-control"
+_POLL = 0.05
+_log = logging.getLogger(__name__)
+
+
+class MpsFailed(ClaimError):
+    """The daemon did not start, or does not do what it was told."""
+
+    reason = "MpsFailed"
+
+
+class MpsStuck(ClaimError):
+    """Processes of the daemon do not end; what they use stays until they do."""
+
+    reason = "MpsStuck"
+
+
+class MpsDaemons:
+    """`find_root` finds the driver's installation anew, since drivers are replaced; it may raise PydraError."""
+
+    def __init__(self, settings: Settings, tree: Tree, find_root: Callable[[], DriverRoot]) -> None:
+        self._settings = settings
+        self._tree = tree
+        self._find_root = find_root
+
+    async def ensure(self, place: MpsPlace, step: StartMps, devices: Sequence[str], uid: str) -> bool:
+        """Have it running, with its limits, for these devices; whether it had to be started.
+
+        Raises MpsFailed, ProgramFailed, ProgramMissing, MpsStuck; what was begun may be left then.
+        """
+        process = self.find(place)
+        if process is not None and await self._answers(place):
+            record = place.read_record()
+            if record is None or record.pid != process.pid or record.started != process.started:
+                await self._configure(place, step, devices)  # a process that died here had not come so far
+                self._write_down(place, process, devices, uid)
+            return False
+        await self._end(place)
+        process = await self._start(place, step, devices)
+        await self._configure(place, step, devices)
+        self._write_down(place, process, devices, uid)
+        return True
+
+    def find(self, place: MpsPlace) -> Process | None:
+        """The control daemon that runs for the place, as the record or its own file says."""
+        record = place.read_record()
+        if record is not None and is_alive(process := Process(record.started, record.pid)):
+            return process
+        pid = place.read_pid()
+        if pid is not None and has_mark(pid, _mark(place)):
+            return identify(pid)
+        return None
+
+    async def remove(self, place: MpsPlace) -> None:
+        """End it and take away its directories; nothing there is fine. Raises MpsStuck, ClaimError."""
+        await self._end(place)
+        if _count_mounts(place, self._how) > 0:
+            await self._launch("unmount the memory of MPS", plan_unmount(place, self._how))
+        try:
+            await asyncio.to_thread(shutil.rmtree, place.path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise ClaimError(f"the directories of the MPS daemon cannot be removed: {error}") from error
+
+    @property
+    def _how(self) -> MpsLauncher:
+        return self._settings.mps_launcher
+
+    async def _start(self, place: MpsPlace, step: StartMps, devices: Sequence[str]) -> Process:
+        """Start it and wait until it answers."""
+        root = self._find_root()
+        control = find_program(root, _CONTROL)
+        place.make()
+        _empty(place.pipe)  # sockets and locks of a daemon that was killed; clients have the directory itself
+        await self._mount(place)
+        plan = plan_daemon(place, control, root, self._how, devices=tuple(devices), multi_user=step.multi_user)
+        until = time.monotonic() + self._settings.mps_ready_deadline
+        said = await self._launch(f"{_CONTROL} -d", plan)
+        if said:
+            _log.warning("MPS daemon %s: %s", place.id, said)
+        while time.monotonic() < until:
+            process = self.find(place)
+            if process is not None and await self._answers(place) and is_alive(process):
+                return process
+            await asyncio.sleep(_POLL)
+        state = "runs, but does not answer" if self.find(place) else "does not run"
+        raise MpsFailed(
+            f"the MPS control daemon for {', '.join(devices)} {state} after"
+            f" {self._settings.mps_ready_deadline:g} s{_said(place)}"
+        )
+
+    async def _configure(self, place: MpsPlace, step: StartMps, devices: Sequence[str]) -> None:
+        """Its limits, for all servers that it will start."""
+        if step.thread_percentage is not None:
+            wanted = step.thread_percentage
+            await self._command(place, f"set_default_active_thread_percentage {wanted}")
+            answer = await self._command(place, "get_default_active_thread_percentage")
+            if _number(answer) != wanted:
+                raise MpsFailed(
+                    f"the MPS control daemon did not take defaultActiveThreadPercentage {wanted}, it has {answer!r};"
+                    " allowed is what nvidia-cuda-mps-control of the installed driver takes"
+                )
+        for device in devices:
+            limit = step.pinned_mib.get(device, step.default_pinned_mib)
+            if limit is not None:
+                await self._command(place, f"set_default_device_pinned_mem_limit {device} {limit}M")
+
+    async def _answers(self, place: MpsPlace) -> bool:
+        try:
+            return await self._command(place, "get_default_active_thread_percentage") != ""
+        except ProgramFailed:
+            return False
+
+    async def _command(self, place: MpsPlace, text: str) -> str:
+        root = self._find_root()
+        control = find_program(root, _CONTROL)
+        environment = {
+            **find_environment(root, control, root.path_here),
+            "CUDA_MPS_PIPE_DIRECTORY": place.pipe,
+            "CUDA_MPS_LOG_DIRECTORY": place.log,
+        }
+        return await run_program(
+            f"{_CONTROL} ({text})",
+            (control.here,),
+            environment=environment,
+            deadline=COMMAND_DEADLINE,
+            text=f"{text}\n",
+        )
+
+    async def _end(self, place: MpsPlace) -> None:
+        """Ask it to quit, then end whatever is left of it. Servers end too: none can serve without its daemon."""
+        process = self.find(place)
+        if process is not None:
+            with contextlib.suppress(PydraError):  # a driver that is gone, or a daemon that hangs, cannot be asked
+                await self._command(place, "quit")
+            await wait_gone([process], QUIT_DEADLINE)
+        marked = await asyncio.to_thread(find_marked, _mark(place))
+        left = await end({*marked, *([process] if process else [])}, grace=KILL_GRACE, deadline=KILL_DEADLINE)
+        if left:
+            pids = ", ".join(str(one.pid) for one in left)
+            raise MpsStuck(
+                f"processes of MPS daemon {place.id} do not end, although they were killed: {pids};"
+                " they may wait for the GPU, which then needs a reset"
+            )
+
+    async def _mount(self, place: MpsPlace) -> None:
+        """Memory for what clients and servers exchange; a plain directory where mounting is not permitted."""
+        if _count_mounts(place, self._how) > 0:
+            return
+        try:
+            await self._launch("mount memory for MPS", plan_mount(place, self._size(), self._how))
+        except ProgramFailed as error:
+            if self._how is MpsLauncher.HOST:
+                raise
+            _log.warning("MPS daemon %s: %s is a plain directory: %s", place.id, place.shm, error)
+
+    def _size(self) -> str:
+        """Half of the node's memory, as the vendor has it."""
+        for line in (self._tree.read(self._tree.proc("meminfo")) or "").splitlines():
+            name, _, rest = line.partition(":")
+            number = rest.split()[0] if rest.split() else ""
+            if name == "MemTotal" and number.isdecimal():
+                return f"{int(number) // 2}k"
+        return SHM_WITHOUT_MEMINFO
+
+    async def _launch(self, command: str, plan: Launch) -> str:
+        deadline = self._settings.mps_ready_deadline
+        return await run_program(command, plan.command(), environment={}, deadline=deadline)
+
+    def _write_down(self, place: MpsPlace, process: Process, devices: Sequence[str], uid: str) -> None:
+        record = MpsRecord(uid=uid, devices=tuple(devices), pid=process.pid, started=process.started)
+        place.write_record(record)
+
+
+def _mark(place: MpsPlace) -> str:
+    return f"{MARK}={place.path}"
+
+
+def _said(place: MpsPlace) -> str:
+    text = place.read_log()
+    return f'; its log ends with "{text}"' if text else f"; it wrote no log in {place.log}"
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _empty(directory: str) -> None:
+    for entry in os.scandir(directory):
+        with contextlib.suppress(OSError):
+            os.unlink(entry.path)
+
+
+def _count_mounts(place: MpsPlace, how: MpsLauncher) -> int:
+    """How often something is mounted on the place's memory, in the view that clients are started from."""
+    host = how is MpsLauncher.HOST
+    wanted = place.on_host(place.shm) if host else place.shm
+    try:
+        with open("/proc/1/mountinfo" if host else "/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
+            return sum(line.split()[4].encode().decode("unicode_escape") == wanted for line in file)
+    except OSError:
+        return 0

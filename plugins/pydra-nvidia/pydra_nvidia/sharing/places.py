@@ -1,0 +1,165 @@
+"""The directory of an MPS daemon on the node, what is remembered in it, and whose turn it is to touch it."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from pydra import ClaimError, TerminalError
+from pydra_nvidia.settings import Settings
+
+LONGEST_SOCKET = 107
+"""Bytes of a Unix socket's path. Source: unix(7)."""
+
+_LOCKS = 16
+_POLL = 0.02
+
+
+class MpsBusy(ClaimError):
+    """The daemon is being started or stopped by another call, or another process."""
+
+    reason = "MpsBusy"
+
+
+class MpsRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon that runs for a claim: its process, and when that started in ticks since boot."""
+
+    uid: str
+    devices: tuple[str, ...]
+    pid: int
+    started: int
+
+
+class MpsPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Paths as this process sees them; `host_root` is where the host's `/` is."""
+
+    id: str
+    path: str
+    host_root: str = "/"
+
+    @property
+    def pipe(self) -> str:
+        """Where the daemon listens."""
+        return f"{self.path}/pipe"
+
+    @property
+    def log(self) -> str:
+        """Where it writes what happened."""
+        return f"{self.path}/log"
+
+    @property
+    def shm(self) -> str:
+        """What the daemon and its clients have as /dev/shm."""
+        return f"{self.path}/shm"
+
+    def on_host(self, path: str) -> str:
+        """One of its paths as the host sees it. A state directory outside `host_root` is where the host has it."""
+        root = self.host_root.rstrip("/")
+        return path.removeprefix(root) if root and path.startswith(f"{root}/") else path
+
+    def make(self) -> None:
+        """Make the directories. Raises ClaimError, also for a place whose sockets nobody could name."""
+        longest = f"{self.pipe}/control_privileged"
+        if len(longest.encode()) > LONGEST_SOCKET:
+            raise TerminalError(
+                f"the path of the MPS daemon's socket, {longest}, has more than {LONGEST_SOCKET} bytes;"
+                " the admin sets PYDRA_NVIDIA_STATE to a shorter path"
+            )
+        try:
+            for path in (self.pipe, self.log, self.shm):
+                os.makedirs(path, mode=0o755, exist_ok=True)
+            os.chmod(self.shm, 0o1777)  # noqa: S103 - as /dev/shm, which it is for containers
+        except OSError as error:
+            raise ClaimError(f"the directories of the MPS daemon cannot be made: {error}") from error
+
+    def read_record(self) -> MpsRecord | None:
+        """What was written down of the daemon; None when nothing was, or nothing that makes sense."""
+        try:
+            with open(f"{self.path}/daemon.json", "rb") as file:
+                return msgspec.json.decode(file.read(), type=MpsRecord)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def write_record(self, record: MpsRecord) -> None:
+        """Raises ClaimError."""
+        draft = f"{self.path}/daemon.json.draft"
+        try:
+            with open(draft, "wb") as file:
+                file.write(msgspec.json.encode(record))
+            os.replace(draft, f"{self.path}/daemon.json")
+        except OSError as error:
+            raise ClaimError(f"the MPS daemon cannot be written down: {error}") from error
+
+    def read_pid(self) -> int | None:
+        """The process id that the daemon itself wrote."""
+        try:
+            with open(f"{self.pipe}/nvidia-cuda-mps-control.pid", encoding="ascii") as file:
+                return int(file.read())
+        except (OSError, ValueError):
+            return None
+
+    def read_log(self, size: int = 600) -> str:
+        """The end of the daemon's log, on one line."""
+        try:
+            with open(f"{self.log}/control.log", "rb") as file:
+                file.seek(max(os.fstat(file.fileno()).st_size - size, 0))
+                return " ".join(file.read().decode(errors="replace").split())
+        except OSError:
+            return ""
+
+
+def find_place(settings: Settings, daemon_id: str) -> MpsPlace:
+    """Where the daemon of this id has its directory."""
+    return MpsPlace(id=daemon_id, path=f"{_root(settings)}/{daemon_id}", host_root=settings.host_root)
+
+
+def list_places(settings: Settings) -> tuple[MpsPlace, ...]:
+    """All daemons that have a directory."""
+    try:
+        names = sorted(os.listdir(_root(settings)))
+    except OSError:
+        return ()
+    places = (find_place(settings, name) for name in names)
+    return tuple(place for place in places if os.path.isdir(place.path))
+
+
+@asynccontextmanager
+async def turn(settings: Settings, daemon_id: str, deadline: float) -> AsyncIterator[None]:
+    """Alone with the daemon, among all calls of all processes. Raises MpsBusy after `deadline` seconds.
+
+    Few files stand for all daemons, so that none has to be removed, which would need a lock of its own.
+    """
+    number = int(hashlib.sha256(daemon_id.encode()).hexdigest(), 16) % _LOCKS
+    try:
+        os.makedirs(_root(settings), mode=0o755, exist_ok=True)
+        descriptor = os.open(f"{_root(settings)}/lock-{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ClaimError(f"the state of MPS at {_root(settings)} cannot be used: {error}") from error
+    try:
+        end = time.monotonic() + deadline
+        while not _try_lock(descriptor):
+            if time.monotonic() >= end:
+                raise MpsBusy(f"MPS daemon {daemon_id} is being started or stopped already; it is tried again")
+            await asyncio.sleep(_POLL)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _root(settings: Settings) -> str:
+    return f"{settings.state}/mps"

@@ -1,0 +1,86 @@
+"""Processes of this node that are ours: found by a mark in their environment, ended by id and start time.
+
+Always the real /proc: their ids mean something to the kernel that this process runs on, whatever the hardware is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable
+
+import msgspec
+
+_POLL = 0.02
+
+
+class Process(msgspec.Struct, frozen=True, order=True):
+    """A process; `started` is in ticks since boot, which tells it from a later one with the same id."""
+
+    started: int
+    pid: int
+
+
+def identify(pid: int) -> Process | None:
+    """The process that has this id now; None when there is none, or it has ended and nobody asked how."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()  # the name before may have spaces and parentheses
+        return None if fields[0] in "ZX" else Process(int(fields[19]), pid)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def is_alive(process: Process) -> bool:
+    """Whether it is still this one."""
+    return identify(process.pid) == process
+
+
+def has_mark(pid: int, mark: str) -> bool:
+    """Whether the process was started with `NAME=value` in its environment."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return mark.encode() in file.read().split(b"\0")
+    except OSError:
+        return False
+
+
+def find_marked(mark: str) -> tuple[Process, ...]:
+    """All processes with the mark, the oldest first. Reads all of /proc: not for a path that is taken often."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
+    found = (identify(pid) for pid in pids if has_mark(pid, mark))
+    return tuple(sorted(process for process in found if process is not None))
+
+
+async def end(processes: Iterable[Process], *, grace: float, deadline: float) -> tuple[Process, ...]:
+    """SIGTERM, `grace` seconds later SIGKILL; those that live on after `deadline` more."""
+    left = tuple(processes)
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, deadline)):
+        for process in left:
+            _send(process, number)
+        left = await wait_gone(left, seconds)
+    return left
+
+
+async def wait_gone(processes: Iterable[Process], seconds: float) -> tuple[Process, ...]:
+    """Wait until all have ended; those that have not."""
+    until = time.monotonic() + seconds
+    left = tuple(process for process in processes if is_alive(process))
+    while left and time.monotonic() < until:
+        await asyncio.sleep(_POLL)
+        left = tuple(process for process in left if is_alive(process))
+    return left
+
+
+def _send(process: Process, number: signal.Signals) -> None:
+    """Through a descriptor, so that it is never another process that got the id meanwhile."""
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(process.pid)
+        try:
+            if is_alive(process):
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
