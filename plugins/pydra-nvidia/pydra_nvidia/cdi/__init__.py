@@ -1,1 +1,1 @@
-"""What containers get: device nodes, the driver's files, hooks."""
+"""What containers get: the driver's files, device nodes and hooks, found without running anything of the driver."""

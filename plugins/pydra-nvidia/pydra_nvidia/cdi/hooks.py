@@ -1,0 +1,60 @@
+"""NVIDIA's hook, `nvidia-cdi-hook`: what the runtime runs with it before a container starts. Pure.
+
+Names of hooks and arguments: NVIDIA container toolkit 1.19, cmd/nvidia-cdi-hook. An older one only warns of a hook
+that it does not know. The order is part of the meaning: links first, then the linker's cache that holds them.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterable, Sequence
+
+from pydra import Hook
+from pydra_nvidia.cdi.driver_files import DriverFiles
+from pydra_nvidia.cdi.links import Link
+
+PLACES = (
+    "/usr/bin/nvidia-cdi-hook",
+    "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
+    "/usr/local/bin/nvidia-cdi-hook",
+    "/run/current-system/sw/bin/nvidia-cdi-hook",
+    "/var/lib/kubelet/plugins/gpu.nvidia.com/nvidia-cdi-hook",
+)
+"""On the host: the toolkit's packages, the GPU operator, Talos, NixOS, and where NVIDIA's DRA driver leaves a copy."""
+
+
+def driver_hooks(program: str, files: DriverFiles, links: Sequence[Link]) -> tuple[Hook, ...]:
+    """What every container with a GPU needs; the same for all GPUs of a claim."""
+    return (
+        *link_hooks(program, [(link.target, link.path) for link in links]),
+        _hook(program, "enable-cuda-compat", f"--host-driver-version={files.version}"),
+        _hook(program, "update-ldcache", *_each("--folder", files.folders)),
+        _hook(program, "disable-device-node-modification"),
+    )
+
+
+def link_hooks(program: str, links: Sequence[tuple[str, str]]) -> tuple[Hook, ...]:
+    """A hook that makes links, from (target, path); none where there is nothing to make."""
+    return (_hook(program, "create-symlinks", *_each("--link", (f"{a}::{b}" for a, b in links))),) if links else ()
+
+
+def describe_hooks(program: str) -> str:
+    """What the admin should know of it; `program` is empty when there is none."""
+    if program:
+        return f"containers get the links and the linker's cache for the NVIDIA driver from {program}"
+    return (
+        f"nvidia-cdi-hook is not on this node (looked for {', '.join(PLACES)}): containers get the NVIDIA driver's "
+        "libraries under all their names and LD_LIBRARY_PATH instead. An image's own LD_LIBRARY_PATH is replaced, CUDA "
+        "forward compatibility is off, and nvidia-smi as root may make device nodes in a container. Install the NVIDIA "
+        "container toolkit on the node, or set PYDRA_NVIDIA_CDI_HOOK to where the hook is on the host"
+    )
+
+
+def _hook(program: str, name: str, *args: str) -> Hook:
+    base = posixpath.basename(program)
+    called = (base, "hook") if base == "nvidia-ctk" else (base,)
+    return Hook(hook_name="createContainer", path=program, args=(*called, name, *args), env=("NVIDIA_CTK_DEBUG=false",))
+
+
+def _each(option: str, values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(part for value in values for part in (option, value))

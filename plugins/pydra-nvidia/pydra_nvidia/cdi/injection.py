@@ -1,0 +1,186 @@
+"""What a container gets with a device, from the node as it is now. A shell round `edits`: it looks, in a thread.
+
+The driver's files are remembered, with the signs of all folders in which they were looked for: a file that comes or
+goes is noticed with the next claim. A look that failed is not remembered, nor one at folders that changed a moment ago,
+because their clock is too coarse to show the next change. Device nodes are never remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from pydra import ClaimError, ContainerEdits
+from pydra_nvidia.cdi.driver_files import DriverFiles, find_driver_files
+from pydra_nvidia.cdi.edits import driver_edits, gpu_edits, merge, partition_edits, passthrough_edits
+from pydra_nvidia.cdi.hooks import PLACES, describe_hooks
+from pydra_nvidia.cdi.libraries import DriverIncomplete
+from pydra_nvidia.cdi.looking import Look, Sign, read_sign
+from pydra_nvidia.cdi.nodes import COMMON, CONTROL, DevRoots, Node
+from pydra_nvidia.config import Iommu, VfioDeviceConfig
+from pydra_nvidia.hardware import Gpu, Reading
+from pydra_nvidia.host.capabilities import find_partition_nodes
+from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
+from pydra_nvidia.host.inside import below, resolve
+from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.steps import Step
+from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu
+
+SETTLED = 2.0
+"""Seconds after which the next change of a folder surely changes its sign: file systems count time in ticks."""
+
+
+class HookMissing(ClaimError):
+    """The hook that the admin named is not on the node."""
+
+    reason = "HookMissing"
+
+
+class _Known(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that were found, and what they depend on."""
+
+    version: str
+    root: DriverRoot
+    seen: Mapping[str, Sign]
+    files: DriverFiles
+
+    def holds(self, version: str) -> bool:
+        return self.version == version and all(read_sign(self.root, path) == sign for path, sign in self.seen.items())
+
+
+def _nothing(target: Target, steps: Sequence[Step]) -> ContainerEdits:
+    return ContainerEdits()
+
+
+class Injection:
+    """`more` tells what a target's containers get on top, by what was done for the claim (clients of MPS)."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        settings: Settings,
+        *,
+        more: Callable[[Target, Sequence[Step]], ContainerEdits] = _nothing,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._tree = tree
+        self._settings = settings
+        self._more = more
+        self._clock = clock
+        self._known: _Known | None = None
+
+    async def edits(self, target: Target, reading: Reading, steps: Sequence[Step] = ()) -> ContainerEdits:
+        """All that a container gets with the target. Paths are the host's.
+
+        Raises:
+            DriverIncomplete: the driver's files or device nodes are not (all) there.
+            CapabilityMissing: the kernel shows no device node of the partition.
+            HookMissing: PYDRA_NVIDIA_CDI_HOOK names a file that the host does not have.
+            ClaimError: the partition or the bound function is not as the claim needs it.
+        """
+        own = await asyncio.to_thread(self._describe, target, reading)
+        return merge(own, self._more(target, steps))
+
+    async def statement(self) -> str:
+        """How containers are set up on this node, for the log; raises HookMissing."""
+        return describe_hooks(await asyncio.to_thread(self._find_hook))
+
+    def _describe(self, target: Target, reading: Reading) -> ContainerEdits:
+        match target:
+            case Passthrough():
+                return self._passthrough(target, reading)
+            case Partition():
+                instance = target.instance
+                if instance is None or len(instance.compute) != 1:
+                    raise ClaimError(
+                        f"partition {target.allocated.device} is not there as one compute instance in its GPU instance"
+                    )
+                capabilities = find_partition_nodes(self._tree, target.gpu.minor, instance.id, instance.compute[0].id)
+                graphics = target.profile is not None and "+gfx" in target.profile.name
+                return merge(self._gpu(target.gpu, reading, graphics=graphics), partition_edits(capabilities))
+            case WholeGpu():
+                return self._gpu(target.gpu, reading, graphics=True)
+
+    def _gpu(self, gpu: Gpu, reading: Reading, *, graphics: bool) -> ContainerEdits:
+        hook = self._find_hook()
+        root, files = self._find_files(reading.driver.version if reading.driver is not None else "")
+        dev = DevRoots(self._tree, (root.dev_root, "/"))
+        found = [dev.find(path) for path in COMMON]
+        control = found[0]
+        node = dev.find(f"/dev/nvidia{gpu.minor}")
+        if control is None or node is None:
+            path = CONTROL if control is None else f"/dev/nvidia{gpu.minor}"
+            raise DriverIncomplete(
+                f"the node has no {path} (looked below {root.dev_root}): the NVIDIA driver may still be loading, and "
+                "the claim is tried again; nvidia-modprobe makes the device nodes, and PYDRA_NVIDIA_DEV_ROOT names "
+                "another root for them"
+            )
+        drm = dev.find_drm(gpu.pci) if graphics else ()
+        common = driver_edits(files, [one for one in found if one is not None], hook)
+        return merge(common, gpu_edits(node, drm, gpu.pci, hook))
+
+    def _passthrough(self, target: Passthrough, reading: Reading) -> ContainerEdits:
+        config = target.allocated.config(VfioDeviceConfig)
+        iommu = config.iommu if config is not None and config.iommu is not None else Iommu()
+        function, dev = target.function, DevRoots(self._tree, ("/",))
+        if iommu.backend_policy == "PreferIommuFD" and reading.vfio.iommufd:
+            device, interface = dev.find_vfio(function.address), "/dev/iommu"
+        else:
+            device, interface = f"/dev/vfio/{function.group}" if function.group else None, "/dev/vfio/vfio"
+        if device is None:
+            raise ClaimError(
+                f"{target.allocated.device} ({function.address}) has no device below /dev/vfio: "
+                "is the IOMMU on (kernel command line), and is the function bound to a vfio driver?"
+            )
+        paths = (device, interface) if iommu.enable_api_device else (device,)
+        return passthrough_edits([dev.find(path) or Node(path=path, host=path) for path in paths])
+
+    def _find_files(self, version: str) -> tuple[DriverRoot, DriverFiles]:
+        known = self._known
+        if known is not None and known.holds(version):
+            return known.root, known.files
+        self._known = None
+        try:
+            root = find_driver_root(self._tree, self._settings)
+        except DriverMissing as error:
+            raise DriverIncomplete(str(error)) from error
+        look = Look(root)
+        files = find_driver_files(
+            look,
+            version,
+            firmware=self._tree.read(self._tree.sys("module/firmware_class/parameters/path")) or "",
+            kernel=self._tree.read(self._tree.proc("sys/kernel/osrelease")) or "",
+        )
+        newest = max((sign[2] / 1e9 for sign in look.seen.values() if sign is not None), default=0.0)
+        if self._clock() - newest >= SETTLED:
+            self._known = _Known(version=version, root=root, seen=look.seen, files=files)
+        return root, files
+
+    def _find_hook(self) -> str:
+        """The program on the host; empty when there is none and none was named."""
+        named = self._settings.cdi_hook
+        for path in (named,) if named else PLACES:
+            found = resolve(self._tree.roots.host, path)
+            if found is not None and _is_program(below(self._tree.roots.host, found)):
+                return path
+        if named:
+            raise HookMissing(
+                f"PYDRA_NVIDIA_CDI_HOOK is {named}, which is no program on the host; "
+                "install the NVIDIA container toolkit there, or unset it to have the usual places looked at"
+            )
+        return ""
+
+
+def _is_program(path: str) -> bool:
+    """By its mode: this process may see the host's files where nothing can be run."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) and bool(mode & 0o111)

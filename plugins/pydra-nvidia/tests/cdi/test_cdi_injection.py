@@ -1,0 +1,408 @@
+"""From a claim's device to the container's edits, on a node made of files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pydra import AllocatedDevice, ClaimError, ContainerEdits
+from pydra.cdi.document import build_document
+from pydra.cdi.presence import read_present
+from pydra.cdi.spec import build_spec
+from pydra_nvidia.cdi.injection import HookMissing, Injection
+from pydra_nvidia.cdi.libraries import DriverIncomplete
+from pydra_nvidia.config import Iommu, VfioDeviceConfig
+from pydra_nvidia.hardware import (
+    Architecture,
+    ComputeInstance,
+    Driver,
+    Gpu,
+    GpuInstance,
+    Mig,
+    PciFunction,
+    Placement,
+    Profile,
+    Reading,
+    VfioHost,
+)
+from pydra_nvidia.host.capabilities import CapabilityMissing
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.steps import SetTimeSlice
+from pydra_nvidia.targets import Target, find_targets
+
+V = "580.105.08"
+LIB = "/usr/lib/x86_64-linux-gnu"
+HOOK = "/usr/bin/nvidia-cdi-hook"
+MIG = "gpu-1-mig-1g10gb-19-3"
+
+
+def gpu(minor: int, mig: Mig | None = None) -> Gpu:
+    return Gpu(
+        index=minor,
+        minor=minor,
+        uuid=f"GPU-{minor}",
+        name="NVIDIA H100 80GB HBM3",
+        brand=2,
+        architecture=Architecture.HOPPER,
+        compute=(9, 0),
+        pci=f"0000:{minor:02x}:00.0",
+        memory=80 << 30,
+        mig=mig,
+    )
+
+
+def partitioned(name: str = "1g.10gb", compute: int = 1) -> Mig:
+    place = Placement(3, 1)
+    profile = Profile(
+        id=19,
+        name=name,
+        slices=1,
+        most=7,
+        memory_mib=9856,
+        multiprocessors=16,
+        copy_engines=1,
+        decoders=1,
+        encoders=0,
+        jpeg_engines=1,
+        ofa_engines=0,
+        placements=(place,),
+    )
+    instances = tuple(ComputeInstance(id=index, uuid=f"MIG-{index}", slices=1) for index in range(compute))
+    return Mig(
+        enabled=True,
+        pending=True,
+        resetless=True,
+        profiles=(profile,),
+        instances=(GpuInstance(id=7, profile=19, placement=place, compute=instances),),
+    )
+
+
+def reading(*gpus: Gpu, version: str = V, iommufd: bool = False, group: str = "11") -> Reading:
+    function = PciFunction(address="0000:65:00.0", vendor="0x10de", device="0x2330", pci_class="0x030200", group=group)
+    return Reading(
+        driver=Driver(version=version, cuda=13000),
+        gpus=gpus or (gpu(0), gpu(1, partitioned()), gpu(2)),
+        functions={function.address: function},
+        vfio=VfioHost(iommu=True, iommufd=iommufd),
+    )
+
+
+def target(device: str, seen: Reading, *configs: Any) -> Target:
+    (found,) = find_targets([AllocatedDevice(request="r", pool="n", device=device, configs=configs)], seen)
+    return found
+
+
+@pytest.fixture
+def machine(node: Any) -> Any:
+    """Three GPUs; the second has a partition. Nothing changed lately."""
+    node.driver_libraries(LIB)
+    node.put("/usr/bin/nvidia-smi", b"#!", 0o755)
+    node.put(HOOK, b"#!", 0o755)
+    node.devices("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1", "nvidia2")
+    node.partition(1, 7, 0, (201, 202))
+    return node
+
+
+def settle(node: Any) -> None:
+    """As if nothing had changed for years."""
+    for folder, _, _ in os.walk(node.path):
+        os.utime(folder, (1_000_000_000, 1_000_000_000))
+
+
+def nodes(edits: ContainerEdits) -> list[str]:
+    return [one.path for one in edits.device_nodes]
+
+
+async def test_two_gpus_and_a_partition_of_one_claim_make_one_spec(machine: Any) -> None:
+    machine.put("/sys/bus/pci/devices/0000:00:00.0/drm/card1/dev", b"226:1")
+    machine.put("/sys/class/drm/card1/dev", b"226:1\n")
+    machine.devices("dri/card1")
+    seen, injection = reading(), Injection(machine.tree, Settings())
+    targets = [target(name, seen) for name in ("gpu-0", MIG, "gpu-2")]
+    prepared = [one.allocated.prepared(await injection.edits(one, seen)) for one in targets]
+    present = await read_present(prepared, root=str(machine.path))
+    assert list(present) == prepared, "nothing that was found is missing"
+    spec = build_spec("gpu.nvidia.com", "uid", present)
+    assert spec is not None
+    assert spec.edits.env == {"NVIDIA_CTK_LIBCUDA_DIR": LIB, "NVIDIA_VISIBLE_DEVICES": "void"}
+    assert nodes(spec.edits) == ["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"]
+    assert {mount.container_path for mount in spec.edits.mounts} == {
+        f"{LIB}/libcuda.so.{V}",
+        f"{LIB}/libnvidia-ml.so.{V}",
+        "/usr/bin/nvidia-smi",
+    }
+    assert [hook.args[1] for hook in spec.edits.hooks] == [
+        "create-symlinks",
+        "enable-cuda-compat",
+        "update-ldcache",
+        "disable-device-node-modification",
+    ]
+    assert [
+        (nodes(one.edits), one.edits.mounts, [hook.args[2:] for hook in one.edits.hooks]) for one in spec.devices
+    ] == [
+        (["/dev/dri/card1", "/dev/nvidia0"], (), [("--link", "../card1::/dev/dri/by-path/pci-0000:00:00.0-card")]),
+        (["/dev/nvidia-caps/nvidia-cap201", "/dev/nvidia-caps/nvidia-cap202", "/dev/nvidia1"], (), []),
+        (["/dev/nvidia2"], (), []),
+    ]
+    again = [one.allocated.prepared(await Injection(machine.tree, Settings()).edits(one, seen)) for one in targets]
+    assert build_document(spec) == build_document(build_spec("gpu.nvidia.com", "uid", again[::-1]) or spec)
+
+
+async def test_a_partition_opens_its_own_capabilities_only(machine: Any) -> None:
+    seen = reading()
+    machine.devices("dri/card1")
+    machine.put("/sys/bus/pci/devices/0000:01:00.0/drm/card1/dev", b"226:1")
+    edits = await Injection(machine.tree, Settings()).edits(target(MIG, seen), seen)
+    assert {node.path: (node.major, node.minor, node.file_mode) for node in edits.device_nodes[3:]} == {
+        "/dev/nvidia1": (195, 1, None),
+        "/dev/nvidia-caps/nvidia-cap201": (235, 201, 0o444),
+        "/dev/nvidia-caps/nvidia-cap202": (235, 202, 0o444),
+    }
+
+
+async def test_a_partition_for_graphics_has_the_nodes_for_graphics(machine: Any) -> None:
+    seen = reading(gpu(1, partitioned("1g.10gb+gfx")))
+    machine.devices("dri/renderD129")
+    machine.put("/sys/bus/pci/devices/0000:01:00.0/drm/renderD129/dev", b"226:129")
+    found = target("gpu-1-mig-1g10gb-gfx-19-3", seen)
+    assert "/dev/dri/renderD129" in nodes(await Injection(machine.tree, Settings()).edits(found, seen))
+
+
+@pytest.mark.parametrize(
+    ("change", "seen", "error", "told"),
+    [
+        pytest.param(
+            lambda node: (node.path / "proc/driver/nvidia/capabilities/gpu1/mig/gi7/access").unlink(),
+            reading(),
+            CapabilityMissing,
+            "gi7/access",
+            id="no capability",
+        ),
+        pytest.param(
+            lambda node: node.put("/proc/devices", b"195 nvidia\n"),
+            reading(),
+            CapabilityMissing,
+            "nvidia-caps",
+            id="no capabilities at all",
+        ),
+        pytest.param(
+            lambda _: None, reading(gpu(1, partitioned(compute=0))), ClaimError, MIG, id="no compute instance"
+        ),
+        pytest.param(
+            lambda _: None, reading(gpu(1, partitioned(compute=2))), ClaimError, MIG, id="two compute instances"
+        ),
+    ],
+)
+async def test_a_partition_that_is_not_there_is_the_claims_error(
+    machine: Any, change: Callable[[Any], Any], seen: Reading, error: type[ClaimError], told: str
+) -> None:
+    change(machine)
+    with pytest.raises(error, match=told):
+        await Injection(machine.tree, Settings()).edits(target(MIG, seen), seen)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        pytest.param(lambda node: node.at(f"{LIB}/libcuda.so.{V}").unlink(), f"libcuda.so.{V}", id="libcuda"),
+        pytest.param(lambda node: node.at(f"{LIB}/libnvidia-ml.so.{V}").unlink(), "libnvidia-ml", id="libnvidia-ml"),
+        pytest.param(lambda node: node.at("/dev/nvidiactl").unlink(), "/dev/nvidiactl", id="nvidiactl"),
+        pytest.param(lambda node: node.at("/dev/nvidia0").unlink(), "/dev/nvidia0", id="the GPU's node"),
+    ],
+)
+async def test_what_is_missing_is_said_and_found_when_it_comes(
+    machine: Any, change: Callable[[Any], Any], told: str
+) -> None:
+    seen, injection = reading(), Injection(machine.tree, Settings())
+    whole = await injection.edits(target("gpu-0", seen), seen)
+    settle(machine)
+    await injection.edits(target("gpu-0", seen), seen)
+    change(machine)
+    for _ in range(2):
+        with pytest.raises(DriverIncomplete, match=told):
+            await injection.edits(target("gpu-0", seen), seen)
+    machine.put(f"{LIB}/libcuda.so.{V}")
+    machine.put(f"{LIB}/libnvidia-ml.so.{V}")
+    machine.devices("nvidiactl", "nvidia0")
+    assert await injection.edits(target("gpu-0", seen), seen) == whole
+
+
+async def test_nodes_that_are_not_always_there_are_left_out(machine: Any) -> None:
+    seen, injection = reading(), Injection(machine.tree, Settings())
+    machine.at("/dev/nvidia-uvm").unlink()
+    assert nodes(await injection.edits(target("gpu-0", seen), seen)) == [
+        "/dev/nvidiactl",
+        "/dev/nvidia-uvm-tools",
+        "/dev/nvidia0",
+    ]
+    machine.devices("nvidia-uvm", "nvidia-modeset")
+    assert set(nodes(await injection.edits(target("gpu-0", seen), seen))) == {
+        "/dev/nvidiactl",
+        "/dev/nvidia-modeset",
+        "/dev/nvidia-uvm",
+        "/dev/nvidia-uvm-tools",
+        "/dev/nvidia0",
+    }
+
+
+async def test_files_are_remembered_until_a_folder_changes(machine: Any) -> None:
+    seen, injection = reading(), Injection(machine.tree, Settings())
+    settle(machine)
+    before = await injection.edits(target("gpu-0", seen), seen)
+    machine.library(LIB, "libnvidia-new", "libnvidia-new.so.1")
+    settle(machine)
+    assert await injection.edits(target("gpu-0", seen), seen) == before, "nobody looks where no time stamp changed"
+    os.utime(machine.at(LIB))
+    assert f"{LIB}/libnvidia-new.so.{V}" in {
+        mount.container_path for mount in (await injection.edits(target("gpu-0", seen), seen)).mounts
+    }
+
+
+async def test_folders_that_changed_a_moment_ago_are_looked_at_again(machine: Any) -> None:
+    seen, injection = reading(), Injection(machine.tree, Settings(), clock=lambda: 1_000_001.0)
+    for folder, _, _ in os.walk(machine.path):
+        os.utime(folder, (1_000_000, 1_000_000))
+    await injection.edits(target("gpu-0", seen), seen)
+    machine.library(LIB, "libnvidia-new", "libnvidia-new.so.1")
+    os.utime(machine.at(LIB), (1_000_000, 1_000_000))  # within the same tick of the file system's clock
+    mounts = (await injection.edits(target("gpu-0", seen), seen)).mounts
+    assert f"{LIB}/libnvidia-new.so.{V}" in {mount.container_path for mount in mounts}
+
+
+async def test_another_driver_is_looked_for_anew(machine: Any) -> None:
+    seen, injection = reading(), Injection(machine.tree, Settings())
+    settle(machine)
+    await injection.edits(target("gpu-0", seen), seen)
+    newer = reading(version="590.44.01")
+    with pytest.raises(DriverIncomplete, match=r"libcuda\.so\.590\.44\.01"):
+        await injection.edits(target("gpu-0", newer), newer)
+    machine.driver_libraries("/usr/lib64", "590.44.01")
+    edits = await injection.edits(target("gpu-0", newer), newer)
+    assert edits.env["NVIDIA_CTK_LIBCUDA_DIR"] == "/usr/lib64"
+
+
+async def test_a_node_without_a_driver_says_so(node: Any) -> None:
+    seen = reading()
+    with pytest.raises(DriverIncomplete, match="PYDRA_NVIDIA_DRIVER_ROOT"):
+        await Injection(node.tree, Settings()).edits(target("gpu-0", seen), seen)
+
+
+async def test_a_driver_container_has_its_own_dev(node: Any) -> None:
+    root = "/run/nvidia/driver"
+    node.driver = root
+    node.driver_libraries("/usr/lib64")
+    node.devices("nvidiactl", "nvidia0", root=root)
+    node.put("/usr/local/nvidia/toolkit/nvidia-cdi-hook", b"#!", 0o755)
+    seen = reading()
+    edits = await Injection(node.tree, Settings()).edits(target("gpu-0", seen), seen)
+    assert nodes(edits) == ["/dev/nvidiactl", "/dev/nvidia0"]
+    assert {mount.host_path: mount.container_path for mount in edits.mounts} == {
+        f"{root}/usr/lib64/{name}.so.{V}": f"/usr/lib64/{name}.so.{V}" for name in ("libcuda", "libnvidia-ml")
+    }
+    assert {hook.path for hook in edits.hooks} == {"/usr/local/nvidia/toolkit/nvidia-cdi-hook"}
+
+
+async def test_without_the_hook_a_container_gets_names_and_a_path_and_the_log_a_statement(machine: Any) -> None:
+    seen, injection = reading(), Injection(machine.tree, Settings())
+    assert HOOK in await injection.statement()
+    machine.at(HOOK).unlink()
+    edits = await injection.edits(target("gpu-0", seen), seen)
+    assert edits.hooks == ()
+    assert edits.env["LD_LIBRARY_PATH"].startswith(f"{LIB}:")
+    assert {f"{LIB}/libcuda.so.1", f"{LIB}/libnvidia-ml.so.1"} < {mount.container_path for mount in edits.mounts}
+    assert "not on this node" in await injection.statement()
+    present = await read_present([target("gpu-0", seen).allocated.prepared(edits)], root=str(machine.path))
+    assert build_spec("gpu.nvidia.com", "uid", present) is not None
+
+
+@pytest.mark.parametrize("mode", [pytest.param(None, id="absent"), pytest.param(0o644, id="not executable")])
+async def test_a_hook_that_the_admin_named_must_be_there(machine: Any, mode: int | None) -> None:
+    seen, injection = reading(), Injection(machine.tree, Settings(cdi_hook="/opt/hook/nvidia-cdi-hook"))
+    if mode is not None:
+        machine.put("/opt/hook/nvidia-cdi-hook", b"#!", mode)
+    with pytest.raises(HookMissing, match="PYDRA_NVIDIA_CDI_HOOK is /opt/hook/nvidia-cdi-hook"):
+        await injection.edits(target("gpu-0", seen), seen)
+    with pytest.raises(HookMissing):
+        await injection.statement()
+    machine.put("/opt/hook/nvidia-cdi-hook", b"#!", 0o755)
+    edits = await injection.edits(target("gpu-0", seen), seen)
+    assert {hook.path for hook in edits.hooks} == {"/opt/hook/nvidia-cdi-hook"}
+
+
+@pytest.mark.parametrize(
+    ("config", "iommufd", "expected"),
+    [
+        pytest.param(None, True, ["/dev/vfio/11"], id="no config"),
+        pytest.param(VfioDeviceConfig(), True, ["/dev/vfio/11"], id="an empty config"),
+        pytest.param(
+            VfioDeviceConfig(iommu=Iommu(enable_api_device=True)),
+            True,
+            ["/dev/vfio/11", "/dev/vfio/vfio"],
+            id="legacy, with the interface",
+        ),
+        pytest.param(
+            VfioDeviceConfig(iommu=Iommu(backend_policy="PreferIommuFD")),
+            True,
+            ["/dev/vfio/devices/vfio4"],
+            id="iommufd",
+        ),
+        pytest.param(
+            VfioDeviceConfig(iommu=Iommu(backend_policy="PreferIommuFD", enable_api_device=True)),
+            True,
+            ["/dev/vfio/devices/vfio4", "/dev/iommu"],
+            id="iommufd, with the interface",
+        ),
+        pytest.param(
+            VfioDeviceConfig(iommu=Iommu(backend_policy="PreferIommuFD", enable_api_device=True)),
+            False,
+            ["/dev/vfio/11", "/dev/vfio/vfio"],
+            id="iommufd preferred where there is none",
+        ),
+    ],
+)
+async def test_a_function_passed_through_needs_no_driver(
+    node: Any, config: VfioDeviceConfig | None, iommufd: bool, expected: list[str]
+) -> None:
+    node.put("/sys/bus/pci/devices/0000:65:00.0/vfio-dev/vfio4/dev", b"511:4")
+    node.put("/sys/class/vfio-dev/vfio4/dev", b"511:4\n")
+    node.devices("vfio/devices/vfio4")
+    seen = reading(iommufd=iommufd)
+    configs = () if config is None else (config,)
+    edits = await Injection(node.tree, Settings()).edits(target("gpu-vfio-0", seen, *configs), seen)
+    assert nodes(edits) == expected
+    assert edits.env == {"NVIDIA_VISIBLE_DEVICES": "void"}
+    assert (edits.mounts, edits.hooks) == ((), ())
+    numbers = {one.path: (one.major, one.minor) for one in edits.device_nodes if one.major is not None}
+    assert numbers == ({expected[0]: (511, 4)} if "devices" in expected[0] else {})
+
+
+@pytest.mark.parametrize("policy", ["LegacyOnly", "PreferIommuFD"])
+async def test_a_function_without_a_vfio_device_is_the_claims_error(node: Any, policy: Any) -> None:
+    seen = reading(iommufd=True, group="")
+    found = target("gpu-vfio-0", seen, VfioDeviceConfig(iommu=Iommu(backend_policy=policy)))
+    with pytest.raises(ClaimError, match=r"0000:65:00\.0.*IOMMU"):
+        await Injection(node.tree, Settings()).edits(found, seen)
+
+
+async def test_what_sharing_adds_comes_on_top(machine: Any) -> None:
+    steps = (SetTimeSlice(gpu="GPU-0", interval=1),)
+
+    def more(found: Target, done: Any) -> ContainerEdits:
+        assert done == steps
+        return ContainerEdits().with_env("CUDA_MPS_PIPE_DIRECTORY", f"/tmp/{found.allocated.device}")
+
+    seen, injection = reading(), Injection(machine.tree, Settings(), more=more)
+    edits = await injection.edits(target("gpu-0", seen), seen, steps)
+    assert edits.env["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/gpu-0"
+    assert edits.env["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+async def test_calls_side_by_side_agree(machine: Any) -> None:
+    seen, injection = reading(), Injection(machine.tree, Settings())
+    settle(machine)
+    found = await asyncio.gather(*(injection.edits(target("gpu-0", seen), seen) for _ in range(8)))
+    assert all(one == found[0] for one in found)
