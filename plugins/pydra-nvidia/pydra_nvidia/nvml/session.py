@@ -56,6 +56,18 @@ class NvmlSession:
             finally:
                 self.seconds += nvml.seconds - before
 
+    async def run_closed(self, work: Callable[[], T]) -> T:
+        """`work` in a thread, with the session ended, and nobody able to open it before it returns.
+
+        The driver lets go of a GPU only when no process has it open, and a session keeps open what it was asked about.
+        """
+        return await asyncio.to_thread(self._run_closed, work)
+
+    def _run_closed(self, work: Callable[[], T]) -> T:
+        with self._lock:
+            self._close()
+            return work()
+
     def close(self) -> None:
         """End the session, if there is one. Handles of GPUs are of no use after it."""
         with self._lock:

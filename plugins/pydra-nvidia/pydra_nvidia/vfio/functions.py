@@ -1,0 +1,73 @@
+"""A PCI function as passthrough sees it: its driver now, its IOMMU group, who else is in that, its nodes. Reads only.
+
+Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci and Documentation/driver-api/vfio.rst.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Collection
+
+import msgspec
+
+from pydra_nvidia.host.pci import is_vfio
+from pydra_nvidia.host.tree import Tree
+
+BRIDGE_CLASS = "0x06"
+HARMLESS = ("", "pci-stub", "pcieport")
+"""Drivers that do not mind what else happens in their group; so does a function with none."""
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True):
+    """A function at one moment. `driver`, `override` and `group` are empty for none; `virtual` counts its functions."""
+
+    address: str
+    present: bool
+    driver: str
+    override: str
+    group: str
+    virtual: int
+
+
+def read_function(tree: Tree, address: str) -> Function:
+    """The function as sysfs has it now."""
+    override = tree.read(_path(tree, address, "driver_override")) or ""
+    virtual = tree.read(_path(tree, address, "sriov_numvfs")) or ""
+    return Function(
+        address=address,
+        present=tree.exists(_path(tree, address)),
+        driver=_driver(tree, address),
+        override="" if override == "(null)" else override,
+        group=posixpath.basename(tree.link(_path(tree, address, "iommu_group")) or ""),
+        virtual=int(virtual) if virtual.isdecimal() else 0,
+    )
+
+
+def find_strangers(tree: Tree, function: Function, ours: Collection[str]) -> tuple[str, ...]:
+    """`0000:53:00.1 (snd_hda_intel)`: what the host's drivers have in the group, which so cannot be opened.
+
+    `ours` are addresses that the same claim passes through.
+    """
+    members = tree.names(tree.sys(f"kernel/iommu_groups/{function.group}/devices"))
+    found = []
+    for address in members:
+        driver = _driver(tree, address)
+        bridge = (tree.read(_path(tree, address, "class")) or "").startswith(BRIDGE_CLASS)
+        harmless = driver in HARMLESS or is_vfio(driver)
+        if address not in (function.address, *ours) and not bridge and not harmless:
+            found.append(f"{address} ({driver})")
+    return tuple(found)
+
+
+def list_nodes(tree: Tree, function: Function) -> tuple[str, ...]:
+    """The paths on the host by which a bound function can be opened: its group's, its own. They need not exist."""
+    own = tree.names(_path(tree, function.address, "vfio-dev"))
+    return (f"/dev/vfio/{function.group}", *(f"/dev/vfio/devices/{name}" for name in own if name.startswith("vfio")))
+
+
+def _driver(tree: Tree, address: str) -> str:
+    return posixpath.basename(tree.link(_path(tree, address, "driver")) or "")
+
+
+def _path(tree: Tree, address: str, name: str = "") -> str:
+    return tree.sys(posixpath.join("bus/pci/devices", address, name).rstrip("/"))

@@ -1,0 +1,116 @@
+"""Which functions a claim's passthrough devices take from which driver. Pure.
+
+The interface to the IOMMU that a config asks for needs no step: a function that is bound has a node for its group and,
+where the kernel has iommufd, one of its own. `PreferIommuFD` on a node without iommufd gets the group's, as the word
+says; NVIDIA's driver does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from pydra import ClaimError, TerminalError
+from pydra_nvidia.hardware import Gpu, PciFunction, Reading
+from pydra_nvidia.host.pci import DRIVER, is_vfio
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.steps import BindVfio, Step
+from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu
+
+
+def plan_passthrough(
+    targets: Sequence[Target], reading: Reading, *, begun: Iterable[Step], settings: Settings
+) -> tuple[BindVfio, ...]:
+    """BindVfio for each function, once, in the order of the targets.
+
+    `begun` are the steps of all claims in the journal: a function that is on its way already keeps its step, so that
+    the plan of a claim is the same before and after it was carried out. Targets with admin access only look, and need
+    nothing.
+
+    Raises:
+        ClaimError: what stands in the way of each function, and who can remove it.
+        TerminalError: the claim asks for a GPU twice.
+    """
+    wanted = [target for target in targets if isinstance(target, Passthrough)]
+    if not wanted:
+        return ()
+    if not settings.vfio:
+        names = ", ".join(target.allocated.device for target in wanted)
+        raise ClaimError(f"{names}: passthrough is switched off on this node; the admin can set PYDRA_NVIDIA_VFIO=true")
+    _refuse_doubles(wanted, targets)
+    known = {step.address: step for step in begun if isinstance(step, BindVfio) and step.before != step.target}
+    if problems := [text for target in wanted for text in _find_problems(target, reading, known)]:
+        raise ClaimError("; ".join(problems))
+    functions = (target.function for target in wanted if not target.allocated.admin_access)
+    return tuple(dict.fromkeys(_bind(function, reading, known) for function in functions))
+
+
+def _bind(function: PciFunction, reading: Reading, known: Mapping[str, BindVfio]) -> BindVfio:
+    if _is_begun(function, known):
+        return known[function.address]
+    if is_vfio(function.driver):  # the admin's doing, who keeps it so
+        return BindVfio(address=function.address, before=function.driver, target=function.driver)
+    gpu = _gpu_at(function.address, reading)
+    return BindVfio(
+        address=function.address,
+        before=function.driver,
+        target=function.vfio_driver,
+        persistence=bool(gpu and gpu.persistence),
+    )
+
+
+def _refuse_doubles(wanted: Sequence[Passthrough], targets: Sequence[Target]) -> None:
+    for target in targets:
+        if isinstance(target, WholeGpu | Partition):
+            for one in wanted:
+                if one.function.address == target.gpu.pci:
+                    raise TerminalError(
+                        f"devices {target.allocated.device} and {one.allocated.device} of this claim are one GPU, which"
+                        " is either passed through or used by containers"
+                    )
+
+
+def _find_problems(target: Passthrough, reading: Reading, known: Mapping[str, BindVfio]) -> Iterator[str]:
+    function = target.function
+    where = f"{target.allocated.device} ({function.address})"
+    if not reading.vfio.iommu:
+        yield (
+            f"{where}: this node has no IOMMU that is on; switch it on in the firmware (VT-d, AMD-Vi) and the kernel"
+            " (intel_iommu=on or amd_iommu=on)"
+        )
+    elif not function.group:
+        yield f"{where}: the function is in no IOMMU group, so no guest can be given it"
+    if function.is_virtual:
+        yield f"{where}: a virtual function is not passed through; what made it decides who gets it"
+    if function.has_virtual:
+        yield f"{where}: virtual functions of it exist; the admin can remove them by writing 0 to its sriov_numvfs"
+    if target.allocated.admin_access and not is_vfio(function.driver):
+        yield f"{where}: admin access only looks, and no claim has the function passed through now"
+    elif not is_vfio(function.driver) and function.driver not in ("", DRIVER):
+        yield (
+            f"{where}: the function is bound to {function.driver}, which keeps it; allowed: {DRIVER}, vfio-pci or its"
+            " variants, no driver"
+        )
+    if not _is_begun(function, known):
+        yield from _find_gpu_problems(where, function, reading)
+
+
+def _find_gpu_problems(where: str, function: PciFunction, reading: Reading) -> Iterator[str]:
+    for lost in reading.lost:
+        if lost.last is not None and lost.last.pci == function.address:
+            yield f"{where}: the GPU is lost: {lost.message}"
+    gpu = _gpu_at(function.address, reading)
+    if gpu is None or gpu.mig is None:
+        return
+    if gpu.mig.instances:
+        yield f"{where}: {len(gpu.mig.instances)} partitions of the GPU exist; it is free for passthrough without them"
+    elif gpu.mig.enabled or gpu.mig.pending:
+        yield f"{where}: the GPU is in MIG mode, or will be; the admin can leave it: nvidia-smi -i {gpu.uuid} -mig 0"
+
+
+def _is_begun(function: PciFunction, known: Mapping[str, BindVfio]) -> bool:
+    step = known.get(function.address)
+    return step is not None and (function.driver in ("", step.before) or is_vfio(function.driver))
+
+
+def _gpu_at(address: str, reading: Reading) -> Gpu | None:
+    return next((gpu for gpu in reading.gpus if gpu.pci == address), None)
