@@ -1,1 +1,1 @@
-"""Coming after NVIDIA's own DRA driver: its checkpoint, its CDI files, and whether it still runs."""
+"""Coming after NVIDIA's own DRA driver: its checkpoint, and whether it still runs."""

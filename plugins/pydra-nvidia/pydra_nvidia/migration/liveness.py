@@ -1,0 +1,33 @@
+"""Whether another driver's kubelet plugin still answers on this node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+_SECONDS = 2.0
+
+
+async def find_live_socket(directory: str) -> str | None:
+    """A socket in the directory that somebody accepts connections on; None when all are left over."""
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return None
+    for name in names:
+        path = os.path.join(directory, name)
+        if name.endswith(".sock") and await _is_live(path):
+            return path
+    return None
+
+
+async def _is_live(path: str) -> bool:
+    try:
+        async with asyncio.timeout(_SECONDS):
+            _, writer = await asyncio.open_unix_connection(path)
+    except TimeoutError:
+        return True  # somebody holds it and is too busy to answer
+    except OSError:
+        return False
+    writer.close()
+    return True

@@ -1,0 +1,142 @@
+"""Takes over from NVIDIA's own DRA driver at a start beside its checkpoint. A shell.
+
+Its plugin must have ended: two plugins of one driver name would prepare behind each other's back. What it completed is
+kept, what it was stopped in is undone, what a reboot made void is dropped. A checkpoint that cannot be read costs the
+claims in it, which are prepared anew, and is put aside like one that was taken over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+
+from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, PreparedDevice
+from pydra_nvidia.cdi.edits import merge
+from pydra_nvidia.cdi.injection import Injection
+from pydra_nvidia.hardware import Reading
+from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.journal import Journal
+from pydra_nvidia.migration.liveness import find_live_socket
+from pydra_nvidia.migration.plan import Succession, mps_edits, plan_cleaning, plan_succession
+from pydra_nvidia.migration.vendor_checkpoint import (
+    FILE,
+    NoCheckpoint,
+    VendorCheckpoint,
+    VendorClaim,
+    parse_vendor_checkpoint,
+)
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.slicing import Slicer, build_state
+from pydra_nvidia.steps import Entry
+from pydra_nvidia.telemetry import Hardware
+
+
+class VendorRuns(ClaimError):
+    """NVIDIA's own plugin still serves on this node."""
+
+    reason = "VendorRuns"
+
+
+class VendorSuccession:
+    """`say` is told what the admin should know."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        tree: Tree,
+        hardware: Hardware,
+        journal: Journal,
+        slicer: Slicer,
+        injection: Injection,
+        say: Callable[[str], object] = sys.stderr.write,
+    ) -> None:
+        self._settings = settings
+        self._tree = tree
+        self._hardware = hardware
+        self._journal = journal
+        self._slicer = slicer
+        self._injection = injection
+        self._say = say
+
+    async def inherit(self, directory: str) -> Inheritance:
+        """What the plugin directory holds of that driver's. Raises VendorRuns, and what reading the hardware raises."""
+        path = os.path.join(directory, FILE)
+        text = await asyncio.to_thread(_read, path)
+        if text is None:
+            return Inheritance()
+        if socket := await find_live_socket(directory):
+            raise VendorRuns(
+                f"NVIDIA's own DRA driver still serves on this node ({socket} answers, {FILE} is there); uninstall it, "
+                "or switch off its resources.gpus, and its prepared claims are taken over"
+            )
+        checkpoint = self._parse(path, text)
+        if checkpoint is None or not self._is_of_this_boot(path, checkpoint):
+            return Inheritance(files=(path,))
+        reading = await self._hardware.read()
+        successions = [
+            plan_succession(vendor, reading, settings=self._settings)
+            for vendor in checkpoint.claims
+            if vendor.completed and vendor.devices
+        ]
+        await self._clean(checkpoint, reading, [one.entry for one in successions], os.path.basename(directory))
+        devices = {vendor.uid: vendor for vendor in checkpoint.claims}
+        claims = [await self._take(one, devices[one.claim.uid], reading, directory) for one in successions]
+        return Inheritance(claims=tuple(claims), files=(path,))
+
+    def _parse(self, path: str, text: bytes) -> VendorCheckpoint | None:
+        try:
+            checkpoint = parse_vendor_checkpoint(text)
+        except NoCheckpoint as error:
+            self._say(f"{path} cannot be read, its claims are prepared anew: {error}\n")
+            return None
+        for problem in checkpoint.problems:
+            self._say(f"{path}: {problem}\n")
+        return checkpoint
+
+    def _is_of_this_boot(self, path: str, checkpoint: VendorCheckpoint) -> bool:
+        """Old versions kept no boot id; they are believed, as that driver believes them."""
+        now = self._tree.read(self._tree.proc("sys/kernel/random/boot_id"))
+        if not checkpoint.boot_id or now is None or checkpoint.boot_id == now:
+            return True
+        self._say(f"{path} is of another boot, its {len(checkpoint.claims)} claims are void\n")
+        return False
+
+    async def _clean(self, checkpoint: VendorCheckpoint, reading: Reading, taken: list[Entry], driver: str) -> None:
+        for vendor in checkpoint.claims:
+            if not vendor.completed:
+                entry = plan_cleaning(vendor, reading, driver=driver, taken=taken)
+                if entry.steps:
+                    await asyncio.to_thread(self._journal.write, entry)
+                    await self._slicer.undo(entry)
+                    self._say(f"claim {vendor.uid} was begun by NVIDIA's driver; what it had done is undone\n")
+
+    async def _take(
+        self, succession: Succession, vendor: VendorClaim, reading: Reading, directory: str
+    ) -> InheritedClaim:
+        for note in succession.notes:
+            self._say(f"{note}\n")
+        entry = succession.entry
+        if await asyncio.to_thread(self._journal.read, entry.uid) is None:
+            await asyncio.to_thread(self._journal.write, entry)
+        prepared: list[PreparedDevice] = []
+        for allocated, target, device in zip(succession.claim.devices, succession.targets, vendor.devices, strict=True):
+            if target is None:
+                prepared.append(allocated.prepared())
+                continue
+            edits = await self._injection.edits(target, reading, entry.steps)
+            extra = mps_edits(directory, device.mps) if device.mps else ContainerEdits()
+            prepared.append(allocated.prepared(merge(edits, extra), state=build_state(entry, target)))
+        return InheritedClaim(claim=succession.claim, prepared=tuple(prepared))
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ClaimError(f"{path} cannot be read: {error.strerror}; is the plugin directory mounted?") from error

@@ -1,0 +1,225 @@
+"""The checkpoint of NVIDIA's own DRA driver, `checkpoint.json` in its plugin directory, read as values. Pure.
+
+    {"checksum": n, "v1": {"preparedClaims": {UID: {status, preparedDevices}}},
+                    "v2": {"checksum": n, "preparedClaims": {UID: {checkpointState, ...}}, "nodeBootID": ID}}
+
+V2 is read where there is one; what it lacks, V1 is taken to be complete. One entry that cannot be understood costs that
+entry. The checksums are over the text as its writer's Go structs print it, so a version's own fields break those of
+another; they are looked at to warn, never to refuse.
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, releases 25.3 to 0.4 and the main branch of August 2026.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+FILE = "checkpoint.json"
+
+_KINDS = frozenset({"gpu", "mig", "vfio"})
+
+
+class VendorDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """One prepared device: which hardware it is, by `kind`, and how the allocation names it.
+
+    `uuid` is that of the GPU or of the MIG device, `parent` the UUID of a MIG device's GPU, `instance` its GPU instance
+    id, `address` the PCI address of a passed-through GPU; empty or None where that version kept none.
+    """
+
+    kind: str
+    device: str
+    pool: str
+    request: str
+    uuid: str = ""
+    parent: str = ""
+    instance: int | None = None
+    address: str = ""
+    cdi_ids: tuple[str, ...] = ()
+    mps: str = ""
+    time_sliced: bool = False
+
+
+class VendorResult(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """A device in the claim's allocation, as the API has it."""
+
+    request: str
+    driver: str
+    pool: str
+    device: str
+    admin_access: bool | None = None
+    share_id: str | None = msgspec.field(name="shareID", default=None)
+    consumed_capacity: Mapping[str, Any] = {}
+
+
+class VendorClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim; `completed` False for one in whose preparation that driver was stopped, which has no devices."""
+
+    uid: str
+    completed: bool
+    namespace: str = ""
+    name: str = ""
+    results: tuple[VendorResult, ...] = ()
+    devices: tuple[VendorDevice, ...] = ()
+
+
+class VendorCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the file says; `problems` are entries that cannot be understood, and checksums that do not fit."""
+
+    claims: tuple[VendorClaim, ...] = ()
+    boot_id: str = ""
+    problems: tuple[str, ...] = ()
+
+
+class NoCheckpoint(ValueError):
+    """The text is no checkpoint at all."""
+
+
+class _Config(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    mps_control_daemon_id: str = msgspec.field(name="mpsControlDaemonID", default="")
+    time_slice_applied: bool = False
+
+
+class _Group(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    devices: tuple[dict[str, Any], ...] = ()
+    config_state: _Config = _Config()
+
+
+class _Names(msgspec.Struct, frozen=True, kw_only=True):
+    requests: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = msgspec.field(name="Requests")
+    pool: str = msgspec.field(name="PoolName")
+    device: str = msgspec.field(name="DeviceName")
+    cdi_ids: tuple[str, ...] = msgspec.field(name="CDIDeviceIDs", default=())
+
+
+class _Info(msgspec.Struct, frozen=True, kw_only=True):
+    uuid: str = ""
+    address: str = msgspec.field(name="pciBusID", default="")
+
+
+class _Concrete(msgspec.Struct, frozen=True, kw_only=True):
+    instance: int | None = msgspec.field(name="giId", default=None)
+    uuid: str = msgspec.field(name="migUUID", default="")
+    parent: str = msgspec.field(name="parentUUID", default="")
+
+
+class _Hardware(msgspec.Struct, frozen=True, kw_only=True):
+    """`info` of GPUs, passed-through GPUs, and MIG devices before 25.12; `concrete` of MIG devices since."""
+
+    device: _Names
+    info: _Info | None = None
+    concrete: _Concrete | None = None
+
+
+class _Devices(msgspec.Struct, frozen=True, kw_only=True):
+    results: tuple[VendorResult, ...] = ()
+
+
+class _Allocation(msgspec.Struct, frozen=True, kw_only=True):
+    devices: _Devices = _Devices()
+
+
+class _Status(msgspec.Struct, frozen=True, kw_only=True):
+    allocation: _Allocation = _Allocation()
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    checkpoint_state: str = "PrepareCompleted"
+    status: _Status = _Status()
+    prepared_devices: tuple[_Group, ...] = ()
+    namespace: str = ""
+    name: str = ""
+
+
+class _Version(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    checksum: int = 0
+    prepared_claims: Mapping[str, msgspec.Raw] = {}
+    node_boot_id: str = msgspec.field(name="nodeBootID", default="")
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    checksum: int = 0
+    v1: msgspec.Raw = msgspec.Raw(b"")
+    v2: msgspec.Raw = msgspec.Raw(b"")
+
+
+def parse_vendor_checkpoint(text: bytes) -> VendorCheckpoint:
+    """What the file says. Raises NoCheckpoint."""
+    try:
+        file = msgspec.json.decode(text, type=_File)
+        chosen = bytes(file.v2) or bytes(file.v1)
+        version = msgspec.json.decode(chosen, type=_Version) if chosen else _Version()
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NoCheckpoint(str(error)) from error
+    problems: list[str] = []
+    if not _checksum_fits(text, file):
+        problems.append("the checksum does not fit: the file was damaged, or written by hand")
+    claims = []
+    for uid, raw in sorted(version.prepared_claims.items()):
+        try:
+            claims.append(_claim(uid, msgspec.json.decode(raw, type=_Entry)))
+        except (msgspec.DecodeError, ValueError) as error:
+            problems.append(f"claim {uid} cannot be understood: {error}")
+    return VendorCheckpoint(claims=tuple(claims), boot_id=version.node_boot_id, problems=tuple(problems))
+
+
+def _claim(uid: str, entry: _Entry) -> VendorClaim:
+    return VendorClaim(
+        uid=uid,
+        completed=entry.checkpoint_state == "PrepareCompleted",
+        namespace=entry.namespace,
+        name=entry.name,
+        results=entry.status.allocation.devices.results,
+        devices=tuple(_devices(entry.prepared_devices)),
+    )
+
+
+def _devices(groups: tuple[_Group, ...]) -> Iterator[VendorDevice]:
+    for group in groups:
+        for kinds in group.devices:
+            present = [(kind, value) for kind, value in kinds.items() if kind in _KINDS and value is not None]
+            if len(present) != 1:
+                raise ValueError(f"a prepared device is of {len(present)} kinds; it must be one of gpu, mig, vfio")
+            kind, value = present[0]
+            yield _device(kind, msgspec.convert(value, _Hardware), group)
+
+
+def _device(kind: str, hardware: _Hardware, group: _Group) -> VendorDevice:
+    info, concrete = hardware.info or _Info(), hardware.concrete or _Concrete()
+    return VendorDevice(
+        kind=kind,
+        device=hardware.device.device,
+        pool=hardware.device.pool,
+        request=hardware.device.requests[0],
+        uuid=concrete.uuid or info.uuid,
+        parent=concrete.parent,
+        instance=concrete.instance,
+        address=info.address,
+        cdi_ids=hardware.device.cdi_ids,
+        mps=group.config_state.mps_control_daemon_id,
+        time_sliced=group.config_state.time_slice_applied,
+    )
+
+
+def _checksum_fits(text: bytes, file: _File) -> bool:
+    """Both checksums: the outer one is over the file without V2, each over itself with 0 in its place."""
+    body = text.strip()
+    if inner := bytes(file.v2):
+        if _go_hash(_without_checksum(inner)) != msgspec.json.decode(inner, type=_Version).checksum:
+            return False
+        body = body.replace(b',"v2":' + inner, b"", 1)
+    return _go_hash(_without_checksum(body)) == file.checksum
+
+
+def _without_checksum(text: bytes) -> bytes:
+    return re.sub(rb'^\{"checksum":\d+', b'{"checksum":0', text, count=1)
+
+
+def _go_hash(text: bytes) -> int:
+    """32-bit FNV-1a over Go's rendering of the bytes, `([]uint8)[123 34 ...]`."""
+    value = 0x811C9DC5
+    for byte in b"([]uint8)[" + " ".join(map(str, text)).encode() + b"]":
+        value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
+    return value
