@@ -47,6 +47,7 @@ def test_a_whole_gpu_has_the_attributes_of_nvidias_driver(boards: Any) -> None:
         pytest.param({"addressing": None}, {}, "addressingMode", id="a driver that tells no addressing mode"),
         pytest.param({"addressing": 9}, {}, "addressingMode", id="an addressing mode from the future"),
         pytest.param({"module": None}, {}, "gpuModuleID", id="no baseboard"),
+        pytest.param({"module": 0}, {}, "gpuModuleID", id="module zero, which is none"),
     ],
 )
 def test_what_is_not_known_is_left_out(boards: Any, gpu_changes: Any, function_changes: Any, absent: str) -> None:
@@ -131,6 +132,12 @@ def test_a_hopper_whose_driver_tells_no_profiles_is_offered_whole_without_counte
     assert inventory.counter_sets == ()
 
 
+def test_an_ampere_with_the_mode_off_is_offered_whole_also_where_the_driver_tells_profiles(boards: Any) -> None:
+    gpu = boards.gpu("A100")
+    gpu = replace(gpu, mig=replace(gpu.mig, profiles=boards.profiles("A100")))
+    assert list(boards.devices(boards.reading(gpu), dynamic_mig=True)) == ["gpu-0"]
+
+
 def test_eight_h100_are_208_devices_in_slices_that_the_api_takes(boards: Any) -> None:
     gpus = [boards.gpu(minor=minor, module=minor + 1, addressing=1) for minor in range(8)]
     inventory = boards.inventory(boards.reading(*gpus), dynamic_mig=True)
@@ -184,7 +191,11 @@ def test_a_verdict_on_the_gpu_counts_for_its_partitions_and_not_the_other_way_ro
     noted = Taint(key="gpu.nvidia.com/xid", value="43", effect=TaintEffect.NONE)
     diagnosis = Diagnosis(
         gpus={first.uuid: Verdict(taints=(xid,))},
-        partitions={(first.uuid, Placement(4, 2)): SICK, (second.uuid, Placement(0, 1)): Verdict(taints=(noted,))},
+        partitions={
+            (first.uuid, Placement(4, 2)): SICK,
+            (first.uuid, Placement(0, 1)): Verdict(taints=(noted,)),
+            (second.uuid, Placement(0, 1)): Verdict(taints=(noted,)),
+        },
     )
     devices = boards.devices(boards.reading(first, second), dynamic_mig=True, diagnosis=diagnosis)
     assert {name for name, device in devices.items() if device.health == SICK.health} == {
