@@ -18,6 +18,7 @@ OUTSIDE = frozenset({"SCENARIO"})
 """Variables with the prefix that are not settings."""
 
 AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
+NoPathOrAbsolute = Annotated[str, msgspec.Meta(pattern="^(/|$)")]
 
 
 class Shares(Enum):
@@ -81,9 +82,9 @@ class SettingError(PydraError):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings. Paths are as this process sees them; `driver_root` and `dev_root` are as the host does.
+    """All settings. Paths are as this process sees them; `driver_root`, `dev_root` and `cdi_hook` are as the host does.
 
-    `driver_root` and `dev_root` empty: looked for. `xids_ignored` are added to the codes that applications cause;
+    These three empty: looked for. `xids_ignored` are added to the codes that applications cause;
     `xids_fatal` are codes that count even so. `signals` changes what follows from a signal (`xid=NoExecute`).
     `quiet_period` is how many seconds a GPU must be without a new event to be well again.
     """
@@ -92,8 +93,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     host_root: AbsolutePath = "/"
     sys_root: AbsolutePath = "/sys"
     proc_root: AbsolutePath = "/proc"
-    driver_root: str = ""
-    dev_root: str = ""
+    driver_root: NoPathOrAbsolute = ""
+    dev_root: NoPathOrAbsolute = ""
 
     dynamic_mig: bool = False
     orphans: Orphans = Orphans.ADOPT
@@ -109,7 +110,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     signals: Mapping[Signal, Reaction] = {}
     quiet_period: Annotated[float, msgspec.Meta(gt=0)] = 300.0
 
-    cdi_hook: str = ""
+    cdi_hook: NoPathOrAbsolute = ""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 5.0
     mps_ready_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
     vfio_idle_deadline: Annotated[float, msgspec.Meta(gt=0)] = 30.0

@@ -29,6 +29,7 @@ from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver
 from pydra_nvidia.host.inside import below, resolve
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.settings import Settings
+from pydra_nvidia.sharing.edits import build_sharing_edits
 from pydra_nvidia.steps import Step
 from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu
 
@@ -54,29 +55,17 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
         return self.version == version and all(read_sign(self.root, path) == sign for path, sign in self.seen.items())
 
 
-def _nothing(target: Target, steps: Sequence[Step]) -> ContainerEdits:
-    return ContainerEdits()
-
-
 class Injection:
-    """`more` tells what a target's containers get on top, by what was done for the claim (clients of MPS)."""
+    """One for the backend's life. `clock` tells the time in seconds since 1970."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        settings: Settings,
-        *,
-        more: Callable[[Target, Sequence[Step]], ContainerEdits] = _nothing,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, tree: Tree, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
         self._tree = tree
         self._settings = settings
-        self._more = more
         self._clock = clock
         self._known: _Known | None = None
 
     async def edits(self, target: Target, reading: Reading, steps: Sequence[Step] = ()) -> ContainerEdits:
-        """All that a container gets with the target. Paths are the host's.
+        """All that a container gets with the target, by what was done for its claim. Paths are the host's.
 
         Raises:
             DriverIncomplete: the driver's files or device nodes are not (all) there.
@@ -85,7 +74,7 @@ class Injection:
             ClaimError: the partition or the bound function is not as the claim needs it.
         """
         own = await asyncio.to_thread(self._describe, target, reading)
-        return merge(own, self._more(target, steps))
+        return merge(own, build_sharing_edits(target, steps, settings=self._settings))
 
     async def statement(self) -> str:
         """How containers are set up on this node, for the log; raises HookMissing."""

@@ -31,7 +31,7 @@ from pydra_nvidia.hardware import (
 )
 from pydra_nvidia.host.capabilities import CapabilityMissing
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.steps import SetTimeSlice
+from pydra_nvidia.steps import StartMps
 from pydra_nvidia.targets import Target, find_targets
 
 V = "580.105.08"
@@ -388,17 +388,18 @@ async def test_a_function_without_a_vfio_device_is_the_claims_error(node: Any, p
         await Injection(node.tree, Settings()).edits(found, seen)
 
 
-async def test_what_sharing_adds_comes_on_top(machine: Any) -> None:
-    steps = (SetTimeSlice(gpu="GPU-0", interval=1),)
-
-    def more(found: Target, done: Any) -> ContainerEdits:
-        assert done == steps
-        return ContainerEdits().with_env("CUDA_MPS_PIPE_DIRECTORY", f"/tmp/{found.allocated.device}")
-
-    seen, injection = reading(), Injection(machine.tree, Settings(), more=more)
-    edits = await injection.edits(target("gpu-0", seen), seen, steps)
-    assert edits.env["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/gpu-0"
-    assert edits.env["NVIDIA_VISIBLE_DEVICES"] == "void"
+async def test_a_client_of_mps_gets_its_daemon_on_top_of_the_driver(machine: Any) -> None:
+    seen, injection = reading(), Injection(machine.tree, Settings())
+    plain = await injection.edits(target("gpu-0", seen), seen)
+    steps = (StartMps(id="uid-12345", devices=("GPU-0",)),)
+    shared = await injection.edits(target("gpu-0", seen), seen, steps)
+    assert shared.env.keys() - plain.env.keys() == {"CUDA_MPS_PIPE_DIRECTORY"}
+    added = {mount.container_path: mount.host_path for mount in set(shared.mounts) - set(plain.mounts)}
+    assert added.keys() == {"/dev/shm", shared.env["CUDA_MPS_PIPE_DIRECTORY"]}
+    assert all("uid-12345" in host for host in added.values())
+    assert await injection.edits(target("gpu-2", seen), seen, steps) == await injection.edits(
+        target("gpu-2", seen), seen
+    )
 
 
 async def test_calls_side_by_side_agree(machine: Any) -> None:
