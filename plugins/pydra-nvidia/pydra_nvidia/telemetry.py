@@ -19,6 +19,7 @@ from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.iommu import read_vfio_host
 from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.pci import DRIVER, PciBus, is_vfio
+from pydra_nvidia.host.pci_ids import PciIds
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.losses import find_lost
 from pydra_nvidia.nvml.calls import Nvml
@@ -29,6 +30,7 @@ from pydra_nvidia.nvml.links import Ends, links_of, links_up, read_ends, read_fa
 from pydra_nvidia.nvml.partitions import Kind, Offer, read_instances, read_mode, read_offer, read_resetless
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
+from pydra_nvidia.vfio.drivers import VfioDrivers
 
 
 class _Known(msgspec.Struct, kw_only=True):
@@ -52,6 +54,8 @@ class Hardware:
         self._tree = tree
         self._settings = settings
         self._bus = PciBus(tree)
+        self._names = PciIds(tree)
+        self._vfio_drivers = VfioDrivers(tree)
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
         self._driver: Driver | None = None
@@ -92,7 +96,7 @@ class Hardware:
             return self._last
 
     def _read(self) -> Reading:
-        functions = self._bus.functions()
+        functions = self._functions()
         vfio = read_vfio_host(self._tree)
         managed = _managed(functions)
         if not managed and all(is_vfio(one.driver) for one in functions.values()):
@@ -100,7 +104,19 @@ class Hardware:
         if not managed:
             raise DriverMissing(_awaited(functions, read_module_version(self._tree)))
         self._refresh_session()
-        return replace(self._session.run_here(lambda nvml: self._read_gpus(nvml, functions)), vfio=vfio)
+        return replace(self._run(lambda nvml: self._read_gpus(nvml, functions)), vfio=vfio)
+
+    def _functions(self) -> dict[str, PciFunction]:
+        """With what only passthrough needs where it is wanted: long lists of the host are read for it."""
+        functions = self._bus.functions()
+        if not self._settings.vfio:
+            return functions
+        return {
+            address: replace(
+                one, name=self._names.name(one.device), vfio_driver=self._vfio_drivers.choose(one.modalias)
+            )
+            for address, one in functions.items()
+        }
 
     def _refresh_session(self) -> None:
         """NVML counts GPUs when it is initialised: one that came or went later needs another session."""
@@ -175,7 +191,16 @@ class Hardware:
             return self._read()
         if last.driver is None:
             return last
-        return self._session.run_here(lambda nvml: self._reread_gpus(nvml, last, uuids))
+        return self._run(lambda nvml: self._reread_gpus(nvml, last, uuids))
+
+    def _run(self, work: Callable[[Nvml], Reading]) -> Reading:
+        """Once more, in a new session, when the driver went away under the old one and came back."""
+        try:
+            return self._session.run_here(work)
+        except NvmlError as error:
+            if error.code not in STALE:
+                raise
+        return self._session.run_here(work)
 
     def _reread_gpus(self, nvml: Nvml, last: Reading, uuids: frozenset[str]) -> Reading:
         if self._generation != self._session.generation:

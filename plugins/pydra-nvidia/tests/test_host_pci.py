@@ -10,6 +10,7 @@ import pytest
 from pydra_nvidia.hardware import PciFunction, VfioHost
 from pydra_nvidia.host.iommu import read_vfio_host
 from pydra_nvidia.host.pci import PciBus, addressable_memory, find_root, is_vfio
+from pydra_nvidia.host.pci_ids import PciIds
 from pydra_nvidia.host.tree import Roots, Tree
 
 H100_RESOURCE = """\
@@ -187,3 +188,33 @@ def test_the_host_tells_whether_it_can_pass_devices_through(tmp_path: Path) -> N
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/iommu").touch()
     assert read_vfio_host(node) == VfioHost(iommu=True, iommufd=True)
+
+
+PCI_IDS = """\
+# List of PCI ID's
+1002  Advanced Micro Devices, Inc.
+\t2330  Not this one
+10de  NVIDIA Corporation
+\t20b0  GA100 [A100 SXM4 40GB]
+\t\t10de 1450  DGX A100
+# a comment between
+\t2330  GH100 [H100 SXM5 80GB]
+10df  Emulex Corporation
+\t2335  Nor this one
+"""
+
+
+def test_devices_are_called_what_the_hosts_list_says(tmp_path: Path) -> None:
+    names = PciIds(tree(tmp_path))
+    assert names.name("0x2330") == ""
+    lists = tmp_path / "usr/share/hwdata"
+    lists.mkdir(parents=True)
+    (lists / "pci.ids").write_text(PCI_IDS)
+    assert [names.name(device) for device in ("0x20b0", "0x2330", "0x2335", "0x1450")] == [
+        "GA100 [A100 SXM4 40GB]",
+        "GH100 [H100 SXM5 80GB]",
+        "",
+        "",
+    ]
+    (lists / "pci.ids").write_text(PCI_IDS.replace("\t2330  GH100", "\t2330  Renamed"))
+    assert names.name("0x2330") == "Renamed [H100 SXM5 80GB]"
