@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,9 +12,11 @@ from hypothesis import strategies as st
 
 from pydra import ClaimError
 from pydra_nvidia.cdi.driver_files import DriverFile, DriverFiles, find_driver_files
+from pydra_nvidia.cdi.elf import Elf, read_elf
 from pydra_nvidia.cdi.libraries import DriverIncomplete, Library
 from pydra_nvidia.cdi.looking import Look
 from pydra_nvidia.host.driver_root import DriverRoot
+from pydra_nvidia.host.ld_cache import find_cached
 
 V = "580.105.08"
 DEBIAN = "/usr/lib/x86_64-linux-gnu"
@@ -323,6 +326,17 @@ def test_a_link_that_leads_round_in_circles_is_nothing(node: Any) -> None:
     node.link(f"{DEBIAN}/libnvidia-gone.so.{V}", "/nowhere")
     node.at(f"{DEBIAN}/libnvidia-folder.so.{V}").mkdir()
     assert len(find(node).libraries) == 3
+
+
+def test_this_machines_own_linkers_cache_leads_to_a_library() -> None:
+    if not os.path.exists("/etc/ld.so.cache"):
+        pytest.skip("this machine has no linker's cache")
+    with open("/etc/ld.so.cache", "rb") as file:
+        paths = find_cached(file.read(), "libc.so.6")
+    assert paths
+    for path in paths:
+        with open(path, "rb") as file:
+            assert read_elf(file) == Elf(wide=True, soname="libc.so.6")
 
 
 @given(content=st.binary(max_size=300), head=st.sampled_from([b"", b"ld.so-1.7.0\0", b"glibc-ld.so.cache1.1"]))
