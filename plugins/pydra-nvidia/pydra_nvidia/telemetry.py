@@ -72,12 +72,17 @@ class Hardware:
         """
         return await asyncio.to_thread(self._locked, self._read)
 
-    async def reread(self, uuids: Collection[str]) -> Reading:
+    async def reread(self, gpus: Collection[int | str]) -> Reading:
         """The last reading, with the MIG state of these GPUs and the drivers of all functions read anew.
 
-        It is a whole reading when there was none in this session, or a function has come, gone or changed its driver.
+        Each GPU by its minor number or UUID. It is a whole reading when there was none in this session, when a
+        function has come, gone or changed its driver, or when one of the GPUs was not there. Raises as `read` does.
         """
-        return await asyncio.to_thread(self._locked, self._reread, frozenset(uuids))
+        return await asyncio.to_thread(self._locked, self._reread, frozenset(gpus))
+
+    async def latest(self) -> Reading:
+        """The last reading; the first one when there was none. Raises as `read` does."""
+        return self._last or await self.read()
 
     def signature(self) -> object:
         """Differs when something changed from outside: functions, their drivers, the driver, partitions. Cheap.
@@ -182,16 +187,16 @@ class Hardware:
         known.handle = handle
         return known
 
-    def _reread(self, uuids: frozenset[str]) -> Reading:
+    def _reread(self, wanted: frozenset[int | str]) -> Reading:
         last = self._last
-        if last is None or not uuids <= {gpu.uuid for gpu in last.gpus}:
+        if last is None or not wanted <= {name for gpu in last.gpus for name in (gpu.minor, gpu.uuid)}:
             return self._read()
         drivers = {address: driver for address, _, driver in self._bus.drivers()}
         if drivers != {address: one.driver for address, one in last.functions.items()}:
             return self._read()
         if last.driver is None:
             return last
-        return self._run(lambda nvml: self._reread_gpus(nvml, last, uuids))
+        return self._run(lambda nvml: self._reread_gpus(nvml, last, wanted))
 
     def _run(self, work: Callable[[Nvml], Reading]) -> Reading:
         """Once more, in a new session, when the driver went away under the old one and came back."""
@@ -202,13 +207,13 @@ class Hardware:
                 raise
         return self._session.run_here(work)
 
-    def _reread_gpus(self, nvml: Nvml, last: Reading, uuids: frozenset[str]) -> Reading:
+    def _reread_gpus(self, nvml: Nvml, last: Reading, wanted: frozenset[int | str]) -> Reading:
         if self._generation != self._session.generation:
             return replace(self._read_gpus(nvml, last.functions), vfio=last.vfio)
         gpus: list[Gpu] = []
         lost = list(last.lost)
         for gpu in last.gpus:
-            if gpu.uuid not in uuids or gpu.mig is None:
+            if gpu.mig is None or wanted.isdisjoint((gpu.minor, gpu.uuid)):
                 gpus.append(gpu)
                 continue
             try:
