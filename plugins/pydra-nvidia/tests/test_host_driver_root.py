@@ -6,6 +6,8 @@ import struct
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root, find_library
 from pydra_nvidia.host.inside import resolve
@@ -181,6 +183,12 @@ def test_a_truncated_cache_has_nothing() -> None:
     data = cache(("libcuda.so.1", "/a/libcuda.so.1", 0x0303))
     assert find_cached(data, "libcuda.so.1") == ("/a/libcuda.so.1",)
     assert {find_cached(data[:length], "libcuda.so.1") for length in range(len(data))} == {()}
+
+
+@given(st.binary(max_size=200), st.binary(max_size=64))
+def test_whatever_a_cache_holds_is_no_error(front: bytes, rest: bytes) -> None:
+    for data in (front, front + b"glibc-ld.so.cache1.1" + rest, front + cache(("a", "/a", 0x0303))[:-2] + rest):
+        assert isinstance(find_cached(data, "a"), tuple)
 
 
 def cache(*entries: tuple[str, str, int]) -> bytes:
