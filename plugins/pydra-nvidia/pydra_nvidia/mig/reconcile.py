@@ -1,0 +1,175 @@
+"""What the journal and the hardware disagree on when the backend starts, and what is done about it.
+
+Partitions without an owner are published as they are, or removed where the admin chose that. Entries whose partition
+vanished (a reset, an admin) need nothing: preparing again creates it anew, unpreparing finds nothing to undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+
+import msgspec
+
+from pydra import ClaimError
+from pydra_nvidia.hardware import Gpu, GpuInstance, Reading
+from pydra_nvidia.journal import Journal
+from pydra_nvidia.mig.plan import can_change_mode, describe
+from pydra_nvidia.nvml.calls import Nvml
+from pydra_nvidia.nvml.mig_control import destroy_instance, find_all, find_instance, set_mode
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.settings import Orphans, Settings
+from pydra_nvidia.steps import CreateMig, Entry
+
+
+class Orphan(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU instance that no claim has or made; half made without a compute instance. `name` is for people."""
+
+    gpu: str
+    instance: GpuInstance
+    name: str
+
+
+class Cleanup(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do: remove these, leave those; `empty` are UUIDs of GPUs that can leave MIG mode when that is done.
+
+    `vanished` says, for people, which claims have lost a partition.
+    """
+
+    remove: tuple[Orphan, ...] = ()
+    leave: tuple[Orphan, ...] = ()
+    empty: tuple[str, ...] = ()
+    vanished: tuple[str, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done. `left` and `problems` are in words; `modes_off` are UUIDs of GPUs that left MIG mode."""
+
+    removed: tuple[Orphan, ...] = ()
+    left: tuple[str, ...] = ()
+    modes_off: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def lines(self) -> tuple[str, ...]:
+        """For the log; empty when all was in order."""
+        return (
+            *(f"removed {one.name}, which no claim has" for one in self.removed),
+            *self.left,
+            *(f"{gpu} left MIG mode: no partition is on it" for gpu in self.modes_off),
+            *self.problems,
+        )
+
+
+def plan_cleanup(
+    reading: Reading, entries: Mapping[str, Entry], *, unreadable: Collection[str], settings: Settings
+) -> Cleanup:
+    """Decide. `unreadable` are uids whose journal is unknown: as long as there is one, nothing is called ownerless."""
+    certain = settings.dynamic_mig and not unreadable
+    remove: list[Orphan] = []
+    leave: list[Orphan] = []
+    empty: list[str] = []
+    for gpu in reading.gpus:
+        if gpu.mig is None or not gpu.mig.enabled:
+            continue
+        orphans = [
+            Orphan(gpu=gpu.uuid, instance=one, name=f"{describe(one, gpu.mig.profiles)}, of gpu-{gpu.minor}")
+            for one in gpu.mig.instances
+            if not _has_owner(gpu, one, entries.values())
+        ]
+        removes = certain and settings.orphans is Orphans.REMOVE
+        (remove if removes else leave).extend(orphans)
+        stays = len(gpu.mig.instances) - (len(orphans) if removes else 0)
+        if certain and can_change_mode(gpu) and not stays and not _is_held(gpu, entries.values()):
+            empty.append(gpu.uuid)
+    return Cleanup(
+        remove=tuple(remove), leave=tuple(leave), empty=tuple(empty), vanished=_vanished(reading, entries.values())
+    )
+
+
+async def reconcile(session: NvmlSession, journal: Journal, reading: Reading, *, settings: Settings) -> Report:
+    """Clean up before anything is served; what fails is reported, and tried again at the next start.
+
+    Raises:
+        JournalError: the journal cannot be read at all.
+    """
+    unreadable = journal.unreadable()
+    cleanup = plan_cleanup(reading, journal.entries(), unreadable=unreadable, settings=settings)
+    removed: list[Orphan] = []
+    modes_off: list[str] = []
+    problems = [*unreadable.values(), *cleanup.vanished]
+    for orphan in cleanup.remove:
+        try:
+            if await session.run(partial(_remove, orphan=orphan)):
+                removed.append(orphan)
+        except ClaimError as error:
+            problems.append(f"{orphan.name}, which no claim has, could not be removed: {error}")
+    for gpu in cleanup.empty:
+        try:
+            if await session.run(partial(_leave_mode, gpu=gpu)):
+                modes_off.append(gpu)
+        except ClaimError as error:
+            problems.append(f"{gpu} has no partition, and could not leave MIG mode: {error}")
+    return Report(
+        removed=tuple(removed),
+        left=tuple(map(_say_left, cleanup.leave)),
+        modes_off=tuple(modes_off),
+        problems=tuple(problems),
+    )
+
+
+def _has_owner(gpu: Gpu, instance: GpuInstance, entries: Iterable[Entry]) -> bool:
+    """Whether a claim made it, or has it although somebody else made it."""
+    for entry in entries:
+        for step in entry.steps:
+            if isinstance(step, CreateMig) and _is_at(step, gpu, instance):
+                return True
+        for hold in entry.holds:
+            if hold.hardware in (gpu.uuid, gpu.pci) and (hold.place is None or hold.place.overlaps(instance.placement)):
+                return True
+    return False
+
+
+def _is_held(gpu: Gpu, entries: Iterable[Entry]) -> bool:
+    return any(hold.hardware in (gpu.uuid, gpu.pci) for entry in entries for hold in entry.holds)
+
+
+def _is_at(step: CreateMig, gpu: Gpu, instance: GpuInstance) -> bool:
+    return (step.gpu, step.profile, step.placement) == (gpu.uuid, instance.profile, instance.placement)
+
+
+def _vanished(reading: Reading, entries: Iterable[Entry]) -> tuple[str, ...]:
+    lines: list[str] = []
+    for entry in entries:
+        for step in entry.steps:
+            gpu = reading.gpu(step.gpu) if isinstance(step, CreateMig) else None
+            if gpu is None or gpu.mig is None or not isinstance(step, CreateMig):
+                continue
+            if not any(_is_at(step, gpu, one) and one.compute for one in gpu.mig.instances):
+                lines.append(
+                    f"the partition {step.profile_name} at memory slice {step.placement.start} of gpu-{gpu.minor}, made"
+                    f" for claim {entry.namespace}/{entry.name}, is not there: it was not finished, the GPU was reset,"
+                    " or somebody removed it"
+                )
+    return tuple(lines)
+
+
+def _say_left(orphan: Orphan) -> str:
+    if orphan.instance.compute:
+        return f"{orphan.name}, is adopted: no claim has it"
+    return f"{orphan.name}, is left as it is: no claim has it, and without a compute instance nothing can use it"
+
+
+def _remove(nvml: Nvml, orphan: Orphan) -> bool:
+    place = orphan.instance.placement
+    found = find_instance(nvml, orphan.gpu, orphan.instance.profile, place.start)
+    if found != orphan.instance:  # it is no longer what was decided on
+        return False
+    destroy_instance(nvml, orphan.gpu, found)
+    return True
+
+
+def _leave_mode(nvml: Nvml, gpu: str) -> bool:
+    if find_all(nvml, gpu)[0]:
+        return False
+    set_mode(nvml, gpu, on=False)
+    return True

@@ -1,0 +1,191 @@
+"""Changes the MIG state of a GPU. Functions in one thread, over `Nvml`; what there is, is read by `partitions`.
+
+Everything is enumerated anew each time, and handles are not kept: NVML gives ids and handles of instances to others
+again. A partition is known by its GPU's UUID, its profile and its first memory slice; by its UUID, if that is known.
+
+Source: nvml.h, section Multi Instance GPU Management.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from pydra import ClaimError
+from pydra_nvidia.hardware import Architecture, GpuInstance, Placement, Profile
+from pydra_nvidia.nvml.calls import Nvml
+from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_nvidia.nvml.gpus import parse_bus_id
+from pydra_nvidia.nvml.partitions import Kind, Offer, read_instances, read_offer, read_resetless
+from pydra_nvidia.nvml.partitions import read_mode as read_modes
+
+GONE = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.NOT_SUPPORTED})
+"""Of an instance: it is no more. NVML says so of stale handles, of ids that are free, and with the mode off."""
+
+GPU_PROFILES = 0x12
+FILLING = (0, 1, 2, 3, 4, 5, 6)
+"""NVML's constants of compute instance profiles, by slices; not their doubles 1_SLICE_REV1 (7) and 7_SLICE_NVL (8)."""
+
+ROOM = 16
+"""More instances than any GPU has of one profile."""
+
+
+class Mode(NamedTuple):
+    """Whether the GPU is in MIG mode, and whether it is after its next reset."""
+
+    current: bool
+    pending: bool
+
+
+class ModePending(ClaimError):
+    """The GPU would take the MIG mode with its next reset only; it was told to forget about it."""
+
+    reason = "MigModePending"
+
+
+def find_gpu(nvml: Nvml, gpu: str) -> Any:
+    """The handle of the GPU with this UUID; raises NvmlError."""
+    return nvml.call("nvmlDeviceGetHandleByUUID", gpu, subject=gpu)
+
+
+def read_address(nvml: Nvml, gpu: str) -> str:
+    """The GPU's PCI address as sysfs has it; raises NvmlError."""
+    bus = nvml.call("nvmlDeviceGetPciInfo", find_gpu(nvml, gpu), subject=gpu).busId
+    return parse_bus_id(bus if isinstance(bus, str) else bus.decode("ascii", "replace"))
+
+
+def read_mode(nvml: Nvml, gpu: str) -> Mode:
+    """The MIG mode: off for a GPU that has none; raises NvmlError."""
+    return Mode(*(read_modes(nvml, find_gpu(nvml, gpu), subject=gpu) or (False, False)))
+
+
+def set_mode(nvml: Nvml, gpu: str, *, on: bool) -> None:
+    """Change the MIG mode now; nothing to do is fine. When it raises, the mode is as it was.
+
+    NVML may answer success although nothing happened: then the activation status is the error, or the mode is pending.
+
+    Raises:
+        NvmlError: IN_USE while anything has the GPU open, NO_PERMISSION.
+        ModePending: this GPU has to be reset for it.
+    """
+    before = read_mode(nvml, gpu)
+    if before == Mode(on, on):
+        return
+    try:
+        status = nvml.call("nvmlDeviceSetMigMode", find_gpu(nvml, gpu), int(on), subject=gpu)
+        if status != Code.SUCCESS:
+            raise NvmlError(status, "nvmlDeviceSetMigMode", gpu)
+        if read_mode(nvml, gpu) != Mode(on, on):
+            raise ModePending(f"{gpu} changes its MIG mode with a reset only, which the admin has to do")
+    except ClaimError:
+        with suppress(NvmlError):  # what went wrong first is what the caller should know
+            if read_mode(nvml, gpu).pending != before.pending:
+                nvml.call("nvmlDeviceSetMigMode", find_gpu(nvml, gpu), int(before.pending), subject=gpu)
+        raise
+
+
+def is_resetless(nvml: Nvml, gpu: str) -> bool:
+    """Whether the MIG mode changes without a reset; raises NvmlError."""
+    handle = find_gpu(nvml, gpu)
+    architecture = nvml.look("nvmlDeviceGetArchitecture", handle, subject=gpu)
+    return read_resetless(nvml, handle, Architecture.UNKNOWN if architecture is None else architecture, subject=gpu)
+
+
+def find_instance(nvml: Nvml, gpu: str, profile: int, start: int) -> GpuInstance | None:
+    """The GPU instance at this place; raises NvmlError."""
+    offer = Offer(kinds=(Kind(profile, 0, ROOM),))
+    found = read_instances(nvml, find_gpu(nvml, gpu), offer, {}, subject=gpu)
+    return next((one for one in found if one.placement.start == start), None)
+
+
+def find_all(nvml: Nvml, gpu: str) -> tuple[tuple[GpuInstance, ...], tuple[Profile, ...]]:
+    """All GPU instances by their place, and the profiles that the driver offers; raises NvmlError."""
+    handle = find_gpu(nvml, gpu)
+    offer = read_offer(nvml, handle, None, subject=gpu)
+    found = read_instances(nvml, handle, offer, {}, subject=gpu)
+    return tuple(sorted(found, key=lambda one: one.placement)), offer.profiles
+
+
+def count_slices(nvml: Nvml, gpu: str, profile: int) -> int:
+    """The compute slices of a profile; 0 when the driver does not offer it. Raises NvmlError."""
+    handle = find_gpu(nvml, gpu)
+    for kind in range(GPU_PROFILES):
+        info = _seek(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, kind, subject=gpu)
+        if info is not None and info.id == profile:
+            return int(info.sliceCount)
+    return 0
+
+
+def create_instance(nvml: Nvml, gpu: str, profile: int, placement: Placement) -> None:
+    """A GPU instance at this place and no other; raises NvmlError, INSUFFICIENT_RESOURCES when there is no room."""
+    place = nvml.pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
+    handle = find_gpu(nvml, gpu)
+    nvml.call("nvmlDeviceCreateGpuInstanceWithPlacement", handle, profile, ctypes.byref(place), subject=gpu)
+
+
+def fill_instance(nvml: Nvml, gpu: str, instance: GpuInstance) -> None:
+    """A compute instance with all slices of the GPU instance; raises NvmlError."""
+    slices = count_slices(nvml, gpu, instance.profile)
+    handle = _open(nvml, gpu, instance)
+    if handle is None:
+        raise NvmlError(Code.NOT_FOUND, "nvmlDeviceGetGpuInstanceById", gpu)
+    for kind in FILLING:
+        info = _seek(nvml, "nvmlGpuInstanceGetComputeInstanceProfileInfo", handle, kind, 0, subject=gpu)
+        if info is not None and info.sliceCount == slices:
+            nvml.call("nvmlGpuInstanceCreateComputeInstance", handle, info.id, subject=gpu)
+            return
+    raise NvmlError(Code.NOT_SUPPORTED, "nvmlGpuInstanceGetComputeInstanceProfileInfo", gpu)
+
+
+def destroy_instance(nvml: Nvml, gpu: str, instance: GpuInstance) -> None:
+    """Destroy what is in the GPU instance, then itself; what is gone is fine. Raises NvmlError, IN_USE."""
+    handle = _open(nvml, gpu, instance)
+    if handle is None:
+        return
+    for compute in instance.compute:
+        within = _seek(nvml, "nvmlGpuInstanceGetComputeInstanceById", handle, compute.id, subject=gpu)
+        if within is not None:
+            _seek(nvml, "nvmlComputeInstanceDestroy", within, subject=gpu)
+    try:
+        nvml.call("nvmlGpuInstanceDestroy", handle, subject=gpu)
+    except NvmlError as error:
+        if error.code not in GONE or _open(nvml, gpu, instance) is not None:
+            raise
+
+
+def name_processes(nvml: Nvml, gpu: str) -> str:
+    """`python3 (pid 4711), dcgm (pid 12)`: the processes that NVML knows to use the GPU; empty for none."""
+    names: dict[int, str] = {}
+    with suppress(NvmlError):  # it completes an error that says enough without it
+        handle = find_gpu(nvml, gpu)
+        for kind in ("Compute", "Graphics", "MPSCompute"):
+            for process in nvml.look(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle, subject=gpu) or ():
+                names.setdefault(process.pid, _process_name(nvml, process.pid))
+    return ", ".join(f"{name} (pid {pid})" for pid, name in sorted(names.items()))
+
+
+def _process_name(nvml: Nvml, pid: int) -> str:
+    try:
+        return str(nvml.call("nvmlSystemGetProcessName", pid)).partition(" ")[0].rpartition("/")[2]
+    except NvmlError:
+        return "a process"
+
+
+def _open(nvml: Nvml, gpu: str, instance: GpuInstance) -> Any:
+    """The instance's handle; None when it is gone, though its id may be another's by now."""
+    handle = _seek(nvml, "nvmlDeviceGetGpuInstanceById", find_gpu(nvml, gpu), instance.id, subject=gpu)
+    info = None if handle is None else _seek(nvml, "nvmlGpuInstanceGetInfo", handle, subject=gpu)
+    if info is None or (info.profileId, info.placement.start) != (instance.profile, instance.placement.start):
+        return None
+    return handle
+
+
+def _seek(nvml: Nvml, name: str, *arguments: Any, subject: str) -> Any:
+    """What NVML answers; None when there is no such thing."""
+    try:
+        return nvml.call(name, *arguments, subject=subject)
+    except NvmlError as error:
+        if error.code in GONE:
+            return None
+        raise

@@ -1,0 +1,70 @@
+"""A backend's process with one claim, to be killed: `claim_process.py NODE prepare|undo [BOUNDARY]`.
+
+NODE is the directory of a test's node, with the claim's entry in `entry.json`. With BOUNDARY the process kills itself
+before the operator's call of that number. It ends with 0 when the claim is prepared or undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pydra_nvidia.journal import Journal
+from pydra_nvidia.mig.operators import CreateMigOperator, MigModeOffOperator, MigModeOnOperator
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.simulation.install import open_simulation
+from pydra_nvidia.slicing import Operator, Slicer
+from pydra_nvidia.steps import CreateMig, Entry, MigModeOff, MigModeOn
+
+
+class Mortal:
+    """Dies before the call with the number `boundary`, counted over all of them."""
+
+    numbers = itertools.count()
+
+    def __init__(self, operator: Operator, boundary: int | None) -> None:
+        self._operator = operator
+        self._boundary = boundary
+
+    async def apply(self, step: Any, entry: Entry) -> None:
+        self._meet()
+        await self._operator.apply(step, entry)
+
+    async def undo(self, step: Any, entry: Entry) -> None:
+        self._meet()
+        await self._operator.undo(step, entry)
+
+    def _meet(self) -> None:
+        if next(self.numbers) == self._boundary:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def main(node: Path, action: str, boundary: int | None) -> None:
+    simulation = open_simulation(str(node / "scenario.json"), str(node / "machine"))
+    session, journal = NvmlSession(simulation.load), Journal(str(node / "journal"))
+    operators: dict[type, Operator] = {
+        MigModeOn: Mortal(MigModeOnOperator(session, journal), boundary),
+        MigModeOff: Mortal(MigModeOffOperator(session, journal), boundary),
+        CreateMig: Mortal(CreateMigOperator(session, journal), boundary),
+    }
+    slicer = Slicer(journal, operators)
+    entry = msgspec.json.decode((node / "entry.json").read_bytes(), type=Entry)
+    if action == "prepare":
+        journal.write(entry)
+        await slicer.carry_out(entry)
+    else:
+        await slicer.undo(entry)
+    if boundary == next(Mortal.numbers):
+        os.kill(os.getpid(), signal.SIGKILL)  # all is done, and nobody was told
+    session.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else None))

@@ -1,0 +1,193 @@
+"""A process that is killed anywhere: the next one leaves nothing behind, and touches nothing of anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from pydra_nvidia.hardware import GpuInstance
+from pydra_nvidia.steps import Entry, MigModeOn, Step
+
+if TYPE_CHECKING:
+    from conftest import Node
+
+MakeNode = Callable[..., "Node"]
+PROGRAM = Path(__file__).with_name("claim_process.py")
+
+KILLED = (3, -9)
+DEATHS = ("exit", "drop-reply")
+"""Before the call has its effect, and after."""
+
+CHANGES = {
+    "prepare": (
+        "nvmlDeviceSetMigMode",
+        "nvmlDeviceCreateGpuInstanceWithPlacement",
+        "nvmlGpuInstanceCreateComputeInstance",
+    ),
+    "undo": ("nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy", "nvmlDeviceSetMigMode"),
+}
+
+LAYOUTS: dict[str, tuple[dict[str, Any], tuple[tuple[str, int], ...]]] = {
+    "h100-80gb": ({}, (("3g", 4), ("1g", 0))),
+    "h200-141gb": ({}, (("3g", 4), ("1g", 0))),
+    "b200-180gb": ({}, (("3g", 4), ("1g", 0))),
+    "gb200-186gb": ({}, (("3g", 4), ("1g", 0))),
+    "a100-40gb": ({"mig": True, "instances": [{"profile": "2g.10gb", "start": 2}]}, (("3g", 4), ("1g", 0))),
+    "a30": ({"mig": True, "instances": [{"profile": "1g.6gb", "start": 3}]}, (("2g", 0), ("1g", 2))),
+}
+"""What is on the GPU already, and what the claim wants."""
+
+State = tuple[tuple[GpuInstance, ...], bool]
+
+
+class Scene:
+    """A node with somebody's partition on GPU 0 (where its mode is on) and on GPU 1, and a claim for GPU 0."""
+
+    def __init__(self, node: MakeNode, model: str) -> None:
+        group, wanted = LAYOUTS[model]
+        other = {"model": model, "mig": True, "minors": [1]}
+        self.node = node({"model": model, "minors": [0], **group}, other, patience=5.0)
+        self.node.inject.create_mig(1, self.node.create("1g", 0, 1).profile_name, 0)
+        self.path = self.node.scenario.parent
+        mode: tuple[Step, ...] = () if group else (MigModeOn(gpu=self.node.uuids[0]),)
+        self.entry = self.node.entry(*mode, *(self.node.create(*one) for one in wanted))
+        (self.path / "entry.json").write_bytes(msgspec.json.encode(self.entry))
+        self.before = self.state()
+
+    def state(self) -> tuple[State, State]:
+        """What there is on both GPUs; UUIDs and ids of what the claim does not have must stay."""
+        found = tuple((self.node.instances(minor), self.node.mode(minor)) for minor in (0, 1))
+        self.node.session.close()  # or it counts as somebody who has the GPU open
+        return found[0], found[1]
+
+    def run(self, action: str, *more: str) -> int:
+        """A process that prepares or undoes the claim; its exit status."""
+        command = [sys.executable, str(PROGRAM), str(self.path), action, *more]
+        path = os.pathsep.join(sys.path)
+        done = subprocess.run(
+            command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        )
+        assert done.returncode in (0, *KILLED), done.stderr
+        return done.returncode
+
+    def begin(self, action: str) -> None:
+        """Bring the claim to where `action` starts."""
+        if action == "undo":
+            asyncio.run(self.node.prepare(*self.entry.steps))
+            self.node.session.close()
+
+    async def recover(self) -> None:
+        """Prepare again, as the kubelet asks, in another process than the killed one; then undo."""
+        remembered = self.node.journal.read("one")
+        await self.node.prepare(*self.entry.steps)
+        wanted = [(step.profile, step.placement.start) for step in self.entry.steps if not isinstance(step, MigModeOn)]
+        theirs = {(one.profile, one.placement) for one in self.before[0][0]}
+        found = self.node.instances()
+        assert sorted(wanted) == sorted(
+            (one.profile, one.placement.start) for one in found if (one.profile, one.placement) not in theirs
+        )
+        assert all(len(one.compute) == 1 for one in found)
+        assert set(self.before[0][0]) <= set(found)
+        assert remembered is None or remembered == self.entry
+        await self.undo()
+
+    async def undo(self) -> None:
+        """Undo what the journal remembers."""
+        if (remembered := self.node.journal.read("one")) is not None:
+            await self.node.slicer.undo(remembered)
+        assert self.node.journal.entries() == {}
+        assert self.state() == self.before
+
+
+def strike(scene: Scene, action: str, op: str, death: str, after: int) -> bool:
+    """Kill the process at this call; False when it has no such call any more."""
+    scene.begin(action)
+    scene.node.fault({"op": op, "do": death, "after": after, "count": 1})
+    status = scene.run(action)
+    scene.node.fault()
+    return status != 0
+
+
+@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize(("action", "op"), [(action, op) for action, ops in CHANGES.items() for op in ops])
+@pytest.mark.parametrize("model", ["h100-80gb", "a30"])
+@pytest.mark.parametrize("then", ["undo", "prepare"])
+def test_killed_at_any_call_that_changes_the_hardware(
+    node: MakeNode, model: str, action: str, op: str, death: str, then: str
+) -> None:
+    struck = 0
+    while strike(scene := Scene(node, model), action, op, death, struck):
+        asyncio.run(scene.undo() if then == "undo" else scene.recover())
+        struck += 1
+    expected = 2 if "Instance" in op else len(scene.entry.steps) - 2
+    assert struck == expected, "each partition makes the call once, and so does the mode"
+
+
+@pytest.mark.parametrize("model", ["h200-141gb", "b200-180gb", "gb200-186gb", "a100-40gb"])
+@pytest.mark.parametrize(
+    ("action", "op"),
+    [("prepare", CHANGES["prepare"][1]), ("prepare", CHANGES["prepare"][2]), ("undo", CHANGES["undo"][0])],
+)
+def test_killed_on_every_generation_when_the_call_has_had_its_effect(
+    node: MakeNode, model: str, action: str, op: str
+) -> None:
+    scene = Scene(node, model)
+    assert strike(scene, action, op, "drop-reply", 1)
+    asyncio.run(scene.recover())
+
+
+@pytest.mark.parametrize("action", CHANGES)
+@pytest.mark.parametrize("model", ["h100-80gb", "a30"])
+def test_killed_between_any_two_steps(node: MakeNode, model: str, action: str) -> None:
+    boundary, status = 0, -9
+    while status:
+        scene = Scene(node, model)
+        scene.begin(action)
+        status = scene.run(action, str(boundary))
+        if boundary % 2 or not status:
+            asyncio.run(scene.undo())
+        else:
+            asyncio.run(scene.recover())
+        boundary += 1
+    assert boundary == len(scene.entry.steps) + 2, "before each step, after the last, and not at all"
+
+
+def test_killed_while_it_undoes_what_a_killed_process_had_begun(node: MakeNode) -> None:
+    scene = Scene(node, "h100-80gb")
+    assert strike(scene, "prepare", "nvmlGpuInstanceCreateComputeInstance", "drop-reply", 1)
+    scene.node.fault({"op": "nvmlGpuInstanceDestroy", "do": "exit", "count": 1})
+    assert scene.run("undo") == 3
+    scene.node.fault({"op": "nvmlGpuInstanceDestroy", "do": "drop-reply", "count": 1, "after": 1})
+    assert scene.run("undo") == 3
+    scene.node.fault()
+    asyncio.run(scene.undo())
+
+
+def test_killed_and_somebody_else_takes_the_place_meanwhile(node: MakeNode) -> None:
+    scene = Scene(node, "h100-80gb")
+    assert strike(scene, "prepare", "nvmlDeviceCreateGpuInstanceWithPlacement", "exit", 1)
+    theirs = scene.node.inject.create_mig(0, "2g.20gb", 0)
+    with pytest.raises(Exception, match=r"there is 2g\.20gb .* made outside of this driver"):
+        asyncio.run(scene.node.prepare(*scene.entry.steps))
+    assert [one.uuid for gi in scene.node.instances() for one in gi.compute] == [theirs]
+    assert scene.node.journal.entries() == {}
+
+
+def test_an_entry_of_before_the_machine_was_reset_takes_nothing_of_what_came_after(node: MakeNode) -> None:
+    scene = Scene(node, "h100-80gb")
+    scene.begin("undo")
+    step = scene.entry.steps[-1]
+    mine = next(one.compute[0].uuid for one in scene.node.instances() if one.placement.start == 0)
+    scene.node.inject.reset(0)
+    theirs = scene.node.inject.create_mig(0, scene.node.create("1g", 0).profile_name, 0)
+    old = Entry(uid="one", namespace="default", name="claim", steps=(msgspec.structs.replace(step, uuid=mine),))
+    asyncio.run(scene.node.slicer.undo(old))
+    assert [one.uuid for gi in scene.node.instances() for one in gi.compute] == [theirs]

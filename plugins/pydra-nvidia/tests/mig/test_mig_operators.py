@@ -1,0 +1,392 @@
+"""The MIG steps on simulated hardware: done, repeated, refused, undone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pydra import ClaimError
+from pydra_nvidia.mig.operators import GpuBusy, PlaceTaken
+from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_nvidia.nvml.mig_control import ModePending
+from pydra_nvidia.simulation.state import Process
+from pydra_nvidia.slicing import UndoFailed
+from pydra_nvidia.steps import MigModeOff, MigModeOn
+
+if TYPE_CHECKING:
+    from conftest import Node
+
+MakeNode = Callable[..., "Node"]
+
+A30, A100, H100 = {"model": "a30", "mig": True}, {"model": "a100-40gb", "mig": True}, {"model": "h100-80gb"}
+GENERATIONS = ({"model": "h200-141gb"}, {"model": "b200-180gb"}, {"model": "gb200-186gb"}, H100, A100, A30)
+RESETLESS = GENERATIONS[:4]
+
+
+def by_model(gpu: dict[str, Any]) -> str:
+    return str(gpu["model"])
+
+
+def h100(**more: Any) -> dict[str, Any]:
+    return {"model": "h100-80gb", "mig": True, **more}
+
+
+@pytest.mark.parametrize("gpu", GENERATIONS, ids=by_model)
+async def test_every_profile_of_every_generation_is_created_filled_and_destroyed(
+    node: MakeNode, gpu: dict[str, Any]
+) -> None:
+    one = node({**gpu, "mig": True})
+    profiles = one.read().gpus[0].mig.profiles
+    assert len(profiles) >= 5
+    for profile in profiles:
+        place = profile.placements[-1]
+        step = one.create(profile.name, place.start)
+        entry = await one.prepare(step)
+        (found,) = one.instances()
+        assert (found.profile, found.placement) == (profile.id, place)
+        assert [compute.slices for compute in found.compute] == [profile.slices]
+        await one.slicer.undo(entry)
+        assert one.instances() == ()
+
+
+@pytest.mark.parametrize("gpu", RESETLESS, ids=by_model)
+async def test_the_balanced_layout_is_made_and_the_mode_follows(node: MakeNode, gpu: dict[str, Any]) -> None:
+    one = node(gpu)
+    on = MigModeOn(gpu=one.uuids[0])
+    layout = [one.create("3g", 4), one.create("2g", 2), one.create("1g", 1), one.create("1g", 0)]
+    entries = [await one.prepare(on, step, uid=str(number)) for number, step in enumerate(layout)]
+    assert one.places() == sorted((step.profile, step.placement.start) for step in layout)
+    for entry in entries:
+        assert one.mode()
+        await one.slicer.undo(entry)
+    assert not one.mode(), "the last one leaves MIG mode"
+    assert one.journal.entries() == {}
+
+
+async def test_doing_and_undoing_may_be_repeated(node: MakeNode) -> None:
+    one = node(H100)
+    steps = (MigModeOn(gpu=one.uuids[0]), one.create("2g", 2))
+    entry = await one.prepare(*steps)
+    before = one.instances()
+    await one.slicer.carry_out(entry)
+    assert one.instances() == before, "the same partition, with the same UUID"
+    await one.slicer.undo(entry)
+    await one.slicer.undo(entry)
+    assert not one.mode()
+
+
+async def test_a_gpu_instance_that_a_killed_process_left_half_made_is_completed(node: MakeNode) -> None:
+    one = node(h100(instances=[{"profile": "3g.40gb", "start": 4, "compute": []}]))
+    (half,) = one.instances()
+    assert half.compute == ()
+    await one.prepare(one.create("3g", 4))
+    (found,) = one.instances()
+    assert (found.id, [compute.slices for compute in found.compute]) == (half.id, [3])
+
+
+async def test_a_partition_of_somebody_else_outlives_the_claim_beside_it(node: MakeNode) -> None:
+    one = node(h100(instances=[{"profile": "3g.40gb", "start": 0}]))
+    before = one.instances()
+    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("2g", 4))
+    assert len(one.instances()) == 2
+    await one.slicer.undo(entry)
+    assert one.instances() == before
+    assert one.mode(), "the mode is not left under somebody else's partition"
+
+
+async def test_the_mode_stays_while_another_claim_has_anything_on_the_gpu(node: MakeNode) -> None:
+    one = node(H100, {"model": "h100-80gb", "minors": [1]})
+    on = MigModeOn(gpu=one.uuids[0])
+    first = await one.prepare(on, one.create("1g", 0), uid="first")
+    second = one.entry(one.create("1g", 1), uid="second")
+    one.journal.write(second)  # begun, with nothing done yet
+    await one.slicer.undo(first)
+    assert one.mode()
+    await one.slicer.carry_out(second)
+    assert one.places() == [(19, 1)]
+
+
+async def test_two_claims_that_leave_at_once_leave_nothing(node: MakeNode) -> None:
+    one = node(H100)
+    shared = (MigModeOn(gpu=one.uuids[0]), one.create("2g", 0))
+    entries = [await one.prepare(*shared, uid=uid) for uid in ("first", "second")]
+    await asyncio.gather(*(one.slicer.undo(entry) for entry in entries))
+    assert one.instances() == ()
+    assert not one.mode()
+    assert one.journal.entries() == {}
+
+
+async def test_a_shared_partition_goes_with_the_last_claim_that_has_it(node: MakeNode) -> None:
+    one = node(H100)
+    shared = (MigModeOn(gpu=one.uuids[0]), one.create("2g", 0))
+    first = await one.prepare(*shared, uid="first")
+    (before,) = one.instances()
+    second = await one.prepare(*shared, uid="second")
+    assert one.instances() == (before,)
+    await one.slicer.undo(first)
+    assert one.instances() == (before,)
+    await one.slicer.undo(second)
+    assert one.instances() == ()
+
+
+async def test_a_place_that_was_taken_meanwhile_is_refused_with_whose_it_is(node: MakeNode) -> None:
+    one = node(h100())
+    other = await one.prepare(one.create("2g", 2), uid="other")
+    one.inject.create_mig(0, "1g.10gb", 0)
+    before = one.instances()
+    words = (
+        r"there is 1g\.10gb \(profile 19\) at memory slice 0, GPU instance 2, made outside of this driver;"
+        r" 2g\.20gb \(profile 14\) at memory slices 2-3, GPU instance 1, of claim default/claim-other"
+    )
+    with pytest.raises(PlaceTaken, match=r"4g\.40gb cannot be created at memory slices 0-3 .*" + words):
+        await one.prepare(one.create("4g", 0))
+    assert one.instances() == before
+    assert one.journal.entries() == {"other": other}
+
+
+async def test_a_gpu_without_engines_or_slices_for_it_is_told_apart(node: MakeNode) -> None:
+    one = node(h100(instances=[{"profile": "1g.10gb+me", "start": 0}]))
+    with pytest.raises(PlaceTaken, match=r"the place is free, but .* it has 1g\.10gb\+me"):
+        await one.prepare(one.create("1g.10gb+me", 1))
+    assert one.journal.entries() == {}
+
+
+async def test_what_somebody_divided_is_neither_used_nor_destroyed(node: MakeNode) -> None:
+    one = node(h100(instances=[{"profile": "3g.40gb", "start": 4, "compute": [1, 2]}]))
+    before = one.instances()
+    step = one.create("3g", 4)
+    with pytest.raises(PlaceTaken, match="was divided outside of this driver"):
+        await one.prepare(step)
+    await one.slicer.undo(one.entry(step))
+    assert one.instances() == before
+
+
+async def test_what_has_another_uuid_is_not_destroyed(node: MakeNode) -> None:
+    one = node(h100())
+    entry = await one.prepare(one.create("2g", 0))
+    one.inject.destroy_mig(0, 0)
+    one.inject.create_mig(0, "2g.20gb", 0)
+    before = one.instances()
+    step = entry.steps[0]
+    await one.slicer.undo(one.entry(type(step)(**{**_fields(step), "uuid": "MIG-ours"})))
+    assert one.instances() == before
+
+
+async def test_what_has_the_remembered_uuid_is_destroyed_whatever_was_added(node: MakeNode) -> None:
+    one = node(h100())
+    entry = await one.prepare(one.create("2g", 0))
+    step, uuid = entry.steps[0], one.instances()[0].compute[0].uuid
+    await one.slicer.undo(one.entry(type(step)(**{**_fields(step), "uuid": uuid})))
+    assert one.instances() == ()
+
+
+def _fields(step: Any) -> dict[str, Any]:
+    return {name: getattr(step, name) for name in step.__struct_fields__}
+
+
+async def test_a_partition_in_use_is_kept_and_told_and_destroyed_by_the_next_call(node: MakeNode) -> None:
+    one = node(H100)
+    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("3g", 0))
+    one.inject.start_process(0, Process(pid=4711, name="/usr/bin/train", gi=one.instances()[0].id, ci=0))
+    with pytest.raises(UndoFailed, match=r"IN_USE.*NVML names train \(pid 4711\)"):
+        await one.slicer.undo(entry)
+    assert len(one.instances()[0].compute) == 1
+    assert one.journal.read("one") == entry, "the mode is left when the partition is gone, by the next call"
+    one.inject.end_process(0, 4711)
+    await one.slicer.undo(entry)
+    assert one.instances() == ()
+    assert not one.mode()
+
+
+async def test_a_partition_that_is_busy_for_a_moment_only_is_waited_for(node: MakeNode) -> None:
+    one = node(h100(), patience=30.0)
+    entry = await one.prepare(one.create("3g", 0))
+    one.fault(
+        {"op": "nvmlComputeInstanceDestroy", "do": "raise", "code": "IN_USE", "count": 1},
+        {"op": "nvmlGpuInstanceDestroy", "do": "raise", "code": "IN_USE", "count": 1},
+    )
+    await one.slicer.undo(entry)
+    assert one.instances() == ()
+
+
+async def test_a_mode_that_cannot_be_changed_now_is_as_it_was(node: MakeNode) -> None:
+    one = node(H100)
+    one.inject.start_process(0, Process(pid=12, name="/usr/bin/dcgm-exporter --port 1"))
+    with pytest.raises(GpuBusy, match=r"dcgm, nvsm .*NVML names dcgm-exporter \(pid 12\)"):
+        await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    state = one.simulation.machine.read().state.gpus[one.uuids[0]]
+    assert (state.mig, state.mig_pending) == (False, False)
+    assert one.journal.entries() == {}
+
+
+async def test_a_mode_that_needs_a_reset_is_not_left_pending(node: MakeNode) -> None:
+    one = node({"model": "a100-40gb"})
+    with pytest.raises((NvmlError, ModePending), match="reset"):
+        await one.prepare(MigModeOn(gpu=one.uuids[0]))
+    state = one.simulation.machine.read().state.gpus[one.uuids[0]]
+    assert (state.mig, state.mig_pending) == (False, False)
+
+
+async def test_a_gpu_that_needs_a_reset_for_it_stays_in_mig_mode(node: MakeNode) -> None:
+    one = node(A100)
+    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    await one.slicer.undo(entry)
+    state = one.simulation.machine.read().state.gpus[one.uuids[0]]
+    assert (state.mig, state.mig_pending, state.instances) == (True, True, [])
+
+
+async def test_that_others_have_the_gpu_open_keeps_no_claim_from_leaving(node: MakeNode) -> None:
+    one = node(H100)
+    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    one.inject.start_process(0, Process(pid=12, name="dcgm"))
+    await one.slicer.undo(entry)
+    assert one.journal.entries() == {}
+    state = one.simulation.machine.read().state.gpus[one.uuids[0]]
+    assert (state.mig, state.mig_pending, state.instances) == (True, True, [])
+    one.inject.end_process(0, 12)
+    await one.prepare(MigModeOff(gpu=one.uuids[0]), uid="whole")
+    assert not one.mode()
+
+
+async def test_a_whole_gpu_leaves_mig_mode_once_it_is_empty(node: MakeNode) -> None:
+    one = node(h100(instances=[{"profile": "1g.10gb", "start": 6}]))
+    off = MigModeOff(gpu=one.uuids[0])
+    with pytest.raises(PlaceTaken, match=r"partitioned: 1g\.10gb \(profile 19\) at memory slice 6"):
+        await one.prepare(off)
+    one.inject.destroy_mig(0, 6)
+    entry = await one.prepare(off)
+    await one.slicer.carry_out(entry)
+    assert not one.mode()
+    await one.slicer.undo(entry)
+    assert not one.mode()
+
+
+async def test_without_permission_nothing_is_done_and_root_is_asked_for(node: MakeNode) -> None:
+    one = node(H100, privileged=False)
+    with pytest.raises(NvmlError, match=r"NO_PERMISSION.*needs root") as caught:
+        await one.prepare(MigModeOn(gpu=one.uuids[0]))
+    assert caught.value.code == Code.NO_PERMISSION
+    assert one.journal.entries() == {}
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        "nvmlDeviceGetHandleByUUID",
+        "nvmlDeviceSetMigMode",
+        "nvmlDeviceCreateGpuInstanceWithPlacement",
+        "nvmlGpuInstanceGetInfo",
+        "nvmlGpuInstanceCreateComputeInstance",
+    ],
+)
+async def test_a_gpu_that_is_lost_in_the_middle_ends_in_an_error_with_nothing_left_to_undo(
+    node: MakeNode, op: str
+) -> None:
+    one = node(H100)
+    entry = one.entry(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    one.journal.write(entry)
+    one.fault({"op": op, "do": "lost", "count": 1})
+    with pytest.raises(NvmlError, match=r"GPU_IS_LOST.*fallen off the bus"):
+        await one.slicer.carry_out(entry)
+    assert one.journal.entries() == {}
+    one.fault()
+    one.inject.reset(0)
+    assert one.instances() == ()
+
+
+@pytest.mark.parametrize("what", ["lost", "unplugged", "unloaded", "reset", "rebooted", "removed"])
+async def test_undoing_succeeds_where_the_partition_is_gone_already(node: MakeNode, what: str) -> None:
+    one = node(H100)
+    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    match what:
+        case "lost":
+            one.inject.lose(0)
+        case "unplugged":
+            one.inject.unplug(0)
+        case "unloaded":
+            one.inject.unload_driver()
+        case "reset":
+            one.inject.reset(0)
+        case "rebooted":
+            one.inject.reboot()
+        case "removed":
+            one.inject.destroy_mig(0, 0)
+    try:
+        await one.slicer.undo(entry)
+    except UndoFailed:  # the session ended with the driver; the next one knows
+        await one.slicer.undo(entry)
+    assert one.journal.entries() == {}
+
+
+@pytest.mark.parametrize(
+    ("op", "code"),
+    [
+        ("nvmlGpuInstanceCreateComputeInstance", "INSUFFICIENT_RESOURCES"),
+        ("nvmlGpuInstanceCreateComputeInstance", "UNKNOWN"),
+        ("nvmlGpuInstanceCreateComputeInstance", "IN_USE"),
+        ("nvmlGpuInstanceGetComputeInstanceProfileInfoV", "UNKNOWN"),
+    ],
+)
+async def test_a_gpu_instance_that_cannot_be_filled_is_removed_again(node: MakeNode, op: str, code: str) -> None:
+    one = node(h100())
+    step = one.create("3g", 4)
+    entry = one.entry(step)
+    one.journal.write(entry)
+    # reading the empty instance asks for the profiles too, and may: it is the filling that fails
+    one.fault({"op": op, "do": "raise", "code": code, "after": 9 if "ProfileInfo" in op else 0, "count": 1})
+    with pytest.raises(ClaimError, match=code):
+        await one.slicer.carry_out(entry)
+    one.fault()
+    assert one.instances() == ()
+    assert one.journal.entries() == {}
+
+
+async def test_what_cannot_even_be_removed_stays_in_the_journal_for_the_next_call(node: MakeNode) -> None:
+    one = node(h100())
+    entry = one.entry(one.create("3g", 4))
+    one.journal.write(entry)
+    one.fault(
+        {"op": "nvmlGpuInstanceCreateComputeInstance", "do": "raise", "code": "UNKNOWN"},
+        {"op": "nvmlGpuInstanceDestroy", "do": "raise", "code": "UNKNOWN"},
+    )
+    with pytest.raises(UndoFailed, match="removing what was made until then failed"):
+        await one.slicer.carry_out(entry)
+    assert one.journal.read("one") == entry
+    one.fault()
+    (half,) = one.instances()
+    assert half.compute == ()
+    await one.slicer.undo(entry)
+    assert one.instances() == ()
+
+
+async def test_a_create_that_times_out_after_it_took_effect_leaves_nothing(node: MakeNode) -> None:
+    one = node(h100())
+    step = one.create("3g", 4)
+    entry = one.entry(step)
+    one.journal.write(entry)
+    one.fault({"op": "nvmlGpuInstanceGetInfo", "do": "raise", "code": "TIMEOUT", "count": 1})
+    with pytest.raises(GpuBusy, match="TIMEOUT"):
+        await one.slicer.carry_out(entry)
+    one.fault()
+    assert one.instances() == ()
+
+
+async def test_an_old_driver_without_the_symbol_is_told(node: MakeNode) -> None:
+    one = node(h100(), missing=["nvmlDeviceCreateGpuInstanceWithPlacement"])
+    with pytest.raises(NvmlError, match=r"FUNCTION_NOT_FOUND.*too old"):
+        await one.prepare(one.create("3g", 4))
+    assert one.journal.entries() == {}
+
+
+async def test_claims_on_different_gpus_are_prepared_side_by_side(node: MakeNode) -> None:
+    one = node({"model": "h100-80gb", "count": 4})
+    claims = [
+        (MigModeOn(gpu=one.uuids[minor]), one.create("1g", start, minor)) for minor in range(4) for start in range(3)
+    ]
+    entries = await asyncio.gather(*(one.prepare(*steps, uid=str(n)) for n, steps in enumerate(claims)))
+    assert [one.places(minor) for minor in range(4)] == [[(19, 0), (19, 1), (19, 2)]] * 4
+    await asyncio.gather(*(one.slicer.undo(entry) for entry in entries))
+    assert [one.mode(minor) for minor in range(4)] == [False] * 4
