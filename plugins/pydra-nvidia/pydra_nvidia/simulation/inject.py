@@ -159,6 +159,7 @@ class Injector:
         """All that is volatile is gone: instances, processes, drivers bound, events, the MIG mode that is not kept."""
         with self._machine.change() as view:
             self._machine.forget_clients()
+            self._machine.empty_run()
             reboot(view)
 
     @contextmanager

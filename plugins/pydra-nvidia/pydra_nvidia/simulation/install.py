@@ -9,6 +9,7 @@ from typing import Any
 
 from pydra_nvidia.host.tree import Roots, Tree
 from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_nvidia.nvml.loading import use_library
 from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.library.library import Library
 from pydra_nvidia.simulation.machine import Machine
@@ -28,14 +29,9 @@ class Simulation:
         """The vendor's module, unmodified, with the fake library chosen; raises NvmlError when there is no library."""
         import pynvml  # noqa: PLC0415 - only a process that needs it
 
-        module: Any = pynvml
-
         if self.machine.read().state.driver == "absent":
             raise NvmlError(Code.LIBRARY_NOT_FOUND, "dlopen libnvidia-ml.so.1")
-        with module.libLoadLock:
-            module.nvmlLib = Library(self.machine)
-            module._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 - it keeps functions of the library before
-            module._nvmlLib_refcount = 0  # noqa: SLF001
+        use_library(pynvml, Library(self.machine))
         return pynvml
 
 

@@ -3,12 +3,14 @@
 machine.json       `state.State`, replaced as a whole under a lock
 clients/<pid>-<n>  a process that has NVML open; it counts while that process lives
 faults/<key>       how many calls a fault has seen
+run/               what the backend keeps where a reboot empties it
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -134,6 +136,10 @@ class Machine:
                     elif started:
                         os.unlink(path)
         return found
+
+    def empty_run(self) -> None:
+        """As a reboot does with /run."""
+        shutil.rmtree(os.path.join(self.path, "run"), ignore_errors=True)
 
     def forget_clients(self) -> None:
         """The driver went away under them: they have to open NVML anew."""

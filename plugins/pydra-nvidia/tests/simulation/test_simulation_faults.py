@@ -1,0 +1,184 @@
+"""Faults strike the calls that they are meant for, as often as they say, and do what NVML does to a process."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydra_nvidia.nvml.errors import Code
+from pydra_nvidia.simulation.faults import Fault
+
+Simulate = Callable[..., Any]
+GET_MINOR = "nvmlDeviceGetMinorNumber"
+
+
+def two(*faults: dict[str, Any]) -> dict[str, Any]:
+    return {"gpus": [{"model": "h100-80gb", "count": 2, "minors": [1, 0], "mig": True}], "faults": list(faults)}
+
+
+@pytest.mark.parametrize(
+    ("fault", "struck"),
+    [
+        ({}, [True, True, True, True]),
+        ({"count": 2}, [True, True, False, False]),
+        ({"after": 1}, [False, True, True, True]),
+        ({"after": 1, "count": 1}, [False, True, False, False]),
+    ],
+    ids=["always", "counted", "late", "once, late"],
+)
+def test_a_fault_strikes_as_often_as_it_says(fault: dict[str, int], struck: list[bool], simulate: Simulate) -> None:
+    rig = simulate(two({"op": GET_MINOR, "do": "raise", "code": "TIMEOUT", **fault}))
+    nvml, gpu = rig.opened()
+    assert [rig.code(nvml.nvmlDeviceGetMinorNumber, gpu) == Code.TIMEOUT for _ in range(4)] == struck
+    nvml.nvmlShutdown()
+
+
+@given(seed=st.integers(), p=st.floats(0.05, 0.95), code=st.sampled_from([code.name for code in Code]))
+def test_chance_is_repeated_with_its_seed(seed: int, p: float, code: str) -> None:
+    fault = Fault(op="nvml*", do="raise", p=p, seed=seed, code=code)
+    struck = [fault.strikes(earlier) for earlier in range(400)]
+    assert struck == [fault.strikes(earlier) for earlier in range(400)]
+    assert 0 < sum(struck) < 400
+
+
+def test_a_fault_is_meant_for_one_gpu_or_for_all(simulate: Simulate) -> None:
+    rig = simulate(
+        two(
+            {"op": "nvmlDeviceGetUUI?", "device": 0, "do": "raise", "code": "UNKNOWN"},
+            {"op": "nvmlDeviceGetHandleByIndex_v2", "device": 0, "do": "raise", "code": "TIMEOUT"},
+        )
+    )
+    nvml, first = rig.opened()
+    assert rig.code(nvml.nvmlDeviceGetUUID, first) == Code.SUCCESS
+    assert rig.code(nvml.nvmlDeviceGetHandleByIndex, 1) == Code.TIMEOUT
+    second = nvml.nvmlDeviceGetHandleByPciBusId("0000:1e:00.0")
+    assert rig.code(nvml.nvmlDeviceGetUUID, second) == Code.UNKNOWN
+    nvml.nvmlShutdown()
+
+
+def test_even_beginning_a_session_can_fail(simulate: Simulate) -> None:
+    rig = simulate(two({"op": "nvmlInit*", "do": "raise", "code": "DRIVER_NOT_LOADED", "count": 1}))
+    nvml = rig.simulation.load()
+    assert rig.code(nvml.nvmlInit) == Code.DRIVER_NOT_LOADED
+    nvml.nvmlInit()
+    nvml.nvmlShutdown()
+
+
+def test_a_lost_gpu_stays_lost(simulate: Simulate) -> None:
+    rig = simulate(two({"op": GET_MINOR, "device": 1, "do": "lost", "count": 1}))
+    nvml, gpu = rig.opened()
+    event_set = nvml.nvmlEventSetCreate()
+    nvml.nvmlDeviceRegisterEvents(gpu, 0x8, event_set)
+    assert rig.code(nvml.nvmlDeviceGetMinorNumber, gpu) == Code.GPU_IS_LOST
+    assert rig.code(nvml.nvmlDeviceGetUUID, gpu) == Code.GPU_IS_LOST
+    assert nvml.nvmlEventSetWait_v2(event_set, 0).eventData == 79
+    nvml.nvmlShutdown()
+
+
+def test_an_xid_strikes_beside_the_call(simulate: Simulate) -> None:
+    rig = simulate(two({"op": GET_MINOR, "do": "xid", "xid": 94, "gi": 2, "ci": 0}))
+    nvml, gpu = rig.opened()
+    event_set = nvml.nvmlEventSetCreate()
+    nvml.nvmlDeviceRegisterEvents(gpu, 0x8, event_set)
+    assert nvml.nvmlDeviceGetMinorNumber(gpu) == 1
+    event = nvml.nvmlEventSetWait_v2(event_set, 0)
+    assert (event.eventData, event.gpuInstanceId, event.computeInstanceId) == (94, 2, 0)
+    nvml.nvmlShutdown()
+
+
+@pytest.mark.parametrize(
+    ("fault", "status"),
+    [
+        ({"do": "segfault"}, -signal.SIGSEGV),
+        ({"do": "exit", "status": 7}, 7),
+        ({"do": "drop-reply"}, 3),
+    ],
+    ids=["segfault", "exit", "drop-reply"],
+)
+def test_what_ends_the_process_is_counted_before(simulate: Simulate, fault: dict[str, Any], status: int) -> None:
+    rig = simulate(two({"op": GET_MINOR, "count": 2, **fault}))
+    body = f"print(nvml.{GET_MINOR}(h))"
+    assert [rig.elsewhere(body).returncode for _ in range(3)] == [status, status, 0]
+
+
+def test_a_dropped_reply_leaves_the_effect_behind(simulate: Simulate) -> None:
+    rig = simulate(two({"op": "nvmlDeviceCreateGpuInstanceWithPlacement", "do": "drop-reply", "count": 1}))
+    body = (
+        "place = nvml.c_nvmlGpuInstancePlacement_t(2, 1)\n"
+        "nvml.nvmlDeviceCreateGpuInstanceWithPlacement(h, 19, ctypes.byref(place))\n"
+    )
+    assert rig.elsewhere(body).returncode == 3
+    nvml, gpu = rig.opened()
+    info = nvml.nvmlGpuInstanceGetInfo(nvml.nvmlDeviceGetGpuInstanceById(gpu, 1))
+    assert (info.profileId, info.placement.start) == (19, 2)
+    nvml.nvmlShutdown()
+
+
+@pytest.mark.parametrize("do", ["delay", "hang"])
+def test_other_threads_run_on_while_a_call_hangs(simulate: Simulate, do: str) -> None:
+    rig = simulate(two({"op": GET_MINOR, "do": do, "seconds": 1}))
+    nvml, gpu = rig.opened()
+    answered: list[int] = []
+    caller = threading.Thread(target=lambda: answered.append(nvml.nvmlDeviceGetMinorNumber(gpu)))
+    caller.start()
+    assert nvml.nvmlDeviceGetUUID(gpu).startswith("GPU-")
+    assert not answered
+    caller.join()
+    assert answered == [1]
+    nvml.nvmlShutdown()
+
+
+def test_a_call_that_holds_the_gil_stops_every_thread(simulate: Simulate) -> None:
+    rig = simulate(two({"op": GET_MINOR, "do": "gil-hang", "seconds": 1}))
+    done = rig.elsewhere(
+        "import threading, time\n"
+        "ticks, over = [time.monotonic()], threading.Event()\n"
+        "def tick():\n"
+        "    while not over.wait(0.01): ticks.append(time.monotonic())\n"
+        "thread = threading.Thread(target=tick)\n"
+        "thread.start()\n"
+        f"nvml.{GET_MINOR}(h)\n"
+        "over.set()\n"
+        "thread.join()\n"
+        "ticks.append(time.monotonic())\n"
+        "print(max(after - before for before, after in zip(ticks, ticks[1:])) > 0.9)\n"
+    )
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_a_delay_hands_out_the_answer_late(simulate: Simulate) -> None:
+    rig = simulate(two({"op": GET_MINOR, "do": "delay", "seconds": 0.05}))
+    nvml, gpu = rig.opened()
+    started = time.monotonic()
+    assert nvml.nvmlDeviceGetMinorNumber(gpu) == 1
+    assert time.monotonic() - started >= 0.05
+    nvml.nvmlShutdown()
+
+
+def test_threads_share_the_count(simulate: Simulate) -> None:
+    rig = simulate(two({"op": GET_MINOR, "do": "raise", "code": "TIMEOUT", "count": 40}))
+    nvml, gpu = rig.opened()
+    codes: list[int] = []
+
+    def ask() -> None:
+        codes.extend(rig.code(nvml.nvmlDeviceGetMinorNumber, gpu) for _ in range(20))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (codes.count(Code.TIMEOUT), codes.count(Code.SUCCESS)) == (40, 40)
+    nvml.nvmlShutdown()
+
+
+def test_equal_faults_share_a_count_and_others_do_not() -> None:
+    assert Fault(op="nvmlInit", do="hang").key() == Fault(op="nvmlInit", do="hang").key()
+    assert Fault(op="nvmlInit", do="hang").key() != Fault(op="nvmlInit", do="hang", after=1).key()
