@@ -106,12 +106,12 @@ async def require_driver(tree: Tree, name: str, load: Loader) -> str:
     raise DriverUnavailable(f"the kernel module {name} is loaded, but brings no PCI driver of that name")
 
 
-def modprobe_in(host_root: str) -> Loader:
+def modprobe_in(host_root: str, seconds: float = MODPROBE_SECONDS) -> Loader:
     """Loads modules with the node's own modprobe, so that its blacklists and options count."""
     prefix = [] if host_root == "/" else ["chroot", host_root]
 
     async def load(module: str) -> None:
-        if problem := await _run([*prefix, "modprobe", module]):
+        if problem := await _run([*prefix, "modprobe", module], seconds):
             raise DriverUnavailable(
                 f"this node has no driver {module} for passthrough, and loading it failed: {problem};"
                 f" have it loaded at boot, with a line `{module}` in a file below /etc/modules-load.d"
@@ -120,7 +120,7 @@ def modprobe_in(host_root: str) -> Loader:
     return load
 
 
-async def _run(command: Sequence[str]) -> str:
+async def _run(command: Sequence[str], seconds: float) -> str:
     """Why the command failed; empty when it did not."""
     line = " ".join(command)
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
@@ -135,9 +135,9 @@ async def _run(command: Sequence[str]) -> str:
     except OSError as error:
         return f"{line}: {error.strerror}"
     try:
-        _, told = await asyncio.wait_for(process.communicate(), MODPROBE_SECONDS)
+        _, told = await asyncio.wait_for(process.communicate(), seconds)
     except TimeoutError:
-        return f"{line} did not end within {MODPROBE_SECONDS:g} s"
+        return f"{line} did not end within {seconds:g} s"
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):

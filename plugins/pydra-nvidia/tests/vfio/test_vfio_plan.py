@@ -1,0 +1,172 @@
+"""What a claim's passthrough devices make necessary, as tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pydra import AllocatedDevice, ClaimError, TerminalError
+from pydra_nvidia.hardware import (
+    Architecture,
+    Gpu,
+    GpuInstance,
+    LostGpu,
+    Mig,
+    PciFunction,
+    Placement,
+    Reading,
+    VfioHost,
+)
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.steps import BindVfio
+from pydra_nvidia.targets import Passthrough, WholeGpu
+from pydra_nvidia.vfio.plan import plan_passthrough
+
+ADDRESS = "0000:53:00.0"
+FUNCTION = PciFunction(
+    address=ADDRESS, vendor="0x10de", device="0x2330", pci_class="0x030200", driver="nvidia", group="17"
+)
+GPU = Gpu(
+    index=0,
+    minor=0,
+    uuid="GPU-a",
+    name="NVIDIA H100 80GB HBM3",
+    brand=14,
+    architecture=Architecture.HOPPER,
+    compute=(9, 0),
+    pci=ADDRESS,
+    memory=1 << 36,
+    persistence=True,
+)
+INSTANCE = GpuInstance(id=1, profile=19, placement=Placement(0, 1))
+
+
+def mig(*instances: GpuInstance, enabled: bool = True, pending: bool = True) -> Gpu:
+    return replace(GPU, mig=Mig(enabled=enabled, pending=pending, resetless=True, instances=instances))
+
+
+def target(function: PciFunction = FUNCTION, *, device: str = "gpu-vfio-0", admin: bool = False) -> Passthrough:
+    allocated = AllocatedDevice(request="r", pool="node", device=device, admin_access=admin)
+    return Passthrough(allocated=allocated, function=function)
+
+
+def plan(*targets: Any, gpu: Gpu | None = GPU, begun: tuple[BindVfio, ...] = (), **reading: Any) -> Any:
+    options: dict[str, Any] = {"gpus": (gpu,) if gpu else (), "vfio": VfioHost(iommu=True), **reading}
+    return plan_passthrough(targets, Reading(**options), begun=begun, settings=Settings(vfio=True))
+
+
+def bind(**fields: Any) -> BindVfio:
+    return BindVfio(**{"address": ADDRESS, "before": "nvidia", "target": "vfio-pci", "persistence": True, **fields})
+
+
+BEGUN = bind()
+VARIANT = replace(FUNCTION, vfio_driver="nvgrace_gpu_vfio_pci")
+UNBOUND = replace(FUNCTION, driver="")
+BOUND = replace(FUNCTION, driver="vfio-pci")
+
+
+@pytest.mark.parametrize(
+    ("function", "gpu", "begun", "step"),
+    [
+        pytest.param(FUNCTION, GPU, (), bind(), id="from the nvidia driver"),
+        pytest.param(FUNCTION, replace(GPU, persistence=False), (), bind(persistence=False), id="not persistent"),
+        pytest.param(FUNCTION, replace(GPU, persistence=None), (), bind(persistence=False), id="persistence not told"),
+        pytest.param(FUNCTION, mig(enabled=False, pending=False), (), bind(), id="MIG mode off"),
+        pytest.param(VARIANT, GPU, (), bind(target="nvgrace_gpu_vfio_pci"), id="to a variant"),
+        pytest.param(UNBOUND, None, (), bind(before="", persistence=False), id="from no driver"),
+        pytest.param(BOUND, None, (), bind(before="vfio-pci", persistence=False), id="bound by the admin"),
+        pytest.param(
+            replace(VARIANT, driver="vfio-pci"),
+            None,
+            (),
+            bind(before="vfio-pci", persistence=False),
+            id="bound by the admin to the driver of his choice",
+        ),
+        pytest.param(BOUND, None, (BEGUN,), BEGUN, id="bound by the claim itself"),
+        pytest.param(UNBOUND, None, (BEGUN,), BEGUN, id="begun and killed half-way"),
+        pytest.param(FUNCTION, GPU, (BEGUN,), BEGUN, id="begun and killed at once"),
+        pytest.param(
+            FUNCTION, replace(GPU, persistence=False), (BEGUN,), BEGUN, id="begun, so that what was before is known"
+        ),
+        pytest.param(
+            UNBOUND,
+            None,
+            (bind(before="vfio-pci", persistence=False),),
+            bind(before="", persistence=False),
+            id="the admin changed his mind",
+        ),
+    ],
+)
+def test_each_function_has_one_step_that_says_what_it_had(
+    function: PciFunction, gpu: Gpu | None, begun: tuple[BindVfio, ...], step: BindVfio
+) -> None:
+    assert plan(target(function), target(function), gpu=gpu, begun=begun) == (step,)
+
+
+def test_other_claims_functions_and_devices_that_are_not_passed_through_need_nothing_here() -> None:
+    whole = WholeGpu(allocated=AllocatedDevice(request="r", pool="n", device="gpu-0"), gpu=GPU)
+    assert plan_passthrough([whole], Reading(gpus=(GPU,)), begun=[BEGUN], settings=Settings()) == ()
+
+
+def test_admin_access_looks_at_a_function_that_is_passed_through_and_does_nothing() -> None:
+    assert plan(target(BOUND, admin=True), gpu=None, begun=(BEGUN,)) == ()
+
+
+@pytest.mark.parametrize(
+    ("function", "reading", "words"),
+    [
+        pytest.param(FUNCTION, {"vfio": VfioHost()}, ["intel_iommu=on", "amd_iommu=on"], id="no IOMMU"),
+        pytest.param(replace(FUNCTION, group=""), {}, ["no IOMMU group"], id="no group"),
+        pytest.param(replace(FUNCTION, is_virtual=True), {}, ["virtual function"], id="a virtual function"),
+        pytest.param(replace(FUNCTION, has_virtual=True), {}, ["sriov_numvfs"], id="virtual functions"),
+        pytest.param(replace(FUNCTION, driver="nouveau"), {}, ["bound to nouveau", "allowed: nvidia"], id="foreign"),
+        pytest.param(replace(FUNCTION, driver="pci-stub"), {}, ["bound to pci-stub"], id="set aside"),
+        pytest.param(FUNCTION, {"gpu": mig()}, ["MIG mode", "nvidia-smi -i GPU-a -mig 0"], id="MIG mode"),
+        pytest.param(FUNCTION, {"gpu": mig(enabled=False)}, ["MIG mode, or will be"], id="MIG mode pending"),
+        pytest.param(FUNCTION, {"gpu": mig(INSTANCE)}, ["1 partitions"], id="partitions"),
+        pytest.param(
+            FUNCTION,
+            {"gpu": None, "lost": (LostGpu(index=0, code=15, message="fell off", last=GPU),)},
+            ["is lost: fell off"],
+            id="lost",
+        ),
+        pytest.param(
+            replace(FUNCTION, group="", has_virtual=True, driver="nouveau"),
+            {},
+            ["no IOMMU group", "sriov_numvfs", "nouveau"],
+            id="all that is wrong at once",
+        ),
+    ],
+)
+def test_what_stands_in_the_way_is_told_with_what_to_do(
+    function: PciFunction, reading: dict[str, Any], words: list[str]
+) -> None:
+    with pytest.raises(ClaimError) as caught:
+        plan(target(function), **reading)
+    assert caught.value.retryable
+    for word in ("gpu-vfio-0 (0000:53:00.0)", *words):
+        assert word in str(caught.value)
+
+
+def test_the_problems_of_all_devices_are_told() -> None:
+    other = replace(FUNCTION, address="0000:64:00.0", has_virtual=True)
+    with pytest.raises(ClaimError, match=r"gpu-vfio-0 .*nouveau.*; gpu-vfio-1 .*sriov_numvfs"):
+        plan(target(replace(FUNCTION, driver="nouveau")), target(other, device="gpu-vfio-1"))
+
+
+def test_a_node_that_passes_nothing_through_names_the_setting() -> None:
+    with pytest.raises(ClaimError, match=r"gpu-vfio-0: .*PYDRA_NVIDIA_VFIO=true"):
+        plan_passthrough([target()], Reading(vfio=VfioHost(iommu=True)), begun=(), settings=Settings())
+
+
+def test_admin_access_to_what_nobody_has_passed_through_is_refused() -> None:
+    with pytest.raises(ClaimError, match="admin access only looks"):
+        plan(target(admin=True))
+
+
+def test_a_claim_cannot_have_one_gpu_both_ways() -> None:
+    whole = WholeGpu(allocated=AllocatedDevice(request="r", pool="n", device="gpu-0"), gpu=GPU)
+    with pytest.raises(TerminalError, match="gpu-0 and gpu-vfio-0 of this claim are one GPU"):
+        plan(whole, target())

@@ -1,0 +1,66 @@
+"""Who has a device open, from the links in /proc."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pydra_nvidia.vfio.users import DeviceBusy, find_users, own_pid, wait_until_idle
+
+
+@pytest.mark.parametrize(
+    ("link", "used"),
+    [
+        ("/dev/nvidia1", True),
+        ("/dev/nvidia1 (deleted)", True),
+        ("/run/nvidia/driver/dev/nvidia1", True),
+        ("/dev/nvidia11", False),
+        ("/dev/nvidia0", False),
+        ("/dev/nvidiactl", False),
+        ("/home/nvidia1", False),
+        ("socket:[4711]", False),
+    ],
+)
+def test_a_process_uses_the_gpu_whose_node_it_has_open(node: Any, link: str, used: bool) -> None:
+    node.run(7, "python3", link)
+    assert find_users(node.tree, ("/dev/nvidia1",)) == ({7: "python3"} if used else {})
+
+
+def test_no_nodes_have_no_users(node: Any) -> None:
+    node.run(7, "python3", "/dev/nvidia0")
+    assert find_users(node.tree, ()) == {}
+
+
+def test_a_process_that_ended_meanwhile_is_nobody(node: Any) -> None:
+    (node.root / "proc/12").mkdir()
+    assert find_users(node.tree, ("/dev/nvidia0",)) == {}
+
+
+def test_this_process_is_known_by_the_pid_that_the_trees_proc_gives_it(node: Any) -> None:
+    assert own_pid(node.tree) is None
+    (node.root / "proc/self").symlink_to("4242")
+    assert own_pid(node.tree) == 4242
+
+
+async def test_waiting_ends_with_the_first_look_that_finds_nobody() -> None:
+    looks: list[Mapping[int, str]] = [{1: "a"}, {}, {2: "b"}]
+
+    async def attempt() -> Mapping[int, str]:
+        return looks.pop(0)
+
+    await wait_until_idle(attempt, what="GPU", variable="X", deadline=60)
+    assert looks == [{2: "b"}]
+
+
+async def test_waiting_in_vain_names_who_is_in_the_way_but_not_all_of_a_crowd() -> None:
+    async def attempt() -> Mapping[int, str]:
+        return dict.fromkeys(range(1, 15), "python3")
+
+    with pytest.raises(DeviceBusy) as caught:
+        await wait_until_idle(attempt, what="GPU 0000:53:00.0", variable="DEADLINE", deadline=0.01)
+    words = str(caught.value)
+    assert "GPU 0000:53:00.0 is still in use after 0.01 s, by python3 (pid 1), python3 (pid 2)" in words
+    assert "python3 (pid 10), 4 more;" in words
+    assert "DEADLINE" in words
