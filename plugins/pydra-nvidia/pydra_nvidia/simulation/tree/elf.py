@@ -42,17 +42,14 @@ def build_library(soname: str, machine: int = X86_64) -> bytes:
     )
     address = end + _PAGE  # what the loader writes to is on a page of its own
     segments = (
-        _segment(_LOAD, _READ, 0, 0, end, _PAGE),
-        _segment(_LOAD, _READ | _WRITE, end, address, len(dynamic), _PAGE),
-        _segment(_DYNAMIC, _READ | _WRITE, end, address, len(dynamic), 8),
-        _segment(_STACK, _READ | _WRITE, 0, 0, 0, 16),
+        (_LOAD, _READ, 0, 0, 0, end, end, _PAGE),
+        (_LOAD, _READ | _WRITE, end, address, address, len(dynamic), len(dynamic), _PAGE),
+        (_DYNAMIC, _READ | _WRITE, end, address, address, len(dynamic), len(dynamic), 8),
+        (_STACK, _READ | _WRITE, 0, 0, 0, 0, 0, 16),
     )
     identity = b"\x7fELF" + bytes([2, 1, 1]) + bytes(9)
     header = identity + struct.pack(
         "<HHIQQQIHHHHHH", _SHARED_OBJECT, machine, 1, 0, _HEADER_SIZE, 0, 0, _HEADER_SIZE, _SEGMENT_SIZE, 4, 0, 0, 0
     )
-    return header + b"".join(segments) + strings + symbols + hashes + dynamic
-
-
-def _segment(kind: int, flags: int, offset: int, address: int, size: int, align: int) -> bytes:
-    return struct.pack("<IIQQQQQQ", kind, flags, offset, address, address, size, size, align)
+    table = b"".join(struct.pack("<IIQQQQQQ", *segment) for segment in segments)
+    return header + table + strings + symbols + hashes + dynamic

@@ -36,9 +36,9 @@ def program(content: str) -> str:
     return f"x{content}"
 
 
-def library(soname: str, architecture: str) -> str:
-    """A shared library with nothing in it but its SONAME; `architecture` as the ELF header numbers it."""
-    return f"e{architecture} {soname}"
+def library(soname: str, machine: int) -> str:
+    """A shared library with nothing in it but its SONAME; `machine` as the ELF header numbers processors."""
+    return f"e{machine} {soname}"
 
 
 def link(target: str) -> str:
@@ -75,11 +75,11 @@ def change_files(root: str, before: Mapping[str, str], after: Mapping[str, str])
     Links go first and come last: a function is on the bus after its files are there, and until they go.
     """
     gone = [path for path in before if path not in after]
-    for path in sorted(gone, key=lambda one: (before[one][0] != "l", one), reverse=False):
+    for path in sorted(gone, key=lambda one: before[one][0] != "l"):
         _remove(root, path)
     _prune(root, gone)
     made: set[str] = set()
-    come = [path for path, kind in after.items() if before.get(path) != kind]
+    come = [path for path, entry in after.items() if before.get(path) != entry]
     for path in sorted(come, key=lambda one: after[one][0] == "l"):
         full = os.path.join(root, path)
         parent = os.path.dirname(full)
@@ -105,8 +105,8 @@ def _make(path: str, entry: str) -> None:
 
 def _content(kind: str, content: str) -> bytes:
     if kind == "e":
-        architecture, _, soname = content.partition(" ")
-        return build_library(soname, int(architecture))
+        machine, _, soname = content.partition(" ")
+        return build_library(soname, int(machine))
     return describe_minors().encode() if kind == "m" else content.encode()
 
 

@@ -1,0 +1,76 @@
+"""What the NVIDIA kernel modules show while they are loaded: /proc/driver, /sys/module, device nodes of no one GPU."""
+
+from __future__ import annotations
+
+from pydra_nvidia.simulation.tree import nodes
+from pydra_nvidia.simulation.tree.capability_files import general_files
+from pydra_nvidia.simulation.tree.files import Files, device, mig_minors, text
+from pydra_nvidia.simulation.tree.pci import driver_files, module_files
+
+COMMON_NODES = ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools")
+
+_PARAMETERS = {
+    "ResmanDebugLevel": 4294967295,
+    "RmLogonRC": 1,
+    "ModifyDeviceFiles": 1,
+    "DeviceFileUID": 0,
+    "DeviceFileGID": 0,
+    "DeviceFileMode": 0o666,
+    "InitializeSystemMemoryAllocations": 1,
+    "UsePageAttributeTable": 4294967295,
+    "EnableMSI": 1,
+    "EnablePCIeGen3": 0,
+    "MemoryPoolSize": 0,
+    "KMallocHeapMaxSize": 0,
+    "VMallocHeapMaxSize": 0,
+    "IgnoreMMIOCheck": 0,
+    "EnableStreamMemOPs": 0,
+    "EnableUserNUMAManagement": 1,
+    "NvLinkDisable": 0,
+    "RmProfilingAdminOnly": 1,
+    "PreserveVideoMemoryAllocations": 0,
+    "EnableS0ixPowerManagement": 0,
+    "DynamicPowerManagement": 3,
+    "RegisterPCIDriver": 1,
+    "EnableResizableBar": 0,
+    "EnableDbgBreakpoint": 0,
+    "EnableNonblockingOpen": 1,
+}
+"""Of driver 580 with its defaults."""
+
+
+def loaded_driver_files(version: str, architecture: str, *, open_module: bool, imex_channels: int) -> Files:
+    """All of them; `open_module`: the kernel module with open source, the only one that has Blackwell."""
+    parameters = _PARAMETERS | {"ImexChannelCount": imex_channels or 2048, "CreateImexChannel0": 0}
+    lines = [f"{name}: {value}" for name, value in parameters.items()]
+    lines += [f'{name}: ""' for name in ("RegistryDwords", "RegistryDwordsPerDevice", "RmMsg", "GpuBlacklist")]
+    files = {
+        "proc/driver/nvidia/version": text(_describe_version(version, architecture, open_module=open_module)),
+        "proc/driver/nvidia/params": text("\n".join(lines)),
+        "proc/driver/nvidia/registry": text('Binary: ""'),
+        "proc/driver/nvidia/suspend": text(""),
+        "proc/driver/nvidia-caps/mig-minors": mig_minors(),
+        "proc/driver/nvidia-nvlink/permissions": text("DeviceFileMode: 438"),
+    }
+    for name in COMMON_NODES:
+        files[f"dev/{name}"] = device()
+    for name in ("nvidia_uvm", "nvidia_modeset", "nvidia_drm"):
+        files |= module_files(name, version)
+    return files | general_files() | driver_files("nvidia", "nvidia") | module_files("nvidia", version)
+
+
+def majors_files(*, driver: bool, imex: bool, vfio: bool) -> Files:
+    """/proc/devices."""
+    return {"proc/devices": text(nodes.describe_majors(driver=driver, imex=imex, vfio=vfio))}
+
+
+def _describe_version(version: str, architecture: str, *, open_module: bool) -> str:
+    module = (
+        f"Open Kernel Module for {architecture}  {version}  Release Build  (dvs-builder@U22-I3-AF04-18-3)"
+        if open_module
+        else f"{architecture} Kernel Module  {version}"
+    )
+    return (
+        f"NVRM version: NVIDIA UNIX {module}  Wed Oct 29 22:15:01 UTC 2025\n"
+        "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)"
+    )

@@ -1,0 +1,112 @@
+"""The node without the GPUs: its kernel, memory, IOMMU and modules, and what else the scenario says is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydra_nvidia.simulation.boards import derive_uuid
+from pydra_nvidia.simulation.scenario import HostPart
+from pydra_nvidia.simulation.tree import nodes
+from pydra_nvidia.simulation.tree.files import Files, device, exact, folder, link, text
+from pydra_nvidia.simulation.tree.pci import driver_files, module_files
+
+VFIO_PCI = "vfio-pci"
+BOOT_ID = "proc/sys/kernel/random/boot_id"
+_USUAL_LINKS = {"bin": "usr/bin", "sbin": "usr/sbin", "lib": "usr/lib", "lib64": "usr/lib64"}
+"""In the root of every distribution of today."""
+
+_ANY_FUNCTION = "v*d*sv*sd*bc*sc*i*"
+
+
+def host_files(host: HostPart, *, seed: str, boot: int, architecture: str, numa_nodes: int) -> Files:
+    """All but the functions on the bus; `boot` counts reboots."""
+    files = usual_links() | {
+        "etc/hostname": text("simulated"),
+        "proc/sys/kernel/osrelease": text(host.kernel),
+        BOOT_ID: boot_entry(seed, boot),
+        "proc/version": text(f"Linux version {host.kernel} (simulated) {architecture}"),
+        "proc/meminfo": text(_describe_memory(host.memory)),
+        "proc/cmdline": text(f"BOOT_IMAGE=/boot/vmlinuz-{host.kernel} ro{' iommu=pt' if host.iommu else ''}"),
+        "sys/bus/pci/drivers_probe": text(""),
+        "sys/bus/pci/rescan": text(""),
+        "sys/class/drm/version": text("drm 1.1.0 20060810"),
+        "sys/module/firmware_class/parameters/path": text(""),
+        "run/lock": folder(),
+        "tmp": folder(),
+    }
+    share = host.cpus // numa_nodes
+    for node in range(numa_nodes):
+        place = f"sys/devices/system/node/node{node}"
+        files[f"{place}/cpulist"] = text(f"{node * share}-{(node + 1) * share - 1}")
+        files[f"{place}/meminfo"] = text(f"Node {node} MemTotal:       {host.memory * 1024 // numa_nodes} kB")
+    files["sys/kernel/iommu_groups"] = folder()
+    if host.iommu:
+        files |= _vfio_files(host)
+    files[f"usr/lib/modules/{host.kernel}/modules.alias"] = text(_describe_aliases(host.vfio_variants))
+    return files
+
+
+def boot_entry(seed: str, boot: int) -> str:
+    """What is at BOOT_ID after so many boots."""
+    return text(derive_uuid(seed, "boot", boot))
+
+
+def extra_files(files: Mapping[str, str]) -> Files:
+    """What the scenario says is there besides, by path."""
+    return {path.lstrip("/"): exact(content) for path, content in files.items()}
+
+
+def usual_links(root: str = "") -> Files:
+    """The links in the root of a distribution; `root` is below the tree's root."""
+    prefix = f"{root}/" if root else ""
+    return {f"{prefix}{name}": link(target) for name, target in _USUAL_LINKS.items()} | {
+        f"{prefix}{target}": folder() for target in _USUAL_LINKS.values()
+    }
+
+
+def self_link(root: str) -> Files:
+    """A link in the tree at the path that the tree has outside: a path of this machine means the same in both."""
+    path = root.strip("/")
+    return {path: link("../" * path.count("/") or ".")} if path else {}
+
+
+def _vfio_files(host: HostPart) -> Files:
+    variants = sorted({name.replace("-", "_") for name in host.vfio_variants.values()})
+    files = {
+        "dev/vfio/vfio": device(),
+        "sys/class/misc/vfio/dev": text(f"{nodes.MISC}:{nodes.VFIO_CONTROL_MINOR}"),
+        "sys/class/iommu/dmar0/devices": folder(),
+    }
+    for name in ("vfio", "vfio_iommu_type1", "vfio_pci_core"):
+        files |= module_files(name)
+    files |= driver_files(VFIO_PCI, "vfio_pci")
+    for name in variants:
+        files |= driver_files(name, name)
+    if host.iommufd:
+        files |= {"dev/iommu": device(), "sys/class/misc/iommu/dev": text(f"{nodes.MISC}:{nodes.IOMMU_MINOR}")}
+    return files
+
+
+def _describe_aliases(variants: Mapping[str, str]) -> str:
+    lines = [
+        "alias pci:v000010DEd*sv*sd*bc03sc02i00* nvidia",
+        "alias pci:v000010DEd*sv*sd*bc03sc00i00* nvidia",
+        "alias pci:v000015B3d00001021sv*sd*bc*sc*i* mlx5_core",
+    ]
+    for modalias, name in variants.items():
+        lines.append(f"alias vfio_pci:{modalias.rpartition(':')[2]} {name.replace('-', '_')}")
+    return "\n".join([*lines, f"alias vfio_pci:{_ANY_FUNCTION} vfio_pci"])
+
+
+def _describe_memory(mebibytes: int) -> str:
+    total = mebibytes * 1024
+    return "\n".join(
+        f"{name + ':':<16}{size:>8} kB"
+        for name, size in (
+            ("MemTotal", total),
+            ("MemFree", total * 9 // 10),
+            ("MemAvailable", total * 19 // 20),
+            ("SwapTotal", 0),
+            ("SwapFree", 0),
+        )
+    )

@@ -1,0 +1,154 @@
+"""The driver's installation in its root: libraries, programs, firmware, configuration, sockets of its daemons.
+
+Source: the packages of driver 580 for Ubuntu, and what NVIDIA's container toolkit looks for.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pydra_nvidia.simulation.tree.elf import AARCH64, X86_64
+from pydra_nvidia.simulation.tree.files import Files, exact, library, link, program, socket, text
+from pydra_nvidia.simulation.tree.host_files import usual_links
+
+ARM = "aarch64"
+_FLAT = ("/home/kubernetes/bin/nvidia", "/usr/local/nvidia")
+"""Installers of the clouds: bin and lib64 at the top of a root that has nothing else."""
+
+_LIBRARIES = (
+    "libcuda.so.1",
+    "libcudadebugger.so.1",
+    "libnvcuvid.so.1",
+    "libnvidia-allocator.so.1",
+    "libnvidia-api.so.1",
+    "libnvidia-cfg.so.1",
+    "libnvidia-encode.so.1",
+    "libnvidia-fbc.so.1",
+    "libnvidia-ml.so.1",
+    "libnvidia-ngx.so.1",
+    "libnvidia-nvvm.so.4",
+    "libnvidia-opencl.so.1",
+    "libnvidia-opticalflow.so.1",
+    "libnvidia-ptxjitcompiler.so.1",
+    "libnvidia-sandboxutils.so.1",
+    "libnvoptix.so.1",
+    "libEGL_nvidia.so.0",
+    "libGLESv1_CM_nvidia.so.1",
+    "libGLESv2_nvidia.so.2",
+    "libGLX_nvidia.so.0",
+    "vdpau/libvdpau_nvidia.so.1",
+)
+"""By SONAME, with a link of that name beside the file `<stem>.so.<version>`."""
+
+_VERSIONED = (
+    "libnvidia-eglcore.so",
+    "libnvidia-glcore.so",
+    "libnvidia-glsi.so",
+    "libnvidia-glvkspirv.so",
+    "libnvidia-gpucomp.so",
+    "libnvidia-pkcs11.so",
+    "libnvidia-pkcs11-openssl3.so",
+    "libnvidia-rtcore.so",
+    "libnvidia-tls.so",
+)
+"""Their SONAME is the file's name: only libraries of the same version ask for them."""
+
+_OF_THEIR_OWN = {"libnvidia-egl-gbm.so.1": "1.1.2", "libnvidia-egl-wayland.so.1": "1.1.19"}
+_FOR_COMPILERS = ("libcuda.so.1", "libnvidia-ml.so.1", "libnvcuvid.so.1", "libnvidia-encode.so.1")
+_OTHER_PROGRAMS = (
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-server",
+    "nvidia-imex",
+    "nvidia-imex-ctl",
+    "nvidia-modprobe",
+)
+_FIRMWARE = ("gsp_ga10x.bin", "gsp_tu10x.bin")
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the installation has what, below its root."""
+
+    flat: bool
+    libraries: str
+    programs: str
+    firmware: str
+
+
+def find_layout(root: str, architecture: str) -> Layout:
+    """By the root that it is installed in, as the host sees it."""
+    if root.rstrip("/") in _FLAT:
+        return Layout(flat=True, libraries="lib64", programs="bin", firmware="lib/firmware")
+    return Layout(
+        flat=False,
+        libraries=f"usr/lib/{architecture}-linux-gnu",
+        programs="usr/bin",
+        firmware="usr/lib/firmware",
+    )
+
+
+def installed_files(root: str, version: str, architecture: str) -> Files:
+    """All but the programs that do something; `root` is the installation's, as the host sees it."""
+    layout = find_layout(root, architecture)
+    files = _library_files(layout, version, AARCH64 if architecture == ARM else X86_64)
+    for name in _OTHER_PROGRAMS:
+        files[f"{layout.programs}/{name}"] = program(
+            f"#!/bin/sh\necho '{name}: this machine is simulated, and {name} is not part of that' >&2\nexit 1\n"
+        )
+    for name in _FIRMWARE:
+        files[f"{layout.firmware}/nvidia/{version}/{name}"] = exact(f"{name} of a simulated machine\n")
+    files |= _configuration_files(layout, version)
+    if not layout.flat and root != "/":
+        files |= usual_links()
+    return _below(root, files)
+
+
+def daemon_files(*, persistence: bool, fabric: bool) -> Files:
+    """The sockets of the daemons that run: nvidia-persistenced, and the fabric manager of nodes with NVSwitches."""
+    files: Files = {}
+    if persistence:
+        files |= {"run/nvidia-persistenced/socket": socket()}
+    if fabric:
+        files |= {"run/nvidia-fabricmanager/socket": socket()}
+    return files
+
+
+def _library_files(layout: Layout, version: str, machine: int) -> Files:
+    files: Files = {}
+    for path in _LIBRARIES:
+        folder, _, soname = path.rpartition("/")
+        stem = soname.partition(".so")[0]
+        place = f"{layout.libraries}/{folder}" if folder else layout.libraries
+        files[f"{place}/{stem}.so.{version}"] = library(soname, machine)
+        files[f"{place}/{soname}"] = link(f"{stem}.so.{version}")
+        if soname in _FOR_COMPILERS:
+            files[f"{place}/{stem}.so"] = link(soname)
+    for name in _VERSIONED:
+        files[f"{layout.libraries}/{name}.{version}"] = library(f"{name}.{version}", machine)
+    for soname, own in _OF_THEIR_OWN.items():
+        stem = soname.partition(".so")[0]
+        files[f"{layout.libraries}/{stem}.so.{own}"] = library(soname, machine)
+        files[f"{layout.libraries}/{soname}"] = link(f"{stem}.so.{own}")
+    return files
+
+
+def _configuration_files(layout: Layout, version: str) -> Files:
+    vulkan = exact(
+        '{"file_format_version": "1.0.1", "ICD": {"library_path": "libGLX_nvidia.so.0", "api_version": "1.4.312"}}\n'
+    )
+    if layout.flat:
+        return {"vulkan/icd.d/nvidia_icd.json": vulkan}
+    egl = '{"file_format_version": "1.0.0", "ICD": {"library_path": "%s"}}\n'
+    return {
+        "etc/vulkan/icd.d/nvidia_icd.json": vulkan,
+        "etc/OpenCL/vendors/nvidia.icd": text("libnvidia-opencl.so.1"),
+        "usr/share/glvnd/egl_vendor.d/10_nvidia.json": exact(egl % "libEGL_nvidia.so.0"),
+        "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json": exact(egl % "libnvidia-egl-gbm.so.1"),
+        "usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json": exact(egl % "libnvidia-egl-wayland.so.1"),
+        "usr/share/nvidia/nvoptix.bin": exact(f"nvoptix of {version}\n"),
+    }
+
+
+def _below(root: str, files: Files) -> Files:
+    prefix = root.strip("/")
+    return {f"{prefix}/{path}": entry for path, entry in files.items()} if prefix else files

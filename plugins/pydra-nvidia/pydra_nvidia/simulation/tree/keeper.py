@@ -1,0 +1,188 @@
+"""Keeps the tree as the machine is: told of each change, it makes and removes what the change means.
+
+    keeper = build_tree(root, machine)
+    settings = keeper.settings()  # the backend's, so that it reads the tree
+    tree = keeper.tree            # for this process
+
+What is in the tree is written down beside it, by section, so that a process that finds it ready has little to do, and
+what somebody damaged on purpose stays damaged. All is done under the machine's own lock, by one process at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+
+import msgspec
+
+from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.simulation.machine import Machine, View
+from pydra_nvidia.simulation.tree.files import Files, change_files, folder
+from pydra_nvidia.simulation.tree.host_files import BOOT_ID, boot_entry
+from pydra_nvidia.simulation.tree.layout import installation_root, list_sections, wanted_driver
+from pydra_nvidia.simulation.tree.pci_gpus import GpuListener
+from pydra_nvidia.simulation.tree.pci_kernel import PciKernel
+
+_NOTES = ".made"
+
+
+class TreeKeeper:
+    """The tree of `machine` in the directory `root`. May be used by several threads, as the machine may."""
+
+    def __init__(self, root: str, machine: Machine) -> None:
+        self.root = os.path.realpath(root)
+        self._machine = machine
+        self._keys: dict[str, object] = {}
+        self._made: dict[str, Files] = {}
+        self._generation: object = None
+        self._view: View | None = None
+        sys = os.path.join(self.root, "sys")
+        dev = os.path.join(self.root, "dev")
+        self._kernel = PciKernel(sys, dev)  # what it is told here, the machine knows
+        told = PciKernel(sys, dev, GpuListener(machine))
+        self.tree: Tree = KeptTree(Roots(host=self.root, sys=sys, proc=os.path.join(self.root, "proc")), told, self)
+
+    def settings(self) -> dict[str, str]:
+        """The fields of `settings.Settings` by which the backend reads the tree.
+
+        The paths of the driver and its devices are this machine's, since containers get them mounted. They are the
+        same inside the tree, where the host's `/` is, by a link.
+        """
+        host = self._machine.read().scenario.host
+        settings = {
+            "host_root": self.root,
+            "sys_root": self.tree.roots.sys,
+            "proc_root": self.tree.roots.proc,
+            "driver_root": installation_root(self.root, self._machine.read()),
+            "dev_root": self.root,
+        }
+        return settings | ({"cdi_hook": self.root + host.cdi_hook} if host.cdi_hook else {})
+
+    def follow(self, view: View) -> None:
+        """The machine has changed, and is this caller's alone: bring the files in line."""
+        self._forget_if_stale()
+        anew = self._was_rebooted(view)
+        if anew:
+            self._keys.clear()
+        changed = [one for one in list_sections(*self._arguments(view)) if self._keys.get(one[0], self) != one[1]]
+        known = {name for name, _, _ in changed} | self._keys.keys()
+        gone = [name for name in self._made if name not in known]
+        self._free(view)
+        if changed or gone:
+            for name, key, make in changed:
+                self._bring(name, make(), anew=anew)
+                self._keys[name] = key
+            for name in gone:
+                self._bring(name, {})
+            self._write_generation()
+        self._bind(view)
+        self._view = view
+
+    def refresh(self) -> None:
+        """Notice what changed without a change of the machine's state: the scenario was edited."""
+        view = self._machine.read()
+        if view is not self._view and (self._view is None or view.scenario is not self._view.scenario):
+            with self._machine.change():
+                pass  # which makes `follow` be called
+
+    def _arguments(self, view: View) -> tuple[str, View, str, str]:
+        return self.root, view, str(self._machine.scenario.path), os.path.abspath(self._machine.path)
+
+    def _free(self, view: View) -> None:
+        """Take GPUs from drivers that they must not have, before their files go."""
+        for uuid, board in view.boards.items():
+            driver = self._kernel.driver(board.address)
+            if driver and driver != wanted_driver(view, uuid):
+                self._tell(f"drivers/{driver}/unbind", board.address)
+
+    def _bind(self, view: View) -> None:
+        """Give GPUs to the drivers that they must have, once their files are there."""
+        for uuid, board in view.boards.items():
+            gpu, driver = view.state.gpus[uuid], wanted_driver(view, uuid)
+            override = f"devices/{board.address}/driver_override"
+            if driver and self._kernel.driver(board.address) != driver:
+                self._tell(override, driver)
+                self._tell(f"drivers/{driver}/bind", board.address)
+                self._tell(override, gpu.override or "\n")
+            elif gpu.plugged and self.tree.read(self._path(override)) != (gpu.override or "(null)"):
+                self._tell(override, gpu.override or "\n")
+
+    def _tell(self, name: str, text: str) -> None:
+        with suppress(OSError):  # a scenario may ask for what no kernel does
+            self._kernel.wrote(self._path(name), text)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.root, "sys/bus/pci", name)
+
+    def _was_rebooted(self, view: View) -> bool:
+        """Since the files were made: what was written to them is forgotten then."""
+        before = self._made.get("host", {}).get(BOOT_ID)
+        return before not in (None, boot_entry(view.scenario.seed, view.state.boot))
+
+    def _bring(self, name: str, files: Files, *, anew: bool = False) -> None:
+        before = self._made.get(name, {})
+        change_files(self.root, dict.fromkeys(before, folder()) if anew else before, files)
+        if before != files:
+            self._made[name] = files
+            self._write_note(name.replace("/", "."), msgspec.json.encode(files))
+
+    def _forget_if_stale(self) -> None:
+        """Another process may have been at the tree: then what it wrote down counts."""
+        generation = self._read_generation()
+        if generation is None or generation != self._generation:
+            self._keys.clear()
+            self._made.clear()
+            self._generation = generation
+            folder = os.path.join(self.root, _NOTES)
+            with suppress(FileNotFoundError):
+                for name in os.listdir(folder):
+                    if not name.endswith((".draft", "generation")):
+                        with open(os.path.join(folder, name), "rb") as file:
+                            self._made[name.replace(".", "/", 1)] = msgspec.json.decode(file.read(), type=Files)
+
+    def _read_generation(self) -> object:
+        try:
+            found = os.stat(os.path.join(self.root, _NOTES, "generation"))
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def _write_generation(self) -> None:
+        self._write_note("generation", b"")
+        self._generation = self._read_generation()
+
+    def _write_note(self, name: str, content: bytes) -> None:
+        path = os.path.join(self.root, _NOTES, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(f"{path}.draft", "wb") as file:
+            file.write(content)
+        os.replace(f"{path}.draft", path)
+
+
+class KeptTree(Tree):
+    """A tree that is looked at when it is used, since a scenario may be edited at any time."""
+
+    def __init__(self, roots: Roots, kernel: PciKernel, keeper: TreeKeeper) -> None:
+        super().__init__(roots, wrote=kernel.wrote)
+        self._keeper = keeper
+
+    def sys(self, path: str) -> str:
+        """As `Tree.sys`."""
+        self._keeper.refresh()
+        return super().sys(path)
+
+
+def build_tree(root: str, machine: Machine) -> TreeKeeper:
+    """Make the tree, or find it ready, and keep it as the machine is from now on."""
+    keeper = TreeKeeper(root, machine)
+    os.makedirs(keeper.root, exist_ok=True)
+    machine.followers.append(keeper.follow)
+    with machine.change():
+        pass  # which makes `follow` be called
+    return keeper
+
+
+def remove_tree(root: str) -> None:
+    """Remove it whole; nothing there is fine. Links in it are not followed."""
+    shutil.rmtree(root, ignore_errors=True)

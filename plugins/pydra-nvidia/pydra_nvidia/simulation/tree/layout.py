@@ -1,0 +1,128 @@
+"""What of the tree depends on what of the machine: each section is made from a key, and anew when that changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from pydra_nvidia.simulation.boards import Board
+from pydra_nvidia.simulation.machine import View
+from pydra_nvidia.simulation.state import GpuState
+from pydra_nvidia.simulation.tree.capability_files import partition_files
+from pydra_nvidia.simulation.tree.driver_files import loaded_driver_files, majors_files
+from pydra_nvidia.simulation.tree.files import Files
+from pydra_nvidia.simulation.tree.gpu_files import GpuPlace, gpu_files
+from pydra_nvidia.simulation.tree.host_files import extra_files, host_files, self_link
+from pydra_nvidia.simulation.tree.installation import ARM, daemon_files, find_layout, installed_files
+from pydra_nvidia.simulation.tree.launchers import driver_programs, hook_program
+from pydra_nvidia.simulation.tree.neighbours import has_switches, neighbour_files
+from pydra_nvidia.simulation.tree.process_files import process_files
+
+Section: TypeAlias = tuple[str, object, Callable[[], Files]]
+"""Its name, its key, and what makes its files."""
+
+GPU_DRIVER = "nvidia"
+_ATS = 2
+_BLACKWELL = 10
+
+
+def wanted_driver(view: View, uuid: str) -> str:
+    """The kernel driver that the GPU has to have; empty for none, and for a GPU that is not there."""
+    gpu = view.state.gpus[uuid]
+    if not gpu.plugged or (gpu.driver == GPU_DRIVER and view.state.driver != "loaded"):
+        return ""
+    return gpu.driver
+
+
+def find_architecture(view: View) -> str:
+    """Of the node's processors: GPUs that address memory as ATS does are on Grace, which is ARM."""
+    return ARM if any(board.model.addressing == _ATS for board in view.boards.values()) else "x86_64"
+
+
+def installation_root(root: str, view: View) -> str:
+    """Where the driver's installation is on this machine."""
+    return (root + view.scenario.host.driver_root).rstrip("/")
+
+
+def list_sections(root: str, view: View, location: str, state: str) -> Iterator[Section]:
+    """All of the tree at `root`; `location` is the scenario's and `state` the machine's memory, for its programs.
+
+    In the order of making; removing may be in any.
+    """
+    yield from _node_sections(root, view)
+    yield from _driver_sections(view, location, state)
+    for index, (uuid, board) in enumerate(view.boards.items()):
+        yield from _gpu_sections(view, index, board, view.state.gpus[uuid])
+    users = {board.minor: view.state.gpus[uuid].processes for uuid, board in view.boards.items()}
+    key = [(minor, one.pid, one.name) for minor, processes in users.items() for one in processes]
+    yield "processes", key, lambda: process_files(users)
+    extra = view.scenario.host.files
+    yield "extra", extra, lambda: extra_files(extra)
+
+
+def _node_sections(root: str, view: View) -> Iterator[Section]:
+    scenario, boot = view.scenario, view.state.boot
+    loaded = view.state.driver == "loaded"
+    numa = 1 + max((board.numa for board in view.boards.values()), default=0)
+    host, boards = scenario.host, view.boards.values()
+    architecture = find_architecture(view)
+    yield (
+        "host",
+        (scenario, boot),
+        lambda: (
+            self_link(root)
+            | host_files(host, seed=scenario.seed, boot=boot, architecture=architecture, numa_nodes=max(numa, 1))
+        ),
+    )
+    yield "bus", (scenario, loaded), lambda: neighbour_files(boards, iommu=host.iommu, driver=loaded)
+    yield (
+        "majors",
+        (scenario, loaded),
+        lambda: majors_files(driver=loaded, imex=host.imex_channels > 0, vfio=host.iommu),
+    )
+
+
+def _driver_sections(view: View, location: str, state: str) -> Iterator[Section]:
+    scenario, version = view.scenario, view.driver_version()
+    loaded, absent = view.state.driver == "loaded", view.state.driver == "absent"
+    host, boards = scenario.host, view.boards.values()
+    architecture = find_architecture(view)
+
+    def make_loaded() -> Files:
+        newest = max((board.model.architecture for board in boards), default=0)
+        files = loaded_driver_files(
+            version, architecture, open_module=newest >= _BLACKWELL, imex_channels=host.imex_channels
+        )
+        return files | daemon_files(persistence=True, fabric=has_switches(boards))
+
+    def make_installed() -> Files:
+        folder = find_layout(host.driver_root, architecture).programs
+        facts = {"scenario": location, "state": state, "version": version, "driver_root": host.driver_root}
+        programs = driver_programs(f"{host.driver_root.strip('/')}/{folder}".lstrip("/"), facts)
+        return installed_files(host.driver_root, version, architecture) | programs
+
+    yield "driver", (scenario, loaded, version), lambda: make_loaded() if loaded else {}
+    yield "installation", (scenario, absent, version), lambda: {} if absent else make_installed()
+    yield "hook", host.cdi_hook, lambda: hook_program(host.cdi_hook)
+
+
+def _gpu_sections(view: View, index: int, board: Board, gpu: GpuState) -> Iterator[Section]:
+    scenario, host = view.scenario, view.scenario.host
+    has = wanted_driver(view, board.uuid) == GPU_DRIVER
+    version = view.driver_version() if has else ""
+
+    def make_gpu() -> Files:
+        nodes = 1 + max((one.numa for one in view.boards.values()), default=0)
+        share = host.cpus // max(nodes, 1)
+        first = max(board.numa, 0) * share
+        place = GpuPlace(board=board, index=index, cpus=(first, first + share - 1), iommu=host.iommu)
+        return gpu_files(place, version)
+
+    yield f"gpu/{board.uuid}", (scenario, gpu.plugged, version), lambda: make_gpu() if gpu.plugged else {}
+    instances = gpu.instances if has and gpu.mig else []
+    key = (has and gpu.mig, [(one.id, [compute.id for compute in one.compute]) for one in instances])
+    yield (
+        f"partitions/{board.uuid}",
+        (board.minor, key),
+        lambda: partition_files(board.minor, instances) if has and gpu.mig else {},
+    )

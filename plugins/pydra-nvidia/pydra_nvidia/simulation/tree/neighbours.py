@@ -1,0 +1,99 @@
+"""The rest of the PCI bus: what a reader that looks for GPUs has to pass over.
+
+A server has a display of its own, sound, network and disks; NVIDIA's NVSwitches have the vendor of GPUs but not the
+class, the bridges above GPUs neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from pydra_nvidia.simulation.boards import Board
+from pydra_nvidia.simulation.tree.files import Files, device, link, text
+from pydra_nvidia.simulation.tree.nodes import DRM
+from pydra_nvidia.simulation.tree.pci import Function, Region, Slot, driver_files, function_files
+
+_ROOT = "pci0000:00"
+_MANAGEMENT = "0000:02:00.0"
+_OTHERS = (
+    ("0000:00:00.0", (), "0x8086", "0x09a2", "0x088000", ""),
+    ("0000:00:1b.0", (), "0x8086", "0xa1f0", "0x040300", "snd_hda_intel"),
+    ("0000:00:1c.0", (), "0x8086", "0xa194", "0x060400", "pcieport"),
+    ("0000:00:1f.0", (), "0x8086", "0xa1c1", "0x060100", ""),
+    (_MANAGEMENT, ("0000:00:1c.0",), "0x1a03", "0x2000", "0x030000", "ast"),
+    ("0000:06:00.0", (), "0x15b3", "0x1021", "0x020000", "mlx5_core"),
+    ("0000:06:00.1", (), "0x15b3", "0x1021", "0x020700", "mlx5_core"),
+    ("0000:07:00.0", (), "0x144d", "0xa80a", "0x010802", "nvme"),
+)
+"""Address, bridges, vendor, device, class, driver: of an Intel server with an ASPEED display and ConnectX-7."""
+
+_MODULES = ("snd_hda_intel", "ast", "mlx5_core", "nvme")
+_NVSWITCH = ("0x10de", "0x22a3", "0x068000", "nvidia-nvswitch")
+_SWITCH = 2
+_LAST_WITH_SWITCHES_ON_PCI = 9
+"""Hopper: later NVSwitches are not functions of the node's own bus."""
+
+
+def neighbour_files(boards: Iterable[Board], *, iommu: bool, driver: bool) -> Files:
+    """All of them; `driver`: NVIDIA's is loaded, and has the NVSwitches."""
+    boards = tuple(boards)
+    taken = {board.address for board in boards}
+    files: Files = {}
+    for name in _MODULES:
+        files |= driver_files(name, name)
+    files |= driver_files("pcieport")
+    groups = iter(range(1000)) if iommu else None
+    used = {board.iommu_group for board in boards}
+    for function in _functions(boards, driver=driver):
+        if function.slot.address not in taken:
+            taken.add(function.slot.address)
+            group = next((one for one in groups if one not in used), None) if groups is not None else None
+            files |= function_files(msgspec.structs.replace(function, group=group))
+    return files | _display_files()
+
+
+def has_switches(boards: Iterable[Board]) -> bool:
+    """Whether the node has NVSwitches, which its fabric manager looks after."""
+    return any(_switches(board) for board in boards)
+
+
+def _functions(boards: tuple[Board, ...], *, driver: bool) -> Iterator[Function]:
+    for address, bridges, vendor, device_id, kind, bound in _OTHERS:
+        slot = Slot(root=_ROOT, address=address, bridges=bridges, numa=0)
+        region = Region(bar=0, start=int(address.replace(":", "").replace(".", ""), 16) << 20, size=1 << 20)
+        yield Function(slot=slot, vendor=vendor, device=device_id, pci_class=kind, driver=bound, regions=(region,))
+    for board in boards:
+        for position, address in enumerate(board.bridges):
+            slot = Slot(root=board.root, address=address, bridges=board.bridges[:position], numa=board.numa)
+            yield Function(slot=slot, vendor="0x1000", device="0xc030", pci_class="0x060400", driver="pcieport")
+    vendor, device_id, kind, bound = _NVSWITCH
+    for address in sorted({address for board in boards for address in _switches(board)}):
+        root = f"pci{address.rpartition(':')[0]}"
+        slot = Slot(root=root, address=address, numa=0)
+        region = Region(bar=0, start=int(address[5:7], 16) << 28, size=32 << 20)
+        yield Function(
+            slot=slot,
+            vendor=vendor,
+            device=device_id,
+            pci_class=kind,
+            driver=bound if driver else "",
+            regions=(region,),
+        )
+
+
+def _switches(board: Board) -> set[str]:
+    if board.model.architecture > _LAST_WITH_SWITCHES_ON_PCI:
+        return set()
+    return {link.address for link in board.links if link.remote == _SWITCH and link.address}
+
+
+def _display_files() -> Files:
+    path = Slot(root=_ROOT, address=_MANAGEMENT, bridges=("0000:00:1c.0",)).path
+    return {
+        f"{path}/drm/card0/dev": text(f"{DRM}:0"),
+        "sys/class/drm/card0": link(f"../../{path.removeprefix('sys/')}/drm/card0"),
+        "dev/dri/card0": device(),
+        f"dev/dri/by-path/pci-{_MANAGEMENT}-card": link("../card0"),
+    }
