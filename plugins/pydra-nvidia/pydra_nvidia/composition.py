@@ -1,0 +1,114 @@
+"""Builds the backend out of its parts, over the node's hardware or a simulated machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import ModuleType
+from typing import NamedTuple
+
+from pydra import ClaimError
+from pydra_nvidia.backend import NvidiaBackend
+from pydra_nvidia.cdi.injection import Injection
+from pydra_nvidia.health.memory import IncidentMemory
+from pydra_nvidia.health.monitor import HealthMonitor
+from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
+from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.journal import Journal
+from pydra_nvidia.mig.operators import CreateMigOperator, MigModeOffOperator, MigModeOnOperator
+from pydra_nvidia.migration.succession import VendorSuccession
+from pydra_nvidia.nvml.loading import load_pynvml
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.settings import PREFIX, Settings, parse_settings
+from pydra_nvidia.sharing.mps import MpsWatch, StartMpsOperator
+from pydra_nvidia.sharing.mps_daemon import MpsDaemons
+from pydra_nvidia.sharing.time_slice import SetTimeSliceOperator
+from pydra_nvidia.slicing import Slicer
+from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps
+from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.vfio.operators import BindVfioOperator
+
+
+class Node(NamedTuple):
+    """A machine to serve: its settings, its files, and how NVML is loaded there."""
+
+    settings: Settings
+    tree: Tree
+    load: Callable[[], ModuleType]
+
+
+def find_node(environ: Mapping[str, str]) -> Node:
+    """The node that this runs on, or the simulated one of the scenario. Raises SettingError, ScenarioError."""
+    if scenario := environ.get(f"{PREFIX}SCENARIO", ""):
+        # Imported only here: a node with hardware has no use for one without.
+        from pydra_nvidia.simulation.install import open_simulation  # noqa: PLC0415
+
+        own_place = os.path.join(tempfile.gettempdir(), f"pydra-nvidia-{os.getuid()}")
+        simulation = open_simulation(scenario, environ.get(f"{PREFIX}STATE") or own_place)
+        own = {name: value for name, value in environ.items() if name != f"{PREFIX}STATE"}
+        return Node(parse_settings(own, simulation.settings), simulation.tree, simulation.load)
+    settings = parse_settings(environ)
+    tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))
+    return Node(settings, tree, lambda: load_pynvml(find_driver_root(tree, settings).nvml_library))
+
+
+@asynccontextmanager
+async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator[NvidiaBackend]:
+    """The backend, with a session to NVML that begins when it is first needed and ends with the block."""
+    settings, tree, load = find_node(environ)
+    session = NvmlSession(load)
+    hardware = Hardware(session, tree, settings=settings)
+    journal = Journal(os.path.join(settings.state, "claims"))
+    health = HealthMonitor(session, IncidentMemory(os.path.join(settings.state, "health.json")), settings=settings)
+
+    def find_root() -> DriverRoot:
+        return find_driver_root(tree, settings)
+
+    daemons = MpsDaemons(settings, tree, find_root)
+    start_mps = StartMpsOperator(session, settings, journal, daemons, hardware.reread)
+    slicer = Slicer(
+        journal,
+        {
+            MigModeOn: MigModeOnOperator(session, journal),
+            MigModeOff: MigModeOffOperator(session, journal),
+            CreateMig: CreateMigOperator(session, journal),
+            SetTimeSlice: SetTimeSliceOperator(session, journal, find_root),
+            StartMps: start_mps,
+            BindVfio: BindVfioOperator(tree, settings, session),
+        },
+    )
+    injection = Injection(tree, settings)
+    await _state(injection)
+    try:
+        yield NvidiaBackend(
+            settings,
+            session=session,
+            hardware=hardware,
+            journal=journal,
+            slicer=slicer,
+            injection=injection,
+            health=health,
+            mps=MpsWatch(start_mps, settings, journal),
+            succession=VendorSuccession(
+                settings=settings,
+                tree=tree,
+                hardware=hardware,
+                journal=journal,
+                slicer=slicer,
+                injection=injection,
+            ),
+        )
+    finally:
+        health.close()
+        session.close()
+
+
+async def _state(injection: Injection) -> None:
+    """Say once how containers are set up; a hook that is missing costs the claims, which say so themselves."""
+    try:
+        sys.stderr.write(f"{await injection.statement()}\n")
+    except ClaimError as error:
+        sys.stderr.write(f"{error}\n")

@@ -1,0 +1,47 @@
+"""What preparing a claim will hold and do, decided before anything is touched. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pydra import Claim
+from pydra_nvidia.hardware import Placement, Reading
+from pydra_nvidia.mig.plan import plan_partitions
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.sharing.holds import find_conflict, find_holds
+from pydra_nvidia.sharing.plan import plan_sharing
+from pydra_nvidia.steps import CreateMig, Entry
+from pydra_nvidia.targets import Target
+from pydra_nvidia.vfio.plan import plan_passthrough
+
+
+def plan_claim(
+    claim: Claim,
+    targets: Sequence[Target],
+    reading: Reading,
+    *,
+    entries: Mapping[str, Entry],
+    settings: Settings,
+) -> Entry:
+    """The claim's entry: modes and partitions first, then how they are shared, passthrough last.
+
+    `entries` is the whole journal by claim uid, read before `reading` and once more after it. Raises ClaimError,
+    DeviceInUse, InvalidConfig, TerminalError.
+    """
+    entry = Entry(uid=claim.uid, namespace=claim.namespace, name=claim.name, holds=find_holds(targets))
+    if conflict := find_conflict(entry, entries.values()):
+        raise conflict
+    begun = [step for other in entries.values() for step in other.steps]
+    steps = (
+        *plan_partitions(targets, reading, owned=find_owned(entries), settings=settings),
+        *plan_sharing(claim.uid, targets, reading, settings=settings),
+        *plan_passthrough(targets, reading, begun=begun, settings=settings),
+    )
+    return Entry(uid=entry.uid, namespace=entry.namespace, name=entry.name, holds=entry.holds, steps=steps)
+
+
+def find_owned(entries: Mapping[str, Entry]) -> frozenset[tuple[str, Placement]]:
+    """The places whose partitions were made here, by their GPU's UUID."""
+    return frozenset(
+        (step.gpu, step.placement) for entry in entries.values() for step in entry.steps if isinstance(step, CreateMig)
+    )
