@@ -29,10 +29,12 @@ class EventWatcher:
     def watch(self, uuids: Collection[str]) -> None:
         """Watch these GPUs, in the session as it is now. Cheap when that is done already."""
         wanted = (self._session.generation, frozenset(uuids))
-        if wanted == self._watched and self._thread is not None and self._thread.is_alive():
+        if wanted == self._watched and (not uuids or (self._thread is not None and self._thread.is_alive())):
             return
         self.stop()
         self._watched = wanted
+        if not uuids:
+            return
         self._stop = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(frozenset(uuids), self._stop), name="GPU events", daemon=True
