@@ -1,0 +1,68 @@
+"""Passthrough from the reading to the journal, on whole simulated machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pydra import AllocatedDevice, Claim
+from pydra_nvidia.journal import Journal
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.plan import plan_claim
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.simulation.install import Simulation
+from pydra_nvidia.simulation.machine import Machine
+from pydra_nvidia.simulation.scenario_file import ScenarioFile
+from pydra_nvidia.simulation.tree.keeper import build_tree
+from pydra_nvidia.slicing import Slicer
+from pydra_nvidia.steps import BindVfio
+from pydra_nvidia.targets import find_targets
+from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.vfio.operators import BindVfioOperator
+
+CLAIM = Claim(
+    uid="c1",
+    namespace="default",
+    name="guest",
+    devices=(AllocatedDevice(request="r", pool="node", device="gpu-vfio-0"),),
+)
+VARIANT = """
+host: {vfioVariants: {"pci:v000010DEd*sv*sd*bc03sc02i*": nvgrace_gpu_vfio_pci}}
+gpus:
+- {model: gb200-186gb, count: 2}
+"""
+
+
+@pytest.mark.parametrize(
+    ("scenario", "driver"), [("hgx-h100", "vfio-pci"), ("t4", "vfio-pci"), (VARIANT, "nvgrace_gpu_vfio_pci")]
+)
+async def test_a_claim_takes_a_gpu_and_gives_it_back(tmp_path: Path, scenario: str, driver: str) -> None:
+    if "\n" in scenario:
+        (tmp_path / "scenario.yaml").write_text(scenario)
+        scenario = str(tmp_path / "scenario.yaml")
+    machine = Machine(ScenarioFile(scenario), str(tmp_path / "machine"))
+    keeper = build_tree(str(tmp_path / "tree"), machine)
+    settings = Settings(vfio=True, state=str(tmp_path), **keeper.settings())
+    session = NvmlSession(Simulation(machine, keeper.tree, {}).load)
+    hardware = Hardware(session, keeper.tree, settings=settings)
+    journal = Journal(str(tmp_path / "claims"))
+    slicer = Slicer(journal, {BindVfio: BindVfioOperator(keeper.tree, settings, session)})
+
+    before = await hardware.read()
+    targets = find_targets(CLAIM.devices, before)
+    entry = plan_claim(CLAIM, targets, before, entries={}, settings=settings)
+    journal.write(entry)
+    await slicer.carry_out(entry)
+
+    bound = await hardware.read()
+    address = before.gpus[0].pci
+    assert len(bound.gpus) == len(before.gpus) - 1
+    assert bound.functions[address].driver.replace("-", "_") == driver.replace("-", "_")
+    again = plan_claim(CLAIM, find_targets(CLAIM.devices, bound), bound, entries=journal.entries(), settings=settings)
+    assert again == entry
+
+    await slicer.undo(entry)
+    assert await hardware.read() == before
+    assert journal.entries() == {}
+    session.close()
