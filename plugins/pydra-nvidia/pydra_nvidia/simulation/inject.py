@@ -22,7 +22,8 @@ from pydra_nvidia.simulation.machine import Machine, View, lowest_instance_id
 from pydra_nvidia.simulation.state import ComputeState, Counters, Gauges, GpuState, InstanceState, Process
 from pydra_nvidia.simulation.transitions import reboot, release_gpu, reload_driver, reset_gpu
 
-XID, DOUBLE_BIT_ECC, MIG_CHANGE = 0x8, 0x2, 0x100
+XID, MIG_CHANGE, UNAVAILABLE, RECOVERY_ACTION = 0x8, 0x100, 0x4000, 0x8000
+"""NVML's event types."""
 
 
 class InjectionError(PydraError):
@@ -52,6 +53,8 @@ class Injector:
         with self._gpu(minor) as (view, board, gpu):
             gpu.lost = True
             self._machine.record(view.state, board.uuid, XID, 79)
+            if board.model.events & UNAVAILABLE:
+                self._machine.record(view.state, board.uuid, UNAVAILABLE)
 
     def reset(self, minor: int) -> None:
         """A reset: the GPU is no longer lost, a pending mode comes into effect, and what was on it is gone."""
@@ -67,9 +70,11 @@ class Injector:
         self._set(minor, lambda gpu: gpu.gauges, Gauges, gauges)
 
     def recovery_action(self, minor: int, action: int) -> None:
-        """NVML's field 230: 1 GPU reset, 2 reboot, ..."""
-        with self._gpu(minor) as (_, _, gpu):
+        """NVML's field 230: 1 GPU reset, 2 reboot, ...; an event too, where the GPU has it."""
+        with self._gpu(minor) as (view, board, gpu):
             gpu.recovery, gpu.reset_required = action, action == 1
+            if board.model.events & RECOVERY_ACTION:
+                self._machine.record(view.state, board.uuid, RECOVERY_ACTION, action)
 
     def links_down(self, minor: int, *links: int) -> None:
         """These NVLinks are inactive, and no others."""

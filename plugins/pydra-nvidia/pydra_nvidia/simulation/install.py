@@ -41,6 +41,7 @@ def open_simulation(scenario: str, state: str) -> Simulation:
     Raises:
         ScenarioError: it cannot be read, or says something impossible.
     """
+    state = os.path.abspath(state)
     machine = Machine(ScenarioFile(scenario), state)
     roots = {name: os.path.join(state, "tree", name) for name in ("host", "sys", "proc")}
     for path in roots.values():

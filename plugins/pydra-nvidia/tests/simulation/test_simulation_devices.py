@@ -171,6 +171,11 @@ def test_an_old_driver_lacks_symbols_and_a_new_sdk_says_so(simulate: Simulate) -
     nvml.nvmlShutdown()
 
 
+def test_errors_have_names(simulate: Simulate) -> None:
+    nvml = simulate(FOUR).simulation.load()
+    assert [nvml.nvmlErrorString(code) for code in (3, 15, 4711)] == ["Not supported", "Gpu is lost", "Unknown"]
+
+
 def test_a_function_that_is_not_simulated_is_not_supported(simulate: Simulate) -> None:
     rig = simulate(FOUR)
     nvml, handle = rig.opened()

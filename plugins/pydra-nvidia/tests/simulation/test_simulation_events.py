@@ -105,6 +105,16 @@ def test_a_lost_gpu_ends_the_wait_after_its_last_event(simulate: Simulate) -> No
     nvml.nvmlShutdown()
 
 
+def test_a_new_gpu_tells_of_its_recovery_action(simulate: Simulate) -> None:
+    rig = simulate("hgx-b200")
+    nvml, gpu = rig.opened()
+    event_set = register(nvml, gpu, types=nvml.nvmlDeviceGetSupportedEventTypes(gpu))
+    rig.inject.recovery_action(nvml.nvmlDeviceGetMinorNumber(gpu), 4)
+    event = nvml.nvmlEventSetWait_v2(event_set, LONG)
+    assert (event.eventType, event.eventData) == (0x8000, 4)
+    nvml.nvmlShutdown()
+
+
 def test_a_driver_that_goes_ends_the_wait(simulate: Simulate) -> None:
     rig = simulate(TWO)
     nvml, gpu = rig.opened()

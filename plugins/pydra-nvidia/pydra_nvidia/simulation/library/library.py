@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from pydra_nvidia.nvml.errors import Code
+from pydra_nvidia.nvml.errors import Code, code_name
 from pydra_nvidia.simulation.faults import Fault, act
 from pydra_nvidia.simulation.library import devices, events, fields, instances, links, memory, mig, sensors
-from pydra_nvidia.simulation.library.arguments import Refusal, handle
+from pydra_nvidia.simulation.library.arguments import Refusal, handle, number
 from pydra_nvidia.simulation.library.symbols import SYMBOLS, Call, Kind, Symbol, Target
 from pydra_nvidia.simulation.machine import Machine, View
 
@@ -59,7 +59,7 @@ class Library:
         if not name.startswith("nvml") or any(fnmatchcase(name, pattern) for pattern in missing):
             raise AttributeError(name)
         if name == "nvmlErrorString":
-            return lambda code: Code(code).name.encode() if code in Code else b"Unknown Error"
+            return _error_string_function()
         symbol = SYMBOLS.get(name) or Symbol("system", _not_supported)
 
         def function(*arguments: Any) -> int:
@@ -184,6 +184,15 @@ class Library:
                 if fault.do == "lost":
                     view.state.gpus[uuid].lost = True
                 self.machine.record(view.state, uuid, XID_EVENT, fault.xid, gi=fault.gi, ci=fault.ci)
+
+
+def _error_string_function() -> Callable[[Any], bytes]:
+    """nvmlErrorString, which alone answers a string. pynvml sets its `restype`, so it is made for each library."""
+
+    def error_string(code: Any) -> bytes:
+        return code_name(number(code)).replace("_", " ").capitalize().encode()
+
+    return error_string
 
 
 def _not_supported(_call: Call, *_arguments: Any) -> None:
