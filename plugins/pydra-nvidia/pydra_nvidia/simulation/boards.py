@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
-from pydra_nvidia.simulation.model import FabricModel, Model
-from pydra_nvidia.simulation.scenario import GroupPart, LinkPart, Preset, Scenario
+from pydra_nvidia.simulation.model import FabricModel, GpuProfile, Model
+from pydra_nvidia.simulation.scenario import ConditionPart, GroupPart, LinkPart, Preset, Scenario
 
 T = TypeVar("T")
 
@@ -31,7 +31,10 @@ class Board(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[LinkPart, ...]
     fabric: FabricModel | None
     mig: bool
+    mig_pending: bool
     instances: tuple[Preset, ...]
+    driver: str
+    condition: ConditionPart
     plugged: bool
     persistence: bool
 
@@ -77,7 +80,10 @@ def _board(scenario: Scenario, group: GroupPart, member: int, position: int) -> 
         links=_given(group.links, member, ()),
         fabric=group.fabric or model.fabric,
         mig=group.mig,
+        mig_pending=group.mig if group.mig_pending is None else group.mig_pending,
         instances=group.instances,
+        driver=group.driver,
+        condition=group.condition,
         plugged=group.plugged,
         persistence=group.persistence,
     )
@@ -95,10 +101,13 @@ def _root(group: GroupPart, member: int, domain: int, bus: int) -> str:
 
 
 def _check_presets(where: str, group: GroupPart, model: Model) -> None:
-    if not group.mig:
+    if not group.mig and not group.mig_pending:
         return
     if model.mig is None:
         raise ValueError(f"{where}.mig: {model.name} cannot be partitioned")
+    ids = [preset.id for preset in group.instances if preset.id is not None]
+    if twice := sorted({id_ for id_ in ids if ids.count(id_) > 1}):
+        raise ValueError(f"{where}.instances: two have the id {twice[0]}")
     taken: set[int] = set()
     for position, preset in enumerate(group.instances):
         at = f"{where}.instances[{position}]"
@@ -112,8 +121,16 @@ def _check_presets(where: str, group: GroupPart, model: Model) -> None:
         if place & taken:
             raise ValueError(f"{at}: memory slices {sorted(place & taken)} are taken by another instance")
         taken |= place
-        if preset.compute is not None and sum(preset.compute) > profile.slices:
-            raise ValueError(f"{at}.compute: {sum(preset.compute)} slices are more than the {profile.slices} there are")
+        _check_compute(f"{at}.compute", preset, profile)
+
+
+def _check_compute(where: str, preset: Preset, profile: GpuProfile) -> None:
+    parts = preset.compute_parts(profile.slices)
+    if (wanted := sum(one.slices for one in parts)) > profile.slices:
+        raise ValueError(f"{where}: {wanted} slices are more than the {profile.slices} there are")
+    offered = sorted({one.slices for one in profile.compute_profiles()})
+    if wrong := sorted({one.slices for one in parts} - set(offered)):
+        raise ValueError(f"{where}: {profile.name} has no compute instance of {wrong[0]} slices, but of {offered}")
 
 
 def _linked(boards: tuple[Board, ...]) -> tuple[Board, ...]:

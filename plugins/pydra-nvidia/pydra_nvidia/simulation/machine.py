@@ -22,7 +22,7 @@ from pydra_nvidia.simulation.boards import Board, derive_uuid, find_boards
 from pydra_nvidia.simulation.faults import FaultPlan
 from pydra_nvidia.simulation.scenario import Scenario
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
-from pydra_nvidia.simulation.state import ComputeState, Event, GpuState, InstanceState, State
+from pydra_nvidia.simulation.state import ComputeState, Counters, Event, GpuState, InstanceState, State
 
 EVENTS_KEPT = 1024
 
@@ -188,21 +188,47 @@ class Machine:
 
 def new_gpu(board: Board) -> GpuState:
     """A GPU as the scenario says that a new machine has it."""
+    condition = board.condition
+    return GpuState(
+        plugged=board.plugged,
+        driver=board.driver if board.plugged else "",
+        mig=board.mig,
+        mig_pending=board.mig_pending,
+        instances=_new_instances(board),
+        persistence=board.persistence,
+        lost=condition.lost,
+        recovery=condition.recovery,
+        reset_required=condition.reset_required,
+        counters=msgspec.convert(condition, Counters, from_attributes=True),
+    )
+
+
+def _new_instances(board: Board) -> list[InstanceState]:
     instances: list[InstanceState] = []
+    given = {preset.id for preset in board.instances}
     for number, preset in enumerate(board.instances):
         assert board.model.mig is not None  # the scenario was checked
         profile = board.model.mig.named(preset.profile)
         assert profile is not None
         compute: list[ComputeState] = []
         start = 0
-        for position, slices in enumerate((profile.slices,) if preset.compute is None else preset.compute):
-            kind = next(one for one in profile.compute_profiles() if one.slices == slices)
-            uuid = f"MIG-{derive_uuid(board.uuid, 'preset', number, position)}"
-            compute.append(ComputeState(id=position, profile=kind.id, start=start, slices=slices, uuid=uuid))
-            start += slices
+        for position, part in enumerate(preset.compute_parts(profile.slices)):
+            kind = next(one for one in profile.compute_profiles() if one.slices == part.slices)
+            start = start if part.start is None else part.start
+            compute.append(
+                ComputeState(
+                    id=position if part.id is None else part.id,
+                    profile=kind.id,
+                    start=start,
+                    slices=part.slices,
+                    uuid=part.uuid or f"MIG-{derive_uuid(board.uuid, 'preset', number, position)}",
+                )
+            )
+            start += part.slices
+        whole = profile.size == board.model.mig.memory_slices
         instances.append(
             InstanceState(
-                id=lowest_instance_id(instances, whole=profile.size == board.model.mig.memory_slices),
+                id=lowest_instance_id(instances, whole=whole, taken=given) if preset.id is None else preset.id,
                 profile=profile.id,
                 start=preset.start,
                 size=profile.size,
@@ -210,14 +236,12 @@ def new_gpu(board: Board) -> GpuState:
                 compute=compute,
             )
         )
-    return GpuState(
-        plugged=board.plugged, mig=board.mig, mig_pending=board.mig, instances=instances, persistence=board.persistence
-    )
+    return instances
 
 
-def lowest_instance_id(instances: Collection[InstanceState], *, whole: bool) -> int:
+def lowest_instance_id(instances: Collection[InstanceState], *, whole: bool, taken: Collection[int | None] = ()) -> int:
     """The id that a new GPU instance gets: 0 for one that has the whole GPU, else the lowest free from 1 on."""
-    used = {one.id for one in instances}
+    used = {one.id for one in instances} | set(taken)
     return 0 if whole else next(number for number in range(1, 64) if number not in used)
 
 

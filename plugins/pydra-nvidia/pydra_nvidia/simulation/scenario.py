@@ -75,15 +75,52 @@ class HostPart(_Part, frozen=True, kw_only=True):
     files: Mapping[str, str] = {}
 
 
+class ComputePreset(_Part, frozen=True, kw_only=True):
+    """A compute instance of a `Preset`: `slices` compute slices. What is left out is made up."""
+
+    slices: Count
+    id: Natural | None = None
+    start: Natural | None = None
+    uuid: str = ""
+
+
 class Preset(_Part, frozen=True, kw_only=True):
     """A GPU instance that is there when the machine is new: its profile's name and first memory slice.
 
-    `compute` lists the slices of its compute instances; without it, one fills it.
+    `compute` lists its compute instances, or only their slices; without it, one fills it. `id` is made up if left out.
     """
 
     profile: str
     start: Natural
-    compute: tuple[Count, ...] | None = None
+    id: Natural | None = None
+    compute: tuple[Count | ComputePreset, ...] | None = None
+
+    def compute_parts(self, slices: int) -> tuple[ComputePreset, ...]:
+        """Its compute instances, where a whole GPU instance has so many slices."""
+        given = (slices,) if self.compute is None else self.compute
+        return tuple(one if isinstance(one, ComputePreset) else ComputePreset(slices=one) for one in given)
+
+    def has_uuids(self) -> bool:
+        """Whether a compute instance brings its UUID."""
+        return any(isinstance(one, ComputePreset) and one.uuid for one in self.compute or ())
+
+
+class ConditionPart(_Part, frozen=True, kw_only=True):
+    """How a GPU is when the machine is new: fields of `state.GpuState` and `state.Counters`, which say what they mean.
+
+    A recording of a machine with a sick GPU needs them.
+    """
+
+    lost: bool = False
+    recovery: Natural = 0
+    reset_required: bool = False
+    ecc_corrected: Natural = 0
+    ecc_uncorrected: Natural = 0
+    ecc_corrected_volatile: Natural = 0
+    ecc_uncorrected_volatile: Natural = 0
+    remap_pending: bool = False
+    remap_failed: bool = False
+    retirement_pending: bool = False
 
 
 class LinkPart(_Part, frozen=True, kw_only=True):
@@ -99,7 +136,8 @@ class GroupPart(_Part, frozen=True, kw_only=True):
 
     The lists have one value for each GPU, or are empty: made up then. `numa_nodes`: spread evenly over so many, unless
     `numa` says for each. `bridges` are the PCI bridges above each, from the root down. `mig` and `instances` are the
-    state of a machine that is new. `plugged` False: not there until it is plugged in.
+    state of a machine that is new, `mig_pending` is what the mode is to be (default: as it is). `driver` is the kernel
+    driver that has the GPUs, empty for none; `condition` is how they are. `plugged` False: not there until plugged in.
     """
 
     model: str
@@ -117,7 +155,10 @@ class GroupPart(_Part, frozen=True, kw_only=True):
     links: tuple[tuple[LinkPart, ...], ...] = ()
     fabric: FabricModel | None = None
     mig: bool = False
+    mig_pending: bool | None = None
     instances: tuple[Preset, ...] = ()
+    driver: str = "nvidia"
+    condition: ConditionPart = ConditionPart()
     plugged: bool = True
     persistence: bool = True
 
@@ -127,6 +168,8 @@ class GroupPart(_Part, frozen=True, kw_only=True):
                 raise ValueError(f"{field} must have {self.count} values, as count says, not {given}")
         if self.instances and not self.mig:
             raise ValueError("instances need mig: true")
+        if self.instances and self.count > 1 and any(one.has_uuids() for one in self.instances):
+            raise ValueError("instances with UUIDs are those of one GPU: count must be 1")
 
 
 _LISTS = (
