@@ -84,8 +84,16 @@ class Journal:
                     found[name.removesuffix(SUFFIX)] = str(error)
         return found
 
+    def recover(self, uid: str) -> Entry | None:
+        """What is known of the claim; nothing, if its file cannot be read, which is set aside. Raises JournalError."""
+        try:
+            return self.read(uid)
+        except JournalError:
+            self.set_aside(uid)
+            return None
+
     def set_aside(self, uid: str) -> None:
-        """Keep an unreadable file where it is in nobody's way; it goes when the claim does."""
+        """Keep an unreadable file where it is in nobody's way; it goes when the claim does. Raises JournalError."""
         try:
             os.replace(self._file(uid), os.path.join(self._path, uid + ASIDE))
         except FileNotFoundError:

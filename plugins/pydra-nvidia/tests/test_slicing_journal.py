@@ -113,6 +113,18 @@ def test_what_is_set_aside_stays_known_until_the_claim_goes(tmp_path: Path) -> N
     assert os.listdir(tmp_path) == []
 
 
+def test_a_claim_whose_file_is_torn_goes_on_without_it_and_goes_in_the_end(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    (tmp_path / "one.json").write_text("{torn")
+    assert journal.recover("one") is None
+    assert set(journal.unreadable()) == {"one"}
+    journal.write(entry("one"))
+    assert journal.recover("one") == entry("one")
+    journal.remove("one")
+    assert os.listdir(tmp_path) == []
+    assert journal.recover("one") is None
+
+
 def test_of_two_claims_that_leave_at_once_neither_stays_for_the_other(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path))
     for uid in ("one", "two", "three"):
@@ -134,6 +146,7 @@ def test_a_directory_that_cannot_be_used_is_an_error_with_its_path(tmp_path: Pat
         lambda: journal.remove("one"),
         lambda: journal.read("one"),
         lambda: journal.set_aside("one"),
+        lambda: journal.recover("one"),
     ):
         with pytest.raises(JournalError, match="file"):
             call()

@@ -17,6 +17,7 @@ from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import LOST, PASSING, Code, NvmlError
 from pydra_nvidia.nvml.mig_control import (
     GONE,
+    ModePending,
     count_slices,
     create_instance,
     destroy_instance,
@@ -105,9 +106,9 @@ class MigModeOnOperator(_Operator):
             return
         try:
             set_mode(nvml, gpu, on=False)
-        except NvmlError as error:
+        except (NvmlError, ModePending) as error:
             # The claim has nothing there any more: that others have the GPU open is no reason to keep its pods.
-            if error.code not in PASSING:
+            if isinstance(error, NvmlError) and error.code not in PASSING:
                 raise
 
 

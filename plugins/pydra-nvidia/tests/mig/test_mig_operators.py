@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from pydra import ClaimError
-from pydra_nvidia.mig.operators import GpuBusy, PlaceTaken
+from pydra_nvidia.journal import Journal
+from pydra_nvidia.mig.operators import GpuBusy, MigModeOffOperator, MigModeOnOperator, PlaceTaken
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.mig_control import ModePending
+from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.slicing import UndoFailed
-from pydra_nvidia.steps import MigModeOff, MigModeOn
+from pydra_nvidia.steps import Entry, MigModeOff, MigModeOn
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -390,3 +394,50 @@ async def test_claims_on_different_gpus_are_prepared_side_by_side(node: MakeNode
     assert [one.places(minor) for minor in range(4)] == [[(19, 0), (19, 1), (19, 2)]] * 4
     await asyncio.gather(*(one.slicer.undo(entry) for entry in entries))
     assert [one.mode(minor) for minor in range(4)] == [False] * 4
+
+
+class LaterGpu:
+    """NVML of a virtual machine's GPU: every change of the MIG mode succeeds, and stays pending."""
+
+    class NVMLError(Exception):
+        value = 3
+
+    def __init__(self, current: int) -> None:
+        self.mode = [current, current]
+
+    def nvmlInitWithFlags(self, _flags: int) -> None:  # noqa: N802 - the vendor's names
+        pass
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        return uuid
+
+    def nvmlDeviceGetMigMode(self, _gpu: str) -> list[int]:  # noqa: N802
+        return list(self.mode)
+
+    def nvmlDeviceSetMigMode(self, _gpu: str, mode: int) -> int:  # noqa: N802
+        self.mode[1] = mode
+        return 0
+
+    def nvmlDeviceGetArchitecture(self, _gpu: str) -> int:  # noqa: N802
+        return 9
+
+    def nvmlDeviceGetPciInfo(self, _gpu: str) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(busId="00000000:53:00.0")
+
+
+@pytest.mark.parametrize("current", [0, 1], ids=["on", "off"])
+async def test_a_mode_that_only_becomes_pending_is_told_and_forgotten(tmp_path: Path, current: int) -> None:
+    gpu = LaterGpu(current)
+    session, journal = NvmlSession(lambda: cast("Any", gpu)), Journal(str(tmp_path))
+    entry = Entry(uid="one", namespace="default", name="claim")
+    on, off = MigModeOnOperator(session, journal), MigModeOffOperator(session, journal)
+    changing = off.apply(MigModeOff(gpu="GPU-1"), entry) if current else on.apply(MigModeOn(gpu="GPU-1"), entry)
+    with pytest.raises(ModePending, match="with a reset only"):
+        await changing
+    assert gpu.mode == [current, current]
+    await on.undo(MigModeOn(gpu="GPU-1"), entry)
+    assert gpu.mode == [current, current], "the claim can leave all the same"
+    session.close()
