@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import LOST, Code, NvmlError
@@ -20,7 +21,7 @@ async def has_gpu(session: NvmlSession, uuid: str) -> bool:
 
     def ask(nvml: Nvml) -> bool:
         handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid, subject=uuid)
-        nvml.call("nvmlDeviceGetComputeMode", handle, subject=uuid)
+        nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid)
         return True
 
     try:
@@ -31,22 +32,28 @@ async def has_gpu(session: NvmlSession, uuid: str) -> bool:
         raise
 
 
-async def set_compute_mode(session: NvmlSession, uuids: Iterable[str], mode: int) -> None:
-    """Set it on all, in order; raises NvmlError at the first that refuses."""
+async def take_over(session: NvmlSession, uuids: Iterable[str]) -> None:
+    """Let each GPU have one process only, in order; raises NvmlError at the first that refuses."""
 
-    def set_all(nvml: Nvml) -> None:
+    def take(nvml: Nvml) -> None:
         for uuid in uuids:
             handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid, subject=uuid)
-            nvml.call("nvmlDeviceSetComputeMode", handle, mode, subject=uuid)
+            nvml.call("nvmlDeviceSetComputeMode", handle, EXCLUSIVE_PROCESS, subject=uuid)
 
-    await session.run(set_all)
+    await session.run(take)
 
 
-async def reset_compute_mode(session: NvmlSession, uuids: Iterable[str]) -> None:
-    """Back to DEFAULT on those that are there."""
+async def give_back(session: NvmlSession, uuids: Iterable[str]) -> None:
+    """Let all processes have those GPUs again that are there and were taken over; other modes are somebody else's."""
+
+    def give(nvml: Nvml, uuid: str) -> None:
+        handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid, subject=uuid)
+        if nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid) == EXCLUSIVE_PROCESS:
+            nvml.call("nvmlDeviceSetComputeMode", handle, DEFAULT, subject=uuid)
+
     for uuid in uuids:
         try:
-            await set_compute_mode(session, (uuid,), DEFAULT)
+            await session.run(partial(give, uuid=uuid))
         except NvmlError as error:
             if error.code not in GONE:
                 raise

@@ -8,6 +8,7 @@ driver that is installed in a container has its own device nodes and libraries, 
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 
@@ -19,13 +20,30 @@ from pydra_nvidia.sharing import launch
 from pydra_nvidia.sharing.places import MpsPlace
 from pydra_nvidia.sharing.programs import SYSTEM_PATH, Program, find_environment
 
-NAMESPACES = tuple(f"/proc/1/ns/{name}" for name in ("cgroup", "ipc", "uts", "net", "pid", "mnt"))
-"""The mount namespace last: the others' names are of this one."""
-
 SHELLS = ("/usr/bin/sh", "/bin/sh")
 PIPE_INSIDE, LOG_INSIDE = "/tmp/nvidia-mps", "/var/log/nvidia-mps"  # noqa: S108 - the names that MPS itself has
 MARK = "PYDRA_NVIDIA_MPS"
 """Variable of the daemon and its servers: their daemon's directory on this node, by which they are known as ours."""
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """Where daemons run: the namespaces to enter for it, and the mounts that are seen there."""
+
+    mounts: str = "/proc/self/mountinfo"
+    namespaces: tuple[str, ...] = ()
+
+    @property
+    def is_host(self) -> bool:
+        """Whether paths there are the host's."""
+        return self.namespaces != ()
+
+
+def find_surroundings(how: MpsLauncher, first: str = "/proc/1") -> Surroundings:
+    """`first` is the host's first process, in /proc."""
+    if how is MpsLauncher.DIRECT:
+        return Surroundings()
+    names = ("cgroup", "ipc", "uts", "net", "pid", "mnt")
+    return Surroundings(mounts=f"{first}/mountinfo", namespaces=tuple(f"{first}/ns/{name}" for name in names))
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,28 +67,28 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return (sys.executable, "-I", launch.__file__, msgspec.json.encode(self).decode())
 
 
-def plan_mount(place: MpsPlace, size: str, how: MpsLauncher) -> Launch:
+def plan_mount(place: MpsPlace, size: str, where: Surroundings) -> Launch:
     """Memory of its own for the daemon and its clients, in the view that clients are started from."""
-    return Launch(namespaces=_namespaces(how), tmpfs={_seen(place, place.shm, how): size})
+    return Launch(namespaces=where.namespaces, tmpfs={_seen(place, place.shm, where): size})
 
 
-def plan_unmount(place: MpsPlace, how: MpsLauncher) -> Launch:
+def plan_unmount(place: MpsPlace, where: Surroundings) -> Launch:
     """The contrary."""
-    return Launch(namespaces=_namespaces(how), unmount=(_seen(place, place.shm, how),))
+    return Launch(namespaces=where.namespaces, unmount=(_seen(place, place.shm, where),))
 
 
 def plan_daemon(
     place: MpsPlace,
     program: Program,
     root: DriverRoot,
-    how: MpsLauncher,
+    where: Surroundings,
     *,
     devices: tuple[str, ...],
     multi_user: bool,
 ) -> Launch:
     """The control daemon, which goes into the background by itself."""
-    outside = root.path_on_host if how is MpsLauncher.HOST else root.path_here
-    shm, pipe, log = (_seen(place, path, how) for path in (place.shm, place.pipe, place.log))
+    outside = root.path_on_host if where.is_host else root.path_here
+    shm, pipe, log = (_seen(place, path, where) for path in (place.shm, place.pipe, place.log))
     environment = {
         "CUDA_VISIBLE_DEVICES": ",".join(devices),
         "CUDA_MPS_PIPE_DIRECTORY": pipe,
@@ -89,8 +107,8 @@ def plan_daemon(
         environment |= find_environment(root, program, outside)
         binds, argv0, new_root = {shm: "/dev/shm"}, outside(program.inside), ""  # noqa: S108
     return Launch(
-        namespaces=_namespaces(how),
-        leave_cgroups=how is MpsLauncher.HOST,
+        namespaces=where.namespaces,
+        leave_cgroups=where.is_host,
         binds=binds,
         root=new_root,
         argv=(argv0, "-d", *(("-M",) if multi_user else ())),
@@ -98,12 +116,23 @@ def plan_daemon(
     )
 
 
-def _namespaces(how: MpsLauncher) -> tuple[str, ...]:
-    return NAMESPACES if how is MpsLauncher.HOST else ()
+def _seen(place: MpsPlace, path: str, where: Surroundings) -> str:
+    return place.on_host(path) if where.is_host else path
 
 
-def _seen(place: MpsPlace, path: str, how: MpsLauncher) -> str:
-    return place.on_host(path) if how is MpsLauncher.HOST else path
+def count_mounts(place: MpsPlace, where: Surroundings) -> int:
+    """How often something is mounted on the place's memory, there."""
+    wanted = _seen(place, place.shm, where)
+    try:
+        with open(where.mounts, "rb") as file:
+            found = (line.split(b" ")[4] for line in file)
+            return sum(re.sub(rb"\\([0-7]{3})", _unescape, point) == wanted.encode() for point in found)
+    except OSError:
+        return 0
+
+
+def _unescape(match: re.Match[bytes]) -> bytes:
+    return bytes([int(match[1], 8)])
 
 
 def _is_whole(root: DriverRoot) -> bool:

@@ -14,7 +14,7 @@ from pydra_nvidia.hardware import Reading
 from pydra_nvidia.journal import Journal
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Orphans, Settings
-from pydra_nvidia.sharing.gpu_modes import EXCLUSIVE_PROCESS, reset_compute_mode, set_compute_mode
+from pydra_nvidia.sharing.gpu_modes import give_back, take_over
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.places import MpsBusy, MpsPlace, find_place, list_places, turn
 from pydra_nvidia.sharing.processes import Process, is_alive
@@ -59,7 +59,7 @@ class StartMpsOperator:
             place = find_place(self._settings, step.id)
             devices = step.devices or (await self._find_partition(step),)
             try:
-                await set_compute_mode(self._session, step.exclusive, EXCLUSIVE_PROCESS)
+                await take_over(self._session, step.exclusive)
                 await self._daemons.ensure(place, step, devices, entry.uid)
             except Exception as error:
                 try:
@@ -80,7 +80,7 @@ class StartMpsOperator:
             record = place.read_record()
             if record is None or is_alive(Process(record.started, record.pid)):
                 return False
-            await set_compute_mode(self._session, step.exclusive, EXCLUSIVE_PROCESS)
+            await take_over(self._session, step.exclusive)
             await self._daemons.ensure(place, step, record.devices, entry.uid)
             return True
 
@@ -90,7 +90,7 @@ class StartMpsOperator:
             record = place.read_record()
             if record is not None and self._journal.read(record.uid) is None:
                 await self._daemons.remove(place)
-                await reset_compute_mode(self._session, [one for one in record.devices if one.startswith("GPU-")])
+                await give_back(self._session, [one for one in record.devices if one.startswith("GPU-")])
 
     async def _remove(self, place: MpsPlace, step: StartMps, entry: Entry) -> None:
         await self._daemons.remove(place)
@@ -101,7 +101,7 @@ class StartMpsOperator:
             if isinstance(theirs, StartMps)
             for gpu in theirs.exclusive
         }
-        await reset_compute_mode(self._session, [gpu for gpu in step.exclusive if gpu not in needed])
+        await give_back(self._session, [gpu for gpu in step.exclusive if gpu not in needed])
 
     async def _find_partition(self, step: StartMps) -> str:
         """The UUID of a partition that an earlier step made."""

@@ -18,16 +18,25 @@ from collections.abc import Callable, Sequence
 from pydra import ClaimError, PydraError
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.host.tree import Tree
-from pydra_nvidia.settings import MpsLauncher, Settings
-from pydra_nvidia.sharing.launcher import MARK, Launch, plan_daemon, plan_mount, plan_unmount
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.sharing.launcher import (
+    MARK,
+    Launch,
+    Surroundings,
+    count_mounts,
+    find_surroundings,
+    plan_daemon,
+    plan_mount,
+    plan_unmount,
+)
 from pydra_nvidia.sharing.places import MpsPlace, MpsRecord
 from pydra_nvidia.sharing.processes import Process, end, find_marked, has_mark, identify, is_alive, wait_gone
 from pydra_nvidia.sharing.programs import ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.steps import StartMps
 
-COMMAND_DEADLINE = 5.0
-QUIT_DEADLINE = 5.0
-KILL_GRACE, KILL_DEADLINE = 2.0, 5.0
+KILL_DEADLINE = 5.0
+"""Seconds that killed processes are waited for."""
+
 SHM_WITHOUT_MEMINFO = "65536k"
 
 _CONTROL = "nvidia-cuda-mps-control"
@@ -48,12 +57,30 @@ class MpsStuck(ClaimError):
 
 
 class MpsDaemons:
-    """`find_root` finds the driver's installation anew, since drivers are replaced; it may raise PydraError."""
+    """`find_root` finds the driver's installation anew, since drivers are replaced; it may raise PydraError.
 
-    def __init__(self, settings: Settings, tree: Tree, find_root: Callable[[], DriverRoot]) -> None:
+    `where` is by default what the setting `mps_launcher` says. In seconds: a command has `command_deadline`; after
+    `quit` a daemon has `quit_deadline` to end, and after SIGTERM `grace`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tree: Tree,
+        find_root: Callable[[], DriverRoot],
+        *,
+        where: Surroundings | None = None,
+        command_deadline: float = 5.0,
+        quit_deadline: float = 5.0,
+        grace: float = 2.0,
+    ) -> None:
         self._settings = settings
         self._tree = tree
         self._find_root = find_root
+        self._where = where or find_surroundings(settings.mps_launcher)
+        self._command_deadline = command_deadline
+        self._quit_deadline = quit_deadline
+        self._grace = grace
 
     async def ensure(self, place: MpsPlace, step: StartMps, devices: Sequence[str], uid: str) -> bool:
         """Have it running, with its limits, for these devices; whether it had to be started.
@@ -86,18 +113,14 @@ class MpsDaemons:
     async def remove(self, place: MpsPlace) -> None:
         """End it and take away its directories; nothing there is fine. Raises MpsStuck, ClaimError."""
         await self._end(place)
-        if _count_mounts(place, self._how) > 0:
-            await self._launch("unmount the memory of MPS", plan_unmount(place, self._how))
+        if count_mounts(place, self._where) > 0:
+            await self._launch("unmount the memory of MPS", plan_unmount(place, self._where))
         try:
             await asyncio.to_thread(shutil.rmtree, place.path)
         except FileNotFoundError:
             pass
         except OSError as error:
             raise ClaimError(f"the directories of the MPS daemon cannot be removed: {error}") from error
-
-    @property
-    def _how(self) -> MpsLauncher:
-        return self._settings.mps_launcher
 
     async def _start(self, place: MpsPlace, step: StartMps, devices: Sequence[str]) -> Process:
         """Start it and wait until it answers."""
@@ -106,7 +129,7 @@ class MpsDaemons:
         place.make()
         _empty(place.pipe)  # sockets and locks of a daemon that was killed; clients have the directory itself
         await self._mount(place)
-        plan = plan_daemon(place, control, root, self._how, devices=tuple(devices), multi_user=step.multi_user)
+        plan = plan_daemon(place, control, root, self._where, devices=tuple(devices), multi_user=step.multi_user)
         until = time.monotonic() + self._settings.mps_ready_deadline
         said = await self._launch(f"{_CONTROL} -d", plan)
         if said:
@@ -156,7 +179,7 @@ class MpsDaemons:
             f"{_CONTROL} ({text})",
             (control.here,),
             environment=environment,
-            deadline=COMMAND_DEADLINE,
+            deadline=self._command_deadline,
             text=f"{text}\n",
         )
 
@@ -166,9 +189,9 @@ class MpsDaemons:
         if process is not None:
             with contextlib.suppress(PydraError):  # a driver that is gone, or a daemon that hangs, cannot be asked
                 await self._command(place, "quit")
-            await wait_gone([process], QUIT_DEADLINE)
+                await wait_gone([process], self._quit_deadline)
         marked = await asyncio.to_thread(find_marked, _mark(place))
-        left = await end({*marked, *([process] if process else [])}, grace=KILL_GRACE, deadline=KILL_DEADLINE)
+        left = await end({*marked, *([process] if process else [])}, grace=self._grace, deadline=KILL_DEADLINE)
         if left:
             pids = ", ".join(str(one.pid) for one in left)
             raise MpsStuck(
@@ -178,12 +201,12 @@ class MpsDaemons:
 
     async def _mount(self, place: MpsPlace) -> None:
         """Memory for what clients and servers exchange; a plain directory where mounting is not permitted."""
-        if _count_mounts(place, self._how) > 0:
+        if count_mounts(place, self._where) > 0:
             return
         try:
-            await self._launch("mount memory for MPS", plan_mount(place, self._size(), self._how))
+            await self._launch("mount memory for MPS", plan_mount(place, self._size(), self._where))
         except ProgramFailed as error:
-            if self._how is MpsLauncher.HOST:
+            if self._where.is_host:
                 raise
             _log.warning("MPS daemon %s: %s is a plain directory: %s", place.id, place.shm, error)
 
@@ -225,14 +248,3 @@ def _empty(directory: str) -> None:
     for entry in os.scandir(directory):
         with contextlib.suppress(OSError):
             os.unlink(entry.path)
-
-
-def _count_mounts(place: MpsPlace, how: MpsLauncher) -> int:
-    """How often something is mounted on the place's memory, in the view that clients are started from."""
-    host = how is MpsLauncher.HOST
-    wanted = place.on_host(place.shm) if host else place.shm
-    try:
-        with open("/proc/1/mountinfo" if host else "/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
-            return sum(line.split()[4].encode().decode("unicode_escape") == wanted for line in file)
-    except OSError:
-        return 0

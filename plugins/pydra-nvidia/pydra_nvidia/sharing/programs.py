@@ -36,12 +36,13 @@ class ProgramMissing(ClaimError):
 
 
 class ProgramFailed(ClaimError):
-    """A program of the driver refused or did not end; `output` is the end of what it said."""
+    """A program of the driver refused, or was killed (`ended` is False); `output` is the end of what it said."""
 
     reason = "DriverProgramFailed"
 
-    def __init__(self, command: str, outcome: str, output: str) -> None:
+    def __init__(self, command: str, outcome: str, output: str, *, ended: bool = True) -> None:
         self.output = output
+        self.ended = ended
         said = f': "{output}"' if output else " and said nothing"
         super().__init__(f"{command} {outcome}{said}")
 
@@ -109,7 +110,8 @@ async def run_program(
         try:
             status = await asyncio.wait_for(process.wait(), deadline)
         except TimeoutError as error:
-            raise ProgramFailed(command, f"did not end within {deadline:g} s", _tail(said.fileno())) from error
+            outcome = f"did not end within {deadline:g} s"
+            raise ProgramFailed(command, outcome, _tail(said.fileno()), ended=False) from error
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):

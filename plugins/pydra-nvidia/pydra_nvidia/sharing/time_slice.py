@@ -13,28 +13,37 @@ from pydra_nvidia.sharing.programs import ProgramFailed, find_environment, find_
 from pydra_nvidia.slicing import LeftBehind
 from pydra_nvidia.steps import Entry, SetTimeSlice
 
-DEADLINE = 30.0
-"""Seconds for one run of nvidia-smi, which may have to initialise the GPU."""
-
 
 class SetTimeSliceOperator:
-    """`find_root` finds the driver's installation anew, since drivers are replaced; it may raise PydraError."""
+    """`find_root` finds the driver's installation anew, since drivers are replaced; it may raise PydraError.
 
-    def __init__(self, session: NvmlSession, journal: Journal, find_root: Callable[[], DriverRoot]) -> None:
+    One run of nvidia-smi, which may have to initialise the GPU, has `deadline` seconds.
+    """
+
+    def __init__(
+        self,
+        session: NvmlSession,
+        journal: Journal,
+        find_root: Callable[[], DriverRoot],
+        *,
+        deadline: float = 30.0,
+    ) -> None:
+        self._deadline = deadline
         self._session = session
         self._journal = journal
         self._find_root = find_root
 
     async def apply(self, step: SetTimeSlice, entry: Entry, /) -> None:
         """The compute mode first: a GPU that one process has to itself has no turns to take."""
-        smi = _Smi(self._find_root())
+        smi = _Smi(self._find_root(), self._deadline)
+        await smi.set_compute_mode(step.gpu)
         try:
-            await smi.set_compute_mode(step.gpu)
             await smi.set_interval(step.gpu, step.interval)
         except ProgramFailed as error:
             if "not supported" in error.output.lower():
                 raise TerminalError(f"GPU {step.gpu} cannot be time-sliced as the claim asks: {error}") from error
-            await self._take_back(step, entry, error)
+            if not error.ended:  # it may have set the slice before it hung
+                await self._take_back(step, entry, error)
             raise
 
     async def undo(self, step: SetTimeSlice, entry: Entry, /) -> None:
@@ -43,7 +52,7 @@ class SetTimeSliceOperator:
             return
         if not await has_gpu(self._session, step.gpu):
             return
-        smi = _Smi(self._find_root())
+        smi = _Smi(self._find_root(), self._deadline)
         await smi.set_compute_mode(step.gpu)
         await smi.set_interval(step.gpu, 0)
 
@@ -61,7 +70,8 @@ def _time_slices(journal: Journal, besides: str) -> list[SetTimeSlice]:
 class _Smi:
     """nvidia-smi, with the driver's NVML before any that its loader would find."""
 
-    def __init__(self, root: DriverRoot) -> None:
+    def __init__(self, root: DriverRoot, deadline: float) -> None:
+        self._deadline = deadline
         self._program = find_program(root, "nvidia-smi")
         environment = find_environment(root, self._program, root.path_here)
         self._environment = {**environment, "LD_PRELOAD": root.nvml_library}
@@ -74,4 +84,6 @@ class _Smi:
 
     async def _run(self, *arguments: str) -> None:
         command = " ".join([self._program.name, *arguments])
-        await run_program(command, [self._program.here, *arguments], environment=self._environment, deadline=DEADLINE)
+        await run_program(
+            command, [self._program.here, *arguments], environment=self._environment, deadline=self._deadline
+        )

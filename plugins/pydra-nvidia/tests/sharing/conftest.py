@@ -1,0 +1,339 @@
+"""Hardware and claims for the tests of sharing, and a driver whose programs are small real programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pydra import AllocatedDevice
+from pydra_nvidia.hardware import ComputeInstance, Gpu, GpuInstance, Mig, PciFunction, Placement, Profile, Reading
+from pydra_nvidia.host.driver_root import DriverRoot
+from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.journal import Journal
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.sharing.launcher import MARK
+from pydra_nvidia.steps import Entry, Step
+from pydra_nvidia.targets import Target, find_targets
+
+PROFILE = Profile(
+    id=19,
+    name="1g.10gb",
+    slices=1,
+    most=7,
+    memory_mib=9856,
+    multiprocessors=16,
+    copy_engines=1,
+    decoders=1,
+    encoders=0,
+    jpeg_engines=1,
+    ofa_engines=0,
+    placements=tuple(Placement(start, 1) for start in range(7)),
+)
+HALF = Profile(
+    id=9,
+    name="3g.40gb",
+    slices=3,
+    most=2,
+    memory_mib=40192,
+    multiprocessors=60,
+    copy_engines=3,
+    decoders=3,
+    encoders=0,
+    jpeg_engines=3,
+    ofa_engines=0,
+    placements=(Placement(0, 4), Placement(4, 4)),
+)
+
+
+def make_gpu(minor: int, *, uuid: str = "", compute: tuple[int, int] = (9, 0), mig: Mig | None = None) -> Gpu:
+    name = {(6, 1): "Tesla P4", (6, 0): "Tesla P100", (7, 5): "Tesla T4"}.get(compute, "NVIDIA H100 80GB HBM3")
+    return Gpu(
+        index=minor,
+        minor=minor,
+        uuid=uuid or f"GPU-{minor}",
+        name=name,
+        brand=2,
+        architecture=9,
+        compute=compute,
+        pci=f"0000:{0x10 + minor:02x}:00.0",
+        memory=80 << 30,
+        mig=mig,
+    )
+
+
+def make_mig(*exists: tuple[Profile, int, str]) -> Mig:
+    instances = tuple(
+        GpuInstance(
+            id=number,
+            profile=profile.id,
+            placement=next(one for one in profile.placements if one.start == start),
+            compute=(ComputeInstance(id=0, uuid=uuid, slices=profile.slices),),
+        )
+        for number, (profile, start, uuid) in enumerate(exists, 1)
+    )
+    return Mig(
+        enabled=bool(exists), pending=bool(exists), resetless=True, profiles=(PROFILE, HALF), instances=instances
+    )
+
+
+def make_reading(*gpus: Gpu) -> Reading:
+    functions = {
+        gpu.pci: PciFunction(address=gpu.pci, vendor="0x10de", device="0x2330", pci_class="0x030200") for gpu in gpus
+    }
+    return Reading(gpus=gpus, functions=functions)
+
+
+def make_targets(reading: Reading, *devices: AllocatedDevice) -> tuple[Target, ...]:
+    return find_targets(devices, reading)
+
+
+def give(
+    device: str, *configs: object, request: str = "gpu", share: str | None = None, admin: bool = False
+) -> AllocatedDevice:
+    return AllocatedDevice(
+        request=request, pool="node", device=device, share_id=share, admin_access=admin, configs=configs
+    )
+
+
+CONTROL = """
+    # A control daemon as NVIDIA's: goes into the background, writes its pid, serves one command a connection.
+    import json, os, socket, sys, time
+    pipe, log = os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
+    behaviour = json.load(open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "behaviour.json")))
+
+    def note(text):
+        with open(log + "/control.log", "a") as file:
+            file.write(text + "\\n")
+
+    def client():
+        for line in sys.stdin.read().splitlines():
+            try:
+                with socket.socket(socket.AF_UNIX) as peer:
+                    peer.connect(pipe + "/control")
+                    peer.sendall(line.encode() + b"\\n")
+                    reply = b"".join(iter(lambda: peer.recv(4096), b"")).decode()
+            except OSError:
+                sys.exit("Cannot find MPS control daemon process")
+            if reply.startswith("!"):
+                sys.exit(reply[1:])
+            print(reply)
+
+    def serve():
+        note("Start " + json.dumps({"argv": sys.argv[1:], "env": dict(os.environ)}))
+        if behaviour.get("start") == "dies":
+            note("Failed to initialise CUDA: no device")
+            os._exit(1)
+        server = os.fork() if behaviour.get("server") else 0
+        if behaviour.get("server") and server == 0:
+            time.sleep(600)
+        with open(pipe + "/nvidia-cuda-mps-control.pid", "w") as file:
+            file.write(str(os.getpid()))
+        open("/dev/shm/cuda.shm.test", "w").close() if behaviour.get("shm") else None
+        time.sleep(behaviour.get("slow", 0))
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(pipe + "/control")
+        listener.listen()
+        percentage, limits = "100.0", {}
+        while True:
+            peer, _ = listener.accept()
+            words = peer.makefile().readline().split()
+            note("Cmd:" + " ".join(words))
+            answer = ""
+            if words[:1] == ["quit"]:
+                if not behaviour.get("stubborn"):
+                    peer.close()
+                    os._exit(0)
+            elif words[0] == behaviour.get("refuses"):
+                answer = "!Invalid argument"
+            elif words[0] == "set_default_active_thread_percentage":
+                percentage = behaviour.get("percentage", words[1] + ".0")
+            elif words[0] == "get_default_active_thread_percentage":
+                answer = percentage
+            peer.sendall(answer.encode())
+            peer.close()
+
+    if sys.argv[1:2] != ["-d"]:
+        client()
+    elif behaviour.get("start") == "refuses":
+        sys.exit("An instance of this daemon is already running")
+    else:
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        serve()
+"""
+
+SMI = """
+    import json, os, sys
+    here = os.path.dirname(os.path.abspath(__file__))
+    behaviour = json.load(open(here + "/behaviour.json"))
+    with open(here + "/smi.log", "a") as file:
+        file.write(json.dumps({"argv": sys.argv[1:], "env": dict(os.environ)}) + "\\n")
+    for words, outcome in behaviour.get("smi", {}).items():
+        if words in " ".join(sys.argv[1:]):
+            if outcome == "hangs":
+                import time
+                time.sleep(600)
+            print(outcome)
+            sys.exit(3)
+    print("Done")
+"""
+
+
+class Hardware:
+    """What the tests need of NVML: compute modes by UUID, and errors by function and UUID."""
+
+    def __init__(self) -> None:
+        self.modes: dict[str, int] = {}
+        self.errors: dict[tuple[str, str], int] = {}
+        self.calls: list[tuple[str, str, int]] = []
+
+
+class _NvmlError(Exception):
+    def __init__(self, value: int) -> None:
+        self.value = value
+        super().__init__(str(value))
+
+
+def _load_nvml(hardware: Hardware) -> ModuleType:
+    def check(name: str, uuid: str) -> None:
+        if code := hardware.errors.get((name, uuid)):
+            raise _NvmlError(code)
+
+    def by_uuid(uuid: str) -> str:
+        check("nvmlDeviceGetHandleByUUID", uuid)
+        return uuid
+
+    def get_mode(handle: str) -> int:
+        check("nvmlDeviceGetComputeMode", handle)
+        return hardware.modes.get(handle, 0)
+
+    def set_mode(handle: str, mode: int) -> None:
+        check("nvmlDeviceSetComputeMode", handle)
+        hardware.modes[handle] = mode
+        hardware.calls.append(("nvmlDeviceSetComputeMode", handle, mode))
+
+    fake: Any = SimpleNamespace(
+        NVMLError=_NvmlError,
+        nvmlInitWithFlags=lambda flags: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetComputeMode=get_mode,
+        nvmlDeviceSetComputeMode=set_mode,
+    )
+    return fake  # type: ignore[no-any-return]
+
+
+class Bench:
+    """A node of its own: settings, journal, NVML, and a driver's root with programs in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.root_path = path / "driver"
+        self.settings = Settings(
+            state=str(path / "s"), host_root="/", proc_root=str(path / "proc"), mps_ready_deadline=10.0
+        )
+        self.tree = Tree(Roots(host="/", sys=str(path / "sys"), proc=str(path / "proc")))
+        self.journal = Journal(str(path / "s" / "journal"))
+        self.hardware = Hardware()
+        self.session = NvmlSession(lambda: _load_nvml(self.hardware))
+        for name in ("usr/bin", "usr/lib64"):
+            (self.root_path / name).mkdir(parents=True)
+        (path / "proc").mkdir()
+        (path / "proc" / "meminfo").write_text("MemTotal:        8192 kB\nMemFree: 1 kB\n")
+
+    def find_root(self) -> DriverRoot:
+        return DriverRoot(
+            host_path="/",
+            here=str(self.root_path),
+            library_dir="/usr/lib64",
+            nvml_library=str(self.root_path / "usr/lib64/libnvidia-ml.so.1"),
+        )
+
+    def install(self, name: str, source: str) -> Path:
+        path = self.root_path / "usr/bin" / name
+        path.write_text(f"#!{sys.executable} -IS\n{textwrap.dedent(source)}")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return path
+
+    def install_all(self, **behaviour: object) -> None:
+        self.install("nvidia-cuda-mps-control", CONTROL)
+        self.install("nvidia-smi", SMI)
+        self.behave(**behaviour)
+
+    def behave(self, **behaviour: object) -> None:
+        (self.root_path / "usr/bin/behaviour.json").write_text(json.dumps(behaviour))
+
+    def smi_calls(self) -> list[list[str]]:
+        log = self.root_path / "usr/bin/smi.log"
+        return [json.loads(line)["argv"] for line in log.read_text().splitlines()] if log.exists() else []
+
+    def log_of(self, daemon: str) -> list[str]:
+        """What the daemon was told, but for questions."""
+        lines = (self.path / "s/mps" / daemon / "log/control.log").read_text().splitlines()
+        return [line.removeprefix("Cmd:") for line in lines if line.startswith("Cmd:") and "get_" not in line]
+
+    def starts_of(self, daemon: str) -> list[dict[str, Any]]:
+        lines = (self.path / "s/mps" / daemon / "log/control.log").read_text().splitlines()
+        return [json.loads(line.removeprefix("Start ")) for line in lines if line.startswith("Start ")]
+
+    def note(self, entry: Entry) -> Entry:
+        self.journal.write(entry)
+        return entry
+
+
+def make_entry(uid: str, *steps: Step) -> Entry:
+    return Entry(uid=uid, namespace="default", name=f"claim-{uid}", steps=steps)
+
+
+@pytest.fixture
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    bench = Bench(tmp_path_factory.mktemp("b"))
+    yield bench
+    bench.session.close()
+    _end_all(bench)
+
+
+def _end_all(bench: Bench) -> None:
+    """No daemon outlives its test, whatever went wrong in it."""
+    mark = f"{MARK}={bench.settings.state}/mps/"
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            try:
+                environ = Path(f"/proc/{name}/environ").read_bytes()
+            except OSError:
+                continue
+            if any(part.startswith(mark.encode()) for part in environ.split(b"\0")):
+                os.kill(int(name), 9)
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        if line.split()[4].startswith(str(bench.path)):
+            os.system(f"umount -l {line.split()[4]}")
+
+
+class Kit:
+    """The makers above, as tests get them."""
+
+    PROFILE, HALF = PROFILE, HALF
+    gpu = staticmethod(make_gpu)
+    mig = staticmethod(make_mig)
+    reading = staticmethod(make_reading)
+    targets = staticmethod(make_targets)
+    give = staticmethod(give)
+    entry = staticmethod(make_entry)
+
+
+@pytest.fixture
+def kit() -> type[Kit]:
+    return Kit

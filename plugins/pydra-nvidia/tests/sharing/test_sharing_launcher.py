@@ -1,0 +1,236 @@
+"""What is told to the program that starts daemons, and that it does it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pydra import ClaimError
+from pydra_nvidia.host.driver_root import DriverRoot
+from pydra_nvidia.settings import MpsLauncher, Settings
+from pydra_nvidia.sharing import launch
+from pydra_nvidia.sharing.launcher import (
+    Launch,
+    Surroundings,
+    count_mounts,
+    find_surroundings,
+    plan_daemon,
+    plan_mount,
+    plan_unmount,
+)
+from pydra_nvidia.sharing.mps import StartMpsOperator
+from pydra_nvidia.sharing.mps_daemon import MpsDaemons
+from pydra_nvidia.sharing.places import find_place
+from pydra_nvidia.sharing.programs import Program
+from pydra_nvidia.steps import StartMps
+
+PLACE = find_place(Settings(state="/run/pydra-nvidia"), "u1-abcde")
+MOUNTED = find_place(Settings(state="/host/run/pydra-nvidia", host_root="/host"), "u1-abcde")
+NAMESPACES = tuple(f"/proc/1/ns/{name}" for name in ("cgroup", "ipc", "uts", "net", "pid", "mnt"))
+DIRECT, HOST = find_surroundings(MpsLauncher.DIRECT), find_surroundings(MpsLauncher.HOST)
+CONTROL = "/usr/bin/nvidia-cuda-mps-control"
+
+
+def program(here: str) -> Program:
+    return Program(name="nvidia-cuda-mps-control", inside=CONTROL, here=here)
+
+
+def root(host_path: str, here: str, dev_root: str = "/") -> DriverRoot:
+    return DriverRoot(host_path=host_path, here=here, library_dir="/usr/lib64", nvml_library="/nvml", dev_root=dev_root)
+
+
+def test_on_the_host_itself_the_daemon_gets_its_memory_and_nothing_else_changes() -> None:
+    plan = plan_daemon(
+        PLACE,
+        program("/opt/driver" + CONTROL),
+        root("/opt/driver", "/opt/driver"),
+        DIRECT,
+        devices=("GPU-a", "GPU-b"),
+        multi_user=True,
+    )
+    assert plan == Launch(
+        binds={"/run/pydra-nvidia/mps/u1-abcde/shm": "/dev/shm"},
+        argv=("/opt/driver/usr/bin/nvidia-cuda-mps-control", "-d", "-M"),
+        environment={
+            "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
+            "CUDA_MPS_PIPE_DIRECTORY": "/run/pydra-nvidia/mps/u1-abcde/pipe",
+            "CUDA_MPS_LOG_DIRECTORY": "/run/pydra-nvidia/mps/u1-abcde/log",
+            "PYDRA_NVIDIA_MPS": "/run/pydra-nvidia/mps/u1-abcde",
+            "PATH": "/opt/driver/usr/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LD_LIBRARY_PATH": "/opt/driver/usr/lib64",
+        },
+    )
+
+
+def test_from_a_container_the_daemon_goes_to_the_host_by_the_hosts_paths() -> None:
+    plan = plan_daemon(
+        MOUNTED,
+        program("/host/home/kubernetes/bin/nvidia" + CONTROL),
+        root("/home/kubernetes/bin/nvidia", "/host/home/kubernetes/bin/nvidia"),
+        HOST,
+        devices=("MIG-a",),
+        multi_user=False,
+    )
+    assert plan == Launch(
+        namespaces=NAMESPACES,
+        leave_cgroups=True,
+        binds={"/run/pydra-nvidia/mps/u1-abcde/shm": "/dev/shm"},
+        argv=("/home/kubernetes/bin/nvidia/usr/bin/nvidia-cuda-mps-control", "-d"),
+        environment={
+            "CUDA_VISIBLE_DEVICES": "MIG-a",
+            "CUDA_MPS_PIPE_DIRECTORY": "/run/pydra-nvidia/mps/u1-abcde/pipe",
+            "CUDA_MPS_LOG_DIRECTORY": "/run/pydra-nvidia/mps/u1-abcde/log",
+            "PYDRA_NVIDIA_MPS": "/host/run/pydra-nvidia/mps/u1-abcde",
+            "PATH": "/home/kubernetes/bin/nvidia/usr/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "LD_LIBRARY_PATH": "/home/kubernetes/bin/nvidia/usr/lib64",
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("shell", "dev_root", "chroot"),
+    [(True, "own", True), (False, "own", False), (True, "/", False)],
+    ids=["a system of its own", "only unpacked files", "the host's devices"],
+)
+def test_a_driver_in_a_container_of_its_own_gets_its_root(
+    tmp_path: Path, shell: bool, dev_root: str, chroot: bool
+) -> None:
+    (tmp_path / "bin").mkdir()
+    if shell:
+        (tmp_path / "bin/sh").touch()
+    driver = root("/run/nvidia/driver", str(tmp_path), dev_root="/run/nvidia/driver" if dev_root == "own" else "/")
+    plan = plan_daemon(MOUNTED, program("anywhere"), driver, HOST, devices=("GPU-a",), multi_user=False)
+    if not chroot:
+        assert plan.root == ""
+        assert plan.argv[0] == "/run/nvidia/driver/usr/bin/nvidia-cuda-mps-control"
+        return
+    state = "/run/pydra-nvidia/mps/u1-abcde"
+    assert plan.root == "/run/nvidia/driver"
+    assert plan.argv[0] == CONTROL
+    assert plan.binds == {
+        f"{state}/shm": "/run/nvidia/driver/dev/shm",
+        f"{state}/pipe": "/run/nvidia/driver/tmp/nvidia-mps",
+        f"{state}/log": "/run/nvidia/driver/var/log/nvidia-mps",
+    }
+    assert plan.environment["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/nvidia-mps"
+    assert plan.environment["CUDA_MPS_LOG_DIRECTORY"] == "/var/log/nvidia-mps"
+    assert "LD_LIBRARY_PATH" not in plan.environment
+
+
+def test_memory_is_mounted_where_containers_are_started_from() -> None:
+    shm = "/run/pydra-nvidia/mps/u1-abcde/shm"
+    assert plan_mount(PLACE, "4096k", DIRECT) == Launch(tmpfs={shm: "4096k"})
+    assert plan_mount(MOUNTED, "4096k", HOST) == Launch(namespaces=NAMESPACES, tmpfs={shm: "4096k"})
+    assert plan_unmount(MOUNTED, HOST) == Launch(namespaces=NAMESPACES, unmount=(shm,))
+
+
+def test_a_plan_goes_to_a_program_that_needs_nothing_of_the_package() -> None:
+    python, isolated, path, text = Launch(argv=("/bin/true",), environment={"A": "b"}).command()
+    assert (python, isolated, path) == (sys.executable, "-I", launch.__file__)
+    assert json.loads(text)["argv"] == ["/bin/true"]
+    assert json.loads(text)["environment"] == {"A": "b"}
+
+
+def run(plan: Launch) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(plan.command(), capture_output=True, text=True, timeout=30, check=False)
+
+
+def test_the_program_gets_the_environment_of_the_plan_alone() -> None:
+    code = "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))"
+    done = run(Launch(argv=(sys.executable, "-IS", "-c", code), environment={"A": "b"}))
+    environment, directory = json.loads(done.stdout)
+    assert environment.pop("LC_CTYPE", "C.UTF-8") == "C.UTF-8"
+    assert (environment, directory) == ({"A": "b"}, "/")
+
+
+def test_what_the_kernel_refuses_is_said() -> None:
+    done = run(Launch(tmpfs={"/no/such/directory": "1k"}))
+    assert done.returncode == 1
+    assert "mount(b'shm', b'/no/such/directory', b'tmpfs'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+OTHER_MOUNTS = """
+import ctypes, sys
+libc = ctypes.CDLL(None)
+if libc.unshare(0x20000 | 0x4000000 | 0x8000000) or libc.mount(None, b"/", None, 16384 | (1 << 18), None):
+    sys.exit(1)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def host() -> Iterator[str]:
+    """A process with mounts, host name and shared memory of its own, which stands for the first of a host."""
+    command = [sys.executable, "-IS", "-c", OTHER_MOUNTS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            pytest.skip("needs the right to mount")
+        yield f"/proc/{process.pid}"
+        process.communicate(timeout=10)
+
+
+STEP = StartMps(id="u1-abcde", devices=("GPU-1",), exclusive=("GPU-1",))
+
+
+async def run_daemon(bench: Any, kit: Any, where: Surroundings) -> StartMpsOperator:
+    bench.install_all(shm=True)
+    root = replace(bench.find_root(), host_path=str(bench.root_path))
+    daemons = MpsDaemons(bench.settings, bench.tree, lambda: root, where=where)
+    operator = StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread=None)  # type: ignore[arg-type]
+    await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    return operator
+
+
+def size_of(path: str) -> int:
+    return os.statvfs(path).f_blocks * os.statvfs(path).f_frsize
+
+
+@pytest.mark.parametrize("on_host", [False, True], ids=["direct", "on the host"])
+async def test_the_daemon_has_the_memory_of_its_clients_as_its_own(
+    bench: Any, kit: Any, host: str, on_host: bool
+) -> None:
+    where = find_surroundings(MpsLauncher.HOST, host) if on_host else DIRECT
+    operator = await run_daemon(bench, kit, where)
+    place = find_place(bench.settings, STEP.id)
+    seen = f"{host}/root{place.shm}" if on_host else place.shm
+    assert count_mounts(place, where) == 1
+    assert os.listdir(seen) == ["cuda.shm.test"]
+    assert size_of(seen) == 4096 * 1024
+    assert "cuda.shm.test" not in os.listdir("/dev/shm")
+    record = place.read_record()
+    assert record is not None
+    assert os.getsid(record.pid) != os.getsid(0)
+    same_host = os.readlink(f"/proc/{record.pid}/ns/uts") == os.readlink(f"{host}/ns/uts")
+    assert same_host is on_host
+    await operator.undo(STEP, kit.entry("u1", STEP))
+    assert count_mounts(place, where) == 0
+    assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
+
+
+async def test_a_daemon_on_the_host_is_in_no_control_group_of_the_agent(bench: Any, kit: Any, host: str) -> None:
+    if not os.access("/sys/fs/cgroup", os.W_OK):
+        pytest.skip("needs control groups that can be changed")
+    operator = await run_daemon(bench, kit, find_surroundings(MpsLauncher.HOST, host))
+    record = find_place(bench.settings, STEP.id).read_record()
+    assert record is not None
+    groups = await asyncio.to_thread(Path(f"/proc/{record.pid}/cgroup").read_text)
+    assert {line.split(":", 2)[2] for line in groups.splitlines()} == {"/"}
+    await operator.undo(STEP, kit.entry("u1", STEP))
+
+
+async def test_a_host_that_cannot_be_entered_is_told(bench: Any, kit: Any) -> None:
+    where = find_surroundings(MpsLauncher.HOST, "/proc/none")
+    with pytest.raises(ClaimError, match=r"mount memory for MPS failed.*No such file or directory: '/proc/none/ns/"):
+        await run_daemon(bench, kit, where)

@@ -1,0 +1,424 @@
+"""MPS daemons for claims, with real processes: a program that goes into the background and serves commands."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pydra import ClaimError, TerminalError
+from pydra_nvidia.hardware import Placement
+from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_nvidia.sharing.launcher import MARK
+from pydra_nvidia.sharing.mps import StartMpsOperator
+from pydra_nvidia.sharing.mps_daemon import MpsDaemons, MpsFailed
+from pydra_nvidia.sharing.places import MpsBusy, MpsPlace, find_place, turn
+from pydra_nvidia.sharing.processes import Process, find_marked, identify, is_alive
+from pydra_nvidia.sharing.programs import ProgramFailed, ProgramMissing
+from pydra_nvidia.slicing import LeftBehind
+from pydra_nvidia.steps import StartMps
+
+STEP = StartMps(id="u1-abcde", devices=("GPU-1", "GPU-2"), exclusive=("GPU-1", "GPU-2"))
+DEFAULT, EXCLUSIVE = 0, 3
+
+
+def make_operator(bench: Any, reading: Any = None) -> StartMpsOperator:
+    async def reread(uuids: object) -> Any:
+        return reading
+
+    daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root)
+    return StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread)
+
+
+@pytest.fixture
+def operator(bench: Any) -> StartMpsOperator:
+    bench.install_all()
+    return make_operator(bench)
+
+
+def place_of(bench: Any, step: StartMps = STEP) -> MpsPlace:
+    return find_place(bench.settings, step.id)
+
+
+def daemons_of(bench: Any, step: StartMps = STEP) -> tuple[Process, ...]:
+    return find_marked(f"{MARK}={place_of(bench, step).path}")
+
+
+def daemon_of(bench: Any, step: StartMps = STEP) -> Process:
+    record = place_of(bench, step).read_record()
+    assert record is not None
+    return Process(record.started, record.pid)
+
+
+async def until(true: Callable[[], object], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.01)
+
+
+async def test_a_daemon_runs_for_the_claims_gpus_and_has_them_to_itself(
+    bench: Any, kit: Any, operator: StartMpsOperator
+) -> None:
+    await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    assert is_alive(daemon_of(bench))
+    assert bench.hardware.modes == {"GPU-1": EXCLUSIVE, "GPU-2": EXCLUSIVE}
+    (start,) = bench.starts_of(STEP.id)
+    assert start["argv"] == ["-d"]
+    assert start["env"]["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
+    assert start["env"]["CUDA_MPS_PIPE_DIRECTORY"] == f"{bench.settings.state}/mps/u1-abcde/pipe"
+    assert bench.log_of(STEP.id) == []
+    await operator.undo(STEP, kit.entry("u1", STEP))
+    assert daemons_of(bench) == ()
+    assert place_of(bench).id not in os.listdir(f"{bench.settings.state}/mps")
+    assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
+
+
+async def test_limits_are_set_before_the_claim_is_ready(bench: Any, kit: Any, operator: StartMpsOperator) -> None:
+    step = replace(STEP, thread_percentage=30, pinned_mib={"GPU-2": 512}, default_pinned_mib=1024, multi_user=True)
+    await operator.apply(step, bench.note(kit.entry("u1", step)))
+    assert bench.starts_of(step.id)[0]["argv"] == ["-d", "-M"]
+    assert bench.log_of(step.id) == [
+        "set_default_active_thread_percentage 30",
+        "set_default_device_pinned_mem_limit GPU-1 1024M",
+        "set_default_device_pinned_mem_limit GPU-2 512M",
+    ]
+
+
+async def test_it_is_ready_only_when_the_daemon_answers(bench: Any, kit: Any, operator: StartMpsOperator) -> None:
+    bench.behave(slow=0.5)
+    await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    assert "control" in os.listdir(place_of(bench).pipe)
+
+
+async def test_preparing_again_finds_the_daemon_that_runs(bench: Any, kit: Any, operator: StartMpsOperator) -> None:
+    entry = bench.note(kit.entry("u1", STEP))
+    await operator.apply(STEP, entry)
+    before = daemon_of(bench)
+    await operator.apply(STEP, entry)
+    assert daemon_of(bench) == before
+    await make_operator(bench).apply(STEP, entry)  # another process of the backend
+    assert daemon_of(bench) == before
+    assert len(bench.starts_of(STEP.id)) == 1
+
+
+async def test_a_daemon_that_was_not_written_down_is_found_and_gets_its_limits(
+    bench: Any, kit: Any, operator: StartMpsOperator
+) -> None:
+    step = replace(STEP, thread_percentage=30)
+    entry = bench.note(kit.entry("u1", step))
+    await operator.apply(step, entry)
+    before = daemon_of(bench)
+    os.unlink(f"{place_of(bench).path}/daemon.json")  # as if killed between the start and the record
+    await operator.apply(step, entry)
+    assert daemon_of(bench) == before
+    assert bench.log_of(step.id) == ["set_default_active_thread_percentage 30"] * 2
+
+
+@pytest.mark.parametrize("lost", ["record", "record and pid", "pid"])
+async def test_a_daemon_is_ended_whatever_was_written_down_of_it(
+    bench: Any, kit: Any, operator: StartMpsOperator, lost: str
+) -> None:
+    entry = bench.note(kit.entry("u1", STEP))
+    await operator.apply(STEP, entry)
+    if "record" in lost:
+        os.unlink(f"{place_of(bench).path}/daemon.json")
+    if "pid" in lost:
+        os.unlink(f"{place_of(bench).pipe}/nvidia-cuda-mps-control.pid")
+    await operator.undo(STEP, entry)
+    assert daemons_of(bench) == ()
+    assert place_of(bench).id not in os.listdir(f"{bench.settings.state}/mps")
+
+
+async def test_undoing_what_was_not_done_is_fine_and_may_be_repeated(
+    bench: Any, kit: Any, operator: StartMpsOperator
+) -> None:
+    bench.hardware.modes["GPU-1"] = EXCLUSIVE  # as if killed before the daemon was started
+    for _ in range(2):
+        await operator.undo(STEP, kit.entry("u1", STEP))
+    assert bench.hardware.modes == {"GPU-1": DEFAULT}
+
+
+@pytest.mark.parametrize("pid", ["own", "1", "", "no number", "-1", "99999999999999999999"])
+async def test_processes_of_others_are_never_ended(bench: Any, kit: Any, operator: StartMpsOperator, pid: str) -> None:
+    place = place_of(bench)
+    place.make()
+    (Path(place.pipe) / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()) if pid == "own" else pid)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:  # noqa: ASYNC220
+        started = identify(stranger.pid)
+        assert started is not None
+        (Path(place.path) / "daemon.json").write_text(  # a record of a process that had this id before
+            f'{{"uid": "u1", "devices": [], "pid": {stranger.pid}, "started": {started.started - 1}}}'
+        )
+        await operator.undo(STEP, kit.entry("u1", STEP))
+        assert stranger.poll() is None
+        stranger.communicate(b"\n", timeout=10)
+
+
+async def test_a_daemon_that_does_not_start_is_told_with_its_log_and_everything_is_undone(
+    bench: Any, kit: Any, operator: StartMpsOperator
+) -> None:
+    bench.settings = replace(bench.settings, mps_ready_deadline=1.0)
+    bench.behave(start="dies")
+    with pytest.raises(MpsFailed) as caught:
+        await make_operator(bench).apply(STEP, bench.note(kit.entry("u1", STEP)))
+    assert "the MPS control daemon for GPU-1, GPU-2 does not run after 1 s; its log ends with" in str(caught.value)
+    assert "Failed to initialise CUDA: no device" in str(caught.value)
+    assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
+    assert place_of(bench).id not in os.listdir(f"{bench.settings.state}/mps")
+
+
+async def test_a_daemon_that_refuses_to_start_is_told_with_what_it_says(
+    bench: Any, kit: Any, operator: StartMpsOperator
+) -> None:
+    bench.behave(start="refuses")
+    with pytest.raises(ProgramFailed, match='-d failed with status 1: "An instance of this daemon is already running"'):
+        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
+
+
+async def test_a_daemon_that_never_answers_is_ended(bench: Any, kit: Any, operator: StartMpsOperator) -> None:
+    bench.settings = replace(bench.settings, mps_ready_deadline=1.0)
+    bench.behave(slow=600, server=True)
+    with pytest.raises(MpsFailed, match="runs, but does not answer after 1 s"):
+        await make_operator(bench).apply(STEP, bench.note(kit.entry("u1", STEP)))
+    assert daemons_of(bench) == ()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "words"),
+    [
+        (
+            {"refuses": "set_default_device_pinned_mem_limit"},
+            r"\(set_default_device_pinned_mem_limit GPU-1 7M\) failed with status 1: \"Invalid argument\"",
+        ),
+        ({"percentage": "100.0"}, "did not take defaultActiveThreadPercentage 30, it has '100.0'"),
+    ],
+    ids=["a limit refused", "a percentage ignored"],
+)
+async def test_a_daemon_without_its_limits_is_not_given_to_the_claim(
+    bench: Any, kit: Any, operator: StartMpsOperator, behaviour: dict[str, str], words: str
+) -> None:
+    bench.behave(**behaviour)
+    step = replace(STEP, thread_percentage=30, default_pinned_mib=7)
+    with pytest.raises(ClaimError, match=words):
+        await operator.apply(step, bench.note(kit.entry("u1", step)))
+    assert daemons_of(bench) == ()
+    assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
+
+
+async def test_a_gpu_that_refuses_the_compute_mode_leaves_the_others_as_they_were(
+    bench: Any, kit: Any, operator: StartMpsOperator
+) -> None:
+    bench.hardware.errors["nvmlDeviceSetComputeMode", "GPU-2"] = Code.NO_PERMISSION
+    with pytest.raises(NvmlError, match=r"NVML_ERROR_NO_PERMISSION \(4\): the backend needs root"):
+        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    assert bench.hardware.modes == {"GPU-1": DEFAULT}
+    assert daemons_of(bench) == ()
+
+
+async def test_a_compute_mode_that_cannot_be_taken_back_is_told_as_left_behind(
+    bench: Any, kit: Any, operator: StartMpsOperator
+) -> None:
+    bench.behave(start="refuses")
+    bench.hardware.errors["nvmlDeviceGetComputeMode", "GPU-2"] = Code.UNKNOWN
+    with pytest.raises(LeftBehind, match=r"already running.*stopping the MPS daemon failed.*NVML_ERROR_UNKNOWN"):
+        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+
+
+async def test_a_compute_mode_of_somebody_else_is_left_alone(bench: Any, kit: Any, operator: StartMpsOperator) -> None:
+    entry = bench.note(kit.entry("u1", STEP))
+    await operator.apply(STEP, entry)
+    bench.hardware.modes["GPU-2"] = 2  # prohibited, by an admin
+    await operator.undo(STEP, entry)
+    assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": 2}
+
+
+async def test_a_gpu_that_falls_off_the_bus_does_not_keep_its_daemon(
+    bench: Any, kit: Any, operator: StartMpsOperator
+) -> None:
+    entry = bench.note(kit.entry("u1", STEP))
+    await operator.apply(STEP, entry)
+    bench.hardware.errors["nvmlDeviceGetHandleByUUID", "GPU-1"] = Code.GPU_IS_LOST
+    await operator.undo(STEP, entry)
+    assert daemons_of(bench) == ()
+    assert bench.hardware.modes["GPU-2"] == DEFAULT
+
+
+async def test_a_driver_that_is_gone_does_not_keep_a_daemon(bench: Any, kit: Any, operator: StartMpsOperator) -> None:
+    entry = bench.note(kit.entry("u1", STEP))
+    await operator.apply(STEP, entry)
+    os.unlink(bench.root_path / "usr/bin/nvidia-cuda-mps-control")
+    await operator.undo(STEP, entry)
+    assert daemons_of(bench) == ()
+    with pytest.raises(ProgramMissing, match="no program nvidia-cuda-mps-control"):
+        await operator.apply(STEP, entry)
+
+
+async def test_a_daemon_that_ignores_quit_is_killed_with_its_servers(bench: Any, kit: Any) -> None:
+    bench.install_all(server=True, stubborn=True)
+    daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, quit_deadline=0.2)
+    operator = StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread=None)  # type: ignore[arg-type]
+    entry = bench.note(kit.entry("u1", STEP))
+    await operator.apply(STEP, entry)
+    assert len(daemons_of(bench)) == 2
+    await operator.undo(STEP, entry)
+    assert daemons_of(bench) == ()
+
+
+async def test_a_daemon_that_hangs_is_replaced_when_its_claim_is_prepared_again(bench: Any, kit: Any) -> None:
+    bench.install_all()
+    daemons = MpsDaemons(
+        bench.settings, bench.tree, bench.find_root, command_deadline=1.0, quit_deadline=0.1, grace=0.1
+    )
+    operator = StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread=None)  # type: ignore[arg-type]
+    entry = bench.note(kit.entry("u1", STEP))
+    await operator.apply(STEP, entry)
+    before = daemon_of(bench)
+    os.kill(before.pid, signal.SIGSTOP)
+    await operator.apply(STEP, entry)
+    assert daemon_of(bench) != before
+    assert daemons_of(bench) == (daemon_of(bench),)
+
+
+async def test_a_killed_daemon_and_its_servers_make_room_for_a_new_one(
+    bench: Any, kit: Any, operator: StartMpsOperator
+) -> None:
+    bench.behave(server=True)
+    entry = bench.note(kit.entry("u1", STEP))
+    await operator.apply(STEP, entry)
+    pipe, before = os.stat(place_of(bench).pipe).st_ino, daemons_of(bench)
+    os.kill(daemon_of(bench).pid, signal.SIGKILL)
+    await until(lambda: identify(daemon_of(bench).pid) is None)
+    await operator.apply(STEP, entry)
+    assert not set(before) & set(daemons_of(bench))
+    assert os.stat(place_of(bench).pipe).st_ino == pipe, "containers have this directory"
+
+
+async def test_the_compute_mode_stays_while_another_claim_needs_it(
+    bench: Any, kit: Any, operator: StartMpsOperator
+) -> None:
+    other = StartMps(id="u2-00000", devices=("GPU-2",), exclusive=("GPU-2",))
+    entry = bench.note(kit.entry("u1", STEP))
+    bench.note(kit.entry("u2", other))
+    await operator.apply(STEP, entry)
+    await operator.undo(STEP, entry)
+    assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": EXCLUSIVE}
+
+
+async def test_a_partition_made_for_the_claim_is_found_by_its_place(bench: Any, kit: Any) -> None:
+    bench.install_all()
+    reading = kit.reading(kit.gpu(0, uuid="GPU-0", mig=kit.mig((kit.PROFILE, 3, "MIG-new"))))
+    step = StartMps(id="u1-part", partition=("GPU-0", Placement(3, 1)), default_pinned_mib=5)
+    await make_operator(bench, reading).apply(step, bench.note(kit.entry("u1", step)))
+    assert bench.starts_of(step.id)[0]["env"]["CUDA_VISIBLE_DEVICES"] == "MIG-new"
+    assert bench.log_of(step.id) == ["set_default_device_pinned_mem_limit MIG-new 5M"]
+    assert bench.hardware.modes == {}
+
+
+async def test_a_partition_that_is_not_there_is_told(bench: Any, kit: Any) -> None:
+    step = StartMps(id="u1-part", partition=("GPU-0", Placement(3, 1)))
+    operator = make_operator(bench, kit.reading(kit.gpu(0, uuid="GPU-0", mig=kit.mig())))
+    with pytest.raises(ClaimError, match="its partition does not exist"):
+        await operator.apply(step, bench.note(kit.entry("u1", step)))
+
+
+async def test_calls_for_one_daemon_take_turns(bench: Any, kit: Any, operator: StartMpsOperator) -> None:
+    entry = bench.note(kit.entry("u1", STEP))
+    await asyncio.gather(*(operator.apply(STEP, entry) for _ in range(3)))
+    assert len(bench.starts_of(STEP.id)) == 1
+    async with turn(bench.settings, STEP.id, 1):
+        with pytest.raises(MpsBusy):
+            async with turn(bench.settings, STEP.id, 0):
+                pass
+
+
+async def test_a_cancelled_call_leaves_what_the_next_one_finds_or_undoes(
+    bench: Any, kit: Any, operator: StartMpsOperator
+) -> None:
+    bench.behave(slow=600)
+    entry = bench.note(kit.entry("u1", STEP))
+    task = asyncio.create_task(operator.apply(STEP, entry))
+    await until(lambda: daemons_of(bench))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    bench.behave()
+    await operator.apply(STEP, entry)
+    assert daemons_of(bench) == (daemon_of(bench),)
+    await operator.undo(STEP, entry)
+    assert daemons_of(bench) == ()
+
+
+async def test_a_state_directory_too_deep_for_sockets_is_told_to_the_admin(
+    bench: Any, kit: Any, operator: StartMpsOperator
+) -> None:
+    step = replace(STEP, id="u" * 90)
+    with pytest.raises(TerminalError, match=r"more than 107 bytes; the admin sets PYDRA_NVIDIA_STATE"):
+        await operator.apply(step, bench.note(kit.entry("u1", step)))
+    assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
+
+
+async def test_a_state_directory_that_cannot_be_written_is_told(bench: Any, kit: Any) -> None:
+    bench.install_all()
+    (bench.path / "file").touch()
+    bench.settings = replace(bench.settings, state=str(bench.path / "file"))
+    with pytest.raises(ClaimError, match=r"cannot be used: .*Not a directory"):
+        await make_operator(bench).apply(STEP, kit.entry("u1", STEP))
+
+
+CRASH = """
+import asyncio, sys
+from types import SimpleNamespace
+from pydra_nvidia.host.driver_root import DriverRoot
+from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.journal import Journal
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.sharing.mps import StartMpsOperator
+from pydra_nvidia.sharing.mps_daemon import MpsDaemons
+path = sys.argv[1]
+settings = Settings(state=path + "/s", proc_root=path + "/proc")
+journal = Journal(path + "/s/journal")
+root = DriverRoot(host_path="/", here=path + "/driver", library_dir="/usr/lib64", nvml_library="/none")
+nvml = SimpleNamespace(NVMLError=KeyError, nvmlInitWithFlags=id, nvmlDeviceGetHandleByUUID=id,
+                       nvmlDeviceSetComputeMode=lambda handle, mode: None)
+daemons = MpsDaemons(settings, Tree(Roots(proc=path + "/proc")), lambda: root)
+operator = StartMpsOperator(NvmlSession(lambda: nvml), settings, journal, daemons, None)
+entry = journal.read("u1")
+asyncio.run(operator.apply(entry.steps[0], entry))
+"""
+
+
+@pytest.mark.parametrize("then", ["prepare", "unprepare"])
+async def test_a_backend_that_is_killed_while_its_daemon_starts_leaves_nothing_that_is_not_found(
+    bench: Any, kit: Any, operator: StartMpsOperator, then: str
+) -> None:
+    bench.behave(slow=600, server=True)
+    entry = bench.note(kit.entry("u1", STEP))
+    command = (sys.executable, "-c", CRASH, str(bench.path))
+    with subprocess.Popen(command) as backend:  # noqa: ASYNC220
+        await until(lambda: len(daemons_of(bench)) == 2)
+        backend.kill()
+    assert len(daemons_of(bench)) == 2, "daemons outlive the backend"
+    bench.behave()
+    if then == "prepare":
+        await operator.apply(STEP, entry)
+        assert daemons_of(bench) == (daemon_of(bench),)
+    await operator.undo(STEP, entry)
+    assert daemons_of(bench) == ()
+
+
+async def test_nvml_refusals_keep_their_words(bench: Any, kit: Any, operator: StartMpsOperator) -> None:
+    bench.hardware.errors["nvmlDeviceGetHandleByUUID", "GPU-1"] = Code.GPU_IS_LOST
+    with pytest.raises(NvmlError, match=r"for GPU-1 failed with NVML_ERROR_GPU_IS_LOST \(15\)"):
+        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))

@@ -1,0 +1,142 @@
+"""Time slices, set by a real program that stands for nvidia-smi."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pydra import ClaimError, TerminalError
+from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_nvidia.sharing.programs import ProgramFailed, ProgramMissing
+from pydra_nvidia.sharing.time_slice import SetTimeSliceOperator
+from pydra_nvidia.slicing import LeftBehind
+from pydra_nvidia.steps import SetTimeSlice
+
+STEP = SetTimeSlice(gpu="GPU-1", interval=3)
+MODE = ["-i", "GPU-1", "-c", "DEFAULT"]
+
+
+def interval(number: int) -> list[str]:
+    return ["compute-policy", "-i", "GPU-1", "--set-timeslice", str(number)]
+
+
+@pytest.fixture
+def operator(bench: Any) -> SetTimeSliceOperator:
+    bench.install_all()
+    return SetTimeSliceOperator(bench.session, bench.journal, bench.find_root)
+
+
+async def test_the_compute_mode_is_set_before_the_time_slice(
+    bench: Any, kit: Any, operator: SetTimeSliceOperator
+) -> None:
+    await operator.apply(STEP, kit.entry("u1", STEP))
+    assert bench.smi_calls() == [MODE, interval(3)]
+
+
+async def test_undoing_sets_the_default(bench: Any, kit: Any, operator: SetTimeSliceOperator) -> None:
+    await operator.undo(STEP, bench.note(kit.entry("u1", STEP)))
+    assert bench.smi_calls() == [MODE, interval(0)]
+
+
+async def test_undoing_leaves_the_slice_to_another_claim_that_shares_the_gpu(
+    bench: Any, kit: Any, operator: SetTimeSliceOperator
+) -> None:
+    mine, other = bench.note(kit.entry("u1", STEP)), bench.note(kit.entry("u2", STEP))
+    await operator.undo(STEP, mine)
+    assert bench.smi_calls() == []
+    bench.journal.remove(mine.uid)
+    await operator.undo(STEP, other)
+    assert bench.smi_calls() == [MODE, interval(0)]
+
+
+@pytest.mark.parametrize("code", [Code.GPU_IS_LOST, Code.NOT_FOUND, Code.DRIVER_NOT_LOADED])
+async def test_a_gpu_that_is_gone_has_nothing_to_undo(
+    bench: Any, kit: Any, operator: SetTimeSliceOperator, code: Code
+) -> None:
+    bench.hardware.errors["nvmlDeviceGetHandleByUUID", "GPU-1"] = code
+    await operator.undo(STEP, bench.note(kit.entry("u1", STEP)))
+    assert bench.smi_calls() == []
+
+
+async def test_a_gpu_that_cannot_be_asked_is_not_taken_for_gone(
+    bench: Any, kit: Any, operator: SetTimeSliceOperator
+) -> None:
+    bench.hardware.errors["nvmlDeviceGetHandleByUUID", "GPU-1"] = Code.UNKNOWN
+    with pytest.raises(NvmlError):
+        await operator.undo(STEP, bench.note(kit.entry("u1", STEP)))
+
+
+async def test_the_program_gets_the_drivers_libraries_and_nothing_of_this_process(
+    bench: Any, kit: Any, operator: SetTimeSliceOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PYDRA_NVIDIA_STATE", "/elsewhere")
+    monkeypatch.setenv("LD_PRELOAD", "")
+    await operator.apply(STEP, kit.entry("u1", STEP))
+    lines = (bench.root_path / "usr/bin/smi.log").read_text().splitlines()
+    environment = json.loads(lines[0])["env"]
+    assert environment["LD_PRELOAD"] == f"{bench.root_path}/usr/lib64/libnvidia-ml.so.1"
+    assert environment["LD_LIBRARY_PATH"] == f"{bench.root_path}/usr/lib64"
+    assert environment["PATH"].split(":")[0] == f"{bench.root_path}/usr/bin"
+    assert not {"CUDA_VISIBLE_DEVICES", "PYDRA_NVIDIA_STATE"} & environment.keys()
+
+
+async def test_libraries_beside_a_c_library_are_not_put_before_this_systems(
+    bench: Any, kit: Any, operator: SetTimeSliceOperator
+) -> None:
+    (bench.root_path / "usr/lib64/libc.so.6").touch()
+    await operator.apply(STEP, kit.entry("u1", STEP))
+    lines = (bench.root_path / "usr/bin/smi.log").read_text().splitlines()
+    assert "LD_LIBRARY_PATH" not in json.loads(lines[0])["env"]
+
+
+@pytest.mark.parametrize(("words", "calls"), [("-c DEFAULT", [MODE]), ("--set-timeslice 3", [MODE, interval(3)])])
+async def test_what_the_program_says_is_told(
+    bench: Any, kit: Any, operator: SetTimeSliceOperator, words: str, calls: list[list[str]]
+) -> None:
+    bench.behave(smi={words: "Failed: Insufficient Permissions"})
+    with pytest.raises(ProgramFailed) as caught:
+        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    assert str(caught.value).startswith(f"nvidia-smi {' '.join(calls[-1])} failed with status 3: ")
+    assert str(caught.value).endswith('Failed: Insufficient Permissions"')
+    assert bench.smi_calls() == calls, "a refusal changed nothing"
+
+
+async def test_a_gpu_without_time_slices_is_refused_for_good(
+    bench: Any, kit: Any, operator: SetTimeSliceOperator
+) -> None:
+    bench.behave(smi={"--set-timeslice": "Failed to set timeslice policy for GPU 0000:10:00.0 : Not Supported"})
+    with pytest.raises(TerminalError, match="cannot be time-sliced as the claim asks"):
+        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+
+
+@pytest.mark.parametrize(
+    ("hung", "error", "words"),
+    [
+        ("--set-timeslice 3", ProgramFailed, r"--set-timeslice 3 did not end within 0.5 s"),
+        ("--set-timeslice", LeftBehind, r"--set-timeslice 3 did not end .* setting the default time slice failed"),
+    ],
+    ids=["the default can be set", "nor can the default"],
+)
+async def test_a_program_that_hangs_is_killed_and_the_default_is_set(
+    bench: Any, kit: Any, operator: SetTimeSliceOperator, hung: str, error: type[ClaimError], words: str
+) -> None:
+    operator = SetTimeSliceOperator(bench.session, bench.journal, bench.find_root, deadline=0.5)
+    bench.behave(smi={hung: "hangs"})
+    with pytest.raises(error, match=words):
+        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    assert bench.smi_calls() == [MODE, interval(3), MODE, interval(0)]
+
+
+async def test_a_driver_without_the_program_is_told(bench: Any, kit: Any) -> None:
+    operator = SetTimeSliceOperator(bench.session, bench.journal, bench.find_root)
+    with pytest.raises(ProgramMissing, match="has no program nvidia-smi, looked for in /usr/bin, /usr/sbin"):
+        await operator.apply(STEP, kit.entry("u1", STEP))
+
+
+async def test_a_program_that_cannot_be_run_is_told(bench: Any, kit: Any, operator: SetTimeSliceOperator) -> None:
+    (bench.root_path / "usr/bin/nvidia-smi").write_text("#!/no/such/interpreter\n")
+    with pytest.raises(ClaimError, match=r"nvidia-smi .* cannot be started \(No such file or directory\)"):
+        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))

@@ -1,0 +1,168 @@
+"""Daemons of live claims are looked after; those of nobody are ended when the admin wants that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pydra_nvidia.settings import Orphans
+from pydra_nvidia.sharing.launcher import MARK
+from pydra_nvidia.sharing.mps import MpsIncident, MpsWatch, StartMpsOperator
+from pydra_nvidia.sharing.mps_daemon import MpsDaemons
+from pydra_nvidia.sharing.places import find_place, turn
+from pydra_nvidia.sharing.processes import Process, find_marked, identify, is_alive
+from pydra_nvidia.steps import Entry, StartMps
+
+STEP = StartMps(
+    id="u1-abcde", devices=("GPU-1",), exclusive=("GPU-1",), thread_percentage=30, pinned_mib={"GPU-1": 100}
+)
+LIMITS = ["set_default_active_thread_percentage 30", "set_default_device_pinned_mem_limit GPU-1 100M"]
+
+
+class Watched:
+    """An operator, a watch over it, and a clock that only the test moves."""
+
+    def __init__(self, bench: Any) -> None:
+        async def reread(uuids: object) -> Any:
+            raise AssertionError("the record says which devices")
+
+        daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root)
+        self.bench = bench
+        self.now = 0.0
+        self.operator = StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread)
+        self.watch = MpsWatch(self.operator, bench.settings, bench.journal, clock=lambda: self.now)
+
+    def entries(self) -> Mapping[str, Entry]:
+        entries: Mapping[str, Entry] = self.bench.journal.entries()
+        return entries
+
+    async def look(self) -> tuple[MpsIncident, ...]:
+        return await self.watch.look(self.entries())
+
+    def samples(self) -> dict[str, float]:
+        return {sample.name: sample.value for sample in self.watch.samples()}
+
+    def daemon(self) -> Process:
+        record = find_place(self.bench.settings, STEP.id).read_record()
+        assert record is not None
+        return Process(record.started, record.pid)
+
+    async def kill(self) -> None:
+        process = self.daemon()
+        os.kill(process.pid, signal.SIGKILL)
+        await until(lambda: identify(process.pid) is None)
+
+
+async def until(true: Callable[[], object], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come about"
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def watched(bench: Any, kit: Any) -> Watched:
+    bench.install_all()
+    watched = Watched(bench)
+    await watched.operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    return watched
+
+
+async def test_a_daemon_that_lives_is_left_alone(bench: Any, watched: Watched) -> None:
+    before = watched.daemon()
+    assert await watched.look() == ()
+    assert watched.daemon() == before
+    assert watched.samples() == {"mps_daemons": 1, "mps_restarts_total": 0, "mps_restart_failures_total": 0}
+
+
+async def test_a_dead_daemon_is_started_again_with_its_limits_and_reported(bench: Any, watched: Watched) -> None:
+    before = watched.daemon()
+    await watched.kill()
+    bench.hardware.modes["GPU-1"] = 0  # as after a reset of the GPU
+    assert await watched.look() == (MpsIncident(uid="u1", daemon="u1-abcde", devices=("GPU-1",)),)
+    assert watched.daemon() != before
+    assert is_alive(watched.daemon())
+    assert bench.hardware.modes == {"GPU-1": 3}
+    assert bench.log_of(STEP.id) == LIMITS * 2
+    assert await watched.look() == ()
+    assert watched.samples() == {"mps_daemons": 1, "mps_restarts_total": 1, "mps_restart_failures_total": 0}
+
+
+async def test_another_process_of_the_backend_looks_after_it_as_well(bench: Any, watched: Watched) -> None:
+    await watched.kill()
+    successor = Watched(bench)
+    assert len(await successor.look()) == 1
+    assert await watched.look() == ()
+
+
+async def test_a_daemon_that_cannot_be_started_is_tried_again_later_and_later(bench: Any, watched: Watched) -> None:
+    await watched.kill()
+    bench.behave(start="refuses")
+    attempts = []
+    for second in range(100):
+        watched.now = float(second)
+        for incident in await watched.look():
+            assert "An instance of this daemon is already running" in incident.error
+            attempts.append(second)
+    assert attempts == [0, 5, 15, 35, 75]
+    assert watched.samples() == {"mps_daemons": 0, "mps_restarts_total": 0, "mps_restart_failures_total": 5}
+    bench.behave()
+    watched.now = 1000.0
+    assert [incident.error for incident in await watched.look()] == [""]
+
+
+async def test_a_daemon_that_came_up_without_its_limits_does_not_count_as_running(bench: Any, watched: Watched) -> None:
+    await watched.kill()
+    bench.behave(percentage="100.0")
+    (incident,) = await watched.look()
+    assert "did not take defaultActiveThreadPercentage 30" in incident.error
+    bench.behave()
+    watched.now = 1000.0
+    (pid,) = {process.pid for process in find_marked(f"{MARK}={find_place(bench.settings, STEP.id).path}")}
+    os.kill(pid, signal.SIGKILL)
+    await until(lambda: identify(pid) is None)
+    assert [incident.error for incident in await watched.look()] == [""]
+    assert bench.log_of(STEP.id)[-2:] == LIMITS
+
+
+async def test_a_daemon_that_is_being_stopped_is_not_started_again(bench: Any, watched: Watched) -> None:
+    await watched.kill()
+    async with turn(bench.settings, STEP.id, 1):
+        assert await watched.look() == ()
+    await watched.operator.undo(STEP, watched.entries()["u1"])
+    assert await watched.look() == ()
+    assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
+
+
+@pytest.mark.parametrize(
+    ("orphans", "unreadable", "ended"),
+    [(Orphans.ADOPT, False, False), (Orphans.REMOVE, True, False), (Orphans.REMOVE, False, True)],
+    ids=["left alone", "left alone while a claim cannot be read", "ended"],
+)
+async def test_a_daemon_of_nobody_is_ended_only_when_the_admin_wants_that(
+    bench: Any, watched: Watched, orphans: Orphans, unreadable: bool, ended: bool
+) -> None:
+    process = watched.daemon()
+    bench.journal.remove("u1")
+    if unreadable:
+        (Path(bench.settings.state) / "journal" / "u9.json").write_text("{")
+    bench.settings = replace(bench.settings, orphans=orphans)
+    assert await Watched(bench).look() == ()
+    assert is_alive(process) is not ended
+    assert bench.hardware.modes == {"GPU-1": 0 if ended else 3}
+
+
+async def test_a_claim_that_was_written_down_since_the_entries_were_read_keeps_its_daemon(
+    bench: Any, watched: Watched
+) -> None:
+    bench.settings = replace(bench.settings, orphans=Orphans.REMOVE)
+    assert await Watched(bench).watch.look({}) == ()
+    assert is_alive(watched.daemon())
