@@ -1,0 +1,136 @@
+"""The MIG mode on simulated hardware: changed, kept, left, and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from pydra_nvidia.journal import Journal
+from pydra_nvidia.mig.operators import GpuBusy, MigModeOffOperator, MigModeOnOperator, PlaceTaken
+from pydra_nvidia.nvml.errors import NvmlError
+from pydra_nvidia.nvml.mig_control import ModePending
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.simulation.state import Process
+from pydra_nvidia.steps import Entry, MigModeOff, MigModeOn
+
+if TYPE_CHECKING:
+    from conftest import Node
+
+MakeNode = Callable[..., "Node"]
+
+A100, H100 = {"model": "a100-40gb", "mig": True}, {"model": "h100-80gb"}
+
+
+async def test_a_mode_that_cannot_be_changed_now_is_as_it_was(node: MakeNode) -> None:
+    one = node(H100)
+    one.inject.start_process(0, Process(pid=12, name="/usr/bin/dcgm-exporter --port 1"))
+    with pytest.raises(GpuBusy, match=r"dcgm, nvsm .*NVML names dcgm-exporter \(pid 12\)"):
+        await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    state = one.simulation.machine.read().state.gpus[one.uuids[0]]
+    assert (state.mig, state.mig_pending) == (False, False)
+    assert one.journal.entries() == {}
+
+
+async def test_a_mode_that_needs_a_reset_is_not_left_pending(node: MakeNode) -> None:
+    one = node({"model": "a100-40gb"})
+    with pytest.raises((NvmlError, ModePending), match="reset"):
+        await one.prepare(MigModeOn(gpu=one.uuids[0]))
+    state = one.simulation.machine.read().state.gpus[one.uuids[0]]
+    assert (state.mig, state.mig_pending) == (False, False)
+
+
+async def test_a_gpu_that_needs_a_reset_for_it_stays_in_mig_mode(node: MakeNode) -> None:
+    one = node(A100)
+    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    await one.slicer.undo(entry)
+    state = one.simulation.machine.read().state.gpus[one.uuids[0]]
+    assert (state.mig, state.mig_pending, state.instances) == (True, True, [])
+
+
+async def test_that_others_have_the_gpu_open_keeps_no_claim_from_leaving(node: MakeNode) -> None:
+    one = node(H100)
+    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    one.inject.start_process(0, Process(pid=12, name="dcgm"))
+    await one.slicer.undo(entry)
+    assert one.journal.entries() == {}
+    state = one.simulation.machine.read().state.gpus[one.uuids[0]]
+    assert (state.mig, state.mig_pending, state.instances) == (True, True, [])
+    one.inject.end_process(0, 12)
+    await one.prepare(MigModeOff(gpu=one.uuids[0]), uid="whole")
+    assert not one.mode()
+
+
+async def test_a_whole_gpu_leaves_mig_mode_once_it_is_empty(node: MakeNode) -> None:
+    one = node({**H100, "mig": True, "instances": [{"profile": "1g.10gb", "start": 6}]})
+    off = MigModeOff(gpu=one.uuids[0])
+    with pytest.raises(PlaceTaken, match=r"partitioned: 1g\.10gb \(profile 19\) at memory slice 6"):
+        await one.prepare(off)
+    one.inject.destroy_mig(0, 6)
+    entry = await one.prepare(off)
+    await one.slicer.carry_out(entry)
+    assert not one.mode()
+    await one.slicer.undo(entry)
+    assert not one.mode()
+
+
+async def test_the_mode_stays_while_another_claim_has_anything_on_the_gpu(node: MakeNode) -> None:
+    one = node(H100, {"model": "h100-80gb", "minors": [1]})
+    on = MigModeOn(gpu=one.uuids[0])
+    first = await one.prepare(on, one.create("1g", 0), uid="first")
+    second = one.entry(one.create("1g", 1), uid="second")
+    one.journal.write(second)  # begun, with nothing done yet
+    await one.slicer.undo(first)
+    assert one.mode()
+    await one.slicer.carry_out(second)
+    assert one.places() == [(19, 1)]
+
+
+class LaterGpu:
+    """NVML of a virtual machine's GPU: every change of the MIG mode succeeds, and stays pending."""
+
+    class NVMLError(Exception):
+        value = 3
+
+    def __init__(self, current: int) -> None:
+        self.mode = [current, current]
+
+    def nvmlInitWithFlags(self, _flags: int) -> None:  # noqa: N802 - the vendor's names
+        pass
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        pass
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        return uuid
+
+    def nvmlDeviceGetMigMode(self, _gpu: str) -> list[int]:  # noqa: N802
+        return list(self.mode)
+
+    def nvmlDeviceSetMigMode(self, _gpu: str, mode: int) -> int:  # noqa: N802
+        self.mode[1] = mode
+        return 0
+
+    def nvmlDeviceGetArchitecture(self, _gpu: str) -> int:  # noqa: N802
+        return 9
+
+    def nvmlDeviceGetPciInfo(self, _gpu: str) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(busId="00000000:53:00.0")
+
+
+@pytest.mark.parametrize("current", [0, 1], ids=["on", "off"])
+async def test_a_mode_that_only_becomes_pending_is_told_and_forgotten(tmp_path: Path, current: int) -> None:
+    gpu = LaterGpu(current)
+    session, journal = NvmlSession(lambda: cast("Any", gpu)), Journal(str(tmp_path))
+    entry = Entry(uid="one", namespace="default", name="claim")
+    on, off = MigModeOnOperator(session, journal), MigModeOffOperator(session, journal)
+    changing = off.apply(MigModeOff(gpu="GPU-1"), entry) if current else on.apply(MigModeOn(gpu="GPU-1"), entry)
+    with pytest.raises(ModePending, match="with a reset only"):
+        await changing
+    assert gpu.mode == [current, current]
+    await on.undo(MigModeOn(gpu="GPU-1"), entry)
+    assert gpu.mode == [current, current], "the claim can leave all the same"
+    session.close()
