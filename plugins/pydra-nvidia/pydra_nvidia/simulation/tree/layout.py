@@ -22,6 +22,8 @@ Section: TypeAlias = tuple[str, object, Callable[[], Files]]
 """Its name, its key, and what makes its files."""
 
 GPU_DRIVER = "nvidia"
+_PROGRAMS = "nvidia_"
+"""What faults of programs begin with."""
 _ATS = 2
 _BLACKWELL = 10
 
@@ -50,7 +52,7 @@ def list_sections(root: str, view: View, location: str, state: str) -> Iterator[
     In the order of making; removing may be in any.
     """
     yield from _node_sections(root, view)
-    yield from _driver_sections(view, location, state)
+    yield from _driver_sections(root, view, location, state)
     for index, (uuid, board) in enumerate(view.boards.items()):
         yield from _gpu_sections(view, index, board, view.state.gpus[uuid])
     users = {board.minor: view.state.gpus[uuid].processes for uuid, board in view.boards.items()}
@@ -82,7 +84,7 @@ def _node_sections(root: str, view: View) -> Iterator[Section]:
     )
 
 
-def _driver_sections(view: View, location: str, state: str) -> Iterator[Section]:
+def _driver_sections(root: str, view: View, location: str, state: str) -> Iterator[Section]:
     scenario, version = view.scenario, view.driver_version()
     loaded, absent = view.state.driver == "loaded", view.state.driver == "absent"
     host, boards = scenario.host, view.boards.values()
@@ -97,7 +99,13 @@ def _driver_sections(view: View, location: str, state: str) -> Iterator[Section]
 
     def make_installed() -> Files:
         folder = find_layout(host.driver_root, architecture).programs
-        facts = {"scenario": location, "state": state, "version": version, "driver_root": host.driver_root}
+        facts = {
+            "scenario": location,
+            "state": state,
+            "tree": root,
+            "version": version,
+            "faults": any(_PROGRAMS in one.op or "*" in one.op or "?" in one.op for one in scenario.faults),
+        }
         programs = driver_programs(f"{host.driver_root.strip('/')}/{folder}".lstrip("/"), facts)
         return installed_files(host.driver_root, version, architecture) | programs
 

@@ -46,8 +46,8 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 class Function(msgspec.Struct, frozen=True, kw_only=True):
     """A function. Ids and class as sysfs spells them; `group` None without an IOMMU.
 
-    `driver` is one that it has from the start, empty where `pci_kernel` binds it. `virtual` is how many virtual functions
-    it could have, None where it could have none at all.
+    `driver` is one that it has from the start, empty where `pci_kernel` binds it. `virtual` is how many virtual
+    functions it could have, None where it could have none at all.
     """
 
     slot: Slot

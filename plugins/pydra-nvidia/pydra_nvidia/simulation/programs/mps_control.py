@@ -1,0 +1,349 @@
+"""nvidia-cuda-mps-control: the control daemon of MPS, and what talks to it. Standard library only, to start quickly.
+
+    nvidia-cuda-mps-control -d                        # a daemon in the background; -f in the foreground
+    echo get_server_list | nvidia-cuda-mps-control
+
+Faults of the scenario strike `nvidia_cuda_mps_control` when a daemon is started, `nvidia_cuda_mps_control_serve` in
+it before it serves, and `nvidia_cuda_mps_control_<command>` when it is told something: raise, delay, hang, exit.
+Source: NVIDIA's guide to MPS, "nvidia-cuda-mps-control" and "Logging"; how client and daemon speak is our own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, NoReturn
+
+OP = "nvidia_cuda_mps_control"
+PID_FILE = "nvidia-cuda-mps-control.pid"
+_PIPE, _LOG = "/tmp/nvidia-mps", "/var/log/nvidia-mps"  # noqa: S108 - the names that MPS itself has
+_END = b"\0"
+_UNITS = "KMGT"
+
+
+class Refused(Exception):
+    """The daemon says no. `status` is the client's: a command that makes no sense is told, and nothing more."""
+
+    def __init__(self, words: str, status: int = 0) -> None:
+        self.status = status
+        super().__init__(words)
+
+
+class Place:
+    """The directories of one daemon."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.pipe = environment.get("CUDA_MPS_PIPE_DIRECTORY") or _PIPE
+        self.log = environment.get("CUDA_MPS_LOG_DIRECTORY") or _LOG
+
+    def path(self, name: str) -> str:
+        """Of a file among the pipes."""
+        return os.path.join(self.pipe, name)
+
+    def write_log(self, who: str, words: str) -> None:
+        """A line in the log of the control daemon or of the servers."""
+        now = datetime.datetime.now().isoformat(" ", "milliseconds")  # noqa: DTZ005 - as the real one
+        with open(os.path.join(self.log, f"{who.lower()}.log"), "a", encoding="utf-8") as file:
+            file.write(f"[{now} {who:>7} {os.getpid():>5}] {words}\n")
+
+
+class Servers:
+    """The servers of a daemon, by process id: each is a process, and uses the daemon's devices while it lives."""
+
+    def __init__(self, place: Place, devices: Sequence[str], facts: Mapping[str, Any]) -> None:
+        self._place = place
+        self._devices = devices
+        self._facts = facts
+        self._alive: dict[int, int] = {}
+
+    def pids(self) -> list[int]:
+        """Those that run."""
+        for pid in list(self._alive):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                os.close(self._alive.pop(pid))
+        return sorted(self._alive)
+
+    def start(self, user: int) -> int:
+        """One more, for a user; raises Refused when the devices cannot be used."""
+        ready, tell = os.pipe()
+        stay, hold = os.pipe()  # the server lives as long as somebody holds this
+        pid = os.fork()
+        if pid == 0:
+            for descriptor in (ready, hold, *self._alive.values()):
+                os.close(descriptor)
+            self._serve(user, tell, stay)
+        os.close(tell)
+        os.close(stay)
+        self._alive[pid] = hold
+        with open(ready, "rb") as file:
+            problem = file.read().decode()
+        if problem:
+            self.stop(pid)
+            raise Refused(f"Failed to start MPS server: {problem}")
+        return pid
+
+    def stop(self, pid: int) -> None:
+        """End it."""
+        os.close(self._alive.pop(pid))
+        os.waitpid(pid, 0)
+
+    def _serve(self, user: int, tell: int, stay: int) -> NoReturn:
+        """A server, in its own process: it uses the devices until its daemon lets it go, or ends."""
+        from pydra_nvidia.simulation.programs.mps_server import occupy, release  # noqa: PLC0415 - rare, and a lot
+
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        problem = occupy(self._devices, self._facts)
+        where = ", ".join(self._devices) or "all devices"
+        self._place.write_log("Server", problem or f"New server for user {user} on {where}")
+        os.write(tell, problem.encode())
+        os.close(tell)
+        os.read(stay, 1)
+        release(self._facts)
+        os._exit(0)
+
+
+class Daemon:
+    """What the control daemon knows, and how it answers."""
+
+    def __init__(self, place: Place, servers: Servers) -> None:
+        self._place = place
+        self._servers = servers
+        self._percentage = 100.0
+        self._limits: dict[str, str] = {}
+        self._commands: Mapping[str, tuple[Callable[..., str], range]] = {
+            "get_server_list": (self._list_servers, range(1)),
+            "start_server": (self._start_server, range(2, 3)),
+            "shutdown_server": (self._shut_server, range(1, 3)),
+            "get_client_list": (self._list_clients, range(1, 2)),
+            "get_default_active_thread_percentage": (self._get_percentage, range(1)),
+            "set_default_active_thread_percentage": (self._set_percentage, range(1, 2)),
+            "get_default_device_pinned_mem_limit": (self._get_limit, range(1, 2)),
+            "set_default_device_pinned_mem_limit": (self._set_limit, range(2, 3)),
+            "quit": (self._quit, range(3)),
+        }
+
+    def answer(self, line: str) -> str:
+        """What it says to a command; raises Refused."""
+        name, *words = line.split()
+        if name not in self._commands:
+            raise Refused(f"Unknown command: {name}")
+        command, counts = self._commands[name]
+        if len(words) not in counts:
+            raise Refused(f"Invalid arguments for {name}: {' '.join(words) or 'none'}")
+        return command(*words)
+
+    def _list_servers(self) -> str:
+        return "\n".join(str(pid) for pid in self._servers.pids())
+
+    def _start_server(self, option: str, user: str) -> str:
+        if option != "-uid" or not user.isdecimal():
+            raise Refused("start_server needs -uid <user id>")
+        pid = self._servers.start(int(user))
+        self._place.write_log("Control", f"Starting new server {pid} for user {user}")
+        return ""
+
+    def _shut_server(self, pid: str, *_options: str) -> str:
+        if not pid.isdecimal() or int(pid) not in self._servers.pids():
+            raise Refused(f"Server {pid} not found")
+        self._servers.stop(int(pid))
+        return ""
+
+    def _list_clients(self, _pid: str) -> str:
+        return ""
+
+    def _get_percentage(self) -> str:
+        return f"{self._percentage:.1f}"
+
+    def _get_limit(self, device: str) -> str:
+        return self._limits.get(device, "N/A")
+
+    def _set_percentage(self, value: str) -> str:
+        try:
+            number = float(value)
+        except ValueError:
+            number = 0.0
+        if not 0 < number <= 100:
+            raise Refused(f"Invalid active thread percentage: {value}")
+        self._percentage = number
+        return f"{number:.1f}"
+
+    def _set_limit(self, device: str, value: str) -> str:
+        if not value[:-1].isdecimal() or value[-1] not in _UNITS:
+            raise Refused(f"Invalid pinned memory limit: {value}")
+        self._limits[device] = value
+        return ""
+
+    def _quit(self, *_options: str) -> str:
+        for pid in self._servers.pids():
+            self._servers.stop(pid)
+        return ""
+
+
+def serve(place: Place, listener: socket.socket, facts: Mapping[str, Any]) -> None:
+    """Answer until told to quit."""
+    devices = [one for one in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    place.write_log("Control", f"Starting control daemon using socket {place.path('control')}")
+    place.write_log(
+        "Control", f"To connect CUDA applications to this daemon, set env CUDA_MPS_PIPE_DIRECTORY={place.pipe}"
+    )
+    place.write_log("Control", f"Devices: {', '.join(devices) or 'all'}")
+    with contextlib.suppress(Refused):
+        _strike(f"{OP}_serve", facts)
+    daemon = Daemon(place, Servers(place, devices, facts))
+    while True:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            for line in _lines(connection):
+                status, words = 0, ""
+                name = line.split()[0]
+                place.write_log("Control", f"Accepting command: {line}")
+                try:
+                    _strike(f"{OP}_{name}", facts)
+                    words = daemon.answer(line)
+                except Refused as refused:
+                    status, words = refused.status, str(refused)
+                    place.write_log("Control", words)
+                connection.sendall(f"{status}{words}".encode() + _END)
+                if name == "quit" and status == 0:
+                    place.write_log("Control", "Exit")
+                    return
+
+
+def start(place: Place, facts: Mapping[str, Any], *, background: bool) -> int:
+    """Become a daemon; returns the status of what was started from a shell."""
+    try:
+        _strike(OP, facts)
+        os.makedirs(place.pipe, exist_ok=True)
+        os.makedirs(place.log, exist_ok=True)
+        lock = os.open(place.path("control_lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        listeners = [_listen(place.path(name)) for name in ("control", "control_privileged")]
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(place.path("log"), 0o666)
+    except BlockingIOError:
+        return _say("An instance of this daemon is already running")
+    except (Refused, OSError) as error:
+        return _say(f"Failed to start the MPS control daemon in {place.pipe}: {error}")
+    if background and not _detach(place):
+        return 0
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
+        file.write("nvidia-cuda-mps")
+    _write_pid(place)
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        serve(place, listeners[0], facts)
+    finally:
+        for name in (PID_FILE, "control", "control_privileged", "log", "control_lock"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(place.path(name))
+    return 0
+
+
+def tell(place: Place, lines: Iterator[str]) -> int:
+    """Pass commands on to the daemon, and say what it answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.connect(place.path("control"))
+        except OSError:
+            return _say("Cannot find MPS control daemon process")
+        for line in lines:
+            if not line.strip():
+                continue
+            try:
+                connection.sendall(line.strip().encode() + b"\n")
+                reply = b""
+                while not reply.endswith(_END):
+                    part = connection.recv(4096)
+                    if not part:
+                        return _say("Lost the connection to the MPS control daemon")
+                    reply += part
+            except OSError as error:
+                return _say(f"Lost the connection to the MPS control daemon: {error.strerror}")
+            words = reply[1:-1].decode()
+            if words:
+                print(words, flush=True)  # noqa: T201 - it is a program
+            if reply[:1] != b"0":
+                return 1
+    return 0
+
+
+def _lines(connection: socket.socket) -> Iterator[str]:
+    with connection.makefile("r", encoding="utf-8") as file:
+        yield from (line.strip() for line in file if line.strip())
+
+
+def _listen(path: str) -> socket.socket:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    os.chmod(path, 0o666)  # noqa: S103 - clients are of any user
+    listener.listen(64)
+    return listener
+
+
+def _detach(place: Place) -> bool:
+    """Whether this is the daemon, in the background; the process before ends once it can be found."""
+    ready, tell_ready = os.pipe()
+    if os.fork():
+        os.close(tell_ready)
+        os.read(ready, 1)
+        return False
+    os.close(ready)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    null = os.open("/dev/null", os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.close(null)
+    os.chdir("/")
+    _write_pid(place)
+    os.close(tell_ready)
+    return True
+
+
+def _write_pid(place: Place) -> None:
+    with open(place.path(PID_FILE), "w", encoding="ascii") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(0)
+
+
+def _strike(op: str, facts: Mapping[str, Any]) -> None:
+    """Let the faults of the scenario happen; raises Refused."""
+    if not facts["faults"]:
+        return
+    from pydra_nvidia.simulation.faults import act  # noqa: PLC0415 - only a machine with faults pays for it
+    from pydra_nvidia.simulation.machine import Machine  # noqa: PLC0415
+    from pydra_nvidia.simulation.scenario_file import ScenarioFile  # noqa: PLC0415
+
+    for fault in Machine(ScenarioFile(facts["scenario"]), facts["state"]).read().faults.draw(op, None):
+        if fault.do == "raise":
+            raise Refused(f"refused: {fault.code}", 1)
+        act(fault)
+
+
+def _say(words: str) -> int:
+    print(words)  # noqa: T201 - it is a program
+    return 1
+
+
+def main(facts: Mapping[str, Any]) -> int:
+    """Run it with this process's arguments, environment and standard input; its status."""
+    place = Place(os.environ)
+    options = set(sys.argv[1:])
+    if unknown := options - {"-d", "-f", "-M", "-multiuser-server"}:
+        return _say(f"nvidia-cuda-mps-control: unknown option {min(unknown)}; there are -d, -f, -multiuser-server")
+    if options & {"-d", "-f"}:
+        return start(place, facts, background="-d" in options)
+    return tell(place, iter(sys.stdin))
