@@ -181,7 +181,7 @@ async def test_a_daemon_that_refuses_to_start_is_told_with_what_it_says(
     bench: Any, kit: Any, operator: StartMpsOperator
 ) -> None:
     bench.behave(start="refuses")
-    with pytest.raises(ProgramFailed, match=r"-d failed with status 1: .*An instance of this daemon is already running"):
+    with pytest.raises(ProgramFailed, match=r"-d failed with status 1: .*daemon is already running"):
         await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
     assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
 
