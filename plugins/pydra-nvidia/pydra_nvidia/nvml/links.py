@@ -83,7 +83,7 @@ def read_fabric(nvml: Nvml, handle: Any, *, subject: str) -> Fabric | None:
 
     A cluster without a UUID is of this node alone: HGX boards with their own switches have that.
     """
-    info = _fabric_info(nvml, handle, subject=subject)
+    info = read_fabric_info(nvml, handle, subject=subject)
     if info is None or info.state != _COMPLETED or info.status != 0 or not any(info.clusterUuid):
         return None
     return Fabric(
@@ -93,7 +93,7 @@ def read_fabric(nvml: Nvml, handle: Any, *, subject: str) -> Fabric | None:
     )
 
 
-def _fabric_info(nvml: Nvml, handle: Any, *, subject: str) -> Any:
+def read_fabric_info(nvml: Nvml, handle: Any, *, subject: str) -> Any:
     """The newest version of the structure that the driver knows."""
     for call, structure in (
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),

@@ -68,15 +68,15 @@ def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> 
     kinds: dict[int, Kind] = {}
     profiles: list[Profile] = []
     for number in range(PROFILES):
-        info = _profile_info(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, number, subject=subject)
+        info = read_profile_info(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, number, subject=subject)
         if info is None or info.id in kinds:
             continue
         kinds[info.id] = Kind(info.id, info.sliceCount, info.instanceCount)
-        if placements := _placements(nvml, handle, info.id, subject=subject):
+        if placements := read_placements(nvml, handle, info.id, subject=subject):
             profiles.append(
                 Profile(
                     id=info.id,
-                    name=_name(info) or derive_name(number, info.sliceCount, info.memorySizeMB, memory or 0),
+                    name=profile_name(info, number, memory),
                     slices=info.sliceCount,
                     most=info.instanceCount,
                     memory_mib=info.memorySizeMB,
@@ -90,6 +90,13 @@ def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> 
                 )
             )
     return Offer(profiles=tuple(profiles), kinds=tuple(kinds.values()))
+
+
+def profile_name(info: Any, number: int, memory: int | None) -> str:
+    """The name of a profile of GPU instances, as the driver tells it or derived; `memory` is the GPU's, in bytes."""
+    text = getattr(info, "name", b"")
+    told = (text.decode("ascii", "replace") if isinstance(text, bytes) else text).removeprefix("MIG ").strip()
+    return told or derive_name(number, info.sliceCount, info.memorySizeMB, memory or 0)
 
 
 def derive_name(number: int, slices: int, memory_mib: int, memory: int) -> str:
@@ -145,13 +152,15 @@ def _gpu_instance(nvml: Nvml, instance: Any, compute: dict[int, tuple[Kind, ...]
 def _compute_kinds(nvml: Nvml, instance: Any, *, subject: str) -> tuple[Kind, ...]:
     kinds: dict[int, Kind] = {}
     for number in range(COMPUTE_PROFILES):
-        info = _profile_info(nvml, "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, number, 0, subject=subject)
+        info = read_profile_info(
+            nvml, "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, number, 0, subject=subject
+        )
         if info is not None:
             kinds.setdefault(info.id, Kind(info.id, info.sliceCount, info.instanceCount))
     return tuple(kinds.values())
 
 
-def _profile_info(nvml: Nvml, name: str, *arguments: Any, subject: str) -> Any:
+def read_profile_info(nvml: Nvml, name: str, *arguments: Any, subject: str) -> Any:
     """As the second version of the structure, which has the name, or the first; None for what is not offered."""
     for version in (2, 1):
         try:
@@ -164,7 +173,8 @@ def _profile_info(nvml: Nvml, name: str, *arguments: Any, subject: str) -> Any:
     return None
 
 
-def _placements(nvml: Nvml, handle: Any, profile: int, *, subject: str) -> tuple[Placement, ...]:
+def read_placements(nvml: Nvml, handle: Any, profile: int, *, subject: str) -> tuple[Placement, ...]:
+    """Where instances of the profile can be on the GPU, taken or not."""
     count = ctypes.c_uint()
     name = "nvmlDeviceGetGpuInstancePossiblePlacements"
     if nvml.ask(name, handle, profile, None, ctypes.byref(count), subject=subject) is None or not count.value:
@@ -181,8 +191,3 @@ def _list(nvml: Nvml, name: str, of: Any, kind: Kind, element: str, *, subject: 
     if nvml.ask(name, of, kind.id, room, ctypes.byref(count), subject=subject) is None:
         return []
     return list(room[: count.value])
-
-
-def _name(info: Any) -> str:
-    text = getattr(info, "name", b"")
-    return (text.decode("ascii", "replace") if isinstance(text, bytes) else text).removeprefix("MIG ").strip()

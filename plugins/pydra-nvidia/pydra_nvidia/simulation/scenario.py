@@ -118,6 +118,8 @@ class ConditionPart(_Part, frozen=True, kw_only=True):
     ecc_uncorrected: Natural = 0
     ecc_corrected_volatile: Natural = 0
     ecc_uncorrected_volatile: Natural = 0
+    remapped_corrected: Natural = 0
+    remapped_uncorrected: Natural = 0
     remap_pending: bool = False
     remap_failed: bool = False
     retirement_pending: bool = False

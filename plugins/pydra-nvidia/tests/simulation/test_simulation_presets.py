@@ -67,7 +67,7 @@ def test_a_new_machine_can_have_a_sick_gpu_and_another_driver(simulate: Simulate
             "gpus": [
                 {"model": "a100-40gb", "condition": {"lost": True}},
                 {
-                    "model": "a100-40gb",
+                    "model": "h100-80gb",
                     "mig": False,
                     "migPending": True,
                     "condition": {"recovery": 1, "eccUncorrectedVolatile": 7},
