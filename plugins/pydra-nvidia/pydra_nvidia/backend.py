@@ -78,8 +78,10 @@ class NvidiaBackend:
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
         """Undo what was done or begun; nothing to do is success."""
-        entry = entry_from(claim, prepared, await asyncio.to_thread(self._journal.read, claim.uid))
-        if entry is not None:
+        entry = entry_from(claim, prepared, await asyncio.to_thread(self._journal.recover, claim.uid))
+        if entry is None:
+            await asyncio.to_thread(self._journal.remove, claim.uid)  # it may have been unreadable
+        else:
             await self._slicer.undo(entry)
 
     async def wait_changed(self) -> None:
@@ -91,7 +93,7 @@ class NvidiaBackend:
 
     async def measure(self) -> Sequence[Sample]:
         """What the GPUs tell of themselves, and what went wrong since this process began."""
-        reading = await self._hardware.reread(())
+        reading = await self._hardware.latest()
         measured = await self._session.run(lambda nvml: read_samples(nvml, reading)) if reading.gpus else ()
         return (*measured, *self._health.samples(reading), *self._mps.samples())
 
@@ -131,10 +133,7 @@ class NvidiaBackend:
     async def _reread(self, claim: Claim) -> Reading:
         """The hardware, with what can have changed of the claim's GPUs read anew."""
         names = (parse_name(device.device) for device in claim.devices)
-        minors = {name.minor for name in names if isinstance(name, GpuName | MigName)}
-        reading = await self._hardware.reread(())
-        uuids = [gpu.uuid for gpu in reading.gpus if gpu.minor in minors]
-        return await self._hardware.reread(uuids) if uuids else reading
+        return await self._hardware.reread([name.minor for name in names if isinstance(name, GpuName | MigName)])
 
     async def _reconcile(self) -> None:
         """Once, as soon as the hardware can be read: put right what a crash or somebody else left."""
