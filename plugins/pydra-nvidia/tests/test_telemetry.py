@@ -102,7 +102,7 @@ async def test_an_h100_is_read_with_all_its_figures(node: Open) -> None:
     assert reading.driver == Driver(version="580.105.08", cuda=13000)
     assert (gpu.index, gpu.minor, gpu.module, gpu.pci) == (0, 2, 3, "0000:1b:00.0")
     assert (gpu.architecture, gpu.compute, gpu.memory) == (Architecture.HOPPER, (9, 0), 81559 * 2**20)
-    assert (gpu.addressing, gpu.virtualization, gpu.persistence) == (0, 0, True)
+    assert (gpu.addressing, gpu.virtualization, gpu.persistence) == (1, 0, True)
     assert gpu.links is not None
     assert (gpu.links.total, gpu.links.up, gpu.links.switched, gpu.links.peers) == (18, 18, True, ())
     assert gpu.fabric is None  # its cluster has no UUID
@@ -130,7 +130,8 @@ async def test_a_mixed_node_has_partitions_that_exist_with_all_that_is_in_them(n
     assert len({one.uuid for instance in a100.mig.instances for one in instance.compute}) == 3
     assert [gpu.mig is None for gpu in reading.gpus] == [False, False, False, True, True, True]
     t4 = reading.gpus[-1]
-    assert (t4.links, t4.fabric, t4.module, t4.addressing, t4.condition.recovery) == (None, None, None, None, None)
+    assert (t4.links, t4.fabric, t4.condition.remap_pending) == (None, None, None)
+    assert (t4.module, t4.addressing, t4.condition.recovery) == (6, 1, 0)
     assert t4.condition.retirement_pending is False
 
 

@@ -162,8 +162,9 @@ class Model(_Table, frozen=True, kw_only=True):
 
     `compute` is its CUDA capability, `power_limit` in watts, `addressing` NVML's mode (0 none, 1 HMM, 2 ATS; None: not
     told), `numa_node` whether nvmlDeviceGetNumaNodeId answers. `memory_told` False: unified memory, which NVML does not
-    count. `events` is the mask of supported event types, `fields` the values of further field ids. `unsupported` lists
-    C symbols (`*` allowed) and `unsupported_fields` field ids that answer NOT_SUPPORTED whatever else is said.
+    count. `remap_banks` have spare rows. `events` is the mask of supported event types, `fields` the values of further
+    field ids. `unsupported` lists C symbols (`*` allowed) and `unsupported_fields` field ids that answer NOT_SUPPORTED
+    whatever else is said.
     """
 
     name: str
@@ -182,6 +183,7 @@ class Model(_Table, frozen=True, kw_only=True):
     power_limit: Natural = msgspec.field(name="powerLimitWatts", default=300)
     ecc: bool = True
     row_remapping: bool = True
+    remap_banks: Natural = 640
     page_retirement: bool = False
     repair_status: bool = False
     recovery_action: bool = True

@@ -14,6 +14,7 @@ from pydra_nvidia.simulation.library.symbols import Call, gpu
 from pydra_nvidia.simulation.model import MigModel, NvLinkModel
 
 UNSIGNED_INT, UNSIGNED_LONG_LONG = 1, 3
+RESET_STATUS_DEPRECATED = 570
 Reader: TypeAlias = Callable[[Call, int], int]
 
 
@@ -103,6 +104,13 @@ def _recovery(call: Call, _scope: int) -> int:
     return call.gpu.recovery
 
 
+def _reset_status(call: Call, _scope: int) -> int:
+    """The recovery action took its place: R570 calls it deprecated."""
+    if int(call.view.driver_version().partition(".")[0]) >= RESET_STATUS_DEPRECATED:
+        raise Refusal(Code.DEPRECATED)
+    return int(call.gpu.reset_required)
+
+
 def _link_state(call: Call, scope: int) -> int:
     _nvlink(call, scope)
     return int(scope in active_links(call))
@@ -129,7 +137,7 @@ _NARROW: Mapping[int, Reader] = {
     189: lambda call, _scope: call.board.model.power_limit * 1000,
     190: lambda call, _scope: call.board.model.power_limit * 1000,
     199: lambda call, _scope: int(_mig(call).tells_profiles_when_off),
-    226: lambda call, _scope: int(call.gpu.reset_required),
+    226: _reset_status,
     230: _recovery,
 }
 """Field ids of NVML_FI_DEV_*, those that are 32 bits wide."""

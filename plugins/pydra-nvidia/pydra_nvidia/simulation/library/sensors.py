@@ -168,8 +168,9 @@ def _remapped_rows(call: Call, corrected: Any, uncorrected: Any, pending: Any, f
 @gpu("nvmlDeviceGetRowRemapperHistogram")
 def _row_remapper_histogram(call: Call, info: Any) -> None:
     _needs(call.board.model.row_remapping)
-    used = min(640, call.gpu.counters.remapped_corrected + call.gpu.counters.remapped_uncorrected)
-    fill(info, max=640 - used, high=used, partial=0, low=0, none=0)
+    banks = call.board.model.remap_banks
+    used = min(banks, call.gpu.counters.remapped_corrected + call.gpu.counters.remapped_uncorrected)
+    fill(info, max=banks - used, high=used, partial=0, low=0, none=0)
 
 
 @gpu("nvmlDeviceGetRetiredPages", "nvmlDeviceGetRetiredPages_v2")
