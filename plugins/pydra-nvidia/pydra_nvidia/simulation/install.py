@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.loading import use_library
 from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.library.library import Library
 from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
+from pydra_nvidia.simulation.tree.keeper import build_tree
 
 
 class Simulation:
@@ -43,15 +44,6 @@ def open_simulation(scenario: str, state: str) -> Simulation:
     """
     state = os.path.abspath(state)
     machine = Machine(ScenarioFile(scenario), state)
-    roots = {name: os.path.join(state, "tree", name) for name in ("host", "sys", "proc")}
-    for path in roots.values():
-        os.makedirs(path, exist_ok=True)
-    tree = Tree(Roots(**roots))
-    settings: dict[str, Any] = {
-        "state": os.path.join(state, "run"),
-        "host_root": roots["host"],
-        "sys_root": roots["sys"],
-        "proc_root": roots["proc"],
-        **machine.read().scenario.settings,
-    }
-    return Simulation(machine, tree, settings)
+    keeper = build_tree(os.path.join(state, "tree"), machine)
+    own = {"state": os.path.join(state, "run"), **keeper.settings()}
+    return Simulation(machine, keeper.tree, own | dict(machine.read().scenario.settings))
