@@ -60,23 +60,22 @@ class Machine:
         self.followers: list[Callable[[View], None]] = []
         self._file = os.path.join(state, "machine.json")
         self._mutex = threading.RLock()
-        self._view: View | None = None
-        self._stamp = 0
+        self._known: tuple[int, View] | None = None
         os.makedirs(state, mode=0o700, exist_ok=True)
 
     def read(self) -> View:
         """The machine as it is now; nothing of it may be changed. Raises ScenarioError."""
         scenario = self.scenario.read()
-        view = self._view
+        known = self._known  # both at once: another thread may be about to replace them
         try:
             stamp = os.stat(self._file).st_mtime_ns
         except FileNotFoundError:
             stamp = 0
-        if view is not None and stamp == self._stamp and view.scenario is scenario:
-            return view
+        if known is not None and known[0] == stamp and known[1].scenario is scenario:
+            return known[1]
         with self._mutex:
-            self._view = self._load(scenario, view)
-            return self._view
+            self._known = self._load(scenario, known[1] if known else None)
+            return self._known[1]
 
     @contextmanager
     def change(self) -> Iterator[View]:
@@ -85,11 +84,10 @@ class Machine:
         Nothing is written when the block raises. Not to be nested.
         """
         with self._locked():
-            self._view = None  # the values that readers have must not change under them
-            view = self._load(self.scenario.read(), None)
+            # Not what readers have: that must not change under them.
+            stamp, view = self._load(self.scenario.read(), self._known[1] if self._known else None)
             yield view
-            self._write(view.state)
-            self._view = view
+            self._known = self._write(view.state, stamp), view
             for follower in self.followers:
                 follower(view)
 
@@ -148,13 +146,13 @@ class Machine:
             for name in os.listdir(folder):
                 self.leave(os.path.join(folder, name))
 
-    def _load(self, scenario: Scenario, known: View | None) -> View:
+    def _load(self, scenario: Scenario, known: View | None) -> tuple[int, View]:
+        stamp = 0
         try:
             with open(self._file, "rb") as file:
-                self._stamp = os.fstat(file.fileno()).st_mtime_ns
+                stamp = os.fstat(file.fileno()).st_mtime_ns
                 state = msgspec.json.decode(file.read(), type=State)
         except FileNotFoundError:
-            self._stamp = 0
             state = State(driver=scenario.driver.state)
         if known is not None and known.scenario is scenario:
             boards, faults = known.boards, known.faults
@@ -164,16 +162,17 @@ class Machine:
         for uuid, board in boards.items():
             if uuid not in state.gpus:
                 state.gpus[uuid] = new_gpu(board)
-        return View(scenario=scenario, boards=boards, faults=faults, state=state)
+        return stamp, View(scenario=scenario, boards=boards, faults=faults, state=state)
 
-    def _write(self, state: State) -> None:
+    def _write(self, state: State, before: int) -> int:
         draft = f"{self._file}.draft"
         with open(draft, "wb") as file:
             file.write(msgspec.json.encode(state))
         # Readers tell changes apart by this time alone, and the clock of files is coarse.
-        self._stamp = max(time.time_ns(), self._stamp + 1)
-        os.utime(draft, ns=(self._stamp, self._stamp))
+        stamp = max(time.time_ns(), before + 1)
+        os.utime(draft, ns=(stamp, stamp))
         os.replace(draft, self._file)
+        return stamp
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,29 @@ def test_changes_in_quick_succession_are_all_seen(tmp_path: Path) -> None:
             view.state.made = number
         assert second.read().state.made == number
         assert second.read() is second.read()
+
+
+def test_threads_see_every_change_that_was_over_when_they_looked(tmp_path: Path) -> None:
+    writer, shared = (Machine(ScenarioFile("t4"), str(tmp_path)) for _ in range(2))
+    done = [0]
+    stale: list[tuple[int, int]] = []
+
+    def look() -> None:
+        while done[0] < 150:
+            before = done[0]
+            if (seen := shared.read().state.made) < before:
+                stale.append((before, seen))
+
+    threads = [threading.Thread(target=look) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 151):
+        with writer.change() as view:
+            view.state.made = number
+        done[0] = number
+    for thread in threads:
+        thread.join()
+    assert stale == []
 
 
 def test_followers_are_told_of_each_change_and_see_it(tmp_path: Path) -> None:
