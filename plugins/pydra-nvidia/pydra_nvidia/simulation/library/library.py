@@ -27,7 +27,6 @@ _FITS: dict[Kind, tuple[str, ...]] = {
     "device": ("gpu", "mig"),
     "instance": ("instance",),
     "compute": ("compute",),
-    "set": ("set",),
 }
 
 

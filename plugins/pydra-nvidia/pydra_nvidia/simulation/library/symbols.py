@@ -23,7 +23,7 @@ from pydra_nvidia.simulation.state import ComputeState, GpuState, InstanceState
 if TYPE_CHECKING:
     from pydra_nvidia.simulation.library.library import Library
 
-Kind: TypeAlias = Literal["system", "gpu", "device", "instance", "compute", "set"]
+Kind: TypeAlias = Literal["system", "gpu", "device", "instance", "compute"]
 Work: TypeAlias = Callable[..., None]
 
 
