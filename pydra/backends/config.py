@@ -113,9 +113,12 @@ def _kind_problems(parameters: Mapping[str, Any], types: ConfigTypes) -> tuple[s
 
 
 def _with_what_fits(device: AllocatedDevice, types: ConfigTypes) -> AllocatedDevice:
-    fitting = (
-        _convert(config.parameters, types)
-        for config in device.configs
+    explicit = (*device.explicit, *(False for _ in device.configs))  # a record of an older pydra has none
+    fitting = [
+        (_convert(config.parameters, types), named)
+        for config, named in zip(device.configs, explicit, strict=False)
         if not find_config_problems(config.parameters, types)
+    ]
+    return msgspec.structs.replace(
+        device, configs=tuple(config for config, _ in fitting), explicit=tuple(named for _, named in fitting)
     )
-    return msgspec.structs.replace(device, configs=tuple(fitting))

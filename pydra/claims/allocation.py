@@ -155,6 +155,12 @@ def _parse_devices(allocation: _Devices, ref: ClaimRef, driver: str) -> Iterator
         if result.driver != driver:
             continue
         _check_names(result, f"claim {ref}: status.allocation.devices.results[{index}]")
+        chosen = _strongest(
+            # A class cannot help naming the request: the allocator does it, whatever the class has.
+            (config, bool(requests) and config.source == "FromClaim")
+            for requests, config in configs
+            if _concerns(requests, result.request)
+        )
         yield AllocatedDevice(
             request=result.request,
             pool=result.pool,
@@ -162,7 +168,8 @@ def _parse_devices(allocation: _Devices, ref: ClaimRef, driver: str) -> Iterator
             share_id=result.share_id or None,
             consumed_capacity=result.consumed_capacity or {},
             admin_access=bool(result.admin_access),
-            configs=_strongest(config for requests, config in configs if _concerns(requests, result.request)),
+            configs=tuple(config for config, _ in chosen),
+            explicit=tuple(explicit for _, explicit in chosen),
         )
 
 
@@ -184,13 +191,13 @@ def _concerns(requests: Sequence[str], request: str) -> bool:
     return not requests or request in requests or base_request(request) in requests
 
 
-def _strongest(configs: Iterator[OpaqueConfig]) -> tuple[OpaqueConfig, ...]:
+def _strongest(configs: Iterator[tuple[OpaqueConfig, bool]]) -> tuple[tuple[OpaqueConfig, bool], ...]:
     """One config of each kind, the last; in the order of the ones that stay, so that the strongest comes last."""
-    kept: dict[object, OpaqueConfig] = {}
-    for config in configs:
+    kept: dict[object, tuple[OpaqueConfig, bool]] = {}
+    for config, explicit in configs:
         kind = _kind(config)
         kept.pop(kind, None)
-        kept[kind] = config
+        kept[kind] = config, explicit
     return tuple(kept.values())
 
 

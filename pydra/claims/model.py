@@ -44,7 +44,8 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
     `request` is the request's name, `parent/sub` for the chosen entry of firstAvailable.
     `share_id` and `consumed_capacity` are set for a device that several claims may hold.
     `configs` are ordered, weakest first (class, then claim), at most one of each kind: `OpaqueConfig`
-    values in the agent and on the wire, decoded values of the backend's CONFIG_TYPES in the backend.
+    values in the agent and on the wire, decoded values of the backend's CONFIG_TYPES in the backend. `explicit` says
+    of each whether the claim names this device's request for it.
     """
 
     request: str
@@ -54,6 +55,7 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
     consumed_capacity: Mapping[str, str] = {}
     admin_access: bool = False
     configs: tuple[Any, ...] = ()
+    explicit: tuple[bool, ...] = ()
 
     def config(self, kind: type[ConfigT]) -> ConfigT | None:
         """The configuration of this type that applies to this device, or None when nobody gave one."""
@@ -61,6 +63,11 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
             if isinstance(config, kind):
                 return config
         return None
+
+    def misplaced(self, *fitting: type) -> tuple[Any, ...]:
+        """Configurations of other types that were given to this device's request by name: a mistake of their author."""
+        marked = zip(self.configs, self.explicit, strict=False)
+        return tuple(config for config, explicit in marked if explicit and not isinstance(config, fitting))
 
     def prepared(self, edits: ContainerEdits = ContainerEdits(), state: Any = None) -> PreparedDevice:  # noqa: B008 - frozen
         """This device, prepared: what its containers get, and the backend's memory of it (any JSON value)."""

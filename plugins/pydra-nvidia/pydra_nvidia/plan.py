@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from pydra import Claim
+from pydra import Claim, InvalidConfig
+from pydra_nvidia.config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
 from pydra_nvidia.hardware import Placement, Reading
 from pydra_nvidia.mig.plan import plan_partitions
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.holds import find_conflict, find_holds
 from pydra_nvidia.sharing.plan import plan_sharing
 from pydra_nvidia.steps import CreateMig, Entry
-from pydra_nvidia.targets import Target
+from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu
 from pydra_nvidia.vfio.plan import plan_passthrough
+
+_KINDS: Mapping[type, tuple[type, str]] = {
+    WholeGpu: (GpuConfig, "a whole GPU"),
+    Partition: (MigDeviceConfig, "a partition"),
+    Passthrough: (VfioDeviceConfig, "a GPU to pass through"),
+}
 
 
 def plan_claim(
@@ -31,6 +38,8 @@ def plan_claim(
     entry = Entry(uid=claim.uid, namespace=claim.namespace, name=claim.name, holds=find_holds(targets))
     if conflict := find_conflict(entry, entries.values()):
         raise conflict
+    if problems := tuple(_misplaced(targets)):
+        raise InvalidConfig(problems)
     begun = [step for other in entries.values() for step in other.steps]
     steps = (
         *plan_partitions(targets, reading, owned=find_owned(entries), settings=settings),
@@ -38,6 +47,17 @@ def plan_claim(
         *plan_passthrough(targets, reading, begun=begun, settings=settings),
     )
     return Entry(uid=entry.uid, namespace=entry.namespace, name=entry.name, holds=entry.holds, steps=steps)
+
+
+def _misplaced(targets: Sequence[Target]) -> Iterator[str]:
+    """Configurations that the claim gave by name to devices of another kind."""
+    for target in targets:
+        kind, what = _KINDS[type(target)]
+        for config in target.allocated.misplaced(kind):
+            yield (
+                f"request {target.allocated.request}: found a {type(config).__name__}, allowed for"
+                f" {target.allocated.device}, which is {what}: {kind.__name__}"
+            )
 
 
 def find_owned(entries: Mapping[str, Entry]) -> frozenset[tuple[str, Placement]]:

@@ -134,4 +134,15 @@ def test_a_device_gives_its_config_by_type() -> None:
 
 def test_undoing_leaves_out_what_does_not_decode_any_more() -> None:
     good, bad = config(**gpu()), config(**gpu(gone=True))
-    assert decode_what_fits(claim(device(good, bad)), TYPES).devices[0].configs == (GpuConfig(),)
+    (found,) = decode_what_fits(claim(device(good, bad)), TYPES).devices
+    assert (found.configs, found.explicit) == ((GpuConfig(),), (False,))
+
+
+def test_a_config_that_names_the_request_of_a_device_it_does_not_fit_is_misplaced() -> None:
+    mine, other = config(**gpu()), config(apiVersion=API, kind="Sharing")
+    types = {**TYPES, f"{API}/Sharing": Sharing}
+    for explicit, misplaced in {(False, True): (Sharing(),), (True, False): (), (): ()}.items():
+        wanted = msgspec.structs.replace(device(mine, other), explicit=explicit)
+        (found,) = decode_claim(claim(wanted), types).devices
+        assert found.misplaced(GpuConfig) == misplaced
+        assert found.misplaced(GpuConfig, Sharing) == ()

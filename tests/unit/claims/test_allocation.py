@@ -162,6 +162,20 @@ def test_each_device_gets_the_configs_of_its_own_request() -> None:
     assert [values(claim, 0), values(claim, 1)] == [[1], [2]]
 
 
+def test_what_a_claim_gives_to_a_request_by_name_is_told_from_what_is_for_all_and_from_a_classs() -> None:
+    claim = parse(
+        resource_claim(
+            result("gpu/large"),
+            configs=[
+                config(1, kind="A", requests=["gpu"], source="FromClass"),
+                config(2, kind="B"),
+                config(3, kind="C", requests=["gpu"]),
+            ],
+        )
+    )
+    assert claim.devices[0].explicit == (False, False, True)
+
+
 def test_a_config_is_named_by_its_place_among_those_of_its_source() -> None:
     claim = parse(
         resource_claim(
