@@ -74,10 +74,12 @@ def change_files(root: str, before: Mapping[str, str], after: Mapping[str, str])
 
     Links go first and come last: a function is on the bus after its files are there, and until they go.
     """
-    gone = [path for path in before if path not in after]
+    gone = [
+        path for path, entry in before.items() if entry != after.get(path) and _is_in_the_way(entry, after.get(path))
+    ]
     for path in sorted(gone, key=lambda one: before[one][0] != "l"):
         _remove(root, path)
-    _prune(root, gone)
+    _prune(root, gone, keep=after)
     made: set[str] = set()
     come = [path for path, entry in after.items() if before.get(path) != entry]
     for path in sorted(come, key=lambda one: after[one][0] == "l"):
@@ -87,6 +89,11 @@ def change_files(root: str, before: Mapping[str, str], after: Mapping[str, str])
             os.makedirs(parent, exist_ok=True)
             made.add(parent)
         _make(full, after[path])
+
+
+def _is_in_the_way(before: str, after: str | None) -> bool:
+    """A directory cannot be replaced by a file, nor a file by a directory."""
+    return after is None or "d" in (before[0], after[0])
 
 
 def _make(path: str, entry: str) -> None:
@@ -158,14 +165,14 @@ def _remove(root: str, path: str) -> None:
             os.rmdir(full)
 
 
-def _prune(root: str, gone: list[str]) -> None:
-    """Remove the directories that nothing is in any more."""
+def _prune(root: str, gone: list[str], *, keep: Mapping[str, str]) -> None:
+    """Remove the directories that nothing is in any more, and that are not wanted as such."""
     parents = {os.path.dirname(path) for path in gone}
     while parents:
         above = set()
         for parent in sorted(parents, key=len, reverse=True):
             with suppress(OSError):  # in use by something else
-                if parent:
+                if parent and keep.get(parent) != folder():
                     os.rmdir(os.path.join(root, parent))
                     above.add(os.path.dirname(parent))
         parents = above

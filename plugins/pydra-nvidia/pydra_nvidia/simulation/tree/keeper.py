@@ -11,7 +11,7 @@ what somebody damaged on purpose stays damaged. All is done under the machine's 
 from __future__ import annotations
 
 import os
-import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 
 import msgspec
@@ -25,6 +25,7 @@ from pydra_nvidia.simulation.tree.pci_gpus import GpuListener
 from pydra_nvidia.simulation.tree.pci_kernel import PciKernel
 
 _NOTES = ".made"
+_FUNCTIONS = "sys/bus/pci/devices/"
 
 
 class TreeKeeper:
@@ -32,7 +33,7 @@ class TreeKeeper:
 
     def __init__(self, root: str, machine: Machine) -> None:
         self.root = os.path.realpath(root)
-        self._machine = machine
+        self.machine = machine
         self._keys: dict[str, object] = {}
         self._made: dict[str, Files] = {}
         self._generation: object = None
@@ -49,12 +50,12 @@ class TreeKeeper:
         The paths of the driver and its devices are this machine's, since containers get them mounted. They are the
         same inside the tree, where the host's `/` is, by a link.
         """
-        host = self._machine.read().scenario.host
+        host = self.machine.read().scenario.host
         settings = {
             "host_root": self.root,
             "sys_root": self.tree.roots.sys,
             "proc_root": self.tree.roots.proc,
-            "driver_root": installation_root(self.root, self._machine.read()),
+            "driver_root": installation_root(self.root, self.machine.read()),
             "dev_root": self.root,
         }
         return settings | ({"cdi_hook": self.root + host.cdi_hook} if host.cdi_hook else {})
@@ -65,36 +66,41 @@ class TreeKeeper:
         anew = self._was_rebooted(view)
         if anew:
             self._keys.clear()
-        changed = [one for one in list_sections(*self._arguments(view)) if self._keys.get(one[0], self) != one[1]]
-        known = {name for name, _, _ in changed} | self._keys.keys()
-        gone = [name for name in self._made if name not in known]
-        self._free(view)
+        sections = list(list_sections(*self._arguments(view)))
+        changed = [one for one in sections if self._keys.get(one[0], self) != one[1]]
+        gone = self._made.keys() - {name for name, _, _ in sections}
+        self._free(view, gone)
         if changed or gone:
             for name, key, make in changed:
                 self._bring(name, make(), anew=anew)
                 self._keys[name] = key
             for name in gone:
                 self._bring(name, {})
+                self._keys.pop(name, None)
             self._write_generation()
         self._bind(view)
         self._view = view
 
     def refresh(self) -> None:
         """Notice what changed without a change of the machine's state: the scenario was edited."""
-        view = self._machine.read()
+        view = self.machine.read()
         if view is not self._view and (self._view is None or view.scenario is not self._view.scenario):
-            with self._machine.change():
+            with self.machine.change():
                 pass  # which makes `follow` be called
 
     def _arguments(self, view: View) -> tuple[str, View, str, str]:
-        return self.root, view, str(self._machine.scenario.path), os.path.abspath(self._machine.path)
+        return self.root, view, str(self.machine.scenario.path), os.path.abspath(self.machine.path)
 
-    def _free(self, view: View) -> None:
+    def _free(self, view: View, gone: Iterable[str]) -> None:
         """Take GPUs from drivers that they must not have, before their files go."""
-        for uuid, board in view.boards.items():
-            driver = self._kernel.driver(board.address)
-            if driver and driver != wanted_driver(view, uuid):
-                self._tell(f"drivers/{driver}/unbind", board.address)
+        wanted = {board.address: wanted_driver(view, uuid) for uuid, board in view.boards.items()}
+        left = [
+            path.removeprefix(_FUNCTIONS) for name in gone for path in self._made[name] if path.startswith(_FUNCTIONS)
+        ]
+        for address in (*wanted, *left):
+            driver = self._kernel.driver(address)
+            if driver and driver != wanted.get(address, ""):
+                self._tell(f"drivers/{driver}/unbind", address)
 
     def _bind(self, view: View) -> None:
         """Give GPUs to the drivers that they must have, once their files are there."""
@@ -181,8 +187,3 @@ def build_tree(root: str, machine: Machine) -> TreeKeeper:
     with machine.change():
         pass  # which makes `follow` be called
     return keeper
-
-
-def remove_tree(root: str) -> None:
-    """Remove it whole; nothing there is fine. Links in it are not followed."""
-    shutil.rmtree(root, ignore_errors=True)

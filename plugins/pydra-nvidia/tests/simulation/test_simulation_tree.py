@@ -1,0 +1,286 @@
+"""The tree of a simulated machine as it is when it is new: read back with plain calls, and by the backend's readers."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydra_nvidia.cdi.driver_files import DriverFiles, find_driver_files
+from pydra_nvidia.cdi.looking import Look
+from pydra_nvidia.cdi.nodes import COMMON, DevRoots
+from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
+from pydra_nvidia.host.iommu import read_vfio_host
+from pydra_nvidia.host.kernel_driver import read_majors, read_module_version
+from pydra_nvidia.host.pci import PciBus
+from pydra_nvidia.settings import Settings, parse_settings
+from pydra_nvidia.simulation.machine import Machine
+from pydra_nvidia.simulation.scenario_file import ScenarioFile, bundled_scenarios
+from pydra_nvidia.simulation.tree.keeper import TreeKeeper, build_tree
+from pydra_nvidia.vfio.drivers import VfioDrivers
+
+Keep = Callable[..., TreeKeeper]
+
+
+@pytest.fixture
+def keep(tmp_path: Path) -> Keep:
+    """`keep("t4")`, or with a scenario in YAML."""
+
+    def make(scenario: str, name: str = "tree") -> TreeKeeper:
+        if "\n" in scenario:
+            (tmp_path / "scenario.yaml").write_text(scenario)
+            scenario = str(tmp_path / "scenario.yaml")
+        return build_tree(str(tmp_path / name), Machine(ScenarioFile(scenario), str(tmp_path / "machine")))
+
+    return make
+
+
+def settings_of(keeper: TreeKeeper) -> Settings:
+    return parse_settings({}, keeper.settings())
+
+
+def installed(keeper: TreeKeeper) -> tuple[DriverRoot, DriverFiles]:
+    root = find_driver_root(keeper.tree, settings_of(keeper))
+    return root, find_driver_files(Look(root), root.version, kernel=read(keeper, "proc/sys/kernel/osrelease"))
+
+
+def read(keeper: TreeKeeper, path: str) -> str:
+    return (Path(keeper.root) / path).read_text().strip()
+
+
+def test_a_function_stands_below_its_root_and_bridges(keep: Keep) -> None:
+    keeper = keep("hgx-h100")
+    link = Path(keeper.root) / "sys/bus/pci/devices/0000:1b:00.0"
+    parts = os.readlink(link).split("/")
+    assert parts[:4] == ["..", "..", "..", "devices"]
+    assert (parts[4], parts[-1]) == ("pci0000:15", "0000:1b:00.0")
+    for bridge in parts[5:-1]:
+        assert read(keeper, f"sys/bus/pci/devices/{bridge}/class") == "0x060400"
+    assert link.resolve() == Path(keeper.root, "sys/devices", *parts[4:]).resolve()
+    assert {name: (link / name).read_text().strip() for name in ("vendor", "device", "class", "numa_node")} == {
+        "vendor": "0x10de",
+        "device": "0x2330",
+        "class": "0x030200",
+        "numa_node": "0",
+    }
+    assert (link / "modalias").read_text() == "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00\n"
+    assert (link / "driver").resolve() == (Path(keeper.root) / "sys/bus/pci/drivers/nvidia").resolve()
+    assert (link / "driver" / link.name).resolve() == link.resolve()
+    group = (link / "iommu_group").resolve()
+    assert (group.parent.name, os.listdir(group / "devices")) == ("iommu_groups", [link.name])
+    assert len((link / "resource").read_text().splitlines()) == 13
+
+
+@pytest.mark.parametrize("scenario", bundled_scenarios())
+def test_all_links_below_sys_lead_somewhere(keep: Keep, scenario: str) -> None:
+    keeper = keep(scenario)
+    links = [
+        Path(folder, name)
+        for folder, folders, names in os.walk(f"{keeper.root}/sys")
+        for name in (*folders, *names)
+        if Path(folder, name).is_symlink()
+    ]
+    assert len(links) > 50
+    assert [link for link in links if not link.exists()] == []
+
+
+@pytest.mark.parametrize("scenario", bundled_scenarios())
+def test_readers_find_the_gpus_among_all_functions(keep: Keep, scenario: str) -> None:
+    keeper = keep(scenario)
+    view = keeper.machine.read()
+    functions = PciBus(keeper.tree).functions()
+    boards = {board.address: board for board in view.boards.values()}
+    assert functions.keys() == boards.keys()
+    assert len(os.listdir(f"{keeper.root}/sys/bus/pci/devices")) > len(boards) + 5
+    for address, function in functions.items():
+        board = boards[address]
+        assert (function.driver, function.root, function.numa) == ("nvidia", board.root, board.numa)
+        assert (function.device, function.group) == (board.model.pci.device, str(board.iommu_group))
+        assert function.addressable >= board.model.bar1 << 20
+
+
+def test_boards_with_video_outputs_have_a_function_for_sound_too(keep: Keep) -> None:
+    keeper = keep(
+        "models:\n  rtx: {name: RTX, architecture: 8, compute: [8, 9], memoryMiB: 1024,"
+        " pci: {device: '0x2684', class: '0x030000'}}\ngpus:\n- {model: rtx}\n"
+    )
+    (address,) = PciBus(keeper.tree).functions()
+    audio = f"{address[:-1]}1"
+    assert read(keeper, f"sys/bus/pci/devices/{audio}/class") == "0x040300"
+    gpu = Path(keeper.root) / "sys/bus/pci/devices" / address
+    assert (gpu / f"consumer:pci:{audio}").resolve().name == f"pci:{address}--pci:{audio}"
+    assert sorted(os.listdir(gpu / "iommu_group/devices")) == [address, audio]
+
+
+def test_the_kernel_driver_shows_itself_and_its_gpus(keep: Keep) -> None:
+    keeper = keep("t4")
+    tree = keeper.tree
+    assert read_module_version(tree) == "580.105.08"
+    majors = read_majors(tree)
+    assert majors["nvidia"] == 195
+    assert {"nvidia-caps", "nvidia-uvm", "vfio"} <= majors.keys()
+    board = next(iter(keeper.machine.read().boards.values()))
+    lines = read(keeper, f"proc/driver/nvidia/gpus/{board.address}/information").splitlines()
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    assert (facts["GPU UUID"], facts["Device Minor"]) == (board.uuid, str(board.minor))
+    assert "ModifyDeviceFiles: 1" in read(keeper, "proc/driver/nvidia/params")
+    assert read(keeper, "sys/module/nvidia/version") == "580.105.08"
+    assert read(keeper, "proc/meminfo").startswith("MemTotal:")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "words"),
+    [("hgx-b200", "Open Kernel Module for x86_64  580"), ("gb200", "for aarch64  580"), ("t4", "x86_64 Kernel Module")],
+)
+def test_the_module_says_what_it_is_as_the_real_one_does(keep: Keep, scenario: str, words: str) -> None:
+    assert words in read(keep(scenario), "proc/driver/nvidia/version").splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "where", "libraries"),
+    [
+        ("{}", "", "/usr/lib/x86_64-linux-gnu"),
+        ("{driverRoot: /run/nvidia/driver}", "/run/nvidia/driver", "/usr/lib/x86_64-linux-gnu"),
+        ("{driverRoot: /home/kubernetes/bin/nvidia}", "/home/kubernetes/bin/nvidia", "/lib64"),
+    ],
+    ids=["on the host", "in a container", "by a cloud's installer"],
+)
+def test_the_installation_is_found_with_paths_of_this_machine(
+    keep: Keep, host: str, where: str, libraries: str
+) -> None:
+    keeper = keep(f"host: {host}\ngpus:\n- {{model: h100-80gb}}\n")
+    root, found = installed(keeper)
+    assert (root.host_path, root.library_dir, root.version) == (f"{keeper.root}{where}", libraries, "580.105.08")
+    assert len(found.libraries) > 30
+    for library in found.libraries:
+        assert library.host.startswith(f"{keeper.root}{where}/")
+        assert os.path.isfile(library.host)
+    cuda = next(one for one in found.libraries if one.path.endswith("libcuda.so.580.105.08"))
+    assert cuda.names == ("libcuda.so", "libcuda.so.1")
+    assert {"nvidia-smi", "nvidia-cuda-mps-control"} <= {os.path.basename(one.path) for one in found.files}
+    assert all(os.access(one.host, os.R_OK) for one in found.files)
+    assert any(one.path.endswith("580.105.08/gsp_ga10x.bin") for one in found.files)
+
+
+def test_daemons_of_the_driver_have_their_sockets(keep: Keep) -> None:
+    sockets = {one.path for one in installed(keep("hgx-h100"))[1].sockets}
+    assert sockets == {"/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"}
+
+
+def test_device_nodes_can_be_handed_out(keep: Keep) -> None:
+    keeper = keep("hgx-h100")
+    dev = DevRoots(keeper.tree, (keeper.root,))
+    paths = (*COMMON, *(f"/dev/nvidia{minor}" for minor in range(8)), "/dev/vfio/vfio", "/dev/iommu")
+    for path in paths:
+        node = dev.find(path)
+        assert node is not None, path
+        assert node.host == f"{keeper.root}{path}"
+        status = os.lstat(node.host)
+        assert stat.S_IMODE(status.st_mode) == 0o666
+        if os.geteuid() == 0 and stat.S_ISCHR(status.st_mode):
+            assert (os.major(status.st_rdev), os.minor(status.st_rdev)) == (1, 3)
+    (address, *_) = PciBus(keeper.tree).functions()
+    assert [node.path for node in dev.find_drm(address)] == ["/dev/dri/card1", "/dev/dri/renderD128"]
+    assert os.readlink(f"{keeper.root}/dev/dri/by-path/pci-{address}-card") == "../card1"
+
+
+def test_without_an_iommu_there_are_no_groups_and_no_vfio(keep: Keep) -> None:
+    keeper = keep("host: {iommu: false, iommufd: false}\ngpus:\n- {model: t4}\n")
+    vfio = read_vfio_host(keeper.tree)
+    assert (vfio.iommu, vfio.iommufd) == (False, False)
+    assert [function.group for function in PciBus(keeper.tree).functions().values()] == [""]
+    assert not os.path.exists(f"{keeper.root}/sys/bus/pci/drivers/vfio-pci")
+
+
+def test_the_kernel_knows_which_driver_passes_a_gpu_through(keep: Keep) -> None:
+    keeper = keep(
+        "host: {vfioVariants: {'v000010DEd00002941sv*sd*bc*sc*i*': nvgrace_gpu_vfio_pci}}\n"
+        "gpus:\n- {model: gb200-186gb}\n- {model: t4}\n"
+    )
+    drivers = VfioDrivers(keeper.tree)
+    chosen = {one.device: drivers.choose(one.modalias) for one in PciBus(keeper.tree).functions().values()}
+    assert chosen == {"0x2941": "nvgrace_gpu_vfio_pci", "0x1eb8": "vfio-pci"}
+
+
+@pytest.mark.parametrize(("hook", "there"), [("/usr/local/bin/nvidia-cdi-hook", True), ("", False)])
+def test_the_hook_is_where_the_scenario_says_or_nowhere(keep: Keep, hook: str, there: bool) -> None:
+    keeper = keep(f"host: {{cdiHook: '{hook}'}}\ngpus:\n- {{model: t4}}\n")
+    assert settings_of(keeper).cdi_hook == (f"{keeper.root}{hook}" if there else "")
+    found = [path for path in Path(keeper.root).glob("**/nvidia-cdi-hook") if os.access(path, os.X_OK)]
+    assert len(found) == (1 if there else 0)
+
+
+def test_files_of_the_scenario_are_there_too(keep: Keep) -> None:
+    keeper = keep("host: {files: {/etc/nvidia-imex/nodes.cfg: '10.0.0.1'}}\ngpus:\n- {model: t4}\n")
+    assert (Path(keeper.root) / "etc/nvidia-imex/nodes.cfg").read_text() == "10.0.0.1"
+
+
+def test_a_path_of_this_machine_means_the_same_in_the_tree(keep: Keep) -> None:
+    keeper = keep("t4")
+    inside = keeper.tree.here(f"{keeper.root}/dev/nvidiactl")
+    assert inside != f"{keeper.root}/dev/nvidiactl"
+    assert os.path.samefile(inside, f"{keeper.root}/dev/nvidiactl")
+
+
+def test_a_tree_that_is_there_is_taken_as_it_is(keep: Keep) -> None:
+    first = keep("hgx-h100")
+    library = Path(first.root) / "usr/lib/x86_64-linux-gnu/libcuda.so.1"
+    before = {path: os.lstat(path).st_ino for path in Path(first.root).glob("sys/bus/pci/devices/*")}
+    library.unlink()  # somebody tries what happens
+    second = keep("hgx-h100")
+    assert not library.exists()
+    assert {path: os.lstat(path).st_ino for path in Path(second.root).glob("sys/bus/pci/devices/*")} == before
+
+
+BUILD = (
+    "import os, sys\n"
+    "from pydra_nvidia.simulation.machine import Machine\n"
+    "from pydra_nvidia.simulation.scenario_file import ScenarioFile\n"
+    "from pydra_nvidia.simulation.tree.keeper import build_tree\n"
+    "machine = Machine(ScenarioFile('hgx-h100'), sys.argv[1] + '/machine')\n"
+    "machine.read()\n"
+)
+
+
+def test_two_processes_may_make_it_at_once(tmp_path: Path, keep: Keep) -> None:
+    code = f"{BUILD}sys.stdin.read()\nbuild_tree(sys.argv[1] + '/tree', machine)\n"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    both = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    said = [process.communicate()[1] for process in both]
+    assert ([process.returncode for process in both], said) == ([0, 0], [b"", b""])
+    assert len(PciBus(keep("hgx-h100").tree).functions()) == 8
+    assert list(tmp_path.glob("**/*.draft")) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_who_may_not_make_device_nodes_makes_files_that_stand_for_them() -> None:
+    code = f"{BUILD}os.setuid(65534)\nkeeper = build_tree(sys.argv[1] + '/tree', machine)\n" + (
+        "from pydra_nvidia.cdi.nodes import DevRoots\n"
+        "dev = DevRoots(keeper.tree, (keeper.root,))\n"
+        "for path in ('/dev/nvidiactl', '/dev/nvidia3', '/dev/dri/card2', '/dev/vfio/vfio'):\n"
+        "    print(os.path.isfile(keeper.root + path), dev.find(path).numbers)\n"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        os.makedirs(f"{folder}/machine")
+        os.chown(f"{folder}/machine", 65534, 65534)
+        ran = subprocess.run(
+            [sys.executable, "-c", code, folder], capture_output=True, text=True, check=False, timeout=50
+        )
+    assert ran.stderr == ""
+    assert ran.stdout.splitlines() == ["True (195, 255)", "True (195, 3)", "True (226, 2)", "True (10, 196)"]
+
+
+def test_the_installation_is_not_there_when_the_driver_is_absent(keep: Keep) -> None:
+    keeper = keep("driver: {state: absent}\ngpus:\n- {model: t4}\n")
+    left: list[Any] = [*Path(keeper.root).glob("**/libcuda*"), *Path(keeper.root).glob("dev/nvidia*")]
+    assert left == []
+    (function,) = PciBus(keeper.tree).functions().values()
+    assert function.driver == ""

@@ -1,0 +1,206 @@
+"""The tree follows the machine: what an operator, the kernel, another process or fate does is there to be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pydra_nvidia.host.capabilities import CapabilityMissing, find_partition_nodes, list_instances
+from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
+from pydra_nvidia.host.kernel_driver import read_module_version
+from pydra_nvidia.host.pci import PciBus
+from pydra_nvidia.settings import parse_settings
+from pydra_nvidia.simulation.inject import Injector
+from pydra_nvidia.simulation.machine import Machine
+from pydra_nvidia.simulation.scenario_file import ScenarioFile
+from pydra_nvidia.simulation.state import Process
+from pydra_nvidia.simulation.tree.keeper import TreeKeeper, build_tree
+from pydra_nvidia.vfio.binding import bind_function, give_back
+from pydra_nvidia.vfio.functions import read_function
+from pydra_nvidia.vfio.users import find_users
+
+TWO = "gpus:\n- {model: h100-80gb, count: 2, minors: [1, 0]}\n"
+
+
+class Site:
+    """A machine with a tree. `address` is that of the first GPU, `minor` its minor number."""
+
+    def __init__(self, folder: Path, scenario: Path) -> None:
+        self.folder = folder
+        self.scenario = scenario
+        self.keeper = self.another()
+        self.tree = self.keeper.tree
+        self.root = Path(self.keeper.root)
+        self.inject = Injector(self.keeper.machine)
+        self.uuid, board = next(iter(self.keeper.machine.read().boards.items()))
+        self.address, self.minor = board.address, board.minor
+
+    def another(self) -> TreeKeeper:
+        """The same, as another process has it."""
+        machine = Machine(ScenarioFile(str(self.scenario)), str(self.folder / "machine"))
+        return build_tree(str(self.folder / "tree"), machine)
+
+    def dev(self) -> set[str]:
+        return {
+            os.path.relpath(os.path.join(folder, name), self.root / "dev")
+            for folder, _, names in os.walk(self.root / "dev")
+            for name in names
+        }
+
+    def bound(self) -> dict[str, str]:
+        return {address: one.driver for address, one in PciBus(self.tree).functions().items()}
+
+    def attached(self) -> int:
+        return len(self.keeper.machine.read().attached())
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Callable[[str], Site]:
+    def make(text: str = TWO) -> Site:
+        scenario = tmp_path / "scenario.yaml"
+        scenario.write_text(text)
+        return Site(tmp_path, scenario)
+
+    return make
+
+
+def test_capabilities_come_and_go_with_instances(site: Callable[..., Site]) -> None:
+    here = site()
+    mig = f"proc/driver/nvidia/capabilities/gpu{here.minor}/mig"
+    assert not (here.root / mig).exists()
+    here.inject.set_mig_mode(here.minor, True)
+    assert os.listdir(here.root / mig) == []
+    here.inject.create_mig(here.minor, "1g.10gb", 0)
+    here.inject.create_mig(here.minor, "2g.20gb", 2)
+    assert list_instances(here.tree) == (
+        (f"gpu{here.minor}", (("gi1", ("access", "ci0")), ("gi2", ("access", "ci0")))),
+    )
+    gi, ci = find_partition_nodes(here.tree, here.minor, 2, 0)
+    assert (gi.minor, ci.minor, gi.mode) == (3 + 135 * here.minor + 18, 3 + 135 * here.minor + 19, 0o444)
+    assert f"nvidia-caps/nvidia-cap{ci.minor}" in here.dev()
+    here.inject.destroy_mig(here.minor, 2)
+    with pytest.raises(CapabilityMissing):
+        find_partition_nodes(here.tree, here.minor, 2, 0)
+    assert f"nvidia-caps/nvidia-cap{ci.minor}" not in here.dev()
+    here.inject.destroy_mig(here.minor, 0)
+    assert os.listdir(here.root / mig) == []
+    here.inject.set_mig_mode(here.minor, False)
+    assert not (here.root / mig).exists()
+
+
+def test_what_another_process_does_is_seen_and_built_on(site: Callable[..., Site]) -> None:
+    here = site()
+    there = Injector(here.another().machine)
+    there.set_mig_mode(here.minor, True)
+    there.create_mig(here.minor, "1g.10gb", 0)
+    assert len(list_instances(here.tree)) == 1
+    here.inject.destroy_mig(here.minor, 0)
+    here.inject.create_mig(here.minor, "1g.10gb", 1)
+    there.destroy_mig(here.minor, 1)
+    here.inject.set_mig_mode(here.minor, False)
+    assert list_instances(here.tree) == ()
+    assert {name for name in here.dev() if name.startswith("nvidia-caps")} == {
+        "nvidia-caps/nvidia-cap1",
+        "nvidia-caps/nvidia-cap2",
+    }
+
+
+def test_a_gpu_is_taken_out_and_put_in(site: Callable[..., Site]) -> None:
+    here = site()
+    before = here.dev()
+    here.inject.unplug(here.minor)
+    assert here.address not in here.bound()
+    assert len(here.bound()) == 1
+    assert f"nvidia{here.minor}" not in here.dev()
+    assert not (here.root / f"proc/driver/nvidia/gpus/{here.address}").exists()
+    assert not (here.root / f"sys/bus/pci/drivers/nvidia/{here.address}").is_symlink()
+    here.inject.plug(here.minor)
+    assert here.bound()[here.address] == "nvidia"
+    assert here.dev() == before
+
+
+def test_the_driver_is_unloaded_and_another_is_loaded(site: Callable[..., Site]) -> None:
+    here = site()
+    settings = parse_settings({}, here.keeper.settings())
+    here.inject.unload_driver()
+    assert set(here.bound().values()) == {""}
+    assert not any(name.startswith("nvidia") for name in here.dev())
+    assert read_module_version(here.tree) == ""
+    assert "nvidia" not in (here.root / "proc/devices").read_text()
+    assert find_driver_root(here.tree, settings).version == "580.105.08"  # its files stay
+    here.inject.load_driver("590.44.01")
+    assert set(here.bound().values()) == {"nvidia"}
+    assert read_module_version(here.tree) == find_driver_root(here.tree, settings).version == "590.44.01"
+    assert not list(here.root.glob("usr/lib/**/*.580.105.08"))
+    with here.keeper.machine.change() as view:
+        view.state.driver = "absent"
+    with pytest.raises(DriverMissing):
+        find_driver_root(here.tree, settings)
+
+
+def test_a_gpu_that_is_bound_for_passthrough_is_gone_from_nvml_until_it_is_given_back(
+    site: Callable[..., Site],
+) -> None:
+    here = site()
+    before = here.dev()
+    bind_function(here.tree, here.address, "vfio-pci", "nvidia")
+    assert here.attached() == 1
+    assert here.keeper.machine.read().state.gpus[here.uuid].override == "vfio-pci"
+    group = read_function(here.tree, here.address).group
+    assert before - here.dev() == {
+        f"nvidia{here.minor}",
+        *(one for one in before if one.endswith(("card1", "128"))),
+    } | {f"dri/by-path/pci-{here.address}-{kind}" for kind in ("card", "render")}
+    assert here.dev() - before == {f"vfio/{group}", "vfio/devices/vfio0"}
+    give_back(here.another().tree, here.address, "vfio-pci", "nvidia")
+    assert here.attached() == 2
+    assert here.dev() == before
+    assert read_function(here.tree, here.address).override == ""
+
+
+@pytest.mark.parametrize("driver", ["vfio-pci", "nouveau", ""])
+def test_the_tree_is_made_for_a_machine_whose_gpu_has_another_driver(site: Callable[..., Site], driver: str) -> None:
+    here = site()
+    with here.keeper.machine.change() as view:
+        view.state.gpus[here.uuid].driver = driver
+    fresh = build_tree(str(here.folder / "fresh"), here.keeper.machine)
+    for keeper in (here.keeper, fresh):
+        functions = PciBus(keeper.tree).functions()
+        assert functions[here.address].driver == driver
+        assert os.path.exists(f"{keeper.root}/dev/vfio/{functions[here.address].group}") == (driver == "vfio-pci")
+
+
+def test_a_reboot_forgets_what_was_written_and_bound(site: Callable[..., Site]) -> None:
+    here = site()
+    boot = (here.root / "proc/sys/kernel/random/boot_id").read_text()
+    bind_function(here.tree, here.address, "vfio-pci", "nvidia")
+    numvfs = here.tree.sys(f"bus/pci/devices/{here.address}/sriov_numvfs")
+    Path(numvfs).write_text("4\n")
+    here.inject.reboot()
+    assert here.bound()[here.address] == "nvidia"
+    assert Path(numvfs).read_text() == "0\n"
+    assert os.listdir(here.root / "dev/vfio") == ["vfio"]
+    assert (here.root / "proc/sys/kernel/random/boot_id").read_text() != boot
+
+
+def test_processes_are_seen_to_have_the_gpu_open(site: Callable[..., Site]) -> None:
+    here = site()
+    for pid in (4194400, 4194401):
+        here.inject.start_process(here.minor, Process(pid=pid, name="a-long-name-of-a-program"))
+    assert find_users(here.tree, [f"/dev/nvidia{here.minor}"]) == dict.fromkeys((4194400, 4194401), "a-long-name-of-")
+    here.inject.end_process(here.minor, 4194400)
+    assert list(find_users(here.tree, [f"/dev/nvidia{here.minor}"])) == [4194401]
+
+
+def test_a_scenario_that_is_edited_is_followed_at_the_next_look(site: Callable[..., Site]) -> None:
+    here = site()
+    here.scenario.write_text(TWO.replace("count: 2, minors: [1, 0]", "count: 3, minors: [1, 0, 2]"))
+    assert len(here.bound()) == 3
+    assert "nvidia2" in here.dev()
+    here.scenario.write_text(TWO)
+    assert len(here.bound()) == 2
+    assert "nvidia2" not in here.dev()
+    assert {name for name in os.listdir(here.root / "sys/bus/pci/drivers/nvidia") if ":" in name} == set(here.bound())
