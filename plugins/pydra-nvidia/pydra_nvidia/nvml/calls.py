@@ -12,13 +12,25 @@ from typing import Any
 from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, Code, NvmlError
 
 
-class Nvml:
-    """An initialised NVML. `pynvml` is the vendor's module; `seconds` and `calls` are what was spent in it."""
+class Meter:
+    """What the vendor's code took, apart from ours. Not of events: waiting for them is no work."""
 
-    def __init__(self, pynvml: ModuleType) -> None:
-        self.pynvml = pynvml
+    def __init__(self) -> None:
         self.seconds = 0.0
         self.calls = 0
+
+    def add(self, seconds: float) -> None:
+        """One more call."""
+        self.seconds += seconds
+        self.calls += 1
+
+
+class Nvml:
+    """An initialised NVML. `pynvml` is the vendor's module; what is spent in it is added to `meter`."""
+
+    def __init__(self, pynvml: ModuleType, meter: Meter | None = None) -> None:
+        self.pynvml = pynvml
+        self._meter = meter or Meter()
 
     def call(self, name: str, *arguments: Any, subject: str = "", **options: Any) -> Any:
         """The vendor's function `name`; raises NvmlError."""
@@ -33,8 +45,7 @@ class Nvml:
         except UnicodeDecodeError as error:  # a text that the hardware garbled
             raise NvmlError(Code.UNKNOWN, name, subject) from error
         finally:
-            self.seconds += time.perf_counter() - started
-            self.calls += 1
+            self._meter.add(time.perf_counter() - started)
 
     def ask(self, name: str, *arguments: Any, subject: str = "", **options: Any) -> Any:
         """The same for a field that hardware or driver may lack: None then."""

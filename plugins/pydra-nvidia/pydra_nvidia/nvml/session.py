@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import TypeVar
 
-from pydra_nvidia.nvml.calls import Nvml
+from pydra_nvidia.nvml.calls import Meter, Nvml
 from pydra_nvidia.nvml.errors import STALE, NvmlError
 
 T = TypeVar("T")
@@ -24,7 +25,10 @@ INIT_NO_GPUS = 1
 
 
 class NvmlSession:
-    """`load` returns the vendor's module, with its library chosen but not initialised; it may raise NvmlError."""
+    """`load` returns the vendor's module, with its library chosen but not initialised; it may raise NvmlError.
+
+    `meter` has what loading, beginning, ending and every call took, of all sessions so far.
+    """
 
     def __init__(self, load: Callable[[], ModuleType]) -> None:
         self._load = load
@@ -32,7 +36,7 @@ class NvmlSession:
         self._nvml: Nvml | None = None
         self._before_close: list[Callable[[], None]] = []
         self.generation = 0
-        self.seconds = 0.0
+        self.meter = Meter()
 
     def before_close(self, let_go: Callable[[], None]) -> None:
         """Call `let_go` before each end of the session: it returns when its own use of NVML has ended."""
@@ -46,15 +50,12 @@ class NvmlSession:
         """The same in this thread, which may be blocked for long."""
         with self._lock:
             nvml = self._open()
-            before = nvml.seconds
             try:
                 return work(nvml)
             except NvmlError as error:
                 if error.code in STALE:
                     self._close()
                 raise
-            finally:
-                self.seconds += nvml.seconds - before
 
     async def run_closed(self, work: Callable[[], T]) -> T:
         """`work` in a thread, with the session ended, and nobody able to open it before it returns.
@@ -75,7 +76,12 @@ class NvmlSession:
 
     def _open(self) -> Nvml:
         if self._nvml is None:
-            nvml = Nvml(self._load())
+            started = time.perf_counter()
+            try:
+                pynvml = self._load()
+            finally:
+                self.meter.add(time.perf_counter() - started)
+            nvml = Nvml(pynvml, self.meter)
             nvml.call("nvmlInitWithFlags", INIT_NO_GPUS)
             self._nvml = nvml
             self.generation += 1
