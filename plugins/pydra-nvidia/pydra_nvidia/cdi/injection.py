@@ -117,7 +117,7 @@ class Injection:
     def _passthrough(self, target: Passthrough, reading: Reading) -> ContainerEdits:
         config = target.allocated.config(VfioDeviceConfig)
         iommu = config.iommu if config is not None and config.iommu is not None else Iommu()
-        function, dev = target.function, DevRoots(self._tree, ("/",))
+        function, dev = target.function, DevRoots(self._tree, (self._settings.dev_root or "/", "/"))
         if iommu.backend_policy == "PreferIommuFD" and reading.vfio.iommufd:
             device, interface = dev.find_vfio(function.address), "/dev/iommu"
         else:

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from pydra import AllocatedDevice
+from pydra_nvidia.cdi.injection import Injection
+from pydra_nvidia.hardware import Reading
 from pydra_nvidia.host.capabilities import CapabilityMissing, find_partition_nodes, list_instances
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
+from pydra_nvidia.host.iommu import read_vfio_host
 from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.pci import PciBus
 from pydra_nvidia.settings import parse_settings
@@ -18,6 +22,7 @@ from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.simulation.tree.keeper import TreeKeeper, build_tree
+from pydra_nvidia.targets import find_targets
 from pydra_nvidia.vfio.binding import bind_function, give_back
 from pydra_nvidia.vfio.functions import read_function
 from pydra_nvidia.vfio.users import find_users
@@ -159,6 +164,18 @@ def test_a_gpu_that_is_bound_for_passthrough_is_gone_from_nvml_until_it_is_given
     assert here.attached() == 2
     assert here.dev() == before
     assert read_function(here.tree, here.address).override == ""
+
+
+async def test_a_container_gets_the_nodes_of_passthrough_from_the_tree(site: Callable[..., Site]) -> None:
+    here = site()
+    bind_function(here.tree, here.address, "vfio-pci", "nvidia")
+    reading = Reading(functions=PciBus(here.tree).functions(), vfio=read_vfio_host(here.tree))
+    device = AllocatedDevice(request="r", pool="node", device="gpu-vfio-0")
+    (target,) = find_targets((device,), reading)
+    edits = await Injection(here.tree, parse_settings({}, here.keeper.settings())).edits(target, reading)
+    group = read_function(here.tree, here.address).group
+    assert [node.host_path for node in edits.device_nodes] == [f"{here.root}/dev/vfio/{group}"]
+    assert f"vfio/{group}" in here.dev()
 
 
 @pytest.mark.parametrize("driver", ["vfio-pci", "nouveau", ""])

@@ -231,19 +231,23 @@ def start(place: Place, facts: Mapping[str, Any], *, background: bool) -> int:
         return _say("An instance of this daemon is already running")
     except (Refused, OSError) as error:
         return _say(f"Failed to start the MPS control daemon in {place.pipe}: {error}")
-    if background and not _detach(place):
-        return 0
+    with listeners[0], listeners[1]:
+        if not background or _detach(place):
+            _run(place, listeners[0], facts)
+    return 0
+
+
+def _run(place: Place, listener: socket.socket, facts: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write("nvidia-cuda-mps")
     _write_pid(place)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        serve(place, listeners[0], facts)
+        serve(place, listener, facts)
     finally:
         for name in (PID_FILE, "control", "control_privileged", "log", "control_lock"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(place.path(name))
-    return 0
 
 
 def tell(place: Place, lines: Iterator[str]) -> int:
