@@ -165,7 +165,7 @@ class GroupPart(_Part, frozen=True, kw_only=True):
     persistence: bool = True
 
     def __post_init__(self) -> None:
-        for field in _LISTS:
+        for field in LISTS:
             if (given := len(getattr(self, field))) not in (0, self.count):
                 raise ValueError(f"{field} must have {self.count} values, as count says, not {given}")
         if self.instances and not self.mig:
@@ -174,7 +174,7 @@ class GroupPart(_Part, frozen=True, kw_only=True):
             raise ValueError("instances with UUIDs are those of one GPU: count must be 1")
 
 
-_LISTS = (
+LISTS = (
     "uuids",
     "serials",
     "minors",
@@ -186,6 +186,7 @@ _LISTS = (
     "iommu_groups",
     "links",
 )
+"""Fields of a group that have a value for each GPU."""
 
 
 class PairPart(_Part, frozen=True, kw_only=True):

@@ -41,7 +41,7 @@ def bundled_model(name: str, source: str) -> Model:
     """A model from `models/`; raises ScenarioError."""
     path = _HERE / "models" / f"{name}.yaml"
     if "/" in name or not path.exists():
-        known = ", ".join(sorted(one.stem for one in path.parent.glob("*.yaml")))
+        known = ", ".join(bundled_models())
         raise ScenarioError(source, f"there is no model {name}: describe it in `models`, or use one of: {known}")
     try:
         return msgspec.convert(_load(path.read_bytes()), Model)
@@ -73,6 +73,11 @@ class ScenarioFile:
 def bundled_scenarios() -> tuple[str, ...]:
     """The names of the scenarios that come with the package."""
     return tuple(sorted(path.stem for path in (_HERE / "scenarios").glob("*.yaml")))
+
+
+def bundled_models() -> tuple[str, ...]:
+    """The names of the models that come with the package."""
+    return tuple(sorted(path.stem for path in (_HERE / "models").glob("*.yaml")))
 
 
 def _load(text: bytes) -> Any:

@@ -1,0 +1,113 @@
+"""The node around the GPUs, as far as a scenario has it. Names of the node, its users and its paths are not read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from pydra_nvidia.cdi.hooks import PLACES
+from pydra_nvidia.hardware import PciFunction, VfioHost
+from pydra_nvidia.host.driver_root import ROOTS, DriverMissing, find_driver_root
+from pydra_nvidia.host.inside import resolve
+from pydra_nvidia.host.kernel_driver import read_majors, read_module_version
+from pydra_nvidia.host.pci_ids import PATHS, VENDOR
+from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.simulation.scenario import DriverPart, HostPart
+from pydra_nvidia.vfio.drivers import VFIO_PCI
+
+_IMEX = "nvidia-caps-imex-channels"
+_RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)?")
+_DEFAULTS = HostPart()
+
+
+def read_host(tree: Tree, settings: Settings, functions: Iterable[PciFunction], vfio: VfioHost) -> HostPart:
+    """The host part; `functions` are those that a list of names and of variant drivers is needed for."""
+    functions = tuple(functions)
+    return HostPart(
+        iommu=vfio.iommu,
+        iommufd=vfio.iommufd,
+        driver_root=_driver_root(tree, settings),
+        cdi_hook=_hook(tree, settings),
+        vfio_variants={one.modalias: one.vfio_driver for one in functions if one.vfio_driver != VFIO_PCI},
+        cpus=_cpus(tree) or _DEFAULTS.cpus,
+        memory=_memory(tree) or _DEFAULTS.memory,
+        imex_channels=_imex_channels(tree),
+        kernel=_kernel(tree),
+        files=_names(functions),
+    )
+
+
+def read_driver_part(tree: Tree, settings: Settings, missing: Iterable[str]) -> DriverPart:
+    """What of the driver the kernel and its installation tell; `missing` are symbols that its library lacks."""
+    module = read_module_version(tree)
+    try:
+        library = find_driver_root(tree, settings).version
+        installed = True
+    except DriverMissing:
+        library, installed = "", False
+    return DriverPart(
+        version=module or library or DriverPart().version,
+        state="loaded" if module else "unloaded" if installed else "absent",
+        missing=tuple(sorted(missing)),
+    )
+
+
+def _driver_root(tree: Tree, settings: Settings) -> str:
+    """One of the usual roots; another place is nobody's business, and stands for the host's own."""
+    try:
+        found = find_driver_root(tree, settings).host_path.rstrip("/")
+    except DriverMissing:
+        return _DEFAULTS.driver_root
+    return next((root for root in ROOTS[1:] if found.endswith(root)), _DEFAULTS.driver_root)
+
+
+def _hook(tree: Tree, settings: Settings) -> str:
+    named = settings.cdi_hook
+    for path in (named,) if named else PLACES:
+        if resolve(tree.roots.host, path) is not None:
+            return next((place for place in PLACES if path.endswith(place)), _DEFAULTS.cdi_hook)
+    return ""
+
+
+def _cpus(tree: Tree) -> int:
+    root = tree.sys("devices/system/node")
+    lists = (tree.read(f"{root}/{name}/cpulist") or "" for name in tree.names(root) if name.startswith("node"))
+    return sum(_count(text) for text in lists)
+
+
+def _count(cpulist: str) -> int:
+    """How many CPUs `0-3,8` are."""
+    total = 0
+    for part in cpulist.split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            total += int(last or first) - int(first) + 1
+    return total
+
+
+def _memory(tree: Tree) -> int:
+    found = re.search(r"^MemTotal:\s+(\d+) kB", tree.read(tree.proc("meminfo")) or "", re.MULTILINE)
+    return int(found[1]) // 1024 if found else 0
+
+
+def _imex_channels(tree: Tree) -> int:
+    if _IMEX not in read_majors(tree):
+        return 0
+    found = re.search(r"^ImexChannelCount: (\d+)", tree.read(tree.proc("driver/nvidia/params")) or "", re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _kernel(tree: Tree) -> str:
+    """The release without what its builder added, which may be the name of somebody."""
+    found = _RELEASE.match(tree.read(tree.proc("sys/kernel/osrelease")) or "")
+    return found[0] if found else _DEFAULTS.kernel
+
+
+def _names(functions: Iterable[PciFunction]) -> Mapping[str, str]:
+    """A pci.ids with the names of these functions only."""
+    names = {one.device.removeprefix("0x"): one.name for one in functions if one.name}
+    if not names:
+        return {}
+    lines = [f"\t{device}  {name}\n" for device, name in sorted(names.items())]
+    return {PATHS[0]: f"{VENDOR}  NVIDIA Corporation\n{''.join(lines)}"}

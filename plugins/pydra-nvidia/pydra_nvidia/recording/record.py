@@ -1,0 +1,143 @@
+"""Records the machine: reads it through a guard, makes the scenario, and reads that back to see what it kept."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from pydra import PydraError
+from pydra_nvidia.hardware import Reading
+from pydra_nvidia.host.driver_root import DriverMissing
+from pydra_nvidia.host.iommu import read_vfio_host
+from pydra_nvidia.host.pci import PciBus
+from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.nvml.calls import Nvml
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.recording.anonymise import Names
+from pydra_nvidia.recording.build import Seen, build_scenario
+from pydra_nvidia.recording.compare import find_differences
+from pydra_nvidia.recording.details import GpuRecord, read_failing, read_record
+from pydra_nvidia.recording.host import read_driver_part, read_host
+from pydra_nvidia.recording.read_only import CallLog, ReadOnlyTree, guard
+from pydra_nvidia.recording.slots import Slot, read_slots
+from pydra_nvidia.recording.text import describe, plain, write_scenario
+from pydra_nvidia.settings import Settings, parse_settings
+from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.scenario import Scenario
+from pydra_nvidia.simulation.scenario_file import bundled_model, bundled_models, parse_scenario
+from pydra_nvidia.telemetry import Hardware
+
+KEPT_SETTINGS = ("dynamic_mig", "orphans", "time_slicing", "mps", "consumable_shares", "vfio", "health", "signals")
+"""What is published depends on them; paths and times are of the machine."""
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True):
+    """`text` is the file. `differences` are what the recorded machine had and the simulated one has not."""
+
+    text: str
+    scenario: Scenario
+    differences: tuple[str, ...]
+
+
+class RecordingFailed(PydraError):
+    """The machine told what no scenario can say."""
+
+    retryable = False
+    reason = "RecordingFailed"
+
+
+async def record(
+    settings: Settings, tree: Tree, load: Callable[[], ModuleType], *, salt: bytes, day: datetime.date
+) -> Recording:
+    """The node's hardware as a scenario. Nothing of it is changed: `recording.read_only` lets nothing else through.
+
+    Raises:
+        NvmlError: NVML as a whole does not answer.
+        RecordingFailed: the machine told what no scenario can say.
+    """
+    names, log = Names(salt), CallLog()
+    seen = await read_machine(settings, ReadOnlyTree(tree), guard(load, log), log)
+    bundled = [bundled_model(name, "the package") for name in bundled_models()]
+    scenario = build_scenario(seen, names, bundled)
+    _check(scenario)
+    differences = find_differences(names.reading(seen.reading), await read_back(scenario))
+    return Recording(
+        text=write_scenario(scenario, tuple(describe(scenario, log, day, differences))),
+        scenario=scenario,
+        differences=differences,
+    )
+
+
+async def read_machine(settings: Settings, tree: Tree, load: Callable[[], ModuleType], log: CallLog) -> Seen:
+    """All of it. What passthrough needs is always among it."""
+    kept = _kept(settings)
+    settings = replace(settings, vfio=True)
+    session = NvmlSession(load)
+    try:
+        reading = await _read(session, tree, settings)
+        slots = await asyncio.to_thread(read_slots, tree, tuple(reading.functions.values()))
+        records = await session.run(lambda nvml: _read_records(nvml, reading, slots, log)) if reading.driver else ()
+    finally:
+        session.close()
+    driver = await asyncio.to_thread(read_driver_part, tree, settings, log.missing)
+    if reading.driver is not None:
+        driver = replace(driver, version=reading.driver.version, cuda=reading.driver.cuda, state="loaded")
+    host = await asyncio.to_thread(read_host, tree, settings, reading.functions.values(), reading.vfio)
+    return Seen(reading=reading, driver=driver, host=host, slots=slots, records=records, settings=kept)
+
+
+async def read_back(scenario: Scenario) -> Reading:
+    """What the scenario's machine tells, in a place of its own that is removed again."""
+    with tempfile.TemporaryDirectory(prefix="pydra-nvidia-") as place:
+        simulation = await asyncio.to_thread(_open, scenario, place)
+        session = NvmlSession(simulation.load)
+        try:
+            return await _read(session, simulation.tree, parse_settings({}, {**simulation.settings, "vfio": True}))
+        finally:
+            session.close()
+
+
+def _open(scenario: Scenario, place: str) -> Simulation:
+    path = os.path.join(place, "recording.yaml")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(write_scenario(scenario, ()))
+    return open_simulation(path, os.path.join(place, "machine"))
+
+
+async def _read(session: NvmlSession, tree: Tree, settings: Settings) -> Reading:
+    """A reading; without a driver it has what the kernel tells."""
+    try:
+        return await Hardware(session, tree, settings=settings).read()
+    except DriverMissing:
+        functions = await asyncio.to_thread(PciBus(tree).functions)
+        return Reading(functions=functions, vfio=await asyncio.to_thread(read_vfio_host, tree))
+
+
+def _read_records(nvml: Nvml, reading: Reading, slots: tuple[Slot, ...], log: CallLog) -> tuple[GpuRecord, ...]:
+    pci = {slot.function.address: slot.pci for slot in slots}
+    records = [read_record(nvml, gpu, pci[gpu.pci], log) for gpu in reading.gpus if gpu.pci in pci]
+    failing = (read_failing(nvml, one.index, pci, log) for one in reading.lost)
+    return tuple(sorted((*records, *filter(None, failing)), key=lambda one: one.gpu.pci))
+
+
+def _kept(settings: Settings) -> Mapping[str, Any]:
+    defaults = Settings()
+    values: dict[str, Any] = msgspec.to_builtins(settings)
+    return {name: values[name] for name in KEPT_SETTINGS if getattr(settings, name) != getattr(defaults, name)}
+
+
+def _check(scenario: Scenario) -> None:
+    try:
+        parse_scenario(msgspec.json.encode(plain(scenario)), "of this machine")
+    except PydraError as error:
+        raise RecordingFailed(
+            f"the machine tells what no scenario can say: {error}. This is a defect of pydra-nvidia; please report it"
+        ) from error
