@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from pydra.embedded.changes import describe_changes, shorten
 from pydra.embedded.kubelet.steps import (
     Called,
     ContainerCreated,
@@ -22,7 +23,6 @@ from pydra.embedded.kubelet.steps import (
     SlicesWiped,
     Step,
 )
-from pydra.embedded.oci import describe_changes
 from pydra.embedded.samples import POD
 
 SHOWN_DEVICES = 3
@@ -115,8 +115,8 @@ def describe_allocation(claim: Mapping[str, Any]) -> Passage:
 
 
 def describe_cdi_spec(path: str, content: bytes) -> Passage:
-    """A CDI spec file as it stands on disk, laid out for reading."""
-    shown = msgspec.json.format(content, indent=2).decode()
+    """A CDI spec file, laid out for reading: what is on disk, but for the ends of long lists."""
+    shown = msgspec.json.format(msgspec.json.encode(shorten(msgspec.json.decode(content))), indent=2).decode()
     return Passage(headline=f"CDI spec: {path}", details=tuple(shown.splitlines()))
 
 

@@ -105,33 +105,6 @@ def apply_edits(oci: OciSpec, edits: Edits, stat_node: StatNode) -> OciSpec:
     )
 
 
-def describe_changes(before: OciSpec, after: OciSpec) -> tuple[str, ...]:
-    """One line for each thing that differs, in the order of the configuration."""
-    added = [f"env      {one}" for one in after.env if one not in before.env]
-    added += [
-        f"device   {one.path} ({one.type} {one.major}:{one.minor}, {one.access or 'no access'})"
-        for one in after.devices
-        if one not in before.devices
-    ]
-    added += [
-        f"mount    {one.container_path} from {one.host_path} ({','.join(one.options)})"
-        for one in after.mounts
-        if one not in before.mounts
-    ]
-    added += [
-        f"hook     {one.hook_name} {' '.join(one.args or (one.path,))}" for one in after.hooks[len(before.hooks) :]
-    ]
-    added += [
-        f"network  {one.host_interface_name} as {one.name}"
-        for one in after.net_devices
-        if one not in before.net_devices
-    ]
-    if after.intel_rdt != before.intel_rdt:
-        added.append(f"rdt      {after.intel_rdt}")
-    added += [f"gid      {gid}" for gid in after.additional_gids if gid not in before.additional_gids]
-    return tuple(added)
-
-
 def stat_host_node(path: str) -> HostNode:
     """What the host has at `path`; raises OSError, and ValueError for anything but a device node."""
     found = os.stat(path)

@@ -11,7 +11,6 @@ from pydra.embedded.cdi_specs import (
     Hook,
     IntelRdt,
     Mount,
-    NetDevice,
     Registry,
     Resolved,
     Spec,
@@ -21,7 +20,6 @@ from pydra.embedded.oci import (
     InjectionError,
     OciSpec,
     apply_edits,
-    describe_changes,
     inject_devices,
     stat_host_node,
 )
@@ -155,22 +153,6 @@ def test_groups_are_added_once_and_zero_is_nothing_and_the_last_rdt_wins() -> No
     after = apply_edits(apply_edits(OciSpec(additional_gids=(5,)), first, stat_node), second, stat_node)
     assert after.additional_gids == (5, 6)
     assert after.intel_rdt == IntelRdt(clos_id="b")
-
-
-def test_every_kind_of_change_is_described_and_nothing_else() -> None:
-    before = OciSpec(env=("KEPT=1",))
-    edits = Edits(
-        env=("NEW=1",),
-        device_nodes=(DeviceNode(path="/dev/gpu0"),),
-        mounts=(Mount(host_path="/lib", container_path="/lib", options=("ro",)),),
-        hooks=(Hook(hook_name="createContainer", path="/bin/hook", args=("hook", "now")),),
-        net_devices=(NetDevice(host_interface_name="eth1", name="net0"),),
-        intel_rdt=IntelRdt(clos_id="a"),
-        additional_gids=(44,),
-    )
-    lines = describe_changes(before, apply_edits(before, edits, stat_node))
-    assert [line.split()[0] for line in lines] == ["env", "device", "mount", "hook", "network", "rdt", "gid"]
-    assert describe_changes(before, before) == ()
 
 
 def test_the_hosts_own_nodes_are_read() -> None:
