@@ -158,7 +158,9 @@ class Hardware:
         mode = read_mode(nvml, handle, subject=uuid)
         known = self._know(nvml, uuid, handle, index, mode)
         states = read_link_states(nvml, handle, subject=uuid)
-        if (up := links_up(states)) != known.ends.up:
+        up = links_up(states)
+        resting = not up and mode is not None and mode[0]  # in MIG mode, where the ends are not told
+        if up != known.ends.up and not resting:
             known.ends = read_ends(nvml, handle, up, functions, subject=uuid)
         return replace(
             known.facts,
@@ -183,6 +185,7 @@ class Hardware:
                 resetless=mode is not None and read_resetless(nvml, handle, facts.architecture, subject=uuid),
                 monitored=read_monitored(nvml, handle, subject=uuid),
                 offer=Offer() if mode is None else read_offer(nvml, handle, facts.memory, subject=uuid),
+                ends=Ends() if known is None else known.ends,
             )
         known.handle = handle
         return known

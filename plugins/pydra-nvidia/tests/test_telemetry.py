@@ -338,6 +338,15 @@ async def test_a_gpu_that_is_lost_while_it_is_reread_is_lost_alone(node: Open) -
     assert [(one.last, one.code) for one in reading.lost] == [(first.gpus[0], Code.GPU_IS_LOST)]
 
 
+async def test_where_links_end_is_still_known_while_they_rest_in_mig_mode(node: Open) -> None:
+    machine = node(ONE)
+    await machine.hardware.read()
+    machine.inject.set_mig_mode(0, True)
+    (gpu,) = (await machine.hardware.read()).gpus
+    assert gpu.links is not None
+    assert (gpu.links.total, gpu.links.up, gpu.links.switched) == (18, 0, True)
+
+
 async def test_links_that_go_down_and_what_is_wrong_are_read_anew(node: Open) -> None:
     machine = node(ONE)
     await machine.hardware.read()

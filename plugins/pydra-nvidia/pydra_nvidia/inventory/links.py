@@ -10,13 +10,16 @@
     cliqueID           string  both, as ComputeDomains name a clique: `<clusterUUID>.<cliqueID>`
 
 They are absent where there is no NVLink, no link that is up, or no fabric. Partitions have none: a GPU in MIG mode
-reaches no other. Nothing here changes when a GPU is partitioned for a claim.
+reaches no other. Nothing here changes when a GPU is partitioned for a claim; of one that was in MIG mode from the
+start, NVML does not tell where its links end, but the node's other GPUs do.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
 
 from pydra.devices import AttributeValue
 from pydra_nvidia.hardware import Gpu
@@ -27,6 +30,7 @@ _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
 def describe_links(gpus: Sequence[Gpu]) -> Mapping[str, dict[str, AttributeValue]]:
     """The attributes of each GPU by its UUID; GPUs without any are left out. `gpus` are all of the node."""
+    gpus = [_with_ends(gpu, gpus) for gpu in gpus]
     islands = _find_islands(gpus)
     sizes = Counter(islands.values())
     described: dict[str, dict[str, AttributeValue]] = {}
@@ -52,6 +56,17 @@ def _describe_fabric(gpu: Gpu) -> dict[str, AttributeValue]:
         "fabricCliqueID": gpu.fabric.clique,
         "cliqueID": clip(f"{gpu.fabric.cluster}.{gpu.fabric.clique}"),
     }
+
+
+def _with_ends(gpu: Gpu, gpus: Sequence[Gpu]) -> Gpu:
+    """With the ends of links that rest in MIG mode, as far as the others tell of their own."""
+    links = gpu.links
+    if links is None or links.switched or links.peers or gpu.mig is None or not gpu.mig.enabled:
+        return gpu
+    others = [other for other in gpus if other.links is not None]
+    switched = any(other.links.switched for other in others if other.links and other.name == gpu.name)
+    peers = tuple(sorted(other.pci for other in others if other.links and gpu.pci in other.links.peers))
+    return replace(gpu, links=replace(links, switched=switched, peers=peers))
 
 
 def _links_up(gpu: Gpu) -> int:

@@ -27,7 +27,7 @@ _HEALTH = {1: True, 2: False, 3: True}
 
 
 class Ends(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the links that were up ended; it stays so while the same links are up."""
+    """Where the links that were up ended; it stays so while the same links are up, or all rest in MIG mode."""
 
     up: tuple[int, ...] = ()
     peers: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ def links_of(states: tuple[int, ...], ends: Ends) -> NvLinks | None:
     """As a value; None for a GPU without NVLink."""
     if not states:
         return None
-    return NvLinks(total=len(states), up=len(ends.up), peers=ends.peers, switched=ends.switched)
+    return NvLinks(total=len(states), up=len(links_up(states)), peers=ends.peers, switched=ends.switched)
 
 
 def links_up(states: tuple[int, ...]) -> tuple[int, ...]:

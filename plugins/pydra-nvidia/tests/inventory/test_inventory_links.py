@@ -13,9 +13,9 @@ CLUSTER = "3b1f8a52-9f5e-4c1d-8a77-0d2b6c9e4f10"
 ZERO = "00000000-0000-0000-0000-000000000000"
 
 
-def describe(boards: Any, *gpus: Gpu) -> list[dict[str, Any]]:
+def describe(boards: Any, *gpus: Gpu, **settings: Any) -> list[dict[str, Any]]:
     names = ("nvlinkLinksUp", "nvlinkPeers", "nvlinkIsland", "fabricClusterUUID", "fabricCliqueID", "cliqueID")
-    devices = boards.inventory(boards.reading(*gpus)).devices
+    devices = boards.inventory(boards.reading(*gpus), **settings).devices
     return [{name: device.attributes[name] for name in names if name in device.attributes} for device in devices]
 
 
@@ -104,3 +104,15 @@ def test_partitioning_a_gpu_changes_no_ones_attributes(boards: Any) -> None:
     assert boards.inventory(boards.reading(resting, *gpus[1:]), dynamic_mig=True) == before
     partitions = [device for device in before.devices if device.attributes["type"] == "mig"]
     assert not any(name.startswith(("nvlink", "fabric")) for device in partitions for name in device.attributes)
+
+
+def test_where_the_links_of_a_gpu_in_mig_mode_end_is_told_by_the_others(boards: Any) -> None:
+    links = NvLinks(total=18, up=18, switched=True)
+    switched = [boards.gpu(minor=minor, links=links) for minor in range(3)]
+    unknown = boards.gpu(minor=3, mig=True, links=NvLinks(total=18, up=0))
+    whole = {"nvlinkLinksUp": 18, "nvlinkPeers": 3, "nvlinkIsland": "nvswitch"}
+    assert [one for one in describe(boards, *switched, unknown, dynamic_mig=True) if one] == [whole] * 4
+    bridged = boards.gpu(minor=0, mig=True, links=NvLinks(total=18, up=0))
+    other = boards.gpu(minor=1, links=NvLinks(total=18, up=18, peers=(bridged.pci,)))
+    pair = {"nvlinkLinksUp": 18, "nvlinkPeers": 1, "nvlinkIsland": bridged.pci}
+    assert [one for one in describe(boards, bridged, other, dynamic_mig=True) if one] == [pair, pair]
