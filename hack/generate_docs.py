@@ -1,25 +1,48 @@
-"""Writes the reference pages that follow from the code: docs/settings.md and docs/metrics.md.
+"""Writes the reference pages that follow from the code: docs/settings.md, docs/metrics.md, and pydra-nvidia's settings.
 
 `--check` writes nothing and ends with 1 when a page is stale; a test in tests/house calls `pages`.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import sys
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from msgspec.inspect import (
+    BoolType,
+    DictType,
+    EnumType,
+    FloatType,
+    IntType,
+    StrType,
+    UnionType,
+    VarTupleType,
+    type_info,
+)
 
 from pydra.cli.options import OPTIONS, default_text, flag_of, key_of, variable_of
 from pydra.observe.metrics import Metrics
 from pydra.settings import Settings
+from pydra_nvidia import settings as nvidia
+from pydra_nvidia.health.judge import DEFAULT_REACTIONS
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+NVIDIA_DOCS = ROOT / "plugins" / "pydra-nvidia" / "docs"
 
 
 def pages() -> dict[Path, str]:
     """The pages as they should be."""
-    return {DOCS / "settings.md": settings_page(), DOCS / "metrics.md": metrics_page()}
+    return {
+        DOCS / "settings.md": settings_page(),
+        DOCS / "metrics.md": metrics_page(),
+        NVIDIA_DOCS / "settings.md": nvidia_settings_page(),
+    }
 
 
 def settings_page() -> str:
@@ -66,6 +89,110 @@ def metrics_page() -> str:
             labels = ", ".join(f"`{label}`" for label in metric._labelnames)
             lines.append(f"| `{metric._name}{suffix}` | {metric._type} | {labels} | {metric._documentation} |")
     return "\n".join(lines) + "\n"
+
+
+def nvidia_settings_page() -> str:
+    defaults, told = nvidia.Settings(), texts_below(nvidia.Settings)
+    lines = [
+        "# Settings of pydra-nvidia",
+        "",
+        "Variables of the agent's process, read when the backend starts. A wrong or unknown one keeps it from",
+        "starting; all are told at once, in the log and in an Event on the Node (`BackendStartFailed`). The agent",
+        "has [settings of its own](../../../docs/settings.md).",
+        "",
+        "`PYDRA_NVIDIA_SCENARIO` puts a simulated machine in the place of the node's hardware: the path of a scenario,",
+        "or the name of a bundled one. `PYDRA_NVIDIA_STATE` is then that machine's directory, and the scenario may",
+        "bring other defaults.",
+        "",
+        "| variable | allowed | default | |",
+        "|---|---|---|---|",
+    ]
+    for field in msgspec.structs.fields(nvidia.Settings):
+        default = f"`{text}`" if (text := as_text(getattr(defaults, field.name))) else "–"
+        allowed = describe_allowed(type_info(field.type))
+        lines.append(f"| `{nvidia.PREFIX}{field.name.upper()}` | {allowed} | {default} | {told[field.name]} |")
+    lines += [
+        "",
+        "## Signals",
+        "",
+        "What can be wrong with a GPU, gravest first, and what follows unless `PYDRA_NVIDIA_SIGNALS` says otherwise.",
+        "",
+        "| signal | default | |",
+        "|---|---|---|",
+    ]
+    told = texts_below(nvidia.Signal)
+    lines += [f"| `{one.value}` | `{DEFAULT_REACTIONS[one].value}` | {told[one.name]} |" for one in DEFAULT_REACTIONS]
+    lines += ["", "| reaction | |", "|---|---|"]
+    told = texts_below(nvidia.Reaction)
+    lines += [f"| `{one.value}` | {told[one.name]} |" for one in nvidia.Reaction]
+    return "\n".join(lines) + "\n"
+
+
+def texts_below(kind: type) -> dict[str, str]:
+    """The string that stands below each field, or member, of a class; each must have one."""
+    (tree,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(tree, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for one, below in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
+        name = _assigned(one)
+        if not name:
+            continue
+        match below:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                texts[name] = " ".join(text.split())
+            case _:
+                raise ValueError(f"{kind.__name__}.{name} has no text below it")
+    return texts
+
+
+def _assigned(statement: ast.stmt) -> str:
+    """The name that the statement gives a value; empty when it gives none."""
+    match statement:
+        case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+            return name
+    return ""
+
+
+def as_text(value: Any) -> str:
+    """A default as an admin would write it; empty for nothing."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case Enum():
+            return str(value.value)
+        case float():
+            return f"{value:g}"
+        case str():
+            return value
+    if value in ((), {}):
+        return ""
+    raise ValueError(f"no text for the default {value!r}")
+
+
+def describe_allowed(kind: Any) -> str:  # noqa: PLR0911 - one for each type
+    """What a variable of this type may be."""
+    match kind:
+        case BoolType():
+            return "`true`, `false`"
+        case StrType(pattern="^/"):
+            return "absolute path"
+        case StrType(pattern="^(/|$)"):
+            return "absolute path, or empty"
+        case EnumType():
+            return ", ".join(f"`{one.value}`" for one in kind.cls)
+        case IntType(ge=int(least), le=int(most)):
+            return f"a number from {least} to {most}"
+        case FloatType(gt=0):
+            return "seconds above 0"
+        case UnionType():
+            return ", ".join(
+                describe_allowed(one) for one in sorted(kind.types, key=lambda one: isinstance(one, IntType))
+            )
+        case VarTupleType(item_type=IntType()):
+            return "numbers, with commas"
+        case DictType():
+            return "`SIGNAL=REACTION`, with commas"
+    raise ValueError(f"no words for the type {kind!r}")
 
 
 def main() -> int:

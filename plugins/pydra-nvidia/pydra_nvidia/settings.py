@@ -1,6 +1,7 @@
 """What the admin decides for this backend: variables `PYDRA_NVIDIA_...` of its process. Pure.
 
 Every field has its variable: `dynamic_mig` is `PYDRA_NVIDIA_DYNAMIC_MIG`. A scenario may bring other defaults.
+What stands below a field, a signal or a reaction is its text in docs/settings.md, which is generated (`make docs`).
 """
 
 from __future__ import annotations
@@ -47,27 +48,40 @@ class Signal(Enum):
     """What can be wrong with a GPU; its value is the taint's name below `gpu.nvidia.com/`."""
 
     XID = "xid"
+    """An XID error of the GPU, or of the partition it names."""
     IGNORED_XID = "ignored-xid"
+    """An XID error that applications cause, or of `PYDRA_NVIDIA_XIDS_IGNORED`; its taint is called as that of `xid`."""
     GPU_LOST = "gpu-lost"
+    """NVML counts the GPU and cannot reach it, or counts it no more although the driver still has it."""
     RECOVERY_ACTION = "recovery-action"
+    """The driver asks for a reset, a reboot or another recovery action."""
     ROW_REMAP_FAILED = "row-remap-failed"
+    """A broken row of memory could not be replaced by a spare one."""
     ROW_REMAP_PENDING = "row-remap-pending"
+    """A row of memory is replaced at the next reset."""
     PAGE_RETIREMENT = "page-retirement"
+    """A page of memory goes out of use at the next reboot (GPUs before Ampere)."""
     ECC = "ecc"
+    """Memory errors that could not be corrected were counted since the driver was loaded."""
     FABRIC = "fabric"
+    """The NVLink fabric of the GPU is unhealthy."""
     UNMONITORED = "unmonitored"
+    """The driver reports no XIDs of this GPU."""
 
 
 class Reaction(Enum):
-    """What follows: the device is unhealthy with the agent's effect (`Unhealthy`), or with one of its own
-    (`NoSchedule`, `NoExecute`); a taint only tells (`None`); nothing (`Ignore`).
-    """
+    """What follows from a signal."""
 
     UNHEALTHY = "Unhealthy"
+    """The device is unhealthy; its taint has the agent's effect (`--health-taint`)."""
     NO_SCHEDULE = "NoSchedule"
+    """The device is unhealthy; its taint keeps new pods away."""
     NO_EXECUTE = "NoExecute"
+    """The device is unhealthy; its taint also evicts the pods that have it."""
     NONE = "None"
+    """The device is healthy; a taint with the effect `None` tells of it."""
     IGNORE = "Ignore"
+    """Nothing."""
 
 
 class SettingError(PydraError):
@@ -82,38 +96,57 @@ class SettingError(PydraError):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings. Paths are as this process sees them; `driver_root`, `dev_root` and `cdi_hook` are as the host does.
-
-    These three empty: looked for. `xids_ignored` are added to the codes that applications cause;
-    `xids_fatal` are codes that count even so. `signals` changes what follows from a signal (`xid=NoExecute`).
-    `quiet_period` is how many seconds a GPU must be without a new event to be well again.
-    """
+    """All settings."""
 
     state: AbsolutePath = "/run/pydra-nvidia"
+    """Where is written what was done for which claim, and where MPS daemons have their directories. A reboot must empty
+    it. MPS needs it at the same path on the host, of 36 bytes at most."""
     host_root: AbsolutePath = "/"
+    """Where the host's `/` is seen from here. Default: `PYDRA_HOST_ROOT`, where that is set."""
     sys_root: AbsolutePath = "/sys"
+    """Where the host's `/sys` is seen from here; passthrough writes to it."""
     proc_root: AbsolutePath = "/proc"
+    """Where the host's `/proc` is seen from here."""
     driver_root: NoPathOrAbsolute = ""
+    """Where the driver is installed, as the host sees it. Empty: looked for (see [containers](containers.md))."""
     dev_root: NoPathOrAbsolute = ""
+    """The directory whose `dev` has the device nodes, as the host sees it. Empty: the driver's root, or `/`."""
 
     dynamic_mig: bool = False
+    """Offer every partition that a GPU could have, and make it when a claim gets it (see [MIG](mig.md))."""
     orphans: Orphans = Orphans.ADOPT
+    """What to do at start with partitions, and at any time with MPS daemons, that no claim has: publish and leave them,
+    or remove them. Partitions are removed with dynamic MIG only."""
     time_slicing: bool = True
+    """Whether claims may set a time slice (see [sharing](sharing.md))."""
     mps: bool = True
+    """Whether claims may use MPS."""
     mps_launcher: MpsLauncher = MpsLauncher.DIRECT
+    """Where MPS control daemons run: beside the agent (`direct`), or on the host, out of its container (`host`)."""
     consumable_shares: Shares | Annotated[int, msgspec.Meta(ge=2, le=1024)] = Shares.DISABLED
+    """How several claims may have one GPU at once: by memory, without limit, or so many of them."""
     vfio: bool = False
+    """Offer GPUs for passthrough to virtual machines (see [passthrough](passthrough.md))."""
 
     health: bool = True
+    """Whether to watch how GPUs are (see [health](health.md)). Off: all devices are healthy, whatever happens."""
     xids_ignored: tuple[int, ...] = ()
+    """XIDs that are ignored beside those that applications cause."""
     xids_fatal: tuple[int, ...] = ()
+    """XIDs that count although they would be ignored."""
     signals: Mapping[Signal, Reaction] = {}
+    """What follows from which signal where it is not the default: `xid=NoExecute,ecc=Ignore`; see below."""
     quiet_period: Annotated[float, msgspec.Meta(gt=0)] = 300.0
+    """Seconds that must pass without the same XID before it may stop counting."""
 
     cdi_hook: NoPathOrAbsolute = ""
+    """The program `nvidia-cdi-hook`, as the host sees it. Empty: looked for (see [containers](containers.md))."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    """Seconds between two looks for what changed from outside, and for MPS daemons that have died."""
     mps_ready_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
+    """Seconds that an MPS control daemon has to be ready."""
     vfio_idle_deadline: Annotated[float, msgspec.Meta(gt=0)] = 30.0
+    """Seconds to wait for a GPU that is still in use before it is bound for passthrough, or given back."""
 
 
 def parse_settings(environ: Mapping[str, str], defaults: Mapping[str, Any] | None = None) -> Settings:
