@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 DRIVER = "sim.pydra.dev"
@@ -47,15 +48,35 @@ def claim(number: int) -> dict[str, Any]:
 def allocation(number: int) -> dict[str, Any]:
     """The status that a scheduler would give the claim."""
     parameters = {"apiVersion": f"{DRIVER}/v1alpha1", "kind": "SimConfig", "clockMHz": 1200}
-    return {
-        "allocation": {
-            "devices": {
-                "results": [{"request": "accel", "driver": DRIVER, "pool": NODE, "device": device_name(number)}],
-                "config": [{"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}],
-            },
-            "nodeSelector": {
-                "nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [NODE]}]}]
-            },
+    return _status(
+        f"pod-{number}",
+        {
+            "results": [{"request": "accel", "driver": DRIVER, "pool": NODE, "device": device_name(number)}],
+            "config": [{"source": "FromClaim", "opaque": {"driver": DRIVER, "parameters": parameters}}],
         },
-        "reservedFor": [{"resource": "pods", "name": f"pod-{number}", "uid": f"pod-uid-{number}"}],
+    )
+
+
+def plain_claim(name: str, driver: str, count: int) -> dict[str, Any]:
+    """A claim for so many devices of the class that is called as its driver."""
+    request = {"name": "devices", "exactly": {"deviceClassName": driver, "count": count}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"devices": {"requests": [request]}},
+    }
+
+
+def plain_allocation(name: str, driver: str, devices: Sequence[str]) -> dict[str, Any]:
+    """The status that a scheduler would give such a claim, with these devices."""
+    results = [{"request": "devices", "driver": driver, "pool": NODE, "device": device} for device in devices]
+    return _status(f"pod-{name}", {"results": results})
+
+
+def _status(pod: str, devices: dict[str, Any]) -> dict[str, Any]:
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [NODE]}]}]
+    return {
+        "allocation": {"devices": devices, "nodeSelector": {"nodeSelectorTerms": terms}},
+        "reservedFor": [{"resource": "pods", "name": pod, "uid": f"{pod}-uid"}],
     }

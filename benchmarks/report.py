@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from benchmarks.floor import Floor
 from benchmarks.stats import Timing
 
@@ -25,6 +27,13 @@ class Report:
         self.figures[timing.name] = times
         shown = f"{times:6.2f} x floor   {timing.p50 * 1000:8.2f} ms (p95 {timing.p95 * 1000:.2f})"
         self._line(timing.name, shown, aim)
+
+    def parts(self, name: str, timings: Sequence[Timing], aim: str = "") -> None:
+        """What a call took and what of it took the time, in milliseconds: medians, and the p99 of first and last."""
+        self.figures |= {f"{name}, {one.name}": one.p50 * 1000 for one in timings}
+        last = timings[-1]
+        shown = "  ".join(f"{one.name} {one.p50 * 1000:.2f}" for one in timings)
+        self._line(name, f"{shown} ms (p99 {timings[0].p99 * 1000:.2f}, {last.name} {last.p99 * 1000:.2f})", aim)
 
     def figure(self, name: str, value: float, unit: str, aim: str = "") -> None:
         """A plain number."""

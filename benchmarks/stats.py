@@ -26,7 +26,15 @@ class Timing:
     @property
     def p95(self) -> float:
         """95 of 100 are shorter."""
-        return quantiles(self.seconds, n=20)[-1] if len(self.seconds) > 1 else self.seconds[0]
+        return self._quantile(20)
+
+    @property
+    def p99(self) -> float:
+        """99 of 100 are shorter."""
+        return self._quantile(100)
+
+    def _quantile(self, parts: int) -> float:
+        return quantiles(self.seconds, n=parts, method="inclusive")[-1] if len(self.seconds) > 1 else self.seconds[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +36,12 @@ class World:
     server: subprocess.Popen[str]
     agent: subprocess.Popen[bytes] | None = None
     started: float = 0.0
+    driver: str = objects.DRIVER
 
     @property
     def socket(self) -> Path:
         """The driver's service socket."""
-        return self.root / "plugins" / objects.DRIVER / "dra.sock"
+        return self.root / "plugins" / self.driver / "dra.sock"
 
     @property
     def child(self) -> int:
@@ -67,12 +68,13 @@ class World:
 
     def create_claims(self, numbers: Sequence[int]) -> list[dra_v1.Claim]:
         """Allocated claims, as the kubelet would name them."""
-        return [self._create_claim(number) for number in numbers]
+        return [self.create_claim(objects.claim(number), objects.allocation(number)) for number in numbers]
 
-    def _create_claim(self, number: int) -> dra_v1.Claim:
+    def create_claim(self, claim: dict[str, Any], status: dict[str, Any]) -> dra_v1.Claim:
+        """A claim with the status that a scheduler would give it."""
         collection = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
-        made = self.request("POST", collection, objects.claim(number))
-        made["status"] = objects.allocation(number)
+        made = self.request("POST", collection, claim)
+        made["status"] = status
         self.request("PUT", f"{collection}/{made['metadata']['name']}/status", made)
         return dra_v1.Claim(namespace="default", uid=made["metadata"]["uid"], name=made["metadata"]["name"])
 
@@ -85,11 +87,17 @@ class World:
         """Start the agent over a machine with this many accelerators; `wait_registered` and `wait_slices` follow."""
         scenario = self.root / "scenario.yaml"
         scenario.write_text(objects.scenario(devices))
+        self.start_agent_of(
+            "sim", {"PYDRA_SIM_SCENARIO": f"{scenario}", "PYDRA_SIM_STATE": f"{self.volatile}/hardware"}
+        )
+
+    def start_agent_of(self, backend: str, settings: Mapping[str, str]) -> None:
+        """Start the agent with this backend and its variables."""
         arguments = [
-            "--backend", "sim", "--node-name", objects.NODE, "--kubeconfig", f"{self.root}/kubeconfig",
+            "--backend", backend, "--node-name", objects.NODE, "--kubeconfig", f"{self.root}/kubeconfig",
             "--kubelet-root", f"{self.root}", "--cdi-dir", f"{self.volatile}/cdi", "--http-address", "",
         ]  # fmt: skip
-        environ = {**os.environ, "PYDRA_SIM_SCENARIO": str(scenario), "PYDRA_SIM_STATE": f"{self.volatile}/hardware"}
+        environ = {**os.environ, **settings}
         # As installed: with bytecode beside the sources. Compiling them takes half a second at each start.
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         self.started = time.perf_counter()

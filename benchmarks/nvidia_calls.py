@@ -1,0 +1,181 @@
+"""What each coroutine of the NVIDIA backend takes on a simulated HGX H100: NVML's own part apart from ours.
+
+In this process, with the threads that a backend's process has, and nothing of the agent. NVML's part is pynvml and
+below it the simulation, which answers from a file; a real driver has other times. What the simulation does when the
+kernel's files are looked at is left out of ours as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.report import Report
+from benchmarks.stats import Timing
+from benchmarks.world import MEMORY
+from pydra import AllocatedDevice, Claim, PreparedDevice
+from pydra.backends.threads import CallThreads
+from pydra_nvidia.backend import NvidiaBackend
+from pydra_nvidia.cdi.injection import SETTLED
+from pydra_nvidia.composition import open_backend
+from pydra_nvidia.nvml.loading import use_library
+from pydra_nvidia.simulation.tree.keeper import TreeKeeper
+
+SCENARIO = "hgx-h100"
+DEVICES = 208
+AIM = "5 ms"
+SMALL = "gpu-0-mig-1g10gb-19-0"
+BESIDE = "gpu-0-mig-1g10gb-19-1"
+EIGHT = tuple(f"gpu-{minor}" for minor in range(8))
+
+
+def measure_nvidia_calls(report: Report, *, rounds: int) -> None:
+    """Discovery, claims, metrics and the look for changes: medians and what 99 of 100 stay below."""
+    memory = MEMORY if os.path.isdir(MEMORY) else None
+    with tempfile.TemporaryDirectory(prefix="pb-", dir=memory) as state, _watch_simulation() as stopwatch:
+        asyncio.run(_measure(report, state, stopwatch, rounds))
+
+
+class Stopwatch:
+    """Seconds so far: in NVML, of these in its simulation, and in the keeping of the simulated kernel's files."""
+
+    def __init__(self) -> None:
+        self.simulated = 0.0
+        self.files = 0.0
+        self._session: Any = None
+
+    def take_over(self, backend: NvidiaBackend) -> None:
+        """Look below the backend that has an open session."""
+        self._session = backend._session  # noqa: SLF001 - whoever measures looks inside
+        pynvml = importlib.import_module("pynvml")
+        use_library(pynvml, _TimedLibrary(pynvml.nvmlLib, self))
+
+    def read(self) -> tuple[float, float, float]:
+        """NVML, simulated, files."""
+        return self._session.meter.seconds if self._session else 0.0, self.simulated, self.files
+
+
+class _TimedLibrary:
+    """A library that tells what its functions take."""
+
+    def __init__(self, library: object, stopwatch: Stopwatch) -> None:
+        self._library = library
+        self._stopwatch = stopwatch
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._library, name)
+        if name == "nvmlErrorString":  # pynvml says on it what it returns
+            return function
+
+        def timed(*arguments: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                self._stopwatch.simulated += time.perf_counter() - begin
+
+        # The wait for events runs beside everything else.
+        return function if name.startswith("nvmlEventSetWait") else timed
+
+
+@contextmanager
+def _watch_simulation() -> Iterator[Stopwatch]:
+    stopwatch, refresh = Stopwatch(), TreeKeeper.refresh
+
+    def timed(keeper: TreeKeeper) -> None:
+        begin = time.perf_counter()
+        refresh(keeper)
+        stopwatch.files += time.perf_counter() - begin
+
+    TreeKeeper.refresh = timed  # type: ignore[method-assign]
+    try:
+        yield stopwatch
+    finally:
+        TreeKeeper.refresh = refresh  # type: ignore[method-assign]
+
+
+class _Measured:
+    """The rounds of one kind of call."""
+
+    def __init__(self, name: str, stopwatch: Stopwatch) -> None:
+        self.name = name
+        self._stopwatch = stopwatch
+        self._parts: list[tuple[float, float, float, float]] = []
+
+    async def round(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """One more."""
+        before, begin = self._stopwatch.read(), time.perf_counter()
+        result = await call()
+        total = time.perf_counter() - begin
+        nvml, simulated, files = (after - was for after, was in zip(self._stopwatch.read(), before, strict=True))
+        self._parts.append((total, nvml, simulated, total - nvml - files))
+        return result
+
+    def tell(self, report: Report) -> None:
+        """Print it."""
+        names = ("total", "NVML", "simulation", "ours")
+        columns = zip(names, zip(*self._parts, strict=True), strict=True)
+        report.parts(self.name, [Timing(name=name, seconds=seconds) for name, seconds in columns], AIM)
+
+
+async def _measure(report: Report, state: str, stopwatch: Stopwatch, rounds: int) -> None:
+    asyncio.get_running_loop().set_default_executor(CallThreads())
+    variables = {
+        "PYDRA_NVIDIA_SCENARIO": SCENARIO,
+        "PYDRA_NVIDIA_STATE": state,
+        "PYDRA_NVIDIA_DYNAMIC_MIG": "true",
+    }
+    async with open_backend(variables) as backend:
+        begin = time.perf_counter()
+        inventory = await backend.discover()
+        report.figure("first discover, pynvml and all facts included", (time.perf_counter() - begin) * 1000, "ms")
+        assert len(inventory.devices) == DEVICES, len(inventory.devices)
+        stopwatch.take_over(backend)
+        await _measure_claim(report, backend, stopwatch, "at once, 1g", [SMALL], 1)
+        await asyncio.sleep(
+            SETTLED + 0.2
+        )  # the driver's folders were made just now: nothing of them is kept until then
+        discover, look, samples = (_Measured(name, stopwatch) for name in ("discover", "look for changes", "measure"))
+        for _ in range(rounds):
+            await discover.round(backend.discover)
+            await look.round(lambda: asyncio.to_thread(backend._hardware.signature))  # noqa: SLF001
+            await samples.round(backend.measure)
+        for one in (discover, look, samples):
+            one.tell(report)
+        await _measure_claim(report, backend, stopwatch, "1g", [SMALL], rounds)
+        other = _claim(0, [BESIDE])
+        held = await backend.prepare(other)
+        await _measure_claim(report, backend, stopwatch, "1g beside another", [SMALL], rounds)
+        await backend.unprepare(other, held)
+        await _measure_claim(report, backend, stopwatch, "1 GPU", ["gpu-1"], rounds)
+        await _measure_claim(report, backend, stopwatch, "8 GPUs", EIGHT, rounds)
+
+
+async def _measure_claim(
+    report: Report, backend: NvidiaBackend, stopwatch: Stopwatch, name: str, devices: Sequence[str], rounds: int
+) -> None:
+    prepare, again, unprepare = (
+        _Measured(f"{what}, {name}", stopwatch) for what in ("prepare", "prepare again", "unprepare")
+    )
+    for number in range(1, rounds + 1):
+        claim = _claim(number, devices)
+        prepared: Sequence[PreparedDevice] = await prepare.round(lambda: backend.prepare(claim))  # noqa: B023
+        await again.round(lambda: backend.prepare(claim))  # noqa: B023 - called at once
+        await unprepare.round(lambda: backend.unprepare(claim, prepared))  # noqa: B023
+    for one in (prepare, again, unprepare):
+        one.tell(report)
+
+
+def _claim(number: int, devices: Sequence[str]) -> Claim:
+    return Claim(
+        uid=f"uid-{number}",
+        namespace="default",
+        name=f"claim-{number}",
+        devices=tuple(AllocatedDevice(request=f"r{n}", pool="node", device=device) for n, device in enumerate(devices)),
+    )
