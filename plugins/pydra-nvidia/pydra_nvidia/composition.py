@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import ModuleType
@@ -13,7 +12,7 @@ from typing import NamedTuple
 from pydra import ClaimError
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.cdi.injection import Injection
-from pydra_nvidia.health.memory import IncidentMemory
+from pydra_nvidia.health.memory import FILE, IncidentMemory
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.tree import Roots, Tree
@@ -44,10 +43,9 @@ def find_node(environ: Mapping[str, str]) -> Node:
     """The node that this runs on, or the simulated one of the scenario. Raises SettingError, ScenarioError."""
     if scenario := environ.get(f"{PREFIX}SCENARIO", ""):
         # Imported only here: a node with hardware has no use for one without.
-        from pydra_nvidia.simulation.install import open_simulation  # noqa: PLC0415
+        from pydra_nvidia.simulation.install import default_state, open_simulation  # noqa: PLC0415
 
-        own_place = os.path.join(tempfile.gettempdir(), f"pydra-nvidia-{os.getuid()}")
-        simulation = open_simulation(scenario, environ.get(f"{PREFIX}STATE") or own_place)
+        simulation = open_simulation(scenario, environ.get(f"{PREFIX}STATE") or default_state())
         own = {name: value for name, value in environ.items() if name != f"{PREFIX}STATE"}
         return Node(parse_settings(own, simulation.settings), simulation.tree, simulation.load)
     settings = parse_settings(environ)
@@ -62,7 +60,7 @@ async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator
     session = NvmlSession(load)
     hardware = Hardware(session, tree, settings=settings)
     journal = Journal(os.path.join(settings.state, "claims"))
-    health = HealthMonitor(session, IncidentMemory(os.path.join(settings.state, "health.json")), settings=settings)
+    health = HealthMonitor(session, IncidentMemory(os.path.join(settings.state, FILE)), settings=settings)
 
     def find_root() -> DriverRoot:
         return find_driver_root(tree, settings)

@@ -46,3 +46,27 @@ def test_a_disk_that_takes_nothing_costs_only_the_memory(tmp_path: Path) -> None
     memory.note("GPU-0", 48, None, 1.0)
     assert len(memory.incidents) == 1
     assert "cannot be remembered" in said[-1]
+
+
+def test_what_another_process_forgets_is_forgotten_here_too(tmp_path: Path) -> None:
+    path = tmp_path / "health.json"
+    backend = IncidentMemory(str(path))
+    backend.note("GPU-0", 79, None, 1.0)
+    backend.note("GPU-1", 48, None, 2.0)
+    IncidentMemory(str(path)).forget(lambda one: one.gpu == "GPU-0")
+    assert [one.gpu for one in backend.incidents] == ["GPU-1"]
+    backend.note("GPU-2", 48, None, 3.0)
+    assert [one.gpu for one in IncidentMemory(str(path)).incidents] == ["GPU-1", "GPU-2"]
+    path.unlink()
+    assert backend.incidents == ()
+    assert backend.counts == {("GPU-0", 79): 1, ("GPU-1", 48): 1, ("GPU-2", 48): 1}
+
+
+def test_what_another_process_garbled_is_told_once(tmp_path: Path) -> None:
+    path = tmp_path / "health.json"
+    said: list[str] = []
+    memory = IncidentMemory(str(path), said.append)
+    memory.note("GPU-0", 79, None, 1.0)
+    path.write_text("[")
+    assert memory.incidents == memory.incidents == ()
+    assert len(said) == 1

@@ -1,4 +1,7 @@
-"""The incidents so far, kept in a file so that a restart does not heal a GPU. A reboot empties its directory."""
+"""The incidents so far, kept in a file so that a restart does not heal a GPU. A reboot empties its directory.
+
+The file may be changed by another process, an admin's: it is read again then.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,9 @@ from msgspec.structs import replace
 from pydra_nvidia.hardware import Placement
 from pydra_nvidia.health.incidents import Incident
 
+FILE = "health.json"
+"""In the state directory."""
+
 _Key = tuple[str, int, Placement | None]
 
 
@@ -22,13 +28,16 @@ class IncidentMemory:
     def __init__(self, path: str, say: Callable[[str], object] = sys.stderr.write) -> None:
         self._path = path
         self._say = say
-        self._incidents = self._read()
+        self._seen: object = None
+        self._incidents: dict[_Key, Incident] = {}
         self._counts: Counter[tuple[str, int]] = Counter()
+        self._refresh()
 
     @property
     def incidents(self) -> tuple[Incident, ...]:
         """All that still count, oldest first."""
-        return tuple(sorted(self._incidents.values(), key=lambda one: (one.first, one.gpu, one.xid)))
+        self._refresh()
+        return self._sorted()
 
     @property
     def counts(self) -> Mapping[tuple[str, int], int]:
@@ -37,6 +46,7 @@ class IncidentMemory:
 
     def note(self, gpu: str, xid: int, place: Placement | None, now: float) -> None:
         """An XID was seen."""
+        self._refresh()
         self._counts[gpu, xid] += 1
         known = self._incidents.get((gpu, xid, place))
         if known is None:
@@ -46,10 +56,28 @@ class IncidentMemory:
 
     def forget(self, over: Callable[[Incident], bool]) -> None:
         """Drop those that no longer count."""
+        self._refresh()
         kept = {key: one for key, one in self._incidents.items() if not over(one)}
         if len(kept) < len(self._incidents):
             self._incidents = kept
             self._write()
+
+    def _sorted(self) -> tuple[Incident, ...]:
+        return tuple(sorted(self._incidents.values(), key=lambda one: (one.first, one.gpu, one.xid)))
+
+    def _refresh(self) -> None:
+        """What could not be written is kept as long as nobody else writes."""
+        sign = self._sign()
+        if sign != self._seen:
+            self._seen = sign
+            self._incidents = self._read()
+
+    def _sign(self) -> object:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _read(self) -> dict[_Key, Incident]:
         try:
@@ -67,7 +95,8 @@ class IncidentMemory:
         try:
             os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
             with open(draft, "wb") as file:
-                file.write(msgspec.json.encode(self.incidents))
+                file.write(msgspec.json.encode(self._sorted()))
             os.replace(draft, self._path)
+            self._seen = self._sign()
         except OSError as error:
             self._say(f"GPU errors cannot be remembered in {self._path}: {error}\n")

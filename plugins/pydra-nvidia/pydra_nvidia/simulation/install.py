@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -12,7 +13,8 @@ from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.loading import use_library
 from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.library.library import Library
-from pydra_nvidia.simulation.machine import Machine
+from pydra_nvidia.simulation.machine import Machine, noted_scenario
+from pydra_nvidia.simulation.scenario import ScenarioError
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.tree.keeper import build_tree
 
@@ -36,6 +38,11 @@ class Simulation:
         return pynvml
 
 
+def default_state() -> str:
+    """Where the machine's memory is when nobody says where."""
+    return os.path.join(tempfile.gettempdir(), f"pydra-nvidia-{os.getuid()}")
+
+
 def open_simulation(scenario: str, state: str) -> Simulation:
     """The machine of `scenario` (a path, or the name of a bundled one) with its memory in the directory `state`.
 
@@ -44,6 +51,19 @@ def open_simulation(scenario: str, state: str) -> Simulation:
     """
     state = os.path.abspath(state)
     machine = Machine(ScenarioFile(scenario), state)
+    machine.note_scenario()
     keeper = build_tree(os.path.join(state, "tree"), machine)
     own = {"state": os.path.join(state, "run"), **keeper.settings()}
     return Simulation(machine, keeper.tree, own | dict(machine.read().scenario.settings))
+
+
+def reopen_simulation(state: str) -> Simulation:
+    """The machine that has its memory in the directory `state` already; raises ScenarioError."""
+    scenario = noted_scenario(state)
+    if not scenario:
+        raise ScenarioError(
+            "of the running machine",
+            f"there is no simulated machine in {state}; start one (pydra dev --backend nvidia --scenario hgx-h100), or "
+            "name its directory",
+        )
+    return open_simulation(scenario, state)

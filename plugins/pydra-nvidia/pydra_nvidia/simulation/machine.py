@@ -1,6 +1,7 @@
 """The simulated machine's memory: a file, so that a process that is killed leaves what real hardware would.
 
 machine.json       `state.State`, replaced as a whole under a lock
+scenario           the path of the scenario, for who knows this directory only
 clients/<pid>-<n>  a process that has NVML open; it counts while that process lives
 faults/<key>       how many calls a fault has seen
 run/               what the backend keeps where a reboot empties it
@@ -25,6 +26,7 @@ from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.state import ComputeState, Counters, Event, GpuState, InstanceState, State
 
 EVENTS_KEPT = 1024
+_NOTE = "scenario"
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,6 +137,15 @@ class Machine:
                         os.unlink(path)
         return found
 
+    def note_scenario(self) -> None:
+        """So that `noted_scenario` finds it."""
+        path = os.path.abspath(self.scenario.path)
+        if noted_scenario(self.path) != path:
+            draft = f"{self.path}/{_NOTE}.{os.getpid()}"
+            with open(draft, "w", encoding="utf-8") as file:
+                file.write(path)
+            os.replace(draft, f"{self.path}/{_NOTE}")
+
     def empty_run(self) -> None:
         """As a reboot does with /run."""
         shutil.rmtree(os.path.join(self.path, "run"), ignore_errors=True)
@@ -183,6 +194,15 @@ class Machine:
                 yield
             finally:
                 os.close(descriptor)
+
+
+def noted_scenario(state: str) -> str:
+    """The path of the scenario whose machine has its memory in this directory; empty when none has."""
+    try:
+        with open(os.path.join(state, _NOTE), encoding="utf-8") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def new_gpu(board: Board) -> GpuState:
