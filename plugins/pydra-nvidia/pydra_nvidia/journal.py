@@ -1,14 +1,17 @@
 """What has been done, or begun, for which claim: one file a claim, written before the hardware is touched.
 
 It lies on a file system that a reboot empties, as the hardware forgets then too. Two processes may use it at once
-(overlapping upgrades); the agent lets only one of them prepare at a time.
+(overlapping upgrades); the agent lets only one of them prepare at a time. Each look asks every file for its sign, and
+reads those whose sign is new; a file that was written a moment ago has no sign yet, for its clock counts in ticks.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping
+import time
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import msgspec
 
@@ -17,6 +20,12 @@ from pydra_nvidia.steps import Entry
 
 SUFFIX = ".json"
 ASIDE = ".json.unreadable"
+
+SETTLED = 2.0
+"""Seconds after which the next writing of a file surely changes its sign."""
+
+Sign: TypeAlias = tuple[int, int, int]
+"""A file's inode, time in nanoseconds since 1970, and size."""
 
 
 class JournalError(ClaimError):
@@ -31,6 +40,7 @@ class Journal:
     def __init__(self, path: str) -> None:
         self._path = path
         self._leaving: set[str] = set()
+        self._known: Mapping[str, tuple[Sign, Entry]] = {}
 
     def read(self, uid: str) -> Entry | None:
         """What is known of the claim; raises JournalError for a file that cannot be read or understood."""
@@ -48,14 +58,15 @@ class Journal:
     def entries(self) -> Mapping[str, Entry]:
         """All claims by uid. What cannot be understood is left out: it belongs to one claim, whose calls say so."""
         found: dict[str, Entry] = {}
-        for name in self._names():
-            if name.endswith(SUFFIX):
-                try:
-                    entry = self.read(name.removesuffix(SUFFIX))
-                except JournalError:
-                    continue
-                if entry is not None:
-                    found[entry.uid] = entry
+        before, known = self._known, dict[str, tuple[Sign, Entry]]()
+        for name, sign in self._signs():
+            seen = before.get(name)
+            entry = seen[1] if seen is not None and seen[0] == sign else self._understand(name)
+            if entry is not None:
+                found[entry.uid] = entry
+                if sign is not None:
+                    known[name] = sign, entry
+        self._known = known
         return found
 
     def staying(self, besides: str) -> tuple[Entry, ...]:
@@ -126,6 +137,25 @@ class Journal:
                     pass
                 except OSError as error:
                     raise JournalError(f"the journal {path} cannot be removed: {error}") from error
+
+    def _understand(self, name: str) -> Entry | None:
+        try:
+            return self.read(name.removesuffix(SUFFIX))
+        except JournalError:
+            return None
+
+    def _signs(self) -> Iterator[tuple[str, Sign | None]]:
+        """The claims' files in the order of their names; None for one that may change without its sign doing so."""
+        settled = (time.time() - SETTLED) * 1e9
+        for name in self._names():
+            if name.endswith(SUFFIX):
+                try:
+                    status = os.stat(os.path.join(self._path, name))
+                except OSError:
+                    yield name, None
+                else:
+                    sign = status.st_ino, status.st_mtime_ns, status.st_size
+                    yield name, sign if status.st_mtime_ns < settled else None
 
     def _names(self) -> list[str]:
         try:

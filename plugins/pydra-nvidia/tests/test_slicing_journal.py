@@ -159,3 +159,27 @@ def test_a_full_disk_keeps_the_entry_that_was_there(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match="cannot be written"):
         journal.write(Entry(uid="one", namespace="default", name="other"))
     assert journal.read("one") == entry()
+
+
+def test_an_entry_of_long_ago_is_kept_and_one_that_was_replaced_is_read(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    journal.write(entry())
+    assert journal.entries()["one"] is not journal.entries()["one"], "it may be written again within a tick"
+    os.utime(tmp_path / "one.json", (1, 1))
+    assert journal.entries()["one"] is journal.entries()["one"]
+    other = Entry(uid="one", namespace="default", name="claim-one")
+    Journal(str(tmp_path)).write(other)
+    assert journal.entries() == {"one": other}
+    os.utime(tmp_path / "one.json", (2, 2))
+    assert journal.entries() == {"one": other}
+    journal.remove("one")
+    assert journal.entries() == {}
+
+
+def test_an_entry_that_was_torn_after_it_was_read_is_not_remembered(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    journal.write(entry())
+    os.utime(tmp_path / "one.json", (1, 1))
+    assert journal.entries() == {"one": entry()}
+    (tmp_path / "one.json").write_bytes(b"{")
+    assert journal.entries() == {}
