@@ -13,22 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.inspect import (
-    BoolType,
-    DictType,
-    EnumType,
-    FloatType,
-    IntType,
-    StrType,
-    UnionType,
-    VarTupleType,
-    type_info,
-)
 
 from pydra.cli.options import OPTIONS, default_text, flag_of, key_of, variable_of
 from pydra.observe.metrics import Metrics
 from pydra.settings import Settings
 from pydra_nvidia import settings as nvidia
+from pydra_nvidia.allowed import describe_allowed
 from pydra_nvidia.health.judge import DEFAULT_REACTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -109,7 +99,7 @@ def nvidia_settings_page() -> str:
     ]
     for field in msgspec.structs.fields(nvidia.Settings):
         default = f"`{text}`" if (text := as_text(getattr(defaults, field.name))) else "–"
-        allowed = describe_allowed(type_info(field.type))
+        allowed = describe_allowed(field.type).partition("; names")[0]
         lines.append(f"| `{nvidia.PREFIX}{field.name.upper()}` | {allowed} | {default} | {told[field.name]} |")
     lines += [
         "",
@@ -167,32 +157,6 @@ def as_text(value: Any) -> str:
     if value in ((), {}):
         return ""
     raise ValueError(f"no text for the default {value!r}")
-
-
-def describe_allowed(kind: Any) -> str:  # noqa: PLR0911 - one for each type
-    """What a variable of this type may be."""
-    match kind:
-        case BoolType():
-            return "`true`, `false`"
-        case StrType(pattern="^/"):
-            return "absolute path"
-        case StrType(pattern="^(/|$)"):
-            return "absolute path, or empty"
-        case EnumType():
-            return ", ".join(f"`{one.value}`" for one in kind.cls)
-        case IntType(ge=int(least), le=int(most)):
-            return f"a number from {least} to {most}"
-        case FloatType(gt=0):
-            return "seconds above 0"
-        case UnionType():
-            return ", ".join(
-                describe_allowed(one) for one in sorted(kind.types, key=lambda one: isinstance(one, IntType))
-            )
-        case VarTupleType(item_type=IntType()):
-            return "numbers, with commas"
-        case DictType():
-            return "`SIGNAL=REACTION`, with commas"
-    raise ValueError(f"no words for the type {kind!r}")
 
 
 def main() -> int:

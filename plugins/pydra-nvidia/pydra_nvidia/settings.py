@@ -6,6 +6,7 @@ What stands below a field, a signal or a reaction is its text in docs/settings.m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any
@@ -13,10 +14,12 @@ from typing import Annotated, Any
 import msgspec
 
 from pydra import PydraError
+from pydra_nvidia.allowed import describe_allowed
 
 PREFIX = "PYDRA_NVIDIA_"
-OUTSIDE = frozenset({"SCENARIO"})
-"""Variables with the prefix that are not settings."""
+OUTSIDE = re.compile(r"SCENARIO|SERVICE_(HOST|PORT(_.*)?)|PORT(_.*)?")
+"""What follows the prefix in variables that are no settings: of the simulation, and those that Kubernetes gives to
+every pod beside a Service called `pydra-nvidia`."""
 
 AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 NoPathOrAbsolute = Annotated[str, msgspec.Meta(pattern="^(/|$)")]
@@ -161,9 +164,9 @@ def parse_settings(environ: Mapping[str, str], defaults: Mapping[str, Any] | Non
     values.update(defaults or {})
     origin = {name: name for name in values}
     for variable, text in sorted(environ.items()):
-        name = variable.removeprefix(PREFIX).lower()
-        if variable.startswith(PREFIX) and variable.removeprefix(PREFIX) not in OUTSIDE:
-            values[name], origin[name] = text, variable
+        rest = variable.removeprefix(PREFIX)
+        if variable.startswith(PREFIX) and not OUTSIDE.fullmatch(rest):
+            values[rest.lower()], origin[rest.lower()] = text, variable
     fields = {field.name: field.type for field in msgspec.structs.fields(Settings)}
     problems: list[str] = []
     settings: dict[str, Any] = {}
@@ -173,8 +176,8 @@ def parse_settings(environ: Mapping[str, str], defaults: Mapping[str, Any] | Non
             continue
         try:
             settings[name] = msgspec.convert(_split(name, value), fields[name], strict=False)
-        except msgspec.ValidationError as error:
-            problems.append(f"{origin[name]}: {error} (found {value!r})")
+        except msgspec.ValidationError:
+            problems.append(f"{origin[name]}: found {str(value)!r}, allowed: {describe_allowed(fields[name])}")
     if problems:
         raise SettingError(problems)
     return Settings(**settings)
