@@ -88,6 +88,8 @@ def build_fault(error: BaseException) -> Fault:
             return Fault(kind=FaultKind.CONTRACT, problems=_clip_all(violations), traceback=trace)
         case ClaimError():
             return Fault(kind=_claim_kind(error), message=_clip(_text(error), MAX_MESSAGE), traceback=trace)
+        case PydraError():  # it was expected, and says what is wrong: where it was raised is no news to anybody
+            return Fault(kind=FaultKind.BACKEND, message=_clip(_text(error), MAX_MESSAGE))
         case _:
             message = f"{type(error).__name__}: {_text(error)}".removesuffix(": ")
             return Fault(kind=FaultKind.BACKEND, message=_clip(message, MAX_MESSAGE), traceback=trace)

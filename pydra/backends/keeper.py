@@ -294,8 +294,8 @@ def _of_refusal(name: str, refusal: Refusal) -> BackendStartFailed | BackendRefu
     fault = refusal.fault
     if refusal.final:
         return BackendRefused(backend=name, violations=fault.problems, details=fault.traceback)
-    error = parse_fault(fault, name, "connect")
-    return BackendStartFailed(backend=name, message=str(error), details=fault.traceback, restart_in=0)
+    message = str(parse_fault(fault, name, "connect")).removeprefix(f"backend {name}: ")
+    return BackendStartFailed(backend=name, message=message, details=fault.traceback, restart_in=0)
 
 
 def _label(ending: Ending) -> str:

@@ -49,6 +49,7 @@ def cross(error: BaseException) -> PydraError:
         (ImpossibleError("x"), TerminalError, "x"),
         (InvalidConfig(["a", "b"]), InvalidConfig, "a; b"),
         (ContractError("sim", ["a", "b"]), ContractError, "backend sim: breaks the contract: a; b"),
+        (PydraError("x"), BackendError, "backend sim: prepare failed: x"),
         (RuntimeError("x"), BackendError, "backend sim: prepare failed: RuntimeError: x"),
         (SystemExit(3), BackendError, "backend sim: prepare failed: SystemExit: 3"),
         (KeyError(), BackendError, "backend sim: prepare failed: KeyError"),
@@ -76,6 +77,13 @@ def test_the_traceback_of_an_unexpected_error_reaches_the_log() -> None:
         error = cross(raised)
     assert isinstance(error, BackendError)
     assert "test_the_traceback_of_an_unexpected_error_reaches_the_log" in error.details
+
+
+def test_an_error_that_a_backend_expected_has_no_traceback() -> None:
+    class DriverMissing(PydraError):
+        pass
+
+    assert getattr(cross(DriverMissing("not loaded yet")), "details", None) == ""
 
 
 def test_no_error_is_larger_than_its_bounds() -> None:
