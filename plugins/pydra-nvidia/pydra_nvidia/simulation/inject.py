@@ -177,9 +177,13 @@ class Injector:
             yield view, board, view.state.gpus[board.uuid]
 
     def _set(self, minor: int, where: Callable[[GpuState], Any], kind: type, values: dict[str, int]) -> None:
-        known = {field.name for field in msgspec.structs.fields(kind)}
-        if unknown := sorted(set(values) - known):
+        known = {field.name: field.type for field in msgspec.structs.fields(kind)}
+        if unknown := sorted(set(values) - set(known)):
             raise InjectionError(f"there is no {unknown[0]}; there are {', '.join(sorted(known))}")
+        try:
+            values = {name: msgspec.convert(value, known[name], strict=False) for name, value in values.items()}
+        except msgspec.ValidationError as error:
+            raise InjectionError(str(error)) from error
         with self._gpu(minor) as (_, _, gpu):
             for name, value in values.items():
                 setattr(where(gpu), name, value)

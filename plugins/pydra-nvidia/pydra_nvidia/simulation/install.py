@@ -8,15 +8,21 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from pydra import PydraError
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.loading import use_library
 from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.library.library import Library
 from pydra_nvidia.simulation.machine import Machine, noted_scenario
-from pydra_nvidia.simulation.scenario import ScenarioError
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.tree.keeper import build_tree
+
+
+class NoMachine(PydraError):
+    """There is no simulated machine where one was looked for."""
+
+    reason = "NoMachine"
 
 
 class Simulation:
@@ -58,12 +64,16 @@ def open_simulation(scenario: str, state: str) -> Simulation:
 
 
 def reopen_simulation(state: str) -> Simulation:
-    """The machine that has its memory in the directory `state` already; raises ScenarioError."""
+    """The machine that has its memory in the directory `state` already.
+
+    Raises:
+        NoMachine: none has.
+        ScenarioError: its scenario cannot be read any more.
+    """
     scenario = noted_scenario(state)
     if not scenario:
-        raise ScenarioError(
-            "of the running machine",
-            f"there is no simulated machine in {state}; start one (pydra dev --backend nvidia --scenario hgx-h100), or "
-            "name its directory",
+        raise NoMachine(
+            f"there is no simulated machine in {state}; one begins with the first use of a scenario (such as "
+            "pydra dev --backend nvidia --scenario hgx-h100), in the directory that PYDRA_NVIDIA_STATE names"
         )
     return open_simulation(scenario, state)

@@ -1,0 +1,7 @@
+"""`python -m pydra_nvidia.cli`."""
+
+import sys
+
+from pydra_nvidia.cli import main
+
+sys.exit(main())

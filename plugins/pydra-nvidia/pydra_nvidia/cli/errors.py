@@ -1,0 +1,74 @@
+"""`pydra-nvidia forget-errors`: a GPU was repaired or reset, and is well although errors of it are remembered."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pydra import PydraError
+from pydra_nvidia.cli.arguments import add_node_arguments, node_of
+from pydra_nvidia.composition import Node
+from pydra_nvidia.health.incidents import explain
+from pydra_nvidia.health.memory import FILE, IncidentMemory
+from pydra_nvidia.names import GpuName, gpu_name, parse_name
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.telemetry import Hardware
+
+
+class ErrorsKept(PydraError):
+    """The errors cannot be forgotten."""
+
+    reason = "ErrorsKept"
+
+
+def add_command(commands: Any) -> None:
+    """The subcommand."""
+    parser = commands.add_parser(
+        "forget-errors",
+        help="forget the errors that are remembered of GPUs, after they were reset or replaced",
+        description="Forget the XIDs that are remembered of a GPU, or of all. A running agent takes note with its next "
+        "look at the hardware. What the GPU itself still says of its health stays.",
+    )
+    add_node_arguments(parser)
+    parser.add_argument("gpu", metavar="GPU", nargs="?", help="its UUID, or its minor number as 3 or gpu-3 [all]")
+    parser.set_defaults(command=run)
+
+
+def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Raises ErrorsKept; PydraError when a minor number means nothing now."""
+    node = node_of(parsed, environ)
+    uuid = _uuid(node, parsed.gpu) if parsed.gpu else None
+    said: list[str] = []
+    memory = IncidentMemory(os.path.join(node.settings.state, FILE), said.append)
+    forgotten = [one for one in memory.incidents if uuid in (None, one.gpu)]
+    if not said:
+        memory.forget(lambda one: one in forgotten)
+    if said:
+        raise ErrorsKept(said[0])
+    for one in forgotten:
+        print(f"forgot {one.count} x {explain(one)} of {one.gpu}")
+    if not forgotten:
+        print(f"no errors are remembered of {uuid or 'any GPU'}")
+    return 0
+
+
+def _uuid(node: Node, text: str) -> str:
+    """A UUID is taken as it is: its GPU may be gone."""
+    if text.startswith("GPU-"):
+        return text
+    name = parse_name(text if text.startswith("gpu-") else gpu_name(int(text)) if text.isdecimal() else "")
+    if not isinstance(name, GpuName):
+        raise ErrorsKept(f"{text!r} is no GPU: give its UUID, or its minor number as 3 or gpu-3")
+    session = NvmlSession(node.load)
+    try:
+        reading = asyncio.run(Hardware(session, node.tree, settings=node.settings).read())
+    finally:
+        session.close()
+    for gpu in reading.gpus:
+        if gpu.minor == name.minor:
+            return gpu.uuid
+    known = ", ".join(sorted(gpu_name(gpu.minor) for gpu in reading.gpus)) or "none"
+    raise ErrorsKept(f"no GPU answers as {gpu_name(name.minor)}; there are {known}. Its UUID will do too")

@@ -1,0 +1,200 @@
+"""`show` tells an admin what the backend sees, and what to do about what it lacks."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pydra import Health, HealthStatus, Taint, TaintEffect
+from pydra_nvidia.cli.report import Look, describe, table
+from pydra_nvidia.hardware import Driver, Gpu, LostGpu, Mig, NvLinks, PciFunction, Reading, VfioHost
+from pydra_nvidia.health.incidents import Incident
+from pydra_nvidia.health.memory import FILE, IncidentMemory
+from pydra_nvidia.health.verdicts import Diagnosis, Verdict
+from pydra_nvidia.settings import Settings
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_a_machine_is_shown_with_gpus_partitions_links_and_driver(command: Run, tmp_path: Path) -> None:
+    ran = command("show", "--scenario", "mixed", "--state", str(tmp_path / "m"))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    lines = {line.split()[0]: line for line in ran.stdout.splitlines() if line}
+    assert "580.105.08, CUDA 13.0" in lines["Driver:"]
+    assert lines["gpu-5"].split()[1:5] == ["NVIDIA", "H100", "80GB", "HBM3"]
+    assert "18/18 to switches" in lines["gpu-5"]
+    assert "on, 2 there" in lines["gpu-3"]
+    assert "slices 4-7" in lines["gpu-3-mig-3g40gb-9-4"]
+    assert lines["gpu-0"].endswith("well")
+    assert str(tmp_path / "m" / "tree" / "usr/bin/nvidia-cdi-hook") in ran.stdout
+
+
+def test_the_reading_is_told_as_json(command: Run, tmp_path: Path) -> None:
+    ran = command("show", "--json", SCENARIO="t4", STATE=str(tmp_path / "m"))
+    assert ran.returncode == 0
+    reading = msgspec.convert(json.loads(ran.stdout), Reading)
+    assert sorted(gpu.minor for gpu in reading.gpus) == [0, 1, 2, 3]
+
+
+def test_a_node_without_nvidia_hardware_has_no_problem(command: Run, bare_root: dict[str, str]) -> None:
+    ran = command("show", **bare_root)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "This node has no NVIDIA GPU." in ran.stdout
+    assert "nvidia-cdi-hook is not on this node" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("state", "says"),
+    [("unloaded", "the NVIDIA driver is not loaded on this node yet"), ("absent", "no NVIDIA driver is installed")],
+)
+def test_a_missing_driver_is_a_problem_that_says_what_to_do(
+    command: Run, tmp_path: Path, state: str, says: str
+) -> None:
+    scenario = tmp_path / "s.json"
+    scenario.write_text(json.dumps({"driver": {"state": state}, "gpus": [{"model": "t4"}]}))
+    ran = command("show", "--scenario", str(scenario), "--state", str(tmp_path / "m"))
+    assert ran.returncode == 1
+    problems = " ".join(ran.stdout.partition("Problems:")[2].split())
+    assert says in problems
+    assert "No GPU answers." in ran.stdout
+    told = command("show", "--json", "--scenario", str(scenario), "--state", str(tmp_path / "m"))
+    assert told.returncode == 1
+    assert list(json.loads(told.stdout)["functions"])
+    assert says in told.stderr
+
+
+def test_a_hook_that_was_named_and_is_not_there_is_a_problem(command: Run, bare_root: dict[str, str]) -> None:
+    ran = command("show", CDI_HOOK="/opt/hook", **bare_root)
+    assert ran.returncode == 1
+    assert "PYDRA_NVIDIA_CDI_HOOK is /opt/hook" in " ".join(ran.stdout.split())
+
+
+def test_wrong_variables_are_refused_all_at_once(command: Run) -> None:
+    ran = command("show", DYNAMIC_MIG="maybe", QUIET_PERIOD="-1", NONSENSE="1")
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert len(ran.stderr.splitlines()) == 3
+    assert all(line.startswith("pydra-nvidia: PYDRA_NVIDIA_") for line in ran.stderr.splitlines())
+
+
+def test_a_wrong_scenario_is_told_in_one_line(command: Run, tmp_path: Path) -> None:
+    ran = command("show", "--scenario", "hgx-h300", "--state", str(tmp_path / "m"))
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("pydra-nvidia: scenario hgx-h300: no such scenario")
+    assert len(ran.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command_name", ["", "show", "record", "simulate", "forget-errors"])
+def test_each_command_explains_itself(command: Run, command_name: str) -> None:
+    ran = command(*filter(None, (command_name, "--help")))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert f"usage: pydra-nvidia {command_name}".strip() in ran.stdout
+
+
+def test_a_command_that_there_is_not_is_refused(command: Run) -> None:
+    assert command("dance").returncode == 2
+    assert command().returncode == 2
+
+
+def test_errors_that_are_remembered_are_shown(command: Run, tmp_path: Path) -> None:
+    memory = IncidentMemory(str(tmp_path / "m" / "run" / FILE))
+    memory.note("GPU-1", 79, None, 1.0)
+    ran = command("show", "--scenario", "t4", "--state", str(tmp_path / "m"))
+    assert ran.returncode == 0
+    assert "  GPU-1: 1 x XID 79: the GPU has fallen off the bus" in ran.stdout.splitlines()
+
+
+GPU = Gpu(
+    index=0,
+    minor=7,
+    uuid="GPU-7",
+    name="X",
+    brand=0,
+    architecture=9,
+    compute=(9, 0),
+    pci="0000:01:00.0",
+    memory=None,
+    mig=Mig(enabled=True, pending=False, resetless=True),
+    links=NvLinks(total=4, up=3, peers=("a", "b")),
+)
+
+
+def look(reading: Reading, **more: object) -> list[str]:
+    whole = Look(
+        reading=reading,
+        root=None,
+        module="",
+        containers="",
+        diagnosis=Diagnosis(),
+        incidents=(),
+        settings=Settings(),
+        problems=(),
+    )
+    return list(describe(msgspec.structs.replace(whole, **more)))
+
+
+def test_what_is_not_told_is_a_dash_and_what_is_pending_is_said() -> None:
+    row = next(line for line in look(Reading(gpus=(GPU,))) if line.startswith("gpu-7"))
+    assert re.split(r"\s{2,}", row)[3:] == [
+        "0000:01:00.0",
+        "-",
+        "-",
+        "on, 0 there, off after a reset",
+        "3/4 to 2 GPUs",
+        "well",
+    ]
+
+
+def test_a_sick_gpu_says_why() -> None:
+    health = Health(status=HealthStatus.UNHEALTHY, message="XID 48: an uncorrectable memory error")
+    taint = Taint(key="gpu.nvidia.com/fabric", value="", effect=TaintEffect.NONE)
+    diagnosis = Diagnosis(gpus={"GPU-7": Verdict(health=health, taints=(taint,))})
+    row = next(line for line in look(Reading(gpus=(GPU,)), diagnosis=diagnosis) if line.startswith("gpu-7"))
+    assert row.endswith("XID 48: an uncorrectable memory error; gpu.nvidia.com/fabric")
+
+
+def test_functions_of_other_drivers_are_listed_apart() -> None:
+    def function(address: str, driver: str, **more: object) -> PciFunction:
+        ids = {"vendor": "0x10de", "device": "0x2330", "pci_class": "0x030200"}
+        return PciFunction(address=address, driver=driver, **ids, **more)  # type: ignore[arg-type]
+
+    functions = {
+        one.address: one
+        for one in (
+            function("0000:01:00.0", "nvidia"),
+            function("0000:02:00.0", "vfio-pci", group="12", name="GH100"),
+            function("0000:03:00.0", ""),
+            function("0000:04:00.0", "nvidia"),
+        )
+    }
+    lines = look(Reading(gpus=(GPU,), functions=functions, vfio=VfioHost(iommu=True)))
+    found = [line.split() for line in lines if line.startswith("0000:")]
+    assert found == [
+        ["0000:02:00.0", "GH100", "vfio-pci", "12", "passed", "through"],
+        ["0000:03:00.0", "0x2330", "none", "-", "not", "used", "by", "NVIDIA"],
+    ]
+
+
+def test_lost_gpus_and_advice_are_told() -> None:
+    lost = LostGpu(index=2, code=15, message="it has fallen off the bus")
+    driver = Driver(version="580.1", cuda=0)
+    lines = look(
+        Reading(driver=driver, lost=(lost,)),
+        settings=Settings(vfio=True),
+        incidents=(Incident(gpu="GPU-7", xid=999, first=1.0, last=2.0, count=3),),
+        problems=("something is missing",),
+    )
+    assert "- GPU 2 (by NVML's count) does not answer: it has fallen off the bus" in lines
+    assert any("needs an IOMMU" in line for line in lines)
+    assert "  GPU-7: 3 x XID 999" in lines
+    assert lines[-1] == "- something is missing"
+    assert lines[0] == "Driver:      580.1"
+
+
+def test_columns_are_as_wide_as_they_must_be() -> None:
+    assert list(table([("A", "LONG"), ("longer", "b")])) == ["A       LONG", "longer  b"]
