@@ -12,6 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,6 +56,15 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
         return self.version == version and all(read_sign(self.root, path) == sign for path, sign in self.seen.items())
 
 
+class _Driver(NamedTuple):
+    """What the devices of one claim have in common."""
+
+    hook: str
+    root: DriverRoot
+    dev: DevRoots
+    edits: ContainerEdits
+
+
 class Injection:
     """One for the backend's life. `clock` tells the time in seconds since 1970."""
 
@@ -65,7 +75,12 @@ class Injection:
         self._known: _Known | None = None
 
     async def edits(self, target: Target, reading: Reading, steps: Sequence[Step] = ()) -> ContainerEdits:
-        """All that a container gets with the target, by what was done for its claim. Paths are the host's.
+        """What a container gets with one target, as `look` has it; looked for in a thread."""
+        (edits,) = await asyncio.to_thread(self.look, (target,), reading, steps)
+        return edits
+
+    def look(self, targets: Sequence[Target], reading: Reading, steps: Sequence[Step] = ()) -> list[ContainerEdits]:
+        """All that a container gets with each target, by what was done for their claim. Paths are the host's. Blocks.
 
         Raises:
             DriverIncomplete: the driver's files or device nodes are not (all) there.
@@ -73,46 +88,50 @@ class Injection:
             HookMissing: PYDRA_NVIDIA_CDI_HOOK names a file that the host does not have.
             ClaimError: the partition or the bound function is not as the claim needs it.
         """
-        own = await asyncio.to_thread(self._describe, target, reading)
-        return merge(own, build_sharing_edits(target, steps, settings=self._settings))
+        driver = None
+        found = []
+        for target in targets:
+            if isinstance(target, Passthrough):
+                own = self._passthrough(target, reading)
+            else:
+                driver = driver or self._find_driver(reading)
+                own = self._describe(target, driver)
+            found.append(merge(own, build_sharing_edits(target, steps, settings=self._settings)))
+        return found
 
     async def statement(self) -> str:
         """How containers are set up on this node, for the log; raises HookMissing."""
         return describe_hooks(await asyncio.to_thread(self._find_hook))
 
-    def _describe(self, target: Target, reading: Reading) -> ContainerEdits:
-        match target:
-            case Passthrough():
-                return self._passthrough(target, reading)
-            case Partition():
-                instance = target.instance
-                if instance is None or len(instance.compute) != 1:
-                    raise ClaimError(
-                        f"partition {target.allocated.device} is not there as one compute instance in its GPU instance"
-                    )
-                capabilities = find_partition_nodes(self._tree, target.gpu.minor, instance.id, instance.compute[0].id)
-                graphics = target.profile is not None and "+gfx" in target.profile.name
-                return merge(self._gpu(target.gpu, reading, graphics=graphics), partition_edits(capabilities))
-            case WholeGpu():
-                return self._gpu(target.gpu, reading, graphics=True)
+    def _describe(self, target: WholeGpu | Partition, driver: _Driver) -> ContainerEdits:
+        if isinstance(target, WholeGpu):
+            return merge(driver.edits, self._gpu(target.gpu, driver, graphics=True))
+        instance = target.instance
+        if instance is None or len(instance.compute) != 1:
+            raise ClaimError(
+                f"partition {target.allocated.device} is not there as one compute instance in its GPU instance"
+            )
+        capabilities = find_partition_nodes(self._tree, target.gpu.minor, instance.id, instance.compute[0].id)
+        graphics = target.profile is not None and "+gfx" in target.profile.name
+        own = self._gpu(target.gpu, driver, graphics=graphics)
+        return merge(driver.edits, own, partition_edits(capabilities))
 
-    def _gpu(self, gpu: Gpu, reading: Reading, *, graphics: bool) -> ContainerEdits:
+    def _gpu(self, gpu: Gpu, driver: _Driver, *, graphics: bool) -> ContainerEdits:
+        node = driver.dev.find(f"/dev/nvidia{gpu.minor}")
+        if node is None:
+            raise _node_missing(f"/dev/nvidia{gpu.minor}", driver.root)
+        drm = driver.dev.find_drm(gpu.pci) if graphics else ()
+        return gpu_edits(node, drm, gpu.pci, driver.hook)
+
+    def _find_driver(self, reading: Reading) -> _Driver:
+        """What all GPUs and partitions have in common, as it is now."""
         hook = self._find_hook()
         root, files = self._find_files(reading.driver.version if reading.driver is not None else "")
         dev = DevRoots(self._tree, (root.dev_root, "/"))
-        found = [dev.find(path) for path in COMMON]
-        control = found[0]
-        node = dev.find(f"/dev/nvidia{gpu.minor}")
-        if control is None or node is None:
-            path = CONTROL if control is None else f"/dev/nvidia{gpu.minor}"
-            raise DriverIncomplete(
-                f"the node has no {path} (looked below {root.dev_root}): the NVIDIA driver may still be loading, and "
-                "the claim is tried again; nvidia-modprobe makes the device nodes, and PYDRA_NVIDIA_DEV_ROOT names "
-                "another root for them"
-            )
-        drm = dev.find_drm(gpu.pci) if graphics else ()
-        common = driver_edits(files, [one for one in found if one is not None], hook)
-        return merge(common, gpu_edits(node, drm, gpu.pci, hook))
+        found = [node for path in COMMON if (node := dev.find(path)) is not None]
+        if CONTROL not in (node.path for node in found):
+            raise _node_missing(CONTROL, root)
+        return _Driver(hook=hook, root=root, dev=dev, edits=driver_edits(files, found, hook))
 
     def _passthrough(self, target: Passthrough, reading: Reading) -> ContainerEdits:
         config = target.allocated.config(VfioDeviceConfig)
@@ -164,6 +183,14 @@ class Injection:
                 "install the NVIDIA container toolkit there, or unset it to have the usual places looked at"
             )
         return ""
+
+
+def _node_missing(path: str, root: DriverRoot) -> DriverIncomplete:
+    return DriverIncomplete(
+        f"the node has no {path} (looked below {root.dev_root}): the NVIDIA driver may still be loading, and "
+        "the claim is tried again; nvidia-modprobe makes the device nodes, and PYDRA_NVIDIA_DEV_ROOT names "
+        "another root for them"
+    )
 
 
 def _is_program(path: str) -> bool:

@@ -19,29 +19,29 @@ def resolve(root: str, path: str) -> str | None:
 
     The answer is absolute inside the root: `/usr/lib64/libcuda.so.580.105.08`.
     """
+    here = root.rstrip("/")
     left = [part for part in reversed(path.split("/")) if part not in ("", ".")]
-    done: list[str] = []
+    done = ""
     links = 0
     while left:
         part = left.pop()
         if part == "..":
-            del done[-1:]  # above the root is the root
+            done = done.rpartition("/")[0]  # above the root is the root
             continue
-        here = below(root, "/".join([*done, part]))
         try:
-            target = os.readlink(here)
+            target = os.readlink(f"{here}{done}/{part}")
         except OSError as error:
             if error.errno != errno.EINVAL:  # EINVAL: there, and no link
                 return None
-            done.append(part)
+            done = f"{done}/{part}"
             continue
         links += 1
         if links > MOST_LINKS:
             return None
         if target.startswith("/"):
-            done.clear()
+            done = ""
         left.extend(step for step in reversed(target.split("/")) if step not in ("", "."))
-    return "/" + "/".join(done)
+    return done or "/"
 
 
 def below(root: str, path: str) -> str:
