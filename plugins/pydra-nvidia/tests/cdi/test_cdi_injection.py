@@ -123,7 +123,7 @@ async def test_two_gpus_and_a_partition_of_one_claim_make_one_spec(machine: Any)
     machine.devices("dri/card1")
     seen, injection = reading(), Injection(machine.tree, Settings())
     targets = [target(name, seen) for name in ("gpu-0", MIG, "gpu-2")]
-    prepared = [one.allocated.prepared(await injection.edits(one, seen)) for one in targets]
+    prepared = [one.allocated.prepared(own) for one, own in zip(targets, injection.look(targets, seen), strict=True)]
     present = await read_present(prepared, root=str(machine.path))
     assert list(present) == prepared, "nothing that was found is missing"
     spec = build_spec("gpu.nvidia.com", "uid", present)
