@@ -78,7 +78,11 @@ class Hardware:
         Each GPU by its minor number or UUID. It is a whole reading when there was none in this session, when a
         function has come, gone or changed its driver, or when one of the GPUs was not there. Raises as `read` does.
         """
-        return await asyncio.to_thread(self._locked, self._reread, frozenset(gpus))
+        return await asyncio.to_thread(self.reread_here, gpus)
+
+    def reread_here(self, gpus: Collection[int | str]) -> Reading:
+        """The same in this thread, which may be blocked for long."""
+        return self._locked(self._reread, frozenset(gpus))
 
     async def latest(self) -> Reading:
         """The last reading; the first one when there was none. Raises as `read` does."""
