@@ -133,7 +133,9 @@ class NvidiaBackend:
     async def _reread(self, claim: Claim) -> Reading:
         """The hardware, with what can have changed of the claim's GPUs read anew."""
         names = (parse_name(device.device) for device in claim.devices)
-        return await self._hardware.reread([name.minor for name in names if isinstance(name, GpuName | MigName)])
+        reading = await self._hardware.reread([name.minor for name in names if isinstance(name, GpuName | MigName)])
+        self._health.see(reading)
+        return reading
 
     async def _reconcile(self) -> None:
         """Once, as soon as the hardware can be read: put right what a crash or somebody else left."""

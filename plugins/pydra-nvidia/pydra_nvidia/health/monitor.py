@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 
@@ -36,6 +38,7 @@ class HealthMonitor:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
+        self._lock = threading.Lock()
         self._reading = Reading()
         self._lost: frozenset[str] = frozenset()
         self._watcher = EventWatcher(session, self._hear) if settings.health else None
@@ -44,9 +47,12 @@ class HealthMonitor:
         """How everything in the reading is now; from here on its GPUs are watched."""
         if self._watcher is None:
             return Diagnosis()
-        self._reading = reading
+        self.see(reading)
         self._watcher.watch([gpu.uuid for gpu in reading.gpus])
-        now = self._clock()
+        with self._lock:
+            return self._judge(reading, self._clock())
+
+    def _judge(self, reading: Reading, now: float) -> Diagnosis:
         lost = frozenset(one.last.uuid for one in reading.lost if one.last is not None)
         returned, self._lost = self._lost - lost, lost  # only a reset brings a lost GPU back
         self._memory.forget(
@@ -54,6 +60,10 @@ class HealthMonitor:
         )
         gpus = tuple(self._mark_unmonitored(gpu) for gpu in reading.gpus)
         return diagnose(replace(reading, gpus=gpus), self._memory.incidents, settings=self._settings, now=now)
+
+    def see(self, reading: Reading) -> None:
+        """What is where now: an event names an instance by an id that another had before."""
+        self._reading = reading
 
     async def wait_event(self, seconds: float) -> bool:
         """Whether an event came within so many seconds."""
@@ -68,6 +78,8 @@ class HealthMonitor:
     def samples(self, reading: Reading) -> tuple[Sample, ...]:
         """XIDs by code since this process began."""
         names = {gpu.uuid: gpu_name(gpu.minor) for gpu in reading.gpus}
+        with self._lock:
+            counts = sorted(self._memory.counts.items())
         return tuple(
             Sample(
                 name="xids_total",
@@ -77,7 +89,7 @@ class HealthMonitor:
                 device=names.get(uuid, uuid),
                 labels={"xid": str(xid)},
             )
-            for (uuid, xid), count in sorted(self._memory.counts.items())
+            for (uuid, xid), count in counts
         )
 
     def close(self) -> None:
@@ -87,16 +99,19 @@ class HealthMonitor:
 
     def _hear(self, event: Event | None) -> None:
         """Called by the watcher's thread."""
-        self._loop.call_soon_threadsafe(self._take, event)
-
-    def _take(self, event: Event | None) -> None:
         if event is not None and event.xid is not None:
-            gpu = self._reading.gpu(event.gpu)
-            # NVML may not say whose event it is, as when a GPU is lost: then every GPU is suspected.
-            suspects = [gpu] if gpu is not None else self._reading.gpus
-            for suspect in suspects:
-                self._memory.note(suspect.uuid, event.xid, _place(suspect, event.instance), self._clock())
-        self._woken.set()
+            with self._lock:
+                self._note(event, event.xid)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    def _note(self, event: Event, xid: int) -> None:
+        known = {gpu.uuid: gpu for gpu in self._reading.gpus}
+        known |= {one.last.uuid: one.last for one in self._reading.lost if one.last is not None}
+        # NVML may not say whose event it is, as when a GPU is lost: then every GPU that answered is suspected.
+        for uuid in [event.gpu] if event.gpu else [gpu.uuid for gpu in self._reading.gpus]:
+            gpu = known.get(uuid)
+            self._memory.note(uuid, xid, _place(gpu, event.instance) if gpu is not None else None, self._clock())
 
     def _mark_unmonitored(self, gpu: Gpu) -> Gpu:
         if self._watcher is None or gpu.uuid not in self._watcher.unmonitored:
