@@ -1,0 +1,325 @@
+"""A node as its users see it: claims, pods and Events, with the real agent over a simulated machine."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from pydra.embedded.kubelet.steps import Called, ContainerCreated, PodRunning, Step
+from pydra.embedded.node import EmbeddedNode, run_node
+from pydra.embedded.oci import OciSpec
+from pydra.kube.resources import (
+    DEVICE_CLASSES,
+    EVENTS,
+    NAMESPACES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    JsonObject,
+)
+from pydra_nvidia import DEVICE_CLASSES as CLASSES
+from pydra_nvidia import DRIVER
+from pydra_nvidia.config import GROUP_VERSION
+from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.scenario_file import bundled_scenarios
+from pydra_nvidia.simulation.state import GpuState
+from tests.integration.agent.process import Agent, run_agent
+
+DEADLINE = 20.0
+NAMESPACE = "default"
+
+
+class Scene:
+    """The node, its agent, and the machine below it."""
+
+    def __init__(self, node: EmbeddedNode, agent: Agent, simulation: Simulation, steps: list[Step]) -> None:
+        self.node = node
+        self.agent = agent
+        self.inject = simulation.inject
+        self.machine = simulation.machine
+        self.steps = steps
+        self._fresh = self.traces()
+
+    # What users do
+
+    async def claim(self, name: str, *requests: JsonObject, template: bool = False, **devices: Any) -> JsonObject:
+        """A ResourceClaim, or a template; `devices` are further fields of `spec.devices`."""
+        spec = {"devices": {"requests": list(requests), **devices}}
+        if template:
+            body = {"metadata": {"name": name}, "spec": {"spec": spec}}
+            return await self.node.client.create(RESOURCE_CLAIM_TEMPLATES, body, namespace=NAMESPACE)
+        body = {"metadata": {"name": name}, "spec": spec}
+        return await self.node.client.create(RESOURCE_CLAIMS, body, namespace=NAMESPACE)
+
+    async def pod(
+        self,
+        name: str,
+        claim: str = "",
+        *,
+        template: str = "",
+        containers: Mapping[str, Sequence[JsonObject]] | None = None,
+    ) -> None:
+        """A pod with one claim, the one of its name by default, for its container `main`."""
+        source = {"resourceClaimTemplateName": template} if template else {"resourceClaimName": claim or name}
+        uses = {"main": [{"name": "it"}]} if containers is None else containers
+        spec = {
+            "restartPolicy": "Never",
+            "resourceClaims": [{"name": "it", **source}],
+            "containers": [
+                {"name": key, "image": "busybox", "command": ["sleep", "infinity"], "resources": {"claims": list(used)}}
+                for key, used in uses.items()
+            ],
+        }
+        await self.node.client.create(PODS, {"metadata": {"name": name}, "spec": spec}, namespace=NAMESPACE)
+
+    async def ask(self, name: str, *requests: JsonObject, **devices: Any) -> None:
+        """A claim and a pod with it."""
+        await self.claim(name, *requests, **devices)
+        await self.pod(name)
+
+    async def run(self, name: str, *requests: JsonObject, **devices: Any) -> list[str]:
+        """The devices that the claim of a pod that runs has."""
+        await self.ask(name, *requests, **devices)
+        await self.running(name)
+        return await self.given(name)
+
+    async def leave(self, *names: str) -> None:
+        """Pods and the claims of the same names are deleted, and gone."""
+        await self.drop(*names)
+        for name in names:
+            await self.node.client.delete(RESOURCE_CLAIMS, name, namespace=NAMESPACE)
+
+    async def drop(self, *pods: str) -> None:
+        """Pods are deleted, and gone; the claims of their templates go with them."""
+        for pod in pods:
+            await self.node.client.delete(PODS, pod, namespace=NAMESPACE)
+        for pod in pods:
+            await self.until(lambda pod=pod: self._is_gone(pod), f"pod {pod} is gone")
+
+    # What they see
+
+    async def given(self, claim: str) -> list[str]:
+        """The devices of a claim."""
+        return [one["device"] for one in await self.results(claim)]
+
+    async def results(self, claim: str) -> list[JsonObject]:
+        """The results of its allocation."""
+        found = await self.node.client.get(RESOURCE_CLAIMS, claim, namespace=NAMESPACE)
+        results: list[JsonObject] = found["status"]["allocation"]["devices"]["results"]
+        return results
+
+    async def devices(self) -> dict[str, JsonObject]:
+        """All that is published, by name."""
+        slices = (await self.node.client.list(RESOURCE_SLICES)).items
+        return {device["name"]: device for one in slices for device in one["spec"].get("devices") or ()}
+
+    async def published(self, *devices: str, gone: bool = False) -> None:
+        """These devices are published, or none of them."""
+
+        async def look() -> bool:
+            found = set(devices) & set(await self.devices())
+            return not found if gone else found == set(devices)
+
+        await self.until(look, f"{devices} are {'gone' if gone else 'published'}")
+
+    async def running(self, *pods: str) -> None:
+        """These pods run."""
+        for pod in pods:
+            await self.until(
+                _ready(lambda pod=pod: self.runs(pod)), lambda pod=pod: f"{pod} runs: {self.errors(pod)[-1:]}"
+            )
+
+    def runs(self, pod: str) -> bool:
+        """Whether the pod runs or has run."""
+        return PodRunning(pod=f"{NAMESPACE}/{pod}") in self.steps
+
+    async def until_one_runs(self, *pods: str) -> None:
+        """At least one of these pods runs."""
+        await self.until(_ready(lambda: any(map(self.runs, pods))), f"one of {pods} runs")
+
+    async def pending(self, pod: str) -> str:
+        """Why the scheduler leaves the pod alone."""
+        said: list[str] = []
+
+        async def look() -> bool:
+            found = await self.node.client.get(PODS, pod, namespace=NAMESPACE)
+            conditions = found["status"].get("conditions") or ()
+            said[:] = [
+                one["message"] for one in conditions if one["type"] == "PodScheduled" and one["status"] != "True"
+            ]
+            return bool(said)
+
+        await self.until(look, f"{pod} is pending")
+        return said[0]
+
+    def container(self, pod: str, name: str = "main") -> OciSpec:
+        """What the runtime made the container with."""
+        created = [step for step in self.steps if isinstance(step, ContainerCreated)]
+        return next(one.after for one in created if one.pod == f"{NAMESPACE}/{pod}" and one.container == name)
+
+    def nodes(self, pod: str, name: str = "main") -> list[str]:
+        """The GPUs whose device nodes the container has."""
+        found = (device.path for device in self.container(pod, name).devices)
+        return sorted(path for path in found if re.fullmatch(r"/dev/nvidia\d+", path))
+
+    def errors(self, claim: str) -> list[str]:
+        """What the kubelet was told of it."""
+        calls = [step for step in self.steps if isinstance(step, Called)]
+        return [one.error for one in calls if one.error and f"{NAMESPACE}/{claim}" in one.claims]
+
+    async def event(self, claim: str, reason: str, pattern: str) -> str:
+        """The Event on the claim that says so; whatever is said of it, it is no traceback."""
+        notes: list[str] = []
+
+        async def look() -> bool:
+            found = (await self.node.client.list(EVENTS, namespace=NAMESPACE)).items
+            about = [one for one in found if (one.get("regarding") or {}).get("name") == claim]
+            notes[:] = [f"{one['reason']}: {one.get('note')}" for one in about if one["regarding"]["kind"] != "Pod"]
+            return any(note.startswith(f"{reason}: ") and re.search(pattern, note) for note in notes)
+
+        await self.until(look, lambda: f"{reason} on {claim} says {pattern}: {notes}, {self.errors(claim)[-1:]}")
+        text = "\n".join((*notes, *self.errors(claim)))
+        assert not re.search(r"Traceback|File \"|\.py\b|Error\(|object at 0x", text), text
+        return next(note for note in notes if note.startswith(f"{reason}: ") and re.search(pattern, note))
+
+    # The machine
+
+    def gpus(self) -> list[GpuState]:
+        """By minor number."""
+        view = self.machine.read()
+        return [view.state.gpus[uuid] for uuid in sorted(view.boards, key=lambda uuid: view.boards[uuid].minor)]
+
+    def uuid(self, minor: int) -> str:
+        """Of the GPU."""
+        return next(one.uuid for one in self.machine.read().boards.values() if one.minor == minor)
+
+    def partitions(self, minor: int) -> list[tuple[int, int]]:
+        """Profile and first memory slice of each on the GPU."""
+        return sorted((one.profile, one.start) for one in self.gpus()[minor].instances)
+
+    def traces(self) -> dict[str, Any]:
+        """All that a claim can leave: the machine's state, the journal, CDI specs, daemons, the agent's record."""
+        root, view = Path(self.node.root), self.machine.read()
+        own = ("processes", "counters", "gauges", "recovery", "reset_required", "lost")
+        gpus = {
+            board.minor: {
+                name: value for name, value in msgspec.to_builtins(view.state.gpus[uuid]).items() if name not in own
+            }
+            for uuid, board in view.boards.items()
+        }
+        run = root / "hardware" / "run"
+        return {
+            "gpus": gpus,
+            "journal": sorted(path.name for path in (run / "claims").glob("*")),
+            "daemons": sorted(path.name for path in (run / "mps").glob("*/")),
+            "cdi": sorted(path.name for path in Path(self.node.cdi_directory).iterdir()),
+            "records": sorted(path.name for path in Path(self.node.settings.root, "plugins", DRIVER).rglob("*.json")),
+        }
+
+    async def undone(self, since: Mapping[str, Any] | None = None) -> None:
+        """Everything is as at first, or as it was then."""
+        wanted = since or self._fresh
+        await self.until(
+            _ready(lambda: self.traces() == wanted),
+            lambda: "\n".join(
+                f"{name}: {value} instead of {wanted[name]}"
+                for name, value in self.traces().items()
+                if value != wanted[name]
+            ),
+        )
+
+    async def until(self, holds: Callable[[], Awaitable[bool]], what: str | Callable[[], str]) -> None:
+        """It holds before the deadline; else `what` does not."""
+        with anyio.move_on_after(DEADLINE):
+            while not await holds():
+                await anyio.sleep(0.02)
+            return
+        pytest.fail(f"not in time: {what if isinstance(what, str) else what()}")
+
+    async def _is_gone(self, pod: str) -> bool:
+        return all(one["metadata"]["name"] != pod for one in (await self.node.client.list(PODS)).items)
+
+
+def _ready(look: Callable[[], bool]) -> Callable[[], Awaitable[bool]]:
+    async def holds() -> bool:
+        return look()
+
+    return holds
+
+
+def request(
+    kind: str, cel: str = "", *, name: str = "it", profile: str = "", device: str = "", **exactly: Any
+) -> JsonObject:
+    """For the class of `kind`: gpu, mig or vfio; devices that satisfy `cel`, of a MIG profile, on one GPU."""
+    conditions = [cel, f"device.attributes['{DRIVER}'].profile == '{profile}'" if profile else "", device]
+    selectors = [{"cel": {"expression": one}} for one in conditions if one]
+    classes = {"gpu": "gpu.nvidia.com", "mig": "mig.nvidia.com", "vfio": "vfio.gpu.nvidia.com"}
+    return {"name": name, "exactly": {"deviceClassName": classes[kind], "selectors": selectors, **exactly}}
+
+
+def config(kind: str, *requests: str, **fields: Any) -> JsonObject:
+    """An opaque config of the plugin's `kind`, for requests or all of them."""
+    parameters = {"apiVersion": GROUP_VERSION, "kind": kind, **fields}
+    return {"requests": list(requests), "opaque": {"driver": DRIVER, "parameters": parameters}}
+
+
+Stage = Callable[..., AbstractAsyncContextManager[Scene]]
+
+
+@pytest.fixture
+def ask_for() -> Callable[..., JsonObject]:
+    return request
+
+
+@pytest.fixture
+def configure() -> Callable[..., JsonObject]:
+    return config
+
+
+@pytest.fixture
+def stage() -> Stage:
+    """`stage("hgx-h100", dynamic_mig=True)`: a bundled scenario, or a list of groups of GPUs, and settings.
+
+    `scenario` are its other parts. At the end the agent is the same process, ready, and stops with 0.
+    """
+
+    @asynccontextmanager
+    async def make(
+        gpus: str | list[JsonObject], *, scenario: Mapping[str, Any] = {}, admin: bool = False, **settings: Any
+    ) -> AsyncIterator[Scene]:
+        steps: list[Step] = []
+        async with run_node(steps.append) as node:
+            location = gpus if isinstance(gpus, str) else f"{node.root}/scenario.json"
+            if not isinstance(gpus, str):
+                Path(location).write_text(json.dumps({"gpus": gpus, **scenario}))
+            else:
+                assert gpus in bundled_scenarios()
+            simulation = open_simulation(location, f"{node.root}/hardware")
+            environ = {"PYDRA_NVIDIA_SCENARIO": location, "PYDRA_NVIDIA_STATE": f"{node.root}/hardware"}
+            environ |= {"PYDRA_NVIDIA_POLL_PERIOD": "0.05"}
+            environ |= {f"PYDRA_NVIDIA_{name.upper()}": str(value).lower() for name, value in settings.items()}
+            for name, spec in CLASSES.items():
+                await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
+            if admin:
+                labels = {"resource.kubernetes.io/admin-access": "true"}
+                await node.client.patch(NAMESPACES, NAMESPACE, {"metadata": {"labels": labels}})
+            async with run_agent(node, "--backend", "nvidia", environ=environ) as agent:
+                await agent.wait_ready()
+                await agent.wait_log(lambda text: "is published" in text)
+                scene = Scene(node, agent, simulation, steps)
+                yield scene
+                assert agent.process.returncode is None
+                await agent.wait_ready()
+                assert await agent.stop() == 0
+                assert "Traceback" not in agent.log.read_text()
+
+    return make

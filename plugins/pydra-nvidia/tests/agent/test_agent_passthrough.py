@@ -1,0 +1,84 @@
+"""GPUs for virtual machines as users ask for them: bound while a claim has them, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Scene
+
+Stage = Callable[..., "AbstractAsyncContextManager[Scene]"]
+Ask = Callable[..., Any]
+
+T4 = {"model": "t4", "minors": [0]}
+HOPPER = {"model": "h100-80gb", "minors": [1]}
+
+
+def paths(scene: Scene, pod: str) -> set[str]:
+    return {device.path for device in scene.container(pod).devices}
+
+
+async def test_a_gpu_is_bound_for_the_claim_and_is_a_gpu_again_when_it_leaves(stage: Stage, ask_for: Ask) -> None:
+    async with stage([T4, HOPPER], vfio=True) as scene:
+        await scene.published("gpu-0", "gpu-1", "gpu-vfio-0", "gpu-vfio-1")
+        (device,) = await scene.run("guest", ask_for("vfio"))
+        minor = int(device.removeprefix("gpu-vfio-"))
+        assert scene.gpus()[minor].driver == "vfio-pci"
+        await scene.published(f"gpu-{minor}", gone=True)
+        (group,) = paths(scene, "guest") - {"/dev/vfio/vfio"}
+        assert group.startswith("/dev/vfio/")
+        container = scene.container("guest")
+        assert "NVIDIA_VISIBLE_DEVICES=void" in container.env
+        assert container.mounts == ()
+        assert await scene.run("whole", ask_for("gpu")) == [f"gpu-{1 - minor}"]
+        await scene.leave("guest")
+        await scene.published(f"gpu-{minor}")
+        assert await scene.run("again", ask_for("gpu")) == [f"gpu-{minor}"]
+        await scene.leave("again", "whole")
+        await scene.undone()
+
+
+async def test_a_gpu_is_either_whole_or_partitioned_or_passed_through(stage: Stage, ask_for: Ask) -> None:
+    kinds = {"whole": ask_for("gpu"), "part": ask_for("mig", profile="1g.10gb"), "guest": ask_for("vfio")}
+    async with stage([{"model": "h100-80gb", "minors": [0]}], vfio=True, dynamic_mig=True) as scene:
+        await scene.run("whole", kinds["whole"])
+        for name in ("part", "guest"):
+            await scene.ask(name, kinds[name])
+            await scene.pending(name)
+        await scene.leave("whole")
+        await scene.until_one_runs("part", "guest")
+        first, second = ("part", "guest") if scene.runs("part") else ("guest", "part")
+        await scene.pending(second)
+        await scene.leave(first)
+        await scene.running(second)
+        await scene.leave(second)
+        await scene.undone()
+
+
+@pytest.mark.parametrize(
+    ("iommufd", "policy", "api", "nodes"),
+    [
+        pytest.param(True, "LegacyOnly", False, {"/dev/vfio/vfio": False, "group": True, "cdev": False}, id="legacy"),
+        pytest.param(True, "PreferIommuFD", False, {"/dev/iommu": False, "group": False, "cdev": True}, id="iommufd"),
+        pytest.param(True, "PreferIommuFD", True, {"/dev/iommu": True, "group": False, "cdev": True}, id="and its api"),
+        pytest.param(True, "LegacyOnly", True, {"/dev/vfio/vfio": True, "group": True, "cdev": False}, id="legacy api"),
+        pytest.param(False, "PreferIommuFD", False, {"group": True, "cdev": False}, id="no iommufd"),
+    ],
+)
+async def test_a_guests_monitor_gets_the_interface_that_it_asks_for(
+    stage: Stage, ask_for: Ask, configure: Ask, iommufd: bool, policy: str, api: bool, nodes: dict[str, bool]
+) -> None:
+    config = configure("VfioDeviceConfig", iommu={"backendPolicy": policy, "enableAPIDevice": api})
+    async with stage([T4], scenario={"host": {"iommufd": iommufd}}, vfio=True) as scene:
+        await scene.run("guest", ask_for("vfio"), config=[config])
+        found = paths(scene, "guest")
+        told = {path: path in found for path in nodes if path.startswith("/dev")}
+        told["cdev"] = any(path.startswith("/dev/vfio/devices/") for path in found)
+        told["group"] = any(path.removeprefix("/dev/vfio/").isdecimal() for path in found)
+        assert told == nodes
+        await scene.leave("guest")
+        await scene.undone()

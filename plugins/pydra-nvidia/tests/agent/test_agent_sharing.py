@@ -1,0 +1,163 @@
+"""Sharing as users configure it: time slices, MPS daemons, shares of one device for several claims."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pydra_nvidia.sharing.launcher import MARK
+from pydra_nvidia.sharing.processes import find_marked
+
+if TYPE_CHECKING:
+    from conftest import Scene
+
+Stage = Callable[..., "AbstractAsyncContextManager[Scene]"]
+Ask = Callable[..., Any]
+
+EXCLUSIVE_PROCESS = 3
+
+
+def h100(count: int = 1) -> list[dict[str, Any]]:
+    return [{"model": "h100-80gb", "count": count, "minors": list(range(count))}]
+
+
+def daemons(scene: Scene) -> list[Path]:
+    """The directories of the daemons that run."""
+    places = sorted(Path(scene.node.root, "hardware/run/mps").glob("*/"))
+    return [place for place in places if find_marked(f"{MARK}={place}")]
+
+
+async def test_a_time_slice_is_set_for_the_claim_and_the_default_comes_back(
+    stage: Stage, ask_for: Ask, configure: Ask
+) -> None:
+    def slicing(*requests: str, **fields: Any) -> Any:
+        return configure("GpuConfig", *requests, sharing={"strategy": "TimeSlicing", **fields})
+
+    async with stage(h100(3)) as scene:
+        requests = [ask_for("gpu", name="long"), ask_for("gpu", name="plain")]
+        configs = [slicing("plain"), slicing("long", timeSlicingConfig={"interval": "Long"})]
+        devices = await scene.run("two", *requests, config=configs)
+        minors = [int(name.removeprefix("gpu-")) for name in devices]
+        assert [scene.gpus()[minor].time_slice for minor in minors] == [3, 0]
+        await scene.run("short", ask_for("gpu"), config=[slicing(timeSlicingConfig={"interval": "Short"})])
+        assert sorted(gpu.time_slice for gpu in scene.gpus()) == [0, 1, 3]
+        await scene.leave("two", "short")
+        await scene.undone()
+
+
+async def test_an_mps_daemon_serves_the_gpus_of_a_claim_while_it_lasts(
+    stage: Stage, ask_for: Ask, configure: Ask
+) -> None:
+    limits = {
+        "defaultActiveThreadPercentage": 40,
+        "defaultPinnedDeviceMemoryLimit": "10Gi",
+        "defaultPerDevicePinnedMemoryLimit": {"0": "5Gi"},
+    }
+    mps = configure("GpuConfig", sharing={"strategy": "MPS", "mpsConfig": limits})
+    async with stage(h100(3)) as scene:
+        devices = await scene.run("clients", ask_for("gpu", count=2), config=[mps])
+        minors = [int(name.removeprefix("gpu-")) for name in devices]
+        assert {scene.gpus()[minor].compute_mode for minor in minors} == {EXCLUSIVE_PROCESS}
+        (place,) = daemons(scene)
+        container = scene.container("clients")
+        assert "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps" in container.env
+        mounts = {mount.container_path: mount.host_path for mount in container.mounts}
+        assert mounts["/tmp/nvidia-mps"] == f"{place}/pipe"  # noqa: S108 - the vendor's name
+        assert mounts["/dev/shm"] == f"{place}/shm"  # noqa: S108 - where CUDA looks
+        assert os.path.exists(f"{place}/pipe/control")
+        await scene.run("other", ask_for("gpu"))
+        assert "CUDA_MPS_PIPE_DIRECTORY" not in " ".join(scene.container("other").env)
+        await scene.leave("clients")
+        assert daemons(scene) == []
+        await scene.leave("other")
+        await scene.undone()
+
+
+@pytest.mark.parametrize("dynamic", [True, False], ids=["made for the claim", "that exists"])
+async def test_each_partition_has_an_mps_daemon_of_its_own(
+    stage: Stage, ask_for: Ask, configure: Ask, dynamic: bool
+) -> None:
+    mps = configure("MigDeviceConfig", sharing={"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}})
+    there = {"mig": True, "instances": [{"profile": "1g.10gb", "start": start} for start in range(3)]}
+    machine = h100() if dynamic else [h100()[0] | there]
+    async with stage(machine, dynamic_mig=dynamic) as scene:
+        await scene.run("one", ask_for("mig", profile="1g.10gb"), config=[mps])
+        await scene.run("two", ask_for("mig", profile="1g.10gb"), config=[mps])
+        assert len(daemons(scene)) == 2
+        pipes = {
+            mount.host_path
+            for pod in ("one", "two")
+            for mount in scene.container(pod).mounts
+            if mount.container_path == "/tmp/nvidia-mps"  # noqa: S108 - the vendor's name
+        }
+        assert pipes == {f"{place}/pipe" for place in daemons(scene)}
+        await scene.leave("one")
+        assert len(daemons(scene)) == 1
+        await scene.leave("two")
+        await scene.undone()
+
+
+@pytest.mark.parametrize(
+    ("shares", "requests", "pods", "consumed"),
+    [
+        pytest.param("memory", {"memory": "6Gi"}, 2, {"memory": "6Gi"}, id="memory"),
+        pytest.param("2", None, 2, {"memory": "0", "shares": "1"}, id="number"),
+        pytest.param("unlimited", None, 5, {"memory": "0"}, id="unlimited"),
+    ],
+)
+async def test_claims_have_shares_of_one_gpu(
+    stage: Stage, ask_for: Ask, shares: str, requests: dict[str, str] | None, pods: int, consumed: dict[str, str]
+) -> None:
+    asked = {"capacity": {"requests": requests}} if requests else {}
+    async with stage([{"model": "t4"}], consumable_shares=shares) as scene:
+        names = [f"pod-{number}" for number in range(pods)]
+        for name in names:
+            assert await scene.run(name, ask_for("gpu", **asked)) == ["gpu-0"]
+        results = [(await scene.results(name))[0] for name in names]
+        assert len({one["shareID"] for one in results}) == pods
+        assert [one["consumedCapacity"] for one in results] == [consumed] * pods
+        assert all(scene.nodes(name) == ["/dev/nvidia0"] for name in names)
+        if shares != "unlimited":
+            await scene.ask("one-more", ask_for("gpu", **asked))
+            await scene.pending("one-more")
+            await scene.leave(names[0])
+            await scene.running("one-more")
+            names[0] = "one-more"
+        await scene.leave(*names)
+        await scene.undone()
+
+
+async def test_shares_of_partitions_that_exist(stage: Stage, ask_for: Ask) -> None:
+    async with stage("dgx-a100", consumable_shares="2") as scene:
+        half = ask_for("mig", profile="3g.20gb")
+        for name in ("one", "two"):
+            assert await scene.run(name, half) == ["gpu-4-mig-3g20gb-9-0"]
+        await scene.ask("three", half)
+        await scene.pending("three")
+        await scene.leave("one", "two", "three")
+        await scene.undone()
+
+
+async def test_claims_that_share_a_gpu_have_one_time_slice(stage: Stage, ask_for: Ask, configure: Ask) -> None:
+    def slicing(interval: str) -> Any:
+        config = {"interval": interval}
+        return configure("GpuConfig", sharing={"strategy": "TimeSlicing", "timeSlicingConfig": config})
+
+    async with stage([{"model": "t4"}], consumable_shares="unlimited") as scene:
+        await scene.run("first", ask_for("gpu"), config=[slicing("Long")])
+        await scene.run("same", ask_for("gpu"), config=[slicing("Long")])
+        await scene.ask("other", ask_for("gpu"), config=[slicing("Short")])
+        said = r'timeSlicingConfig.interval is "Short" here and "Long" there'
+        await scene.event("other", "ClaimFailed", said)
+        await scene.leave("first")
+        assert scene.gpus()[0].time_slice == 3
+        await scene.leave("same")
+        await scene.running("other")
+        assert scene.gpus()[0].time_slice == 1
+        await scene.leave("other")
+        await scene.undone()
