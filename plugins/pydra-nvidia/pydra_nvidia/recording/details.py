@@ -48,7 +48,6 @@ _TOLD_BY_THE_MODEL = frozenset(
     {
         "nvmlDeviceGetAddressingMode",
         "nvmlDeviceGetBoardPartNumber",
-        "nvmlDeviceGetEccMode",
         "nvmlDeviceGetGspFirmwareVersion",
         "nvmlDeviceGetMemoryInfo",
         "nvmlDeviceGetMemoryInfo_v2",
@@ -58,7 +57,6 @@ _TOLD_BY_THE_MODEL = frozenset(
         "nvmlDeviceGetRemappedRows",
         "nvmlDeviceGetRepairStatus",
         "nvmlDeviceGetRetiredPagesPendingStatus",
-        "nvmlDeviceGetRetiredPages_v2",
         "nvmlDeviceGetRowRemapperHistogram",
         "nvmlDeviceGetSerial",
         "nvmlDeviceGetTotalEccErrors",
@@ -151,7 +149,7 @@ def _read_model(nvml: Nvml, handle: Any, gpu: Gpu, pci: PciModel) -> Model:
     return Model(
         name=gpu.name,
         brand=gpu.brand,
-        architecture=gpu.architecture,
+        architecture=int(gpu.architecture),
         compute=gpu.compute,
         memory=max(1, (gpu.memory or 0) // MIB),
         reserved=0 if memory is None else memory.reserved // MIB,

@@ -40,7 +40,6 @@ SCALAR = frozenset(
         "nvmlDeviceGetCudaComputeCapability",
         "nvmlDeviceGetCurrPcieLinkGeneration",
         "nvmlDeviceGetCurrPcieLinkWidth",
-        "nvmlDeviceGetEccMode",
         "nvmlDeviceGetEnforcedPowerLimit",
         "nvmlDeviceGetGpuFabricInfo",
         "nvmlDeviceGetGpuFabricInfoV",
@@ -62,7 +61,6 @@ SCALAR = frozenset(
         "nvmlDeviceGetPowerUsage",
         "nvmlDeviceGetRemappedRows",
         "nvmlDeviceGetRepairStatus",
-        "nvmlDeviceGetRetiredPages_v2",
         "nvmlDeviceGetRetiredPagesPendingStatus",
         "nvmlDeviceGetRowRemapperHistogram",
         "nvmlDeviceGetSerial",
@@ -79,7 +77,6 @@ SCALAR = frozenset(
 DETAILED = frozenset(
     {
         "nvmlComputeInstanceGetInfo_v2",
-        "nvmlDeviceGetClockInfo",
         "nvmlDeviceGetFieldValues",
         "nvmlDeviceGetGpuInstanceById",
         "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
