@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 
 from pydra import Claim, Inheritance, Inventory, PreparedDevice, Sample
@@ -52,6 +53,7 @@ class NvidiaBackend:
         self._mps = mps
         self._succession = succession
         self._deciding = asyncio.Lock()
+        self._planning = threading.Lock()
         self._reconciled = False
         self._seen: object = None
 
@@ -71,7 +73,7 @@ class NvidiaBackend:
         entry = await self._decide(claim)
         await self._slicer.carry_out(entry)
         try:
-            return await self._describe(claim, entry)
+            return await asyncio.to_thread(self._describe, claim, entry)
         except Exception:
             await self._slicer.undo(entry)
             raise
@@ -104,36 +106,38 @@ class NvidiaBackend:
     async def _decide(self, claim: Claim) -> Entry:
         """The claim's entry, in the journal when this returns. One claim at a time: it is compared with all others."""
         async with self._deciding:
-            before = await asyncio.to_thread(self._journal.read, claim.uid)
-            entry = await self._plan(claim)
-            if before is not None and before != entry:
-                await self._slicer.undo(before)
-                entry = await self._plan(claim)
-            if before != entry:
-                await asyncio.to_thread(self._journal.write, entry)
+            written, entry = await asyncio.to_thread(self._plan, claim)
+            if written not in (None, entry):
+                await self._slicer.undo(written)
+                _, entry = await asyncio.to_thread(self._plan, claim)
             return entry
 
-    async def _plan(self, claim: Claim) -> Entry:
-        before = await self._entries()
-        reading = await self._reread(claim)
-        entries = {**before, **await self._entries()}
-        return plan_claim(
-            claim, find_targets(claim.devices, reading), reading, entries=entries, settings=self._settings
-        )
+    def _plan(self, claim: Claim) -> tuple[Entry | None, Entry]:
+        """What is written down of the claim, and what should be; that is written if nothing was. Blocks."""
+        with self._planning:  # the thread of a cancelled call goes on when the next claim's begins
+            written, before = self._journal.read(claim.uid), self._journal.entries()
+            reading = self._reread(claim)
+            entries = {**before, **self._journal.entries()}
+            targets = find_targets(claim.devices, reading)
+            entry = plan_claim(claim, targets, reading, entries=entries, settings=self._settings)
+            if written is None:
+                self._journal.write(entry)
+            return written, entry
 
-    async def _describe(self, claim: Claim, entry: Entry) -> list[PreparedDevice]:
-        """What containers get, from the hardware as it is now."""
-        reading = await self._reread(claim)
-        prepared = []
-        for target in find_targets(claim.devices, reading):
-            edits = await self._injection.edits(target, reading, entry.steps)
-            prepared.append(target.allocated.prepared(edits, state=build_state(entry, target)))
-        return prepared
+    def _describe(self, claim: Claim, entry: Entry) -> list[PreparedDevice]:
+        """What containers get, from the hardware as it is now. Blocks."""
+        reading = self._reread(claim)
+        targets = find_targets(claim.devices, reading)
+        edits = self._injection.look(targets, reading, entry.steps)
+        return [
+            target.allocated.prepared(own, state=build_state(entry, target))
+            for target, own in zip(targets, edits, strict=True)
+        ]
 
-    async def _reread(self, claim: Claim) -> Reading:
+    def _reread(self, claim: Claim) -> Reading:
         """The hardware, with what can have changed of the claim's GPUs read anew."""
         names = (parse_name(device.device) for device in claim.devices)
-        reading = await self._hardware.reread([name.minor for name in names if isinstance(name, GpuName | MigName)])
+        reading = self._hardware.reread_here([name.minor for name in names if isinstance(name, GpuName | MigName)])
         self._health.see(reading)
         return reading
 
