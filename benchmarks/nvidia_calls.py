@@ -32,6 +32,7 @@ DEVICES = 208
 AIM = "5 ms"
 SMALL = "gpu-0-mig-1g10gb-19-0"
 BESIDE = "gpu-0-mig-1g10gb-19-1"
+FULL = tuple(f"gpu-{minor}-mig-1g10gb-19-{place}" for minor in range(1, 8) for place in range(7))
 EIGHT = tuple(f"gpu-{minor}" for minor in range(8))
 
 
@@ -153,6 +154,12 @@ async def _measure(report: Report, state: str, stopwatch: Stopwatch, rounds: int
         held = await backend.prepare(other)
         await _measure_claim(report, backend, stopwatch, "1g beside another", [SMALL], rounds)
         await backend.unprepare(other, held)
+        claims = [_claim(1000 + number, [device]) for number, device in enumerate(FULL)]
+        taken = [(claim, await backend.prepare(claim)) for claim in claims]
+        await asyncio.sleep(SETTLED + 0.2)  # the journal's files are told apart by their time as well
+        await _measure_claim(report, backend, stopwatch, f"1g, {len(FULL)} held", [SMALL], rounds)
+        for claim, devices in taken:
+            await backend.unprepare(claim, devices)
         await _measure_claim(report, backend, stopwatch, "1 GPU", ["gpu-1"], rounds)
         await _measure_claim(report, backend, stopwatch, "8 GPUs", EIGHT, rounds)
 
