@@ -140,7 +140,7 @@ def test_undoing_leaves_out_what_does_not_decode_any_more() -> None:
 
 def test_a_config_that_names_the_request_of_a_device_it_does_not_fit_is_misplaced() -> None:
     mine, other = config(**gpu()), config(apiVersion=API, kind="Sharing")
-    types = {**TYPES, f"{API}/Sharing": Sharing}
+    types: dict[str, type[Any]] = {**TYPES, f"{API}/Sharing": Sharing}
     for explicit, misplaced in {(False, True): (Sharing(),), (True, False): (), (): ()}.items():
         wanted = msgspec.structs.replace(device(mine, other), explicit=explicit)
         (found,) = decode_claim(claim(wanted), types).devices
