@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import ctypes
 import faulthandler
-import importlib
 import os
 import resource
 import signal
@@ -24,6 +23,7 @@ from typing import Any
 from pydra.backends.channel import Channel
 from pydra.backends.check import find_coroutine_violations, find_methods, find_object_violations
 from pydra.backends.faults import Fault, FaultKind, build_fault
+from pydra.backends.loading import Unloadable, load_object
 from pydra.backends.serving import CallServer
 from pydra.backends.threads import CallThreads
 from pydra.backends.wire import Heartbeat, Hello, Refusal, ToBackend, WireError, parse_to_backend
@@ -134,26 +134,10 @@ async def _live(target: str) -> AsyncIterator[tuple[Any, Any]]:
 
 def _load(target: str) -> Any:
     """The object that `module:attribute` names. Raises _Unusable."""
-    module, _, attribute = target.partition(":")
     try:
-        loaded: Any = importlib.import_module(module)
-        for name in filter(None, attribute.split(".")):
-            loaded = getattr(loaded, name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # another one, that it needs
-            raise _unloadable(target, error) from error
-        problem = f"there is no module {error.name} on the module path; is it installed, or in PYTHONPATH?"
-        raise _Unusable(Refusal(fault=Fault(kind=FaultKind.CONTRACT, problems=(problem,)), final=True)) from error
-    except BaseException as error:  # the call boundary, for the module's own code
-        raise _unloadable(target, error) from error
-    return loaded
-
-
-def _unloadable(target: str, error: BaseException) -> _Unusable:
-    fault = build_fault(error)
-    problem = f"{target} cannot be loaded: {fault.message}"
-    refused = Fault(kind=FaultKind.CONTRACT, problems=(problem,), traceback=fault.traceback)
-    return _Unusable(Refusal(fault=refused, final=True))
+        return load_object(target)
+    except Unloadable as error:
+        raise _Unusable(Refusal(fault=error.fault, final=True)) from error
 
 
 def _refuse_violations(violations: tuple[str, ...]) -> None:
