@@ -5,9 +5,9 @@ that has the coroutines below. It runs in a process of its own, and imports vend
 the coroutines, so that reading its types needs no hardware.
 
 Calls run side by side on one event loop, prepares of different claims too: what must not overlap is
-for the backend to lock. What blocks goes through `asyncio.to_thread`; a loop that stands still gives
-no sign of life, and its process is replaced. A cancelled call counts as ended when its threads have.
-What a backend prints goes to the agent's log.
+for the backend to lock. Those of one claim come one after the other. What blocks goes through
+`asyncio.to_thread`; a loop that stands still gives no sign of life, and its process is replaced. A
+cancelled call counts as ended when its threads have. What a backend prints goes to the agent's log.
 
 Beside the coroutines it may have:
 

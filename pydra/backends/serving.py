@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydra.backends.answers import find_answer_type_violations
@@ -23,7 +23,11 @@ _OBEY_SECONDS = 0.1
 
 
 class CallServer:
-    """Runs calls side by side on the object that `connect` yielded (or the backend itself)."""
+    """Runs calls side by side on the object that `connect` yielded (or the backend itself).
+
+    Those of one claim one after the other: the agent may go on with a claim whose cancelled call has threads that
+    still touch the hardware.
+    """
 
     def __init__(
         self,
@@ -37,13 +41,16 @@ class CallServer:
         self._send = send
         self._tasks = tasks
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._of_claim: dict[int, str] = {}
 
     def receive(self, message: ToBackend) -> None:
         """Start or cancel a call."""
         match message:
-            case Call(id=call_id, method=method):
-                task = self._tasks.create_task(self._serve(message), name=f"{method.value}#{call_id}")
-                self._running[call_id] = task
+            case Call(id=call_id, method=method, claim=claim):
+                uid = claim.uid if claim is not None else ""
+                earlier = [self._running[one] for one, whose in self._of_claim.items() if uid and whose == uid]
+                task = self._tasks.create_task(self._serve(message, earlier), name=f"{method.value}#{call_id}")
+                self._running[call_id], self._of_claim[call_id] = task, uid
                 task.add_done_callback(lambda done: self._forget(call_id, done))
             case Cancel(id=call_id) if call_id in self._running:
                 task = self._running[call_id]
@@ -57,20 +64,22 @@ class CallServer:
 
     def _forget(self, call_id: int, task: asyncio.Task[None]) -> None:
         """A call that was cancelled before its first step never began, and so cannot answer for itself."""
-        self._running.pop(call_id, None)
+        del self._running[call_id], self._of_claim[call_id]
         if task.cancelled():
             self._send(Failure(id=call_id, fault=Fault(kind=FaultKind.CANCELLED, message="it was cancelled")))
 
-    async def _serve(self, call: Call) -> None:
-        answer = await self._answer(call)
+    async def _serve(self, call: Call, earlier: Sequence[asyncio.Task[None]]) -> None:
+        answer = await self._answer(call, earlier)
         try:
             self._send(answer)
         except WireError as error:
             self._send(_broken(call, (f"{call.method.value} answered too much: {error}",)))
 
-    async def _answer(self, call: Call) -> Reply | Failure:
+    async def _answer(self, call: Call, earlier: Sequence[asyncio.Task[None]]) -> Reply | Failure:
         threads = account_for_threads()
         try:
+            if earlier:
+                await asyncio.wait(earlier)
             result = await self._perform(call)
             violations = find_answer_type_violations(call.method, result)
             if violations:

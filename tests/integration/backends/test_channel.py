@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 
 import anyio
 import anyio.lowlevel
@@ -11,7 +12,9 @@ import anyio.lowlevel
 from pydra.backends.channel import Channel
 from pydra.backends.faults import FaultKind
 from pydra.backends.serving import CallServer
-from pydra.backends.wire import Call, Cancel, Failure, Heartbeat, Method, ToAgent, parse_to_agent
+from pydra.backends.threads import CallThreads
+from pydra.backends.wire import Call, Cancel, Failure, Heartbeat, Method, Reply, ToAgent, parse_to_agent
+from pydra.claims.model import Claim, PreparedDevice
 from pydra.devices import Inventory
 
 
@@ -48,3 +51,53 @@ async def test_a_call_that_is_cancelled_before_its_first_step_is_answered() -> N
     (answer,) = sent
     assert isinstance(answer, Failure)
     assert (answer.id, answer.fault.kind) == (7, FaultKind.CANCELLED)
+
+
+class Threaded:
+    """A backend whose prepare is in a thread until `gate` opens; `done` is what happened in which order."""
+
+    def __init__(self) -> None:
+        self.begun, self.gate = threading.Event(), threading.Event()
+        self.done: list[str] = []
+
+    async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
+        await asyncio.to_thread(self._work, claim.uid)
+        return []
+
+    async def unprepare(self, claim: Claim, prepared: object, /) -> None:
+        self.done.append(f"unprepare {claim.uid}")
+
+    def _work(self, uid: str) -> None:
+        self.begun.set()
+        self.gate.wait(10)
+        self.done.append(f"prepare {uid}")
+
+
+async def test_a_claims_next_call_waits_for_the_threads_of_its_cancelled_ones_and_no_other_claims_does() -> None:
+    sent: list[ToAgent] = []
+    backend = Threaded()
+    one, other = (Claim(uid=uid, namespace="ns", name="c", devices=()) for uid in ("one", "other"))
+    asyncio.get_running_loop().set_default_executor(CallThreads())
+    async with asyncio.TaskGroup() as tasks:
+        server = CallServer(backend, {}, sent.append, tasks)
+        server.receive(Call(id=1, method=Method.PREPARE, claim=one))
+        with anyio.fail_after(5):
+            while not backend.begun.is_set():
+                await asyncio.sleep(0.001)
+        server.receive(Cancel(id=1))
+        server.receive(Call(id=2, method=Method.PREPARE, claim=one))
+        server.receive(Cancel(id=2))
+        server.receive(Call(id=3, method=Method.UNPREPARE, claim=one))
+        server.receive(Call(id=4, method=Method.UNPREPARE, claim=other))
+        with anyio.fail_after(5):
+            while len(sent) < 2:
+                await asyncio.sleep(0.001)
+        assert backend.done == ["unprepare other"]
+        backend.gate.set()
+    assert backend.done == ["unprepare other", "prepare one", "unprepare one"]
+    assert {one.id: type(one) for one in sent if isinstance(one, Reply | Failure)} == {
+        1: Failure,
+        2: Failure,
+        3: Reply,
+        4: Reply,
+    }
