@@ -7,7 +7,7 @@ environment, flags) is the business of `pydra.cli.options`. Periods and deadline
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -109,10 +109,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     @property
     def http_endpoint(self) -> tuple[str, int] | None:
         """Host and port of the HTTP endpoint, or None where it is off."""
-        if not self.http_address:
-            return None
-        host, _, port = self.http_address.rpartition(":")
-        return host.strip("[]") or "0.0.0.0", int(port)
+        return split_address(self.http_address) if self.http_address else None
 
 
 def parse_settings(values: Mapping[str, Any]) -> Settings:
@@ -121,22 +118,50 @@ def parse_settings(values: Mapping[str, Any]) -> Settings:
     Raises:
         SettingsError: an unknown key, a wrong type, a value out of range; all that can be told at once.
     """
-    known = {field.encode_name for field in msgspec.structs.fields(Settings)}
-    problems = [f"{key}: no such setting; see pydra-agent --help" for key in values if key not in known]
-    for field in msgspec.structs.fields(Settings):
-        if field.encode_name not in values:
-            continue
-        try:
-            msgspec.convert(values[field.encode_name], field.type, strict=False)
-        except msgspec.ValidationError as error:
-            problems.append(f"{field.encode_name}: {_explain(field.type, error)} (found {values[field.encode_name]!r})")
-    if not values.get("backends"):
-        problems.append("backends: name at least one backend, as in --backend sim")
+    problems = [*find_value_problems(values, Settings, program="pydra-agent")]
     if not values.get("nodeName"):
         problems.append("nodeName: name this node, as in --node-name; in a DaemonSet from spec.nodeName")
     if problems:
         raise SettingsError(problems)
     return msgspec.convert(values, Settings, strict=False)
+
+
+def find_value_problems(values: Mapping[str, Any], kind: type[msgspec.Struct], *, program: str) -> Iterator[str]:
+    """What is wrong with single values for this Struct of settings; backends, which each has, must be named."""
+    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    yield from (f"{key}: no such setting; see {program} --help" for key in values if key not in fields)
+    for key, field in fields.items():
+        if key not in values:
+            continue
+        try:
+            msgspec.convert(values[key], field.type, strict=False)
+        except msgspec.ValidationError as error:
+            yield f"{key}: {_explain(field.type, error)} (found {values[key]!r})"
+    if not values.get("backends"):
+        yield "backends: name at least one backend, as in --backend sim"
+
+
+def find_backend_problems(backends: Sequence[str], drivers: Mapping[str, str]) -> Iterator[str]:
+    """Backends that are named twice, and driver names that are none or of nobody."""
+    for name in sorted({name for name in backends if backends.count(name) > 1}):
+        yield f"backends: {name!r} is named twice"
+    for backend, driver in drivers.items():
+        if backend not in backends:
+            yield f"drivers: {backend!r} is not among the backends {', '.join(backends)}"
+        if len(driver) > 63 or not SUBDOMAIN.fullmatch(driver):
+            yield f"drivers: {driver!r} is no driver name: a lower-case DNS subdomain of at most 63 bytes"
+
+
+def is_address(text: str) -> bool:
+    """Whether it is HOST:PORT; the host may be empty."""
+    _, colon, port = text.rpartition(":")
+    return bool(colon) and port.isdecimal() and int(port) < 65536
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Host, without the brackets of IPv6, and port."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]") or "0.0.0.0", int(port)
 
 
 def _explain(kind: Any, error: msgspec.ValidationError) -> str:
@@ -163,13 +188,7 @@ def _problems(settings: Settings) -> list[str]:
 
 
 def _name_problems(settings: Settings) -> Iterator[str]:
-    for name in sorted({name for name in settings.backends if settings.backends.count(name) > 1}):
-        yield f"backends: {name!r} is named twice"
-    for backend, driver in settings.drivers.items():
-        if backend not in settings.backends:
-            yield f"drivers: {backend!r} is not among the backends {', '.join(settings.backends)}"
-        if len(driver) > 63 or not SUBDOMAIN.fullmatch(driver):
-            yield f"drivers: {driver!r} is no driver name: a lower-case DNS subdomain of at most 63 bytes"
+    yield from find_backend_problems(settings.backends, settings.drivers)
     if settings.pod_uid and not _POD_UID.fullmatch(settings.pod_uid):
         yield f"podUid: {settings.pod_uid!r} is no pod uid: letters, digits and '-', at most 64 bytes"
     if len(settings.node_name) > 253 or not SUBDOMAIN.fullmatch(settings.node_name):
@@ -189,14 +208,9 @@ def _time_problems(settings: Settings) -> Iterator[str]:
 
 
 def _place_problems(settings: Settings) -> Iterator[str]:
-    if settings.http_address and not _is_address(settings.http_address):
+    if settings.http_address and not is_address(settings.http_address):
         yield f"httpAddress: {settings.http_address!r} is no HOST:PORT; leave it empty to serve no HTTP"
     places = {"kubeletRoot": settings.kubelet_root, "cdiDir": settings.cdi_dir, "hostRoot": settings.host_root}
     for key, path in places.items():
         if ".." in PurePosixPath(path).parts:
             yield f"{key}: {path!r} must not contain '..'"
-
-
-def _is_address(text: str) -> bool:
-    _, colon, port = text.rpartition(":")
-    return bool(colon) and port.isdecimal() and int(port) < 65536

@@ -1,1 +1,1 @@
-"""Admission: the backends' config types, checked before a claim is stored."""
+"""What is refused before it is stored: opaque configs, judged by the backends' own types."""

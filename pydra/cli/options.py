@@ -1,4 +1,4 @@
-"""The one table of options: what a flag, an environment variable and a YAML key are called and mean.
+"""The tables of options: what a flag, an environment variable and a YAML key are called and mean.
 
 Precedence: flag, then `PYDRA_*` variable, then file, then default. Imports nothing heavy, so that
 `--help` is quick.
@@ -7,7 +7,7 @@ Precedence: flag, then `PYDRA_*` variable, then file, then default. Imports noth
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,12 +74,25 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+class OptionTable(NamedTuple):
+    """The options of one command: the settings that they make, and how its variables begin."""
+
+    options: tuple[Option, ...]
+    settings: type[msgspec.Struct]
+    prefix: str
+    program: str
+
+
+AGENT = OptionTable(OPTIONS, Settings, "PYDRA_", "pydra-agent")
+
+
+def add_options(parser: argparse.ArgumentParser, table: OptionTable = AGENT) -> None:
     """One flag for each setting, grouped, with its default and variable in the help text."""
-    parser.add_argument("--config", metavar="FILE", help="a YAML file of settings, keys in camelCase (PYDRA_CONFIG)")
-    defaults = {field.name: field for field in msgspec.structs.fields(Settings)}
+    text = f"a YAML file of settings, keys in camelCase ({table.prefix}CONFIG)"
+    parser.add_argument("--config", metavar="FILE", help=text)
+    defaults = {field.name: field for field in msgspec.structs.fields(table.settings)}
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for option in OPTIONS:
+    for option in table.options:
         group = groups.get(option.group) or groups.setdefault(option.group, parser.add_argument_group(option.group))
         default = default_text(defaults[option.field])
         group.add_argument(
@@ -91,33 +104,46 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def read_values(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Any]:
+def read_values(
+    arguments: argparse.Namespace, environ: Mapping[str, str], table: OptionTable = AGENT
+) -> dict[str, Any]:
     """Raw settings by YAML key, the strongest source first.
 
     Raises:
         SettingsError: the file cannot be read or is no YAML mapping, or a variable is unknown or malformed.
     """
-    path = arguments.config or environ.get("PYDRA_CONFIG")
+    path = arguments.config or environ.get(f"{table.prefix}CONFIG")
     values = _read_file(path) if path else {}
-    for option in OPTIONS:
-        variable = environ.get(variable_of(option))
+    for option in table.options:
+        variable = environ.get(variable_of(option, table))
         if variable is not None:
-            values[key_of(option)] = _parse_text(option, variable.split(",") if option.repeated else variable)
+            values[key_of(option, table)] = _parse_text(option, variable.split(",") if option.repeated else variable)
         given = getattr(arguments, option.field)
         if given is not None:
-            values[key_of(option)] = _parse_text(option, given)
-    if unknown := _unknown_variables(environ, values.get("backends") or ()):
-        raise SettingsError([f"{name}: no such variable; see pydra-agent --help" for name in unknown])
+            values[key_of(option, table)] = _parse_text(option, given)
+    if unknown := _unknown_variables(environ, table, values.get("backends") or ()):
+        raise SettingsError([f"{name}: no such variable; see {table.program} --help" for name in unknown])
     return values
 
 
-def _unknown_variables(environ: Mapping[str, str], backends: Sequence[str]) -> list[str]:
+def _unknown_variables(environ: Mapping[str, str], table: OptionTable, backends: Sequence[str]) -> list[str]:
     # PYDRA_SIM_SCENARIO and the like belong to the backend named in them, and reach its process unread.
-    known = {variable_of(option) for option in OPTIONS} | {"PYDRA_CONFIG"}
-    theirs = tuple(f"{variable_prefix(str(name))}_" for name in backends)
+    known = {variable_of(option, table) for option in table.options} | {f"{table.prefix}CONFIG"}
+    theirs = (*(f"{variable_prefix(str(name))}_" for name in backends), *_service_prefixes(environ))
     return sorted(
-        name for name in environ if name.startswith("PYDRA_") and name not in known and not name.startswith(theirs)
+        name for name in environ if name.startswith(table.prefix) and name not in known and not name.startswith(theirs)
     )
+
+
+def _service_prefixes(environ: Mapping[str, str]) -> Iterator[str]:
+    """How the variables begin that Kubernetes gives to every pod beside a Service, such as one called `pydra-webhook`.
+
+    Source: kubelet, pkg/kubelet/envvars: NAME_SERVICE_HOST, NAME_SERVICE_PORT..., NAME_PORT...
+    """
+    for name in environ:
+        if name.endswith("_SERVICE_HOST"):
+            service = name.removesuffix("_SERVICE_HOST")
+            yield from (f"{service}_SERVICE_", f"{service}_PORT")
 
 
 def flag_of(option: Option) -> str:
@@ -125,14 +151,14 @@ def flag_of(option: Option) -> str:
     return option.flag or "--" + option.field.replace("_", "-")
 
 
-def variable_of(option: Option) -> str:
+def variable_of(option: Option, table: OptionTable = AGENT) -> str:
     """`PYDRA_NODE_NAME` for `--node-name`."""
-    return "PYDRA_" + flag_of(option).removeprefix("--").replace("-", "_").upper()
+    return table.prefix + flag_of(option).removeprefix("--").replace("-", "_").upper()
 
 
-def key_of(option: Option) -> str:
+def key_of(option: Option, table: OptionTable = AGENT) -> str:
     """`nodeName` for node_name."""
-    return next(field.encode_name for field in msgspec.structs.fields(Settings) if field.name == option.field)
+    return next(field.encode_name for field in msgspec.structs.fields(table.settings) if field.name == option.field)
 
 
 def default_text(field: msgspec.structs.FieldInfo) -> str:

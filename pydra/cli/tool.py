@@ -1,4 +1,4 @@
-"""`pydra`: what a driver writer has at hand without a cluster."""
+"""`pydra`: what a driver writer has at hand without a cluster, and what an admin has beside the agent."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from pydra import __version__
 from pydra.cli.exits import complain, refuse_foreign_pydra
+from pydra.cli.webhook import add_webhook
 from pydra.errors import PydraError, SettingsError
 
 
@@ -35,6 +36,8 @@ def build_parser() -> argparse.ArgumentParser:
 
     backends = commands.add_parser("backends", help="the installed backends")
     backends.set_defaults(command=_backends)
+
+    add_webhook(commands)
     return parser
 
 

@@ -9,24 +9,26 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from aiohttp import web
 
 from pydra.errors import SettingsError
-from pydra.observe.metrics import CONTENT_TYPE, Metrics
+from pydra.observe.metrics import CONTENT_TYPE
 
 _log = logging.getLogger(__name__)
 
 
-@asynccontextmanager
-async def serve_http(
-    host: str, port: int, *, metrics: Metrics, missing: Callable[[], Sequence[str]]
-) -> AsyncIterator[int]:
-    """Serve while the block runs; yields the port, which matters when `port` is 0.
+class Exposed(Protocol):
+    """Series for Prometheus."""
 
-    Raises:
-        SettingsError: the address cannot be bound.
-    """
+    def text(self) -> bytes:
+        """All of them in its text format."""
+        ...
+
+
+def build_routes(metrics: Exposed, missing: Callable[[], Sequence[str]]) -> list[web.RouteDef]:
+    """The three pages; `missing` has a line for each thing that keeps the process from being ready."""
 
     async def answer_metrics(_: web.Request) -> web.Response:
         return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
@@ -38,10 +40,21 @@ async def serve_http(
         lines = missing()
         return web.Response(text="".join(f"{line}\n" for line in lines) or "ok\n", status=503 if lines else 200)
 
+    return [web.get("/metrics", answer_metrics), web.get("/healthz", answer_alive), web.get("/readyz", answer_ready)]
+
+
+@asynccontextmanager
+async def serve_http(
+    host: str, port: int, *, metrics: Exposed, missing: Callable[[], Sequence[str]]
+) -> AsyncIterator[int]:
+    """Serve while the block runs; yields the port, which matters when `port` is 0.
+
+    Raises:
+        SettingsError: the address cannot be bound.
+    """
+
     application = web.Application()
-    application.add_routes(
-        [web.get("/metrics", answer_metrics), web.get("/healthz", answer_alive), web.get("/readyz", answer_ready)]
-    )
+    application.add_routes(build_routes(metrics, missing))
     runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
     await runner.setup()
     try:
