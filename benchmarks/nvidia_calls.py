@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import median
 from typing import Any
 
 from benchmarks.report import Report
@@ -57,9 +58,10 @@ class Stopwatch:
         pynvml = importlib.import_module("pynvml")
         use_library(pynvml, _TimedLibrary(pynvml.nvmlLib, self))
 
-    def read(self) -> tuple[float, float, float]:
-        """NVML, simulated, files."""
-        return self._session.meter.seconds if self._session else 0.0, self.simulated, self.files
+    def read(self) -> tuple[float, float, float, int]:
+        """NVML, simulated, files; and how many calls of NVML."""
+        meter = self._session.meter
+        return meter.seconds, self.simulated, self.files, meter.calls
 
 
 class _TimedLibrary:
@@ -108,21 +110,23 @@ class _Measured:
         self.name = name
         self._stopwatch = stopwatch
         self._parts: list[tuple[float, float, float, float]] = []
+        self._calls: list[int] = []
 
     async def round(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """One more."""
         before, begin = self._stopwatch.read(), time.perf_counter()
         result = await call()
         total = time.perf_counter() - begin
-        nvml, simulated, files = (after - was for after, was in zip(self._stopwatch.read(), before, strict=True))
+        nvml, simulated, files, calls = (after - was for after, was in zip(self._stopwatch.read(), before, strict=True))
         self._parts.append((total, nvml, simulated, total - nvml - files))
+        self._calls.append(int(calls))
         return result
 
     def tell(self, report: Report) -> None:
         """Print it."""
-        names = ("total", "NVML", "simulation", "ours")
-        columns = zip(names, zip(*self._parts, strict=True), strict=True)
-        report.parts(self.name, [Timing(name=name, seconds=seconds) for name, seconds in columns], AIM)
+        columns = zip(("total", "NVML", "simulation", "ours"), zip(*self._parts, strict=True), strict=True)
+        timings = [Timing(name=name, seconds=seconds) for name, seconds in columns]
+        report.parts(self.name, timings, f"{median(self._calls):g} calls of NVML", AIM)
 
 
 async def _measure(report: Report, state: str, stopwatch: Stopwatch, rounds: int) -> None:

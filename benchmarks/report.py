@@ -28,12 +28,13 @@ class Report:
         shown = f"{times:6.2f} x floor   {timing.p50 * 1000:8.2f} ms (p95 {timing.p95 * 1000:.2f})"
         self._line(timing.name, shown, aim)
 
-    def parts(self, name: str, timings: Sequence[Timing], aim: str = "") -> None:
+    def parts(self, name: str, timings: Sequence[Timing], note: str, aim: str = "") -> None:
         """What a call took and what of it took the time, in milliseconds: medians, and the p99 of first and last."""
         self.figures |= {f"{name}, {one.name}": one.p50 * 1000 for one in timings}
-        last = timings[-1]
+        first, last = timings[0], timings[-1]
         shown = "  ".join(f"{one.name} {one.p50 * 1000:.2f}" for one in timings)
-        self._line(name, f"{shown} ms (p99 {timings[0].p99 * 1000:.2f}, {last.name} {last.p99 * 1000:.2f})", aim)
+        tail = f"p99 {first.p99 * 1000:.2f}, {last.name} {last.p99 * 1000:.2f}"
+        self._line(name, f"{shown} ms ({tail}; {note})", aim)
 
     def figure(self, name: str, value: float, unit: str, aim: str = "") -> None:
         """A plain number."""
