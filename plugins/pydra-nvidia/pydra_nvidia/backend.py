@@ -15,7 +15,7 @@ from pydra_nvidia.inventory.build import build_inventory
 from pydra_nvidia.journal import Journal
 from pydra_nvidia.mig.reconcile import reconcile
 from pydra_nvidia.migration.succession import VendorSuccession
-from pydra_nvidia.names import GpuName, MigName, parse_name
+from pydra_nvidia.names import GpuName, MigName, VfioName, parse_name
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.plan import find_owned, plan_claim
@@ -62,11 +62,7 @@ class NvidiaBackend:
         self._seen = await asyncio.to_thread(self._hardware.signature)  # before reading: changes since are noticed
         if not self._reconciled:
             await self._reconcile()
-        before = await self._entries()
-        reading = await self._hardware.read()
-        entries = {**before, **await self._entries()}
-        diagnosis = await asyncio.to_thread(self._health.diagnose, reading)
-        return build_inventory(reading, settings=self._settings, owned=find_owned(entries), diagnosis=diagnosis)
+        return await asyncio.to_thread(self._take_stock)
 
     async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
         """Make the hardware what the claim asks for; all of it or nothing."""
@@ -103,6 +99,14 @@ class NvidiaBackend:
         """What NVIDIA's own driver prepared before; its plugin must have ended."""
         return await self._succession.inherit(directory)
 
+    def _take_stock(self) -> Inventory:
+        """All hardware as it is now. Blocks."""
+        before = self._journal.entries()
+        reading = self._hardware.read_here()
+        entries = {**before, **self._journal.entries()}
+        diagnosis = self._health.diagnose(reading)
+        return build_inventory(reading, settings=self._settings, owned=find_owned(entries), diagnosis=diagnosis)
+
     async def _decide(self, claim: Claim) -> Entry:
         """The claim's entry, in the journal when this returns. One claim at a time: it is compared with all others."""
         async with self._deciding:
@@ -135,9 +139,12 @@ class NvidiaBackend:
         ]
 
     def _reread(self, claim: Claim) -> Reading:
-        """The hardware, with what can have changed of the claim's GPUs read anew."""
-        names = (parse_name(device.device) for device in claim.devices)
-        reading = self._hardware.reread_here([name.minor for name in names if isinstance(name, GpuName | MigName)])
+        """The hardware, with what can have changed of the claim's GPUs read anew: all of it, to take one from NVML."""
+        names = [parse_name(device.device) for device in claim.devices]
+        if any(isinstance(name, VfioName) for name in names):
+            reading = self._hardware.read_here()
+        else:
+            reading = self._hardware.reread_here([name.minor for name in names if isinstance(name, GpuName | MigName)])
         self._health.see(reading)
         return reading
 

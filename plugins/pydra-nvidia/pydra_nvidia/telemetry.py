@@ -70,7 +70,11 @@ class Hardware:
             DriverMissing: there is NVIDIA hardware, and no driver for it yet.
             NvmlError: NVML as a whole does not answer.
         """
-        return await asyncio.to_thread(self._locked, self._read)
+        return await asyncio.to_thread(self.read_here)
+
+    def read_here(self) -> Reading:
+        """The same in this thread, which may be blocked for long."""
+        return self._locked(self._read)
 
     async def reread(self, gpus: Collection[int | str]) -> Reading:
         """The last reading, with the MIG state of these GPUs and the drivers of all functions read anew.

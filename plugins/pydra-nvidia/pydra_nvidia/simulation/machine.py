@@ -265,9 +265,13 @@ def lowest_instance_id(instances: Collection[InstanceState], *, whole: bool, tak
 
 
 def _started(pid: int) -> str:
-    """When the process started, in clock ticks; empty when there is none: a pid alone may be another's by now."""
+    """When the process started, in clock ticks; a pid alone may be another's by now.
+
+    Empty when there is none, or one that has ended and that nobody has waited for: it has nothing open any more.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
-            return file.read().rpartition(")")[2].split()[19]
+            fields = file.read().rpartition(")")[2].split()
     except OSError:
         return ""
+    return "" if fields[0] in "ZX" else fields[19]

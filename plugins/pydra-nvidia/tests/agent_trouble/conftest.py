@@ -1,0 +1,315 @@
+"""The real agent and backend beside an embedded node, over a simulated machine to which things happen."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from pydra.embedded.kubelet.steps import Called, HealthChanged, PodEnded, PodRunning, Step
+from pydra.embedded.node import EmbeddedNode, run_node
+from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+from pydra_nvidia import DEVICE_CLASSES as CLASSES
+from pydra_nvidia import DRIVER
+from pydra_nvidia.config import GROUP_VERSION
+from pydra_nvidia.sharing.launcher import MARK
+from pydra_nvidia.sharing.processes import find_marked
+from pydra_nvidia.simulation.inject import Injector
+from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.state import GpuState
+from tests.integration.agent.process import Agent, run_agent
+
+DEADLINE = 30.0
+TWO_H100 = ({"model": "h100-80gb", "count": 2},)
+POLL = {"PYDRA_NVIDIA_POLL_PERIOD": "0.1"}
+
+
+class Scene:
+    """A node with a simulated machine; `path` is the machine's directory, `steps` what the kubelet did."""
+
+    def __init__(self, node: EmbeddedNode, scenario: Mapping[str, Any], steps: list[Step]) -> None:
+        self.node = node
+        self.steps = steps
+        self.path = Path(node.root, "hardware")
+        self._scenario = scenario
+        self._agents = 0
+        self._file = Path(node.root, "scenario.json")
+        self.fault()
+        self.simulation: Simulation = open_simulation(str(self._file), str(self.path))
+
+    # The machine
+
+    @property
+    def inject(self) -> Injector:
+        return self.simulation.inject
+
+    @property
+    def boot_id_file(self) -> Path:
+        return self.path / "tree/proc/sys/kernel/random/boot_id"
+
+    def fault(self, *faults: Mapping[str, Any]) -> None:
+        """From now on these faults, and no others."""
+        draft = self._file.with_suffix(".draft")
+        draft.write_text(json.dumps({**self._scenario, "faults": faults}))
+        draft.replace(self._file)
+
+    async def wait_struck(self) -> None:
+        """A fault has met its call."""
+        await self.wait(lambda: (self.path / "faults").exists() and any((self.path / "faults").iterdir()))
+
+    def gpus(self) -> list[GpuState]:
+        """By minor number, as the machine has them."""
+        view = self.simulation.machine.read()
+        return [view.state.gpus[uuid] for uuid in sorted(view.boards, key=lambda uuid: view.boards[uuid].minor)]
+
+    def uuid(self, minor: int) -> str:
+        boards = self.simulation.machine.read().boards.values()
+        return next(board.uuid for board in boards if board.minor == minor)
+
+    def daemons(self) -> list[int]:
+        """The MPS processes of this machine."""
+        places = self.path / "run" / "mps"
+        names = os.listdir(places) if places.exists() else []
+        return [one.pid for name in names for one in find_marked(f"{MARK}={places / name}")]
+
+    def leftovers(self) -> list[str]:
+        """What a claim left on the machine, in words; a partition only with its mode, where the mode was off."""
+        found = []
+        for minor, gpu in enumerate(self.gpus()):
+            state = {
+                "instances": [(one.profile, one.start) for one in gpu.instances],
+                "mig": gpu.mig or gpu.mig_pending,
+                "compute mode": gpu.compute_mode,
+                "time slice": gpu.time_slice,
+                "driver": "" if gpu.driver == "nvidia" else gpu.driver or "none",
+                "override": gpu.override,
+                "persistence": "" if gpu.persistence else "off",
+            }
+            found += [f"gpu-{minor} {name} {value}" for name, value in state.items() if value]
+        journal = self.path / "run" / "claims"
+        found += [f"journal {name}" for name in (os.listdir(journal) if journal.exists() else ())]
+        found += [f"cdi {name}" for name in os.listdir(self.node.cdi_directory)]
+        places = self.path / "run" / "mps"
+        found += [f"mps {name}" for name in (os.listdir(places) if places.exists() else ()) if (places / name).is_dir()]
+        found += [f"daemon {pid}" for pid in self.daemons()]
+        records = Path(self.node.settings.root, "plugins", DRIVER, "claims")
+        found += [f"record {one.name}" for one in records.glob("*") if one.stat().st_size]
+        return found
+
+    async def wait_clean(self) -> None:
+        """Nothing of any claim is left anywhere."""
+        with anyio.move_on_after(DEADLINE) as scope:
+            while self.leftovers():  # noqa: ASYNC110 - it is in other processes
+                await anyio.sleep(0.02)
+        assert not scope.cancelled_caught, self.leftovers()
+
+    # The agent
+
+    @asynccontextmanager
+    async def agent(self, *flags: str, environ: Mapping[str, str] = {}, ready: bool = True) -> AsyncIterator[Agent]:
+        """One more agent; the block ends it when it still runs, in good order."""
+        self._agents += 1
+        around = {"PYDRA_NVIDIA_SCENARIO": str(self._file), "PYDRA_NVIDIA_STATE": str(self.path), **POLL, **environ}
+        backend = () if "--backend" in flags else ("--backend", "nvidia")
+        options = (*backend, "--boot-id-file", str(self.boot_id_file), *flags)
+        async with run_agent(self.node, *options, environ=around, name=f"agent-{self._agents}") as agent:
+            if ready:
+                await agent.wait_ready()
+                await agent.wait_log(lambda text: "is published" in text or "are published" in text)
+            try:
+                yield agent
+            except BaseException as error:
+                error.add_note(f"left: {self.leftovers()}; the agent said:\n{agent.log.read_text()[-6000:]}")
+                raise
+            if agent.process.returncode is None:
+                assert await agent.stop() == 0
+
+    async def kill(self, agent: Agent) -> None:
+        """kill -9 of the agent and of its backend, at once."""
+        backend = self.backend_pids(agent)
+        for pid in (agent.process.pid, *backend):
+            os.kill(pid, signal.SIGKILL)
+        await agent.process.wait()
+        await self.wait(lambda: not any(map(_is_there, backend)))
+
+    def backend_pids(self, agent: Agent) -> list[int]:
+        """The processes of its backend."""
+        found: list[int] = []
+        for path in Path(f"/proc/{agent.process.pid}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, path.read_text().split())
+        return found
+
+    # The cluster
+
+    async def create_claim(
+        self, name: str, *requests: Mapping[str, Any], config: Mapping[str, Any] | None = None
+    ) -> JsonObject:
+        devices: dict[str, Any] = {"requests": list(requests)}
+        if config is not None:
+            parameters = {"apiVersion": GROUP_VERSION, **config}
+            devices["config"] = [{"opaque": {"driver": DRIVER, "parameters": parameters}}]
+        claim = {"metadata": {"name": name}, "spec": {"devices": devices}}
+        return await self.node.client.create(RESOURCE_CLAIMS, claim, namespace="default")
+
+    async def create_pod(self, name: str, *, request: str = "gpu") -> JsonObject:
+        """A pod with the claim of the same name."""
+        container = {
+            "name": "main",
+            "image": "busybox",
+            "command": ["sleep", "infinity"],
+            "resources": {"claims": [{"name": "gpu", "request": request}]},
+        }
+        spec = {
+            "restartPolicy": "Never",
+            "resourceClaims": [{"name": "gpu", "resourceClaimName": name}],
+            "containers": [container],
+        }
+        pod = {"metadata": {"name": name}, "spec": spec}
+        return await self.node.client.create(PODS, pod, namespace="default")
+
+    async def start(
+        self, name: str, device: str, *, config: Mapping[str, Any] | None = None, profile: str = ""
+    ) -> JsonObject:
+        """A pod with a claim for one device: `gpu`, `mig`, `vfio`, or a device's name."""
+        claim = await self.create_claim(name, request_for(device, profile), config=config)
+        await self.create_pod(name)
+        return claim
+
+    async def remove(self, *names: str) -> None:
+        """Delete pods, then their claims; both are gone."""
+        for name in names:
+            with suppress(Exception):
+                await self.node.client.delete(PODS, name, namespace="default")
+        for name in names:
+            await self.until(lambda name=name: self._pod_is_gone(name))
+            await self.node.client.delete(RESOURCE_CLAIMS, name, namespace="default")
+
+    async def _pod_is_gone(self, name: str) -> bool:
+        pods = await self.node.client.list(PODS, namespace="default")
+        return all(pod["metadata"]["name"] != name for pod in pods.items)
+
+    async def pod(self, name: str) -> JsonObject:
+        return await self.node.client.get(PODS, name, namespace="default")
+
+    async def allocated(self, name: str) -> list[str]:
+        """The devices of a claim."""
+        claim = await self.node.client.get(RESOURCE_CLAIMS, name, namespace="default")
+        return [one["device"] for one in claim["status"]["allocation"]["devices"]["results"]]
+
+    async def devices(self) -> dict[str, JsonObject]:
+        """What is published, by name."""
+        slices = (await self.node.client.list(RESOURCE_SLICES)).items
+        return {device["name"]: device for one in slices for device in one["spec"].get("devices", ())}
+
+    async def taints(self) -> dict[str, dict[str, tuple[str, str]]]:
+        """Value and effect, by device and key."""
+        return {
+            name: {taint["key"]: (taint.get("value", ""), taint["effect"]) for taint in device["taints"]}
+            for name, device in (await self.devices()).items()
+            if device.get("taints")
+        }
+
+    async def events(self, reason: str) -> list[str]:
+        """The notes of all Events with this reason."""
+        found = await self.node.client.list(EVENTS)
+        return [event["note"] for event in found.items if event["reason"] == reason]
+
+    def errors(self, name: str) -> list[str]:
+        """What the kubelet was told of this claim."""
+        calls = [step for step in self.steps if isinstance(step, Called)]
+        return [one.error for one in calls if one.error and any(name in claim for claim in one.claims)]
+
+    def health(self) -> dict[str, str]:
+        """What the kubelet knows of the devices' health."""
+        told = [step for step in self.steps if isinstance(step, HealthChanged)]
+        return {device: health for step in told for _, device, health in step.devices}
+
+    # Waiting
+
+    async def wait(self, holds: Callable[[], bool]) -> None:
+        with anyio.fail_after(DEADLINE):
+            while not holds():  # noqa: ASYNC110 - it is in other processes
+                await anyio.sleep(0.02)
+
+    async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
+        with anyio.fail_after(DEADLINE):
+            while not await holds():  # noqa: ASYNC110 - it is in other processes
+                await anyio.sleep(0.02)
+
+    async def wait_running(self, *names: str) -> None:
+        pods = {f"default/{name}" for name in names}
+        await self.wait(lambda: pods <= {step.pod for step in self.steps if isinstance(step, PodRunning)})
+
+    async def wait_ended(self, *names: str) -> None:
+        pods = {f"default/{name}" for name in names}
+        await self.wait(lambda: pods <= {step.pod for step in self.steps if isinstance(step, PodEnded)})
+
+    async def wait_error(self, name: str, pattern: str) -> None:
+        await self.wait(lambda: any(re.search(pattern, error) for error in self.errors(name)))
+
+    async def wait_event(self, reason: str, pattern: str) -> None:
+        async def told() -> bool:
+            return any(re.search(pattern, note) for note in await self.events(reason))
+
+        await self.until(told)
+
+    async def wait_taints(self, wanted: Mapping[str, Mapping[str, tuple[str, str]]]) -> None:
+        """Exactly these taints, of all devices."""
+        with anyio.move_on_after(DEADLINE) as scope:
+            while await self.taints() != wanted:  # noqa: ASYNC110 - it is in other processes
+                await anyio.sleep(0.02)
+        if scope.cancelled_caught:
+            assert await self.taints() == wanted
+
+    async def wait_devices(self, names: Iterable[str]) -> None:
+        wanted = set(names)
+        with anyio.move_on_after(DEADLINE) as scope:
+            while set(await self.devices()) != wanted:  # noqa: ASYNC110 - it is in other processes
+                await anyio.sleep(0.02)
+        if scope.cancelled_caught:
+            assert set(await self.devices()) == wanted
+
+
+def request_for(device: str, profile: str = "") -> dict[str, Any]:
+    classes = {"gpu": "gpu.nvidia.com", "mig": "mig.nvidia.com", "vfio": "vfio.gpu.nvidia.com"}
+    kind = device if device in classes else "vfio" if "vfio" in device else "mig" if "-mig-" in device else "gpu"
+    exactly: dict[str, Any] = {"deviceClassName": classes[kind]}
+    if profile:
+        expression = f"device.attributes['{DRIVER}'].profile == '{profile}'"
+        exactly["selectors"] = [{"cel": {"expression": expression}}]
+    return {"name": "gpu", "exactly": exactly}
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
+
+
+@pytest.fixture
+def make_scene() -> MakeScene:
+    """A node over a machine with these groups of GPUs; the rest of the scenario by name."""
+
+    @asynccontextmanager
+    async def make(*gpus: Mapping[str, Any], **scenario: Any) -> AsyncIterator[Scene]:
+        steps: list[Step] = []
+        async with run_node(steps.append) as node:
+            scene = Scene(node, {"gpus": gpus or TWO_H100, **scenario}, steps)
+            for name, spec in CLASSES.items():
+                await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": spec})
+            yield scene
+
+    return make

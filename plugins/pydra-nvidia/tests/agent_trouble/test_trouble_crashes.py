@@ -1,0 +1,136 @@
+"""NVML kills, hangs or drops its caller: one claim pays, in words, for a while, and nothing is left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Scene
+
+    MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
+
+DYNAMIC = {"dynamic_mig": True}
+VICTIM, OTHER = "victim", "other"
+QUICK = ("--prepare-deadline", "2", "--unprepare-deadline", "2", "--discover-deadline", "2")
+
+PREPARE = (
+    "nvmlDeviceSetMigMode",
+    "nvmlDeviceCreateGpuInstanceWithPlacement",
+    "nvmlGpuInstanceCreateComputeInstance",
+)
+UNPREPARE = ("nvmlComputeInstanceDestroy", "nvmlGpuInstanceDestroy", "nvmlDeviceSetMigMode")
+TOLD = {
+    "segfault": ("BackendDied", r"died of SIGSEGV at \w+"),
+    "exit": ("BackendDied", r"exited with status 3"),
+    "drop-reply": ("BackendDied", r"exited with status 3"),
+    "hang": ("BackendTimeout", r"did not end within 2 s"),
+    "gil-hang": ("BackendTimeout", r"did not end within"),
+}
+
+
+@pytest.mark.parametrize(
+    ("symbol", "effect"),
+    [
+        (PREPARE[0], "segfault"),
+        (PREPARE[0], "drop-reply"),
+        (PREPARE[1], "exit"),
+        (PREPARE[1], "drop-reply"),
+        (PREPARE[1], "gil-hang"),
+        (PREPARE[2], "segfault"),
+        (PREPARE[2], "drop-reply"),
+        (PREPARE[2], "hang"),
+    ],
+)
+async def test_a_call_that_ends_the_process_in_a_prepare_costs_that_try(
+    make_scene: MakeScene, symbol: str, effect: str
+) -> None:
+    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK) as agent:
+        scene.fault({"op": symbol, "do": effect, "count": 1})
+        await scene.start(VICTIM, "mig", profile="1g.10gb")
+        reason, told = TOLD[effect]
+        await scene.wait_struck()
+        if reason == "BackendDied":  # who calls while the process hangs may not have the time to wait for another
+            await scene.start(OTHER, "mig", profile="2g.20gb")
+        await scene.wait_error(VICTIM, told)
+        if reason == "BackendTimeout":
+            await scene.start(OTHER, "mig", profile="2g.20gb")
+        await scene.wait_event(reason, told)
+        await scene.wait_running(VICTIM, OTHER)
+        assert scene.errors(OTHER) == []
+        assert sum(len(gpu.instances) for gpu in scene.gpus()) == 2
+        await scene.remove(VICTIM, OTHER)
+        await scene.wait_clean()
+        await agent.wait_ready()
+
+
+@pytest.mark.parametrize(
+    ("symbol", "effect"),
+    [
+        (UNPREPARE[0], "segfault"),
+        (UNPREPARE[0], "drop-reply"),
+        (UNPREPARE[1], "drop-reply"),
+        (UNPREPARE[1], "hang"),
+        (UNPREPARE[2], "exit"),
+    ],
+)
+async def test_a_call_that_ends_the_process_in_an_unprepare_is_made_good_by_the_next(
+    make_scene: MakeScene, symbol: str, effect: str
+) -> None:
+    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK):
+        await scene.start(VICTIM, "mig", profile="1g.10gb")
+        await scene.wait_running(VICTIM)
+        scene.fault({"op": symbol, "do": effect, "count": 1})
+        await scene.remove(VICTIM)
+        reason, told = TOLD[effect]
+        assert any(told.split("\\")[0] in error for error in scene.errors(VICTIM))
+        await scene.wait_event(reason, told)
+        await scene.wait_clean()
+
+
+@pytest.mark.parametrize(
+    ("symbol", "effect"),
+    [
+        ("nvmlDeviceGetUUID", "segfault"),
+        ("nvmlInitWithFlags", "exit"),
+        ("nvmlDeviceGetMigMode", "hang"),
+        ("nvmlEventSetWait_v2", "segfault"),
+    ],
+)
+async def test_a_call_that_ends_the_process_in_a_discover_delays_what_is_published(
+    make_scene: MakeScene, symbol: str, effect: str
+) -> None:
+    async with make_scene() as scene:
+        scene.fault({"op": symbol, "do": effect, "count": 1})
+        async with scene.agent("--discover-deadline", "2") as agent:
+            await scene.wait_devices({"gpu-0", "gpu-1"})
+            await scene.start(OTHER, "gpu")
+            await scene.wait_running(OTHER)
+            assert scene.errors(OTHER) == []
+            _, metrics = await agent.get("/metrics")
+            assert 'pydra_backend_restarts_total{backend="nvidia"} 1.0' in metrics
+            await scene.remove(OTHER)
+            await scene.wait_clean()
+
+
+async def test_a_claim_that_kills_the_backend_each_time_is_condemned_and_costs_nobody_else(
+    make_scene: MakeScene,
+) -> None:
+    fatal = {"op": "nvmlGpuInstanceCreateComputeInstance", "do": "segfault", "device": 0}
+    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK) as agent:
+        scene.fault(fatal)
+        await scene.start(VICTIM, "mig", profile="1g.10gb")
+        await scene.wait_event("ClaimCondemned", "ended the process of backend nvidia 2 times")
+        scene.fault()
+        await scene.start(OTHER, "gpu")
+        await scene.wait_running(OTHER)
+        assert scene.errors(OTHER) == []
+        (device,) = await scene.allocated(VICTIM)
+        await scene.wait_taints({device: {"gpu.nvidia.com/condemned": ("KillsBackend", "NoSchedule")}})
+        await scene.remove(VICTIM, OTHER)
+        await scene.wait_clean()
+        await scene.wait_taints({})
+        await agent.wait_ready()

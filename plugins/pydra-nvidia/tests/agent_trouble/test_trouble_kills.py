@@ -1,0 +1,165 @@
+"""kill -9 of the backend, of the agent with it, and reboots: claims come and go all the same, and leave nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from pydra.kube.resources import PODS
+
+if TYPE_CHECKING:
+    from conftest import Scene
+
+    MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
+
+MORTAL = Path(__file__).with_name("backends")
+MPS = {"kind": "GpuConfig", "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}}
+MPS_ON_MIG = {"kind": "MigDeviceConfig", "sharing": {"strategy": "MPS"}}
+SLICED = {
+    "kind": "GpuConfig",
+    "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
+}
+
+
+class Kind(NamedTuple):
+    """What a claim asks for, and the settings that allow it."""
+
+    device: str
+    profile: str = ""
+    config: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] = {}
+
+    async def start(self, scene: Scene, name: str) -> None:
+        await scene.start(name, self.device, profile=self.profile, config=self.config)
+
+
+KINDS = {
+    "mig": Kind("mig", "1g.10gb", settings={"dynamic_mig": True}),
+    "mps": Kind("gpu", config=MPS),
+    "mps-on-mig": Kind("mig", "1g.10gb", MPS_ON_MIG, {"dynamic_mig": True}),
+    "time-slice": Kind("gpu", config=SLICED),
+    "vfio": Kind("vfio", settings={"vfio": True}),
+}
+
+
+def unmount_all(path: Path) -> None:
+    """What a reboot does."""
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        if line.split()[1].startswith(str(path)):
+            subprocess.run(["umount", line.split()[1]], check=True)
+
+
+class Reaper:
+    """Ends the backend and its agent before something that it does."""
+
+    def __init__(self, scene: Scene) -> None:
+        self._place = scene.path / "mortal"
+        self._place.mkdir()
+        self.flags = ("--backend", "mortal.nvidia:")
+        path = os.pathsep.join(filter(None, [str(MORTAL), os.environ.get("PYTHONPATH", "")]))
+        self.environ = {"MORTAL": str(self._place), "PYTHONPATH": path}
+
+    def come(self, before: str) -> None:
+        """From now on it waits for this."""
+        draft = self._place / "draft"
+        draft.write_text(before)
+        draft.replace(self._place / "end")
+
+    def done(self) -> list[str]:
+        """What was done, or about to be."""
+        file = self._place / "done"
+        return file.read_text().splitlines() if file.exists() else []
+
+
+KILLS = [
+    ("mig", "nvmlDeviceSetMigMode", "nvmlComputeInstanceDestroy"),
+    ("mig", "nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceDestroy"),
+    ("mps", "run nvidia-cuda-mps-control -d", "run unmount the memory of MPS"),
+    ("mps", "record", "nvmlDeviceSetComputeMode"),
+    ("mps-on-mig", "record", "nvmlComputeInstanceDestroy"),
+    ("time-slice", "compute-policy", "compute-policy"),
+    ("vfio", "nvmlDeviceSetPersistenceMode", "write unbind"),
+    ("vfio", "write unbind", "write driver_override"),
+    ("vfio", "write bind", "write bind"),
+    ("vfio", "write driver_override", "forget"),
+]
+"""Before what agent and backend are killed, in the prepare and in the unprepare of a claim."""
+
+
+@pytest.mark.parametrize(("kind", "preparing", "unpreparing"), KILLS)
+async def test_claims_go_on_with_the_next_agent_when_the_last_was_killed(
+    make_scene: MakeScene, kind: str, preparing: str, unpreparing: str
+) -> None:
+    async with make_scene(settings=KINDS[kind].settings) as scene:
+        reaper = Reaper(scene)
+        async with scene.agent(*reaper.flags, environ=reaper.environ) as agent:
+            reaper.come(preparing)
+            await KINDS[kind].start(scene, "claim")
+            await agent.process.wait()
+        async with scene.agent(*reaper.flags, environ=reaper.environ) as agent:
+            await scene.wait_running("claim")
+            assert {text.partition(" ")[0] for text in scene.leftovers()} >= {"journal", "cdi", "record"}
+            reaper.come(unpreparing)
+            await scene.node.client.delete(PODS, "claim", namespace="default")
+            await agent.process.wait()
+        assert scene.leftovers() != []
+        async with scene.agent(*reaper.flags, environ=reaper.environ):
+            await scene.remove("claim")
+            await scene.wait_clean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "preparing"),
+    [
+        ("mig", "nvmlGpuInstanceCreateComputeInstance"),
+        ("mps", "record"),
+        ("vfio", "write bind"),
+    ],
+)
+async def test_what_was_begun_for_a_claim_that_went_while_no_agent_was_there_is_undone(
+    make_scene: MakeScene, kind: str, preparing: str
+) -> None:
+    async with make_scene(settings=KINDS[kind].settings) as scene:
+        reaper = Reaper(scene)
+        async with scene.agent(*reaper.flags, environ=reaper.environ) as agent:
+            reaper.come(preparing)
+            await KINDS[kind].start(scene, "claim")
+            await agent.process.wait()
+        await scene.node.client.delete(PODS, "claim", namespace="default")
+        async with scene.agent(*reaper.flags, environ=reaper.environ):
+            await scene.remove("claim")
+            await scene.wait_clean()
+
+
+async def test_a_reboot_leaves_nothing_to_undo_and_what_was_begun_is_prepared_anew(make_scene: MakeScene) -> None:
+    group = {"model": "h100-80gb", "count": 5}
+    async with make_scene(group, settings={"dynamic_mig": True, "vfio": True}) as scene:
+        reaper = Reaper(scene)
+        names = ("mig", "mps", "time-slice", "vfio")
+        async with scene.agent(*reaper.flags, environ=reaper.environ) as agent:
+            for name in names:
+                await KINDS[name].start(scene, name)
+                await scene.wait_running(name)
+            reaper.come("nvmlGpuInstanceCreateComputeInstance")
+            await scene.start("begun", "mig", profile="3g.40gb")
+            await agent.process.wait()
+        boot = scene.boot_id_file.read_text()
+        for pid in scene.daemons():
+            os.kill(pid, signal.SIGKILL)
+        unmount_all(scene.path)
+        scene.inject.reboot()
+        assert scene.boot_id_file.read_text() != boot
+        async with scene.agent(*reaper.flags, environ=reaper.environ):
+            await scene.wait_running("begun")
+            (instance,) = (one for gpu in scene.gpus() for one in gpu.instances)
+            assert instance.compute
+            await scene.remove(*names, "begun")
+            await scene.wait_clean()
+            assert [scene.errors(name) for name in names] == [[], [], [], []]
