@@ -8,11 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 
-Quantity: TypeAlias = int | str
+Quantity: TypeAlias = Annotated[
+    int | str,
+    msgspec.Meta(
+        extra_json_schema={
+            "format": "quantity",
+            "pattern": r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3}|Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE])?$",
+        }
+    ),
+]
 """An amount as Kubernetes writes it: a plain integer, or a string such as `80Gi`, `1500m`, `1e3`."""
 
 
@@ -169,7 +177,8 @@ class SampleKind(Enum):
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """One measured number for `/metrics`: `pydra_<backend>_<name>{device=..., **labels} value`.
 
-    `name` follows the Prometheus conventions (base units, `_total` for counters).
+    `name` follows the Prometheus conventions (base units, `_total` for counters). `device` is empty for the whole
+    node; it may be one that `discover` does not list now, as a GPU whose partitions are what claims can have.
     """
 
     name: str

@@ -214,12 +214,15 @@ class _Examination:
         return problems
 
     async def _measure(self) -> list[str]:
+        """Advice: of hardware that nobody can have now there are numbers too, as of a GPU that is partitioned."""
         known = {device.name for device in self._inventory.devices} | {""}
-        return [
-            f"sample {sample.name} is of device {sample.device}, which discover does not list"
-            for sample in await self._backend.measure()
-            if sample.device not in known
+        measured = {sample.device: None for sample in await self._backend.measure()}
+        self._notes += [
+            f"there are samples of device {name}, which discover does not list"
+            for name in measured
+            if name not in known
         ]
+        return []
 
     async def _misspelt(self, kind: str) -> list[str]:
         api_version, _, name = kind.rpartition("/")
