@@ -67,7 +67,7 @@ _ADVICE = {
     Code.LIBRARY_NOT_FOUND: "libnvidia-ml.so.1 was not found; PYDRA_NVIDIA_DRIVER_ROOT says where the driver is",
     Code.LIB_RM_VERSION_MISMATCH: "the driver's libraries and kernel module differ in version; reload the module, or"
     " reboot the node",
-    Code.FUNCTION_NOT_FOUND: "the installed driver is too old for this",
+    Code.FUNCTION_NOT_FOUND: "the installed driver is too old for this; update it",
     Code.GPU_IS_LOST: "the GPU has fallen off the bus; reset it or reboot the node",
     Code.RESET_REQUIRED: "the GPU must be reset",
     Code.IN_USE: "processes still use the GPU; stop them (dcgm, nvsm and monitoring agents count too)",

@@ -44,7 +44,8 @@ class ProgramFailed(ClaimError):
         self.output = output
         self.ended = ended
         said = f': "{output}"' if output else " and said nothing"
-        super().__init__(f"{command} {outcome}{said}")
+        advice = "; the backend needs root for this" if "permission" in output.lower() else ""
+        super().__init__(f"{command} {outcome}{said}{advice}")
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
