@@ -30,7 +30,6 @@ from pydra_nvidia import DEVICE_CLASSES as CLASSES
 from pydra_nvidia import DRIVER
 from pydra_nvidia.config import GROUP_VERSION
 from pydra_nvidia.simulation.install import Simulation, open_simulation
-from pydra_nvidia.simulation.scenario_file import bundled_scenarios
 from pydra_nvidia.simulation.state import GpuState
 from tests.integration.agent.process import Agent, run_agent
 
@@ -98,10 +97,22 @@ class Scene:
         for name in names:
             await self.node.client.delete(RESOURCE_CLAIMS, name, namespace=NAMESPACE)
 
+    async def delete(self, pod: str) -> None:
+        """The pod is to go; whether it can is another matter."""
+        await self.node.client.delete(PODS, pod, namespace=NAMESPACE)
+
+    async def allocate(self, claim: str, device: str) -> None:
+        """What a scheduler decided that knew less: the claim has this device."""
+        found = await self.node.client.get(RESOURCE_CLAIMS, claim, namespace=NAMESPACE)
+        pool = self.node.settings.node_name
+        result = {"request": "it", "driver": DRIVER, "pool": pool, "device": device}
+        found["status"] = {"allocation": {"devices": {"results": [result]}}}
+        await self.node.client.replace(RESOURCE_CLAIMS, claim, found, namespace=NAMESPACE, subresource="status")
+
     async def drop(self, *pods: str) -> None:
         """Pods are deleted, and gone; the claims of their templates go with them."""
         for pod in pods:
-            await self.node.client.delete(PODS, pod, namespace=NAMESPACE)
+            await self.delete(pod)
         for pod in pods:
             await self.until(lambda pod=pod: self._is_gone(pod), f"pod {pod} is gone")
 
@@ -184,12 +195,12 @@ class Scene:
             found = (await self.node.client.list(EVENTS, namespace=NAMESPACE)).items
             about = [one for one in found if (one.get("regarding") or {}).get("name") == claim]
             notes[:] = [f"{one['reason']}: {one.get('note')}" for one in about if one["regarding"]["kind"] != "Pod"]
-            return any(note.startswith(f"{reason}: ") and re.search(pattern, note) for note in notes)
+            return any(re.match(rf"({reason}): .*{pattern}", note, re.DOTALL) for note in notes)
 
         await self.until(look, lambda: f"{reason} on {claim} says {pattern}: {notes}, {self.errors(claim)[-1:]}")
         text = "\n".join((*notes, *self.errors(claim)))
         assert not re.search(r"Traceback|File \"|\.py\b|Error\(|object at 0x", text), text
-        return next(note for note in notes if note.startswith(f"{reason}: ") and re.search(pattern, note))
+        return next(note for note in notes if re.match(rf"({reason}): .*{pattern}", note, re.DOTALL))
 
     # The machine
 
@@ -240,7 +251,7 @@ class Scene:
     async def until(self, holds: Callable[[], Awaitable[bool]], what: str | Callable[[], str]) -> None:
         """It holds before the deadline; else `what` does not."""
         with anyio.move_on_after(DEADLINE):
-            while not await holds():
+            while not await holds():  # noqa: ASYNC110 - what it waits for is in files and in other processes
                 await anyio.sleep(0.02)
             return
         pytest.fail(f"not in time: {what if isinstance(what, str) else what()}")
@@ -272,6 +283,10 @@ def config(kind: str, *requests: str, **fields: Any) -> JsonObject:
     return {"requests": list(requests), "opaque": {"driver": DRIVER, "parameters": parameters}}
 
 
+def write_scenario(location: str, scenario: JsonObject) -> None:
+    Path(location).write_text(json.dumps(scenario))
+
+
 Stage = Callable[..., AbstractAsyncContextManager[Scene]]
 
 
@@ -300,12 +315,10 @@ def stage() -> Stage:
         async with run_node(steps.append) as node:
             location = gpus if isinstance(gpus, str) else f"{node.root}/scenario.json"
             if not isinstance(gpus, str):
-                Path(location).write_text(json.dumps({"gpus": gpus, **scenario}))
-            else:
-                assert gpus in bundled_scenarios()
+                write_scenario(location, {"gpus": gpus, **scenario})
             simulation = open_simulation(location, f"{node.root}/hardware")
             environ = {"PYDRA_NVIDIA_SCENARIO": location, "PYDRA_NVIDIA_STATE": f"{node.root}/hardware"}
-            environ |= {"PYDRA_NVIDIA_POLL_PERIOD": "0.05"}
+            environ |= {"PYDRA_NVIDIA_POLL_PERIOD": "0.05", "PYDRA_MEASURE_PERIOD": "0.5"}
             environ |= {f"PYDRA_NVIDIA_{name.upper()}": str(value).lower() for name, value in settings.items()}
             for name, spec in CLASSES.items():
                 await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})

@@ -67,9 +67,9 @@ async def test_an_mps_daemon_serves_the_gpus_of_a_claim_while_it_lasts(
         container = scene.container("clients")
         assert "CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps" in container.env
         mounts = {mount.container_path: mount.host_path for mount in container.mounts}
-        assert mounts["/tmp/nvidia-mps"] == f"{place}/pipe"  # noqa: S108 - the vendor's name
-        assert mounts["/dev/shm"] == f"{place}/shm"  # noqa: S108 - where CUDA looks
-        assert os.path.exists(f"{place}/pipe/control")
+        assert mounts["/tmp/nvidia-mps"] == f"{place}/pipe"
+        assert mounts["/dev/shm"] == f"{place}/shm"
+        assert "control" in os.listdir(f"{place}/pipe")
         await scene.run("other", ask_for("gpu"))
         assert "CUDA_MPS_PIPE_DIRECTORY" not in " ".join(scene.container("other").env)
         await scene.leave("clients")
@@ -93,7 +93,7 @@ async def test_each_partition_has_an_mps_daemon_of_its_own(
             mount.host_path
             for pod in ("one", "two")
             for mount in scene.container(pod).mounts
-            if mount.container_path == "/tmp/nvidia-mps"  # noqa: S108 - the vendor's name
+            if mount.container_path == "/tmp/nvidia-mps"
         }
         assert pipes == {f"{place}/pipe" for place in daemons(scene)}
         await scene.leave("one")
