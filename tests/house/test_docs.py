@@ -1,18 +1,28 @@
-"""The reference pages say what the code does, and the README's backend is one that works."""
+"""The reference pages say what the code does, links lead somewhere, and what the pages print works."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import yaml
 
+from pydra.backends.config import find_config_problems
+from pydra.backends.discovery import list_backends
 from pydra.cli.tool import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for pattern in ("README.md", "docs/*.md", "charts/*.md", "plugins/*/README.md", "plugins/*/docs/*.md")
+    for path in ROOT.glob(pattern)
+)
 
 
 def load(path: Path) -> ModuleType:
@@ -29,25 +39,61 @@ def test_the_reference_pages_follow_from_the_code() -> None:
         assert path.read_text() == text, f"{path.name} is stale: make docs"
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").glob("*.md")))]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     path = ROOT / page
-    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+    for target in re.findall(r"\]\(([^)]+)\)", path.read_text()):
         if not target.startswith("http"):
-            assert (path.parent / target).exists(), f"{page}: {target}"
+            name, _, heading = target.partition("#")
+            led = path.parent / name if name else path
+            assert led.exists(), f"{page}: {target}"
+            if heading:
+                assert heading in headings(led), f"{page}: {target}"
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").glob("*.md")))]
-)
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_commands_in_the_pages_exist(page: str) -> None:
-    known = {"dev", "check", "backends"}
-    parser_help = build_parser().format_help()
-    assert all(name in parser_help for name in known)
+    known = set(re.findall(r"^    (\w+) ", build_parser().format_help(), flags=re.MULTILINE))
+    assert {"dev", "check", "backends"} <= known
     for command in re.findall(r"^ +pydra ([a-z]+)", (ROOT / page).read_text(), flags=re.MULTILINE):
         assert command in known, f"{page}: pydra {command}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_yaml_in_the_pages_parses_and_its_opaque_configs_decode(page: str) -> None:
+    for block in re.findall(r"^ *```yaml\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE):
+        for document in yaml.safe_load_all(block):
+            for driver, parameters in opaque_configs(document):
+                assert driver in CONFIG_TYPES, f"{page}: no backend's driver is {driver}"
+                assert find_config_problems(parameters, CONFIG_TYPES[driver]) == (), page
+
+
+def opaque_configs(value: Any) -> Iterator[tuple[str, Any]]:
+    """Driver and parameters of every opaque config below."""
+    if isinstance(value, dict):
+        if isinstance(opaque := value.get("opaque"), dict):
+            yield opaque["driver"], opaque["parameters"]
+        value = list(value.values())
+    for one in value if isinstance(value, list) else ():
+        yield from opaque_configs(one)
+
+
+def load_config_types() -> dict[str, Any]:
+    """By driver name, of all installed backends."""
+    found = {}
+    for entry in list_backends():
+        module = importlib.import_module(entry.target.partition(":")[0])
+        found[module.DRIVER] = module.CONFIG_TYPES
+    return found
+
+
+CONFIG_TYPES = load_config_types()
 
 
 def test_the_python_in_the_readme_is_a_backend_of_25_lines() -> None:

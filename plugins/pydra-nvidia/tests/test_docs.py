@@ -1,0 +1,114 @@
+"""What the pages of pydra-nvidia print is true: classes, scenarios, claims, messages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from pydra_nvidia import DEVICE_CLASSES
+from pydra_nvidia.cdi.hooks import PLACES
+from pydra_nvidia.health.incidents import APPLICATION_XIDS
+from pydra_nvidia.health.judge import DEFAULT_REACTIONS, DOMAIN
+from pydra_nvidia.host.driver_root import ROOTS
+from pydra_nvidia.nvml.errors import Code
+from pydra_nvidia.settings import Reaction, Settings, Signal
+from pydra_nvidia.simulation.scenario_file import bundled_models, bundled_scenarios, parse_scenario
+
+HERE = Path(__file__).resolve().parents[1]
+ROOT = HERE.parents[1]
+PAGES = [HERE / "README.md", *sorted((HERE / "docs").glob("*.md"))]
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def rows(page: str, header: str) -> list[list[str]]:
+    """The cells of all tables whose first column is called so."""
+    found: list[list[str]] = []
+    inside = False
+    for line in (HERE / page).read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if not line.strip().startswith("|"):
+            inside = False
+        elif cells[0] == header:
+            inside = True
+        elif inside and not set(line) <= set("|- "):
+            found.append(cells)
+    return found
+
+
+def code(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+def test_the_classes_in_the_readme_are_those_of_the_backend() -> None:
+    documents = [one for block in blocks(HERE / "README.md") for one in yaml.safe_load_all(block)]
+    classes = {one["metadata"]["name"]: one["spec"] for one in documents if one.get("kind") == "DeviceClass"}
+    assert classes == msgspec.to_builtins(DEVICE_CLASSES)
+
+
+def test_the_readme_knows_all_scenarios_and_models() -> None:
+    told = [name for cells in rows("README.md", "scenario") for name in code(cells[0])]
+    assert sorted(told) == sorted(bundled_scenarios())
+    text = (HERE / "README.md").read_text()
+    assert [name for name in bundled_models() if f"`{name}`" not in text] == []
+
+
+def test_the_scenario_in_the_readme_is_one() -> None:
+    (block,) = (block for block in blocks(HERE / "README.md") if "\ngpus:" in block)
+    assert parse_scenario(block.encode(), "README.md").gpus[0].count == 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_variables_in_the_pages_are_settings(page: Path) -> None:
+    known = {field.name.upper() for field in msgspec.structs.fields(Settings)} | {"SCENARIO"}
+    assert set(re.findall(r"\bPYDRA_NVIDIA_([A-Z_]+[A-Z])\b", page.read_text())) <= known
+
+
+def test_the_page_of_health_has_every_signal_with_what_follows() -> None:
+    told = {
+        code(taint)[0].removeprefix(f"{DOMAIN}/"): device == "Unhealthy"
+        for what, _, device, taint in rows("docs/health.md", "signal")
+        if "ignored" not in what
+    }
+    expected = {one.value: follows is Reaction.UNHEALTHY for one, follows in DEFAULT_REACTIONS.items()}
+    assert told == {name: sick for name, sick in expected.items() if name != Signal.IGNORED_XID.value}
+    ignored = re.search(r"applications cause, ([0-9, and]+),", (HERE / "docs/health.md").read_text())
+    assert ignored is not None
+    assert {int(one) for one in re.findall(r"\d+", ignored[1])} == APPLICATION_XIDS
+
+
+@pytest.mark.parametrize(("before", "places"), [("names\nit:", PLACES), ("that has NVML:", ROOTS)])
+def test_the_page_of_containers_lists_the_places_in_the_order_of_looking(before: str, places: tuple[str, ...]) -> None:
+    told = (HERE / "docs/containers.md").read_text().partition(before)[2].lstrip().partition("\n\n")[0]
+    assert tuple(code(line)[0] for line in told.splitlines()) == places
+
+
+def templates() -> Iterator[str]:
+    """Every string in the code, with a line break in the place of what is filled in."""
+    for path in [*HERE.glob("pydra_nvidia/**/*.py"), *ROOT.glob("pydra/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(one.value) if isinstance(one, ast.Constant) else "\n" for one in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_messages_in_the_page_of_troubles_are_in_the_code() -> None:
+    known = "\0".join(templates())
+    missing = []
+    for cells in rows("docs/troubleshooting.md", "message"):
+        for message in code(cells[0]):
+            if message.startswith("NVML_ERROR_"):
+                assert message.removeprefix("NVML_ERROR_") in Code.__members__
+                continue
+            pieces = [piece.strip(" ,;:") for piece in message.split("...")]
+            missing += [piece for piece in pieces if len(piece) > 2 and piece not in known]
+    assert not missing, missing
