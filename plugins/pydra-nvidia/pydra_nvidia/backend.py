@@ -26,6 +26,9 @@ from pydra_nvidia.steps import Entry
 from pydra_nvidia.targets import find_targets
 from pydra_nvidia.telemetry import Hardware
 
+_LOOKS = 3
+"""How often the hardware is read anew that changes while it is read."""
+
 
 class NvidiaBackend:
     """One node's NVIDIA hardware. Made by `composition.open_backend`."""
@@ -59,10 +62,14 @@ class NvidiaBackend:
 
     async def discover(self) -> Inventory:
         """All GPUs, partitions and functions, with their health."""
-        self._seen = await asyncio.to_thread(self._hardware.signature)  # before reading: changes since are noticed
-        if not self._reconciled:
-            await self._reconcile()
-        return await asyncio.to_thread(self._take_stock)
+        for _ in range(_LOOKS):
+            self._seen = await asyncio.to_thread(self._hardware.signature)  # before reading: changes since are noticed
+            if not self._reconciled:
+                await self._reconcile()
+            inventory = await asyncio.to_thread(self._take_stock)
+            if await asyncio.to_thread(self._hardware.signature) == self._seen:
+                break  # else this is half of the one and half of the other, and a change back would not be noticed
+        return inventory
 
     async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
         """Make the hardware what the claim asks for; all of it or nothing."""
