@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from pydra.backends.mismatches import find_mismatches
+from pydra.backends.quantities import find_bad_quantities
 from pydra.backends.wording import show, suggest
 from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import InvalidConfig
@@ -77,7 +78,7 @@ def find_config_problems(parameters: Any, types: ConfigTypes) -> tuple[str, ...]
     except msgspec.ValidationError as error:  # a rule across fields, from the type's __post_init__
         message, _, path = str(error).partition(" - at `")
         return (f"{path.rstrip('`') or '$'}: {message}",)
-    return ()
+    return find_bad_quantities(value, wanted)
 
 
 def _convert(parameters: Mapping[str, Any], types: ConfigTypes) -> Any:

@@ -20,12 +20,17 @@ from pydra.backends.wording import LEAVES, describe, show, suggest
 
 def find_mismatches(value: Any, wanted: type | mi.Type) -> tuple[str, ...]:
     """All mismatches as `$.path: found what, what is allowed`; empty when msgspec would decode it strictly."""
-    return tuple(_walk(value, wanted if isinstance(wanted, mi.Type) else _read_type(wanted), "$"))
+    return tuple(_walk(value, wanted if isinstance(wanted, mi.Type) else read_type(wanted), "$"))
+
+
+def read_type(wanted: type) -> mi.Type:
+    """What msgspec knows of a type."""
+    return _read_type(wanted)
 
 
 @cache
 def _read_type(wanted: type) -> mi.Type:
-    """What msgspec knows of a type. It compiles every annotation anew, which takes longer than the rest of a call."""
+    """msgspec compiles every annotation anew, which takes longer than the rest of a call."""
     return mi.type_info(wanted)
 
 
@@ -118,10 +123,11 @@ def _mapping(value: Any, wanted: mi.DictType, path: str) -> Iterator[str]:
         return
     for key, item in value.items():
         yield from _walk(key, wanted.key_type, f"{path} key {show(key)}")
-        yield from _walk(item, wanted.value_type, _member(path, key))
+        yield from _walk(item, wanted.value_type, member_path(path, key))
 
 
-def _member(path: str, key: Any) -> str:
+def member_path(path: str, key: Any) -> str:
+    """The path to a member: `$.key`, or `$["odd key"]`."""
     return f"{path}.{key}" if re.fullmatch(r"[A-Za-z_]\w*", str(key)) else f"{path}[{show(key)}]"
 
 
@@ -139,17 +145,17 @@ def _object(value: Any, wanted: _Object, path: str) -> Iterator[str]:
     if isinstance(wanted, mi.StructType) and tag_field is not None:
         tag = value.get(tag_field)
         if tag is not None and tag != wanted.tag:
-            yield f"{_member(path, tag_field)}: found {show(tag)}, allowed: {show(wanted.tag)}"
+            yield f"{member_path(path, tag_field)}: found {show(tag)}, allowed: {show(wanted.tag)}"
     allowed = [*fields, *([tag_field] if tag_field else [])]
     for key in value:
         if key not in allowed:
             names = ", ".join(sorted(allowed)) or "no fields"
-            yield f"{_member(path, key)}: unknown field{suggest(str(key), allowed)}, allowed: {names}"
+            yield f"{member_path(path, key)}: unknown field{suggest(str(key), allowed)}, allowed: {names}"
     for name, field in fields.items():
         if name in value:
-            yield from _walk(value[name], field.type, _member(path, name))
+            yield from _walk(value[name], field.type, member_path(path, name))
         elif field.required:
-            yield f"{_member(path, name)}: missing, allowed: {describe(field.type)}"
+            yield f"{member_path(path, name)}: missing, allowed: {describe(field.type)}"
 
 
 def _union(value: Any, wanted: mi.UnionType, path: str) -> Iterator[str]:
@@ -158,11 +164,19 @@ def _union(value: Any, wanted: mi.UnionType, path: str) -> Iterator[str]:
     if isinstance(value, Mapping) and objects:
         yield from _tagged(value, objects, path)
         return
-    attempts = [list(_walk(value, one, path)) for one in wanted.types]
+    members = [*_flatten(wanted)]
+    attempts = [list(_walk(value, one, path)) for one in members]
     if not all(attempts):
         return
-    same_kind = [found for found, one in zip(attempts, wanted.types, strict=True) if _same_kind(value, one)]
+    same_kind = [found for found, one in zip(attempts, members, strict=True) if _same_kind(value, one)]
     yield from same_kind[0] if len(same_kind) == 1 else [_found(value, wanted, path)]
+
+
+def _flatten(wanted: mi.UnionType) -> Iterator[mi.Type]:
+    """The members, and those of annotated unions among them, such as a Quantity that may be absent."""
+    for one in wanted.types:
+        inner = one.type if isinstance(one, mi.Metadata) else None
+        yield from _flatten(inner) if isinstance(inner, mi.UnionType) else (one,)
 
 
 def _tagged(value: Mapping[Any, Any], objects: list[_Object], path: str) -> Iterator[str]:
@@ -178,10 +192,10 @@ def _tagged(value: Mapping[Any, Any], objects: list[_Object], path: str) -> Iter
         return
     names = ", ".join(sorted(map(show, tagged)))
     if tag_field not in value:
-        yield f"{_member(path, tag_field)}: missing, allowed: {names}"
+        yield f"{member_path(path, tag_field)}: missing, allowed: {names}"
     else:
         hint = suggest(str(tag), map(str, tagged))
-        yield f"{_member(path, tag_field)}: found {show(tag)}{hint}, allowed: {names}"
+        yield f"{member_path(path, tag_field)}: found {show(tag)}{hint}, allowed: {names}"
 
 
 def _same_kind(value: Any, wanted: mi.Type) -> bool:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pydra import __version__
+from pydra.cli.admission import add_admission
 from pydra.cli.exits import complain, refuse_foreign_pydra
 from pydra.cli.webhook import add_webhook
 from pydra.errors import PydraError, SettingsError
@@ -38,6 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     backends.set_defaults(command=_backends)
 
     add_webhook(commands)
+    add_admission(commands)
     return parser
 
 

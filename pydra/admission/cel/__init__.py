@@ -1,0 +1,1 @@
+"""The types of configs as CEL, for clusters that want no webhook: a ValidatingAdmissionPolicy."""

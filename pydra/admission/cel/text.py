@@ -1,0 +1,119 @@
+"""CEL as text: literals, paths to fields, problems. A check is an expression of type string, empty when all is well.
+
+Sources: the CEL language definition (lexis); k8s.io/apiserver/pkg/cel/environment for the libraries that Kubernetes
+1.34, whose expressions are those of 1.33, has: strings, two-variable comprehensions, quantities, optional values.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from textwrap import indent
+
+import msgspec
+
+from pydra.backends.wording import MAX_SHOWN
+
+NOTHING = '""'
+"""The check that never finds anything."""
+
+_SAFE_INTEGERS = 1 << 63
+
+
+def quote(text: str) -> str:
+    """A string literal; JSON's escapes are CEL's too."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def literal(value: object) -> str:
+    """A literal of a JSON scalar. An integer that CEL cannot hold becomes a double."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value) if -_SAFE_INTEGERS <= value < _SAFE_INTEGERS else repr(float(value))
+        case float():
+            return repr(value)
+        case _:
+            return quote(str(value))
+
+
+class Path(msgspec.Struct, frozen=True):
+    """Where a value is, as a string expression: what is known when the policy is written, and what only when it runs.
+
+    `parts` are literals and expressions by turns, beginning with an expression.
+    """
+
+    parts: tuple[str, ...]
+
+    def then(self, text: str) -> Path:
+        """The path, and a literal text."""
+        if len(self.parts) % 2:
+            return Path((*self.parts, text))
+        return Path((*self.parts[:-1], self.parts[-1] + text))
+
+    def then_cel(self, expression: str) -> Path:
+        """The path, and what the expression says."""
+        return Path((*(self.parts if len(self.parts) % 2 == 0 else (*self.parts, "")), expression))
+
+    def __str__(self) -> str:
+        pieces = (quote(part) if index % 2 else part for index, part in enumerate(self.parts))
+        return " + ".join(piece for piece in pieces if piece != NOTHING)
+
+
+def problem(path: Path) -> str:
+    """The path with its complaint as one problem."""
+    return f"{quote('; ')} + {path}"
+
+
+def show(value: str) -> str:
+    """What was found, as `pydra.backends.wording.show` has it. `value` is an expression that is cheap to repeat."""
+    return (
+        f"(type({value}) == string ? {show_text(value)}"
+        f' : type({value}) == map ? "an object"'
+        f' : type({value}) == list ? "a list of " + string(size({value}))'
+        f' : "%s".format([{value}]))'
+    )
+
+
+def show_text(value: str) -> str:
+    """The same for what is surely a string, as keys are."""
+    short = f'{value}.substring(0, {MAX_SHOWN - 1}) + "..."'
+    return f'"\\"" + (size({value}) > {MAX_SHOWN - 2} ? {short} : {value} + "\\"")'
+
+
+def member(path: Path, key: str) -> Path:
+    """The path to the member that the expression `key` names."""
+    plain = f'{key}.matches("^[A-Za-z_][\\\\p{{L}}\\\\p{{N}}_]*$")'
+    return path.then_cel(f'({plain} ? "." + {key} : "[" + {show_text(key)} + "]")')
+
+
+def choose(condition: str, then: str, otherwise: str) -> str:
+    """`condition ? then : otherwise`, over several lines."""
+    return f"({condition}\n  ? {_hang(then)}\n  : {_hang(otherwise)})"
+
+
+def let(name: str, value: str, check: str) -> str:
+    """The check, with a short name for a value. CEL in policies has no `bind`."""
+    return check if check == NOTHING else f"[{value}].map({name},\n{indent(check, '  ')}\n)[0]"
+
+
+def gather(checks: Sequence[str]) -> str:
+    """All that several checks find."""
+    found = [check for check in checks if check != NOTHING]
+    if len(found) < 2:
+        return found[0] if found else NOTHING
+    return "[\n" + ",\n".join(indent(check, "  ") for check in found) + '\n].join("")'
+
+
+def for_each(value: str, names: str, check: str) -> str:
+    """The check for every entry of a list or map, `names` being those of its key and its value there."""
+    if check == NOTHING:
+        return NOTHING
+    return f'{value}.transformList({names},\n{indent(check, "  ")}\n).join("")'
+
+
+def _hang(text: str) -> str:
+    return text.replace("\n", "\n    ")
