@@ -112,3 +112,12 @@ def test_messages_in_the_page_of_troubles_are_in_the_code() -> None:
             pieces = [piece.strip(" ,;:") for piece in message.split("...")]
             missing += [piece for piece in pieces if len(piece) > 2 and piece not in known]
     assert not missing, missing
+
+
+def test_every_metric_is_on_a_page() -> None:
+    source = "".join(path.read_text() for path in HERE.glob("pydra_nvidia/**/*.py"))
+    names = set(re.findall(r"(?:_gauge|_counter|_told)\(\s*\"(\w+)\"", source))
+    names |= set(re.findall(r"Sample\(\s*name=\"(\w+)\"", source))
+    assert "xids_total" in names
+    text = "".join(page.read_text() for page in PAGES)
+    assert [name for name in sorted(names) if not re.search(rf"`(pydra_nvidia_)?{name}`", text)] == []
