@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -80,25 +81,31 @@ async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator
     )
     injection = Injection(tree, settings)
     await _state(injection)
-    try:
-        yield NvidiaBackend(
-            settings,
-            session=session,
+    backend = NvidiaBackend(
+        settings,
+        session=session,
+        hardware=hardware,
+        journal=journal,
+        slicer=slicer,
+        injection=injection,
+        health=health,
+        mps=MpsWatch(start_mps, settings, journal),
+        succession=VendorSuccession(
+            settings=settings,
+            tree=tree,
             hardware=hardware,
             journal=journal,
             slicer=slicer,
             injection=injection,
-            health=health,
-            mps=MpsWatch(start_mps, settings, journal),
-            succession=VendorSuccession(
-                settings=settings,
-                tree=tree,
-                hardware=hardware,
-                journal=journal,
-                slicer=slicer,
-                injection=injection,
-            ),
-        )
+        ),
+    )
+    try:
+        async with asyncio.TaskGroup() as beside:
+            supervision = beside.create_task(backend.supervise(), name="MPS daemons")
+            try:
+                yield backend
+            finally:
+                supervision.cancel()
     finally:
         health.close()
         session.close()

@@ -123,6 +123,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
 
     `recovery` is NVML field 230: 0 none, 1 GPU reset, 2 node reboot, 3 drain P2P, 4 drain and reset, 5 recover the
     IMEX domain, 6 bus reset, 7 system reboot. `ecc_uncorrected` counts since the last reset of the driver or GPU.
+    `silence` says why the GPU did not answer this time: all else is of the time before.
     """
 
     recovery: int | None = None
@@ -131,6 +132,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     remap_failed: bool | None = None
     retirement_pending: bool | None = None
     monitored: bool = True
+    silence: str = ""
 
 
 class PciFunction(msgspec.Struct, frozen=True, kw_only=True):

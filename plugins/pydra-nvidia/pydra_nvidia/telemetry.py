@@ -5,7 +5,6 @@ Everything here blocks, so it runs in a thread, one reading at a time.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -24,13 +23,17 @@ from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.losses import find_lost
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.conditions import read_condition, read_monitored
-from pydra_nvidia.nvml.errors import STALE, NvmlError
+from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.gpus import read_driver, read_facts, read_persistence
 from pydra_nvidia.nvml.links import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
 from pydra_nvidia.nvml.partitions import Kind, Offer, read_instances, read_mode, read_offer, read_resetless
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.vfio.drivers import VfioDrivers
+from pydra_nvidia.waiting import in_thread, turn
+
+GONE = LOST | {Code.GPU_NOT_FOUND}
+"""The GPU is there no more, or answers nothing until it is reset; any other error may be over the next time."""
 
 
 class _Known(msgspec.Struct, kw_only=True):
@@ -58,6 +61,7 @@ class Hardware:
         self._vfio_drivers = VfioDrivers(tree)
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
+        self._by_index: dict[int, Gpu] = {}
         self._driver: Driver | None = None
         self._generation = 0
         self._opened_for: object = None
@@ -70,7 +74,7 @@ class Hardware:
             DriverMissing: there is NVIDIA hardware, and no driver for it yet.
             NvmlError: NVML as a whole does not answer.
         """
-        return await asyncio.to_thread(self.read_here)
+        return await in_thread(self.read_here)
 
     def read_here(self) -> Reading:
         """The same in this thread, which may be blocked for long."""
@@ -82,15 +86,16 @@ class Hardware:
         Each GPU by its minor number or UUID. It is a whole reading when there was none in this session, when a
         function has come, gone or changed its driver, or when one of the GPUs was not there. Raises as `read` does.
         """
-        return await asyncio.to_thread(self.reread_here, gpus)
+        return await in_thread(self.reread_here, gpus)
 
     def reread_here(self, gpus: Collection[int | str]) -> Reading:
         """The same in this thread, which may be blocked for long."""
         return self._locked(self._reread, frozenset(gpus))
 
-    async def latest(self) -> Reading:
-        """The last reading; the first one when there was none. Raises as `read` does."""
-        return self._last or await self.read()
+    @property
+    def last(self) -> Reading:
+        """The last reading; an empty one when there was none."""
+        return self._last or Reading()
 
     def signature(self) -> object:
         """Differs when something changed from outside: functions, their drivers, the driver, partitions. Cheap.
@@ -104,20 +109,31 @@ class Hardware:
         return self._bus.drivers(), read_module_version(self._tree), list_instances(self._tree), root
 
     def _locked(self, work: Callable[..., Reading], *arguments: Any) -> Reading:
-        with self._lock:
+        with turn(self._lock, "reading the hardware"):
             self._last = work(*arguments)
             return self._last
 
     def _read(self) -> Reading:
         functions = self._functions()
         vfio = read_vfio_host(self._tree)
-        managed = _managed(functions)
-        if not managed and all(is_vfio(one.driver) for one in functions.values()):
+        if not _managed(functions):
+            if self._awaits_driver(functions):
+                raise DriverMissing(_awaited(functions, read_module_version(self._tree)))
             return Reading(functions=functions, vfio=vfio)
-        if not managed:
-            raise DriverMissing(_awaited(functions, read_module_version(self._tree)))
         self._refresh_session()
         return replace(self._run(lambda nvml: self._read_gpus(nvml, functions)), vfio=vfio)
+
+    def _awaits_driver(self, functions: Mapping[str, PciFunction]) -> bool:
+        """Whether a driver has yet to take what is there; nodes for passthrough alone have none installed."""
+        if all(is_vfio(one.driver) for one in functions.values()):
+            return False
+        if not self._settings.vfio or read_module_version(self._tree):
+            return True
+        try:
+            find_driver_root(self._tree, self._settings)
+        except DriverMissing:
+            return False
+        return True
 
     def _functions(self) -> dict[str, PciFunction]:
         """With what only passthrough needs where it is wanted: long lists of the host are read for it."""
@@ -134,13 +150,14 @@ class Hardware:
     def _refresh_session(self) -> None:
         """NVML counts GPUs when it is initialised: one that came or went later needs another session."""
         wanted = tuple(one for one in self._bus.drivers() if one[2] == DRIVER), read_module_version(self._tree)
-        if self._opened_for is not None and self._opened_for != wanted:
+        if self._opened_for != wanted:  # unprepare may have opened one before the first reading
             self._session.close()
         self._opened_for = wanted
 
     def _read_gpus(self, nvml: Nvml, functions: Mapping[str, PciFunction]) -> Reading:
         if self._generation != self._session.generation:
             self._known.clear()
+            self._by_index.clear()
             self._driver = None
             self._generation = self._session.generation
         self._driver = self._driver or read_driver(nvml)
@@ -148,17 +165,31 @@ class Hardware:
         failures: dict[int, NvmlError] = {}
         for index in range(nvml.call("nvmlDeviceGetCount")):
             try:
-                gpus.append(self._read_gpu(nvml, index, functions))
+                self._by_index[index] = self._read_twice(nvml, index, functions)
+                gpus.append(self._by_index[index])
             except NvmlError as error:
                 if error.code in STALE:
                     raise
-                failures[index] = error
+                known = self._by_index.get(index)
+                if known is None or error.code in GONE:
+                    failures[index] = error
+                else:  # it may answer the next time, and is no less there
+                    gpus.append(replace(known, condition=replace(known.condition, silence=str(error))))
         return Reading(
             driver=self._driver,
             gpus=tuple(gpus),
             lost=find_lost(failures, gpus, self._last, functions),
             functions=functions,
         )
+
+    def _read_twice(self, nvml: Nvml, index: int, functions: Mapping[str, PciFunction]) -> Gpu:
+        """One call of many may fail for a moment, as while the mode of the GPU is being changed."""
+        try:
+            return self._read_gpu(nvml, index, functions)
+        except NvmlError as error:
+            if error.code in GONE | STALE:
+                raise
+        return self._read_gpu(nvml, index, functions)
 
     def _read_gpu(self, nvml: Nvml, index: int, functions: Mapping[str, PciFunction]) -> Gpu:
         handle = nvml.call("nvmlDeviceGetHandleByIndex", index, subject=f"GPU {index}")
@@ -228,15 +259,25 @@ class Hardware:
                 gpus.append(gpu)
                 continue
             try:
-                mode = read_mode(nvml, self._known[gpu.uuid].handle, subject=gpu.uuid)
-                known = self._know(nvml, gpu.uuid, self._known[gpu.uuid].handle, gpu.index, mode)
-                mig = _read_mig(nvml, known, mode, gpu.uuid)
-                gpus.append(replace(gpu, minor=known.facts.minor, mig=mig))
+                gpus.append(self._reread_gpu(nvml, gpu))
             except NvmlError as error:
-                if error.code in STALE:
+                if error.code not in GONE:
                     raise
                 lost.append(LostGpu(index=gpu.index, code=error.code, message=str(error), last=gpu))
         return replace(last, gpus=tuple(gpus), lost=tuple(lost))
+
+    def _reread_gpu(self, nvml: Nvml, gpu: Gpu) -> Gpu:
+        known = self._known[gpu.uuid]
+        try:
+            mode = read_mode(nvml, known.handle, subject=gpu.uuid)
+        except NvmlError as error:
+            if error.code in GONE | STALE:
+                raise
+            # Handles may not outlive a change of the MIG mode.
+            known.handle = nvml.call("nvmlDeviceGetHandleByUUID", gpu.uuid, subject=gpu.uuid)
+            mode = read_mode(nvml, known.handle, subject=gpu.uuid)
+        known = self._know(nvml, gpu.uuid, known.handle, gpu.index, mode)
+        return replace(gpu, minor=known.facts.minor, mig=_read_mig(nvml, known, mode, gpu.uuid))
 
 
 def _read_mig(nvml: Nvml, known: _Known, mode: tuple[bool, bool] | None, uuid: str) -> Mig | None:

@@ -174,3 +174,12 @@ def test_a_lost_gpu_is_tainted_as_the_vendor_does() -> None:
 
 def test_incidents_of_a_gpu_that_is_not_there_are_kept() -> None:
     assert diagnose(Reading(), [xid(79)], settings=Settings(), now=NOW).gpus == {}
+
+
+def test_a_gpu_that_is_silent_for_the_moment_is_neither_well_nor_sick() -> None:
+    health = verdict(silence="NVML_ERROR_TIMEOUT (10)").health
+    assert (health.status, health.message) == (
+        HealthStatus.UNKNOWN,
+        "the GPU does not answer: NVML_ERROR_TIMEOUT (10)",
+    )
+    assert verdict(xid(79), silence="NVML_ERROR_TIMEOUT (10)").health.reason == "79"

@@ -90,7 +90,7 @@ async def test_an_xid_concerns_its_gpu_until_it_has_been_quiet_for_long(tmp_path
     assert list((await ward.look()).gpus) == [ward.uuids[1]], "the last counts"
     ward.now += 1
     assert await ward.look() == Diagnosis()
-    (sample,) = ward.monitor.samples(await ward.hardware.latest())
+    (sample,) = ward.monitor.samples(ward.hardware.last)
     assert (sample.name, sample.value, sample.device, sample.labels) == ("xids_total", 2, "gpu-1", {"xid": "48"})
     ward.close()
 
@@ -170,7 +170,7 @@ async def test_another_process_goes_on_with_what_this_one_knew(tmp_path: Path) -
     ward.monitor.close()
     ward.monitor = ward.admit()
     assert await ward.look() == found
-    assert ward.monitor.samples(await ward.hardware.latest()) == ()
+    assert ward.monitor.samples(ward.hardware.last) == ()
     ward.close()
 
 

@@ -400,11 +400,10 @@ async def test_a_lost_gpu_has_no_samples_and_the_others_have(node: Open) -> None
 
 async def test_many_readings_at_once_are_all_whole(node: Open) -> None:
     machine = node("hgx-h100")
-    first = await machine.hardware.latest()
+    first = await machine.hardware.read()
     readings = await asyncio.gather(
         *(machine.hardware.reread([minor]) for minor in range(8)),
         *(machine.hardware.read() for _ in range(3)),
-        machine.hardware.latest(),
     )
     assert set(map(id, readings)) != {id(first)}
     assert all(reading == first for reading in readings)
@@ -435,3 +434,43 @@ async def test_the_signature_is_the_same_while_nothing_happens(node: Open) -> No
     os.makedirs(installed, exist_ok=True)
     (installed / "libnvidia-ml.so.1").write_bytes(b"another driver was installed")
     assert machine.hardware.signature() != before
+
+
+async def test_a_gpu_that_fails_once_is_asked_again(node: Open) -> None:
+    machine = node(TWO + "faults: [{op: nvmlDeviceGetMigMode, device: 0, do: raise, code: TIMEOUT, count: 1}]\n")
+    reading = await machine.hardware.read()
+    assert [gpu.condition.silence for gpu in reading.gpus] == ["", ""]
+    assert reading.lost == ()
+
+
+async def test_a_gpu_that_does_not_answer_for_a_while_is_not_lost(node: Open) -> None:
+    fault = "{op: nvmlDeviceGetMigMode, device: 0, do: raise, code: TIMEOUT, after: 1, count: 2}"
+    machine = node(f"{TWO}faults: [{fault}]\n")
+    before = await machine.hardware.read()
+    during = await machine.hardware.read()
+    after = await machine.hardware.read()
+    assert (before, during.lost) == (after, ())
+    (silent,) = [gpu for gpu in during.gpus if gpu.condition.silence]
+    assert silent.minor == 0
+    assert "NVML_ERROR_TIMEOUT (10)" in silent.condition.silence
+
+
+@pytest.mark.parametrize(("state", "awaited"), [("absent", False), ("unloaded", True)])
+async def test_a_node_for_passthrough_waits_for_a_driver_only_if_one_is_installed(
+    node: Open, state: str, awaited: bool
+) -> None:
+    machine = node(f"settings: {{vfio: true}}\nhost: {{iommu: true}}\ndriver: {{state: {state}}}\n{ONE}")
+    if awaited:
+        with pytest.raises(DriverMissing):
+            await machine.hardware.read()
+    else:
+        reading = await machine.hardware.read()
+        assert (len(reading.functions), reading.gpus) == (1, ())
+
+
+async def test_a_session_that_was_opened_before_the_first_reading_is_not_believed_to_count_all(node: Open) -> None:
+    machine = node(TWO)
+    machine.inject.unplug(0)
+    assert await machine.session.run(lambda nvml: nvml.call("nvmlDeviceGetCount")) == 1
+    machine.inject.plug(0)
+    assert len((await machine.hardware.read()).gpus) == 2

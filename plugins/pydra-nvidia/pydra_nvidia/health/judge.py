@@ -64,10 +64,10 @@ def diagnose(reading: Reading, incidents: Iterable[Incident], *, settings: Setti
     for gpu in reading.gpus:
         mine = [one for one in counting if one.gpu == gpu.uuid]
         whole = [*_condition(gpu), *_xids((one for one in mine if one.place is None), settings)]
-        gpus[gpu.uuid] = _judge(whole, settings)
+        gpus[gpu.uuid] = _judge(whole, settings, silence=gpu.condition.silence)
         for place in sorted({one.place for one in mine if one.place is not None}):
             own = list(_xids((one for one in mine if one.place == place), settings))
-            partitions[gpu.uuid, place] = _judge([*whole, *own], settings)
+            partitions[gpu.uuid, place] = _judge([*whole, *own], settings, silence=gpu.condition.silence)
     for lost in reading.lost:
         if lost.last is not None:
             gpus[lost.last.uuid] = _judge([_lost(lost)], settings)
@@ -120,7 +120,7 @@ def _lost(lost: LostGpu) -> _Finding:
     return _Finding(Signal.GPU_LOST, "", f"the GPU is lost: {lost.message}")
 
 
-def _judge(findings: Iterable[_Finding], settings: Settings) -> Verdict:
+def _judge(findings: Iterable[_Finding], settings: Settings, *, silence: str = "") -> Verdict:
     health, taints = Health(), dict[str, Taint]()
     order = list(DEFAULT_REACTIONS)
     for finding in sorted(findings, key=lambda one: order.index(one.signal)):
@@ -137,6 +137,8 @@ def _judge(findings: Iterable[_Finding], settings: Settings) -> Verdict:
                 effect=_EFFECTS[reaction],
             )
     taints.pop(health.taint, None)
+    if silence and health.status is HealthStatus.HEALTHY:
+        health = Health(status=HealthStatus.UNKNOWN, message=f"the GPU does not answer: {silence}")
     return Verdict(health=health, taints=tuple(taints.values()))
 
 

@@ -21,6 +21,9 @@ FILE = "health.json"
 
 _Key = tuple[str, int, Placement | None]
 
+_FLOOD_SECONDS = 1.0
+"""How often repetitions of what is known are written, at most."""
+
 
 class IncidentMemory:
     """The file at `path`; what cannot be read or written is said on stderr, and costs no more than the memory."""
@@ -31,6 +34,7 @@ class IncidentMemory:
         self._seen: object = None
         self._incidents: dict[_Key, Incident] = {}
         self._counts: Counter[tuple[str, int]] = Counter()
+        self._written = float("-inf")
         self._refresh()
 
     @property
@@ -51,8 +55,11 @@ class IncidentMemory:
         known = self._incidents.get((gpu, xid, place))
         if known is None:
             known = Incident(gpu=gpu, xid=xid, place=place, first=now, last=now, count=0)
+        fresh = known.count == 0 or now - self._written >= _FLOOD_SECONDS
         self._incidents[gpu, xid, place] = replace(known, last=now, count=known.count + 1)
-        self._write()
+        if fresh:  # of a flood, each repetition need not outlive the process
+            self._written = now
+            self._write()
 
     def forget(self, over: Callable[[Incident], bool]) -> None:
         """Drop those that no longer count."""

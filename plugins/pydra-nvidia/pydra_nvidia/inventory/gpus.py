@@ -59,7 +59,7 @@ def _build_whole(
     figures = memory_figure(gpu.memory)
     plain = build_table(gpu.mig.profiles).capacities if offering.profiled and gpu.mig else build_capacities(figures)
     shared = None if offering.counters else share_capacities(figures, shares)
-    verdict = diagnosis.gpus.get(gpu.uuid, WELL)
+    verdict = _judge(gpu, None, diagnosis)
     return Device(
         name=gpu_name(gpu.minor),
         attributes=attributes,
@@ -105,9 +105,17 @@ def _build_adopted(
     )
 
 
-def _judge(gpu: Gpu, placement: Placement, diagnosis: Diagnosis) -> Verdict:
-    """A verdict on the GPU is one on its partitions."""
-    return join_verdicts(diagnosis.gpus.get(gpu.uuid, WELL), diagnosis.partitions.get((gpu.uuid, placement), WELL))
+def _judge(gpu: Gpu, placement: Placement | None, diagnosis: Diagnosis) -> Verdict:
+    """A verdict on the GPU is one on its partitions, and one on a place is one on all that has a part of it.
+
+    What was wrong with memory slices is wrong with them in whatever shape they are offered next.
+    """
+    parts = (
+        verdict
+        for (uuid, place), verdict in sorted(diagnosis.partitions.items(), key=lambda one: one[0])
+        if uuid == gpu.uuid and (placement is None or placement.overlaps(place))
+    )
+    return join_verdicts(diagnosis.gpus.get(gpu.uuid, WELL), *parts)
 
 
 def _size(profile: Profile) -> tuple[int, int]:

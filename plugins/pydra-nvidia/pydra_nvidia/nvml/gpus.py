@@ -50,9 +50,9 @@ def read_persistence(nvml: Nvml, handle: Any, *, subject: str) -> bool | None:
 
 
 def parse_bus_id(text: str) -> str:
-    """The address as sysfs has it: `0000:53:00.0` for NVML's `00000000:53:00.0`; a domain that needs more keeps it."""
+    """The address as sysfs has it: `0000:53:00.0` for NVML's `00000000:53:00.0`; a domain has 4 digits, or its own."""
     domain, _, rest = text.strip().lower().partition(":")
-    return f"{domain.removeprefix('0000') if len(domain) == 8 else domain}:{rest}"
+    return f"{int(domain, 16):04x}:{rest}"
 
 
 def _text(value: bytes | str) -> str:

@@ -2,12 +2,12 @@
 
 Concurrent calls make NVML slow (10 s for a handle was seen) and initialising it for each costs more than the call,
 so there is one session with one lock. Work runs in a thread; a work that hangs keeps the lock, and the agent, which
-watches the deadline of every call, replaces the process.
+watches the deadline of every call, replaces the process. Those who wait for it meanwhile give up when they are not
+waited for any more.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 import time
@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from pydra_nvidia.nvml.calls import Meter, Nvml
 from pydra_nvidia.nvml.errors import STALE, NvmlError
+from pydra_nvidia.waiting import in_thread, turn
 
 T = TypeVar("T")
 
@@ -42,13 +43,16 @@ class NvmlSession:
         """Call `let_go` before each end of the session: it returns when its own use of NVML has ended."""
         self._before_close.append(let_go)
 
-    async def run(self, work: Callable[[Nvml], T]) -> T:
-        """`work` in a thread, alone with NVML. Raises what it raises; NvmlError when there is no session to be had."""
-        return await asyncio.to_thread(self.run_here, work)
+    async def run(self, work: Callable[[Nvml], T], *, patience: float = float("inf")) -> T:
+        """`work` in a thread, alone with NVML, after waiting for others for at most `patience` seconds.
 
-    def run_here(self, work: Callable[[Nvml], T]) -> T:
+        Raises what it raises; NvmlError when there is no session to be had, Busy when it got no turn.
+        """
+        return await in_thread(self.run_here, work, patience=patience)
+
+    def run_here(self, work: Callable[[Nvml], T], *, patience: float = float("inf")) -> T:
         """The same in this thread, which may be blocked for long."""
-        with self._lock:
+        with turn(self._lock, "NVML", patience=patience):
             nvml = self._open()
             try:
                 return work(nvml)
@@ -62,10 +66,10 @@ class NvmlSession:
 
         The driver lets go of a GPU only when no process has it open, and a session keeps open what it was asked about.
         """
-        return await asyncio.to_thread(self._run_closed, work)
+        return await in_thread(self._run_closed, work)
 
     def _run_closed(self, work: Callable[[], T]) -> T:
-        with self._lock:
+        with turn(self._lock, "NVML"):
             self._close()
             return work()
 

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from pydra import Capacity, Health, HealthStatus, Taint, TaintEffect, Version
 from pydra.slices.build import build_wanted
-from pydra_nvidia.hardware import LostGpu, Placement
+from pydra_nvidia.hardware import Gpu, LostGpu, Placement
 from pydra_nvidia.health.verdicts import Diagnosis, Verdict
+from pydra_nvidia.names import mig_name
 
 SICK = Verdict(health=Health(status=HealthStatus.UNHEALTHY, message="fell off the bus", reason="gpu-lost"))
 
@@ -185,7 +186,7 @@ def test_a_gpu_that_was_lost_before_it_was_ever_seen_has_no_device(boards: Any) 
     assert list(boards.devices(reading)) == ["gpu-0"]
 
 
-def test_a_verdict_on_the_gpu_counts_for_its_partitions_and_not_the_other_way_round(boards: Any) -> None:
+def test_a_verdict_counts_for_all_that_has_a_part_of_what_it_is_about(boards: Any) -> None:
     first, second = boards.gpu(), boards.gpu(minor=1)
     xid = Taint(key="gpu.nvidia.com/xid", value="31", effect=TaintEffect.NONE)
     noted = Taint(key="gpu.nvidia.com/xid", value="43", effect=TaintEffect.NONE)
@@ -198,13 +199,23 @@ def test_a_verdict_on_the_gpu_counts_for_its_partitions_and_not_the_other_way_ro
         },
     )
     devices = boards.devices(boards.reading(first, second), dynamic_mig=True, diagnosis=diagnosis)
-    assert {name for name, device in devices.items() if device.health == SICK.health} == {
-        "gpu-0-mig-1g20gb-15-4",
-        "gpu-0-mig-2g20gb-14-4",
-    }
+    sick = {name for name, device in devices.items() if device.health == SICK.health}
+    assert sick == {"gpu-0", *touching(first, Placement(4, 2))}
+    assert {"gpu-0-mig-1g10gb-19-4", "gpu-0-mig-3g40gb-9-4", "gpu-0-mig-7g80gb-0-0"} < sick
+    assert "gpu-0-mig-3g40gb-9-0" not in sick
     assert {device.taints for name, device in devices.items() if name.startswith("gpu-0")} == {(xid,)}
     tainted = {name for name, device in devices.items() if device.taints == (noted,)}
-    assert tainted == {"gpu-1-mig-1g10gb-19-0", "gpu-1-mig-1g10gb-me-20-0"}
+    assert tainted == {"gpu-1", *touching(second, Placement(0, 1))}
+
+
+def touching(gpu: Gpu, place: Placement) -> set[str]:
+    assert gpu.mig is not None
+    return {
+        mig_name(gpu.minor, one.name, one.id, other.start)
+        for one in gpu.mig.profiles
+        for other in one.placements
+        if other.overlaps(place)
+    }
 
 
 def test_a_node_without_gpus_has_an_empty_inventory(boards: Any) -> None:
