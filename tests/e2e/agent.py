@@ -1,4 +1,4 @@
-"""The agent as a process of this machine, with simulated accelerators, on the real kubelet's directories."""
+"""The agent as a process of this machine, with simulated hardware, on the real kubelet's directories."""
 
 from __future__ import annotations
 
@@ -42,21 +42,28 @@ class Agent:
 
 @contextmanager
 def run_agent(
-    node: str, scratch: Path, *, scenario: str = "", pod_uid: str = "", flags: tuple[str, ...] = ()
+    node: str,
+    scratch: Path,
+    *,
+    backend: str = "sim",
+    scenario: str = "",
+    pod_uid: str = "",
+    flags: tuple[str, ...] = (),
 ) -> Iterator[Agent]:
-    """The agent with simulated accelerators on the real kubelet's directories."""
-    environ = {**os.environ, "PYDRA_SIM_STATE": str(scratch / "hardware")}
+    """The agent with simulated hardware, whose state is `scratch`/hardware, on the real kubelet's directories."""
+    prefix = f"PYDRA_{backend.upper()}_"
+    environ = {**os.environ, f"{prefix}STATE": str(scratch / "hardware")}
     for name in [name for name in environ if name.startswith("PYDRA_E2E_")]:
         del environ[name]
     if scenario:
         (scratch / "scenario.yaml").write_text(scenario)
-        environ["PYDRA_SIM_SCENARIO"] = str(scratch / "scenario.yaml")
+        environ[f"{prefix}SCENARIO"] = str(scratch / "scenario.yaml")
     log = scratch / f"agent{pod_uid}.log"
     with log.open("ab") as output:
         began = output.tell()
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "pydra.cli.agent", "--backend", "sim", "--node-name", node),
+                *(sys.executable, "-m", "pydra.cli.agent", "--backend", backend, "--node-name", node),
                 *("--kubelet-root", str(KUBELET_ROOT), "--http-address", "", "--log-level", "debug"),
                 *(("--pod-uid", pod_uid) if pod_uid else ()),
                 *flags,

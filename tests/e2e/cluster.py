@@ -57,12 +57,13 @@ def missing() -> str:
 
 
 class Cluster:
-    """The cluster, and a namespace of the test's own in it."""
+    """The cluster with a driver's devices in it, and a namespace of the test's own."""
 
-    def __init__(self, client: KubeClient, namespace: str, node: str) -> None:
+    def __init__(self, client: KubeClient, namespace: str, node: str, driver: str = DRIVER) -> None:
         self.client = client
         self.namespace = namespace
         self.node = node
+        self.driver = driver
 
     async def create(self, resource: Resource, body: JsonObject) -> JsonObject:
         """Create an object, in the test's namespace if it has one."""
@@ -77,8 +78,8 @@ class Cluster:
             await self.create(DEVICE_CLASSES, body)
 
     async def create_claim(self, name: str, *, template: bool = False, **devices: Any) -> JsonObject:
-        """A ResourceClaim, or a template, for one accelerator unless `devices` says otherwise."""
-        request = {"name": "accel", "exactly": {"deviceClassName": DRIVER}}
+        """A ResourceClaim, or a template, for one device of the driver's class unless `devices` says otherwise."""
+        request = {"name": "accel", "exactly": {"deviceClassName": self.driver}}
         spec = {"devices": {"requests": [request], **devices}}
         if template:
             return await self.create(RESOURCE_CLAIM_TEMPLATES, {"metadata": {"name": name}, "spec": {"spec": spec}})
@@ -116,9 +117,9 @@ class Cluster:
         await self.create_pod(name, script, **options)
         return await self.wait_phase(name, "Running")
 
-    async def run_pod(self, name: str, **options: Any) -> dict[str, list[str]]:
+    async def run_pod(self, name: str, script: str = REPORT, **options: Any) -> dict[str, list[str]]:
         """What each container of a new pod found, once all have ended: variables of devices, and their nodes."""
-        await self.create_pod(name, REPORT, **options)
+        await self.create_pod(name, script, **options)
         return found_by(await self.wait_phase(name, "Succeeded"))
 
     async def pod(self, name: str) -> JsonObject:
@@ -158,7 +159,7 @@ class Cluster:
         """Wait until nothing of any claim is left on the node."""
 
         async def look() -> bool:
-            return not cdi_files() and not records()
+            return not cdi_files(self.driver) and not records(self.driver)
 
         await self.wait("no CDI file and no checkpoint is left", look)
 
@@ -173,7 +174,7 @@ class Cluster:
 
     async def slices(self) -> list[JsonObject]:
         """The driver's slices of the node."""
-        selector = f"spec.driver={DRIVER},spec.nodeName={self.node}"
+        selector = f"spec.driver={self.driver},spec.nodeName={self.node}"
         return list((await self.client.list(RESOURCE_SLICES, field_selector=selector)).items)
 
     async def wait_published(self) -> list[JsonObject]:
@@ -226,12 +227,12 @@ class Cluster:
 
 
 @asynccontextmanager
-async def open_cluster(**labels: str) -> AsyncIterator[Cluster]:
-    """The cluster with a fresh namespace, which goes with everything in it."""
+async def open_cluster(driver: str = DRIVER, **labels: str) -> AsyncIterator[Cluster]:
+    """The cluster with a fresh namespace with these labels, which goes with everything in it."""
     async with KubeClient(await load_credentials(environ=os.environ)) as client:
         nodes = [node["metadata"]["name"] for node in (await client.list(NODES)).items]
         namespace = f"pydra-e2e-{secrets.token_hex(4)}"
-        cluster = Cluster(client, namespace, os.environ.get("PYDRA_E2E_NODE") or nodes[0])
+        cluster = Cluster(client, namespace, os.environ.get("PYDRA_E2E_NODE") or nodes[0], driver)
         await cluster.create(NAMESPACES, {"metadata": {"name": namespace, "labels": labels}})
         try:
             await cluster.wait("a service account", lambda: _has_account(client, namespace))
@@ -248,14 +249,14 @@ def found_by(pod: JsonObject) -> dict[str, list[str]]:
     return {name: str(one.get("message", "")).splitlines() for name, one in ended.items()}
 
 
-def cdi_files() -> list[Path]:
+def cdi_files(driver: str = DRIVER) -> list[Path]:
     """The driver's CDI specs on the node."""
-    return sorted(CDI_DIRECTORY.glob(f"{DRIVER}-claim_*.json"))
+    return sorted(CDI_DIRECTORY.glob(f"{driver}-claim_*.json"))
 
 
-def records() -> list[Path]:
+def records(driver: str = DRIVER) -> list[Path]:
     """The driver's checkpoints on the node."""
-    return sorted((KUBELET_ROOT / "plugins" / DRIVER).rglob("*.json"))
+    return sorted((KUBELET_ROOT / "plugins" / driver).rglob("*.json"))
 
 
 def _container(name: str, script: str, uses: Sequence[JsonObject]) -> JsonObject:
