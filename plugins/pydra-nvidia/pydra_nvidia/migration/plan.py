@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from pydra import AllocatedDevice, Claim, ClaimError, ContainerEdits
-from pydra_nvidia.hardware import Reading
+from pydra_nvidia.hardware import PciFunction, Reading
+from pydra_nvidia.host.pci import DRIVER, is_vfio
 from pydra_nvidia.migration.vendor_checkpoint import VendorClaim, VendorDevice
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.holds import find_holds
 from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Hold, MigModeOn, SetTimeSlice, Step
-from pydra_nvidia.targets import Partition, Passthrough, Target, find_targets
+from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu, find_targets
 
 
 class Succession(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim to take over. `targets` has None for a device that this node no longer has; `notes` are for the admin."""
+    """A claim to take over. `targets` has None for what is no longer as it was prepared; `notes` are for the admin."""
 
     claim: Claim
     entry: Entry
     targets: tuple[Target | None, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_void(self) -> bool:
+        """Whether nothing of the claim is left: who still needs it has it prepared anew."""
+        return not any(self.targets)
+
 
 def plan_succession(vendor: VendorClaim, reading: Reading, *, settings: Settings) -> Succession:
     """A completed claim. What that driver did for it is what will be undone when it ends."""
     devices = tuple(_allocated(vendor, device) for device in vendor.devices)
-    targets = tuple(_find(device, reading) for device in devices)
+    targets = tuple(
+        _recognise(device, allocated, reading) for device, allocated in zip(vendor.devices, devices, strict=True)
+    )
     holds: list[Hold] = []
     steps: list[Step] = []
     notes: list[str] = []
     for device, allocated, target in zip(vendor.devices, devices, targets, strict=True):
         if target is None:
             notes.append(
-                f"claim {vendor.uid}: this node no longer has device {device.device}; nothing is undone for it"
+                f"claim {vendor.uid}: device {device.device} is no longer there as NVIDIA's driver prepared it; nothing"
+                " is undone for it"
             )
             continue
         holds.extend(find_holds((target,)))
@@ -47,18 +57,19 @@ def plan_succession(vendor: VendorClaim, reading: Reading, *, settings: Settings
             )
     return Succession(
         claim=Claim(uid=vendor.uid, namespace=vendor.namespace, name=vendor.name, devices=devices),
-        entry=Entry(
-            uid=vendor.uid, namespace=vendor.namespace, name=vendor.name, holds=tuple(holds), steps=tuple(steps)
-        ),
+        entry=_entry(vendor, holds, steps),
         targets=targets,
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def plan_cleaning(vendor: VendorClaim, reading: Reading, *, driver: str, taken: Sequence[Entry]) -> Entry:
+def plan_cleaning(
+    vendor: VendorClaim, reading: Reading, *, driver: str, taken: Sequence[Entry], settings: Settings
+) -> Entry:
     """What to undo of a claim in whose preparation that driver was stopped: partitions made, functions bound.
 
-    The allocation's device names say where to look. Places and functions that a completed claim has are left alone.
+    The allocation's device names say where to look. Places and functions that a completed claim has are left alone, and
+    so are partitions where none are made on demand: they were there before.
     """
     places = {(step.gpu, step.placement) for entry in taken for step in entry.steps if isinstance(step, CreateMig)}
     held = {(hold.hardware, hold.place) for entry in taken for hold in entry.holds}
@@ -69,11 +80,11 @@ def plan_cleaning(vendor: VendorClaim, reading: Reading, *, driver: str, taken: 
         allocated = AllocatedDevice(request=result.request, pool=result.pool, device=result.device)
         match _find(allocated, reading):
             case Partition(gpu=gpu, placement=placement) as target if (gpu.pci, placement) not in held:
-                if (gpu.uuid, placement) not in places:
+                if settings.dynamic_mig and (gpu.uuid, placement) not in places:
                     steps.extend(_partition(target))
             case Passthrough(function=function) if (function.address, None) not in held:
-                steps.append(BindVfio(address=function.address, before="nvidia", target=function.driver))
-    return Entry(uid=vendor.uid, namespace=vendor.namespace, name=vendor.name, steps=tuple(dict.fromkeys(steps)))
+                steps.append(_binding(function))
+    return _entry(vendor, (), dict.fromkeys(steps))
 
 
 def mps_edits(directory: str, daemon: str) -> ContainerEdits:
@@ -103,22 +114,72 @@ def _allocated(vendor: VendorClaim, device: VendorDevice) -> AllocatedDevice:
 
 
 def _find(device: AllocatedDevice, reading: Reading) -> Target | None:
+    """By its name."""
     try:
         return find_targets((device,), reading)[0]
     except ClaimError:
         return None
 
 
+def _recognise(device: VendorDevice, allocated: AllocatedDevice, reading: Reading) -> Target | None:
+    """What was prepared, known by its UUID or address: names have changed between versions, and with the node."""
+    match device.kind:
+        case "gpu" if device.uuid:
+            gpu = reading.gpu(device.uuid)
+            return WholeGpu(allocated=allocated, gpu=gpu) if gpu is not None else None
+        case "mig":
+            return _recognise_partition(device, allocated, reading)
+        case "vfio":
+            return _recognise_function(device, allocated, reading)
+    return _find(allocated, reading)
+
+
+def _recognise_partition(device: VendorDevice, allocated: AllocatedDevice, reading: Reading) -> Partition | None:
+    for gpu in reading.gpus:
+        for instance in gpu.mig.instances if gpu.mig is not None else ():
+            if gpu.mig is not None and any(one.uuid == device.uuid for one in instance.compute):
+                return Partition(
+                    allocated=allocated,
+                    gpu=gpu,
+                    profile_id=instance.profile,
+                    placement=instance.placement,
+                    profile=next((one for one in gpu.mig.profiles if one.id == instance.profile), None),
+                    instance=instance,
+                )
+    return None
+
+
+def _recognise_function(device: VendorDevice, allocated: AllocatedDevice, reading: Reading) -> Passthrough | None:
+    """Old versions kept no address, but made the UUID of it."""
+    made_of = {str(uuid.uuid5(uuid.NAMESPACE_DNS, address)): address for address in reading.functions}
+    function = reading.functions.get(device.address or made_of.get(device.uuid, ""))
+    if function is None or not is_vfio(function.driver):
+        return None
+    return Passthrough(allocated=allocated, function=function)
+
+
+def _entry(vendor: VendorClaim, holds: Iterable[Hold], steps: Iterable[Step]) -> Entry:
+    """Completed claims have no name there; errors for others call them by uid."""
+    namespace, name = vendor.namespace or "?", vendor.name or vendor.uid
+    return Entry(uid=vendor.uid, namespace=namespace, name=name, holds=tuple(holds), steps=tuple(steps))
+
+
 def _steps(device: VendorDevice, target: Target, settings: Settings) -> Iterator[Step]:
     match target:
         case Partition():
             # That driver writes partitions that it made and those that it found alike; its gate tells them apart.
-            if settings.dynamic_mig and target.uuid and target.uuid == device.uuid:
+            if settings.dynamic_mig:
                 yield from _partition(target)
         case Passthrough(function=function):
-            yield BindVfio(address=function.address, before="nvidia", target=function.driver, persistence=True)
+            yield _binding(function)
         case _ if device.time_sliced or device.mps:
             yield SetTimeSlice(gpu=target.gpu.uuid, interval=0)  # undone: the default slice and compute mode
+
+
+def _binding(function: PciFunction) -> BindVfio:
+    """That driver leaves every GPU persistent that it takes back."""
+    target = function.driver if is_vfio(function.driver) else function.vfio_driver
+    return BindVfio(address=function.address, before=DRIVER, target=target, persistence=True)
 
 
 def _partition(target: Partition) -> Iterator[Step]:

@@ -76,11 +76,11 @@ class VendorSuccession:
         if checkpoint is None or not self._is_of_this_boot(path, checkpoint):
             return Inheritance(files=(path,))
         reading = await self._hardware.read()
-        successions = [
-            plan_succession(vendor, reading, settings=self._settings)
-            for vendor in checkpoint.claims
-            if vendor.completed and vendor.devices
-        ]
+        completed = [vendor for vendor in checkpoint.claims if vendor.completed and vendor.devices]
+        planned = [plan_succession(vendor, reading, settings=self._settings) for vendor in completed]
+        for note in (note for one in planned for note in one.notes):
+            self._say(f"{note}\n")
+        successions = [one for one in planned if not one.is_void]
         await self._clean(checkpoint, reading, [one.entry for one in successions], os.path.basename(directory))
         devices = {vendor.uid: vendor for vendor in checkpoint.claims}
         claims = [await self._take(one, devices[one.claim.uid], reading, directory) for one in successions]
@@ -107,7 +107,7 @@ class VendorSuccession:
     async def _clean(self, checkpoint: VendorCheckpoint, reading: Reading, taken: list[Entry], driver: str) -> None:
         for vendor in checkpoint.claims:
             if not vendor.completed:
-                entry = plan_cleaning(vendor, reading, driver=driver, taken=taken)
+                entry = plan_cleaning(vendor, reading, driver=driver, taken=taken, settings=self._settings)
                 if entry.steps:
                     await asyncio.to_thread(self._journal.write, entry)
                     await self._slicer.undo(entry)
@@ -116,10 +116,8 @@ class VendorSuccession:
     async def _take(
         self, succession: Succession, vendor: VendorClaim, reading: Reading, directory: str
     ) -> InheritedClaim:
-        for note in succession.notes:
-            self._say(f"{note}\n")
         entry = succession.entry
-        if await asyncio.to_thread(self._journal.read, entry.uid) is None:
+        if await asyncio.to_thread(self._journal.recover, entry.uid) is None:
             await asyncio.to_thread(self._journal.write, entry)
         prepared: list[PreparedDevice] = []
         for allocated, target, device in zip(succession.claim.devices, succession.targets, vendor.devices, strict=True):

@@ -26,7 +26,8 @@ class VendorDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One prepared device: which hardware it is, by `kind`, and how the allocation names it.
 
     `uuid` is that of the GPU or of the MIG device, `parent` the UUID of a MIG device's GPU, `instance` its GPU instance
-    id, `address` the PCI address of a passed-through GPU; empty or None where that version kept none.
+    id, `address` the PCI address of a passed-through GPU; empty or None where that version kept none. `time_sliced` is
+    what the claim asked for where that version did not write down what it had set.
     """
 
     kind: str
@@ -115,6 +116,7 @@ class _Hardware(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Devices(msgspec.Struct, frozen=True, kw_only=True):
     results: tuple[VendorResult, ...] = ()
+    config: tuple[Any, ...] = ()
 
 
 class _Allocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,21 +174,34 @@ def _claim(uid: str, entry: _Entry) -> VendorClaim:
         namespace=entry.namespace,
         name=entry.name,
         results=entry.status.allocation.devices.results,
-        devices=tuple(_devices(entry.prepared_devices)),
+        devices=tuple(_devices(entry)),
     )
 
 
-def _devices(groups: tuple[_Group, ...]) -> Iterator[VendorDevice]:
-    for group in groups:
+def _devices(entry: _Entry) -> Iterator[VendorDevice]:
+    for group in entry.prepared_devices:
         for kinds in group.devices:
             present = [(kind, value) for kind, value in kinds.items() if kind in _KINDS and value is not None]
             if len(present) != 1:
                 raise ValueError(f"a prepared device is of {len(present)} kinds; it must be one of gpu, mig, vfio")
             kind, value = present[0]
-            yield _device(kind, msgspec.convert(value, _Hardware), group)
+            hardware = msgspec.convert(value, _Hardware)
+            asked = _asks_for_time_slices(entry.status.allocation.devices.config, hardware.device.requests[0])
+            yield _device(kind, hardware, group, time_sliced=group.config_state.time_slice_applied or asked)
 
 
-def _device(kind: str, hardware: _Hardware, group: _Group) -> VendorDevice:
+def _asks_for_time_slices(configs: tuple[Any, ...], request: str) -> bool:
+    """Whether a configuration in the allocation, of whatever shape, gives the request's GPUs time slices."""
+    names = {request, request.partition("/")[0]}
+    for config in configs:
+        match config:
+            case {"opaque": {"parameters": {"kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}}}}:
+                if any(name in names for name in config.get("requests") or names):
+                    return True
+    return False
+
+
+def _device(kind: str, hardware: _Hardware, group: _Group, *, time_sliced: bool) -> VendorDevice:
     info, concrete = hardware.info or _Info(), hardware.concrete or _Concrete()
     return VendorDevice(
         kind=kind,
@@ -199,7 +214,7 @@ def _device(kind: str, hardware: _Hardware, group: _Group) -> VendorDevice:
         address=info.address,
         cdi_ids=hardware.device.cdi_ids,
         mps=group.config_state.mps_control_daemon_id,
-        time_sliced=group.config_state.time_slice_applied,
+        time_sliced=kind == "gpu" and time_sliced,
     )
 
 

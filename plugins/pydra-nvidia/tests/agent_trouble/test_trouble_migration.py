@@ -1,0 +1,255 @@
+"""The agent comes after NVIDIA's own driver: its claims live on, and end as that driver would have ended them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pydra.embedded.kubelet.steps import ContainerCreated
+
+if TYPE_CHECKING:
+    from conftest import Scene, Vendor
+
+    MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
+    VendorOf = Callable[[Scene], Vendor]
+
+MIG = "gpu-0-mig-1g10gb-19-2"
+SLICED = {
+    "kind": "GpuConfig",
+    "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}},
+}
+
+
+def set_gpu(scene: Scene, minor: int, **fields: Any) -> None:
+    with scene.simulation.machine.change() as view:
+        for name, value in fields.items():
+            setattr(view.state.gpus[scene.uuid(minor)], name, value)
+
+
+def pass_through(scene: Scene, index: int) -> None:
+    """As that driver does: with an override that it leaves."""
+    address = sorted(board.address for board in scene.simulation.machine.read().boards.values())[index]
+    tree = scene.simulation.tree
+    tree.write(tree.sys(f"bus/pci/devices/{address}/driver_override"), "vfio-pci")
+    tree.write(tree.sys(f"bus/pci/devices/{address}/driver/unbind"), address)
+    tree.write(tree.sys("bus/pci/drivers/vfio-pci/bind"), address)
+
+
+def make_partition(scene: Scene) -> None:
+    scene.inject.set_mig_mode(0, True)
+    scene.inject.create_mig(0, "1g.10gb", 2)
+
+
+KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Callable[[Scene], None]]] = {
+    "gpu": ("gpu-0", {}, {}, lambda scene: None),
+    "dynamic-mig": (MIG, {"dynamic_mig": True}, {}, make_partition),
+    "vfio": ("gpu-vfio-0", {"vfio": True}, {}, lambda scene: pass_through(scene, 0)),
+    "time-slice": ("gpu-1", {}, {"timeSliceApplied": True}, lambda scene: set_gpu(scene, 1, time_slice=3)),
+    "mps": ("gpu-1", {}, {"mpsControlDaemonID": "id-74a32"}, lambda scene: set_gpu(scene, 1, compute_mode=3)),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "old"), [*((kind, False) for kind in KINDS), ("dynamic-mig", True)], ids=[*KINDS, "dynamic-mig-25.3"]
+)
+async def test_a_claim_is_kept_answered_again_and_ended_as_that_driver_would(
+    make_scene: MakeScene, vendor_of: VendorOf, kind: str, old: bool
+) -> None:
+    device, settings, state, do = KINDS[kind]
+    async with make_scene(settings=settings) as scene:
+        vendor = vendor_of(scene)
+        do(scene)
+        uid = await vendor.prepare("claim", device, **state)
+        if state.get("mpsControlDaemonID"):
+            vendor.directory.joinpath("mps/id-74a32/pipe").mkdir(parents=True)
+        vendor.leave(old=old)
+        before = scene.gpus()
+        async with scene.agent() as agent:
+            assert "took over 1 claims" in agent.messages()
+            assert vendor.file.with_name("checkpoint.json.inherited").exists()
+            assert not vendor.file.exists()
+            assert (scene.path / "run/claims" / f"{uid}.json").exists()
+            assert b'"name":"claim"' in vendor.directory.joinpath(f"claims/{uid}.json").read_bytes()
+            assert ("delete the Deployment mps-control-daemon-id-74a32" in agent.messages()) == (kind == "mps")
+            assert scene.gpus() == before, "nothing of it was touched"
+            await scene.create_pod("claim", request="r0")
+            await scene.wait_running("claim")
+            assert scene.errors("claim") == []
+            assert scene.gpus() == before
+            (created,) = (step for step in scene.steps if isinstance(step, ContainerCreated))
+            spec = str(created.after)
+            wanted = {"vfio": "/dev/vfio/", "mps": f"{vendor.directory}/mps/id-74a32/pipe"}
+            assert wanted.get(kind, "/dev/nvidiactl") in spec
+            await scene.remove("claim")
+            await scene.wait_clean()
+
+
+async def test_what_one_driver_prepared_survives_a_second_start(make_scene: MakeScene, vendor_of: VendorOf) -> None:
+    async with make_scene(settings={"dynamic_mig": True}) as scene:
+        vendor = vendor_of(scene)
+        make_partition(scene)
+        await vendor.prepare("claim", MIG)
+        vendor.leave()
+        async with scene.agent() as agent:
+            await scene.kill(agent)
+        async with scene.agent() as agent:
+            assert "took over" not in agent.messages()
+            await scene.start("other", "mig", profile="1g.10gb")
+            await scene.wait_running("other")
+            assert await scene.allocated("other") != [MIG]
+            await scene.remove("other")
+            assert len(scene.gpus()[0].instances) == 1
+            await scene.create_pod("claim", request="r0")
+            await scene.wait_running("claim")
+            await scene.remove("claim")
+            await scene.wait_clean()
+
+
+async def test_a_static_partition_stays_when_its_claim_ends(make_scene: MakeScene, vendor_of: VendorOf) -> None:
+    async with make_scene() as scene:
+        vendor = vendor_of(scene)
+        make_partition(scene)
+        await vendor.prepare("claim", MIG)
+        vendor.leave()
+        async with scene.agent():
+            await scene.create_pod("claim", request="r0")
+            await scene.wait_running("claim")
+            await scene.remove("claim")
+            await scene.wait(lambda: scene.leftovers() == ["gpu-0 instances [(19, 2)]", "gpu-0 mig True"])
+
+
+async def test_a_time_slice_that_an_old_release_did_not_write_down_is_reset(
+    make_scene: MakeScene, vendor_of: VendorOf
+) -> None:
+    async with make_scene() as scene:
+        vendor = vendor_of(scene)
+        set_gpu(scene, 0, time_slice=3)
+        await vendor.prepare("claim", "gpu-0", config=SLICED)
+        vendor.leave()
+        async with scene.agent():
+            await scene.create_pod("claim", request="r0")
+            await scene.wait_running("claim")
+            await scene.remove("claim")
+            await scene.wait_clean()
+
+
+async def test_what_that_driver_was_stopped_in_is_undone_and_prepared_by_this_one(
+    make_scene: MakeScene, vendor_of: VendorOf
+) -> None:
+    async with make_scene({"model": "h100-80gb", "count": 3}, settings={"dynamic_mig": True, "vfio": True}) as scene:
+        vendor = vendor_of(scene)
+        make_partition(scene)
+        scene.inject.create_mig(0, "2g.20gb", 4)
+        kept = await vendor.prepare("kept", "gpu-0-mig-2g20gb-14-4")
+        begun = await vendor.begin("begun", MIG)
+        await vendor.begin("vfio", "gpu-vfio-2")
+        pass_through(scene, 2)
+        vendor.leave()
+        async with scene.agent() as agent:
+            said = agent.messages()
+            assert f"claim {begun} was begun by NVIDIA's driver; what it had done is undone" in said
+            assert [one.start for one in scene.gpus()[0].instances] == [4]
+            assert [gpu.driver for gpu in scene.gpus()] == ["nvidia"] * 3
+            assert (scene.path / "run/claims" / f"{kept}.json").exists()
+            for name in ("begun", "kept", "vfio"):
+                await scene.create_pod(name, request="r0")
+            await scene.wait_running("begun", "kept", "vfio")
+            assert sorted(one.start for one in scene.gpus()[0].instances) == [2, 4]
+            await scene.remove("begun", "kept", "vfio")
+            await scene.wait_clean()
+
+
+async def test_a_static_partition_is_not_undone_because_that_driver_was_stopped_in_preparing_it(
+    make_scene: MakeScene, vendor_of: VendorOf
+) -> None:
+    async with make_scene() as scene:
+        vendor = vendor_of(scene)
+        make_partition(scene)
+        await vendor.begin("begun", MIG)
+        vendor.leave()
+        before = scene.gpus()
+        async with scene.agent():
+            assert scene.gpus() == before
+            assert vendor.file.with_name("checkpoint.json.inherited").exists()
+
+
+async def test_beside_the_living_driver_nothing_is_served(make_scene: MakeScene, vendor_of: VendorOf) -> None:
+    async with make_scene() as scene:
+        vendor = vendor_of(scene)
+        uid = await vendor.prepare("claim", "gpu-0")
+        vendor.leave()
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(vendor.directory / "dra.sock"))
+            listening.listen()
+            async with scene.agent(ready=False) as agent:
+                told = "NVIDIA's own DRA driver still serves on this node"
+                await agent.wait_log(lambda text: told in text)
+                assert told in await agent.wait_ready(503)
+                await scene.wait_event("DriverNotServed", told)
+                assert os.listdir(scene.node.settings.registry) == []
+                assert await scene.devices() == {}
+                assert vendor.file.exists()
+                listening.close()
+                await agent.wait_ready()
+                assert "took over 1 claims" in agent.messages()
+                assert (scene.path / "run/claims" / f"{uid}.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("boot", "text", "said"),
+    [
+        ("3a8b7c1e-5f2d-4e6a-9b0c-1d2e3f4a5b6c", None, "is of another boot, its 1 claims are void"),
+        (None, b'{"checksum":1,"v2":', "cannot be read, its claims are prepared anew"),
+        (None, b"\xff\xfe", "cannot be read, its claims are prepared anew"),
+    ],
+    ids=["another-boot", "torn", "no-text"],
+)
+async def test_a_checkpoint_that_says_nothing_of_now_is_put_aside_and_claims_are_prepared_anew(
+    make_scene: MakeScene, vendor_of: VendorOf, boot: str | None, text: bytes | None, said: str
+) -> None:
+    async with make_scene(settings={"dynamic_mig": True}) as scene:
+        vendor = vendor_of(scene)
+        make_partition(scene)
+        await vendor.prepare("claim", MIG)
+        vendor.leave(boot=boot)
+        scene.inject.destroy_mig(0, 2)
+        if text is not None:
+            vendor.file.write_bytes(text)
+        async with scene.agent() as agent:
+            assert said in agent.messages()
+            assert "took over" not in agent.messages()
+            assert vendor.file.with_name("checkpoint.json.inherited").exists()
+            await scene.create_pod("claim", request="r0")
+            await scene.wait_running("claim")
+            assert len(scene.gpus()[0].instances) == 1
+            await scene.remove("claim")
+            await scene.wait_clean()
+
+
+async def test_claims_on_hardware_that_is_gone_are_void_and_harm_nobody(
+    make_scene: MakeScene, vendor_of: VendorOf
+) -> None:
+    async with make_scene(settings={"dynamic_mig": True}) as scene:
+        vendor = vendor_of(scene)
+        make_partition(scene)
+        gone = await vendor.prepare("gone", "gpu-1")
+        lost = await vendor.prepare("lost", MIG)
+        vendor.leave()
+        scene.inject.unplug(1)
+        scene.inject.destroy_mig(0, 2)
+        scene.inject.set_mig_mode(0, False)
+        async with scene.agent() as agent:
+            for uid, device in ((gone, "gpu-1"), (lost, MIG)):
+                assert f"claim {uid}: device {device} is no longer there" in agent.messages()
+            await scene.create_pod("lost", request="r0")
+            await scene.wait_running("lost")
+            assert len(scene.gpus()[0].instances) == 1, "prepared anew"
+            await scene.create_pod("gone", request="r0")
+            await scene.wait_error("gone", "this node has no device gpu-1")
+            await scene.remove("gone", "lost")
+            await scene.wait(lambda: [one for one in scene.leftovers() if "driver none" not in one] == [])
