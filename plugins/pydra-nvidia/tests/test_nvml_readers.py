@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import ctypes
-import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pynvml
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pydra_nvidia.hardware import (
     Architecture,
     Condition,
-    Fabric,
     Gpu,
-    LostGpu,
     NvLinks,
-    PciFunction,
     Placement,
-    Reading,
 )
-from pydra_nvidia.losses import find_lost
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.conditions import read_condition, read_monitored
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.fields import read_fields
 from pydra_nvidia.nvml.gpus import parse_bus_id, read_driver, read_facts
 from pydra_nvidia.nvml.link_errors import read_link_errors
-from pydra_nvidia.nvml.links import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
 from pydra_nvidia.nvml.loading import load_pynvml, use_library
 from pydra_nvidia.nvml.partitions import derive_name, read_mode, read_offer, read_resetless
 
@@ -292,108 +283,6 @@ def test_profiles_that_cannot_be_placed_are_not_offered() -> None:
     assert len(offer.kinds) == 18
 
 
-def links(states: dict[int, int], kinds: dict[int, int], addresses: dict[int, bytes]) -> Nvml:
-    def state(_handle: Any, link: int, reference: Any) -> int:
-        reference._obj.value = states.get(link, 0)
-        return 0 if link in states else int(Code.INVALID_ARGUMENT)
-
-    def kind(_handle: Any, link: int, reference: Any) -> int:
-        reference._obj.value = kinds.get(link, 255)
-        return 0 if kinds else int(Code.FUNCTION_NOT_FOUND)
-
-    def remote(_handle: Any, link: int, reference: Any) -> int:
-        reference._obj.busId = addresses.get(link, b"")
-        return 0 if link in addresses else int(Code.NOT_SUPPORTED)
-
-    return nvml(
-        nvmlDeviceGetNvLinkState=state,
-        nvmlDeviceGetNvLinkRemoteDeviceType=kind,
-        nvmlDeviceGetNvLinkRemotePciInfo_v2=remote,
-    )
-
-
-@pytest.mark.parametrize(
-    ("states", "kinds", "addresses", "expected"),
-    [
-        ({}, {}, {}, None),
-        ({0: 0, 1: 0}, {0: 255}, {}, NvLinks(total=2, up=0)),
-        ({0: 1, 1: 2, 2: 0}, {0: 2, 1: 2}, {}, NvLinks(total=3, up=2, switched=True)),
-        (
-            {0: 1, 1: 1},
-            {0: 0, 1: 0},
-            {0: b"00000000:54:00.0", 1: b"00000000:54:00.0"},
-            NvLinks(total=2, up=2, peers=("0000:54:00.0",)),
-        ),
-        (
-            {0: 1, 1: 1},
-            {},
-            {0: b"00000000:54:00.0", 1: b"00000000:06:00.0"},
-            NvLinks(total=2, up=2, peers=("0000:54:00.0",), switched=True),
-        ),
-    ],
-    ids=["no NVLink", "all down", "switches, one asleep", "a bridge", "a driver without types"],
-)
-def test_links_are_counted_and_followed_to_their_ends(
-    states: dict[int, int], kinds: dict[int, int], addresses: dict[int, bytes], expected: NvLinks | None
-) -> None:
-    library = links(states, kinds, addresses)
-    told = read_link_states(library, HANDLE, subject="")
-    ends = read_ends(library, HANDLE, links_up(told), {"0000:53:00.0", "0000:54:00.0"}, subject="")
-    assert links_of(told, ends) == expected
-    assert ends.up == links_up(told)
-
-
-def fabric(state: int = 3, status: int = 0, cluster: str = CLUSTER, summary: int | None = None) -> Callable[..., int]:
-    def put(_handle: Any, reference: Any) -> int:
-        info = reference._obj
-        version = getattr(info, "version", 1) >> 24
-        if summary is None and version == 3:
-            return int(Code.ARGUMENT_VERSION_MISMATCH)
-        info.state, info.status, info.cliqueId = state, status, 32766
-        info.clusterUuid[:] = uuid.UUID(cluster).bytes
-        if summary is not None:
-            info.healthSummary = summary
-        return 0
-
-    return put
-
-
-JOINED = Fabric(cluster=CLUSTER, clique=32766)
-
-
-@pytest.mark.parametrize(
-    ("functions", "expected"),
-    [
-        ({}, None),
-        ({"nvmlDeviceGetGpuFabricInfoV": answer(Code.NOT_SUPPORTED)}, None),
-        ({"nvmlDeviceGetGpuFabricInfoV": fabric(summary=1)}, Fabric(cluster=CLUSTER, clique=32766, healthy=True)),
-        ({"nvmlDeviceGetGpuFabricInfoV": fabric(summary=2)}, Fabric(cluster=CLUSTER, clique=32766, healthy=False)),
-        ({"nvmlDeviceGetGpuFabricInfoV": fabric(summary=0)}, JOINED),
-        ({"nvmlDeviceGetGpuFabricInfoV": fabric()}, JOINED),
-        ({"nvmlDeviceGetGpuFabricInfo": fabric()}, JOINED),
-        ({"nvmlDeviceGetGpuFabricInfoV": fabric(state=2)}, None),
-        ({"nvmlDeviceGetGpuFabricInfoV": fabric(status=999)}, None),
-        ({"nvmlDeviceGetGpuFabricInfoV": fabric(cluster=str(uuid.UUID(int=0)), summary=1)}, None),
-    ],
-    ids=[
-        "no symbol",
-        "not supported",
-        "healthy",
-        "unhealthy",
-        "not told",
-        "second version",
-        "first version",
-        "joining",
-        "failed",
-        "this node alone",
-    ],
-)
-def test_the_fabric_is_read_in_each_version_of_its_structure(
-    functions: dict[str, Callable[..., int]], expected: Fabric | None
-) -> None:
-    assert read_fabric(nvml(**functions), HANDLE, subject="") == expected
-
-
 def test_a_condition_of_which_nothing_is_told_is_empty() -> None:
     assert read_condition(nvml(), HANDLE, monitored=False, subject="") == Condition(monitored=False)
     assert read_monitored(nvml(), HANDLE, subject="") is False
@@ -436,76 +325,3 @@ def test_errors_of_links_are_summed_by_kind_where_the_generation_keeps_them() ->
 
 def _fields(one: Gpu) -> dict[str, Any]:
     return {name: getattr(one, name) for name in one.__struct_fields__}
-
-
-def functions(**drivers: str) -> dict[str, PciFunction]:
-    return {
-        f"0000:{bus[1:]}:00.0": PciFunction(
-            address=f"0000:{bus[1:]}:00.0", vendor="0x10de", device="0x2330", pci_class="0x030200", driver=driver
-        )
-        for bus, driver in drivers.items()
-    }
-
-
-A, B, C = gpu(0, "01"), gpu(1, "02"), gpu(2, "03")
-BOUND = functions(_01="nvidia", _02="nvidia", _03="nvidia")
-LOST = NvmlError(Code.GPU_IS_LOST, "nvmlDeviceGetHandleByIndex", "GPU 1")
-
-
-def before(*gpus: Gpu, lost: tuple[LostGpu, ...] = ()) -> Reading:
-    return Reading(gpus=gpus, lost=lost)
-
-
-@pytest.mark.parametrize(
-    ("failures", "answering", "last", "seen", "expected"),
-    [
-        ({}, (A, B), None, BOUND, []),
-        ({1: LOST}, (A, C), None, BOUND, [(1, 15, None)]),
-        ({1: LOST}, (A, C), before(A, B, C), BOUND, [(1, 15, B)]),
-        ({1: LOST}, (A,), before(A, C), BOUND, [(1, 15, C)]),
-        ({0: LOST, 2: LOST}, (B,), before(A, B, C), BOUND, [(0, 15, A), (2, 15, C)]),
-        ({}, (A, C), before(A, B, C), BOUND, [(1, 28, B)]),
-        ({}, (A,), before(A, lost=(LostGpu(index=1, code=15, message="", last=B),)), BOUND, [(1, 28, B)]),
-        ({}, (A, C), before(A, B, C), functions(_01="nvidia", _02="vfio-pci", _03="nvidia"), []),
-        ({}, (A, C), before(A, B, C), functions(_01="nvidia", _03="nvidia"), []),
-        ({}, (A, gpu(1, "new", B.pci)), before(A, B), BOUND, []),
-    ],
-    ids=[
-        "none",
-        "never seen",
-        "seen before",
-        "the index moved",
-        "two",
-        "no longer counted",
-        "still not counted",
-        "passed through",
-        "unplugged",
-        "replaced",
-    ],
-)
-def test_a_lost_gpu_is_told_from_one_that_was_taken_away(
-    failures: dict[int, NvmlError],
-    answering: tuple[Gpu, ...],
-    last: Reading | None,
-    seen: dict[str, PciFunction],
-    expected: list[tuple[int, int, Gpu | None]],
-) -> None:
-    found = find_lost(failures, answering, last, seen)
-    assert [(one.index, one.code, one.last) for one in found] == expected
-    assert all(one.message for one in found)
-
-
-@given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)))
-def test_no_gpu_is_lost_twice_and_no_failure_is_forgotten(known: set[int], failing: set[int]) -> None:
-    everything = {index: gpu(index, f"{index:02x}") for index in range(8)}
-    last = before(*(everything[index] for index in sorted(known)))
-    answering = [everything[index] for index in everything if index not in failing]
-    bound = functions(**{f"_{index:02x}": "nvidia" for index in everything})
-    found = find_lost(dict.fromkeys(failing, LOST), answering, last, bound)
-    assert sorted(one.index for one in found) == sorted(failing)
-    lasts = [one.last.uuid for one in found if one.last]
-    assert sorted(lasts) == sorted(everything[index].uuid for index in known & failing)
-
-
-def test_ends_are_of_no_links_at_first() -> None:
-    assert links_of((0, 0), Ends()) == NvLinks(total=2, up=0)

@@ -1,0 +1,94 @@
+"""Which GPUs are lost, and which were only taken away."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydra_nvidia.hardware import Gpu, LostGpu, PciFunction, Reading
+from pydra_nvidia.losses import find_lost
+from pydra_nvidia.nvml.errors import Code, NvmlError
+
+
+def gpu(index: int, name: str, address: str = "") -> Gpu:
+    return Gpu(
+        index=index,
+        minor=index,
+        uuid=f"GPU-{name}",
+        name="H100",
+        brand=2,
+        architecture=9,
+        compute=(9, 0),
+        pci=address or f"0000:{name}:00.0",
+        memory=80 << 30,
+    )
+
+
+def functions(**drivers: str) -> dict[str, PciFunction]:
+    return {
+        f"0000:{bus[1:]}:00.0": PciFunction(
+            address=f"0000:{bus[1:]}:00.0", vendor="0x10de", device="0x2330", pci_class="0x030200", driver=driver
+        )
+        for bus, driver in drivers.items()
+    }
+
+
+A, B, C = gpu(0, "01"), gpu(1, "02"), gpu(2, "03")
+BOUND = functions(_01="nvidia", _02="nvidia", _03="nvidia")
+LOST = NvmlError(Code.GPU_IS_LOST, "nvmlDeviceGetHandleByIndex", "GPU 1")
+
+
+def before(*gpus: Gpu, lost: tuple[LostGpu, ...] = ()) -> Reading:
+    return Reading(gpus=gpus, lost=lost)
+
+
+@pytest.mark.parametrize(
+    ("failures", "answering", "last", "seen", "expected"),
+    [
+        ({}, (A, B), None, BOUND, []),
+        ({1: LOST}, (A, C), None, BOUND, [(1, 15, None)]),
+        ({1: LOST}, (A, C), before(A, B, C), BOUND, [(1, 15, B)]),
+        ({1: LOST}, (A,), before(A, C), BOUND, [(1, 15, C)]),
+        ({0: LOST, 2: LOST}, (B,), before(A, B, C), BOUND, [(0, 15, A), (2, 15, C)]),
+        ({}, (A, C), before(A, B, C), BOUND, [(1, 28, B)]),
+        ({}, (A,), before(A, lost=(LostGpu(index=1, code=15, message="", last=B),)), BOUND, [(1, 28, B)]),
+        ({}, (A, C), before(A, B, C), functions(_01="nvidia", _02="vfio-pci", _03="nvidia"), []),
+        ({}, (A, C), before(A, B, C), functions(_01="nvidia", _03="nvidia"), []),
+        ({}, (A, gpu(1, "new", B.pci)), before(A, B), BOUND, []),
+    ],
+    ids=[
+        "none",
+        "never seen",
+        "seen before",
+        "the index moved",
+        "two",
+        "no longer counted",
+        "still not counted",
+        "passed through",
+        "unplugged",
+        "replaced",
+    ],
+)
+def test_a_lost_gpu_is_told_from_one_that_was_taken_away(
+    failures: dict[int, NvmlError],
+    answering: tuple[Gpu, ...],
+    last: Reading | None,
+    seen: dict[str, PciFunction],
+    expected: list[tuple[int, int, Gpu | None]],
+) -> None:
+    found = find_lost(failures, answering, last, seen)
+    assert [(one.index, one.code, one.last) for one in found] == expected
+    assert all(one.message for one in found)
+
+
+@given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)))
+def test_no_gpu_is_lost_twice_and_no_failure_is_forgotten(known: set[int], failing: set[int]) -> None:
+    everything = {index: gpu(index, f"{index:02x}") for index in range(8)}
+    last = before(*(everything[index] for index in sorted(known)))
+    answering = [everything[index] for index in everything if index not in failing]
+    bound = functions(**{f"_{index:02x}": "nvidia" for index in everything})
+    found = find_lost(dict.fromkeys(failing, LOST), answering, last, bound)
+    assert sorted(one.index for one in found) == sorted(failing)
+    lasts = [one.last.uuid for one in found if one.last]
+    assert sorted(lasts) == sorted(everything[index].uuid for index in known & failing)
