@@ -3,31 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from pydra import Claim, Inheritance, Inventory, PreparedDevice, Sample
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.hardware import Reading
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.inventory.build import build_inventory
-from pydra_nvidia.journal import Journal
+from pydra_nvidia.journal import Journal, JournalError
 from pydra_nvidia.mig.reconcile import reconcile
 from pydra_nvidia.migration.succession import VendorSuccession
 from pydra_nvidia.names import GpuName, MigName, VfioName, parse_name
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.plan import find_owned, plan_claim
+from pydra_nvidia.plan import find_absent, find_owned, go_on, plan_claim
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch
 from pydra_nvidia.slicing import Slicer, build_state, entry_from
-from pydra_nvidia.steps import Entry
+from pydra_nvidia.steps import Entry, Step
 from pydra_nvidia.targets import find_targets
 from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.waiting import Busy, in_thread, turn
+
+_MEASURE_PATIENCE = 1.0
+"""Seconds that a measurement waits for its turn with NVML."""
+
+_EVENT_PAUSE = 2.0
+"""Seconds from one event that is told to the next."""
 
 _LOOKS = 3
 """How often the hardware is read anew that changes while it is read."""
+
+_LAST_PAUSE = 300.0
+"""Seconds at most until what a claim left is tried again."""
+
+
+class _Decision(NamedTuple):
+    """`entry` is to be carried out, of which the partitions `absent` do not exist; without it undo what is outdated."""
+
+    entry: Entry | None
+    absent: Collection[Step] = ()
+    outdated: Entry | None = None
 
 
 class NvidiaBackend:
@@ -59,6 +81,8 @@ class NvidiaBackend:
         self._planning = threading.Lock()
         self._reconciled = False
         self._seen: object = None
+        self._told = -_EVENT_PAUSE
+        self._measured: tuple[Sample, ...] = ()
 
     async def discover(self) -> Inventory:
         """All GPUs, partitions and functions, with their health."""
@@ -66,24 +90,25 @@ class NvidiaBackend:
             self._seen = await asyncio.to_thread(self._hardware.signature)  # before reading: changes since are noticed
             if not self._reconciled:
                 await self._reconcile()
-            inventory = await asyncio.to_thread(self._take_stock)
+            inventory = await in_thread(self._take_stock)
             if await asyncio.to_thread(self._hardware.signature) == self._seen:
                 break  # else this is half of the one and half of the other, and a change back would not be noticed
         return inventory
 
     async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
         """Make the hardware what the claim asks for; all of it or nothing."""
-        entry = await self._decide(claim)
-        await self._slicer.carry_out(entry)
+        entry, absent = await self._decide(claim)
+        await self._slicer.carry_out(entry, absent)
         try:
-            return await asyncio.to_thread(self._describe, claim, entry)
+            return await in_thread(self._describe, claim, entry)
         except Exception:
             await self._slicer.undo(entry)
             raise
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
         """Undo what was done or begun; nothing to do is success."""
-        entry = entry_from(claim, prepared, await asyncio.to_thread(self._journal.recover, claim.uid))
+        written = await asyncio.to_thread(self._journal.recover, claim.uid)
+        entry = entry_from(claim, prepared, written, boot=self._journal.boot)
         if entry is None:
             await asyncio.to_thread(self._journal.remove, claim.uid)  # it may have been unreadable
         else:
@@ -93,14 +118,47 @@ class NvidiaBackend:
         """Return on an event of a GPU, or when something outside changed: functions, drivers, partitions."""
         while await asyncio.to_thread(self._hardware.signature) == self._seen:
             if await self._health.wait_event(self._settings.poll_period):
+                # What comes in floods is told in doses: each makes the agent read everything anew.
+                await asyncio.sleep(max(0.0, self._told + _EVENT_PAUSE - time.monotonic()))
+                self._told = time.monotonic()
                 return
-            await self._mps.look(await self._entries())
+
+    async def supervise(self) -> None:
+        """Look after the MPS daemons of claims, until cancelled; beside everything else, since it may take long."""
+        while True:
+            await asyncio.sleep(self._settings.poll_period)
+            try:
+                entries = await self._entries()
+                await self._mps.look({uid: one for uid, one in entries.items() if not one.ownerless})
+            except JournalError as error:
+                sys.stderr.write(f"MPS daemons are not looked after: {error}\n")
+
+    async def settle(self) -> None:
+        """Undo what ended claims had to leave, as soon as it goes, until cancelled."""
+        pause, told = self._settings.poll_period, tuple[str, ...]()
+        while True:
+            try:
+                problems = await self._slicer.undo_ownerless()
+            except JournalError as error:
+                problems = (f"what claims may have left is not undone: {error}",)
+            for problem in problems:
+                if problem not in told:
+                    sys.stderr.write(f"{problem}\n")
+            told = problems
+            pause = min(pause * 2, _LAST_PAUSE) if problems else self._settings.poll_period
+            await asyncio.sleep(pause)
 
     async def measure(self) -> Sequence[Sample]:
-        """What the GPUs tell of themselves, and what went wrong since this process began."""
-        reading = await self._hardware.latest()
-        measured = await self._session.run(lambda nvml: read_samples(nvml, reading)) if reading.gpus else ()
-        return (*measured, *self._health.samples(reading), *self._mps.samples())
+        """What the GPUs tell of themselves, and what went wrong since this process began.
+
+        It waits for nobody: while NVML is at work for others, the numbers of the last time are good enough.
+        """
+        reading = self._hardware.last
+        if reading.gpus:
+            with contextlib.suppress(Busy):
+                work = partial(read_samples, reading=reading)
+                self._measured = await self._session.run(work, patience=_MEASURE_PATIENCE)
+        return (*self._measured, *self._health.samples(reading), *self._mps.samples())
 
     async def inherit(self, directory: str, /) -> Inheritance:
         """What NVIDIA's own driver prepared before; its plugin must have ended."""
@@ -112,28 +170,40 @@ class NvidiaBackend:
         reading = self._hardware.read_here()
         entries = {**before, **self._journal.entries()}
         diagnosis = self._health.diagnose(reading)
-        return build_inventory(reading, settings=self._settings, owned=find_owned(entries), diagnosis=diagnosis)
+        return build_inventory(
+            reading, settings=self._settings, owned=find_owned(entries, reading), diagnosis=diagnosis
+        )
 
-    async def _decide(self, claim: Claim) -> Entry:
-        """The claim's entry, in the journal when this returns. One claim at a time: it is compared with all others."""
-        async with self._deciding:
-            written, entry = await asyncio.to_thread(self._plan, claim)
-            if written not in (None, entry):
-                await self._slicer.undo(written)
-                _, entry = await asyncio.to_thread(self._plan, claim)
-            return entry
+    async def _decide(self, claim: Claim) -> tuple[Entry, Collection[Step]]:
+        """The claim's entry, in the journal when this returns, and which of its partitions are not there yet.
 
-    def _plan(self, claim: Claim) -> tuple[Entry | None, Entry]:
-        """What is written down of the claim, and what should be; that is written if nothing was. Blocks."""
-        with self._planning:  # the thread of a cancelled call goes on when the next claim's begins
-            written, before = self._journal.read(claim.uid), self._journal.entries()
+        One claim at a time: it is compared with all others. What was begun for it and is something else now is undone
+        meanwhile, which may take long and is nobody else's business.
+        """
+        while True:
+            async with self._deciding:
+                decision = await in_thread(self._plan, claim)
+            if decision.entry is not None:
+                return decision.entry, decision.absent
+            if decision.outdated is not None:
+                await self._slicer.undo(decision.outdated)
+
+    def _plan(self, claim: Claim) -> _Decision:
+        """What to carry out, which is in the journal then, or what to undo before that. Blocks."""
+        with turn(self._planning, "planning"):  # the thread of a cancelled call goes on when the next claim's begins
+            written, before = self._journal.read(claim.uid), self._journal.whole(claim.uid)
             reading = self._reread(claim)
-            entries = {**before, **self._journal.entries()}
+            entries = {**before, **self._journal.whole(claim.uid)}
             targets = find_targets(claim.devices, reading)
-            entry = plan_claim(claim, targets, reading, entries=entries, settings=self._settings)
+            planned = plan_claim(claim, targets, reading, entries=entries, settings=self._settings)
+            planned = self._journal.stamp(planned)
             if written is None:
+                self._journal.write(planned)
+                return _Decision(entry=planned, absent=find_absent(targets, planned))
+            entry = go_on(written, planned)
+            if entry not in (None, written):
                 self._journal.write(entry)
-            return written, entry
+            return _Decision(entry=entry, outdated=written)
 
     def _describe(self, claim: Claim, entry: Entry) -> list[PreparedDevice]:
         """What containers get, from the hardware as it is now. Blocks."""
@@ -157,8 +227,10 @@ class NvidiaBackend:
 
     async def _reconcile(self) -> None:
         """Once, as soon as the hardware can be read: put right what a crash or somebody else left."""
-        async with self._deciding:
-            report = await reconcile(self._session, self._journal, await self._hardware.read(), settings=self._settings)
+        reading = await self._hardware.read()
+        report = await reconcile(
+            self._session, self._journal, reading, settings=self._settings, deciding=self._deciding
+        )
         self._reconciled = True
         for line in report.lines():
             sys.stderr.write(f"{line}\n")

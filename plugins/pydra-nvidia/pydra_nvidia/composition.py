@@ -60,7 +60,7 @@ async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator
     settings, tree, load = find_node(environ)
     session = NvmlSession(load)
     hardware = Hardware(session, tree, settings=settings)
-    journal = Journal(os.path.join(settings.state, "claims"))
+    journal = Journal(os.path.join(settings.state, "claims"), tree.read(tree.proc("sys/kernel/random/boot_id")) or "")
     health = HealthMonitor(session, IncidentMemory(os.path.join(settings.state, FILE)), settings=settings)
 
     def find_root() -> DriverRoot:
@@ -101,11 +101,15 @@ async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator
     )
     try:
         async with asyncio.TaskGroup() as beside:
-            supervision = beside.create_task(backend.supervise(), name="MPS daemons")
+            tasks = (
+                beside.create_task(backend.supervise(), name="MPS daemons"),
+                beside.create_task(backend.settle(), name="what claims left"),
+            )
             try:
                 yield backend
             finally:
-                supervision.cancel()
+                for task in tasks:
+                    task.cancel()
     finally:
         health.close()
         session.close()

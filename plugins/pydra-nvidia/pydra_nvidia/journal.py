@@ -1,25 +1,30 @@
 """What has been done, or begun, for which claim: one file a claim, written before the hardware is touched.
 
-It lies on a file system that a reboot empties, as the hardware forgets then too. Two processes may use it at once
-(overlapping upgrades); the agent lets only one of them prepare at a time. Each look asks every file for its sign, and
-reads those whose sign is new; a file that was written a moment ago has no sign yet, for its clock counts in ticks.
+It lies on a file system that a reboot empties, as the hardware forgets then too; where it does not, what another boot
+wrote is passed over. A file `began` says that the journal is whole since then: without it, it may have been lost, and
+partitions without an owner may be those of claims. Two processes may use the journal at once (overlapping upgrades);
+the agent lets only one of them prepare at a time. Each look asks every file for its sign, and reads those whose sign is
+new; a file that was written a moment ago has no sign yet, for its clock counts in ticks.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra import ClaimError
+from pydra_nvidia.hardware import Placement
 from pydra_nvidia.steps import Entry
 
 SUFFIX = ".json"
 ASIDE = ".json.unreadable"
+BEGAN = "began"
 
 SETTLED = 2.0
 """Seconds after which the next writing of a file surely changes its sign."""
@@ -34,16 +39,27 @@ class JournalError(ClaimError):
     reason = "JournalFailed"
 
 
-class Journal:
-    """The directory at `path`, made when first needed."""
+class Began(msgspec.Struct, frozen=True, kw_only=True):
+    """When the journal began: the boot, and the partitions that were there already, by their GPU's UUID and place."""
 
-    def __init__(self, path: str) -> None:
+    boot: str = ""
+    found: tuple[tuple[str, Placement], ...] = ()
+
+
+class Journal:
+    """The directory at `path`, made when first needed. `boot` is this boot's id; empty where nobody can tell."""
+
+    def __init__(self, path: str, boot: str = "") -> None:
+        self.boot = boot
         self._path = path
         self._leaving: set[str] = set()
         self._known: Mapping[str, tuple[Sign, Entry]] = {}
 
     def read(self, uid: str) -> Entry | None:
-        """What is known of the claim; raises JournalError for a file that cannot be read or understood."""
+        """What is known of the claim; raises JournalError for a file that cannot be read or understood.
+
+        Nothing is known from another boot.
+        """
         try:
             with open(self._file(uid), "rb") as file:
                 entry = msgspec.json.decode(file.read(), type=Entry)
@@ -53,10 +69,20 @@ class Journal:
             raise JournalError(f"the journal of claim {uid}, {self._file(uid)}, cannot be read: {error}") from error
         if entry.uid != uid:
             raise JournalError(f"the journal of claim {uid}, {self._file(uid)}, is one of claim {entry.uid}")
-        return entry
+        return None if self.boot and entry.boot and entry.boot != self.boot else entry
+
+    def whole(self, besides: str = "") -> Mapping[str, Entry]:
+        """The same as `entries`, for decisions; raises JournalError when one but `besides` is not known."""
+        unreadable = [problem for uid, problem in self.unreadable().items() if uid != besides]
+        if unreadable:
+            raise JournalError(
+                f"what other claims have is not known, so nothing is decided: {'; '.join(unreadable)}. Each is"
+                " forgotten when its claim's pods have ended; the admin can remove the file of a claim that is no more"
+            )
+        return self.entries()
 
     def entries(self) -> Mapping[str, Entry]:
-        """All claims by uid. What cannot be understood is left out: it belongs to one claim, whose calls say so."""
+        """All claims by uid, and what is ownerless. What cannot be understood is left out: good for telling only."""
         found: dict[str, Entry] = {}
         before, known = self._known, dict[str, tuple[Sign, Entry]]()
         for name, sign in self._signs():
@@ -70,8 +96,12 @@ class Journal:
         return found
 
     def staying(self, besides: str) -> tuple[Entry, ...]:
-        """The other claims that are not being undone: what they share with this one must stay."""
-        return tuple(entry for uid, entry in self.entries().items() if uid != besides and uid not in self._leaving)
+        """The other claims that are not being undone: what they share with this one must stay. Raises JournalError."""
+        return tuple(
+            entry
+            for uid, entry in self.whole(besides).items()
+            if uid != besides and uid not in self._leaving and not entry.ownerless
+        )
 
     @contextmanager
     def leaving(self, uid: str) -> Generator[None]:
@@ -95,6 +125,27 @@ class Journal:
                     found[name.removesuffix(SUFFIX)] = str(error)
         return found
 
+    def began(self) -> Began | None:
+        """When this journal began; None when it did not yet, in this boot. Raises JournalError."""
+        path = os.path.join(self._path, BEGAN)
+        try:
+            with open(path, "rb") as file:
+                began = msgspec.json.decode(file.read(), type=Began)
+        except FileNotFoundError:
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+        except OSError as error:
+            raise JournalError(f"the journal's beginning, {path}, cannot be read: {error}") from error
+        return began if began.boot == self.boot else None
+
+    def begin(self, found: Iterable[tuple[str, Placement]]) -> None:
+        """From now on the journal is whole; `found` was there before. Forgets other boots. Raises JournalError."""
+        for name in self._names():
+            if name.endswith(SUFFIX) and self._is_of_another_boot(name):
+                self.remove(name.removesuffix(SUFFIX))
+        self._put(BEGAN, msgspec.json.encode(Began(boot=self.boot, found=tuple(found))))
+
     def recover(self, uid: str) -> Entry | None:
         """What is known of the claim; nothing, if its file cannot be read, which is set aside. Raises JournalError."""
         try:
@@ -113,13 +164,20 @@ class Journal:
             raise JournalError(f"the journal {self._file(uid)} cannot be set aside: {error}") from error
 
     def write(self, entry: Entry) -> None:
-        """Durable when it returns; raises JournalError."""
-        target = self._file(entry.uid)
+        """Durable when it returns, and of this boot; raises JournalError."""
+        self._put(entry.uid + SUFFIX, msgspec.json.encode(self.stamp(entry)))
+
+    def stamp(self, entry: Entry) -> Entry:
+        """The entry as `read` returns it when it was written now."""
+        return replace(entry, boot=self.boot)
+
+    def _put(self, name: str, content: bytes) -> None:
+        target = os.path.join(self._path, name)
         draft = f"{target}.{os.getpid()}"
         try:
             os.makedirs(self._path, mode=0o700, exist_ok=True)
             with open(draft, "wb") as file:
-                file.write(msgspec.json.encode(entry))
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(draft, target)
@@ -143,6 +201,12 @@ class Journal:
             return self.read(name.removesuffix(SUFFIX))
         except JournalError:
             return None
+
+    def _is_of_another_boot(self, name: str) -> bool:
+        try:
+            return self.read(name.removesuffix(SUFFIX)) is None
+        except JournalError:
+            return False
 
     def _signs(self) -> Iterator[tuple[str, Sign | None]]:
         """The claims' files in the order of their names; None for one that may change without its sign doing so."""

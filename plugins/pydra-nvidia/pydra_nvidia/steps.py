@@ -33,6 +33,8 @@ class CreateMig(_Step, frozen=True, tag="create-mig"):
     """Create a GPU instance at its place and a compute instance that fills it. Undone by destroying both.
 
     `uuid` is that of the compute instance, where a prepared device remembers it: what has another is not destroyed.
+    `absent`, which is never written down, says that nothing was there when it was planned: what is there now is
+    somebody else's.
     """
 
     gpu: str
@@ -40,6 +42,7 @@ class CreateMig(_Step, frozen=True, tag="create-mig"):
     profile_name: str
     placement: Placement
     uuid: str = ""
+    absent: bool = False
 
 
 class SetTimeSlice(_Step, frozen=True, tag="set-time-slice"):
@@ -100,10 +103,21 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was done, or begun, for one claim, in the order of doing."""
+    """Everything that was done, or begun, for one claim, in the order of doing.
+
+    `boot` is the id of the boot in which it was written: the hardware of another has forgotten it. An `ownerless` one
+    has what could not be undone when its claim ended. It holds nothing, and is undone as soon as that can be done.
+    """
 
     uid: str
     namespace: str
     name: str
     holds: tuple[Hold, ...] = ()
     steps: tuple[Step, ...] = ()
+    boot: str = ""
+    ownerless: bool = False
+
+
+def leave_behind(entry: Entry, steps: tuple[Step, ...]) -> Entry:
+    """The ownerless entry with these steps of the claim's; it has a uid that no claim has."""
+    return Entry(uid=f"{entry.uid}.left", namespace=entry.namespace, name=entry.name, steps=steps, ownerless=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pydra_nvidia.hardware import Placement
-from pydra_nvidia.journal import Journal, JournalError
+from pydra_nvidia.journal import Began, Journal, JournalError
 from pydra_nvidia.steps import (
     BindVfio,
     CreateMig,
@@ -183,3 +183,44 @@ def test_an_entry_that_was_torn_after_it_was_read_is_not_remembered(tmp_path: Pa
     assert journal.entries() == {"one": entry()}
     (tmp_path / "one.json").write_bytes(b"{")
     assert journal.entries() == {}
+
+
+def test_what_another_boot_wrote_is_not_known(tmp_path: Path) -> None:
+    before, now = Journal(str(tmp_path), "boot-1"), Journal(str(tmp_path), "boot-2")
+    before.write(entry())
+    assert before.read("one") == before.stamp(entry())
+    assert now.read("one") is None
+    assert now.entries() == now.unreadable() == {}
+    assert now.staying("two") == ()
+    now.write(entry("two"))
+    now.begin([])
+    assert sorted(os.listdir(tmp_path)) == ["began", "two.json"], "what another boot wrote is forgotten"
+
+
+def test_a_journal_has_begun_once_it_was_told_to_in_this_boot(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path / "made when needed"), "boot-1")
+    assert journal.began() is None
+    journal.begin([(GPU, Placement(3, 1))])
+    for same in (journal, Journal(str(tmp_path / "made when needed"), "boot-1")):
+        assert same.began() == Began(boot="boot-1", found=((GPU, Placement(3, 1)),))
+    assert Journal(str(tmp_path / "made when needed"), "boot-2").began() is None
+    assert journal.entries() == journal.unreadable() == {}
+    (tmp_path / "made when needed" / "began").write_text("{torn")
+    assert journal.began() is None
+
+
+def test_nothing_is_decided_while_one_file_cannot_be_read(tmp_path: Path) -> None:
+    journal = Journal(str(tmp_path))
+    journal.write(entry("two"))
+    assert journal.whole() == {"two": entry("two")}
+    (tmp_path / "one.json").write_text("{torn")
+    for call in (journal.whole, lambda: journal.staying("two")):
+        with pytest.raises(JournalError, match=r"nothing is decided.*one\.json.*the admin can remove"):
+            call()
+    assert journal.entries() == {"two": entry("two")}, "what is told goes on"
+    assert journal.whole("one") == journal.entries(), "the claim itself can be undone"
+    journal.set_aside("one")
+    with pytest.raises(JournalError, match="set aside"):
+        journal.whole("two")
+    journal.remove("one")
+    assert journal.whole() == {"two": entry("two")}

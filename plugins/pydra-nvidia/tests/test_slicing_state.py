@@ -89,7 +89,7 @@ def test_without_prepared_devices_the_journal_is_all_that_is_known() -> None:
 
 @pytest.mark.parametrize(
     "state",
-    [None, 7, "text", [], {}, {"version": 2, "holds": [], "steps": []}, {"version": 1, "steps": [{"step": "x"}]}],
+    [None, 7, "text", [], {}, {"version": 1, "holds": [], "steps": []}, {"version": 2, "steps": [{"step": "x"}]}],
     ids=str,
 )
 def test_state_of_another_make_is_passed_over(state: Any) -> None:
@@ -97,6 +97,15 @@ def test_state_of_another_make_is_passed_over(state: Any) -> None:
     assert entry_from(CLAIM, prepared) is None
     assert entry_from(CLAIM, prepared, ENTRY) == ENTRY
     assert entry_from(CLAIM, [*prepared, *prepare()]) is not None
+
+
+def test_state_of_another_boot_is_passed_over() -> None:
+    prepared = prepare(Entry(**{**{name: getattr(ENTRY, name) for name in ENTRY.__struct_fields__}, "boot": "boot-1"}))
+    found = entry_from(CLAIM, prepared, boot="boot-1")
+    assert found is not None
+    assert found.boot == "boot-1"
+    assert entry_from(CLAIM, prepared, boot="boot-2") is None
+    assert entry_from(CLAIM, prepared, ENTRY, boot="boot-2") == ENTRY, "nor are its UUIDs of this boot"
 
 
 def _fields(step: CreateMig) -> dict[str, Any]:

@@ -100,7 +100,8 @@ class MigModeOnOperator(_Operator):
         if not read_mode(nvml, gpu).current or not is_resetless(nvml, gpu):
             return
         names = (gpu, read_address(nvml, gpu))
-        if any(hold.hardware in names for other in self._journal.staying(uid) for hold in other.holds):
+        held = (hold for other in self._journal.staying(uid) for hold in other.holds if not hold.admin)
+        if any(hold.hardware in names for hold in held):
             return
         if find_all(nvml, gpu)[0]:
             return
@@ -147,7 +148,12 @@ class CreateMigOperator(_Operator):
         found = find_instance(nvml, step.gpu, step.profile, step.placement.start)
         if found is not None and found.compute:
             if _is_filled(nvml, step, found):
-                return
+                if not step.absent or self._has_maker(step, entry):
+                    return
+                raise PlaceTaken(
+                    f"the partition {step.profile_name} at {slices(step.placement)} of {step.gpu} was made outside of"
+                    " this driver a moment ago; the next try uses it as it is"
+                )
             raise PlaceTaken(
                 f"the partition {step.profile_name} at {slices(step.placement)} of {step.gpu} was divided outside of"
                 f" this driver; who did it can undo it (nvidia-smi mig -i {step.gpu} -gi {found.id} -dci)"
@@ -164,6 +170,11 @@ class CreateMigOperator(_Operator):
                 raise self._explain(nvml, step, entry) from error
             _clean_up(nvml, step, error)
             raise
+
+    def _has_maker(self, step: CreateMig, entry: Entry) -> bool:
+        """Whether another claim has a step that made it."""
+        others = (other for uid, other in self._journal.whole(entry.uid).items() if uid != entry.uid)
+        return any(isinstance(one, CreateMig) and _is_same(one, step) for other in others for one in other.steps)
 
     def _explain(self, nvml: Nvml, step: CreateMig, entry: Entry) -> PlaceTaken:
         """NVML says only that there is no room: what is in the way, and whose it is."""
@@ -191,11 +202,9 @@ class CreateMigOperator(_Operator):
         )
 
     def _destroy(self, nvml: Nvml, step: CreateMig, entry: Entry) -> None:
-        place = (step.gpu, step.profile, step.placement)
         for other in self._journal.staying(entry.uid):
-            for one in other.steps:
-                if isinstance(one, CreateMig) and (one.gpu, one.profile, one.placement) == place:
-                    return
+            if any(isinstance(one, CreateMig) and _is_same(one, step) for one in other.steps):
+                return
         found = find_instance(nvml, step.gpu, step.profile, step.placement.start)
         if found is not None and _is_ours(nvml, step, found):
             destroy_instance(nvml, step.gpu, found)
@@ -205,11 +214,19 @@ def _is_filled(nvml: Nvml, step: CreateMig, found: GpuInstance) -> bool:
     return len(found.compute) == 1 and found.compute[0].slices == count_slices(nvml, step.gpu, step.profile)
 
 
+def _is_same(one: CreateMig, other: CreateMig) -> bool:
+    return (one.gpu, one.profile, one.placement) == (other.gpu, other.profile, other.placement)
+
+
 def _is_ours(nvml: Nvml, step: CreateMig, found: GpuInstance) -> bool:
-    """Whether the step made what is at its place: half made, of the known UUID, or of the only shape that it makes."""
-    if step.uuid and found.compute:
-        return any(one.uuid == step.uuid for one in found.compute)
-    return not found.compute or _is_filled(nvml, step, found)
+    """Whether the step can have made what is at its place: half made, or the only shape that it makes.
+
+    Another UUID than the known one is somebody else's. The same one proves nothing: NVML makes it of the GPU and the
+    ids of the instances, so that whoever comes to have those ids has it too.
+    """
+    if not found.compute:
+        return True
+    return _is_filled(nvml, step, found) and step.uuid in ("", found.compute[0].uuid)
 
 
 def _clean_up(nvml: Nvml, step: CreateMig, error: NvmlError) -> None:

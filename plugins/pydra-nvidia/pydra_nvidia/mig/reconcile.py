@@ -2,43 +2,50 @@
 
 Partitions without an owner are published as they are, or removed where the admin chose that. Entries whose partition
 vanished (a reset, an admin) need nothing: preparing again creates it anew, unpreparing finds nothing to undo.
+
+Nobody can tell partitions without an owner from those of claims whose entries were lost. So what is there when a
+journal begins, in this boot, is left alone for as long as the journal lasts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import asyncio
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import partial
 
 import msgspec
 
 from pydra import ClaimError
-from pydra_nvidia.hardware import Gpu, GpuInstance, Reading
+from pydra_nvidia.hardware import Gpu, GpuInstance, Placement, Reading
 from pydra_nvidia.journal import Journal
 from pydra_nvidia.mig.plan import can_change_mode, describe
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.mig_control import destroy_instance, find_all, find_instance, set_mode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Orphans, Settings
-from pydra_nvidia.steps import CreateMig, Entry
+from pydra_nvidia.steps import CreateMig, Entry, Hold
 
 
 class Orphan(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU instance that no claim has or made; half made without a compute instance. `name` is for people."""
 
     gpu: str
+    address: str
     instance: GpuInstance
     name: str
 
 
 class Cleanup(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do: remove these, leave those; `empty` are UUIDs of GPUs that can leave MIG mode when that is done.
+    """What to do: remove these, leave those; `spared` are left although the admin wants orphans to be removed.
 
-    `vanished` says, for people, which claims have lost a partition.
+    `empty` are GPUs that can leave MIG mode when that is done. `vanished` says, for people, which claims have lost a
+    partition.
     """
 
     remove: tuple[Orphan, ...] = ()
     leave: tuple[Orphan, ...] = ()
-    empty: tuple[str, ...] = ()
+    spared: tuple[Orphan, ...] = ()
+    empty: tuple[Gpu, ...] = ()
     vanished: tuple[str, ...] = ()
 
 
@@ -61,80 +68,134 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_cleanup(
-    reading: Reading, entries: Mapping[str, Entry], *, unreadable: Collection[str], settings: Settings
+    reading: Reading,
+    entries: Mapping[str, Entry],
+    *,
+    unreadable: Collection[str],
+    settings: Settings,
+    spare: Collection[tuple[str, Placement]] = (),
 ) -> Cleanup:
-    """Decide. `unreadable` are uids whose journal is unknown: as long as there is one, nothing is called ownerless."""
+    """Decide. `unreadable` are uids whose journal is unknown: as long as there is one, nothing is called ownerless.
+
+    `spare` are the places of partitions, by their GPU's UUID, that may be those of claims whose entries were lost.
+    """
     certain = settings.dynamic_mig and not unreadable
     remove: list[Orphan] = []
     leave: list[Orphan] = []
-    empty: list[str] = []
+    spared: list[Orphan] = []
+    empty: list[Gpu] = []
     for gpu in reading.gpus:
         if gpu.mig is None or not gpu.mig.enabled:
             continue
         orphans = [
-            Orphan(gpu=gpu.uuid, instance=one, name=f"{describe(one, gpu.mig.profiles)}, of gpu-{gpu.minor}")
+            Orphan(
+                gpu=gpu.uuid,
+                address=gpu.pci,
+                instance=one,
+                name=f"{describe(one, gpu.mig.profiles)}, of gpu-{gpu.minor}",
+            )
             for one in gpu.mig.instances
-            if not _has_owner(gpu, one, entries.values())
+            if not _has_owner((gpu.uuid, gpu.pci), one, entries.values())
         ]
         removes = certain and settings.orphans is Orphans.REMOVE
-        (remove if removes else leave).extend(orphans)
-        stays = len(gpu.mig.instances) - (len(orphans) if removes else 0)
-        if certain and can_change_mode(gpu) and not stays and not _is_held(gpu, entries.values()):
-            empty.append(gpu.uuid)
+        removed = [one for one in orphans if removes and (gpu.uuid, one.instance.placement) not in spare]
+        remove += removed
+        (spared if removes else leave).extend(one for one in orphans if one not in removed)
+        stays = len(gpu.mig.instances) - len(removed)
+        if certain and can_change_mode(gpu) and not stays and not _is_held((gpu.uuid, gpu.pci), entries.values()):
+            empty.append(gpu)
     return Cleanup(
-        remove=tuple(remove), leave=tuple(leave), empty=tuple(empty), vanished=_vanished(reading, entries.values())
+        remove=tuple(remove),
+        leave=tuple(leave),
+        spared=tuple(spared),
+        empty=tuple(empty),
+        vanished=_vanished(reading, entries.values()),
     )
 
 
-async def reconcile(session: NvmlSession, journal: Journal, reading: Reading, *, settings: Settings) -> Report:
+async def reconcile(
+    session: NvmlSession,
+    journal: Journal,
+    reading: Reading,
+    *,
+    settings: Settings,
+    deciding: asyncio.Lock | None = None,
+) -> Report:
     """Clean up before anything is served; what fails is reported, and tried again at the next start.
 
+    `deciding` is held for each change, so that no claim is decided on what is about to go.
+
     Raises:
-        JournalError: the journal cannot be read at all.
+        JournalError: the journal cannot be read or begun at all.
     """
-    unreadable = journal.unreadable()
-    cleanup = plan_cleanup(reading, journal.entries(), unreadable=unreadable, settings=settings)
+    lock = deciding or asyncio.Lock()
+    spare = await asyncio.to_thread(_begin, journal, reading)
+    unreadable = await asyncio.to_thread(journal.unreadable)
+    entries = await asyncio.to_thread(journal.entries)
+    cleanup = plan_cleanup(reading, entries, unreadable=unreadable, settings=settings, spare=spare)
     removed: list[Orphan] = []
     modes_off: list[str] = []
     problems = [*unreadable.values(), *cleanup.vanished]
     for orphan in cleanup.remove:
         try:
-            if await session.run(partial(_remove, orphan=orphan)):
-                removed.append(orphan)
+            async with lock:
+                if await session.run(partial(_remove, journal=journal, orphan=orphan)):
+                    removed.append(orphan)
         except ClaimError as error:
             problems.append(f"{orphan.name}, which no claim has, could not be removed: {error}")
     for gpu in cleanup.empty:
         try:
-            if await session.run(partial(_leave_mode, gpu=gpu)):
-                modes_off.append(gpu)
+            async with lock:
+                if await session.run(partial(_leave_mode, journal=journal, gpu=gpu)):
+                    modes_off.append(gpu.uuid)
         except ClaimError as error:
-            problems.append(f"{gpu} has no partition, and could not leave MIG mode: {error}")
+            problems.append(f"{gpu.uuid} has no partition, and could not leave MIG mode: {error}")
     return Report(
         removed=tuple(removed),
-        left=tuple(map(_say_left, cleanup.leave)),
+        left=(*map(_say_left, cleanup.leave), *map(_say_spared, cleanup.spared)),
         modes_off=tuple(modes_off),
         problems=tuple(problems),
     )
 
 
-def _has_owner(gpu: Gpu, instance: GpuInstance, entries: Iterable[Entry]) -> bool:
-    """Whether a claim made it, or has it although somebody else made it."""
+def _begin(journal: Journal, reading: Reading) -> frozenset[tuple[str, Placement]]:
+    """What was there when the journal began, which is now if it did not yet. Blocks."""
+    began = journal.began()
+    if began is not None:
+        return frozenset(began.found)
+    found = frozenset(
+        (gpu.uuid, one.placement) for gpu in reading.gpus if gpu.mig is not None for one in gpu.mig.instances
+    )
+    journal.begin(sorted(found))
+    return found
+
+
+def _has_owner(gpu: tuple[str, str], instance: GpuInstance, entries: Iterable[Entry]) -> bool:
+    """Whether a claim made it, or has it although somebody else made it. `gpu` is its UUID and its address."""
     for entry in entries:
         for step in entry.steps:
-            if isinstance(step, CreateMig) and _is_at(step, gpu, instance):
+            if isinstance(step, CreateMig) and _is_at(step, gpu[0], instance):
                 return True
-        for hold in entry.holds:
-            if hold.hardware in (gpu.uuid, gpu.pci) and (hold.place is None or hold.place.overlaps(instance.placement)):
+        for hold in _holds_of(gpu, (entry,)):
+            if hold.place is None or hold.place.overlaps(instance.placement):
                 return True
     return False
 
 
-def _is_held(gpu: Gpu, entries: Iterable[Entry]) -> bool:
-    return any(hold.hardware in (gpu.uuid, gpu.pci) for entry in entries for hold in entry.holds)
+def _is_held(gpu: tuple[str, str], entries: Iterable[Entry]) -> bool:
+    return any(_holds_of(gpu, entries))
 
 
-def _is_at(step: CreateMig, gpu: Gpu, instance: GpuInstance) -> bool:
-    return (step.gpu, step.profile, step.placement) == (gpu.uuid, instance.profile, instance.placement)
+def _holds_of(gpu: tuple[str, str], entries: Iterable[Entry]) -> Iterator[Hold]:
+    """Who has admin access only looks, and has nothing."""
+    for entry in entries:
+        for hold in entry.holds:
+            if hold.hardware in gpu and not hold.admin:
+                yield hold
+
+
+def _is_at(step: CreateMig, gpu: str, instance: GpuInstance) -> bool:
+    return (step.gpu, step.profile, step.placement) == (gpu, instance.profile, instance.placement)
 
 
 def _vanished(reading: Reading, entries: Iterable[Entry]) -> tuple[str, ...]:
@@ -142,9 +203,9 @@ def _vanished(reading: Reading, entries: Iterable[Entry]) -> tuple[str, ...]:
     for entry in entries:
         for step in entry.steps:
             gpu = reading.gpu(step.gpu) if isinstance(step, CreateMig) else None
-            if gpu is None or gpu.mig is None or not isinstance(step, CreateMig):
+            if gpu is None or gpu.mig is None or not isinstance(step, CreateMig) or entry.ownerless:
                 continue
-            if not any(_is_at(step, gpu, one) and one.compute for one in gpu.mig.instances):
+            if not any(_is_at(step, gpu.uuid, one) and one.compute for one in gpu.mig.instances):
                 lines.append(
                     f"the partition {step.profile_name} at memory slice {step.placement.start} of gpu-{gpu.minor}, made"
                     f" for claim {entry.namespace}/{entry.name}, is not there: it was not finished, the GPU was reset,"
@@ -159,17 +220,27 @@ def _say_left(orphan: Orphan) -> str:
     return f"{orphan.name}, is left as it is: no claim has it, and without a compute instance nothing can use it"
 
 
-def _remove(nvml: Nvml, orphan: Orphan) -> bool:
+def _say_spared(orphan: Orphan) -> str:
+    return (
+        f"{orphan.name}, is left although no claim has it: it was there before the journal began, whose loss cannot be"
+        " told from a first start, so it may be a claim's; the admin can remove it (nvidia-smi mig -i"
+        f" {orphan.gpu} -gi {orphan.instance.id} -dci, then -dgi)"
+    )
+
+
+def _remove(nvml: Nvml, journal: Journal, orphan: Orphan) -> bool:
+    """Whether it went: it stays when it is no longer what was decided on, or has an owner by now."""
     place = orphan.instance.placement
     found = find_instance(nvml, orphan.gpu, orphan.instance.profile, place.start)
-    if found != orphan.instance:  # it is no longer what was decided on
+    if found != orphan.instance or _has_owner((orphan.gpu, orphan.address), found, journal.whole().values()):
         return False
     destroy_instance(nvml, orphan.gpu, found)
     return True
 
 
-def _leave_mode(nvml: Nvml, gpu: str) -> bool:
-    if find_all(nvml, gpu)[0]:
+def _leave_mode(nvml: Nvml, journal: Journal, gpu: Gpu) -> bool:
+    # Another process may have begun a claim since the decision.
+    if find_all(nvml, gpu.uuid)[0] or _is_held((gpu.uuid, gpu.pci), journal.whole().values()):
         return False
-    set_mode(nvml, gpu, on=False)
+    set_mode(nvml, gpu.uuid, on=False)
     return True

@@ -62,6 +62,14 @@ def derive_uuid(*parts: object) -> str:
     return str(uuid.uuid5(_NAMESPACE, "/".join(str(part) for part in parts)))
 
 
+def derive_mig_uuid(gpu: str, instance: int, compute: int) -> str:
+    """The UUID of a MIG device: who takes another's place on the GPU, with the same ids, has the same one.
+
+    Source: UUIDs of MIG devices are of version 5, which is made of names; of which names, nobody has published.
+    """
+    return f"MIG-{derive_uuid(gpu, instance, compute)}"
+
+
 def _board(scenario: Scenario, group: GroupPart, member: int, position: int) -> Board:
     model = scenario.models[group.model]
     domain, bus = position // 16, 0x0F * (position % 16 + 1)

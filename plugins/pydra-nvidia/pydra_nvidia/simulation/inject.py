@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from pydra import PydraError
-from pydra_nvidia.simulation.boards import Board, derive_uuid
+from pydra_nvidia.simulation.boards import Board, derive_mig_uuid
 from pydra_nvidia.simulation.machine import Machine, View, lowest_instance_id
 from pydra_nvidia.simulation.state import ComputeState, Counters, Gauges, GpuState, InstanceState, Process
 from pydra_nvidia.simulation.transitions import reboot, release_gpu, reload_driver, reset_gpu
@@ -111,15 +111,16 @@ class Injector:
             if any(start < one.start + one.size and one.start < start + kind.size for one in gpu.instances):
                 raise InjectionError(f"the place {start} of GPU {minor} is taken")
             fill = next(one for one in kind.compute_profiles() if one.slices == kind.slices)
-            number = self._machine.new_number(view.state)
-            uuid = f"MIG-{derive_uuid(board.uuid, 'compute', number)}"
+            whole = kind.size == board.model.mig.memory_slices
+            id_ = lowest_instance_id(gpu.instances, whole=whole)
+            uuid = derive_mig_uuid(board.uuid, id_, 0)
             gpu.instances.append(
                 InstanceState(
-                    id=lowest_instance_id(gpu.instances, whole=kind.size == board.model.mig.memory_slices),
+                    id=id_,
                     profile=kind.id,
                     start=start,
                     size=kind.size,
-                    serial=number,
+                    serial=self._machine.new_number(view.state),
                     compute=[ComputeState(id=0, profile=fill.id, start=0, slices=fill.slices, uuid=uuid)],
                 )
             )

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 
 import msgspec
 
-from pydra_nvidia.simulation.boards import Board, derive_uuid, find_boards
+from pydra_nvidia.simulation.boards import Board, derive_mig_uuid, find_boards
 from pydra_nvidia.simulation.faults import FaultPlan
 from pydra_nvidia.simulation.scenario import Scenario
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
@@ -229,25 +229,27 @@ def _new_instances(board: Board) -> list[InstanceState]:
         assert board.model.mig is not None  # the scenario was checked
         profile = board.model.mig.named(preset.profile)
         assert profile is not None
+        whole = profile.size == board.model.mig.memory_slices
+        id_ = lowest_instance_id(instances, whole=whole, taken=given) if preset.id is None else preset.id
         compute: list[ComputeState] = []
         start = 0
         for position, part in enumerate(preset.compute_parts(profile.slices)):
             kind = next(one for one in profile.compute_profiles() if one.slices == part.slices)
             start = start if part.start is None else part.start
+            compute_id = position if part.id is None else part.id
             compute.append(
                 ComputeState(
-                    id=position if part.id is None else part.id,
+                    id=compute_id,
                     profile=kind.id,
                     start=start,
                     slices=part.slices,
-                    uuid=part.uuid or f"MIG-{derive_uuid(board.uuid, 'preset', number, position)}",
+                    uuid=part.uuid or derive_mig_uuid(board.uuid, id_, compute_id),
                 )
             )
             start += part.slices
-        whole = profile.size == board.model.mig.memory_slices
         instances.append(
             InstanceState(
-                id=lowest_instance_id(instances, whole=whole, taken=given) if preset.id is None else preset.id,
+                id=id_,
                 profile=profile.id,
                 start=preset.start,
                 size=profile.size,

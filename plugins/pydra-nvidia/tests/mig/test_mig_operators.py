@@ -13,7 +13,7 @@ from pydra_nvidia.mig.operators import GpuBusy, PlaceTaken
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.slicing import UndoFailed
-from pydra_nvidia.steps import MigModeOn
+from pydra_nvidia.steps import Entry, Hold, MigModeOn
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -162,7 +162,67 @@ async def test_what_has_another_uuid_is_not_destroyed(node: MakeNode) -> None:
     assert one.instances() == before
 
 
-async def test_what_has_the_remembered_uuid_is_destroyed_whatever_was_added(node: MakeNode) -> None:
+async def test_what_was_divided_is_not_destroyed_although_a_part_has_the_remembered_uuid(node: MakeNode) -> None:
+    one = node(h100(instances=[{"profile": "3g.40gb", "start": 4, "compute": [1, 2]}]))
+    before = one.instances()
+    step, uuid = one.create("3g", 4), before[0].compute[0].uuid
+    await one.slicer.undo(one.entry(type(step)(**{**_fields(step), "uuid": uuid})))
+    assert one.instances() == before
+
+
+async def test_a_partition_of_the_same_ids_has_the_same_uuid_whoever_made_it(node: MakeNode) -> None:
+    one = node(h100())
+    await one.prepare(one.create("2g", 0))
+    (ours,) = one.instances()
+    one.inject.destroy_mig(0, 0)
+    assert one.inject.create_mig(0, "1g.10gb", 5) == ours.compute[0].uuid
+
+
+async def test_what_appeared_between_the_plan_and_its_step_is_not_adopted(node: MakeNode) -> None:
+    one = node(h100())
+    step = one.create("2g", 0)
+    entry = one.entry(step)
+    one.journal.write(entry)
+    one.inject.create_mig(0, "2g.20gb", 0)
+    with pytest.raises(PlaceTaken, match="made outside of this driver a moment ago"):
+        await one.slicer.carry_out(entry, absent=[step])
+    assert one.places() == [(14, 0)]
+    assert one.journal.entries() == {}
+    await one.prepare(step, uid="maker")
+    one.journal.write(entry)
+    await one.slicer.carry_out(entry, absent=[step])
+    assert set(one.journal.entries()) == {"maker", "one"}, "two claims share it, and the other was faster"
+
+
+async def test_who_has_admin_access_does_not_keep_a_gpu_in_mig_mode(node: MakeNode) -> None:
+    one = node(H100)
+    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("2g", 0))
+    look = Hold(device="gpu-0", hardware=one.read().gpus[0].pci, admin=True)
+    one.journal.write(Entry(uid="monitor", namespace="default", name="monitor", holds=(look,)))
+    await one.slicer.undo(entry)
+    assert not one.mode()
+
+
+async def test_what_others_need_stays_while_their_file_cannot_be_read(node: MakeNode) -> None:
+    one = node(H100)
+    shared = (MigModeOn(gpu=one.uuids[0]), one.create("2g", 0))
+    entries = [await one.prepare(*shared, uid=uid) for uid in ("first", "second")]
+    file = one.scenario.parent / "journal" / "second.json"
+    text = file.read_text()
+    file.write_text("{torn")
+    await one.slicer.undo(entries[0])
+    assert one.places() == [(14, 0)]
+    assert one.mode()
+    file.write_text(text)
+    await one.slicer.undo(entries[1])
+    assert one.mode() == bool(one.instances())
+    assert await one.slicer.undo_ownerless() == ()
+    assert one.instances() == ()
+    assert not one.mode()
+    assert one.journal.entries() == {}
+
+
+async def test_what_has_the_remembered_uuid_is_destroyed(node: MakeNode) -> None:
     one = node(h100())
     entry = await one.prepare(one.create("2g", 0))
     step, uuid = entry.steps[0], one.instances()[0].compute[0].uuid

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pydra_nvidia.hardware import Placement, Reading
+from pydra_nvidia.journal import Journal
 from pydra_nvidia.mig.reconcile import Report, plan_cleanup, reconcile
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.simulation.state import Process
@@ -29,9 +31,12 @@ def h100(*instances: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"model": "h100-80gb", "mig": True, "instances": instances, **more}
 
 
-async def clean(node: Node, settings: Settings) -> Report:
-    reading = node.read()
+async def clean(node: Node, settings: Settings, reading: Reading | None = None) -> Report:
+    """As at a start with a journal that began before all that is there."""
+    reading = reading or node.read()
     node.session.close()
+    if node.journal.began() is None:
+        node.journal.begin([])
     return await reconcile(node.session, node.journal, reading, settings=settings)
 
 
@@ -162,7 +167,68 @@ async def test_what_was_replaced_after_the_decision_stays(node: MakeNode) -> Non
     reading = one.read()
     assert len(plan_cleanup(reading, {}, unreadable=(), settings=REMOVE).remove) == 1
     one.inject.destroy_mig(0, 0)
-    one.inject.create_mig(0, "2g.20gb", 0)
+    one.inject.create_mig(0, "1g.10gb", 0)
+    report = await clean(one, REMOVE, reading)
+    assert one.places() == [(19, 0)]
+    assert report == Report()
+
+
+async def test_what_was_there_before_the_journal_began_is_adopted_for_good(node: MakeNode) -> None:
+    one = node(h100(WHOLE, HALF))
+    before = one.instances()
+    for _ in range(2):
+        report = await reconcile(one.session, one.journal, one.read(), settings=REMOVE)
+        one.session.close()
+        assert one.instances() == before
+        assert (report.removed, report.modes_off, report.problems) == ((), (), ())
+        assert all("before the journal began" in line and "nvidia-smi mig" in line for line in report.left)
+        assert len(report.left) == 2
+    one.inject.create_mig(0, "1g.10gb", 2)
+    report = await reconcile(one.session, one.journal, one.read(), settings=REMOVE)
+    assert [orphan.instance.placement for orphan in report.removed] == [Placement(2, 1)], (
+        "who made it, it is no claim's"
+    )
+
+
+async def test_a_claim_whose_entry_was_lost_keeps_its_partition(node: MakeNode) -> None:
+    one = node(h100())
+    one.journal.begin([])
+    await one.prepare(one.create("2g", 2))
+    shutil.rmtree(one.scenario.parent / "journal")
+    await reconcile(one.session, one.journal, one.read(), settings=REMOVE)
+    assert one.places() == [(14, 2)]
+
+
+async def test_what_a_claim_came_to_have_after_the_decision_stays(node: MakeNode) -> None:
+    one = node(h100(WHOLE), h100(minors=[1]))
+    reading = one.read()
+    one.session.close()
+    pci = {gpu.minor: gpu.pci for gpu in reading.gpus}
+    found = one.journal.entries
+
+    def begun_meanwhile() -> Mapping[str, Entry]:
+        """The other process, in an upgrade, writes after this one has looked."""
+        before = found()
+        for minor, place in ((0, Placement(0, 2)), (1, Placement(0, 1))):
+            hold = Hold(device="a partition", hardware=pci[minor], place=place)
+            entry = Entry(uid=f"late-{minor}", namespace="default", name="late", holds=(hold,))
+            Journal(str(one.scenario.parent / "journal")).write(entry)
+        one.journal.entries = found  # type: ignore[method-assign]
+        return before
+
+    one.journal.begin([])
+    one.journal.entries = begun_meanwhile  # type: ignore[method-assign]
     report = await reconcile(one.session, one.journal, reading, settings=REMOVE)
     assert one.places() == [(14, 0)]
-    assert report == Report()
+    assert one.mode(1)
+    assert (report.removed, report.modes_off) == ((), ())
+
+
+async def test_who_has_admin_access_owns_nothing(node: MakeNode) -> None:
+    one = node(h100(WHOLE), h100(minors=[1]))
+    for gpu in one.read().gpus:
+        look = Hold(device=f"gpu-{gpu.minor}", hardware=gpu.pci, admin=True)
+        one.journal.write(Entry(uid=f"monitor-{gpu.minor}", namespace="default", name="monitor", holds=(look,)))
+    report = await clean(one, REMOVE)
+    assert one.places() == []
+    assert set(report.modes_off) == set(one.uuids.values())

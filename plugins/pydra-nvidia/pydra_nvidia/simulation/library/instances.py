@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.boards import derive_uuid
+from pydra_nvidia.simulation.boards import derive_mig_uuid
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handle, put_handles
 from pydra_nvidia.simulation.library.mig import mig_model, profile_of
 from pydra_nvidia.simulation.library.symbols import Call, Target, compute, gpu, instance
@@ -181,13 +181,13 @@ def _make_compute(call: Call, profile: ComputeProfile, starts: tuple[int, ...], 
         if start is None or sum(1 for one in call.instance.compute if one.profile == profile.id) >= profile.most:
             raise Refusal(Code.INSUFFICIENT_RESOURCES)
         used = {one.id for one in call.instance.compute}
-        number_ = call.library.machine.new_number(call.view.state)
+        id_ = next(one for one in range(8) if one not in used)
         made = ComputeState(
-            id=next(one for one in range(8) if one not in used),
+            id=id_,
             profile=profile.id,
             start=start,
             slices=profile.slices,
-            uuid=f"MIG-{derive_uuid(call.board.uuid, 'compute', number_)}",
+            uuid=derive_mig_uuid(call.board.uuid, call.instance.id, id_),
         )
         call.instance.compute.append(made)
         call.instance.compute.sort(key=lambda one: one.id)
