@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra import Claim, ClaimError, PreparedDevice, PydraError
+from pydra_nvidia.budget import CALL, RESERVE, left, time_for
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.journal import Journal, JournalError
 from pydra_nvidia.nvml.errors import STALE, Code, NvmlError
@@ -70,7 +71,8 @@ class Slicer:
         for position, step in enumerate(entry.steps):
             doing = replace(step, absent=True) if isinstance(step, CreateMig) and step in absent else step
             try:
-                await self._operators[type(step)].apply(doing, entry)
+                with time_for(left(CALL) - RESERVE):
+                    await self._operators[type(step)].apply(doing, entry)
             except Exception as error:
                 left_nothing = isinstance(error, ClaimError) and not isinstance(error, LeftBehind)
                 done = entry.steps[: position if left_nothing else position + 1]
