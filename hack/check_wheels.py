@@ -77,14 +77,16 @@ def try_out(programs: Path, scratch: Path) -> None:
     assert "sim" in run(programs / "pydra", "backends", cwd=scratch)
     run(programs / "pydra", "check", "sim", cwd=scratch)
     run(programs / "pydra", "dev", "--once", cwd=scratch)
+    run(programs / "pydra", "dev", "--backend", "nvidia", "--scenario", "hgx-h100", "--once", cwd=scratch)
+    assert "NVIDIA H100" in run(programs / "pydra-nvidia", "show", "--scenario", "hgx-h100", cwd=scratch)
 
 
 def run_tests(environment: Path, tree: Path, arguments: list[str]) -> None:
     """All tests but those of the house, in a tree without the sources, so that only the wheels can answer."""
     for name in ("tests", "docs", "proto", "hack", "benchmarks", "README.md", "CHANGELOG.md", "pyproject.toml"):
         copy(ROOT / name, tree / name)
-    for tests in ROOT.glob("plugins/*/tests"):
-        copy(tests, tree / tests.relative_to(ROOT))
+    for part in (found for name in ("tests", "docs", "README.md") for found in ROOT.glob(f"plugins/*/{name}")):
+        copy(part, tree / part.relative_to(ROOT))
     # A plain entry adds the tools of development behind the wheels, without their links to the sources.
     site = next(environment.glob("lib/python*/site-packages"))
     site.joinpath("tools.pth").write_text(sysconfig.get_path("purelib") + "\n")
