@@ -12,6 +12,8 @@ from functools import partial
 from typing import NamedTuple
 
 from pydra import Claim, Inheritance, Inventory, PreparedDevice, Sample
+from pydra_nvidia.before import Before
+from pydra_nvidia.budget import CALL, time_for
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.hardware import Reading
 from pydra_nvidia.health.monitor import HealthMonitor
@@ -62,6 +64,7 @@ class NvidiaBackend:
         session: NvmlSession,
         hardware: Hardware,
         journal: Journal,
+        before: Before,
         slicer: Slicer,
         injection: Injection,
         health: HealthMonitor,
@@ -72,6 +75,7 @@ class NvidiaBackend:
         self._session = session
         self._hardware = hardware
         self._journal = journal
+        self._before = before
         self._slicer = slicer
         self._injection = injection
         self._health = health
@@ -97,13 +101,14 @@ class NvidiaBackend:
 
     async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
         """Make the hardware what the claim asks for; all of it or nothing."""
-        entry, absent = await self._decide(claim)
-        await self._slicer.carry_out(entry, absent)
-        try:
-            return await in_thread(self._describe, claim, entry)
-        except Exception:
-            await self._slicer.undo(entry)
-            raise
+        with time_for(CALL):
+            entry, absent = await self._decide(claim)
+            await self._slicer.carry_out(entry, absent)
+            try:
+                return await in_thread(self._describe, claim, entry)
+            except Exception:
+                await self._slicer.undo(entry)
+                raise
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
         """Undo what was done or begun; nothing to do is success."""
@@ -111,7 +116,8 @@ class NvidiaBackend:
         entry = entry_from(claim, prepared, written, boot=self._journal.boot)
         if entry is None:
             await asyncio.to_thread(self._journal.remove, claim.uid)  # it may have been unreadable
-        else:
+            return
+        with time_for(CALL):
             await self._slicer.undo(entry)
 
     async def wait_changed(self) -> None:
@@ -198,6 +204,7 @@ class NvidiaBackend:
             planned = plan_claim(claim, targets, reading, entries=entries, settings=self._settings)
             planned = self._journal.stamp(planned)
             if written is None:
+                planned = self._before.remember(planned, entries.values())
                 self._journal.write(planned)
                 return _Decision(entry=planned, absent=find_absent(targets, planned))
             entry = go_on(written, planned)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from pydra import ClaimError
 from pydra_nvidia.backend import NvidiaBackend
+from pydra_nvidia.before import Before
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.health.memory import FILE, IncidentMemory
 from pydra_nvidia.health.monitor import HealthMonitor
@@ -86,6 +87,7 @@ async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator
         session=session,
         hardware=hardware,
         journal=journal,
+        before=Before(session, tree),
         slicer=slicer,
         injection=injection,
         health=health,

@@ -46,17 +46,22 @@ class CreateMig(_Step, frozen=True, tag="create-mig"):
 
 
 class SetTimeSlice(_Step, frozen=True, tag="set-time-slice"):
-    """Set the time slice of a GPU (0 default, 1 short, 2 medium, 3 long). Undone by setting it to the default."""
+    """Set the time slice of a GPU (0 default, 1 short, 2 medium, 3 long). Undone by setting it to the default.
+
+    `mode` is the compute mode that the GPU had and gets back, as NVML counts; None where it is not known.
+    """
 
     gpu: str
     interval: int
+    mode: int | None = None
 
 
 class StartMps(_Step, frozen=True, tag="start-mps"):
     """Run an MPS control daemon for `devices` (UUIDs of GPUs, or of one partition), and wait until it is ready.
 
     `id` names it and its directories. `pinned_mib` maps UUIDs to limits in MiB. While it runs the GPUs `exclusive` are
-    in the compute mode EXCLUSIVE_PROCESS. Undone by stopping it, and by the compute mode DEFAULT.
+    in the compute mode EXCLUSIVE_PROCESS. Undone by stopping it, and by their compute modes before: `modes` by UUID, as
+    NVML counts, DEFAULT for those that are not in it.
 
     For a partition, whose UUID exists only after an earlier step, `partition` is its GPU's UUID and its place.
     """
@@ -65,6 +70,7 @@ class StartMps(_Step, frozen=True, tag="start-mps"):
     devices: tuple[str, ...] = ()
     partition: tuple[str, Placement] | None = None
     exclusive: tuple[str, ...] = ()
+    modes: Mapping[str, int] = {}
     thread_percentage: int | None = None
     pinned_mib: Mapping[str, int] = {}
     default_pinned_mib: int | None = None
@@ -75,12 +81,14 @@ class BindVfio(_Step, frozen=True, tag="bind-vfio"):
     """Take the function from its kernel driver and bind it to vfio-pci or a variant. Undone by giving it back.
 
     `before` is the driver that has it, empty for none; the same as `target` where somebody else bound it to that, who
-    keeps it so. `persistence`: the GPU gets its persistence mode back with its driver.
+    keeps it so. `override` is its driver_override before, empty for none. `persistence`: the GPU gets its persistence
+    mode back with its driver.
     """
 
     address: str
     before: str
     target: str
+    override: str = ""
     persistence: bool = False
 
 

@@ -26,7 +26,11 @@ GROUPS = [
         "model": "h100-80gb",
         "minors": [0],
         "mig": True,
-        "instances": [{"profile": "1g.10gb", "start": 2}, {"profile": "3g.40gb", "start": 4, "compute": [1, 2]}],
+        "instances": [
+            {"profile": "1g.10gb", "start": 2},
+            {"profile": "3g.40gb", "start": 4, "compute": [1, 2]},
+            {"profile": "1g.10gb", "start": 3, "compute": []},
+        ],
     },
     {"model": "a30", "minors": [1], "mig": True, "instances": [{"profile": "2g.12gb", "start": 0}]},
     {"model": "h100-80gb", "minors": [2], "addresses": [ADDRESS], "driver": "vfio-pci"},
@@ -163,30 +167,44 @@ def begun(*names: str, driver: str = "gpu.nvidia.com", **fields: Any) -> VendorC
 
 
 def test_what_was_begun_is_looked_for_by_name(node: Node) -> None:
-    wanted = begun("gpu-0-mig-1g10gb-19-2", "gpu-0-mig-1g10gb-19-0", "gpu-vfio-2", "gpu-3", "gpu-0-mig-1g10gb-19-9")
-    entry = plan_cleaning(wanted, node, driver="gpu.nvidia.com", taken=(), settings=DYNAMIC)
+    vfio = f"gpu-vfio-{sorted(node.functions).index(ADDRESS)}"
+    wanted = begun("gpu-0-mig-1g10gb-19-3", "gpu-0-mig-1g10gb-19-0", vfio, "gpu-3", "gpu-0-mig-1g10gb-19-9")
+    cleaning = plan_cleaning(wanted, node, driver="gpu.nvidia.com", taken=(), settings=DYNAMIC, overridden=[ADDRESS])
+    entry = cleaning.entry
     assert [type(step) for step in entry.steps if not isinstance(step, BindVfio)] == [MigModeOn, CreateMig]
-    assert [step.uuid for step in entry.steps if isinstance(step, CreateMig)] == [node.partition(0, 2)]
-    assert (entry.namespace, entry.name) == ("ns", "c")
+    assert [step.placement for step in entry.steps if isinstance(step, CreateMig)] == [Placement(3, 1)]
+    assert [step.address for step in entry.steps if isinstance(step, BindVfio)] == [ADDRESS]
+    assert (entry.namespace, entry.name, entry.ownerless) == ("ns", "c", True)
+    assert cleaning.notes == ()
+
+
+def test_what_the_admin_may_have_made_is_left_and_told(node: Node) -> None:
+    index = sorted(node.functions).index(ADDRESS)
+    wanted = begun("gpu-0-mig-1g10gb-19-2", f"gpu-vfio-{index}")
+    cleaning = plan_cleaning(wanted, node, driver="gpu.nvidia.com", taken=(), settings=DYNAMIC)
+    assert cleaning.entry.steps == ()
+    partition, function = cleaning.notes
+    assert "partition gpu-0-mig-1g10gb-19-2 is left as it is" in partition
+    assert f"function {ADDRESS}, bound to vfio-pci, is left as it is" in function
 
 
 @pytest.mark.parametrize(
     ("claimed", "settings"),
     [
-        pytest.param(begun("gpu-0-mig-1g10gb-19-2"), STATIC, id="static"),
-        pytest.param(begun("gpu-0-mig-1g10gb-19-2", driver="other"), DYNAMIC, id="another driver's"),
-        pytest.param(begun("gpu-0-mig-1g10gb-19-2", admin_access=True), DYNAMIC, id="only looking"),
+        pytest.param(begun("gpu-0-mig-1g10gb-19-3"), STATIC, id="static"),
+        pytest.param(begun("gpu-0-mig-1g10gb-19-3", driver="other"), DYNAMIC, id="another driver's"),
+        pytest.param(begun("gpu-0-mig-1g10gb-19-3", admin_access=True), DYNAMIC, id="only looking"),
     ],
 )
 def test_what_it_did_not_make_is_not_undone(node: Node, claimed: VendorClaim, settings: Settings) -> None:
-    assert plan_cleaning(claimed, node, driver="gpu.nvidia.com", taken=(), settings=settings).steps == ()
+    assert plan_cleaning(claimed, node, driver="gpu.nvidia.com", taken=(), settings=settings).entry.steps == ()
 
 
 def test_what_a_completed_claim_has_is_not_undone_for_one_that_was_begun(node: Node) -> None:
     taken = plan_succession(
         claim(device("mig", "gpu-0-mig-1g10gb-19-2", uuid=node.partition(0, 2))), node, settings=DYNAMIC
     )
-    entry = plan_cleaning(
+    cleaning = plan_cleaning(
         begun("gpu-0-mig-1g10gb-19-2"), node, driver="gpu.nvidia.com", taken=[taken.entry], settings=DYNAMIC
     )
-    assert entry.steps == ()
+    assert (cleaning.entry.steps, cleaning.notes) == ((), ())

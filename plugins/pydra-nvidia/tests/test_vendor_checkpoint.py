@@ -139,3 +139,13 @@ def test_damage_never_ends_in_another_error(noise: bytes, at: int) -> None:
         parse_vendor_checkpoint(text[:at] + noise + text[at + len(noise) :])
     except NoCheckpoint:
         return
+
+
+@pytest.mark.parametrize("uid", ["../../etc/shadow", "a/b", "", ".hidden", "a" * 101, "a\n"], ids=ascii)
+def test_a_uid_that_is_no_name_for_a_file_costs_its_entry(uid: str) -> None:
+    content = json.loads(read("gpu"))
+    claims = content["v2"]["preparedClaims"]
+    claims[uid] = claims[UID]
+    checkpoint = parse_vendor_checkpoint(json.dumps(content).encode())
+    assert [claim.uid for claim in checkpoint.claims] == [UID]
+    assert any("that is no uid" in problem for problem in checkpoint.problems)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -13,7 +13,7 @@ from pydra_nvidia.host.pci import DRIVER, is_vfio
 from pydra_nvidia.migration.vendor_checkpoint import VendorClaim, VendorDevice
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.holds import find_holds
-from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Hold, MigModeOn, SetTimeSlice, Step
+from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Hold, MigModeOn, SetTimeSlice, Step, leave_behind
 from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu, find_targets
 
 
@@ -63,28 +63,58 @@ def plan_succession(vendor: VendorClaim, reading: Reading, *, settings: Settings
     )
 
 
-def plan_cleaning(
-    vendor: VendorClaim, reading: Reading, *, driver: str, taken: Sequence[Entry], settings: Settings
-) -> Entry:
-    """What to undo of a claim in whose preparation that driver was stopped: partitions made, functions bound.
+class Cleaning(msgspec.Struct, frozen=True, kw_only=True):
+    """What to undo of a claim that was begun, which is nobody's then, and what is left, in words for the admin."""
 
-    The allocation's device names say where to look. Places and functions that a completed claim has are left alone, and
-    so are partitions where none are made on demand: they were there before.
+    entry: Entry
+    notes: tuple[str, ...] = ()
+
+
+def plan_cleaning(
+    vendor: VendorClaim,
+    reading: Reading,
+    *,
+    driver: str,
+    taken: Sequence[Entry],
+    settings: Settings,
+    overridden: Collection[str] = (),
+) -> Cleaning:
+    """A claim in whose preparation that driver was stopped: partitions half made, functions bound.
+
+    The allocation's device names say where to look. Places and functions that a completed claim has are left alone. So
+    are partitions that are whole, which the admin may have made, and functions that somebody else bound: `overridden`
+    are the addresses that are kept for a driver for passthrough in this boot, as that driver does.
     """
     places = {(step.gpu, step.placement) for entry in taken for step in entry.steps if isinstance(step, CreateMig)}
     held = {(hold.hardware, hold.place) for entry in taken for hold in entry.holds}
     steps: list[Step] = []
+    notes: list[str] = []
     for result in vendor.results:
         if result.driver != driver or result.admin_access:
             continue
         allocated = AllocatedDevice(request=result.request, pool=result.pool, device=result.device)
         match _find(allocated, reading):
             case Partition(gpu=gpu, placement=placement) as target if (gpu.pci, placement) not in held:
-                if settings.dynamic_mig and (gpu.uuid, placement) not in places:
+                if (gpu.uuid, placement) in places or target.instance is None:
+                    continue
+                if settings.dynamic_mig and not target.instance.compute:
                     steps.extend(_partition(target))
+                else:
+                    notes.append(_left(vendor, f"partition {result.device}"))
             case Passthrough(function=function) if (function.address, None) not in held:
-                steps.append(_binding(function))
-    return _entry(vendor, (), dict.fromkeys(steps))
+                if function.address in overridden:
+                    steps.append(_binding(function))
+                elif is_vfio(function.driver):
+                    notes.append(_left(vendor, f"function {function.address}, bound to {function.driver},"))
+    entry = leave_behind(_entry(vendor, (), ()), tuple(dict.fromkeys(steps)))
+    return Cleaning(entry=entry, notes=tuple(notes))
+
+
+def _left(vendor: VendorClaim, what: str) -> str:
+    return (
+        f"claim {vendor.uid} was begun by NVIDIA's driver; {what} is left as it is, for nothing tells whether that"
+        " driver or the admin made it so"
+    )
 
 
 def mps_edits(directory: str, daemon: str) -> ContainerEdits:

@@ -16,6 +16,7 @@ from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, Prepa
 from pydra_nvidia.cdi.edits import merge
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.hardware import Reading
+from pydra_nvidia.host.pci import is_vfio
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.journal import Journal
 from pydra_nvidia.migration.liveness import find_live_socket
@@ -31,6 +32,7 @@ from pydra_nvidia.settings import Settings
 from pydra_nvidia.slicing import Slicer, build_state
 from pydra_nvidia.steps import Entry
 from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.vfio.functions import read_function
 
 
 class VendorRuns(ClaimError):
@@ -105,13 +107,29 @@ class VendorSuccession:
         return False
 
     async def _clean(self, checkpoint: VendorCheckpoint, reading: Reading, taken: list[Entry], driver: str) -> None:
+        """What cannot be undone yet keeps nobody waiting: it is the journal's, and tried again."""
+        overridden = await asyncio.to_thread(self._find_overridden, reading) if checkpoint.boot_id else ()
         for vendor in checkpoint.claims:
-            if not vendor.completed:
-                entry = plan_cleaning(vendor, reading, driver=driver, taken=taken, settings=self._settings)
-                if entry.steps:
-                    await asyncio.to_thread(self._journal.write, entry)
-                    await self._slicer.undo(entry)
+            if vendor.completed:
+                continue
+            cleaning = plan_cleaning(
+                vendor, reading, driver=driver, taken=taken, settings=self._settings, overridden=overridden
+            )
+            for note in cleaning.notes:
+                self._say(f"{note}\n")
+            if cleaning.entry.steps:
+                await asyncio.to_thread(self._journal.write, cleaning.entry)
+                try:
+                    await self._slicer.undo(cleaning.entry)
+                except ClaimError as error:
+                    self._say(f"claim {vendor.uid} was begun by NVIDIA's driver, which is not undone yet: {error}\n")
+                else:
                     self._say(f"claim {vendor.uid} was begun by NVIDIA's driver; what it had done is undone\n")
+
+    def _find_overridden(self, reading: Reading) -> frozenset[str]:
+        """The functions that are kept for a driver for passthrough. Blocks."""
+        functions = (read_function(self._tree, address) for address in reading.functions)
+        return frozenset(one.address for one in functions if is_vfio(one.override))
 
     async def _take(
         self, succession: Succession, vendor: VendorClaim, reading: Reading, directory: str

@@ -21,6 +21,9 @@ FILE = "checkpoint.json"
 
 _KINDS = frozenset({"gpu", "mig", "vfio"})
 
+_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}")
+"""What a claim's uid may be: it becomes the name of a file."""
+
 
 class VendorDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One prepared device: which hardware it is, by `kind`, and how the allocation names it.
@@ -161,10 +164,16 @@ def parse_vendor_checkpoint(text: bytes) -> VendorCheckpoint:
     claims = []
     for uid, raw in sorted(version.prepared_claims.items()):
         try:
+            if not _UID.fullmatch(uid):
+                raise ValueError("that is no uid, which has letters, digits and dashes")
             claims.append(_claim(uid, msgspec.json.decode(raw, type=_Entry)))
         except (msgspec.DecodeError, ValueError) as error:
-            problems.append(f"claim {uid} cannot be understood: {error}")
+            problems.append(f"claim {_shown(uid)} cannot be understood: {error}")
     return VendorCheckpoint(claims=tuple(claims), boot_id=version.node_boot_id, problems=tuple(problems))
+
+
+def _shown(uid: str) -> str:
+    return uid if _UID.fullmatch(uid) else ascii(uid)
 
 
 def _claim(uid: str, entry: _Entry) -> VendorClaim:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
+from types import MappingProxyType
 
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import LOST, Code, NvmlError
@@ -14,6 +15,13 @@ EXCLUSIVE_PROCESS = 3
 
 GONE = LOST | {Code.NOT_FOUND, Code.GPU_NOT_FOUND, Code.DRIVER_NOT_LOADED, Code.LIBRARY_NOT_FOUND}
 """The GPU, or its driver, is not there: what was set on it is forgotten, and there is nothing to undo."""
+
+
+def read_compute_mode(nvml: Nvml, uuid: str) -> int | None:
+    """As NVML counts; None where it does not tell. Raises NvmlError."""
+    handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid, subject=uuid)
+    mode = nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid)
+    return None if mode is None else int(mode)
 
 
 async def has_gpu(session: NvmlSession, uuid: str) -> bool:
@@ -43,13 +51,18 @@ async def take_over(session: NvmlSession, uuids: Iterable[str]) -> None:
     await session.run(take)
 
 
-async def give_back(session: NvmlSession, uuids: Iterable[str]) -> None:
-    """Let all processes have those GPUs again that are there and were taken over; other modes are somebody else's."""
+async def give_back(
+    session: NvmlSession, uuids: Iterable[str], modes: Mapping[str, int] = MappingProxyType({})
+) -> None:
+    """Restore those GPUs that are there and were taken over; other modes are somebody else's.
+
+    `modes` are what they had before, where it is known; else all processes may have them again.
+    """
 
     def give(nvml: Nvml, uuid: str) -> None:
         handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid, subject=uuid)
         if nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid) == EXCLUSIVE_PROCESS:
-            nvml.call("nvmlDeviceSetComputeMode", handle, DEFAULT, subject=uuid)
+            nvml.call("nvmlDeviceSetComputeMode", handle, modes.get(uuid, DEFAULT), subject=uuid)
 
     for uuid in uuids:
         try:

@@ -101,7 +101,7 @@ class StartMpsOperator:
             if isinstance(theirs, StartMps)
             for gpu in theirs.exclusive
         }
-        await give_back(self._session, [gpu for gpu in step.exclusive if gpu not in needed])
+        await give_back(self._session, [gpu for gpu in step.exclusive if gpu not in needed], step.modes)
 
     async def _find_partition(self, step: StartMps) -> str:
         """The UUID of a partition that an earlier step made."""

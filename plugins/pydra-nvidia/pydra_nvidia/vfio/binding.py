@@ -43,9 +43,10 @@ def bind_function(tree: Tree, address: str, driver: str, before: str) -> None:
 
 
 def give_back(tree: Tree, address: str, driver: str, before: str, override: str = "") -> None:
-    """Take the function from `driver`, clear its override and bind it to `before`; all that is done already is fine.
+    """Take the function from `driver`, bind it to `before`, and write its override as it was; part may be done already.
 
-    What another driver has is left to it. A driver that is no longer loaded takes the function when it is loaded.
+    What another driver has is left to it. A driver that is no longer loaded takes the function when it is loaded. In
+    between the override says `before`, so that a function that is found half-way back is known to be ours.
 
     Raises:
         KernelRefused: what is not yet given back; it may be repeated.
@@ -55,11 +56,15 @@ def give_back(tree: Tree, address: str, driver: str, before: str, override: str 
         return
     if is_same(found.driver, driver):
         _unbind(tree, found)
-    if is_same(found.override, driver):
-        _write(tree, f"devices/{address}/driver_override", override or "\n")
+    passing = found.override
+    if before and is_same(passing, driver):
+        passing = before
+        _write(tree, f"devices/{address}/driver_override", before)
     loaded = bool(before) and tree.exists(tree.sys(f"bus/pci/drivers/{before}"))
     if loaded and not read_function(tree, address).driver:
         _attach(tree, address, before)
+    if passing != override and (is_same(passing, driver) or passing == before):
+        _write(tree, f"devices/{address}/driver_override", override or "\n")
 
 
 def require_nodes(tree: Tree, address: str) -> None:

@@ -98,7 +98,7 @@ class BindVfioOperator:
         def give_back_if_idle() -> Mapping[int, str]:
             users = find_users(self._tree, nodes)
             if not users:
-                give_back(self._tree, step.address, step.target, step.before)
+                give_back(self._tree, step.address, step.target, step.before, step.override)
             return users
 
         async def attempt() -> Mapping[int, str]:
@@ -171,6 +171,10 @@ def _check(found: Function, step: BindVfio) -> None:
 
 
 def _is_begun(found: Function, step: BindVfio) -> bool:
-    """Whether something of the step is to be seen: the driver, the override, or that the driver it had is gone."""
+    """Whether something of the step is to be seen: the driver, or an override that binding or giving back wrote.
+
+    A function that merely has no driver is somebody else's business: the admin's, or that of a module being reloaded.
+    """
     taken = is_same(found.driver, step.target) or is_same(found.override, step.target)
-    return found.present and (taken or (not found.driver and step.before != ""))
+    returning = found.override == step.before != step.override and found.driver in ("", step.before)
+    return found.present and (taken or returning)

@@ -140,3 +140,19 @@ async def test_a_program_that_cannot_be_run_is_told(bench: Any, kit: Any, operat
     (bench.root_path / "usr/bin/nvidia-smi").write_text("#!/no/such/interpreter\n")
     with pytest.raises(ClaimError, match=r"nvidia-smi .* cannot be started \(No such file or directory\)"):
         await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+
+
+async def test_the_compute_mode_is_what_it_was(bench: Any, kit: Any, operator: SetTimeSliceOperator) -> None:
+    step = SetTimeSlice(gpu="GPU-1", interval=3, mode=2)
+    await operator.undo(step, bench.note(kit.entry("u1", step)))
+    assert bench.smi_calls() == [["-i", "GPU-1", "-c", "PROHIBITED"], interval(0)]
+
+
+async def test_a_gpu_that_cannot_be_time_sliced_keeps_its_compute_mode(
+    bench: Any, kit: Any, operator: SetTimeSliceOperator
+) -> None:
+    bench.behave(smi={"--set-timeslice": "Not Supported"})
+    step = SetTimeSlice(gpu="GPU-1", interval=3, mode=3)
+    with pytest.raises(TerminalError):
+        await operator.apply(step, kit.entry("u1", step))
+    assert bench.smi_calls()[-1] == ["-i", "GPU-1", "-c", "EXCLUSIVE_PROCESS"]

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from pydra import ClaimError
@@ -334,3 +335,22 @@ async def test_without_nvml_the_kernel_tells_which_node_to_watch(node: Any) -> N
     node.stop(4711)
     await apply(node)
     assert node.driver() == "vfio-pci"
+
+
+async def test_a_function_that_the_admin_took_from_its_driver_stays_so(node: Any) -> None:
+    node.tree.write(node.tree.sys("bus/pci/drivers/nvidia/unbind"), node.GPU)
+    before = node.picture()
+    await undo(node, msgspec.structs.replace(node.step(), persistence=False))
+    assert node.picture() == before
+    assert node.driver() == ""
+
+
+@pytest.mark.parametrize("override", ["nvidia", "some-driver", "vfio-pci"])
+async def test_an_override_of_the_admin_is_there_again(node: Any, override: str) -> None:
+    node.set(node.GPU, "driver_override", override)
+    before, step = node.picture(), msgspec.structs.replace(node.step(), override=override)
+    await apply(node, step)
+    assert node.driver() == "vfio-pci"
+    await undo(node, step)
+    assert node.driver() == "nvidia"
+    assert node.picture() == before
