@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
 from msgspec import inspect as mi
 
@@ -149,6 +149,8 @@ class Checks:
     def _fit(self, wanted: mi.Type, value: str, path: Path, where: str) -> str:
         """The check of a value that is of one of the type's JSON kinds."""
         match wanted:
+            case mi.StructType(array_like=True):
+                return NOTHING
             case mi.StructType() | mi.TypedDictType() | mi.DataclassType():
                 return self.fields(wanted, value, path, where)
             case mi.CollectionType():
@@ -188,7 +190,7 @@ class Checks:
                 if all(isinstance(one, str) for one in values):
                     yield f"{value} in [{', '.join(map(literal, values))}]"
                 else:  # to `in`, 1 is 1.0
-                    tests = (f"type({value}) == {_type_of(one)} && {value} == {literal(one)}" for one in values)
+                    tests = (f"{_test(_kind_of(one), value)} && {value} == {literal(one)}" for one in values)
                     yield f"({' || '.join(tests)})"
             case mi.StrType():
                 yield from _lengths(wanted, value)
@@ -225,7 +227,7 @@ class Checks:
             case mi.UnionType(types=types):
                 kinds = tuple(dict.fromkeys(kind for one in types for kind in self._kinds(one, where) or _KINDS))
             case mi.EnumType() | mi.LiteralType():
-                kinds = tuple(dict.fromkeys(_type_of(one) for one in _values(wanted)))
+                kinds = tuple(dict.fromkeys(_kind_of(one) for one in _values(wanted)))
             case mi.CollectionType():
                 kinds = ("list",)
             case _ if type(wanted) in LEAVES:
@@ -277,8 +279,9 @@ def _values(wanted: mi.EnumType | mi.LiteralType) -> tuple[Any, ...]:
     return tuple(member.value for member in wanted.cls)
 
 
-def _type_of(value: object) -> str:
-    return {bool: "bool", int: "int", float: "double"}.get(cast("type[Any]", type(value)), "string")
+def _kind_of(value: object) -> str:
+    """The JSON kind of a value of an enum or a Literal: these have texts, integers and null."""
+    return "null" if value is None else "int" if isinstance(value, int) else "string"
 
 
 def _lengths(wanted: mi.StrType | mi.CollectionType | mi.DictType, value: str) -> Iterator[str]:

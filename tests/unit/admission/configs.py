@@ -1,0 +1,95 @@
+"""Configs of the installed backends, right and wrong in every way, for all that must judge them alike."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+SIM = {"apiVersion": "sim.pydra.dev/v1alpha1", "kind": "SimConfig"}
+NVIDIA = "resource.nvidia.com/v1beta1"
+
+
+class Case(NamedTuple):
+    """Parameters for a backend.
+
+    `rule`: all that is wrong is a rule in the backend's code, which only code can tell; `own_words`: what is wrong by
+    type is told by the backend's code too, before anybody else.
+    """
+
+    backend: str
+    parameters: dict[str, Any]
+    right: bool = False
+    rule: bool = False
+    own_words: bool = False
+
+
+def sim(**fields: Any) -> dict[str, Any]:
+    return {**SIM, **fields}
+
+
+def gpu(kind: str = "GpuConfig", **fields: Any) -> dict[str, Any]:
+    return {"apiVersion": NVIDIA, "kind": kind, **fields}
+
+
+def mps(**fields: Any) -> dict[str, Any]:
+    return {"strategy": "MPS", "mpsConfig": fields}
+
+
+CASES = (
+    Case("sim", sim(), right=True),
+    Case("sim", sim(sharing={"strategy": "TimeSliced", "interval": 10}, clockMHz=2000, env={"A_1": "x"}), right=True),
+    Case("sim", sim(clockMHz=None), right=True),
+    Case("sim", sim(sharing={"interval": 10}), rule=True),
+    Case("sim", sim(sharing=None)),
+    Case("sim", sim(sharing=[])),
+    Case("sim", sim(sharing={"strategy": "timesliced"})),
+    Case("sim", sim(sharing={"strategy": "TimeSliced", "interval": 0})),
+    Case("sim", sim(sharing={"strategy": "TimeSliced", "interval": 1001})),
+    Case("sim", sim(sharing={"strategy": "TimeSliced", "interval": 1.5})),
+    Case("sim", sim(sharing={"strategy": 5, "interval": True, "more": 1})),
+    Case("sim", sim(clockMHz="fast")),
+    Case("sim", sim(clockMHz=199)),
+    Case("sim", sim(clockmhz=1200)),
+    Case("sim", sim(**{"a b": 1, "é": 2})),
+    Case("sim", sim(env={"A": 1, "B": "x"})),
+    Case("sim", sim(env={"1": "x"})),
+    Case("sim", sim(env={"A b": None})),
+    Case("sim", sim(env={"A" * 257: "x"})),
+    Case("sim", sim(env="A=b")),
+    Case("sim", {"kind": "SimConfig"}),
+    Case("sim", {"apiVersion": "sim.pydra.dev/v1alpha1"}),
+    Case("sim", {}),
+    Case("sim", {**SIM, "kind": "simconfig"}),
+    Case("sim", {**SIM, "apiVersion": "sim.pydra.dev/v1"}),
+    Case("sim", {**SIM, "kind": 7}),
+    Case("nvidia", gpu(), right=True),
+    Case("nvidia", gpu(sharing=None), right=True),
+    Case("nvidia", gpu(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}), right=True),
+    Case(
+        "nvidia",
+        gpu(
+            sharing=mps(
+                defaultActiveThreadPercentage=50,
+                defaultPinnedDeviceMemoryLimit="10Gi",
+                defaultPerDevicePinnedMemoryLimit={"0": "5Gi", "GPU-1": 1048576},
+                multiUser=True,
+            )
+        ),
+        right=True,
+    ),
+    Case("nvidia", gpu("MigDeviceConfig", sharing=mps(defaultActiveThreadPercentage=0)), right=True),
+    Case("nvidia", gpu("VfioDeviceConfig", iommu={"backendPolicy": "PreferIommuFD"}), right=True),
+    Case("nvidia", gpu(sharing={"strategy": "TimeSlicing", "mpsConfig": {}}), rule=True),
+    Case("nvidia", gpu(sharing=mps(defaultPinnedDeviceMemoryLimit="1Ki")), rule=True),
+    Case("nvidia", gpu(sharing=mps(defaultPinnedDeviceMemoryLimit="a lot")), own_words=True),
+    Case("nvidia", gpu(sharing=mps(defaultPinnedDeviceMemoryLimit=1.5)), own_words=True),
+    Case("nvidia", gpu(sharing=mps(defaultActiveThreadPercentage=101))),
+    Case("nvidia", gpu(sharing=mps(multiUser="yes", thing=1))),
+    Case("nvidia", gpu(sharing={})),
+    Case("nvidia", gpu(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Tiny"}})),
+    Case("nvidia", gpu(sharing={"strategy": "TimeSlicing", "timeslicingConfig": {}})),
+    Case("nvidia", gpu("MigDeviceConfig", sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {}})),
+    Case("nvidia", gpu("VfioDeviceConfig", iommu={"backendPolicy": "Any", "enableAPIDevice": 1})),
+    Case("nvidia", gpu("GPUConfig")),
+    Case("nvidia", gpu("SimConfig", apiVersion="sim.pydra.dev/v1alpha1")),
+)
+"""Cases that are neither right nor break a rule are wrong by type: everything that judges configs refuses them."""

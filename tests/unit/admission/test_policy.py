@@ -1,0 +1,97 @@
+"""The policy as it is written: deterministic, complete, honest about what it leaves out. What it decides is tried on a
+real API server, in tests/integration/admission."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import pytest
+import yaml
+
+from pydra.admission.cel.policy import UNCHECKED, build_policy, write_policy
+from pydra.admission.known import KnownBackend, read_backend
+from tests.unit.admission.everything import EVERYTHING, Everything
+
+
+@pytest.mark.parametrize("backend", ["sim", "nvidia"])
+def test_the_policy_is_yaml_that_says_the_same_each_time(backend: str) -> None:
+    known = read_backend(backend)
+    policy = build_policy(known)
+    text = write_policy(policy, command="pydra policy")
+    assert text == write_policy(build_policy(known), command="pydra policy")
+    assert list(yaml.safe_load_all(text)) == [policy.policy, policy.binding]
+    assert policy.binding["spec"]["policyName"] == policy.policy["metadata"]["name"] == f"opaque-config.{known.driver}"
+
+
+def test_the_rules_match_all_versions_and_writes_of_the_objects_that_have_configs() -> None:
+    (rule,) = build_policy(EVERYTHING).policy["spec"]["matchConstraints"]["resourceRules"]
+    assert rule == {
+        "apiGroups": ["resource.k8s.io"],
+        "apiVersions": ["v1", "v1beta1", "v1beta2"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["deviceclasses", "resourceclaims", "resourceclaimtemplates"],
+    }
+
+
+def expressions(known: KnownBackend) -> dict[str, str]:
+    spec = build_policy(known).policy["spec"]
+    return {one["name"]: one["expression"] for one in spec["variables"]} | {
+        "validation": spec["validations"][0]["expression"],
+        "message": spec["validations"][0]["messageExpression"],
+    }
+
+
+@pytest.mark.parametrize("known", [EVERYTHING, read_backend("sim"), read_backend("nvidia")], ids=lambda one: one.name)
+def test_every_bracket_outside_of_strings_has_its_twin(known: KnownBackend) -> None:
+    for name, expression in expressions(known).items():
+        open_ones: list[str] = []
+        for character in re.sub(r'"(\\.|[^"\\])*"', "", expression):
+            if character in "([{":
+                open_ones.append({"(": ")", "[": "]", "{": "}"}[character])
+            elif character in ")]}":
+                assert open_ones.pop() == character, name
+        assert open_ones == [], name
+
+
+def test_every_field_is_looked_at_and_what_is_allowed_is_said() -> None:
+    check = expressions(EVERYTHING)["kind0"]
+    for field in msgspec.structs.fields(Everything):
+        assert f'["{field.encode_name}"]' in check or field.encode_name in ("anything", "listed")
+    for words in (
+        ".mustBe: missing, allowed: a string",
+        'allowed: \\"red\\", \\"blue\\"',
+        "allowed: a number > 0 and < 1000",
+        "a list of at most 3 entries",
+        "a list of exactly 2",
+        "an integer a multiple of 2",
+        'matches("^a\\\\n?\\\\z")',
+        "isQuantity(",
+        '.node.type: missing, allowed: \\"branch\\", \\"leaf\\"',
+        "unknown field, allowed: fast",
+    ):
+        assert words in check, words
+
+
+def test_what_cel_cannot_tell_is_listed_where_admins_and_tools_read_it() -> None:
+    policy = build_policy(EVERYTHING)
+    assert policy.unchecked == (
+        "Everything: rules between its fields, which the backend has in code",
+        "Everything.half: a multiple of 0.5",
+        "Everything.odd: the pattern ^(?!x), which CEL's regular expressions do not have",
+        "Everything.until: that it is a datetime",
+        "Everything.listed: a list whose positions are fields",
+        "Everything.tree.below: it is a Tree within itself, to any depth",
+    )
+    assert policy.policy["metadata"]["annotations"][UNCHECKED].splitlines() == list(policy.unchecked)
+    comment = write_policy(policy, command="pydra policy --backend all")
+    assert all(f"#  - {one}\n" in comment for one in policy.unchecked)
+    assert comment.startswith("# Written by `pydra policy --backend all`")
+
+
+def test_a_backend_without_configs_refuses_every_config_of_its_driver() -> None:
+    policy = build_policy(KnownBackend(name="bare", driver="bare.example.com", types={}))
+    check = {one["name"]: one["expression"] for one in policy.policy["spec"]["variables"]}
+    assert "allowed (apiVersion/kind): none, this backend takes no configuration" in check["headers"]
+    assert check["problems"] == "variables.headers"
+    assert "annotations" not in policy.policy["metadata"]
