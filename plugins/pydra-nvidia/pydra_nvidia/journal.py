@@ -73,27 +73,18 @@ class Journal:
 
     def whole(self, besides: str = "") -> Mapping[str, Entry]:
         """The same as `entries`, for decisions; raises JournalError when one but `besides` is not known."""
-        unreadable = [problem for uid, problem in self.unreadable().items() if uid != besides]
+        found, problems = self._look()
+        unreadable = [problem for uid, problem in problems.items() if uid != besides]
         if unreadable:
             raise JournalError(
                 f"what other claims have is not known, so nothing is decided: {'; '.join(unreadable)}. Each is"
                 " forgotten when its claim's pods have ended; the admin can remove the file of a claim that is no more"
             )
-        return self.entries()
+        return found
 
     def entries(self) -> Mapping[str, Entry]:
         """All claims by uid, and what is ownerless. What cannot be understood is left out: good for telling only."""
-        found: dict[str, Entry] = {}
-        before, known = self._known, dict[str, tuple[Sign, Entry]]()
-        for name, sign in self._signs():
-            seen = before.get(name)
-            entry = seen[1] if seen is not None and seen[0] == sign else self._understand(name)
-            if entry is not None:
-                found[entry.uid] = entry
-                if sign is not None:
-                    known[name] = sign, entry
-        self._known = known
-        return found
+        return self._look()[0]
 
     def staying(self, besides: str) -> tuple[Entry, ...]:
         """The other claims that are not being undone: what they share with this one must stay. Raises JournalError."""
@@ -114,16 +105,7 @@ class Journal:
 
     def unreadable(self) -> Mapping[str, str]:
         """Why, by the claim's uid: what it held is not known, so nothing can be called ownerless meanwhile."""
-        found: dict[str, str] = {}
-        for name in self._names():
-            if name.endswith(ASIDE):
-                found[name.removesuffix(ASIDE)] = f"{os.path.join(self._path, name)} was set aside"
-            elif name.endswith(SUFFIX):
-                try:
-                    self.read(name.removesuffix(SUFFIX))
-                except JournalError as error:
-                    found[name.removesuffix(SUFFIX)] = str(error)
-        return found
+        return self._look()[1]
 
     def began(self) -> Began | None:
         """When this journal began; None when it did not yet, in this boot. Raises JournalError."""
@@ -196,11 +178,29 @@ class Journal:
                 except OSError as error:
                     raise JournalError(f"the journal {path} cannot be removed: {error}") from error
 
-    def _understand(self, name: str) -> Entry | None:
-        try:
-            return self.read(name.removesuffix(SUFFIX))
-        except JournalError:
-            return None
+    def _look(self) -> tuple[Mapping[str, Entry], Mapping[str, str]]:
+        """What is known, and why the rest is not, both by uid."""
+        found: dict[str, Entry] = {}
+        problems: dict[str, str] = {}
+        before, known = self._known, dict[str, tuple[Sign, Entry]]()
+        names = self._names()
+        for name in names:
+            if name.endswith(ASIDE):
+                problems[name.removesuffix(ASIDE)] = f"{os.path.join(self._path, name)} was set aside"
+        for name, sign in self._signs(names):
+            uid = name.removesuffix(SUFFIX)
+            seen = before.get(name)
+            try:
+                entry = seen[1] if seen is not None and seen[0] == sign else self.read(uid)
+            except JournalError as error:
+                problems[uid] = str(error)
+                continue
+            if entry is not None:
+                found[uid] = entry
+                if sign is not None:
+                    known[name] = sign, entry
+        self._known = known
+        return found, problems
 
     def _is_of_another_boot(self, name: str) -> bool:
         try:
@@ -208,10 +208,10 @@ class Journal:
         except JournalError:
             return False
 
-    def _signs(self) -> Iterator[tuple[str, Sign | None]]:
-        """The claims' files in the order of their names; None for one that may change without its sign doing so."""
+    def _signs(self, names: Iterable[str]) -> Iterator[tuple[str, Sign | None]]:
+        """The claims' files of these, in their order; None for one that may change without its sign doing so."""
         settled = (time.time() - SETTLED) * 1e9
-        for name in self._names():
+        for name in names:
             if name.endswith(SUFFIX):
                 try:
                     status = os.stat(os.path.join(self._path, name))

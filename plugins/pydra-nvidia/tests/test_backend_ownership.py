@@ -121,6 +121,21 @@ async def test_taking_over_leaves_a_function_that_the_admin_bound(node: Node) ->
     assert node.first_driver() == "vfio-pci"
 
 
+async def test_what_is_taken_over_is_of_this_boot(node: Node) -> None:
+    directory = node.checkpoint("gpu-0")
+    view = node.simulation.machine.read()
+    uuid = next(uuid for uuid, board in view.boards.items() if board.minor == 0)
+    boot = node.simulation.tree.read(node.simulation.tree.proc("sys/kernel/random/boot_id")) or ""
+    text = STARTED.with_name("gpu.json").read_text().replace("GPU-2fa81118-5a5f-aa66-7660-471eed407181", uuid)
+    (Path(directory) / "checkpoint.json").write_text(text.replace("3a8b7c1e-5f2d-4e6a-9b0c-1d2e3f4a5b6c", boot))
+    async with node.backend() as backend:
+        (taken,) = (await backend.inherit(directory)).claims
+    assert boot
+    assert [device.state["boot"] for device in taken.prepared] == [boot]
+    (entry,) = node.journal().entries().values()
+    assert entry.boot == boot
+
+
 async def test_a_vendors_claim_that_cannot_be_undone_yet_keeps_nobody_waiting(node: Node) -> None:
     node.simulation.inject.set_mig_mode(0, True)
     node.simulation.inject.create_mig(0, "1g.10gb", 0)

@@ -134,7 +134,7 @@ class VendorSuccession:
     async def _take(
         self, succession: Succession, vendor: VendorClaim, reading: Reading, directory: str
     ) -> InheritedClaim:
-        entry = succession.entry
+        entry = self._journal.stamp(succession.entry)
         if await asyncio.to_thread(self._journal.recover, entry.uid) is None:
             await asyncio.to_thread(self._journal.write, entry)
         prepared: list[PreparedDevice] = []
