@@ -45,4 +45,5 @@ def reboot(view: View) -> None:
         gpu = view.state.gpus[uuid]
         gpu.lost = False
         release_gpu(board, gpu)
+        gpu.persistence = board.persistence  # nvidia-persistenced sets it at each start
         gpu.driver, gpu.override = "nvidia" if gpu.plugged else "", ""

@@ -96,7 +96,8 @@ class Scene:
             }
             found += [f"gpu-{minor} {name} {value}" for name, value in state.items() if value]
         journal = self.path / "run" / "claims"
-        found += [f"journal {name}" for name in (os.listdir(journal) if journal.exists() else ())]
+        names = os.listdir(journal) if journal.exists() else ()
+        found += [f"journal {name}" for name in names if ".json" in name]
         found += [f"cdi {name}" for name in os.listdir(self.node.cdi_directory)]
         places = self.path / "run" / "mps"
         found += [f"mps {name}" for name in (os.listdir(places) if places.exists() else ()) if (places / name).is_dir()]

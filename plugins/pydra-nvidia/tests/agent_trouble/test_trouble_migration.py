@@ -144,6 +144,8 @@ async def test_what_that_driver_was_stopped_in_is_undone_and_prepared_by_this_on
     async with make_scene({"model": "h100-80gb", "count": 3}, settings={"dynamic_mig": True, "vfio": True}) as scene:
         vendor = vendor_of(scene)
         make_partition(scene)
+        with scene.simulation.machine.change() as view:
+            view.state.gpus[scene.uuid(0)].instances[0].compute.clear()
         scene.inject.create_mig(0, "2g.20gb", 4)
         kept = await vendor.prepare("kept", "gpu-0-mig-2g20gb-14-4")
         begun = await vendor.begin("begun", MIG)

@@ -1,0 +1,228 @@
+"""What happens to a GPU is told to everybody: as a taint, in the pod's status, in the metrics; and when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pydra.embedded.kubelet.steps import PodEnded
+
+if TYPE_CHECKING:
+    from conftest import Scene
+
+    MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
+
+XID, LOST, ACTION = "gpu.nvidia.com/xid", "gpu.nvidia.com/gpu-lost", "gpu.nvidia.com/recovery-action"
+RESCAN = ("--rescan-period", "0.3")
+SOON = ("--healthy-after", "0.3", "--health-period", "0.2", "--measure-period", "0.2", *RESCAN)
+SHORT = {"PYDRA_NVIDIA_QUIET_PERIOD": "0.5"}
+LONG = {"PYDRA_NVIDIA_QUIET_PERIOD": "3600"}
+GPU_0 = {"gpu-0": {XID: ("79", "NoSchedule")}}
+
+
+async def status_of(scene: Scene, name: str) -> dict[str, str]:
+    """What the pod's status says of its devices' health."""
+    pod = await scene.pod(name)
+    resources = [
+        resource
+        for container in pod["status"].get("containerStatuses", ())
+        for status in container.get("allocatedResourcesStatus", ())
+        for resource in status["resources"]
+    ]
+    return {resource["resourceID"]: resource["health"] for resource in resources}
+
+
+async def test_an_xid_is_a_taint_within_seconds_and_in_the_pods_status_and_survives_the_agent(
+    make_scene: MakeScene,
+) -> None:
+    async with make_scene() as scene:
+        async with scene.agent("--measure-period", "0.2", environ=LONG) as agent:
+            await scene.start("pod", "gpu")
+            await scene.wait_running("pod")
+            assert await scene.allocated("pod") == ["gpu-0"]
+            scene.inject.xid(0, 79)
+            await scene.wait_taints(GPU_0)
+            await scene.wait(lambda: scene.health() == {"gpu-0": "Unhealthy", "gpu-1": "Healthy"})
+
+            async def is_told() -> bool:
+                return set((await status_of(scene, "pod")).values()) == {"Unhealthy"}
+
+            await scene.until(is_told)
+
+            async def is_counted() -> bool:
+                return any(
+                    "xids_total" in line and 'device="gpu-0"' in line and 'xid="79"' in line and line.endswith(" 1.0")
+                    for line in (await agent.get("/metrics"))[1].splitlines()
+                )
+
+            await scene.until(is_counted)
+            await scene.kill(agent)
+        async with scene.agent(environ=LONG):
+            await scene.wait_taints(GPU_0)
+            await scene.start("second", "gpu")
+            await scene.wait_running("second")
+            assert await scene.allocated("second") == ["gpu-1"]
+            await scene.remove("pod", "second")
+            await scene.wait_clean()
+
+
+async def test_a_gpu_is_well_again_after_quiet_unless_a_recovery_is_wanted(make_scene: MakeScene) -> None:
+    async with make_scene() as scene, scene.agent(*SOON, environ=SHORT):
+        scene.inject.xid(0, 95)
+        await scene.wait_taints({"gpu-0": {XID: ("95", "NoSchedule")}})
+        await scene.wait_taints({})
+        scene.inject.recovery_action(1, 1)
+        await scene.wait_taints({"gpu-1": {ACTION: ("GPU_RESET", "NoSchedule")}})
+        scene.inject.xid(1, 119)
+        await scene.wait_taints({"gpu-1": {XID: ("119", "NoSchedule")}})
+        scene.inject.reset(1)
+        await scene.wait_taints({})
+        await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
+
+
+async def test_what_applications_cause_only_informs_and_hides_nothing(make_scene: MakeScene) -> None:
+    async with make_scene() as scene:
+        settings = {"PYDRA_NVIDIA_XIDS_IGNORED": "119", "PYDRA_NVIDIA_XIDS_FATAL": "13"}
+        async with scene.agent(environ={**LONG, **settings}):
+            scene.inject.xid(0, 43)
+            await scene.wait_taints({"gpu-0": {XID: ("43", "None")}})
+            scene.inject.xid(1, 48)
+            await scene.wait_taints({"gpu-0": {XID: ("43", "None")}, "gpu-1": {XID: ("48", "NoSchedule")}})
+            scene.inject.xid(1, 119)
+            scene.inject.xid(0, 13)
+            await scene.wait_taints({"gpu-0": {XID: ("13", "NoSchedule")}, "gpu-1": {XID: ("48", "NoSchedule")}})
+            assert scene.health() == {"gpu-0": "Unhealthy", "gpu-1": "Unhealthy"}
+
+
+@pytest.mark.parametrize(
+    ("counters", "taint", "health"),
+    [
+        ({"ecc_uncorrected_volatile": 2}, {"gpu.nvidia.com/ecc": ("", "None")}, "Healthy"),
+        ({"remap_pending": True}, {"gpu.nvidia.com/row-remap-pending": ("", "None")}, "Healthy"),
+        ({"remap_failed": True}, {"gpu.nvidia.com/row-remap-failed": ("", "NoSchedule")}, "Unhealthy"),
+    ],
+    ids=["ecc", "remap-pending", "remap-failed"],
+)
+async def test_memory_errors_are_told(
+    make_scene: MakeScene, counters: dict[str, int], taint: dict[str, tuple[str, str]], health: str
+) -> None:
+    async with make_scene() as scene, scene.agent(*SOON):
+        scene.inject.count(1, **counters)
+        await scene.wait_taints({"gpu-1": taint})
+        await scene.wait(lambda: scene.health() == {"gpu-0": "Healthy", "gpu-1": health})
+
+
+async def test_a_lost_gpu_stays_published_and_claimed_and_comes_back_with_a_reset(make_scene: MakeScene) -> None:
+    async with make_scene() as scene, scene.agent(*SOON, environ=LONG):
+        await scene.start("pod", "gpu")
+        await scene.wait_running("pod")
+        before = await scene.devices()
+        scene.inject.lose(0)
+        await scene.wait_taints({"gpu-0": {LOST: ("", "NoSchedule")}})
+        after = await scene.devices()
+        assert {name: device["attributes"] for name, device in after.items()} == {
+            name: device["attributes"] for name, device in before.items()
+        }
+        await scene.wait(lambda: scene.health() == {"gpu-0": "Unhealthy", "gpu-1": "Healthy"})
+        await scene.start("late", "gpu")
+        await scene.wait_running("late")
+        assert await scene.allocated("late") == ["gpu-1"]
+        await scene.remove("pod")
+        scene.inject.reset(0)
+        await scene.wait_taints({})
+        await scene.wait(lambda: scene.health() == {"gpu-0": "Healthy", "gpu-1": "Healthy"})
+        await scene.start("again", "gpu")
+        await scene.wait_running("again")
+        assert await scene.allocated("again") == ["gpu-0"]
+        await scene.remove("late", "again")
+        await scene.wait_clean()
+
+
+async def test_a_gpu_that_is_lost_in_mid_prepare_costs_its_claim_that_try_and_leaves_nothing(
+    make_scene: MakeScene,
+) -> None:
+    async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent(*SOON, environ=LONG):
+        scene.fault({"op": "nvmlGpuInstanceCreateComputeInstance", "do": "lost", "count": 1})
+        await scene.start("pod", "gpu-0-mig-1g10gb-19-6", profile="1g.10gb")
+        await scene.wait_error("pod", "NVML_ERROR_GPU_IS_LOST")
+        await scene.wait_event("ClaimFailed", "NVML_ERROR_GPU_IS_LOST.*reset it or reboot the node")
+        scene.inject.reset(0)
+        await scene.wait_running("pod")
+        await scene.remove("pod")
+        await scene.wait_clean()
+
+
+async def test_an_xid_in_a_partition_concerns_it_and_what_contains_it(make_scene: MakeScene) -> None:
+    group = {
+        "model": "h100-80gb",
+        "mig": True,
+        "instances": [{"profile": "1g.10gb", "start": 0}, {"profile": "3g.40gb", "start": 4}],
+    }
+    async with make_scene(group) as scene, scene.agent(environ=LONG):
+        names = set(await scene.devices())
+        assert names == {"gpu-0-mig-1g10gb-19-0", "gpu-0-mig-3g40gb-9-4"}
+        instance = next(one for one in scene.gpus()[0].instances if one.start == 4)
+        scene.inject.xid(0, 94, gi=instance.id, ci=0)
+        await scene.wait_taints({"gpu-0-mig-3g40gb-9-4": {XID: ("94", "NoSchedule")}})
+        assert scene.health() == {"gpu-0-mig-1g10gb-19-0": "Healthy", "gpu-0-mig-3g40gb-9-4": "Unhealthy"}
+        scene.inject.xid(0, 79)
+        await scene.wait_taints({name: {XID: ("79", "NoSchedule")} for name in names})
+
+
+async def test_a_partition_made_for_a_claim_is_known_at_once_by_its_instance(make_scene: MakeScene) -> None:
+    poll = {"PYDRA_NVIDIA_POLL_PERIOD": "3600"}
+    async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent(environ={**LONG, **poll}):
+        await scene.start("pod", "mig", profile="1g.10gb")
+        await scene.wait_running("pod")
+        (device,) = await scene.allocated("pod")
+        (instance,) = scene.gpus()[0].instances
+        scene.inject.xid(0, 94, gi=instance.id, ci=0)
+        await scene.until(lambda: _is_tainted(scene, device))
+        assert "gpu-0-mig-1g10gb-19-0" not in await scene.taints()
+        await scene.remove("pod")
+        await scene.wait_clean()
+
+
+async def _is_tainted(scene: Scene, device: str) -> bool:
+    return (await scene.taints()).get(device) == {XID: ("94", "NoSchedule")}
+
+
+async def test_an_admin_can_have_pods_evicted(make_scene: MakeScene) -> None:
+    signals = {"PYDRA_NVIDIA_SIGNALS": "xid=NoExecute,ecc=Ignore"}
+    async with make_scene() as scene, scene.agent(environ={**LONG, **signals}):
+        await scene.start("pod", "gpu")
+        await scene.wait_running("pod")
+        scene.inject.count(0, ecc_uncorrected_volatile=1)
+        scene.inject.xid(0, 48)
+        await scene.wait_taints({"gpu-0": {XID: ("48", "NoExecute")}})
+        await scene.wait(lambda: any(isinstance(one, PodEnded) and "pod" in one.pod for one in scene.steps))
+        await scene.remove("pod")
+        await scene.wait_clean()
+
+
+async def test_a_gpu_is_watched_again_when_it_was_passed_through(make_scene: MakeScene) -> None:
+    async with make_scene(settings={"vfio": True}) as scene, scene.agent(environ=LONG):
+        await scene.start("guest", "vfio")
+        await scene.wait_running("guest")
+        (device,) = await scene.allocated("guest")
+        index = int(device.rpartition("-")[2])
+        scene.inject.xid(1 - index, 48)
+        taints = {f"gpu-{1 - index}": {XID: ("48", "NoSchedule")}}
+        await scene.until(lambda: _has(scene, taints))
+        await scene.remove("guest")
+        await scene.wait_clean()
+        await scene.until(lambda: _is_published(scene, f"gpu-{index}"))
+        scene.inject.xid(index, 62)
+        await scene.until(lambda: _has(scene, {f"gpu-{index}": {XID: ("62", "NoSchedule")}}))
+
+
+async def _has(scene: Scene, wanted: dict[str, dict[str, tuple[str, str]]]) -> bool:
+    found = await scene.taints()
+    return all(found.get(name) == taints for name, taints in wanted.items())
+
+
+async def _is_published(scene: Scene, name: str) -> bool:
+    return name in await scene.devices()
