@@ -69,6 +69,10 @@ proto: setup ## generate pydra/kubelet/pb from proto/
 docs: setup ## write the reference pages that follow from the code
 	$(BIN)/python hack/generate_docs.py
 
+.PHONY: chart
+chart: setup ## write what follows from the code in charts/pydra: its schema, its table of values, what it knows of backends
+	$(BIN)/python hack/generate_chart.py
+
 .PHONY: format
 format: setup ## let ruff format and sort
 	$(BIN)/ruff check --fix --quiet .

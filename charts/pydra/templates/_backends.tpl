@@ -1,0 +1,129 @@
+{{- /* What is enabled, with what the chart knows of it, and what is refused in words. */ -}}
+
+{{- /*
+The enabled backends by name, as JSON. Each has `driver`, and `classes`: the specs of its DeviceClasses by name.
+What the chart knows of a backend is in files/backends/, written from the backends themselves (make chart).
+*/ -}}
+{{- define "pydra.backends" -}}
+{{- $root := . -}}
+{{- $enabled := dict -}}
+{{- $drivers := dict -}}
+{{- range $name, $values := .Values.backends -}}
+{{- if and $values $values.enabled -}}
+{{- $known := dict -}}
+{{- with $root.Files.Get (printf "files/backends/%s.json" $name) -}}{{- $known = fromJson . -}}{{- end -}}
+{{- $backend := deepCopy $values -}}
+{{- $driver := default $known.driver $values.driver -}}
+{{- if not $driver -}}
+{{- fail (printf "backends.%s.driver: the chart does not know this backend, so name its driver, as in fpga.example.com, or correct the backend's name; it knows %s" $name (include "pydra.known" $root)) -}}
+{{- end -}}
+{{- if hasKey $drivers $driver -}}
+{{- fail (printf "backends.%s and backends.%s both serve driver %s: give one of them another name with backends.%s.driver" (get $drivers $driver) $name $driver $name) -}}
+{{- end -}}
+{{- $_ := set $drivers $driver $name -}}
+{{- $_ := set $backend "driver" $driver -}}
+{{- $_ := set $backend "classes" (include "pydra.classes" (dict "known" $known "driver" $driver "values" (default dict $values.deviceClasses)) | fromJson) -}}
+{{- $_ := set $enabled $name $backend -}}
+{{- if $root.Values.onePod -}}
+{{- range list "image" "resources" "agentSettings" -}}
+{{- if get $values . -}}
+{{- fail (printf "backends.%s.%s: has no effect with onePod, where all backends are in one container; set %s" $name . (get (dict "image" "image" "resources" "resources" "agentSettings" "settings") .)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if not $enabled -}}
+{{- fail (printf "no backend is enabled, so there is nothing to serve: set backends.NAME.enabled=true; the chart knows %s, others are added under the name that `pydra backends` prints, with their driver" (include "pydra.known" .)) -}}
+{{- end -}}
+{{- toJson $enabled -}}
+{{- end -}}
+
+{{- /* The names of the backends that the chart knows. */ -}}
+{{- define "pydra.known" -}}
+{{- $names := list -}}
+{{- range $path, $_ := .Files.Glob "files/backends/*.json" -}}
+{{- $names = append $names (trimSuffix ".json" (base $path)) -}}
+{{- end -}}
+{{- join ", " (sortAlpha $names) -}}
+{{- end -}}
+
+{{- /* A backend's DeviceClasses for the driver name that it has here. Args: known, driver, values (deviceClasses). */ -}}
+{{- define "pydra.classes" -}}
+{{- $text := toRawJson (default dict .known.deviceClasses) -}}
+{{- if .known.driver -}}
+{{- /* In a class's CEL the driver is a string in quotes; vfio.gpu.nvidia.com is no driver but the name of a class. */ -}}
+{{- $text = $text | replace (printf "'%s'" .known.driver) (printf "'%s'" .driver) -}}
+{{- end -}}
+{{- $specs := mergeOverwrite (fromJson $text) (deepCopy (default dict .values.classes)) -}}
+{{- range $name, $resource := default dict .values.extendedResourceNames -}}
+{{- if not (hasKey $specs $name) -}}
+{{- fail (printf "deviceClasses.extendedResourceNames: %s is no DeviceClass of driver %s; there are %s" $name $.driver (keys $specs | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- if $resource -}}{{- $_ := set (get $specs $name) "extendedResourceName" $resource -}}{{- end -}}
+{{- end -}}
+{{- $classes := dict -}}
+{{- range $name, $spec := $specs -}}
+{{- $_ := set $classes (default $name (get (default dict $.values.names) $name)) $spec -}}
+{{- end -}}
+{{- range $name, $_ := default dict .values.names -}}
+{{- if not (hasKey $specs $name) -}}
+{{- fail (printf "deviceClasses.names: %s is no DeviceClass of driver %s; there are %s" $name $.driver (keys $specs | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $classes -}}
+{{- end -}}
+
+{{- /* The backends of each DaemonSet, and of each webhook, by its name: one each, or all in one. As JSON. */ -}}
+{{- define "pydra.sets" -}}
+{{- $backends := include "pydra.backends" . | fromJson -}}
+{{- $sets := dict -}}
+{{- if .Values.onePod -}}
+{{- $_ := set $sets (include "pydra.fullname" .) $backends -}}
+{{- else -}}
+{{- range $name, $backend := $backends -}}
+{{- $_ := set $sets (printf "%s-%s" (include "pydra.fullname" $) $name) (dict $name $backend) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $sets -}}
+{{- end -}}
+
+{{- /* The drivers of a set of backends, sorted, with commas. */ -}}
+{{- define "pydra.drivers" -}}
+{{- $drivers := list -}}
+{{- range . -}}{{- $drivers = append $drivers .driver -}}{{- end -}}
+{{- join "," (sortAlpha $drivers) -}}
+{{- end -}}
+
+{{- /*
+Fails in words when another release serves one of the drivers, since two would fight over devices and slices, or when
+a DeviceClass is somebody else's. Finds nothing where there is no cluster to look into (helm template).
+*/ -}}
+{{- define "pydra.refuseSecond" -}}
+{{- $here := printf "%s/%s" .Release.Namespace .Release.Name -}}
+{{- $backends := include "pydra.backends" . | fromJson -}}
+{{- range (lookup "apps/v1" "DaemonSet" "" "").items -}}
+{{- $annotations := default dict .metadata.annotations -}}
+{{- $owner := printf "%s/%s" (get $annotations "meta.helm.sh/release-namespace") (get $annotations "meta.helm.sh/release-name") -}}
+{{- $theirs := splitList "," (get $annotations "pydra.dev/drivers") -}}
+{{- range $name, $backend := $backends -}}
+{{- if and (ne $owner $here) (has $backend.driver $theirs) -}}
+{{- fail (printf "driver %s is served by release %s already, and two would fight over its devices: uninstall that one, leave backends.%s disabled here, or give the driver another name with backends.%s.driver" $backend.driver $owner $name $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if .Values.deviceClasses.create -}}
+{{- range $name, $backend := $backends -}}
+{{- range $class, $_ := $backend.classes -}}
+{{- $found := lookup "resource.k8s.io/v1" "DeviceClass" "" $class -}}
+{{- if $found -}}
+{{- $annotations := default dict $found.metadata.annotations -}}
+{{- $owner := printf "%s/%s" (get $annotations "meta.helm.sh/release-namespace") (get $annotations "meta.helm.sh/release-name") -}}
+{{- if ne $owner $here -}}
+{{- fail (printf "DeviceClass %s exists already and belongs to %s: delete it, keep it with deviceClasses.create=false, or make this one under another name with backends.%s.deviceClasses.names" $class (eq $owner "/" | ternary "no release" (printf "release %s" $owner)) $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,98 @@
+{{- /* Names, labels, images: what several templates need. */ -}}
+
+{{- define "pydra.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 32 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- /* At most 32 bytes, so that a Service called <this>-<backend>-webhook has at most 63. */ -}}
+{{- define "pydra.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 32 | trimSuffix "-" -}}
+{{- else if contains (include "pydra.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 32 | trimSuffix "-" | trimSuffix "." -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "pydra.name" .) | trunc 32 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "pydra.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride -}}
+{{- end -}}
+
+{{- /* Of an object that belongs to no namespace: releases of one name in two namespaces are two. Args: root, part. */ -}}
+{{- define "pydra.clusterName" -}}
+{{- printf "%s-%s.%s" (include "pydra.fullname" .root) .part (include "pydra.namespace" .root) -}}
+{{- end -}}
+
+{{- define "pydra.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "pydra.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- required "serviceAccount.create is false: name the account to use in serviceAccount.name" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "pydra.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "pydra.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "pydra.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{ include "pydra.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- /* The image of a set of backends: of all, or of the one. Args: root, backends. */ -}}
+{{- define "pydra.image" -}}
+{{- $image := deepCopy .root.Values.image -}}
+{{- if not .root.Values.onePod -}}
+{{- $name := first (keys .backends | sortAlpha) -}}
+{{- $own := default dict (get .backends $name).image -}}
+{{- $_ := set $image "repository" (printf "%s-%s" $image.repository $name) -}}
+{{- if or $own.tag $own.digest -}}{{- $_ := set $image "tag" "" -}}{{- $_ := set $image "digest" "" -}}{{- end -}}
+{{- $image = mergeOverwrite $image $own -}}
+{{- end -}}
+{{- $path := $image.repository -}}
+{{- if $image.registry -}}{{- $path = printf "%s/%s" (trimSuffix "/" $image.registry) $path -}}{{- end -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $path $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $path (default .root.Chart.AppVersion $image.tag) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Args: root, backends. */ -}}
+{{- define "pydra.pullPolicy" -}}
+{{- $own := dict -}}
+{{- if not .root.Values.onePod -}}{{- $own = default dict (get .backends (first (keys .backends))).image -}}{{- end -}}
+{{- default .root.Values.image.pullPolicy $own.pullPolicy -}}
+{{- end -}}
+
+{{- /* The variable of a backend's setting: dynamicMig of nvidia is PYDRA_NVIDIA_DYNAMIC_MIG. Args: name, key. */ -}}
+{{- define "pydra.variable" -}}
+{{- printf "PYDRA_%s_%s" (.name | replace "-" "_" | trimPrefix "pydra_" | upper) (.key | snakecase | upper) -}}
+{{- end -}}
+
+{{- /* A setting's value as the text of a variable: lists with commas, mappings as key=value. */ -}}
+{{- define "pydra.text" -}}
+{{- if kindIs "slice" . -}}
+{{- $parts := list -}}
+{{- range . -}}{{- $parts = append $parts (include "pydra.text" .) -}}{{- end -}}
+{{- join "," $parts -}}
+{{- else if kindIs "map" . -}}
+{{- $parts := list -}}
+{{- range $key, $value := . -}}{{- $parts = append $parts (printf "%s=%s" $key (include "pydra.text" $value)) -}}{{- end -}}
+{{- join "," $parts -}}
+{{- else if kindIs "float64" . -}}
+{{- if eq . (floor .) -}}{{- int64 . -}}{{- else -}}{{- . -}}{{- end -}}
+{{- else -}}
+{{- . -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* A volume's name for a path of the host. */ -}}
+{{- define "pydra.volume" -}}
+{{- printf "host-%s" (regexReplaceAll "[^a-z0-9]+" (lower .) "-" | trimAll "-") | trunc 63 | trimSuffix "-" -}}
+{{- end -}}

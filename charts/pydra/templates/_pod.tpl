@@ -1,0 +1,183 @@
+{{- /* The agent's pod. Args: root, name (of the DaemonSet), backends (by name). */ -}}
+{{- define "pydra.pod" -}}
+{{- $root := .root -}}
+{{- $values := $root.Values -}}
+{{- $names := keys .backends | sortAlpha -}}
+{{- $one := get .backends (first $names) -}}
+{{- $privileged := false -}}
+{{- $hostPID := false -}}
+{{- $capabilities := list -}}
+{{- $paths := dict -}}
+{{- $tolerations := $values.tolerations -}}
+{{- $terms := list -}}
+{{- $everywhere := false -}}
+{{- $packages := $values.packages.names -}}
+{{- range $name := $names -}}
+{{- $backend := get $.backends $name -}}
+{{- if $backend.privileged -}}{{- $privileged = true -}}{{- end -}}
+{{- if include "pydra.hostPID" $backend -}}{{- $hostPID = true -}}{{- end -}}
+{{- $capabilities = concat $capabilities (default list $backend.capabilities) -}}
+{{- range default list $backend.hostPaths -}}{{- $_ := set $paths .path . -}}{{- end -}}
+{{- $tolerations = concat $tolerations (default list $backend.tolerations) -}}
+{{- $packages = concat $packages (default list $backend.packages) -}}
+{{- /* A backend's nodes are those of any of its expressions that have all labels of its selector. */ -}}
+{{- $all := list -}}
+{{- range $key, $value := default dict $backend.nodeSelector -}}
+{{- $all = append $all (dict "key" $key "operator" "In" "values" (list $value)) -}}
+{{- end -}}
+{{- range default list $backend.nodeAffinity -}}{{- $terms = append $terms (dict "matchExpressions" (prepend $all .)) -}}{{- end -}}
+{{- if not $backend.nodeAffinity -}}
+{{- if $all -}}{{- $terms = append $terms (dict "matchExpressions" $all) -}}{{- else -}}{{- $everywhere = true -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+serviceAccountName: {{ include "pydra.serviceAccount" $root }}
+automountServiceAccountToken: true
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+terminationGracePeriodSeconds: {{ add (ceil (default 20 .settings.drainGrace)) 20 }}
+enableServiceLinks: false
+{{- if $hostPID }}
+hostPID: true
+{{- end }}
+{{- with $values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if and $terms (not $everywhere) }}
+affinity:
+  nodeAffinity:
+    requiredDuringSchedulingIgnoredDuringExecution:
+      nodeSelectorTerms:
+        {{- toYaml $terms | nindent 8 }}
+{{- end }}
+{{- with $tolerations }}
+tolerations:
+  {{- toYaml (uniq .) | nindent 2 }}
+{{- end }}
+securityContext:
+  runAsUser: 0
+  runAsGroup: 0
+  {{- if not $privileged }}
+  seccompProfile: {type: RuntimeDefault}
+  {{- if $values.openshift.enabled }}
+  seLinuxOptions: {type: spc_t}
+  {{- end }}
+  {{- end }}
+{{- if $packages }}
+initContainers:
+  - name: packages
+    {{- include "pydra.installPackages" (dict "root" $root "backends" .backends "packages" $packages) | nindent 4 }}
+{{- end }}
+containers:
+  - name: agent
+    image: {{ include "pydra.image" . }}
+    imagePullPolicy: {{ include "pydra.pullPolicy" . }}
+    command: [pydra-agent]
+    args:
+      {{- range $names }}
+      - --backend={{ . }}
+      {{- end }}
+      {{- range $names }}
+      - --driver={{ . }}={{ (get $.backends .).driver }}
+      {{- end }}
+    env:
+      - {name: PYDRA_NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+      - {name: PYDRA_POD_UID, valueFrom: {fieldRef: {fieldPath: metadata.uid}}}
+      - {name: PYDRA_CONFIG, value: /etc/pydra/agent.yaml}
+      # A variable, because backends read it too.
+      - {name: PYDRA_HOST_ROOT, value: /host}
+      {{- if $packages }}
+      - {name: PYTHONPATH, value: /packages}
+      {{- end }}
+      {{- range $name := $names }}
+      {{- range $key, $value := default dict (get $.backends $name).settings }}
+      - name: {{ include "pydra.variable" (dict "name" $name "key" $key) }}
+        value: {{ include "pydra.text" $value | quote }}
+      {{- end }}
+      {{- with (get $.backends $name).env }}
+      {{- toYaml . | nindent 6 }}
+      {{- end }}
+      {{- end }}
+    ports:
+      - {name: metrics, containerPort: {{ $values.http.port }}}
+    startupProbe: {httpGet: {path: /healthz, port: metrics}, periodSeconds: 1, timeoutSeconds: 5, failureThreshold: 60}
+    livenessProbe: {httpGet: {path: /healthz, port: metrics}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 6}
+    readinessProbe: {httpGet: {path: /readyz, port: metrics}, periodSeconds: 5, timeoutSeconds: 5}
+    # Not below /dev, which may be the host's.
+    terminationMessagePath: /tmp/termination-log
+    terminationMessagePolicy: FallbackToLogsOnError
+    securityContext:
+      {{- if $privileged }}
+      privileged: true
+      {{- else }}
+      allowPrivilegeEscalation: false
+      capabilities:
+        drop: [ALL]
+        {{- with $capabilities }}
+        add:
+          {{- toYaml (uniq .) | nindent 10 }}
+        {{- end }}
+      {{- end }}
+      readOnlyRootFilesystem: true
+    {{- with $values.onePod | ternary $values.resources (default $values.resources $one.resources) }}
+    resources:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    volumeMounts:
+      - {name: config, mountPath: /etc/pydra, readOnly: true}
+      - {name: tmp, mountPath: /tmp}
+      - {name: registry, mountPath: {{ $values.kubelet.root }}/plugins_registry}
+      {{- range $name := $names }}
+      - {name: plugin-{{ $name }}, mountPath: {{ $values.kubelet.root }}/plugins/{{ (get $.backends $name).driver }}}
+      {{- end }}
+      - {name: cdi, mountPath: {{ $values.cdi.path }}}
+      {{- if or $privileged $values.host.mountPropagation }}
+      - {name: host, mountPath: /host, readOnly: true, mountPropagation: {{ default "HostToContainer" $values.host.mountPropagation }}}
+      {{- else }}
+      # Without this, what is mounted below the host's / could be written by user 0.
+      - {name: host, mountPath: /host, readOnly: true, recursiveReadOnly: IfPossible}
+      {{- end }}
+      {{- if $packages }}
+      - {name: packages, mountPath: /packages, readOnly: true}
+      {{- end }}
+      {{- range $path, $host := $paths }}
+      - name: {{ include "pydra.volume" $path }}
+        mountPath: {{ default $path $host.mountPath }}
+        {{- if $host.readOnly }}
+        readOnly: true
+        {{- end }}
+        {{- with $host.mountPropagation }}
+        mountPropagation: {{ . }}
+        {{- end }}
+      {{- end }}
+volumes:
+  - {name: config, configMap: {name: {{ .name }}}}
+  - {name: tmp, emptyDir: {}}
+  - {name: registry, hostPath: {path: {{ $values.kubelet.root }}/plugins_registry, type: DirectoryOrCreate}}
+  {{- range $name := $names }}
+  - {name: plugin-{{ $name }}, hostPath: {path: {{ $values.kubelet.root }}/plugins/{{ (get $.backends $name).driver }}, type: DirectoryOrCreate}}
+  {{- end }}
+  - {name: cdi, hostPath: {path: {{ $values.cdi.path }}, type: DirectoryOrCreate}}
+  - {name: host, hostPath: {path: /}}
+  {{- if $packages }}
+  - {name: packages, emptyDir: {}}
+  {{- end }}
+  {{- range $path, $host := $paths }}
+  - name: {{ include "pydra.volume" $path }}
+    hostPath:
+      path: {{ $path }}
+      {{- with $host.type }}
+      type: {{ . }}
+      {{- end }}
+  {{- end }}
+{{- end -}}
+
+{{- /* Whether a backend needs the host's process ids; empty when not. MPS daemons on the host are started from there. */ -}}
+{{- define "pydra.hostPID" -}}
+{{- if or .hostPID (eq (toString (get (default dict .settings) "mpsLauncher")) "host") -}}true{{- end -}}
+{{- end -}}

@@ -1,0 +1,123 @@
+{{- /* The webhook's pod. It talks to nobody, so it has no token. Args: root, backends, secret, labels. */ -}}
+{{- define "pydra.webhookPod" -}}
+{{- $values := .root.Values -}}
+{{- $webhook := $values.webhook -}}
+{{- $names := keys .backends | sortAlpha -}}
+{{- $packages := $values.packages.names -}}
+{{- range $names -}}{{- $packages = concat $packages (default list (get $.backends .).packages) -}}{{- end -}}
+{{- $host := contains ":" $values.http.host | ternary (printf "[%s]" $values.http.host) $values.http.host -}}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with $webhook.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $webhook.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $webhook.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- toYaml .labels | nindent 8 }}
+securityContext:
+  runAsNonRoot: true
+  {{- if not $values.openshift.enabled }}
+  runAsUser: 65532
+  runAsGroup: 65532
+  fsGroup: 65532
+  {{- end }}
+  seccompProfile: {type: RuntimeDefault}
+{{- if $packages }}
+initContainers:
+  - name: packages
+    {{- include "pydra.installPackages" (dict "root" .root "backends" .backends "packages" $packages) | nindent 4 }}
+{{- end }}
+containers:
+  - name: webhook
+    image: {{ include "pydra.image" . }}
+    imagePullPolicy: {{ include "pydra.pullPolicy" . }}
+    command: [pydra, webhook]
+    args:
+      {{- range $names }}
+      - --backend={{ . }}
+      {{- end }}
+      {{- range $names }}
+      - --driver={{ . }}={{ (get $.backends .).driver }}
+      {{- end }}
+      - --address={{ $host }}:{{ $webhook.port }}
+      - --http-address={{ $host }}:{{ $values.http.port }}
+      - --tls-cert=/tls/tls.crt
+      - --tls-key=/tls/tls.key
+      - --log-format={{ default "json" $values.settings.logFormat }}
+      {{- with $values.settings.logLevel }}
+      - --log-level={{ . }}
+      {{- end }}
+    {{- if $packages }}
+    env:
+      - {name: PYTHONPATH, value: /packages}
+    {{- end }}
+    ports:
+      - {name: webhook, containerPort: {{ $webhook.port }}}
+      - {name: metrics, containerPort: {{ $values.http.port }}}
+    startupProbe: {httpGet: {path: /healthz, port: metrics}, periodSeconds: 1, timeoutSeconds: 5, failureThreshold: 60}
+    livenessProbe: {httpGet: {path: /healthz, port: metrics}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 6}
+    readinessProbe: {httpGet: {path: /readyz, port: metrics}, periodSeconds: 5, timeoutSeconds: 5}
+    terminationMessagePolicy: FallbackToLogsOnError
+    securityContext:
+      allowPrivilegeEscalation: false
+      capabilities: {drop: [ALL]}
+      readOnlyRootFilesystem: true
+    {{- with $webhook.resources }}
+    resources:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    volumeMounts:
+      - {name: tls, mountPath: /tls, readOnly: true}
+      - {name: tmp, mountPath: /tmp}
+      {{- if $packages }}
+      - {name: packages, mountPath: /packages, readOnly: true}
+      {{- end }}
+volumes:
+  - {name: tls, secret: {secretName: {{ .secret }}, defaultMode: 0440}}
+  - {name: tmp, emptyDir: {}}
+  {{- if $packages }}
+  - {name: packages, emptyDir: {}}
+  {{- end }}
+{{- end -}}
+
+{{- /* The init container that installs packages into a folder of the pod. Args: root, backends, packages. */ -}}
+{{- define "pydra.installPackages" -}}
+image: {{ include "pydra.image" . }}
+imagePullPolicy: {{ include "pydra.pullPolicy" . }}
+command: [python, -m, pip, install, --no-cache-dir, --disable-pip-version-check, --root-user-action=ignore, --target, /packages]
+args:
+  {{- toYaml (concat .root.Values.packages.pipArguments (uniq .packages)) | nindent 2 }}
+env:
+  - {name: HOME, value: /tmp}
+  {{- with .root.Values.packages.env }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+securityContext:
+  allowPrivilegeEscalation: false
+  readOnlyRootFilesystem: true
+  seccompProfile: {type: RuntimeDefault}
+  capabilities: {drop: [ALL]}
+{{- with .root.Values.packages.resources }}
+resources:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+volumeMounts:
+  - {name: packages, mountPath: /packages}
+  - {name: tmp, mountPath: /tmp}
+{{- end -}}

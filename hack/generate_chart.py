@@ -1,0 +1,193 @@
+"""Writes what follows from the code in charts/pydra: what it knows of backends, the settings in its schema, its table.
+
+`--check` writes nothing and ends with 1 when a file is stale; a test in tests/house calls `files`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from pydra.backends.discovery import find_backend
+from pydra.backends.loading import load_object
+from pydra.backends.protocol import ENTRY_POINT_GROUP
+from pydra.cli.options import HEALTH, KUBERNETES, OBSERVE, OPTIONS, TIMES, key_of
+from pydra.settings import KUBELET_CALL_DEADLINE, KUBELET_HEALTH_LEASE, Settings
+from pydra_nvidia import settings as nvidia
+
+ROOT = Path(__file__).resolve().parent.parent
+CHART = ROOT / "charts" / "pydra"
+SCHEMA = CHART / "values.schema.json"
+README = CHART / "README.md"
+BEGIN, END = "<!-- values: make chart -->\n", "<!-- end of values -->\n"
+
+DECIDED_BY_THE_CHART = {"node_name", "kubeconfig", "pod_uid", "http_address", "log_file"}
+BELOW = {
+    "prepareDeadline": KUBELET_CALL_DEADLINE,
+    "unprepareDeadline": KUBELET_CALL_DEADLINE,
+    "healthPeriod": KUBELET_HEALTH_LEASE,
+}
+"""Limits that are no part of the settings' types."""
+
+ROOTS = {"host_root", "sys_root", "proc_root"}
+"""Of the NVIDIA backend: follow from what the chart mounts."""
+
+SIM_SETTINGS = {
+    "scenario": "A bundled scenario, or a file: partitions, shared, trouble.",
+    "state": "The directory that remembers what was done to the simulated hardware; one of hostPaths.",
+}
+
+
+def files() -> dict[Path, str]:
+    """The files as they should be."""
+    schema = json.loads(SCHEMA.read_text())
+    schema["$defs"] |= {
+        "agentSettings": agent_settings(),
+        "nvidiaSettings": nvidia_settings(),
+        "simSettings": closed({name: {"type": "string", "description": text} for name, text in SIM_SETTINGS.items()}),
+    }
+    made = {SCHEMA: json.dumps(schema, indent=2, ensure_ascii=False) + "\n"}
+    for name in backends():
+        made[CHART / "files" / "backends" / f"{name}.json"] = describe_backend(name)
+    before, _, rest = README.read_text().partition(BEGIN)
+    made[README] = before + BEGIN + values_table(schema) + END + rest.partition(END)[2]
+    return made
+
+
+def backends() -> list[str]:
+    """The names of the backends in this repository."""
+    projects = [tomllib.loads(path.read_text()) for path in ROOT.glob("plugins/*/pyproject.toml")]
+    return sorted(name for one in projects for name in one["project"]["entry-points"][ENTRY_POINT_GROUP])
+
+
+def describe_backend(name: str) -> str:
+    """Its driver and DeviceClasses. Which extended resources stand for them is the values' business."""
+    backend = load_object(find_backend(name).target)
+    classes = {
+        one: {key: value for key, value in spec.items() if key != "extendedResourceName"}
+        for one, spec in backend.DEVICE_CLASSES.items()
+    }
+    return json.dumps({"driver": backend.DRIVER, "deviceClasses": classes}, indent=2) + "\n"
+
+
+def agent_settings() -> dict[str, Any]:
+    """The schema of what an admin decides about agents, but for what follows from other values."""
+    fields = {field.name: field for field in msgspec.structs.fields(Settings)}
+    shown = [one for one in OPTIONS if one.group in (KUBERNETES, TIMES, HEALTH, OBSERVE)]
+    settings = {
+        key_of(one): schema_of(fields[one.field].type) | {"description": one.help}
+        for one in shown
+        if one.field not in DECIDED_BY_THE_CHART
+    }
+    for key, limit in BELOW.items():
+        settings[key]["exclusiveMaximum"] = int(limit)
+    return closed(settings)
+
+
+def nvidia_settings() -> dict[str, Any]:
+    """The schema of PYDRA_NVIDIA_*, in camelCase."""
+    told = _generate_docs().texts_below(nvidia.Settings)
+    settings = {
+        camel(field.name): schema_of(field.type)
+        | {"description": re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", told[field.name])}
+        for field in msgspec.structs.fields(nvidia.Settings)
+        if field.name not in ROOTS
+    }
+    reaction = settings["signals"].pop("additionalProperties")
+    settings["signals"] |= closed({one.value: reaction for one in nvidia.Signal})
+    settings["scenario"] = {"type": "string", "description": "A simulated machine in the place of the hardware."}
+    return closed(settings)
+
+
+def closed(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """An object with these properties and no others."""
+    return {"type": "object", "additionalProperties": False, "properties": dict(properties)}
+
+
+def camel(name: str) -> str:
+    """`dynamicMig` for dynamic_mig."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def schema_of(kind: Any) -> dict[str, Any]:
+    """The JSON Schema of a setting's type, all in one place."""
+    (schema,), components = msgspec.json.schema_components([kind], ref_template="{name}")
+
+    def inline(part: Any) -> Any:
+        match part:
+            case {"$ref": str(name)}:
+                return inline({key: value for key, value in components[name].items() if key in ("enum", "type")})
+            case dict():
+                return {key: inline(value) for key, value in part.items() if key != "title"}
+            case list():
+                return [inline(one) for one in part]
+        return part
+
+    found: dict[str, Any] = inline(schema)
+    return found
+
+
+def values_table(schema: Mapping[str, Any]) -> str:
+    """A row for each value that the schema tells of, in its order."""
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    lines = ["| value | default | |", "|---|---|---|"]
+    for path, text in rows(schema, schema, ()):
+        lines.append(f"| `{'.'.join(path)}` | {default_of(values, path)} | {text.replace('|', '/')} |")
+    return "\n".join(lines) + "\n"
+
+
+def rows(part: Mapping[str, Any], schema: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[Any, str]]:
+    """Path and text of everything below this part that has a text; a map of the same things is called NAME."""
+    for name, below in part.get("properties", {}).items():
+        if path == ("backends",):
+            continue
+        if text := below.get("description"):
+            yield (*path, name), text
+        if "$ref" not in below:
+            yield from rows(below, schema, (*path, name))
+    if path == ("backends",):
+        yield from rows(schema["$defs"]["backend"], schema, (*path, "NAME"))
+
+
+def default_of(values: Any, path: tuple[str, ...]) -> str:
+    """As an admin would write it; a dash for nothing."""
+    for name in path:
+        values = values.get(name) if isinstance(values, dict) else None
+    if values in (None, "", [], {}) or (path == ("backends",)):
+        return "–"
+    return f"`{json.dumps(values) if not isinstance(values, str) else values}`"
+
+
+def _generate_docs() -> Any:
+    spec = importlib.util.spec_from_file_location("generate_docs", ROOT / "hack" / "generate_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> int:
+    made = files()
+    stale = [path for path, text in made.items() if not path.exists() or path.read_text() != text]
+    if "--check" in sys.argv:
+        for path in stale:
+            print(f"{path} is stale: make chart", file=sys.stderr)
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(made[path])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

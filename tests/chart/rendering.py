@@ -1,0 +1,105 @@
+"""Renders the chart with real Helm, without a cluster, and finds things in what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import yaml
+
+CHART = Path(__file__).resolve().parents[2] / "charts" / "pydra"
+NAMESPACE = "pydra-system"
+SIM: Mapping[str, Any] = {"backends": {"sim": {"enabled": True}}}
+NVIDIA: Mapping[str, Any] = {"backends": {"nvidia": {"enabled": True}}}
+BOTH: Mapping[str, Any] = {"backends": {"nvidia": {"enabled": True}, "sim": {"enabled": True}}}
+
+Object = dict[str, Any]
+
+
+class Objects(list[Object]):
+    """What a release consists of, hooks included."""
+
+    def one(self, kind: str, name: str = "") -> Object:
+        """The only one of a kind, or of a kind and name."""
+        found = self.all(kind, name)
+        if len(found) != 1:
+            raise LookupError(f"{len(found)} of kind {kind} {name}: {sorted(self.names())}")
+        return found[0]
+
+    def all(self, kind: str, name: str = "") -> Objects:
+        """Those of a kind, or of a kind and name."""
+        return Objects(one for one in self if one["kind"] == kind and name in ("", one["metadata"]["name"]))
+
+    def names(self) -> set[str]:
+        """Kind and name of each."""
+        return {f"{one['kind']}/{one['metadata']['name']}" for one in self}
+
+    def pod(self, name: str = "") -> Object:
+        """The pod of the only DaemonSet, or of the one of a name."""
+        spec: Object = self.one("DaemonSet", name)["spec"]["template"]["spec"]
+        return spec
+
+    def agent(self, name: str = "") -> Object:
+        """Its container."""
+        (container,) = self.pod(name)["containers"]
+        found: Object = container
+        return found
+
+
+class UniqueKeys(yaml.SafeLoader):
+    """Refuses a mapping with a key twice, which is always a mistake of a template."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        assert len(keys) == len(set(keys)), f"twice in one mapping: {sorted(k for k in keys if keys.count(k) > 1)}"
+        return super().construct_mapping(node, deep)
+
+
+def render_files(*values: Mapping[str, Any], name: str = "pydra", namespace: str = NAMESPACE) -> dict[str, str]:
+    """The text of each template by its path in the chart, for these values, later ones over earlier."""
+    with helm_python.Chart.load(CHART) as chart:
+        files = chart.render(overlay(*values), name=name, namespace=namespace)
+    return {path.removeprefix("pydra/templates/"): text for path, text in files.items()}
+
+
+def render(*values: Mapping[str, Any], name: str = "pydra", namespace: str = NAMESPACE) -> Objects:
+    """The objects."""
+    files = render_files(*values, name=name, namespace=namespace)
+    return Objects(one for path, text in files.items() if path.endswith(".yaml") for one in parse(text))
+
+
+def parse(text: str) -> Iterator[Object]:
+    """The objects in a text."""
+    yield from (one for one in yaml.load_all(text, UniqueKeys) if one)
+
+
+def overlay(*values: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings over mappings, as Helm merges files of values."""
+    merged: dict[str, Any] = {}
+    for one in values:
+        for key, value in one.items():
+            below = merged.get(key)
+            merged[key] = overlay(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
+    return merged
+
+
+def at(path: str, value: Any) -> dict[str, Any]:
+    """The values that `--set path=value` would make."""
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    made: dict[str, Any] = value
+    return made
+
+
+def variables(container: Object) -> dict[str, str]:
+    """The environment of a container, without what comes from the pod."""
+    return {one["name"]: one["value"] for one in container.get("env", ()) if "value" in one}
+
+
+def by_name(entries: Sequence[Object]) -> dict[str, Object]:
+    """A list of Kubernetes by the entries' names."""
+    named = {one["name"]: one for one in entries}
+    assert len(named) == len(entries), "a name is there twice"
+    return named

@@ -1,0 +1,148 @@
+"""What the chart makes of the cluster that it is installed into: versions, other releases, its own certificate."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import helm_python
+import pytest
+
+from tests.chart.cluster import open_cluster
+from tests.chart.rendering import CHART, NAMESPACE, NVIDIA, SIM, Object, Objects, at, overlay, parse
+
+DAY = 86400
+WEBHOOK = overlay(SIM, at("webhook.enabled", True))
+
+
+def render_in(config: helm_python.Config, values: Mapping[str, Any], *, upgrade: bool = False) -> Objects:
+    with helm_python.Chart.load(CHART) as chart:
+        files = config.render(chart, dict(values), name="pydra", namespace=NAMESPACE, is_upgrade=upgrade)
+    return Objects(one for path, text in files.items() if path.endswith(".yaml") for one in parse(text))
+
+
+def owned(kind: str, version: str, name: str, *, by: str = "", **annotations: str) -> Object:
+    namespace, _, release = by.partition("/")
+    if by:
+        annotations |= {"meta.helm.sh/release-namespace": namespace, "meta.helm.sh/release-name": release}
+    metadata = {"name": name, "namespace": namespace or NAMESPACE, "annotations": annotations}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata}
+
+
+def daemon_set(by: str) -> Object:
+    return owned("DaemonSet", "apps/v1", "any", by=by, **{"pydra.dev/drivers": "sim.pydra.dev,other.example.com"})
+
+
+def device_class(by: str) -> Object:
+    return owned("DeviceClass", "resource.k8s.io/v1", "sim.pydra.dev", by=by)
+
+
+@pytest.mark.parametrize("version", ["v1.34.0", "v1.35.3-gke.1", "v1.36.2+k3s1", "v1.37.0-rc.1"])
+def test_clusters_of_1_34_and_newer_are_served(version: str) -> None:
+    with open_cluster(version=version) as config:
+        config.install(CHART, "pydra", dict(SIM), dry_run="server")
+
+
+@pytest.mark.parametrize("version", ["v1.33.9", "v1.26.0"])
+def test_an_older_cluster_is_refused(version: str) -> None:
+    with open_cluster(version=version) as config, pytest.raises(helm_python.HelmError) as caught:
+        config.install(CHART, "pydra", dict(SIM), dry_run="server")
+    assert "chart requires kubeVersion: >=1.34.0-0" in str(caught.value)
+    assert version in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("found", "values", "words"),
+    [
+        pytest.param(
+            daemon_set("there/first"),
+            SIM,
+            "driver sim.pydra.dev is served by release there/first already, and two would fight over its devices:"
+            " uninstall that one, leave backends.sim disabled here, or give the driver another name with"
+            " backends.sim.driver",
+            id="a driver of another release",
+        ),
+        pytest.param(
+            daemon_set(f"{NAMESPACE}/first"), SIM, f"is served by release {NAMESPACE}/first", id="in the same namespace"
+        ),
+        pytest.param(
+            device_class("there/first"),
+            SIM,
+            "DeviceClass sim.pydra.dev exists already and belongs to release there/first: delete it, keep it with"
+            " deviceClasses.create=false, or make this one under another name with backends.sim.deviceClasses.names",
+            id="a class of another release",
+        ),
+        pytest.param(device_class(""), SIM, "exists already and belongs to no release", id="a class made by hand"),
+    ],
+)
+def test_what_another_release_has_is_refused_in_words(found: Object, values: Mapping[str, Any], words: str) -> None:
+    with open_cluster(found) as config, pytest.raises(helm_python.HelmRenderError) as caught:
+        render_in(config, values)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("found", "values"),
+    [
+        pytest.param(daemon_set(f"{NAMESPACE}/pydra"), SIM, id="its own DaemonSet"),
+        pytest.param(device_class(f"{NAMESPACE}/pydra"), SIM, id="its own class"),
+        pytest.param(daemon_set("there/first"), NVIDIA, id="another driver"),
+        pytest.param(daemon_set("there/first"), overlay(SIM, at("backends.sim.driver", "mine.dev")), id="renamed"),
+        pytest.param(device_class(""), overlay(SIM, at("deviceClasses.create", False)), id="classes are left alone"),
+        pytest.param(
+            device_class(""),
+            overlay(SIM, at("backends.sim.deviceClasses.names", {"sim.pydra.dev": "mine"})),
+            id="a class of another name",
+        ),
+    ],
+)
+def test_what_is_its_own_or_of_no_concern_is_no_obstacle(found: Object, values: Mapping[str, Any]) -> None:
+    with open_cluster(found) as config:
+        assert render_in(config, values, upgrade=True).all("DaemonSet")
+
+
+def secret(objects: Objects) -> Object:
+    return objects.one("Secret")
+
+
+def test_a_generated_certificate_is_kept_over_upgrades() -> None:
+    with open_cluster() as config:
+        made = render_in(config, WEBHOOK)
+        assert secret(render_in(config, WEBHOOK))["data"] != secret(made)["data"], (
+            "they are made anew without a cluster"
+        )
+    with open_cluster(secret(made)) as config:
+        again = render_in(config, WEBHOOK, upgrade=True)
+    assert secret(again) == secret(made)
+    assert again.one("ValidatingWebhookConfiguration") == made.one("ValidatingWebhookConfiguration")
+    assert again.one("Deployment") == made.one("Deployment")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        pytest.param(
+            ("metadata", "annotations", "pydra.dev/certificate-until"), str(int(time.time()) + 29 * DAY), id="soon over"
+        ),
+        pytest.param(("metadata", "annotations", "pydra.dev/certificate-until"), "", id="nobody knows how long"),
+        pytest.param(("metadata", "annotations", "pydra.dev/certificate-host"), "other.svc", id="for another name"),
+        pytest.param(("data", "ca.crt"), "", id="without its CA"),
+        pytest.param(("data", "tls.key"), "", id="without its key"),
+    ],
+)
+def test_a_certificate_that_is_of_no_use_is_replaced(path: tuple[str, ...], value: str) -> None:
+    with open_cluster() as config:
+        found = secret(render_in(config, WEBHOOK))
+    before = dict(found["data"])
+    part = found
+    for step in path[:-1]:
+        part = part[step]
+    part[path[-1]] = value
+    with open_cluster(found) as config:
+        after = render_in(config, WEBHOOK, upgrade=True)
+    assert secret(after)["data"]["tls.crt"] != before["tls.crt"]
+    trusted = after.one("ValidatingWebhookConfiguration")["webhooks"][0]["clientConfig"]["caBundle"]
+    assert trusted == secret(after)["data"]["ca.crt"]
+    assert base64.b64decode(trusted).startswith(b"-----BEGIN CERTIFICATE-----")

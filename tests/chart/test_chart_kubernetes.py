@@ -1,0 +1,121 @@
+"""What is rendered is valid for each version of Kubernetes, by the schemas of its API, which know no other fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import helm_python
+import pytest
+from jsonschema import Draft202012Validator
+from kubernetes_validate.utils import schema_contents
+from referencing import Registry, Resource
+
+from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, Object, at, overlay, render
+
+VERSIONS = ["1.34", "1.35", "1.36", "1.37"]
+ELSEWHERE = {"PodMonitor", "ServiceMonitor", "SecurityContextConstraints", "Certificate", "Issuer"}
+"""Kinds that are no part of Kubernetes."""
+
+PEERS = [
+    {"namespaceSelector": {"matchLabels": {"a": "b"}}},
+    {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
+]
+FULL = overlay(
+    BOTH,
+    {
+        "imagePullSecrets": [{"name": "mine"}],
+        "packages": {"names": ["a"], "pipArguments": ["--pre"], "resources": {"limits": {"memory": "1Gi"}}},
+        "nodeSelector": {"a": "b"},
+        "tolerations": [{"key": "a", "operator": "Equal", "value": "b", "effect": "NoExecute", "tolerationSeconds": 5}],
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"a": "b"},
+        "settings": {"logLevel": "debug"},
+        "serviceAccount": {"annotations": {"a": "b"}},
+        "rbac": {"listClaims": True},
+        "networkPolicy": {
+            "create": True,
+            "from": PEERS,
+            "egress": [{"to": PEERS, "ports": [{"port": 443, "protocol": "TCP"}]}],
+        },
+        "dashboard": {"create": True, "annotations": {"a": "b"}},
+        "openshift": {"enabled": True},
+        "webhook": {"enabled": True, "priorityClassName": "a", "nodeSelector": {"a": "b"}},
+    },
+    at(
+        "backends.nvidia.env",
+        [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b", "optional": True}}}],
+    ),
+    at("backends.sim.capabilities", ["SYS_NICE"]),
+)
+RELEASES = {
+    "sim": SIM,
+    "nvidia": NVIDIA,
+    "all on": FULL,
+    "one pod": overlay(FULL, {"onePod": True}),
+    "ServiceMonitor": overlay(SIM, {"monitor": {"create": True, "kind": "ServiceMonitor"}}),
+    "PodMonitor and cert-manager": overlay(
+        SIM, {"monitor": {"create": True}, "webhook": {"enabled": True, "tls": {"mode": "certManager"}}}
+    ),
+}
+
+
+@cache
+def validator(version: str, kind: str, api_version: str) -> Draft202012Validator:
+    group, _, plain = api_version.rpartition("/")
+    name = f"{kind.lower()}-{group.partition('.')[0]}-{plain}" if group else f"{kind.lower()}-{plain}"
+    return Draft202012Validator(_schema(version, name), registry=_definitions(version))
+
+
+def _schema(version: str, name: str) -> Any:
+    return schema_contents(f"kubernetes-json-schema/v{version}.0-local-strict/{name}.json", version)
+
+
+@cache
+def _definitions(version: str) -> Registry[Any]:
+    resource: Resource[Any] = Resource.from_contents(_schema(version, "_definitions"))
+    registry: Registry[Any] = Registry().with_resource("_definitions.json", resource)
+    return registry.crawl()
+
+
+def find_faults(version: str, one: Object) -> list[str]:
+    checked = validator(version, one["kind"], one["apiVersion"])
+    name = f"{one['kind']} {one['metadata']['name']}"
+    return [f"{name}: {error.json_path}: {error.message}" for error in checked.iter_errors(one)]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("values", RELEASES.values(), ids=RELEASES)
+def test_every_object_is_valid(values: Mapping[str, Any], version: str) -> None:
+    objects = render(values)
+    foreign = {one["kind"] for one in objects} & ELSEWHERE
+    faults = [fault for one in objects if one["kind"] not in foreign for fault in find_faults(version, one)]
+    assert faults == []
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_schemas_would_tell_of_a_field_that_is_none(version: str) -> None:
+    daemon_set = render(SIM).one("DaemonSet")
+    daemon_set["spec"]["template"]["spec"]["containers"][0]["securityContext"]["privilegedd"] = True
+    assert any("privilegedd" in fault for fault in find_faults(version, daemon_set))
+
+
+@pytest.mark.parametrize("values", RELEASES.values(), ids=RELEASES)
+def test_helm_lint_finds_nothing(values: Mapping[str, Any]) -> None:
+    report = helm_python.lint(CHART, dict(values), strict=True, namespace="pydra-system")
+    assert report["errors"] == []
+    assert [one["error"] for one in report["messages"]] == ["icon is recommended"]
+
+
+@pytest.mark.parametrize("values", RELEASES.values(), ids=RELEASES)
+def test_every_object_says_where_it_belongs(values: Mapping[str, Any]) -> None:
+    cluster_wide = {
+        *("ClusterRole", "ClusterRoleBinding", "DeviceClass", "SecurityContextConstraints"),
+        *("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration"),
+    }
+    for one in render(values):
+        metadata = one["metadata"]
+        assert metadata.get("namespace") == (None if one["kind"] in cluster_wide else "pydra-system"), one["kind"]
+        if "helm.sh/hook" not in metadata.get("annotations", {}):
+            assert metadata["labels"]["app.kubernetes.io/instance"] == "pydra"

@@ -1,0 +1,74 @@
+"""NOTES tell what to do next, for what is enabled and for the cluster's version."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.chart.cluster import open_cluster
+from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, at, overlay, render_files
+
+
+def notes(values: Mapping[str, Any], version: str) -> str:
+    """For a cluster of this version."""
+    with open_cluster(version=version) as config:
+        text: str = config.install(CHART, "pydra", dict(values), dry_run="server")["notes"]
+        return text
+
+
+def test_each_enabled_backend_has_its_commands() -> None:
+    text = render_files(BOTH)["NOTES.txt"]
+    for line in (
+        "kubectl -n pydra-system rollout status daemonset/pydra-nvidia --timeout=2m",
+        "kubectl -n pydra-system rollout status daemonset/pydra-sim --timeout=2m",
+        "kubectl get resourceslices --field-selector spec.driver=gpu.nvidia.com",
+        "kubectl get resourceslices --field-selector spec.driver=sim.pydra.dev",
+        "DeviceClasses for claims: gpu.nvidia.com, mig.nvidia.com, vfio.gpu.nvidia.com",
+        "nvidia.com/gpu in a container's limits is gpu.nvidia.com",
+        "kubectl label node NODE nvidia.com/gpu.present=true",
+        "helm test pydra -n pydra-system",
+        "helm uninstall pydra -n pydra-system",
+    ):
+        assert line in text
+    text = render_files(SIM)["NOTES.txt"]
+    assert "nvidia" not in text
+    assert "webhook" not in text
+
+
+def test_one_pod_is_one_daemonset_to_wait_for() -> None:
+    text = render_files(overlay(BOTH, {"onePod": True}))["NOTES.txt"]
+    assert "rollout status daemonset/pydra --" in text
+    assert text.count("rollout status") == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "gate"),
+    [
+        pytest.param({"dynamicMig": True}, "DRAPartitionableDevices", id="partitions"),
+        pytest.param({"consumableShares": 4}, "DRAConsumableCapacity", id="shares by number"),
+        pytest.param({"consumableShares": "memory"}, "DRAConsumableCapacity", id="shares by memory"),
+        pytest.param({}, "DRAExtendedResource", id="extended resource"),
+        pytest.param({}, "DRADeviceTaints", id="taints"),
+    ],
+)
+def test_a_feature_gate_that_is_needed_and_off_is_named(setting: Mapping[str, Any], gate: str) -> None:
+    values = overlay(NVIDIA, at("backends.nvidia.settings", setting))
+    for version in ("v1.34.1", "v1.35.0-gke.100"):
+        assert gate in notes(values, version)
+    for version in ("v1.36.0", "v1.37.0"):
+        assert gate not in notes(values, version)
+
+
+@pytest.mark.parametrize("gate", ["DRAPartitionableDevices", "DRAConsumableCapacity"])
+def test_a_gate_that_is_not_needed_is_not_named(gate: str) -> None:
+    assert gate not in notes(overlay(NVIDIA, at("backends.nvidia.settings.consumableShares", "disabled")), "v1.34.0")
+
+
+def test_notes_have_no_holes() -> None:
+    for values in (SIM, NVIDIA, BOTH, overlay(BOTH, at("deviceClasses.create", False))):
+        text = render_files(values)["NOTES.txt"]
+        assert "<no value>" not in text
+        assert "\n\n\n" not in text
+        assert max(map(len, text.splitlines())) <= 120

@@ -1,0 +1,193 @@
+"""No more rights than needed, and those that docs/operating.md tells of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, Object, Objects, at, by_name, overlay, render
+
+GUIDE = (CHART.parents[1] / "docs" / "operating.md").read_text()
+ALL_ON = overlay(
+    BOTH,
+    {
+        "packages": {"names": ["a"]},
+        "webhook": {"enabled": True},
+        "monitor": {"create": True},
+        "networkPolicy": {"create": True},
+        "dashboard": {"create": True},
+    },
+)
+
+
+def pods(objects: Objects) -> list[tuple[str, Object]]:
+    found = [(one["metadata"]["name"], one["spec"]) for one in objects.all("Pod")]
+    for kind in ("DaemonSet", "Deployment"):
+        found += [(one["metadata"]["name"], one["spec"]["template"]["spec"]) for one in objects.all(kind)]
+    return found
+
+
+def containers(pod: Object) -> list[Object]:
+    return [*pod.get("initContainers", ()), *pod["containers"]]
+
+
+def guide_yaml(first: str) -> Any:
+    (block,) = [text for text in re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL) if text.startswith(first)]
+    return yaml.safe_load(block)
+
+
+def as_rules(rules: list[Object]) -> set[tuple[str, str, str]]:
+    return {
+        (group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_the_agents_role_is_that_of_the_guide() -> None:
+    role = render(SIM).one("ClusterRole", "pydra-agent.pydra-system")
+    assert as_rules(role["rules"]) == as_rules(guide_yaml("apiVersion: rbac")["rules"])
+
+
+def test_the_agents_pod_is_that_of_the_guide() -> None:
+    guide, pod = guide_yaml("containers:"), render(SIM).pod()
+    (theirs,), (ours,) = guide["containers"], pod["containers"]
+    assert {one["name"] for one in theirs["env"]} <= {one["name"] for one in ours["env"]}
+    for probe in ("readinessProbe", "livenessProbe"):
+        assert ours[probe]["httpGet"] == theirs[probe]["httpGet"]
+    assert pod["securityContext"]["runAsUser"] == theirs["securityContext"]["runAsUser"]
+    assert {**ours["securityContext"], "runAsUser": 0}.items() >= theirs["securityContext"].items()
+    mounts = {one["mountPath"] for one in ours["volumeMounts"]}
+    for one in theirs["volumeMounts"]:
+        # The guide mounts all plugins' directories, the chart only that of its driver.
+        assert one["mountPath"] in mounts or f"{one['mountPath']}/sim.pydra.dev" in mounts
+    assert pod["terminationGracePeriodSeconds"] == guide["terminationGracePeriodSeconds"]
+    strategy = render(SIM).one("DaemonSet")["spec"]["updateStrategy"]
+    assert strategy == guide["updateStrategy"]
+
+
+def test_the_directories_of_the_guide_are_mounted_at_the_hosts_paths() -> None:
+    written = set(re.findall(r"^\| `([^`]+)` \| write", GUIDE, flags=re.MULTILINE))
+    assert len(written) == 3
+    pod = render(SIM).pod()
+    volumes = by_name(pod["volumes"])
+    places = {
+        one["mountPath"]: volumes[one["name"]]["hostPath"]["path"]
+        for one in pod["containers"][0]["volumeMounts"]
+        if "hostPath" in volumes[one["name"]] and not one.get("readOnly")
+    }
+    assert places == {
+        path: path for path in {one.replace("DRIVER", "sim.pydra.dev") for one in written} | {"/var/run/pydra-sim"}
+    }
+
+
+def test_nobody_but_the_nvidia_agent_is_privileged() -> None:
+    for name, pod in pods(render(ALL_ON)):
+        for container in containers(pod):
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"] is True, name
+            if (name, container["name"]) == ("pydra-nvidia", "agent"):
+                assert context["privileged"] is True
+                continue
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+            assert "privileged" not in context, name
+            profiles = [pod["securityContext"].get("seccompProfile"), context.get("seccompProfile")]
+            assert {"type": "RuntimeDefault"} in profiles, name
+
+
+def test_only_agents_are_user_0() -> None:
+    for name, pod in pods(render(ALL_ON)):
+        if name in ("pydra-nvidia", "pydra-sim"):
+            assert pod["securityContext"]["runAsUser"] == 0
+        else:
+            assert pod["securityContext"]["runAsNonRoot"] is True, name
+
+
+def test_no_pod_has_the_hosts_network_or_ipc_and_only_mps_its_processes() -> None:
+    for name, pod in pods(render(ALL_ON)):
+        assert not {"hostNetwork", "hostIPC", "hostUsers"} & set(pod), name
+        assert pod.get("hostPID", False) is (name == "pydra-nvidia")
+        assert not any("hostPort" in port for one in containers(pod) for port in one.get("ports", ()))
+
+
+def test_only_pods_that_ask_the_api_server_have_a_token() -> None:
+    objects = render(ALL_ON)
+    assert {name for name, pod in pods(objects) if pod["automountServiceAccountToken"]} == {
+        *("pydra-nvidia", "pydra-sim", "pydra-test")
+    }
+    assert all(one["automountServiceAccountToken"] is False for one in objects.all("ServiceAccount"))
+
+
+def test_an_unprivileged_agent_cannot_write_below_the_hosts_root() -> None:
+    host = by_name(render(SIM).agent()["volumeMounts"])["host"]
+    assert (host["readOnly"], host["recursiveReadOnly"]) == (True, "IfPossible")
+    assert "mountPropagation" not in host, "Kubernetes allows no recursive read-only with it"
+    host = by_name(render(NVIDIA).agent()["volumeMounts"])["host"]
+    assert (host["readOnly"], host["mountPropagation"]) == (True, "HostToContainer")
+    assert "recursiveReadOnly" not in host
+
+
+def test_an_agent_mounts_its_own_drivers_directory_only() -> None:
+    for name, driver in (("pydra-sim", "sim.pydra.dev"), ("pydra-nvidia", "gpu.nvidia.com")):
+        paths = [one["hostPath"]["path"] for one in render(BOTH).pod(name)["volumes"] if "hostPath" in one]
+        assert [path for path in paths if path.startswith("/var/lib/kubelet/plugins/")] == [
+            f"/var/lib/kubelet/plugins/{driver}"
+        ]
+        assert "/var/lib/kubelet" not in paths
+
+
+def test_nothing_is_called_as_what_the_host_has_in_dev() -> None:
+    agent = render(NVIDIA).agent()
+    assert "/dev" in {one["mountPath"] for one in agent["volumeMounts"]}
+    assert agent["terminationMessagePath"].startswith("/tmp/")
+
+
+def test_the_test_pod_may_look_and_nothing_else() -> None:
+    objects = render(SIM)
+    rules = [
+        rule
+        for kind in ("Role", "ClusterRole")
+        for one in objects.all(kind)
+        for rule in one["rules"]
+        if "test" in one["metadata"]["name"]
+    ]
+    assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "list"}
+    assert objects.one("Role")["rules"][0]["resourceNames"] == ["pydra-sim"]
+
+
+def test_openshift_allows_what_the_enabled_backends_need_and_no_more() -> None:
+    on = at("openshift.enabled", True)
+    sim = render(SIM, on).one("SecurityContextConstraints")
+    assert (sim["allowPrivilegedContainer"], sim["allowHostPID"], sim["allowedCapabilities"]) == (False, False, [])
+    assert sim["seccompProfiles"] == ["runtime/default"]
+    nvidia = render(NVIDIA, on).one("SecurityContextConstraints")
+    assert (nvidia["allowPrivilegedContainer"], nvidia["allowHostPID"], nvidia["allowedCapabilities"]) == (
+        True,
+        True,
+        ["*"],
+    )
+    asks = render(SIM, on, at("backends.sim.capabilities", ["SYS_NICE"])).one("SecurityContextConstraints")
+    assert asks["allowedCapabilities"] == ["SYS_NICE"]
+    for one in (sim, nvidia):
+        assert one["allowHostNetwork"] is one["allowHostPorts"] is one["allowHostIPC"] is False
+        used = {
+            key
+            for volume in render(BOTH, on, at("packages.names", ["a"])).pod("pydra-sim")["volumes"]
+            for key in volume
+        }
+        assert used - {"name"} <= set(one["volumes"])
+    role = render(SIM, on).one("Role", "pydra-scc")
+    assert role["rules"][0]["resourceNames"] == [sim["metadata"]["name"]]
+    webhook = render(SIM, on, at("webhook.enabled", True)).one("Deployment")["spec"]["template"]["spec"]
+    assert "runAsUser" not in webhook["securityContext"], "OpenShift gives each namespace its own range of users"
+
+
+def test_the_paths_of_the_chart_are_there() -> None:
+    for path in ("values.yaml", "values.schema.json", "README.md", "dashboards/pydra.json", "templates/NOTES.txt"):
+        assert Path(CHART, path).exists()

@@ -1,0 +1,187 @@
+"""Wrong values are refused, with words that say where and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import helm_python
+import pytest
+
+from tests.chart.rendering import BOTH, NVIDIA, SIM, at, overlay, render
+
+UNKNOWN = "additional properties '{}' not allowed"
+
+
+def unknown(path: str, name: str) -> tuple[dict[str, Any], str, str]:
+    return at(f"{path}.{name}" if path else name, 1), f"at '{place(path)}'", UNKNOWN.format(name)
+
+
+def place(path: str) -> str:
+    return "/" + path.replace(".", "/") if path else ""
+
+
+def wrong(path: str, value: Any, words: str) -> tuple[dict[str, Any], str, str]:
+    return at(path, value), f"at '{place(path)}", words
+
+
+MISSPELT = [
+    unknown("", "backend"),
+    unknown("backends.sim", "enable"),
+    unknown("backends.any", "node_selector"),
+    unknown("backends.nvidia.image", "repo"),
+    unknown("backends.nvidia.settings", "dynamicMIG"),
+    unknown("backends.sim.settings", "scenarios"),
+    unknown("backends.sim.agentSettings", "loglevel"),
+    unknown("backends.sim.deviceClasses", "extendedResourceName"),
+    unknown("image", "pullpolicy"),
+    unknown("packages", "name"),
+    unknown("settings", "log_level"),
+    unknown("kubelet", "rootDir"),
+    unknown("cdi", "dir"),
+    unknown("host", "propagation"),
+    unknown("http", "address"),
+    unknown("updateStrategy", "maxSurge"),
+    unknown("updateStrategy.rollingUpdate", "surge"),
+    unknown("resources", "request"),
+    unknown("serviceAccount", "annotation"),
+    unknown("rbac", "enabled"),
+    unknown("slicePolicy", "enabled"),
+    unknown("deviceClasses", "enabled"),
+    unknown("resourceQuota", "enabled"),
+    unknown("networkPolicy", "enabled"),
+    unknown("monitor", "enabled"),
+    unknown("dashboard", "enabled"),
+    unknown("openshift", "create"),
+    unknown("webhook", "replica"),
+    unknown("webhook.tls", "cert"),
+    unknown("webhook.tls.issuerRef", "namespace"),
+]
+ILL_TYPED = [
+    wrong("backends.sim.enabled", "yes", "got string, want boolean"),
+    wrong("backends.sim.driver", "Sim_Driver", "does not match pattern"),
+    wrong("backends.sim.driver", f"{'d' * 60}.dev", "maxLength: got 64, want 63"),
+    wrong("backends.sim.capabilities", ["cap_sys_admin"], "does not match pattern"),
+    wrong("backends.sim.hostPaths", [{"path": "relative"}], "does not match pattern '^/'"),
+    wrong("backends.sim.hostPaths", [{"path": "/x", "ro": True}], UNKNOWN.format("ro")),
+    wrong("backends.sim.nodeAffinity", [{"key": "x", "operator": "Is"}], "value must be one of 'In', 'NotIn'"),
+    wrong("backends.sim.tolerations", {"key": "x"}, "got object, want array"),
+    wrong("backends.sim.env", [{"name": "A", "valueFrom": {"secretRef": {}}}], UNKNOWN.format("secretRef")),
+    wrong("backends.nvidia.settings.dynamicMig", "true", "got string, want boolean"),
+    wrong("backends.nvidia.settings.consumableShares", 1, "minimum: got 1, want 2"),
+    wrong("backends.nvidia.settings.signals", {"eccc": "Ignore"}, UNKNOWN.format("eccc")),
+    wrong("backends.nvidia.settings.signals.ecc", "Forget", "value must be one of 'Ignore', 'NoExecute'"),
+    wrong("backends.nvidia.settings.pollPeriod", 0, "exclusiveMinimum: got 0, want 0"),
+    (at("backends.my_fpga.enabled", True), "at '/backends'", UNKNOWN.format("my_fpga")),
+    (at("backends.any.settings.A-b", "x"), "at '/backends/any/settings'", UNKNOWN.format("A-b")),
+    wrong("image.pullPolicy", "Sometimes", "value must be one of 'Always', 'IfNotPresent', 'Never'"),
+    wrong("image.digest", "0123", "does not match pattern"),
+    wrong("image.tag", 2, "got number, want string"),
+    wrong("settings.healthTaint", "NoRun", "value must be one of"),
+    wrong("settings.prepareDeadline", 45, "exclusiveMaximum: got 45, want 45"),
+    wrong("settings.healthPeriod", 30, "exclusiveMaximum: got 30, want 30"),
+    wrong("settings.sweepPeriod", "1h", "got string, want number"),
+    wrong("kubelet.root", "var/lib/kubelet", "does not match pattern '^/'"),
+    wrong("http.port", 70000, "maximum: got 70,000, want 65,535"),
+    wrong("http.host", "localhost", "does not match pattern"),
+    wrong("resources.limits.memory", "512 MB", "does not match pattern"),
+    wrong("updateStrategy.rollingUpdate.maxSurge", "one", "does not match pattern"),
+    wrong("podLabels.a", 1, "got number, want string"),
+    wrong("monitor.kind", "ScrapeConfig", "value must be one of 'PodMonitor', 'ServiceMonitor'"),
+    wrong("monitor.interval", "30", "does not match pattern"),
+    wrong("webhook.replicas", 0, "minimum: got 0, want 1"),
+    wrong("webhook.failurePolicy", "Panic", "value must be one of 'Fail', 'Ignore'"),
+    wrong("webhook.timeoutSeconds", 31, "maximum: got 31, want 30"),
+    wrong("webhook.tls.mode", "none", "value must be one of 'generated', 'certManager', 'secret'"),
+    wrong("webhook.tls.caBundle", "-----BEGIN", "does not match pattern"),
+]
+GOVERNED = ["nodeName", "podUid", "kubeletRoot", "cdiDir", "hostRoot", "httpAddress", "backends", "drivers", "logFile"]
+
+
+@pytest.mark.parametrize(
+    ("values", "where", "words"),
+    [*MISSPELT, *ILL_TYPED, *(unknown("settings", name) for name in GOVERNED)],
+    ids=lambda one: None if isinstance(one, dict) else one or "-",
+)
+def test_the_schema_refuses_what_is_misspelt_or_ill_typed(values: Mapping[str, Any], where: str, words: str) -> None:
+    with pytest.raises(helm_python.HelmValuesError) as caught:
+        render(SIM, values)
+    lines = str(caught.value).splitlines()
+    assert any(where in line and words in line for line in lines), caught.value
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(helm_python.HelmValuesError) as caught:
+        render(SIM, at("webhook.replica", 1), at("http.port", "x"), at("backends.nvidia.settings.vfioo", True))
+    for words in ("'replica'", "/http/port", "'vfioo'"):
+        assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        pytest.param(
+            {}, "no backend is enabled, so there is nothing to serve: set backends.NAME.enabled=true", id="none"
+        ),
+        pytest.param({}, "the chart knows nvidia, sim", id="none, and what there is"),
+        pytest.param(
+            at("backends.nvdia.enabled", True),
+            "backends.nvdia.driver: the chart does not know this backend, so name its driver, as in fpga.example.com,"
+            " or correct the backend's name; it knows nvidia, sim",
+            id="a backend that nobody knows",
+        ),
+        pytest.param(
+            overlay(BOTH, at("backends.sim.driver", "gpu.nvidia.com")),
+            "backends.nvidia and backends.sim both serve driver gpu.nvidia.com: give one of them another name with"
+            " backends.sim.driver",
+            id="one driver twice",
+        ),
+        pytest.param(
+            overlay(SIM, at("serviceAccount.create", False)),
+            "serviceAccount.create is false: name the account to use in serviceAccount.name",
+            id="no account",
+        ),
+        pytest.param(
+            overlay(SIM, {"onePod": True}, at("backends.sim.image.tag", "2")),
+            "backends.sim.image: has no effect with onePod, where all backends are in one container; set image",
+            id="an image of one in a pod of all",
+        ),
+        pytest.param(
+            overlay(SIM, {"onePod": True}, at("backends.sim.agentSettings.logLevel", "debug")),
+            "backends.sim.agentSettings: has no effect with onePod, where all backends are in one container;"
+            " set settings",
+            id="settings of one in a pod of all",
+        ),
+        pytest.param(
+            overlay(SIM, {"onePod": True}, at("backends.sim.resources.limits.memory", "1Gi")),
+            "backends.sim.resources: has no effect with onePod",
+            id="resources of one in a pod of all",
+        ),
+        pytest.param(
+            overlay(NVIDIA, at("backends.nvidia.deviceClasses.extendedResourceNames", {"gpu": "a/b"})),
+            "deviceClasses.extendedResourceNames: gpu is no DeviceClass of driver gpu.nvidia.com;"
+            " there are gpu.nvidia.com, mig.nvidia.com, vfio.gpu.nvidia.com",
+            id="an extended resource for no class",
+        ),
+        pytest.param(
+            overlay(SIM, at("backends.sim.deviceClasses.names", {"sim": "mine"})),
+            "deviceClasses.names: sim is no DeviceClass of driver sim.pydra.dev",
+            id="another name for no class",
+        ),
+        pytest.param(
+            overlay(SIM, at("webhook", {"enabled": True, "tls": {"mode": "secret"}})),
+            "webhook.tls.secretName: name the secret with tls.crt and tls.key for"
+            " pydra-sim-webhook.pydra-system.svc, or choose another webhook.tls.mode",
+            id="no secret",
+        ),
+        pytest.param(
+            overlay(SIM, at("webhook", {"enabled": True, "tls": {"mode": "secret", "secretName": "mine"}})),
+            "webhook.tls.caBundle: the API server must trust the certificate of webhook.tls.secretName",
+            id="no CA",
+        ),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(values: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(helm_python.HelmRenderError) as caught:
+        render(values)
+    assert words in str(caught.value)

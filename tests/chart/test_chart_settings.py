@@ -1,0 +1,166 @@
+"""What the chart hands to the agent and its backends is read there as it was meant."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from pydra.backends.environment import variable_prefix
+from pydra.cli.agent import build_parser, read_settings
+from pydra.settings import LogLevel, Settings
+from pydra_nvidia import settings as nvidia
+from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, Objects, at, overlay, render, variables
+
+ROOT = CHART.parents[1]
+
+
+def read_by_agent(objects: Objects, tmp_path: Path, name: str = "") -> Settings:
+    """The settings that the pod's agent would have."""
+    config = tmp_path / "agent.yaml"
+    daemon_set = objects.one("DaemonSet", name)["metadata"]["name"]
+    config.write_text(objects.one("ConfigMap", daemon_set)["data"]["agent.yaml"])
+    container = objects.agent(name)
+    assert variables(container)["PYDRA_CONFIG"] == "/etc/pydra/agent.yaml"
+    environ = {
+        **variables(container),
+        "PYDRA_CONFIG": str(config),
+        "PYDRA_NODE_NAME": "node-1",
+        "PYDRA_POD_UID": "0f0f",
+    }
+    arguments: argparse.Namespace = build_parser().parse_args(container["args"])
+    return read_settings(arguments, environ)
+
+
+def test_the_agent_reads_what_the_chart_writes(tmp_path: Path) -> None:
+    objects = render(
+        SIM,
+        {"kubelet": {"root": "/k"}, "cdi": {"path": "/etc/cdi"}, "http": {"host": "::", "port": 8080}},
+        {"settings": {"logLevel": "debug", "drainGrace": 7.5, "verifyX509Strict": True, "prepareDeadline": 30}},
+        at("backends.sim.agentSettings", {"prepareDeadline": 20}),
+    )
+    settings = read_by_agent(objects, tmp_path)
+    assert settings.backends == ("sim",)
+    assert settings.drivers == {"sim": "sim.pydra.dev"}
+    assert (settings.kubelet_root, settings.cdi_dir, settings.host_root) == ("/k", "/etc/cdi", "/host")
+    assert settings.http_endpoint == ("::", 8080)
+    assert (settings.log_level, settings.verify_x509_strict) == (LogLevel.DEBUG, True)
+    assert (settings.prepare_deadline, settings.drain_grace) == (20, 7.5)
+    assert settings.pod_uid == "0f0f"
+
+
+def test_one_agent_of_all_backends_reads_what_the_chart_writes(tmp_path: Path) -> None:
+    settings = read_by_agent(render(overlay(BOTH, {"onePod": True})), tmp_path)
+    assert settings.backends == ("nvidia", "sim")
+    assert settings.drivers == {"nvidia": "gpu.nvidia.com", "sim": "sim.pydra.dev"}
+
+
+def test_the_pod_has_the_time_that_the_agent_takes_to_leave(tmp_path: Path) -> None:
+    for grace in (None, 0.5, 33.2, 120):
+        objects = render(SIM, {"settings": {} if grace is None else {"drainGrace": grace}})
+        drain = read_by_agent(objects, tmp_path).drain_grace
+        assert drain + 15 <= objects.pod()["terminationGracePeriodSeconds"] <= drain + 25
+
+
+def test_a_pod_is_replaced_when_its_settings_change() -> None:
+    def mark(**settings: Any) -> str:
+        metadata = render(SIM, {"settings": settings}).one("DaemonSet")["spec"]["template"]["metadata"]
+        found: str = metadata["annotations"]["pydra.dev/settings"]
+        return found
+
+    assert mark() == mark()
+    assert mark() != mark(logLevel="debug")
+
+
+EXAMPLES: dict[str, Any] = {
+    "state": "/run/other",
+    "driver_root": "/run/nvidia/driver",
+    "dev_root": "/run/nvidia/driver",
+    "dynamic_mig": True,
+    "orphans": nvidia.Orphans.REMOVE,
+    "time_slicing": False,
+    "mps": False,
+    "mps_launcher": nvidia.MpsLauncher.DIRECT,
+    "consumable_shares": 16,
+    "vfio": True,
+    "health": False,
+    "xids_ignored": (31, 43),
+    "xids_fatal": (1000000,),
+    "signals": {nvidia.Signal.XID: nvidia.Reaction.NO_EXECUTE, nvidia.Signal.ECC: nvidia.Reaction.IGNORE},
+    "quiet_period": 1000000.0,
+    "cdi_hook": "/usr/bin/nvidia-cdi-hook",
+    "poll_period": 2.5,
+    "mps_ready_deadline": 1.0,
+    "vfio_idle_deadline": 90.0,
+}
+
+
+def camel(name: str) -> str:
+    return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [one for one in msgspec.structs.fields(nvidia.Settings) if one.name not in ("host_root", "sys_root", "proc_root")],
+    ids=lambda field: field.name,
+)
+def test_each_setting_of_the_nvidia_backend_arrives(field: msgspec.structs.FieldInfo) -> None:
+    wanted = EXAMPLES[field.name]
+    objects = render(
+        NVIDIA, at(f"backends.nvidia.settings.{camel(field.name)}", msgspec.to_builtins(wanted, str_keys=True))
+    )
+    settings = nvidia.parse_settings(variables(objects.agent()))
+    assert getattr(settings, field.name) == wanted
+    assert getattr(nvidia.parse_settings({}), field.name) != wanted or field.name == "mps_launcher"
+    assert settings.host_root == "/host"
+
+
+def test_by_default_mps_daemons_are_where_they_outlive_the_pod() -> None:
+    objects = render(NVIDIA)
+    assert nvidia.parse_settings(variables(objects.agent())).mps_launcher is nvidia.MpsLauncher.HOST
+    assert objects.pod()["hostPID"] is True
+    direct = render(NVIDIA, at("backends.nvidia.settings.mpsLauncher", "direct"))
+    assert "hostPID" not in direct.pod()
+    mounts = {one["mountPath"]: one for one in objects.agent()["volumeMounts"]}
+    assert mounts[nvidia.Settings().state]["mountPropagation"] == "Bidirectional"
+
+
+def test_settings_of_the_sim_backend_are_those_that_it_reads() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["$defs"]["simSettings"]
+    read = "".join(path.read_text() for path in Path(ROOT, "plugins/pydra-sim/pydra_sim").glob("*.py"))
+    if not read:
+        pytest.skip("the sources are not here")
+    variables_read = set(re.findall(r"environ\.get\(\"PYDRA_SIM_(\w+)\"", read))
+    assert {name.upper() for name in schema["properties"]} == variables_read
+
+
+@pytest.mark.parametrize("name", ["sim", "my-fpga", "pydra-fpga"])
+def test_variables_are_called_as_the_backend_expects(name: str) -> None:
+    backend = {"enabled": True, "driver": "x.dev", "settings": {"aValue": [1, 2], "other": True, "ratio": 0.5}}
+    found = variables(
+        render(
+            at(f"backends.{name}", overlay(backend, {"settings": {}}) if name != "sim" else {"enabled": True})
+        ).agent(f"pydra-{name}")
+    )
+    prefix = variable_prefix(name)
+    own = {key: value for key, value in found.items() if key.startswith(f"{prefix}_")}
+    if name == "sim":
+        assert own == {"PYDRA_SIM_STATE": "/var/run/pydra-sim"}
+    else:
+        assert own == {f"{prefix}_A_VALUE": "1,2", f"{prefix}_OTHER": "true", f"{prefix}_RATIO": "0.5"}
+
+
+def test_the_agents_settings_in_the_schema_are_all_but_those_that_follow_from_others() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["$defs"]["agentSettings"]
+    written = set(yaml.safe_load(render(SIM).one("ConfigMap")["data"]["agent.yaml"]))
+    left = {one.encode_name for one in msgspec.structs.fields(Settings)} - set(schema["properties"])
+    assert left == written - {"logFormat"} | {
+        *("backends", "drivers", "nodeName", "podUid", "kubeconfig", "hostRoot"),  # arguments and variables of the pod
+        *("registryDir", "pluginsDir", "bootIdFile", "logFile"),  # have their places in a pod
+    }

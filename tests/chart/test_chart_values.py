@@ -1,0 +1,79 @@
+"""Every value has an effect, on what it says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chart.effects import CASES, TOLERATION, B, Look, find_terms
+from tests.chart.rendering import CHART, NVIDIA, SIM, at, by_name, overlay, render
+
+
+@pytest.mark.parametrize(("path", "around", "value", "look", "expected"), CASES, ids=[case[0] for case in CASES])
+def test_a_value_has_its_effect(path: str, around: Mapping[str, Any], value: Any, look: Look, expected: Any) -> None:
+    try:
+        before = look(render(around))
+    except LookupError:
+        before = None if expected is not None else "not there"
+    assert before != expected, "this is so without the value too"
+    assert expected == look(render(around, at(path, value)))
+
+
+def leaves(part: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
+    for name, below in part.get("properties", {}).items():
+        if "description" in below and (*path, name) != ("backends",):
+            yield ".".join((*path, name))
+        elif "$ref" not in below:
+            yield from leaves(below, (*path, name))
+
+
+def test_every_value_of_the_schema_is_in_the_table() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    told = {path for path in leaves(schema) if path != "global"}
+    told |= {f"{B}.{path}" for path in leaves(schema["$defs"]["backend"])}
+    assert told == {path for path, *_ in CASES}
+
+
+def test_every_default_is_allowed_by_the_schema_and_explained_there() -> None:
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    assert set(defaults) == set(schema["properties"]) - {"global"}
+    for name, value in defaults.items():
+        known = schema["properties"][name].get("properties")
+        if known and name != "backends":
+            assert set(value) == set(known), name
+    assert set(defaults["backends"]["nvidia"]) | set(defaults["backends"]["sim"]) <= set(
+        schema["$defs"]["backend"]["properties"]
+    )
+
+
+def test_onepod_unites_what_its_backends_need() -> None:
+    objects = render(
+        overlay(SIM, NVIDIA, {"onePod": True, "packages": {"names": ["a"]}}),
+        at("backends.sim", {"packages": ["b"], "nodeSelector": {"sim": "yes"}, "tolerations": [TOLERATION]}),
+        at("backends.nvidia.packages", ["a", "c"]),
+    )
+    assert objects.agent()["image"] == "pydra:0.1.0"
+    assert objects.agent()["args"] == [
+        "--backend=nvidia",
+        "--backend=sim",
+        "--driver=nvidia=gpu.nvidia.com",
+        "--driver=sim=sim.pydra.dev",
+    ]
+    assert objects.pod()["initContainers"][0]["args"] == ["a", "c", "b"]
+    assert objects.agent()["securityContext"] == {"privileged": True, "readOnlyRootFilesystem": True}
+    assert objects.pod()["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists"}, TOLERATION]
+    assert {"key": "sim", "operator": "In", "values": ["yes"]} in [
+        one for term in find_terms(objects) for one in term["matchExpressions"]
+    ]
+    assert len(find_terms(objects)) == 5
+    assert {"plugin-nvidia", "plugin-sim"} <= set(by_name(objects.agent()["volumeMounts"]))
+    assert objects.one("DaemonSet")["metadata"]["annotations"]["pydra.dev/drivers"] == "gpu.nvidia.com,sim.pydra.dev"
+
+
+def test_onepod_runs_everywhere_when_one_of_its_backends_does() -> None:
+    assert "affinity" not in render(overlay(SIM, NVIDIA, {"onePod": True})).pod()

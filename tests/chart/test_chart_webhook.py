@@ -1,0 +1,120 @@
+"""The webhook: its certificate is for its Service, its Service for its pods, and it is asked what it knows."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from datetime import UTC, datetime
+
+import pytest
+from cryptography import x509
+from cryptography.x509.verification import PolicyBuilder, Store
+
+from tests.chart.rendering import BOTH, SIM, Object, Objects, at, overlay, render
+
+WEBHOOK = overlay(SIM, at("webhook.enabled", True))
+
+
+def pem(secret: Object, key: str) -> bytes:
+    return base64.b64decode(secret["data"][key])
+
+
+def container(objects: Objects) -> Object:
+    (found,) = objects.one("Deployment")["spec"]["template"]["spec"]["containers"]
+    one: Object = found
+    return one
+
+
+def test_the_api_server_would_trust_the_generated_certificate() -> None:
+    objects = render(WEBHOOK)
+    secret = objects.one("Secret")
+    client = objects.one("ValidatingWebhookConfiguration")["webhooks"][0]["clientConfig"]
+    trusted = x509.load_pem_x509_certificates(base64.b64decode(client["caBundle"]))
+    service = client["service"]
+    host = x509.DNSName(f"{service['name']}.{service['namespace']}.svc")
+    verifier = PolicyBuilder().store(Store(trusted)).time(datetime.now(UTC)).build_server_verifier(host)
+    verifier.verify(x509.load_pem_x509_certificate(pem(secret, "tls.crt")), [])
+    assert b"PRIVATE KEY" in pem(secret, "tls.key")
+
+
+def test_the_service_leads_to_the_webhooks_pods_where_they_listen() -> None:
+    objects = render(WEBHOOK)
+    service, deployment = objects.one("Service"), objects.one("Deployment")
+    assert service["spec"]["selector"].items() <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    (port,) = service["spec"]["ports"]
+    client = objects.one("ValidatingWebhookConfiguration")["webhooks"][0]["clientConfig"]["service"]
+    assert (client["name"], client["port"], client["path"]) == (service["metadata"]["name"], port["port"], "/validate")
+    listens = {one["name"]: one["containerPort"] for one in container(objects)["ports"]}
+    assert f"--address=0.0.0.0:{listens[port['targetPort']]}" in container(objects)["args"]
+
+
+def test_the_container_finds_the_certificate_of_its_secret() -> None:
+    objects = render(WEBHOOK)
+    pod = objects.one("Deployment")["spec"]["template"]["spec"]
+    (mount,) = [one for one in container(objects)["volumeMounts"] if one["name"] == "tls"]
+    assert {f"--tls-cert={mount['mountPath']}/tls.crt", f"--tls-key={mount['mountPath']}/tls.key"} <= set(
+        container(objects)["args"]
+    )
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "tls"]
+    assert volume["secret"] == {"secretName": objects.one("Secret")["metadata"]["name"], "defaultMode": 0o440}
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"], "or it could not read them"
+
+
+def test_each_backend_has_a_webhook_that_is_asked_for_its_driver_only() -> None:
+    objects = render(BOTH, at("webhook.enabled", True))
+    asked = {
+        one["metadata"]["name"]: json.loads(
+            re.findall(r"in (\[.*\])\)", one["webhooks"][0]["matchConditions"][0]["expression"])[0]
+        )
+        for one in objects.all("ValidatingWebhookConfiguration")
+    }
+    assert asked == {
+        "pydra-nvidia-webhook.pydra-system": ["gpu.nvidia.com"],
+        "pydra-sim-webhook.pydra-system": ["sim.pydra.dev"],
+    }
+    one_pod = render(BOTH, at("webhook.enabled", True), {"onePod": True}).one("ValidatingWebhookConfiguration")
+    assert '["gpu.nvidia.com","sim.pydra.dev"]' in one_pod["webhooks"][0]["matchConditions"][0]["expression"]
+
+
+def test_all_versions_of_what_may_have_a_config_are_asked_about() -> None:
+    (rule,) = render(WEBHOOK).one("ValidatingWebhookConfiguration")["webhooks"][0]["rules"]
+    assert rule == {
+        "apiGroups": ["resource.k8s.io"],
+        "apiVersions": ["v1", "v1beta1", "v1beta2"],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["resourceclaims", "resourceclaimtemplates", "deviceclasses"],
+    }
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_network_policy_lets_reviews_in_where_there_is_a_webhook(*, enabled: bool) -> None:
+    policy = render(SIM, {"networkPolicy": {"create": True}, "webhook": {"enabled": enabled}}).one("NetworkPolicy")
+    ports = [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]]
+    assert ports == (["metrics", "webhook"] if enabled else ["metrics"])
+
+
+def test_cert_manager_makes_a_certificate_for_the_service_and_tells_the_api_server() -> None:
+    objects = render(WEBHOOK, at("webhook.tls.mode", "certManager"))
+    certificate, service = objects.one("Certificate"), objects.one("Service")["metadata"]
+    assert certificate["spec"]["dnsNames"] == [f"{service['name']}.{service['namespace']}.svc"]
+    assert certificate["spec"]["issuerRef"]["name"] == objects.one("Issuer")["metadata"]["name"]
+    volumes = objects.one("Deployment")["spec"]["template"]["spec"]["volumes"]
+    assert volumes[0]["secret"]["secretName"] == certificate["spec"]["secretName"]
+    configuration = objects.one("ValidatingWebhookConfiguration")
+    wanted = f"{certificate['metadata']['namespace']}/{certificate['metadata']['name']}"
+    assert configuration["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": wanted}
+    assert "caBundle" not in configuration["webhooks"][0]["clientConfig"]
+
+
+def test_the_webhook_reads_what_the_chart_hands_to_it() -> None:
+    webhook = pytest.importorskip("pydra.cli.webhook", reason="there is no `pydra webhook` here")
+    from pydra.cli.tool import build_parser  # noqa: PLC0415
+
+    arguments = ["webhook", *container(render(BOTH, at("webhook.enabled", True), {"onePod": True}))["args"]]
+    values = webhook.read_values(build_parser().parse_args(arguments), {}, webhook.WEBHOOK)
+    settings = webhook.parse_webhook_settings(values)
+    assert settings.drivers == {"nvidia": "gpu.nvidia.com", "sim": "sim.pydra.dev"}
+    assert settings.endpoint == ("0.0.0.0", 8443)
+    assert settings.http_endpoint == ("0.0.0.0", 9464)
+    assert (settings.tls_cert, settings.tls_key) == ("/tls/tls.crt", "/tls/tls.key")

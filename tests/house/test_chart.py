@@ -1,0 +1,44 @@
+"""The chart follows from the code, and speaks of the version that is built."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import yaml
+
+import pydra
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "pydra"
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_the_chart_knows_of_settings_and_backends_follows_from_the_code() -> None:
+    made = load(ROOT / "hack" / "generate_chart.py").files()
+    for path, text in made.items():
+        assert path.read_text() == text, f"{path.name} is stale: make chart"
+    assert set((CHART / "files" / "backends").iterdir()) <= set(made), "a backend is no more"
+
+
+def test_the_chart_installs_the_version_that_is_built() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == pydra.__version__
+
+
+def test_extended_resources_in_the_values_are_those_of_the_backends() -> None:
+    generator = load(ROOT / "hack" / "generate_chart.py")
+    values = yaml.safe_load((CHART / "values.yaml").read_text())["backends"]
+    for name in generator.backends():
+        classes = generator.load_object(generator.find_backend(name).target).DEVICE_CLASSES
+        own = {one: spec["extendedResourceName"] for one, spec in classes.items() if "extendedResourceName" in spec}
+        assert values[name].get("deviceClasses", {}).get("extendedResourceNames", {}) == own
