@@ -96,7 +96,13 @@ async def serve_reviews(
     """
     application = web.Application(client_max_size=MAX_BODY)
     application.add_routes([web.post(PATH, service.answer), *build_routes(metrics, service.missing)])
-    runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=5.0)
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handle_signals=False,
+        shutdown_timeout=5.0,
+        lingering_time=service.read_deadline,  # for what a refused client still sends, so that it reads the refusal
+    )
     await runner.setup()
     try:
         assert runner.server is not None

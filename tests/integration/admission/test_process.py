@@ -1,0 +1,193 @@
+"""`pydra webhook`, `pydra policy` and `pydra schema` as processes: what they print, how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import anyio
+import pytest
+import yaml
+from anyio.abc import Process
+
+from tests.integration.admission.certificates import Authority, SecretMount
+from tests.integration.admission.serving import connect, review
+from tests.integration.agent.process import free_port
+from tests.unit.admission.configs import sim
+from tests.unit.admission.questions import entry
+
+DEADLINE = 30.0
+AUTHORITY = Authority()
+RIGHT = entry("sim.pydra.dev", sim())
+
+
+def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYDRA_")} | dict(extra)
+
+
+class Running:
+    """A webhook's process."""
+
+    def __init__(self, process: Process, log: Path, port: int) -> None:
+        self.process = process
+        self.url = f"https://127.0.0.1:{port}"
+        self._log = log
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._log.read_text().splitlines()]
+
+    async def wait_log(self, words: str) -> None:
+        with anyio.fail_after(DEADLINE):
+            while not any(words in line["message"] for line in self.lines()):
+                assert self.process.returncode is None, self._log.read_text()
+                await anyio.sleep(0.02)
+
+    async def wait(self, until: Callable[[], Any]) -> None:
+        with anyio.fail_after(DEADLINE):
+            while not await until():
+                await anyio.sleep(0.02)
+
+
+@asynccontextmanager
+async def run_webhook(directory: Path, mount: SecretMount, *flags: str, **environ: str) -> AsyncIterator[Running]:
+    port, log = free_port(), directory / "log"
+    tls = ("--tls-cert", mount.certificate, "--tls-key", mount.key, "--tls-period", "0.05")
+    arguments = ["webhook", "--backend", "sim", "--address", f"127.0.0.1:{port}", *tls, "--log-format", "json", *flags]
+    with log.open("wb") as output:
+        process = await anyio.open_process(
+            [sys.executable, "-m", "pydra.cli.tool", *arguments],
+            stdin=None,
+            stdout=output,
+            stderr=output,
+            env=environment(environ),
+        )
+    async with process:
+        try:
+            running = Running(process, log, port)
+            await running.wait_log("answering reviews")
+            yield running
+        finally:
+            if process.returncode is None:
+                process.kill()
+
+
+async def test_the_webhook_serves_renews_and_leaves_without_failing_a_review(tmp_path: Path) -> None:
+    mount = SecretMount(tmp_path / "tls", AUTHORITY.issue(name="first.example.com"))
+    async with (
+        run_webhook(tmp_path, mount, "--drain-grace", "0.5") as webhook,
+        connect(AUTHORITY) as session,
+    ):
+        assert (await review(session, webhook.url, configs=[RIGHT]))["allowed"] is True
+        mount.replace(AUTHORITY.issue(name="second.example.com"))
+        await webhook.wait_log("serving the certificate for second.example.com")
+
+        webhook.process.send_signal(signal.SIGTERM)
+        await webhook.wait_log("told to stop by SIGTERM")
+        assert (await review(session, webhook.url, configs=[RIGHT]))["allowed"] is True
+        async with session.get(f"{webhook.url}/readyz") as response:
+            assert response.status == 503
+        with anyio.fail_after(DEADLINE):
+            assert await webhook.process.wait() == 0
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await review(session, webhook.url, configs=[RIGHT])
+        kinds = next(line["message"] for line in webhook.lines() if "takes" in line["message"])
+        assert kinds == "driver sim.pydra.dev of backend sim takes sim.pydra.dev/v1alpha1/SimConfig"
+
+
+async def test_a_refusal_is_in_the_log_with_the_object(tmp_path: Path) -> None:
+    mount = SecretMount(tmp_path / "tls", AUTHORITY.issue())
+    async with run_webhook(tmp_path, mount) as webhook, connect(AUTHORITY) as session:
+        await review(session, webhook.url, configs=[entry("sim.pydra.dev", sim(n=1))], namespace="team")
+        line = next(line for line in webhook.lines() if line["message"].startswith("refused"))
+    assert line["message"] == (
+        "refused: spec.devices.config[0].opaque.parameters.n: unknown field, allowed: clockMHz, env, sharing"
+    )
+    assert (line["object"], line["operation"]) == ("team/a", "CREATE")
+    assert line["resource"] == "resourceclaims.v1.resource.k8s.io"
+
+
+async def test_sighup_reads_the_log_level_and_the_certificate(tmp_path: Path) -> None:
+    config = tmp_path / "webhook.yaml"
+    config.write_text("logLevel: info\n")
+    mount = SecretMount(tmp_path / "tls", AUTHORITY.issue())
+    flags = ("--config", str(config), "--tls-period", "3600")
+    async with run_webhook(tmp_path, mount, *flags) as webhook, connect(AUTHORITY) as session:
+        config.write_text("logLevel: debug\n")
+        mount.replace(AUTHORITY.issue(name="renewed.example.com"))
+        webhook.process.send_signal(signal.SIGHUP)
+        await webhook.wait_log("serving the certificate for renewed.example.com")
+        await review(session, webhook.url, configs=[RIGHT])
+        await webhook.wait_log("allowed")
+        config.write_text("logLevel: loud\n")
+        webhook.process.send_signal(signal.SIGHUP)
+        await webhook.wait_log("the settings are as before; what was read is wrong: logLevel: must be one of")
+
+
+async def test_metrics_and_probes_may_have_a_port_without_tls(tmp_path: Path) -> None:
+    mount = SecretMount(tmp_path / "tls", AUTHORITY.issue())
+    plain = free_port()
+    async with (
+        run_webhook(tmp_path, mount, "--http-address", f"127.0.0.1:{plain}"),
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{plain}/metrics") as response,
+    ):
+        text = await response.text()
+    assert "pydra_admission_certificate_expiry_timestamp_seconds 1." in text
+
+
+def run(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pydra.cli.tool", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment(environ), cwd=cwd
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("webhook",), 2, "pydra: backends: name at least one backend, as in --backend sim\npydra: see pydra --help\n"),
+        (("webhook", "--backend", "simm"), 2, 'pydra: backend simm is not installed (did you mean "sim"?)'),
+        (("webhook", "--backend", "sim", "--tls-cert", "/nowhere/a", "--tls-key", "/nowhere/b"), 2,
+         "pydra: tlsCert, tlsKey: /nowhere/a cannot be read: No such file or directory\n"),
+        (("webhook", "--backend", "nowhere:"), 1, "pydra: backend nowhere: there is no module nowhere"),
+        (("policy",), 2, "the following arguments are required: --backend"),
+        (("policy", "--backend", "nowhere:"), 1, "pydra: backend nowhere: there is no module nowhere"),
+        (("schema", "--backend", "sim", "--kind", "X"), 2, "pydra: backend sim has no config of kind X; its kinds: "),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_said_without_a_traceback(arguments: tuple[str, ...], code: int, words: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_the_policy_is_printed_as_yaml_for_the_driver_that_is_named() -> None:
+    done = run("policy", "--backend", "sim", "--driver", "accel.example.com")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("# Written by `pydra policy --backend sim --driver accel.example.com` from the types")
+    policy, binding = yaml.safe_load_all(done.stdout)
+    assert (policy["kind"], binding["kind"]) == ("ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding")
+    assert policy["metadata"]["name"] == "opaque-config.accel.example.com"
+
+
+def test_the_schema_of_a_module_where_one_stands_is_printed_as_json(tmp_path: Path) -> None:
+    (tmp_path / "my_fpga.py").write_text(
+        "import msgspec\n"
+        "class Config(msgspec.Struct):\n    n: int = 0\n"
+        "CONFIG_TYPES = {'fpga.example.com/v1/Config': Config}\n"
+        "async def discover(): ...\nasync def prepare(claim): ...\nasync def unprepare(claim, prepared): ...\n"
+        "print('noise')\n"
+    )
+    done = run("schema", "--backend", "my_fpga:", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "noise\n")
+    assert json.loads(done.stdout)["properties"]["n"] == {"type": "integer", "default": 0}

@@ -1,0 +1,138 @@
+"""Reviews over HTTP: answered, counted, or refused as no reviews in words."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import socket
+from typing import Any
+
+import anyio
+import pytest
+
+from pydra.admission.server import MAX_BODY, PATH
+from pydra.errors import SettingsError
+from tests.integration.admission.serving import JSON, connect, review, serve_webhook
+from tests.unit.admission.configs import sim
+from tests.unit.admission.questions import build_body, encode, entry
+
+RIGHT, WRONG = entry("sim.pydra.dev", sim()), entry("sim.pydra.dev", sim(clockMHz=1))
+
+
+async def test_reviews_are_answered_and_counted() -> None:
+    async with serve_webhook() as webhook, connect() as session:
+        assert (await review(session, webhook.url, configs=[RIGHT]))["allowed"] is True
+        refused = await review(session, webhook.url, "deviceclasses", [RIGHT, WRONG])
+        assert refused["allowed"] is False
+        assert refused["status"]["message"] == (
+            "spec.config[1].opaque.parameters.clockMHz: found 1, allowed: an integer >= 200 and <= 2000"
+        )
+        assert (await review(session, webhook.url, configs=[WRONG], operation="DELETE"))["allowed"] is True
+        assert (await review(session, webhook.url, "pods"))["allowed"] is True
+        for resource, result in (
+            ("resourceclaims", "allowed"),
+            ("deviceclasses", "denied"),
+            ("resourceclaims", "not_ours"),
+            ("other", "not_ours"),
+        ):
+            assert webhook.count(resource, result) == 1, (resource, result)
+        async with session.get(f"{webhook.url}/metrics") as response:
+            text = await response.text()
+        assert "pydra_admission_review_duration_seconds_count 4.0" in text
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "words"),
+    [
+        pytest.param(b"{}", JSON, 400, "the body is no AdmissionReview: Object missing required field", id="empty"),
+        pytest.param(b"{", JSON, 400, "the body is no AdmissionReview: Input data was truncated", id="torn"),
+        pytest.param(
+            encode({**build_body(), "kind": "Pod"}),
+            {"Content-Type": "application/json; charset=utf-8"},
+            400,
+            "the body is a admission.k8s.io/v1 Pod, expected admission.k8s.io/v1 AdmissionReview",
+            id="another kind",
+        ),
+        pytest.param(
+            encode(build_body()),
+            {"Content-Type": "application/yaml"},
+            415,
+            "expected Content-Type application/json, found application/yaml",
+            id="another content type",
+        ),
+        pytest.param(b"x" * (MAX_BODY + 1), JSON, 413, f"a review has at most {MAX_BODY} bytes", id="too large"),
+    ],
+)
+async def test_what_is_no_review_is_answered_in_words(
+    body: bytes, headers: dict[str, str], status: int, words: str
+) -> None:
+    async with serve_webhook() as webhook, connect() as session:
+        async with session.post(f"{webhook.url}{PATH}", data=io.BytesIO(body), headers=headers) as response:
+            assert response.status == status
+            assert (await response.text()).startswith(words)
+        assert webhook.count("other", "malformed") == 1
+        assert (await review(session, webhook.url, configs=[RIGHT]))["allowed"] is True
+
+
+async def test_the_largest_review_of_an_api_server_is_taken() -> None:
+    padding = {"metadata": {"annotations": {"a": "x" * (3 << 20)}}}
+    async with serve_webhook() as webhook, connect() as session:
+        answer = await review(session, webhook.url, configs=[WRONG], oldObject=padding, options=padding)
+    assert answer["allowed"] is False
+
+
+async def test_a_review_that_does_not_arrive_costs_its_sender_alone() -> None:
+    async def drip() -> Any:
+        yield b"{"
+        await anyio.sleep_forever()
+
+    before = asyncio.all_tasks()
+    async with serve_webhook(read_deadline=0.2) as webhook, connect() as session:
+        with anyio.fail_after(10):
+            async with session.post(f"{webhook.url}{PATH}", data=drip(), headers=JSON) as response:
+                assert response.status == 408
+                assert await response.text() == "the review did not arrive within 0.2 s\n"
+        assert (await review(session, webhook.url, configs=[RIGHT]))["allowed"] is True
+    with anyio.fail_after(10):  # aiohttp waits for the rest of the body as long again, although the client is gone
+        while asyncio.all_tasks() - before:
+            await anyio.sleep(0.01)
+
+
+async def test_other_paths_and_methods_are_not_answered_as_reviews() -> None:
+    async with serve_webhook() as webhook, connect() as session:
+        for method, path, status in (("GET", PATH, 405), ("POST", "/", 404), ("GET", "/healthz", 200)):
+            async with session.request(method, f"{webhook.url}{path}") as response:
+                assert response.status == status, (method, path)
+
+
+async def test_many_reviews_at_once_are_each_answered_for_themselves() -> None:
+    async with serve_webhook() as webhook, connect(limit=50) as session:
+
+        async def one(index: int) -> None:
+            answer = await review(session, webhook.url, configs=[WRONG if index % 2 else RIGHT], uid=f"review-{index}")
+            assert (answer["uid"], answer["allowed"]) == (f"review-{index}", index % 2 == 0)
+
+        await asyncio.gather(*(one(index) for index in range(200)))
+        assert webhook.count("resourceclaims", "denied") == 100
+
+
+async def test_one_that_leaves_is_not_ready_and_closes_its_connections_with_their_next_answer() -> None:
+    async with serve_webhook() as webhook, connect() as session:
+        async with session.get(f"{webhook.url}/readyz") as response:
+            assert (response.status, await response.text()) == (200, "ok\n")
+        webhook.service.leaving = True
+        async with session.post(f"{webhook.url}{PATH}", data=encode(build_body()), headers=JSON) as response:
+            assert response.status == 200
+            assert response.headers["Connection"] == "close"
+        async with session.get(f"{webhook.url}/readyz") as response:
+            assert (response.status, await response.text()) == (503, "told to stop\n")
+
+
+async def test_an_address_in_use_is_a_settings_error_that_names_it() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=f"address: cannot listen on 127.0.0.1:{port}"):
+            async with serve_webhook(port=port):
+                pass
