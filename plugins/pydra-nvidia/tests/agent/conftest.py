@@ -230,7 +230,7 @@ class Scene:
         run = root / "hardware" / "run"
         return {
             "gpus": gpus,
-            "journal": sorted(path.name for path in (run / "claims").glob("*")),
+            "journal": sorted(path.name for path in (run / "claims").glob("*.json*")),
             "daemons": sorted(path.name for path in (run / "mps").glob("*/")),
             "cdi": sorted(path.name for path in Path(self.node.cdi_directory).iterdir()),
             "records": sorted(path.name for path in Path(self.node.settings.root, "plugins", DRIVER).rglob("*.json")),
