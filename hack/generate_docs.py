@@ -8,15 +8,17 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+from collections.abc import Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from pydra.cli.options import OPTIONS, default_text, flag_of, key_of, variable_of
+from pydra.admission.metrics import AdmissionMetrics
+from pydra.cli.options import AGENT, OptionTable, default_text, flag_of, key_of, variable_of
+from pydra.cli.webhook import WEBHOOK
 from pydra.observe.metrics import Metrics
-from pydra.settings import Settings
 from pydra_nvidia import settings as nvidia
 from pydra_nvidia.allowed import describe_allowed
 from pydra_nvidia.health.judge import DEFAULT_REACTIONS
@@ -36,7 +38,6 @@ def pages() -> dict[Path, str]:
 
 
 def settings_page() -> str:
-    fields = {field.name: field for field in msgspec.structs.fields(Settings)}
     lines = [
         "# Settings",
         "",
@@ -44,41 +45,55 @@ def settings_page() -> str:
         "A flag beats a variable, a variable beats the file. All mistakes are told at once, and nothing starts.",
         "`SIGHUP` reads them again: the log settings take effect at once, the agent says which others need a restart.",
         "Variables such as `PYDRA_SIM_SCENARIO` belong to the backend named in them and reach its process as they are.",
+        *option_tables(AGENT),
+        "",
+        "# Settings of the webhook",
+        "",
+        "`pydra webhook` has flags, variables and a file (`--config`, `PYDRA_WEBHOOK_CONFIG`) of its own, by the same",
+        "rules. What it does is told in [admission](admission.md).",
+        *option_tables(WEBHOOK),
     ]
-    group = ""
-    for option in OPTIONS:
-        if option.group != group:
-            group = option.group
-            lines += [
-                "",
-                f"## {group[0].upper()}{group[1:]}",
-                "",
-                "| flag | variable | key | default | |",
-                "|---|---|---|---|---|",
-            ]
-        default = default_text(fields[option.field]) or "–"
-        names = f"`{flag_of(option)}` | `{variable_of(option)}` | `{key_of(option)}`"
-        lines.append(f"| {names} | {default} | {option.help} |")
     return "\n".join(lines) + "\n"
 
 
+def option_tables(table: OptionTable) -> Iterator[str]:
+    fields = {field.name: field for field in msgspec.structs.fields(table.settings)}
+    group = ""
+    for option in table.options:
+        if option.group != group:
+            group = option.group
+            yield from ("", f"## {group[0].upper()}{group[1:]}", "")
+            yield from ("| flag | variable | key | default | |", "|---|---|---|---|---|")
+        default = default_text(fields[option.field]) or "–"
+        names = f"`{flag_of(option)}` | `{variable_of(option, table)}` | `{key_of(option, table)}`"
+        yield f"| {names} | {default} | {option.help} |"
+
+
 def metrics_page() -> str:
-    metrics = Metrics()
     lines = [
         "# Metrics",
         "",
         "Served at `/metrics`. All series of a backend exist from its start, at zero. Measurements of the hardware",
         "come from the backend and are called `pydra_<backend>_<name>`.",
         "",
-        "| series | kind | labels | |",
-        "|---|---|---|---|",
+        *series_table(Metrics()),
+        "",
+        "# Metrics of the webhook",
+        "",
+        "Served by `pydra webhook` at `/metrics`, beside its reviews and at `--http-address`.",
+        "",
+        *series_table(AdmissionMetrics()),
     ]
+    return "\n".join(lines) + "\n"
+
+
+def series_table(metrics: object) -> Iterator[str]:
+    yield from ("| series | kind | labels | |", "|---|---|---|---|")
     for metric in sorted(vars(metrics).values(), key=lambda one: getattr(one, "_name", "")):
         if hasattr(metric, "_labelnames"):
             suffix = "_total" if metric._type == "counter" else ""
             labels = ", ".join(f"`{label}`" for label in metric._labelnames)
-            lines.append(f"| `{metric._name}{suffix}` | {metric._type} | {labels} | {metric._documentation} |")
-    return "\n".join(lines) + "\n"
+            yield f"| `{metric._name}{suffix}` | {metric._type} | {labels} | {metric._documentation} |"
 
 
 def nvidia_settings_page() -> str:
