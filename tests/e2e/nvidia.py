@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pydra.errors import Conflict
 from pydra.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIMS, JsonObject
 from pydra_nvidia import DEVICE_CLASSES as CLASSES
@@ -64,14 +66,15 @@ class NvidiaNode:
                 for minor, gpu in enumerate(self.gpus())
                 if (gpu.mig, gpu.compute_mode, gpu.time_slice) != (False, 0, 0)
             ),
-            *map(str, state.glob("claims/*")),
+            *map(str, state.glob("claims/*.json*")),
             *map(str, state.glob("mps/*-*-*-*-*-*")),
         ]
 
     async def wait_clean(self) -> None:
         """Wait until nothing of any claim is left on the node."""
         await self.cluster.wait_unprepared()
-        assert self.leftovers() == []
+        if left := self.leftovers():
+            pytest.fail(f"left behind: {', '.join(left)}")
 
 
 def ask(name: str = "gpu", *, kind: str = "gpu", where: str = "", **exactly: Any) -> JsonObject:

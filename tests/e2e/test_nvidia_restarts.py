@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio import to_thread
 
 from pydra.kube.resources import RESOURCE_CLAIMS
 from pydra_nvidia import DRIVER
@@ -43,7 +44,7 @@ async def test_a_partition_that_a_killed_agent_left_half_made_is_made_anew(tmp_p
             machine = open_machine(tmp_path)
             await cluster.create_pod("app", STAY, resourceClaimName="parts")
             await cluster.wait("half a partition", lambda: _has_instances(NvidiaNode(cluster, agent, machine)))
-            assert agent.stop(signal.SIGKILL) == -signal.SIGKILL
+            assert await to_thread.run_sync(agent.stop, signal.SIGKILL) == -signal.SIGKILL
         async with serve(cluster, tmp_path, ONE) as node:
             await cluster.wait_phase("app", "Running")
             places = [place_of(one["device"]) for one in await allocated(cluster, "parts")]
@@ -61,9 +62,9 @@ async def test_after_a_reboot_a_claims_partition_is_made_again(tmp_path: Path) -
         with run_agent(cluster.node, tmp_path, backend="nvidia", scenario=ONE, flags=flags) as agent:
             await agent.wait_serving(cluster)
             await cluster.start_pod("app", STAY, resourceClaimName="part")
-            assert agent.stop() == 0
+            assert await to_thread.run_sync(agent.stop) == 0
         before = NvidiaNode(cluster, agent, open_machine(tmp_path)).partitions()
-        open_machine(tmp_path).inject.reboot()
+        await to_thread.run_sync(open_machine(tmp_path).inject.reboot)
         boot.write_text("the-second-boot\n")
         for file in cdi_files(DRIVER):
             file.unlink()
@@ -84,7 +85,7 @@ async def test_claims_that_the_vendors_driver_prepared_are_taken_over_while_thei
             await agent.wait_serving(cluster)
             for name in requests:
                 await cluster.start_pod(name, STAY, resourceClaimName=name)
-            assert agent.stop() == 0
+            assert await to_thread.run_sync(agent.stop) == 0
         node = NvidiaNode(cluster, agent, open_machine(tmp_path))
         checkpoint = await vendor_checkpoint(node, list(requests))
         journal = Path(node.machine.settings["state"], "claims").glob("*")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import to_thread
 
 from tests.e2e.agent import run_agent
 from tests.e2e.cluster import STAY
@@ -37,7 +38,7 @@ async def test_a_gpu_is_shared_through_a_daemon_that_outlives_the_agent(short_pa
             assert (await cluster.run_pod("one", LOOK, resourceClaimName="mps"))["main"] == PIPES
             before = daemons(short_path)
             assert len(before) == 1
-            assert agent.stop() == 0
+            assert await to_thread.run_sync(agent.stop) == 0
         async with serve(cluster, short_path, PLAIN) as node:
             assert sorted(gpu.compute_mode for gpu in node.gpus()) == [0, 3], "only the daemon computes on it"
             assert (await cluster.run_pod("two", LOOK, resourceClaimName="mps"))["main"] == PIPES
