@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import anyio
 
-from pydra.devices import Inventory
+from pydra.devices import DeviceHealth, HealthStatus, Inventory
 from pydra.errors import BackendError, PydraError
 from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, lose, next_settling, observe
 
@@ -55,6 +55,7 @@ class Telemetry:
         self._condemned = condemned
         self._publish = publish
         self._snapshot: Snapshot | None = None
+        self._sick: Mapping[str, str] = {}
         self._failures = 0
         self._woken = anyio.Event()
 
@@ -89,15 +90,29 @@ class Telemetry:
             self._snapshot = observe(before, inventory, now=time.monotonic(), policy=self._policy)
         # Before the first answer nothing is known, and an empty pool would take away what an earlier run published.
         if self._snapshot is not None:
-            self._publish(
-                build_pool(
-                    self._snapshot,
-                    driver=self._driver,
-                    pool=self._pool,
-                    policy=self._policy,
-                    condemned=self._condemned(),
-                )
+            published = build_pool(
+                self._snapshot,
+                driver=self._driver,
+                pool=self._pool,
+                policy=self._policy,
+                condemned=self._condemned(),
             )
+            if not self._snapshot.lost:  # nothing new is known of them
+                self._say_health(published.health)
+            self._publish(published)
+
+    def _say_health(self, devices: Iterable[DeviceHealth]) -> None:
+        """One line for all that fell ill of the same, or are well again."""
+        before = self._sick
+        self._sick = {one.device: one.message for one in devices if one.status is HealthStatus.UNHEALTHY}
+        fallen: dict[str, list[str]] = {}
+        for name, message in self._sick.items():
+            if before.get(name) != message:
+                fallen.setdefault(message, []).append(name)
+        for message, names in fallen.items():
+            _log.warning("unhealthy: %s: %s", list_names(names), message or "the backend says no more")
+        if recovered := [name for name in before if name not in self._sick]:
+            _log.info("not unhealthy any more: %s", list_names(recovered))
 
     def _miss(self, error: PydraError) -> None:
         details = error.details if isinstance(error, BackendError) else ""
@@ -112,3 +127,9 @@ class Telemetry:
         if settles is None:
             return self._rescan_period
         return min(self._rescan_period, max(0.0, settles - time.monotonic()))
+
+
+def list_names(names: list[str], most: int = 3) -> str:
+    """`a, b, c and 24 more`."""
+    left = len(names) - most
+    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
 import anyio.lowlevel
+import pytest
 
 from pydra.devices import Device, Health, HealthStatus, Inventory
 from pydra.errors import BackendUnavailable
@@ -130,3 +132,34 @@ async def test_a_condemned_device_is_tainted_at_the_next_look() -> None:
         runner.wake()
         (taint,) = (await notes.wait_count(2)).pool.devices[0].taints
         assert taint.key == "d.example.com/condemned"
+
+
+async def test_the_log_says_once_who_fell_ill_of_what_and_who_is_well_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="pydra.node.telemetry")
+    well = tuple(Device(name=name) for name in ("a", "b", "c", "d", "e"))
+    sick = tuple(Device(name=one.name, health=SICK) for one in well[1:])
+    hardware = Hardware(*well)
+    async with telemetry(hardware, HealthPolicy(healthy_after=0), {}) as (notes, runner):
+        await notes.wait_count(1)
+        for count, devices in enumerate([(well[0], *sick), (well[0], *sick), well], start=2):
+            hardware.devices = devices
+            runner.wake()
+            await notes.wait_count(count)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("WARNING", "unhealthy: b, c, d and 1 more: too hot"),
+        ("INFO", "not unhealthy any more: b, c, d and 1 more"),
+    ]
+
+
+async def test_devices_are_not_called_well_because_the_backend_is_down(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="pydra.node.telemetry")
+    hardware = Hardware(Device(name="a", health=SICK))
+    async with telemetry(hardware, HealthPolicy(), {}) as (notes, runner):
+        await notes.wait_count(1)
+        for count, down in enumerate([True, False], start=2):
+            hardware.down = down
+            runner.wake()
+            await notes.wait_count(count)
+    assert [record.getMessage() for record in caplog.records if "healthy" in record.getMessage()] == [
+        "unhealthy: a: too hot"
+    ]
