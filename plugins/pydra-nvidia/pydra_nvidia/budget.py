@@ -20,8 +20,11 @@ RESERVE = 12.0
 
 
 class _Budget(msgspec.Struct, frozen=True):
+    """`call` is the end of all, `end` that of the block."""
+
     began: float
     end: float
+    call: float
 
 
 _budget: ContextVar[_Budget | None] = ContextVar("pydra_nvidia_budget", default=None)
@@ -31,8 +34,27 @@ _budget: ContextVar[_Budget | None] = ContextVar("pydra_nvidia_budget", default=
 def time_for(seconds: float) -> Generator[None]:
     """What is in the block has these seconds from now, or what is left of the time around it if that is less."""
     now, around = time.monotonic(), _budget.get()
-    inner = _Budget(now, now + seconds) if around is None else _Budget(around.began, min(around.end, now + seconds))
+    end = now + seconds
+    inner = _Budget(now, end, end) if around is None else msgspec.structs.replace(around, end=min(around.end, end))
     token = _budget.set(inner)
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+@contextmanager
+def doing() -> Generator[None]:
+    """What is in the block leaves time for undoing it."""
+    with time_for(CALL), time_for(left(CALL) - RESERVE):
+        yield
+
+
+@contextmanager
+def undoing() -> Generator[None]:
+    """What is in the block has all that is left of the call."""
+    around = _budget.get()
+    token = _budget.set(None if around is None else msgspec.structs.replace(around, end=around.call))
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra import Claim, ClaimError, PreparedDevice, PydraError
-from pydra_nvidia.budget import CALL, RESERVE, left, time_for
+from pydra_nvidia.budget import doing
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.journal import Journal, JournalError
 from pydra_nvidia.nvml.errors import STALE, Code, NvmlError
@@ -69,10 +69,10 @@ class Slicer:
         `absent` are partitions to create of which nothing was there when the entry was planned.
         """
         for position, step in enumerate(entry.steps):
-            doing = replace(step, absent=True) if isinstance(step, CreateMig) and step in absent else step
+            exact = replace(step, absent=True) if isinstance(step, CreateMig) and step in absent else step
             try:
-                with time_for(left(CALL) - RESERVE):
-                    await self._operators[type(step)].apply(doing, entry)
+                with doing():
+                    await self._operators[type(step)].apply(exact, entry)
             except Exception as error:
                 left_nothing = isinstance(error, ClaimError) and not isinstance(error, LeftBehind)
                 done = entry.steps[: position if left_nothing else position + 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pydra_nvidia.budget import left, left_since_begin, time_for
+from pydra_nvidia.budget import CALL, RESERVE, doing, left, left_since_begin, time_for, undoing
 
 
 def test_without_a_budget_every_wait_has_its_own_time() -> None:
@@ -41,3 +41,11 @@ def test_waits_of_one_kind_count_from_the_beginning() -> None:
 async def test_threads_of_a_call_have_its_budget() -> None:
     with time_for(1):
         assert await asyncio.to_thread(left, 100) <= 1
+
+
+def test_undoing_has_the_time_that_doing_left() -> None:
+    with doing():
+        assert left(1000) <= CALL - RESERVE
+        with time_for(0), undoing():
+            assert CALL - RESERVE < left(1000) <= CALL
+        assert left(1000) <= CALL - RESERVE

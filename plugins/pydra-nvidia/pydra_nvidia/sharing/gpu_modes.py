@@ -40,6 +40,17 @@ async def has_gpu(session: NvmlSession, uuid: str) -> bool:
         raise
 
 
+async def set_mode(session: NvmlSession, uuid: str, mode: int) -> None:
+    """Set the compute mode where it is another; nothing where the GPU has none. Raises NvmlError."""
+
+    def set_it(nvml: Nvml) -> None:
+        if read_compute_mode(nvml, uuid) not in (None, mode):
+            handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid, subject=uuid)
+            nvml.call("nvmlDeviceSetComputeMode", handle, mode, subject=uuid)
+
+    await session.run(set_it)
+
+
 async def take_over(session: NvmlSession, uuids: Iterable[str]) -> None:
     """Let each GPU have one process only, in order; raises NvmlError at the first that refuses."""
 

@@ -111,7 +111,7 @@ async def run_program(
         try:
             status = await asyncio.wait_for(process.wait(), deadline)
         except TimeoutError as error:
-            outcome = f"did not end within {deadline:g} s"
+            outcome = f"did not end within {deadline:.3g} s"
             raise ProgramFailed(command, outcome, _tail(said.fileno()), ended=False) from error
         finally:
             if process.returncode is None:

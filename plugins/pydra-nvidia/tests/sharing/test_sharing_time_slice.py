@@ -6,20 +6,22 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pydra import ClaimError, TerminalError
+from pydra_nvidia.budget import time_for
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.programs import ProgramFailed, ProgramMissing
 from pydra_nvidia.sharing.time_slice import SetTimeSliceOperator
-from pydra_nvidia.slicing import LeftBehind
+from pydra_nvidia.slicing import LeftBehind, Slicer
 from pydra_nvidia.steps import SetTimeSlice
 
 STEP = SetTimeSlice(gpu="GPU-1", interval=3)
-MODE = ["-i", "GPU-1", "-c", "DEFAULT"]
+DEFAULT, PROHIBITED, EXCLUSIVE = 0, 2, 3
 
 
-def interval(number: int) -> list[str]:
-    return ["compute-policy", "-i", "GPU-1", "--set-timeslice", str(number)]
+def interval(number: int, gpus: str = "GPU-1") -> list[str]:
+    return ["compute-policy", "-i", gpus, "--set-timeslice", str(number)]
 
 
 @pytest.fixture
@@ -31,13 +33,17 @@ def operator(bench: Any) -> SetTimeSliceOperator:
 async def test_the_compute_mode_is_set_before_the_time_slice(
     bench: Any, kit: Any, operator: SetTimeSliceOperator
 ) -> None:
-    await operator.apply(STEP, kit.entry("u1", STEP))
-    assert bench.smi_calls() == [MODE, interval(3)]
+    bench.hardware.modes["GPU-1"] = EXCLUSIVE
+    bench.behave(smi={"--set-timeslice": "Failed"})
+    with pytest.raises(ProgramFailed):
+        await operator.apply(STEP, kit.entry("u1", STEP))
+    assert bench.hardware.modes["GPU-1"] == DEFAULT
+    assert bench.smi_calls() == [interval(3)]
 
 
 async def test_undoing_sets_the_default(bench: Any, kit: Any, operator: SetTimeSliceOperator) -> None:
     await operator.undo(STEP, bench.note(kit.entry("u1", STEP)))
-    assert bench.smi_calls() == [MODE, interval(0)]
+    assert bench.smi_calls() == [interval(0)]
 
 
 async def test_undoing_leaves_the_slice_to_another_claim_that_shares_the_gpu(
@@ -48,7 +54,7 @@ async def test_undoing_leaves_the_slice_to_another_claim_that_shares_the_gpu(
     assert bench.smi_calls() == []
     bench.journal.remove(mine.uid)
     await operator.undo(STEP, other)
-    assert bench.smi_calls() == [MODE, interval(0)]
+    assert bench.smi_calls() == [interval(0)]
 
 
 @pytest.mark.parametrize("code", [Code.GPU_IS_LOST, Code.NOT_FOUND, Code.DRIVER_NOT_LOADED])
@@ -92,11 +98,9 @@ async def test_libraries_beside_a_c_library_are_not_put_before_this_systems(
     assert "LD_LIBRARY_PATH" not in json.loads(lines[0])["env"]
 
 
-@pytest.mark.parametrize(("words", "calls"), [("-c DEFAULT", [MODE]), ("--set-timeslice 3", [MODE, interval(3)])])
-async def test_what_the_program_says_is_told(
-    bench: Any, kit: Any, operator: SetTimeSliceOperator, words: str, calls: list[list[str]]
-) -> None:
-    bench.behave(smi={words: "Failed: Insufficient Permissions"})
+async def test_what_the_program_says_is_told(bench: Any, kit: Any, operator: SetTimeSliceOperator) -> None:
+    calls = [interval(3)]
+    bench.behave(smi={"--set-timeslice 3": "Failed: Insufficient Permissions"})
     with pytest.raises(ProgramFailed) as caught:
         await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
     assert str(caught.value).startswith(f"nvidia-smi {' '.join(calls[-1])} failed with status 3: ")
@@ -127,7 +131,7 @@ async def test_a_program_that_hangs_is_killed_and_the_default_is_set(
     bench.behave(smi={hung: "hangs"})
     with pytest.raises(error, match=words):
         await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
-    assert bench.smi_calls() == [MODE, interval(3), MODE, interval(0)]
+    assert bench.smi_calls() == [interval(3), interval(0)]
 
 
 async def test_a_driver_without_the_program_is_told(bench: Any, kit: Any) -> None:
@@ -143,16 +147,61 @@ async def test_a_program_that_cannot_be_run_is_told(bench: Any, kit: Any, operat
 
 
 async def test_the_compute_mode_is_what_it_was(bench: Any, kit: Any, operator: SetTimeSliceOperator) -> None:
-    step = SetTimeSlice(gpu="GPU-1", interval=3, mode=2)
+    step = SetTimeSlice(gpu="GPU-1", interval=3, mode=PROHIBITED)
     await operator.undo(step, bench.note(kit.entry("u1", step)))
-    assert bench.smi_calls() == [["-i", "GPU-1", "-c", "PROHIBITED"], interval(0)]
+    assert bench.hardware.modes["GPU-1"] == PROHIBITED
+    assert bench.smi_calls() == [interval(0)]
 
 
 async def test_a_gpu_that_cannot_be_time_sliced_keeps_its_compute_mode(
     bench: Any, kit: Any, operator: SetTimeSliceOperator
 ) -> None:
     bench.behave(smi={"--set-timeslice": "Not Supported"})
-    step = SetTimeSlice(gpu="GPU-1", interval=3, mode=3)
+    bench.hardware.modes["GPU-1"] = EXCLUSIVE
+    step = SetTimeSlice(gpu="GPU-1", interval=3, mode=EXCLUSIVE)
     with pytest.raises(TerminalError):
         await operator.apply(step, kit.entry("u1", step))
-    assert bench.smi_calls()[-1] == ["-i", "GPU-1", "-c", "EXCLUSIVE_PROCESS"]
+    assert bench.hardware.modes["GPU-1"] == EXCLUSIVE
+
+
+EIGHT = tuple(SetTimeSlice(gpu=f"GPU-{number}", interval=3) for number in range(8))
+ALL = ",".join(step.gpu for step in EIGHT)
+
+
+async def test_the_slices_of_all_gpus_of_a_claim_are_set_at_once(
+    bench: Any, kit: Any, operator: SetTimeSliceOperator
+) -> None:
+    entry = bench.note(kit.entry("u1", *EIGHT))
+    slicer = Slicer(bench.journal, {SetTimeSlice: operator})
+    await slicer.carry_out(entry)
+    assert bench.smi_calls() == [interval(3, ALL)]
+    await slicer.undo(entry)
+    assert bench.smi_calls() == [interval(3, ALL), interval(0, ALL)]
+
+
+async def test_where_one_gpu_of_many_refuses_all_get_what_they_had(
+    bench: Any, kit: Any, operator: SetTimeSliceOperator
+) -> None:
+    bench.behave(smi={"--set-timeslice 3": "Not Supported"})
+    bench.hardware.modes |= dict.fromkeys([step.gpu for step in EIGHT], EXCLUSIVE)
+    entry = bench.note(kit.entry("u1", *(replace(step, mode=EXCLUSIVE) for step in EIGHT)))
+    with pytest.raises(TerminalError):
+        await Slicer(bench.journal, {SetTimeSlice: operator}).carry_out(entry)
+    assert interval(0, ALL) in bench.smi_calls()
+    assert set(bench.hardware.modes.values()) == {EXCLUSIVE}
+    assert bench.journal.read("u1") is None
+
+
+async def test_only_gpus_that_nobody_shares_get_the_default(
+    bench: Any, kit: Any, operator: SetTimeSliceOperator
+) -> None:
+    entry = bench.note(kit.entry("u1", *EIGHT[:3]))
+    bench.note(kit.entry("u2", EIGHT[2]))
+    await Slicer(bench.journal, {SetTimeSlice: operator}).undo(entry)
+    assert bench.smi_calls() == [interval(0, "GPU-0,GPU-1")]
+
+
+async def test_a_program_has_no_more_time_than_its_call(bench: Any, kit: Any, operator: SetTimeSliceOperator) -> None:
+    bench.behave(smi={"--set-timeslice 3": "hangs"})  # alone it would have 30 s
+    with time_for(1), pytest.raises(ProgramFailed, match="did not end within 1 s"):
+        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
