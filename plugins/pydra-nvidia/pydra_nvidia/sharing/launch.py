@@ -29,7 +29,7 @@ def launch(plan: dict[str, Any]) -> int:
     for descriptor in entered:
         _call("setns", descriptor, 0)
     if plan["leave_cgroups"]:
-        _leave_cgroups()
+        _leave_cgroups(required=bool(entered))
     for target in plan["unmount"]:
         _call("umount2", target.encode(), MNT_DETACH)
     for target, size in plan["tmpfs"].items():
@@ -61,8 +61,8 @@ def _bind(binds: dict[str, str], *, required: bool) -> None:
         sys.stderr.write(f"going on without directories of its own, which are not permitted: {error}\n")
 
 
-def _leave_cgroups() -> None:
-    """Move to the root of each hierarchy: what ends the agent's container then does not end this."""
+def _leave_cgroups(*, required: bool) -> None:
+    """Move to the root of each hierarchy: what ends the agent's service or container then does not end this."""
     root = "/sys/fs/cgroup"
     unified = os.path.exists(f"{root}/cgroup.controllers")
     for path in [root] if unified else [f"{root}/{name}" for name in sorted(os.listdir(root))]:
@@ -71,6 +71,11 @@ def _leave_cgroups() -> None:
                 file.write("0")
         except (FileNotFoundError, NotADirectoryError):
             continue
+        except OSError as error:
+            if required:
+                raise
+            sys.stderr.write(f"going on in the control groups of the agent, and ending with them: {error}\n")
+            return
 
 
 def _call(name: str, *arguments: Any) -> None:

@@ -1,9 +1,10 @@
 """How an MPS control daemon is started, by the setting `mps_launcher`. Pure, but for a look at the driver's root.
 
 DIRECT, for an agent that runs on the host itself: in a session of its own, its files at their places. HOST, for an
-agent in a container (it needs hostPID, and privileges): in the namespaces of process 1 and out of the container's
-control groups. Either way the daemon's /dev/shm is the directory that its clients get as theirs, which MPS needs. A
-driver that is installed in a container has its own device nodes and libraries, so the daemon gets that root.
+agent in a container (it needs hostPID, and privileges): in the namespaces of process 1. Either way the daemon leaves
+the agent's control groups, with which it would be ended, and its /dev/shm is the directory that its clients get as
+theirs, which MPS needs. A driver that is installed in a container has its own device nodes and libraries, so the
+daemon gets that root.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def plan_daemon(
         binds, argv0, new_root = {shm: "/dev/shm"}, outside(program.inside), ""  # noqa: S108
     return Launch(
         namespaces=where.namespaces,
-        leave_cgroups=where.is_host,
+        leave_cgroups=True,
         binds=binds,
         root=new_root,
         argv=(argv0, "-d", *(("-M",) if multi_user else ())),

@@ -10,6 +10,7 @@ import msgspec
 
 from pydra import ClaimError, PydraError, Sample
 from pydra.devices import SampleKind
+from pydra_nvidia.budget import left, time_for, undoing
 from pydra_nvidia.hardware import Reading
 from pydra_nvidia.journal import Journal
 from pydra_nvidia.nvml.session import NvmlSession
@@ -54,23 +55,34 @@ class StartMpsOperator:
         self._reread = reread
 
     async def apply(self, step: StartMps, entry: Entry, /) -> None:
-        """The compute mode before the daemon: its servers are the one process that a GPU lets in."""
-        async with turn(self._settings, step.id, self._settings.mps_ready_deadline):
+        """The compute mode before the daemon: its servers are the one process that a GPU lets in.
+
+        A daemon that was ready before, for pods that may run, stays whatever happens here.
+        """
+        began = time.monotonic()
+        ready = left(self._settings.mps_ready_deadline)
+        async with turn(self._settings, step.id, ready):
             place = find_place(self._settings, step.id)
-            devices = step.devices or (await self._find_partition(step),)
+            if await self._daemons.is_ready(place):
+                await self._take_over_again(step)
+                return
             try:
-                await take_over(self._session, step.exclusive)
-                await self._daemons.ensure(place, step, devices, entry.uid)
+                with time_for(ready - (time.monotonic() - began)):
+                    self._daemons.refuse_container()
+                    devices = step.devices or (await self._find_partition(step),)
+                    await take_over(self._session, step.exclusive)
+                    await self._daemons.ensure(place, step, devices, entry.uid)
             except Exception as error:
                 try:
-                    await self._remove(place, step, entry)
+                    with undoing():
+                        await self._remove(place, step, entry)
                 except PydraError as failed:
                     raise LeftBehind(f"{error}; and stopping the MPS daemon failed: {failed}") from error
                 raise
 
     async def undo(self, step: StartMps, entry: Entry, /) -> None:
         """End the daemon, and give the GPUs back to all processes, unless another claim's daemon has them."""
-        async with turn(self._settings, step.id, self._settings.mps_ready_deadline):
+        async with turn(self._settings, step.id, left(self._settings.mps_ready_deadline)):
             await self._remove(find_place(self._settings, step.id), step, entry)
 
     async def revive(self, step: StartMps, entry: Entry) -> bool:
@@ -80,8 +92,9 @@ class StartMpsOperator:
             record = place.read_record()
             if record is None or is_alive(Process(record.started, record.pid)):
                 return False
-            await take_over(self._session, step.exclusive)
-            await self._daemons.ensure(place, step, record.devices, entry.uid)
+            with time_for(self._settings.mps_ready_deadline):
+                await take_over(self._session, step.exclusive)
+                await self._daemons.ensure(place, step, record.devices, entry.uid)
             return True
 
     async def bury(self, place: MpsPlace) -> None:
@@ -91,6 +104,13 @@ class StartMpsOperator:
             if record is not None and self._journal.read(record.uid) is None:
                 await self._daemons.remove(place)
                 await give_back(self._session, [one for one in record.devices if one.startswith("GPU-")])
+
+    async def _take_over_again(self, step: StartMps) -> None:
+        """Somebody may have reset the compute mode, or the GPU may not answer now: the daemon goes on without."""
+        try:
+            await take_over(self._session, step.exclusive)
+        except PydraError as error:
+            _log.warning("MPS daemon %s goes on in the compute mode that its GPUs have: %s", step.id, error)
 
     async def _remove(self, place: MpsPlace, step: StartMps, entry: Entry) -> None:
         await self._daemons.remove(place)

@@ -16,7 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from pydra import ClaimError, PydraError
+from pydra_nvidia.budget import left
 from pydra_nvidia.host.driver_root import DriverRoot
+from pydra_nvidia.host.namespaces import find_own
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.launcher import (
@@ -31,7 +33,7 @@ from pydra_nvidia.sharing.launcher import (
 )
 from pydra_nvidia.sharing.places import MpsPlace, MpsRecord
 from pydra_nvidia.sharing.processes import Process, end, find_marked, has_mark, identify, is_alive, wait_gone
-from pydra_nvidia.sharing.programs import ProgramFailed, find_environment, find_program, run_program
+from pydra_nvidia.sharing.programs import Program, ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.steps import StartMps
 
 KILL_DEADLINE = 5.0
@@ -40,6 +42,12 @@ KILL_DEADLINE = 5.0
 SHM_WITHOUT_MEMINFO = "65536k"
 
 _CONTROL = "nvidia-cuda-mps-control"
+_LEAST = 1.0
+"""Seconds that a program has although the call's time is used up."""
+
+_ASKED = 2
+"""How often a daemon that was ready is asked before it is called silent."""
+
 _POLL = 0.05
 _log = logging.getLogger(__name__)
 
@@ -48,6 +56,12 @@ class MpsFailed(ClaimError):
     """The daemon did not start, or does not do what it was told."""
 
     reason = "MpsFailed"
+
+
+class MpsNotKept(ClaimError):
+    """A daemon that is started here would end with the agent's container, and fail its clients."""
+
+    reason = "MpsNotKept"
 
 
 class MpsStuck(ClaimError):
@@ -85,23 +99,43 @@ class MpsDaemons:
     async def ensure(self, place: MpsPlace, step: StartMps, devices: Sequence[str], uid: str) -> bool:
         """Have it running, with its limits, for these devices; whether it had to be started.
 
-        Raises MpsFailed, ProgramFailed, ProgramMissing, MpsStuck; what was begun may be left then.
+        Raises MpsFailed, MpsNotKept, ProgramFailed, ProgramMissing, MpsStuck; what was begun may be left then.
         """
-        process = self.find(place)
-        if process is not None and await self._answers(place):
-            record = place.read_record()
-            if record is None or record.pid != process.pid or record.started != process.started:
-                await self._configure(place, step, devices)  # a process that died here had not come so far
-                self._write_down(place, process, devices, uid)
+        if await self.is_ready(place):
             return False
-        await self._end(place)
-        process = await self._start(place, step, devices)
-        await self._configure(place, step, devices)
+        self.refuse_container()
+        process = await asyncio.to_thread(self.find, place)
+        try:
+            if process is not None and await self._answers(place):  # who started it died before it had its limits
+                await self._configure(place, step, devices)
+                self._write_down(place, process, devices, uid)
+                return False
+            await self._end(place)
+            process = await self._start(place, step, devices)
+            await self._configure(place, step, devices)
+        except ProgramFailed as error:
+            if error.ended:
+                raise
+            raise MpsFailed(f"{error}{_said(place)}") from error
         self._write_down(place, process, devices, uid)
         return True
 
+    async def is_ready(self, place: MpsPlace) -> bool:
+        """Whether it lives and had all its limits once.
+
+        It is then left alone, also when it is silent: ending it would end what its clients compute.
+        """
+        record = place.read_record()
+        if record is None or not is_alive(Process(record.started, record.pid)):
+            return False
+        for _ in range(_ASKED):
+            if await self._answers(place):
+                return True
+        _log.warning("MPS daemon %s lives and does not answer; it is left to the claim's pods", place.id)
+        return True
+
     def find(self, place: MpsPlace) -> Process | None:
-        """The control daemon that runs for the place, as the record or its own file says."""
+        """The control daemon that runs for the place, as the record or its own file says. May block."""
         record = place.read_record()
         if record is not None and is_alive(process := Process(record.started, record.pid)):
             return process
@@ -124,26 +158,40 @@ class MpsDaemons:
 
     async def _start(self, place: MpsPlace, step: StartMps, devices: Sequence[str]) -> Process:
         """Start it and wait until it answers."""
-        root = self._find_root()
-        control = find_program(root, _CONTROL)
+        began = time.monotonic()
+        root, control = await asyncio.to_thread(self._find_control)
         place.make()
         _empty(place.pipe)  # sockets and locks of a daemon that was killed; clients have the directory itself
         await self._mount(place)
         plan = plan_daemon(place, control, root, self._where, devices=tuple(devices), multi_user=step.multi_user)
-        until = time.monotonic() + self._settings.mps_ready_deadline
+        until = began + left(self._settings.mps_ready_deadline)
         said = await self._launch(f"{_CONTROL} -d", plan)
         if said:
             _log.warning("MPS daemon %s: %s", place.id, said)
         while time.monotonic() < until:
-            process = self.find(place)
+            process = await asyncio.to_thread(self.find, place)
             if process is not None and await self._answers(place) and is_alive(process):
                 return process
             await asyncio.sleep(_POLL)
-        state = "runs, but does not answer" if self.find(place) else "does not run"
+        state = "runs, but does not answer" if await asyncio.to_thread(self.find, place) else "does not run"
         raise MpsFailed(
             f"the MPS control daemon for {', '.join(devices)} {state} after"
-            f" {self._settings.mps_ready_deadline:g} s{_said(place)}"
+            f" {time.monotonic() - began:.0f} s{_said(place)}"
         )
+
+    def refuse_container(self) -> None:
+        """Raises MpsNotKept where a daemon would not outlive the agent."""
+        kinds = () if self._where.is_host else find_own(self._tree)
+        if kinds:
+            raise MpsNotKept(
+                f"MPS daemons would end with the agent's container, which has a {' and a '.join(kinds)} namespace of"
+                " its own, and what pods compute with them; the admin sets PYDRA_NVIDIA_MPS_LAUNCHER=host and lets the"
+                " agent's pod have hostPID and be privileged"
+            )
+
+    def _find_control(self) -> tuple[DriverRoot, Program]:
+        root = self._find_root()
+        return root, find_program(root, _CONTROL)
 
     async def _configure(self, place: MpsPlace, step: StartMps, devices: Sequence[str]) -> None:
         """Its limits, for all servers that it will start."""
@@ -168,8 +216,7 @@ class MpsDaemons:
             return False
 
     async def _command(self, place: MpsPlace, text: str) -> str:
-        root = self._find_root()
-        control = find_program(root, _CONTROL)
+        root, control = await asyncio.to_thread(self._find_control)
         environment = {
             **find_environment(root, control, root.path_here),
             "CUDA_MPS_PIPE_DIRECTORY": place.pipe,
@@ -179,21 +226,21 @@ class MpsDaemons:
             f"{_CONTROL} ({text})",
             (control.here,),
             environment=environment,
-            deadline=self._command_deadline,
+            deadline=max(_LEAST, left(self._command_deadline)),
             text=f"{text}\n",
         )
 
     async def _end(self, place: MpsPlace) -> None:
         """Ask it to quit, then end whatever is left of it. Servers end too: none can serve without its daemon."""
-        process = self.find(place)
+        process = await asyncio.to_thread(self.find, place)
         if process is not None:
             with contextlib.suppress(PydraError):  # a driver that is gone, or a daemon that hangs, cannot be asked
                 await self._command(place, "quit")
-                await wait_gone([process], self._quit_deadline)
+                await wait_gone([process], left(self._quit_deadline))
         marked = await asyncio.to_thread(find_marked, _mark(place))
-        left = await end({*marked, *([process] if process else [])}, grace=self._grace, deadline=KILL_DEADLINE)
-        if left:
-            pids = ", ".join(str(one.pid) for one in left)
+        living = await end({*marked, *([process] if process else [])}, grace=self._grace, deadline=KILL_DEADLINE)
+        if living:
+            pids = ", ".join(str(one.pid) for one in living)
             raise MpsStuck(
                 f"processes of MPS daemon {place.id} do not end, although they were killed: {pids};"
                 " they may wait for the GPU, which then needs a reset"
@@ -220,7 +267,7 @@ class MpsDaemons:
         return SHM_WITHOUT_MEMINFO
 
     async def _launch(self, command: str, plan: Launch) -> str:
-        deadline = self._settings.mps_ready_deadline
+        deadline = max(_LEAST, left(self._settings.mps_ready_deadline))
         return await run_program(command, plan.command(), environment={}, deadline=deadline)
 
     def _write_down(self, place: MpsPlace, process: Process, devices: Sequence[str], uid: str) -> None:

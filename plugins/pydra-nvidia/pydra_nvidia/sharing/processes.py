@@ -14,6 +14,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+COMMAND = "nvidia-cuda-mps"
+"""What the kernel keeps of the names of MPS programs, `nvidia-cuda-mps-control` and `-server`: 15 bytes."""
+
 _POLL = 0.02
 
 
@@ -40,7 +43,10 @@ def is_alive(process: Process) -> bool:
 
 
 def has_mark(pid: int, mark: str) -> bool:
-    """Whether the process was started with `NAME=value` in its environment."""
+    """Whether the process was started with `NAME=value` in its environment.
+
+    May block: a process that hangs in the driver may keep its memory, where its environment is, from readers.
+    """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark.encode() in file.read().split(b"\0")
@@ -49,10 +55,18 @@ def has_mark(pid: int, mark: str) -> bool:
 
 
 def find_marked(mark: str) -> tuple[Process, ...]:
-    """All processes with the mark, the oldest first. Reads all of /proc: not for a path that is taken often."""
+    """All processes of MPS with the mark, the oldest first. Blocks, but for no process that is not of MPS."""
     pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
-    found = (identify(pid) for pid in pids if has_mark(pid, mark))
+    found = (identify(pid) for pid in pids if _read_command(pid) == COMMAND and has_mark(pid, mark))
     return tuple(sorted(process for process in found if process is not None))
+
+
+def _read_command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
 
 
 async def end(processes: Iterable[Process], *, grace: float, deadline: float) -> tuple[Process, ...]:

@@ -153,6 +153,8 @@ CONTROL = """
                 if not behaviour.get("stubborn"):
                     peer.close()
                     os._exit(0)
+            elif words[0] == behaviour.get("hangs"):
+                time.sleep(600)
             elif words[0] == behaviour.get("refuses"):
                 answer = "!Invalid argument"
             elif words[0] == "set_default_active_thread_percentage":

@@ -48,7 +48,7 @@ def root(host_path: str, here: str, dev_root: str = "/") -> DriverRoot:
     return DriverRoot(host_path=host_path, here=here, library_dir="/usr/lib64", nvml_library="/nvml", dev_root=dev_root)
 
 
-def test_on_the_host_itself_the_daemon_gets_its_memory_and_nothing_else_changes() -> None:
+def test_on_the_host_itself_the_daemon_gets_its_memory_and_leaves_the_agents_control_group() -> None:
     plan = plan_daemon(
         PLACE,
         program("/opt/driver" + CONTROL),
@@ -58,6 +58,7 @@ def test_on_the_host_itself_the_daemon_gets_its_memory_and_nothing_else_changes(
         multi_user=True,
     )
     assert plan == Launch(
+        leave_cgroups=True,
         binds={"/run/pydra-nvidia/mps/u1-abcde/shm": "/dev/shm"},
         argv=("/opt/driver/usr/bin/nvidia-cuda-mps-control", "-d", "-M"),
         environment={
@@ -228,6 +229,32 @@ async def test_a_daemon_on_the_host_is_in_no_control_group_of_the_agent(bench: A
     groups = await asyncio.to_thread(Path(f"/proc/{record.pid}/cgroup").read_text)
     assert {line.split(":", 2)[2] for line in groups.splitlines()} == {"/"}
     await operator.undo(STEP, kit.entry("u1", STEP))
+
+
+@pytest.mark.parametrize("kind", ["pid", "cgroup"])
+async def test_in_a_container_a_daemon_that_would_end_with_it_is_refused_in_words(
+    bench: Any, kit: Any, kind: str
+) -> None:
+    (bench.path / "proc/self/ns").mkdir(parents=True)
+    (bench.path / f"proc/self/ns/{kind}").symlink_to(f"{kind}:[4026532999]")
+    with pytest.raises(ClaimError, match=r"PYDRA_NVIDIA_MPS_LAUNCHER=host .*hostPID") as caught:
+        await run_daemon(bench, kit, DIRECT)
+    assert f"{kind} namespace" in str(caught.value)
+    assert bench.hardware.modes == {}
+    assert find_place(bench.settings, STEP.id).read_record() is None
+
+
+def test_control_groups_that_cannot_be_left_end_the_daemon_only_with_an_agent_on_the_host(tmp_path: Path) -> None:
+    refuses = "import runpy, sys, builtins as b; real = b.open\n" + (
+        "def refuse(path, *rest, **more):\n"
+        "    if str(path).endswith('cgroup.procs'): raise PermissionError(13, 'no')\n"
+        "    return real(path, *rest, **more)\n"
+        "b.open = refuse; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    )
+    plan = Launch(leave_cgroups=True, argv=("/bin/echo", "goes on"), environment={})
+    *_, path, words = plan.command()
+    done = subprocess.run([sys.executable, "-c", refuses, path, words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
 
 
 async def test_a_host_that_cannot_be_entered_is_told(bench: Any, kit: Any) -> None:

@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import ClaimError, TerminalError
+from pydra_nvidia.budget import time_for
 from pydra_nvidia.hardware import Placement
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.launcher import MARK
@@ -275,7 +276,9 @@ async def test_a_daemon_that_ignores_quit_is_killed_with_its_servers(bench: Any,
     assert daemons_of(bench) == ()
 
 
-async def test_a_daemon_that_hangs_is_replaced_when_its_claim_is_prepared_again(bench: Any, kit: Any) -> None:
+async def test_a_daemon_that_is_silent_when_its_claim_is_prepared_again_is_left_to_its_pods(
+    bench: Any, kit: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.install_all()
     daemons = MpsDaemons(
         bench.settings, bench.tree, bench.find_root, command_deadline=1.0, quit_deadline=0.1, grace=0.1
@@ -286,8 +289,40 @@ async def test_a_daemon_that_hangs_is_replaced_when_its_claim_is_prepared_again(
     before = daemon_of(bench)
     os.kill(before.pid, signal.SIGSTOP)
     await operator.apply(STEP, entry)
-    assert daemon_of(bench) != before
-    assert daemons_of(bench) == (daemon_of(bench),)
+    assert "does not answer; it is left to the claim's pods" in caplog.text
+    os.kill(before.pid, signal.SIGCONT)
+    assert daemons_of(bench) == (daemon_of(bench),) == (before,)
+
+
+async def test_a_gpu_that_refuses_the_compute_mode_does_not_end_a_daemon_that_runs(
+    bench: Any, kit: Any, operator: StartMpsOperator, caplog: pytest.LogCaptureFixture
+) -> None:
+    entry = bench.note(kit.entry("u1", STEP))
+    await operator.apply(STEP, entry)
+    before = daemon_of(bench)
+    bench.hardware.errors["nvmlDeviceSetComputeMode", "GPU-1"] = Code.UNKNOWN
+    await operator.apply(STEP, entry)
+    assert daemon_of(bench) == before
+    assert is_alive(before)
+    assert "goes on in the compute mode that its GPUs have" in caplog.text
+
+
+async def test_a_daemon_that_hangs_over_a_limit_is_told_with_its_log(bench: Any, kit: Any) -> None:
+    bench.install_all(hangs="set_default_active_thread_percentage")
+    daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, command_deadline=1.0, grace=0.1)
+    operator = StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread=None)  # type: ignore[arg-type]
+    step = replace(STEP, thread_percentage=50)
+    with pytest.raises(MpsFailed, match=r"did not end within 1 s.*its log ends with .*Cmd:set_default_active"):
+        await operator.apply(step, bench.note(kit.entry("u1", step)))
+    assert daemons_of(bench) == ()
+
+
+async def test_starting_and_ending_a_daemon_have_the_calls_time_together(bench: Any, kit: Any) -> None:
+    bench.install_all(slow=600)
+    operator = make_operator(bench)  # alone it would wait for 10 s
+    with time_for(1), pytest.raises(MpsFailed, match=r"runs, but does not answer after [12] s; its log ends with"):
+        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    assert daemons_of(bench) == ()
 
 
 async def test_a_killed_daemon_and_its_servers_make_room_for_a_new_one(
