@@ -118,8 +118,13 @@ async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator
 
 
 async def _state(injection: Injection) -> None:
-    """Say once how containers are set up; a hook that is missing costs the claims, which say so themselves."""
+    """Say once how containers are set up, as a warning where they lack something (stderr).
+
+    A hook that is missing costs the claims, which say so themselves.
+    """
     try:
-        sys.stderr.write(f"{await injection.statement()}\n")
+        stream = sys.stdout if await injection.has_hook() else sys.stderr
+        stream.write(f"{await injection.statement()}\n")
+        stream.flush()
     except ClaimError as error:
         sys.stderr.write(f"{error}\n")

@@ -103,6 +103,10 @@ class Injection:
         """How containers are set up on this node, for the log; raises HookMissing."""
         return describe_hooks(await asyncio.to_thread(self._find_hook))
 
+    async def has_hook(self) -> bool:
+        """Whether the node has NVIDIA's hook, so that containers get all; raises HookMissing."""
+        return bool(await asyncio.to_thread(self._find_hook))
+
     def _describe(self, target: WholeGpu | Partition, driver: _Driver) -> ContainerEdits:
         if isinstance(target, WholeGpu):
             return merge(driver.edits, self._gpu(target.gpu, driver, graphics=True))

@@ -309,12 +309,14 @@ async def test_a_driver_container_has_its_own_dev(node: Any) -> None:
 async def test_without_the_hook_a_container_gets_names_and_a_path_and_the_log_a_statement(machine: Any) -> None:
     seen, injection = reading(), Injection(machine.tree, Settings())
     assert HOOK in await injection.statement()
+    assert await injection.has_hook()
     machine.at(HOOK).unlink()
     edits = await injection.edits(target("gpu-0", seen), seen)
     assert edits.hooks == ()
     assert edits.env["LD_LIBRARY_PATH"].startswith(f"{LIB}:")
     assert {f"{LIB}/libcuda.so.1", f"{LIB}/libnvidia-ml.so.1"} < {mount.container_path for mount in edits.mounts}
     assert "not on this node" in await injection.statement()
+    assert not await injection.has_hook()
     present = await read_present([target("gpu-0", seen).allocated.prepared(edits)], root=str(machine.path))
     assert build_spec("gpu.nvidia.com", "uid", present) is not None
 
