@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 DYNAMIC = {"dynamic_mig": True}
 VICTIM, OTHER = "victim", "other"
 QUICK = ("--prepare-deadline", "2", "--unprepare-deadline", "2", "--discover-deadline", "2")
+ALONE = {"PYDRA_NVIDIA_POLL_PERIOD": "3600"}
+"""No discover beside the claim's call: of two calls none would be blamed, and both be called again."""
 
 PREPARE = (
     "nvmlDeviceSetMigMode",
@@ -48,7 +50,7 @@ TOLD = {
 async def test_a_call_that_ends_the_process_in_a_prepare_costs_that_try(
     make_scene: MakeScene, symbol: str, effect: str
 ) -> None:
-    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK) as agent:
+    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK, environ=ALONE) as agent:
         scene.fault({"op": symbol, "do": effect, "count": 1})
         await scene.start(VICTIM, "mig", profile="1g.10gb")
         reason, told = TOLD[effect]
@@ -80,7 +82,7 @@ async def test_a_call_that_ends_the_process_in_a_prepare_costs_that_try(
 async def test_a_call_that_ends_the_process_in_an_unprepare_is_made_good_by_the_next(
     make_scene: MakeScene, symbol: str, effect: str
 ) -> None:
-    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK):
+    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK, environ=ALONE):
         await scene.start(VICTIM, "mig", profile="1g.10gb")
         await scene.wait_running(VICTIM)
         scene.fault({"op": symbol, "do": effect, "count": 1})
@@ -120,7 +122,7 @@ async def test_a_claim_that_kills_the_backend_each_time_is_condemned_and_costs_n
     make_scene: MakeScene,
 ) -> None:
     fatal = {"op": "nvmlGpuInstanceCreateComputeInstance", "do": "segfault", "device": 0}
-    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK) as agent:
+    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK, environ=ALONE) as agent:
         scene.fault(fatal)
         await scene.start(VICTIM, "mig", profile="1g.10gb")
         await scene.wait_event("ClaimCondemned", "ended the process of backend nvidia 2 times")

@@ -73,6 +73,25 @@ def test_a_process_that_died_has_nvml_open_no_longer(simulate: Simulate) -> None
     assert rig.machine.clients() == {}
 
 
+def test_a_process_that_ended_and_that_nobody_waited_for_has_nvml_open_no_longer(simulate: Simulate) -> None:
+    rig = simulate(H100)
+    code = (
+        "import sys\n"
+        "from pydra_nvidia.simulation.install import open_simulation\n"
+        "open_simulation(sys.argv[1], sys.argv[2]).load().nvmlInit()\n"
+        "print(flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, rig.location, str(rig.state)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert rig.machine.clients() == {process.pid: 1}
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert rig.machine.clients() == {}
+
+
 def test_another_process_with_the_same_pid_is_not_taken_for_the_dead_one(simulate: Simulate) -> None:
     rig = simulate(H100)
     client = Path(rig.machine.join())

@@ -1,0 +1,136 @@
+"""Drivers come late, go and are replaced, GPUs are plugged in and out, others partition them: all of it is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pydra.embedded.kubelet.steps import ContainerCreated
+from pydra.kube.resources import RESOURCE_SLICES
+
+if TYPE_CHECKING:
+    from conftest import Scene
+
+    MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
+
+BOTH = {"gpu-0", "gpu-1"}
+
+
+async def versions(scene: Scene) -> set[str]:
+    """The driver's, of all published devices."""
+    return {device["attributes"]["driverVersion"]["version"] for device in (await scene.devices()).values()}
+
+
+@pytest.mark.parametrize("state", ["absent", "unloaded"])
+async def test_a_driver_that_comes_late_has_its_devices_within_seconds_and_no_empty_slice_before(
+    make_scene: MakeScene, state: str
+) -> None:
+    async with make_scene(driver={"state": state}) as scene, scene.agent(ready=False) as agent:
+        await agent.wait_ready()
+        await agent.wait_log(lambda text: "devices cannot be discovered" in text)
+        assert "the NVIDIA driver is not loaded on this node yet" in agent.messages()
+        await scene.start("early", "gpu")
+        assert (await scene.node.client.list(RESOURCE_SLICES)).items == ()
+        scene.inject.load_driver()
+        await scene.wait_devices(BOTH)
+        await scene.wait_running("early")
+        scene.inject.xid(0, 79)
+        await scene.wait_taints({"gpu-0": {"gpu.nvidia.com/xid": ("79", "NoSchedule")}})
+        await scene.remove("early")
+        await scene.wait_clean()
+
+
+async def test_a_driver_that_goes_takes_no_device_away_and_claims_wait_for_it(make_scene: MakeScene) -> None:
+    async with make_scene() as scene, scene.agent("--healthy-after", "0.2") as agent:
+        scene.inject.unload_driver()
+        await agent.wait_log(lambda text: "devices cannot be discovered" in text)
+        assert set(await scene.devices()) == BOTH
+        await scene.wait(lambda: set(scene.health().values()) == {"Unknown"})
+        scene.inject.load_driver()
+        await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
+        await scene.start("pod", "gpu")
+        await scene.wait_running("pod")
+        await scene.remove("pod")
+        await scene.wait_clean()
+
+
+async def test_a_driver_that_was_replaced_is_published_and_given_to_containers(make_scene: MakeScene) -> None:
+    async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent():
+        await scene.start("before", "mig", profile="1g.10gb")
+        await scene.wait_running("before")
+        assert await versions(scene) == {"580.105.8"}
+        scene.inject.load_driver("590.44.01")
+
+        async def is_new() -> bool:
+            return await versions(scene) == {"590.44.1"}
+
+        await scene.until(is_new)
+        await scene.start("after", "gpu")
+        await scene.wait_running("after")
+        created = [step for step in scene.steps if isinstance(step, ContainerCreated)]
+        assert "libcuda.so.590.44.01" in str(created[-1].after)
+        assert "580.105.08" not in str(created[-1].after)
+        await scene.remove("before", "after")
+        await scene.wait_clean()
+
+
+async def test_gpus_that_are_plugged_in_and_out_come_and_go(make_scene: MakeScene) -> None:
+    groups = ({"model": "h100-80gb"}, {"model": "h100-80gb", "plugged": False})
+    async with make_scene(*groups) as scene, scene.agent():
+        assert set(await scene.devices()) == {"gpu-0"}
+        scene.inject.plug(1)
+        await scene.wait_devices(BOTH)
+        scene.inject.xid(1, 79)
+        await scene.wait_taints({"gpu-1": {"gpu.nvidia.com/xid": ("79", "NoSchedule")}})
+        scene.inject.unplug(0)
+        await scene.wait_devices({"gpu-1"})
+        scene.inject.plug(0)
+        await scene.wait_devices(BOTH)
+        await scene.start("pod", "gpu")
+        await scene.wait_running("pod")
+        assert await scene.allocated("pod") == ["gpu-0"]
+        scene.inject.unplug(0)
+        await scene.wait_devices({"gpu-1"})
+        await scene.remove("pod")
+        scene.inject.plug(0)
+        await scene.wait_devices(BOTH)
+        await scene.wait_clean()
+
+
+async def test_partitions_that_others_make_and_remove_are_followed(make_scene: MakeScene) -> None:
+    async with make_scene() as scene, scene.agent():
+        assert set(await scene.devices()) == BOTH
+        scene.inject.set_mig_mode(0, True)
+        scene.inject.create_mig(0, "3g.40gb", 4)
+        await scene.wait_devices({"gpu-0-mig-3g40gb-9-4", "gpu-1"})
+        await scene.start("pod", "mig")
+        await scene.wait_running("pod")
+        scene.inject.create_mig(0, "1g.10gb", 0)
+        await scene.wait_devices({"gpu-0-mig-1g10gb-19-0", "gpu-0-mig-3g40gb-9-4", "gpu-1"})
+        scene.inject.destroy_mig(0, 0)
+        await scene.wait_devices({"gpu-0-mig-3g40gb-9-4", "gpu-1"})
+        await scene.remove("pod")
+        assert len(scene.gpus()[0].instances) == 1, "somebody else's"
+        scene.inject.set_mig_mode(0, False)
+        await scene.wait_devices(BOTH)
+
+
+async def test_partitions_that_others_make_take_their_place_from_those_to_be_made(make_scene: MakeScene) -> None:
+    async with make_scene({"model": "h100-80gb"}, settings={"dynamic_mig": True}) as scene, scene.agent():
+        free = set(await scene.devices())
+        scene.inject.set_mig_mode(0, True)
+        scene.inject.create_mig(0, "3g.40gb", 4)
+
+        async def is_adopted() -> bool:
+            found = set(await scene.devices())
+            return "gpu-0" not in found and "gpu-0-mig-1g10gb-19-5" not in found and "gpu-0-mig-3g40gb-9-4" in found
+
+        assert free >= {"gpu-0", "gpu-0-mig-1g10gb-19-5"}
+        await scene.until(is_adopted)
+        await scene.start("ours", "mig", profile="1g.10gb")
+        await scene.wait_running("ours")
+        await scene.remove("ours")
+        assert [one.start for one in scene.gpus()[0].instances] == [4]
