@@ -48,7 +48,8 @@ def read_backend(name: str, *, driver: str = "") -> KnownBackend:
         raise ContractError(source.name, violations)
     driver = driver or getattr(backend, "DRIVER", "")
     if not driver:
-        raise SettingsError([f"backend {source.name} names no driver: say which it serves, as in --driver gpu.example.com"])
+        problem = "names no driver: say which it serves, as in --driver gpu.example.com"
+        raise SettingsError([f"backend {source.name} {problem}"])
     return KnownBackend(name=source.name, driver=driver, types=dict(getattr(backend, "CONFIG_TYPES", {})))
 
 

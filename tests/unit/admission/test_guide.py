@@ -50,8 +50,9 @@ def test_the_certificate_is_for_the_name_by_which_the_api_server_calls() -> None
     assert objects()["Certificate"]["spec"]["dnsNames"] == [f"{service['name']}.{service['namespace']}.svc"]
 
 
-@pytest.mark.parametrize("flag", sorted(set(re.findall(r"`(--[a-z-]+)", GUIDE))))
-def test_every_flag_in_the_guide_exists(flag: str) -> None:
-    commands = ("webhook", "policy", "schema")
-    choices = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr, index, call-overload]
-    assert any(flag in choices[name].format_help() for name in commands) or flag == "--set"
+@pytest.mark.parametrize("flag", sorted(set(re.findall(r"`(--[a-z-]+)", GUIDE)) - {"--set"}))
+def test_every_flag_in_the_guide_exists(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("webhook", "policy", "schema"):
+        with pytest.raises(SystemExit):
+            build_parser().parse_args([command, "--help"])
+    assert flag in capsys.readouterr().out
