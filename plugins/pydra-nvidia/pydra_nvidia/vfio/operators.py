@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
+from functools import partial
 
 from pydra import ClaimError
+from pydra_nvidia.budget import left_since_begin
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.nvml.errors import STALE, NvmlError
 from pydra_nvidia.nvml.release import Use, read_use, set_persistence
@@ -17,7 +19,8 @@ from pydra_nvidia.steps import BindVfio, Entry
 from pydra_nvidia.vfio.binding import bind_function, give_back, require_nodes
 from pydra_nvidia.vfio.drivers import Loader, is_same, modprobe_in, require_driver
 from pydra_nvidia.vfio.functions import Function, find_strangers, list_nodes, read_function
-from pydra_nvidia.vfio.users import find_users, own_pid, read_command, wait_until_idle
+from pydra_nvidia.vfio.kernel_work import KernelWaits, KernelWork
+from pydra_nvidia.vfio.users import find_users, own_pid, read_command, require_all_seen, wait_until_idle
 
 DEADLINE = "PYDRA_NVIDIA_VFIO_IDLE_DEADLINE"
 
@@ -25,13 +28,21 @@ _log = logging.getLogger(__name__)
 
 
 class BindVfioOperator:
-    """`load` loads kernel modules; without one, the node's own modprobe does."""
+    """`load` loads kernel modules; without one, the node's own modprobe does. `kernel` limits what it waits for."""
 
-    def __init__(self, tree: Tree, settings: Settings, session: NvmlSession, load: Loader | None = None) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        settings: Settings,
+        session: NvmlSession,
+        load: Loader | None = None,
+        kernel: KernelWork | None = None,
+    ) -> None:
         self._tree = tree
         self._deadline = settings.vfio_idle_deadline
         self._session = session
         self._load = load or modprobe_in(settings.host_root)
+        self._kernel = kernel or KernelWork()
 
     async def apply(self, step: BindVfio, entry: Entry, /) -> None:
         """Bind the function. Raises ClaimError with nothing changed; LeftBehind when some of it is, or was before."""
@@ -39,6 +50,7 @@ class BindVfioOperator:
         if step.before == step.target:
             _check_kept(found, step)
             return
+        self._kernel.require_none(step.address)
         try:
             _check(found, step)
             ours = {one.address for one in entry.steps if isinstance(one, BindVfio)}
@@ -58,6 +70,7 @@ class BindVfioOperator:
         """Give the function back to the driver it had. Raises DeviceBusy while a guest has it, KernelRefused."""
         if step.before == step.target:
             return
+        self._kernel.require_none(step.address)
         found = await asyncio.to_thread(read_function, self._tree, step.address)
         if _is_begun(found, step):
             await self._give_back(step, found)
@@ -65,6 +78,8 @@ class BindVfioOperator:
             await self._keep_persistent(step.address)
 
     async def _bind(self, step: BindVfio, found: Function) -> None:
+        if found.driver:
+            await asyncio.to_thread(require_all_seen, self._tree)
         driver = await require_driver(self._tree, step.target, self._load)
         use = await self._read_use(step.address) if found.driver else None
         if use is not None and use.partitioned:
@@ -76,7 +91,8 @@ class BindVfioOperator:
             # Within the session's lock: what this process has open itself was closed, and stays so.
             users = find_users(self._tree, nodes)
             if not users:
-                bind_function(self._tree, step.address, driver, step.before)
+                work = partial(bind_function, self._tree, step.address, driver, step.before)
+                self._kernel.run(step.address, work)
             return users
 
         async def attempt() -> Mapping[int, str]:
@@ -86,7 +102,10 @@ class BindVfioOperator:
         try:
             if use is not None and use.persistent:
                 await self._session.run(lambda nvml: set_persistence(nvml, step.address, on=False))
-            await wait_until_idle(attempt, what=f"GPU {step.address}", variable=DEADLINE, deadline=self._deadline)
+            deadline = left_since_begin(self._deadline)
+            await wait_until_idle(attempt, what=f"GPU {step.address}", variable=DEADLINE, deadline=deadline)
+        except KernelWaits:
+            raise  # whoever speaks to the driver of this GPU now may wait as long
         except BaseException:
             if use is not None and use.persistent:
                 await self._keep_persistent(step.address)
@@ -98,7 +117,8 @@ class BindVfioOperator:
         def give_back_if_idle() -> Mapping[int, str]:
             users = find_users(self._tree, nodes)
             if not users:
-                give_back(self._tree, step.address, step.target, step.before, step.override)
+                work = partial(give_back, self._tree, step.address, step.target, step.before, step.override)
+                self._kernel.run(step.address, work)
             return users
 
         async def attempt() -> Mapping[int, str]:
@@ -106,7 +126,8 @@ class BindVfioOperator:
             users = await asyncio.to_thread(find_users, self._tree, nodes)
             return users or await self._session.run_closed(give_back_if_idle)
 
-        await wait_until_idle(attempt, what=f"function {step.address}", variable=DEADLINE, deadline=self._deadline)
+        deadline = left_since_begin(self._deadline)
+        await wait_until_idle(attempt, what=f"function {step.address}", variable=DEADLINE, deadline=deadline)
 
     async def _find_others(self, address: str, nodes: Collection[str]) -> Mapping[int, str]:
         """Who uses the GPU beside this process."""

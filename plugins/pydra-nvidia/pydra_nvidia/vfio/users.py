@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from pydra import ClaimError
+from pydra_nvidia.host.namespaces import shows_all_processes
 from pydra_nvidia.host.tree import Tree
 
 POLL_SECONDS = 0.5
@@ -20,6 +21,21 @@ class DeviceBusy(ClaimError):
     """Processes still use the device."""
 
     reason = "DeviceBusy"
+
+
+class ProcessesUnseen(ClaimError):
+    """Nobody can tell who uses a device: the kernel could wait without end for a process that is not seen here."""
+
+    reason = "ProcessesUnseen"
+
+
+def require_all_seen(tree: Tree) -> None:
+    """Raises ProcessesUnseen where the tree's /proc is that of a container."""
+    if not shows_all_processes(tree):
+        raise ProcessesUnseen(
+            f"{tree.proc('')} has only the processes of the agent's container, so that a GPU cannot be taken from its"
+            " driver safely: a process that uses it would not be seen; the admin lets the agent's pod have hostPID"
+        )
 
 
 def find_users(tree: Tree, nodes: Collection[str]) -> dict[int, str]:
@@ -59,8 +75,8 @@ async def wait_until_idle(
     while users := await attempt():
         if (left := end - clock()) <= 0:
             raise DeviceBusy(
-                f"{what} is still in use after {deadline:g} s, by {_list(users)}; stop what uses it, monitoring agents"
-                f" and nvidia-persistenced too, or let {variable} be longer"
+                f"{what} is still in use after {deadline:.3g} s, by {_list(users)}; stop what uses it, monitoring"
+                f" agents and nvidia-persistenced too, or let {variable} be longer"
             )
         await asyncio.sleep(min(POLL_SECONDS, left))
 
