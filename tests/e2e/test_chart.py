@@ -1,0 +1,233 @@
+"""The chart on a real cluster: it serves claims, keeps to its rights, is upgraded under way, and leaves nothing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import helm_python
+import pytest
+
+from pydra.errors import KubeError, NotFound
+from pydra.kube.resources import (
+    DEVICE_CLASSES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    JsonObject,
+    Resource,
+)
+from tests.e2e.cluster import STAY, Cluster, cdi_files, open_cluster, records
+from tests.e2e.release import DAEMON_SETS, IMAGE, Release, open_release
+
+pytestmark = pytest.mark.skipif(not IMAGE, reason="PYDRA_E2E_CHART_IMAGE names no image that is on the node")
+
+PRIVILEGED = {"pod-security.kubernetes.io/enforce": "privileged"}
+
+
+@asynccontextmanager
+async def open_place() -> AsyncIterator[tuple[Cluster, Release]]:
+    """A namespace, and a driver name that nobody else serves."""
+    driver = f"chart-{secrets.token_hex(3)}.sim.pydra.dev"
+    async with open_cluster(driver, **PRIVILEGED) as cluster, open_release(cluster) as release:
+        yield cluster, release
+        await cluster.clear()
+
+
+def slice_of(driver: str, node: str | None) -> JsonObject:
+    pool = {"name": "strange", "generation": 1, "resourceSliceCount": 1}
+    where: dict[str, Any] = {"nodeName": node} if node else {"allNodes": True}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"generateName": "strange-"},
+        "spec": {"driver": driver, "pool": pool, **where, "devices": []},
+    }
+
+
+async def test_a_release_serves_claims_passes_its_test_and_leaves_nothing() -> None:
+    async with open_place() as (cluster, release):
+        await release.install()
+        assert await cluster.slices()
+        await cluster.create_claim("one")
+        found = await cluster.run_pod("app", resourceClaimName="one")
+        assert any(line.startswith("SIM_ACCEL_") for line in found["main"])
+        await release.test()
+        before = await release.objects()
+        assert {"daemonsets/pydra-sim", f"deviceclasses/{cluster.driver}"} <= before
+        assert not {one for one in before if "test" in one}, "the test's own objects are gone"
+        await cluster.clear()
+        await cluster.wait_unprepared()
+        await release.uninstall()
+        await cluster.wait("the agent is gone", lambda: _none(release.objects))
+        await cluster.wait("the slices are gone", lambda: _none(cluster.slices))
+        assert not cdi_files(cluster.driver)
+        assert not records(cluster.driver)
+
+
+async def _none(look: Callable[[], Awaitable[Collection[Any]]]) -> bool:
+    return not await look()
+
+
+async def test_an_agent_can_write_slices_of_its_node_and_driver_only(tmp_path: Path) -> None:
+    async with open_place() as (cluster, release):
+        await release.install()
+        async with release.as_agent(tmp_path) as agent:
+            own = await agent.create(RESOURCE_SLICES, slice_of(cluster.driver, cluster.node))
+            await agent.delete(RESOURCE_SLICES, own["metadata"]["name"])
+            for body, words in (
+                (
+                    slice_of(cluster.driver, "node-2"),
+                    f"an agent on node '{cluster.node}' may not write a ResourceSlice of node 'node-2'",
+                ),
+                (slice_of(cluster.driver, None), "may not write a ResourceSlice of no single node"),
+                (
+                    slice_of("gpu.example.com", cluster.node),
+                    f"an agent of {cluster.driver} may not write a ResourceSlice of driver gpu.example.com",
+                ),
+            ):
+                with pytest.raises(KubeError) as caught:
+                    await agent.create(RESOURCE_SLICES, body)
+                assert words in str(caught.value)
+            theirs = await cluster.create(RESOURCE_SLICES, slice_of(cluster.driver, "node-2"))
+            name = theirs["metadata"]["name"]
+            try:
+                for attempt in (
+                    agent.delete(RESOURCE_SLICES, name),
+                    agent.replace(
+                        RESOURCE_SLICES, name, {**theirs, "metadata": {**theirs["metadata"], "labels": {"a": "b"}}}
+                    ),
+                ):
+                    with pytest.raises(KubeError, match="may not write a ResourceSlice of node 'node-2'"):
+                        await attempt
+            finally:
+                await cluster.client.delete(RESOURCE_SLICES, name)
+            with pytest.raises(KubeError, match="forbidden"):
+                await agent.list(PODS)
+
+
+async def test_a_second_release_of_a_driver_is_refused_in_words() -> None:
+    async with open_place() as (cluster, release):
+        await release.install()
+        with pytest.raises(helm_python.HelmError) as caught:
+            await release.install(name="second")
+        said = str(caught.value)
+        assert f"driver {cluster.driver} is served by release {cluster.namespace}/pydra already" in said
+        assert "backends.sim.driver" in said
+        await release.upgrade()
+
+
+async def test_what_is_not_the_releases_own_is_neither_taken_nor_removed() -> None:
+    async with open_place() as (cluster, release):
+        await cluster.create(DEVICE_CLASSES, {"metadata": {"name": cluster.driver}, "spec": {}})
+        try:
+            with pytest.raises(helm_python.HelmError, match="exists already and belongs to no release"):
+                await release.install()
+            await release.install({"deviceClasses": {"create": False}})
+            await release.uninstall()
+            assert await cluster.client.get(DEVICE_CLASSES, cluster.driver)
+        finally:
+            await cluster.client.delete(DEVICE_CLASSES, cluster.driver)
+
+
+async def test_an_upgrade_lets_claims_come_and_go() -> None:
+    async with open_place() as (cluster, release):
+        await release.install()
+        await cluster.create_claim("stays")
+        await cluster.start_pod("stays", STAY, resourceClaimName="stays")
+        first = (await release.agent())["metadata"]["uid"]
+        done: list[str] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_come_and_go, cluster, done)
+            for round_ in range(3):
+                await release.upgrade({"podAnnotations": {"round": str(round_)}, "settings": {"drainGrace": 5}})
+            came = len(done)
+            await cluster.wait("one more pod came and went", lambda: _longer(done, came))
+            tasks.cancel_scope.cancel()
+        assert (await release.agent())["metadata"]["uid"] != first
+        assert await cluster.notes("FailedPrepareDynamicResources") == []
+        assert (await cluster.pod("stays"))["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+async def _come_and_go(cluster: Cluster, done: list[str]) -> None:
+    while True:
+        name = f"app-{len(done)}"
+        await cluster.create_claim(name)
+        await cluster.run_pod(name, resourceClaimName=name)
+        await cluster.delete_pod(name)
+        done.append(name)
+
+
+async def _longer(done: list[str], than: int) -> bool:
+    return len(done) > than
+
+
+def config_of(driver: str, **parameters: Any) -> list[JsonObject]:
+    kind = {"apiVersion": "sim.pydra.dev/v1alpha1", "kind": "SimConfig"}
+    return [{"opaque": {"driver": driver, "parameters": {**kind, **parameters}}}]
+
+
+async def test_the_webhook_refuses_wrong_configs_and_leaves_all_else_alone() -> None:
+    async with open_place() as (cluster, release):
+        await release.install({"webhook": {"enabled": True}})
+        bad, good = config_of(cluster.driver, clockMhz=1200), config_of(cluster.driver, clockMHz=1200)
+        devices = {"requests": [{"name": "accel", "exactly": {"deviceClassName": cluster.driver}}]}
+        for resource, spec, path in (
+            (RESOURCE_CLAIMS, {"devices": {**devices, "config": bad}}, "spec.devices"),
+            (RESOURCE_CLAIM_TEMPLATES, {"spec": {"devices": {**devices, "config": bad}}}, "spec.spec.devices"),
+            (DEVICE_CLASSES, {"config": bad}, "spec"),
+        ):
+            with pytest.raises(KubeError) as caught:
+                await cluster.create(resource, {"metadata": {"name": f"bad.{cluster.driver}"}, "spec": spec})
+            assert f'{path}.config[0].opaque.parameters.clockMhz: unknown field (did you mean "clockMHz"?)' in str(
+                caught.value
+            )
+        for name, config in (("good", good), ("foreign", config_of("other.example.com", anything=1)), ("none", [])):
+            spec = {"devices": {**devices, "config": config}}
+            await cluster.create(RESOURCE_CLAIMS, {"metadata": {"name": name}, "spec": spec})
+        await release.test()
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+async def test_the_webhook_judges_older_versions_of_the_api(version: str) -> None:
+    async with open_place() as (cluster, release):
+        older = Resource(
+            group="resource.k8s.io", version=version, plural="resourceclaims", kind="ResourceClaim", namespaced=True
+        )
+        try:
+            await cluster.client.list(older, namespace=cluster.namespace)
+        except NotFound:
+            pytest.skip(f"the cluster does not serve {version}")
+        await release.install({"webhook": {"enabled": True, "replicas": 1}})
+        spec = {"devices": {"config": config_of(cluster.driver, clockMHz="fast")}}
+        with pytest.raises(KubeError, match=r"spec\.devices\.config\[0\]\.opaque\.parameters\.clockMHz"):
+            await cluster.create(older, {"metadata": {"name": "bad"}, "spec": spec})
+
+
+async def test_an_upgrade_keeps_the_webhooks_certificate() -> None:
+    secrets_ = Resource(version="v1", plural="secrets", kind="Secret", namespaced=True)
+    async with open_place() as (cluster, release):
+        await release.install({"webhook": {"enabled": True, "replicas": 1}})
+        read = cluster.client.get
+        before = await read(secrets_, "pydra-sim-webhook-tls", namespace=cluster.namespace)
+        await release.upgrade({"webhook": {"enabled": True, "replicas": 1, "timeoutSeconds": 3}})
+        after = await read(secrets_, "pydra-sim-webhook-tls", namespace=cluster.namespace)
+        assert after["data"] == before["data"]
+
+
+async def test_a_test_of_a_release_without_nodes_says_so() -> None:
+    async with open_place() as (cluster, release):
+        await release.install({"nodeSelector": {"pydra.dev/no-such-label": "x"}})
+        daemon_set = await cluster.client.get(DAEMON_SETS, "pydra-sim", namespace=cluster.namespace)
+        assert daemon_set["status"]["desiredNumberScheduled"] == 0
+        with pytest.raises(helm_python.HelmReleaseError):
+            await release.test()
+        pod = await cluster.pod("pydra-test")
+        (ended,) = pod["status"]["containerStatuses"]
+        assert "no node has the labels that it asks for" in ended["state"]["terminated"]["message"]
+        assert {one for one in await release.objects() if "test" in one} == {"pods/pydra-test"}
