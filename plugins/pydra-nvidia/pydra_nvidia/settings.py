@@ -147,9 +147,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 5.0
     """Seconds between two looks for what changed from outside, and for MPS daemons that have died."""
     mps_ready_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
-    """Seconds that an MPS control daemon has to be ready."""
-    vfio_idle_deadline: Annotated[float, msgspec.Meta(gt=0)] = 30.0
-    """Seconds to wait for a GPU that is still in use before it is bound for passthrough, or given back."""
+    """Seconds that an MPS control daemon has to be ready. All that is done for a claim has 26 at most."""
+    vfio_idle_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
+    """Seconds to wait for the GPUs of a claim that are still in use before they are bound for passthrough, or given
+    back. All that is done for a claim has 26 at most."""
 
 
 def parse_settings(environ: Mapping[str, str], defaults: Mapping[str, Any] | None = None) -> Settings:

@@ -18,9 +18,9 @@ PLACES = (
     "/usr/local/nvidia/toolkit/nvidia-cdi-hook",
     "/usr/local/bin/nvidia-cdi-hook",
     "/run/current-system/sw/bin/nvidia-cdi-hook",
-    "/var/lib/kubelet/plugins/gpu.nvidia.com/nvidia-cdi-hook",
 )
-"""On the host: the toolkit's packages, the GPU operator, Talos, NixOS, and where NVIDIA's DRA driver leaves a copy."""
+"""On the host: the toolkit's packages, the GPU operator, Talos, NixOS. Not the copy that NVIDIA's DRA driver leaves in
+its directory: with that it goes, and what was prepared with it could start no more."""
 
 
 def driver_hooks(program: str, files: DriverFiles, links: Sequence[Link]) -> tuple[Hook, ...]:

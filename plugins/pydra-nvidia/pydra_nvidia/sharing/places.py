@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import hashlib
 import os
+import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,7 +19,9 @@ from pydra_nvidia.settings import Settings
 LONGEST_SOCKET = 107
 """Bytes of a Unix socket's path. Source: unix(7)."""
 
-_LOCKS = 16
+_LOCK = struct.Struct("@hhqqi0q")
+"""`struct flock` of a 64-bit Linux. Source: fcntl(2)."""
+
 _POLL = 0.02
 
 
@@ -134,17 +137,18 @@ def list_places(settings: Settings) -> tuple[MpsPlace, ...]:
 async def turn(settings: Settings, daemon_id: str, deadline: float) -> AsyncIterator[None]:
     """Alone with the daemon, among all calls of all processes. Raises MpsBusy after `deadline` seconds.
 
-    Few files stand for all daemons, so that none has to be removed, which would need a lock of its own.
+    One file has a byte for each daemon that there may be, so that none has to be removed, which would need a lock of
+    its own.
     """
-    number = int(hashlib.sha256(daemon_id.encode()).hexdigest(), 16) % _LOCKS
+    byte = int.from_bytes(hashlib.sha256(daemon_id.encode()).digest()[:7])
     try:
         os.makedirs(_root(settings), mode=0o755, exist_ok=True)
-        descriptor = os.open(f"{_root(settings)}/lock-{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(f"{_root(settings)}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ClaimError(f"the state of MPS at {_root(settings)} cannot be used: {error}") from error
     try:
         end = time.monotonic() + deadline
-        while not _try_lock(descriptor):
+        while not _try_lock(descriptor, byte):
             if time.monotonic() >= end:
                 raise MpsBusy(f"MPS daemon {daemon_id} is being started or stopped already; it is tried again")
             await asyncio.sleep(_POLL)
@@ -153,10 +157,11 @@ async def turn(settings: Settings, daemon_id: str, deadline: float) -> AsyncIter
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int, byte: int) -> bool:
+    """The lock is of the open file, not of the process: calls of one process exclude each other too."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
+    except (BlockingIOError, PermissionError):  # fcntl(2): EAGAIN or EACCES
         return False
     return True
 

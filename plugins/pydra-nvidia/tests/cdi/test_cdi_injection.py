@@ -306,6 +306,12 @@ async def test_a_driver_container_has_its_own_dev(node: Any) -> None:
     assert {hook.path for hook in edits.hooks} == {"/usr/local/nvidia/toolkit/nvidia-cdi-hook"}
 
 
+async def test_a_hook_that_goes_with_nvidias_own_driver_is_not_used(machine: Any) -> None:
+    machine.at(HOOK).unlink()
+    machine.put("/var/lib/kubelet/plugins/gpu.nvidia.com/nvidia-cdi-hook", b"#!", 0o755)
+    assert not await Injection(machine.tree, Settings()).has_hook()
+
+
 async def test_without_the_hook_a_container_gets_names_and_a_path_and_the_log_a_statement(machine: Any) -> None:
     seen, injection = reading(), Injection(machine.tree, Settings())
     assert HOOK in await injection.statement()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +376,17 @@ async def test_calls_for_one_daemon_take_turns(bench: Any, kit: Any, operator: S
         with pytest.raises(MpsBusy):
             async with turn(bench.settings, STEP.id, 0):
                 pass
+
+
+async def test_daemons_are_in_each_others_way_never(bench: Any) -> None:
+    async with AsyncExitStack() as all_of_them:
+        for number in range(100):
+            await all_of_them.enter_async_context(turn(bench.settings, f"claim-{number}", 0))
+        with pytest.raises(MpsBusy):
+            async with turn(bench.settings, "claim-7", 0):
+                pass
+    async with turn(bench.settings, "claim-7", 0):
+        pass
 
 
 async def test_a_cancelled_call_leaves_what_the_next_one_finds_or_undoes(
