@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from pydra import ClaimError
 from pydra_nvidia.hardware import GpuInstance
@@ -94,7 +95,9 @@ class MigModeOnOperator(_Operator):
 
     async def undo(self, step: MigModeOn, entry: Entry) -> None:
         """Leave MIG mode where no other claim has anything, no partition is left, and no reset is needed for it."""
-        await self._undo(step.gpu, lambda nvml: self._leave(nvml, step.gpu, entry.uid))
+        # The claim has nothing there any more: that others go on having the GPU open is no reason to keep its pods.
+        with suppress(GpuBusy, ModePending):
+            await self._undo(step.gpu, lambda nvml: self._leave(nvml, step.gpu, entry.uid))
 
     def _leave(self, nvml: Nvml, gpu: str, uid: str) -> None:
         if not read_mode(nvml, gpu).current or not is_resetless(nvml, gpu):
@@ -103,14 +106,8 @@ class MigModeOnOperator(_Operator):
         held = (hold for other in self._journal.staying(uid) for hold in other.holds if not hold.admin)
         if any(hold.hardware in names for hold in held):
             return
-        if find_all(nvml, gpu)[0]:
-            return
-        try:
+        if not find_all(nvml, gpu)[0]:
             set_mode(nvml, gpu, on=False)
-        except (NvmlError, ModePending) as error:
-            # The claim has nothing there any more: that others have the GPU open is no reason to keep its pods.
-            if isinstance(error, NvmlError) and error.code not in PASSING:
-                raise
 
 
 class MigModeOffOperator(_Operator):

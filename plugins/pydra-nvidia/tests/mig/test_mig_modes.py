@@ -64,6 +64,14 @@ async def test_that_others_have_the_gpu_open_keeps_no_claim_from_leaving(node: M
     assert not one.mode()
 
 
+async def test_a_gpu_that_others_have_open_for_a_moment_leaves_mig_mode_with_its_last_claim(node: MakeNode) -> None:
+    one = node(H100, patience=30.0)
+    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    one.fault({"op": "nvmlDeviceSetMigMode", "do": "raise", "code": "IN_USE", "count": 1})
+    await one.slicer.undo(entry)
+    assert not one.mode()
+
+
 async def test_a_whole_gpu_leaves_mig_mode_once_it_is_empty(node: MakeNode) -> None:
     one = node({**H100, "mig": True, "instances": [{"profile": "1g.10gb", "start": 6}]})
     off = MigModeOff(gpu=one.uuids[0])
