@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 import yaml
 
+from pydra.admission.cel.policy import build_policy
+from pydra.admission.known import read_backend
 from pydra.backends.discovery import find_backend
 from pydra.backends.loading import load_object
 from pydra.backends.protocol import ENTRY_POINT_GROUP
@@ -29,6 +31,9 @@ CHART = ROOT / "charts" / "pydra"
 SCHEMA = CHART / "values.schema.json"
 README = CHART / "README.md"
 BEGIN, END = "<!-- values: make chart -->\n", "<!-- end of values -->\n"
+
+DRIVER = "driver.placeholder.invalid"
+"""In policies, where the driver's name belongs; templates/config-policy.yaml knows it."""
 
 DECIDED_BY_THE_CHART = {"node_name", "kubeconfig", "pod_uid", "http_address", "log_file"}
 BELOW = {
@@ -58,6 +63,7 @@ def files() -> dict[Path, str]:
     made = {SCHEMA: json.dumps(schema, indent=2, ensure_ascii=False) + "\n"}
     for name in backends():
         made[CHART / "files" / "backends" / f"{name}.json"] = describe_backend(name)
+        made[CHART / "files" / "policies" / f"{name}.json"] = policy_of(name)
     before, _, rest = README.read_text().partition(BEGIN)
     made[README] = before + BEGIN + values_table(schema) + END + rest.partition(END)[2]
     return made
@@ -77,6 +83,12 @@ def describe_backend(name: str) -> str:
         for one, spec in backend.DEVICE_CLASSES.items()
     }
     return json.dumps({"driver": backend.DRIVER, "deviceClasses": classes}, indent=2) + "\n"
+
+
+def policy_of(name: str) -> str:
+    """The policy and the binding that judge its configs; the release puts in the driver's name."""
+    found = build_policy(read_backend(name, driver=DRIVER))
+    return json.dumps([found.policy, found.binding], indent=2, ensure_ascii=False) + "\n"
 
 
 def agent_settings() -> dict[str, Any]:

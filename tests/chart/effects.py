@@ -232,6 +232,7 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
     ),
     ("slicePolicy.create", SIM, False, count("ValidatingAdmissionPolicy"), 0),
     ("deviceClasses.create", SIM, False, count("DeviceClass"), 0),
+    ("configPolicy.create", SIM, True, count("ValidatingAdmissionPolicy"), 2),
     ("networkPolicy.create", SIM, True, count("NetworkPolicy"), 1),
     (
         "networkPolicy.from",

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from pydra.admission.metrics import AdmissionMetrics
 from pydra.observe.metrics import Metrics
 from tests.chart.rendering import CHART, SIM, at, render
 
@@ -16,7 +17,7 @@ EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in pan
 def series() -> dict[str, set[str]]:
     """Names as Prometheus has them, with their labels."""
     found: dict[str, set[str]] = {}
-    for metric in vars(Metrics()).values():
+    for metric in (*vars(Metrics()).values(), *vars(AdmissionMetrics()).values()):
         if hasattr(metric, "_labelnames"):
             suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(metric._type, ("",))
             found |= {f"{metric._name}{suffix}": {*metric._labelnames, "le"} for suffix in suffixes}

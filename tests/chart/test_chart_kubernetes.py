@@ -39,6 +39,7 @@ FULL = overlay(
             "from": PEERS,
             "egress": [{"to": PEERS, "ports": [{"port": 443, "protocol": "TCP"}]}],
         },
+        "configPolicy": {"create": True},
         "dashboard": {"create": True, "annotations": {"a": "b"}},
         "openshift": {"enabled": True},
         "webhook": {"enabled": True, "priorityClassName": "a", "nodeSelector": {"a": "b"}},

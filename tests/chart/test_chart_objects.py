@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from pydra.admission.cel.policy import build_policy
+from pydra.admission.known import read_backend
 from tests.chart.rendering import BOTH, NVIDIA, SIM, at, overlay, render
 
 AGENT = {
@@ -236,3 +238,13 @@ def test_selectors_of_a_release_find_its_own_pods_only() -> None:
         wanted = one["spec"]["selector"]["matchLabels"].items()
         found = [other["metadata"]["name"] for other in workloads if wanted <= _pod_labels(other).items()]
         assert found == [one["metadata"]["name"]]
+
+
+def test_policies_for_configs_are_those_that_pydra_prints_for_the_driver() -> None:
+    objects = render(BOTH, at("backends.sim.driver", "sim.example.com"), at("configPolicy.create", True))
+    for name, driver in (("sim", "sim.example.com"), ("nvidia", "gpu.nvidia.com")):
+        expected = build_policy(read_backend(name, driver=driver))
+        for wanted in (expected.policy, expected.binding):
+            found = objects.one(wanted["kind"], wanted["metadata"]["name"])
+            assert found["spec"] == wanted["spec"]
+            assert found["metadata"].get("annotations") == wanted["metadata"].get("annotations")

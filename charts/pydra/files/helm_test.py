@@ -30,7 +30,11 @@ def call(path, body=None):
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
-            return error.code, json.loads(error.read() or b"{}")
+            text = error.read().decode(errors="replace")
+        try:
+            return error.code, json.loads(text)
+        except ValueError:  # of something between, which speaks no JSON
+            return error.code, {"message": f"status {error.code}: {text[:200]}"}
 
 
 def find_problems(release):
@@ -54,11 +58,12 @@ def find_problems(release):
 def look_at_agents(namespace, name):
     """Whether there are any, and all are ready."""
     status, found = call(f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}")
-    counts = found.get("status", {})
-    wanted, ready = counts.get("desiredNumberScheduled", 0), counts.get("numberReady", 0)
     if status != 200:
         yield f"DaemonSet {name}: {found.get('message')}"
-    elif not wanted:
+        return
+    counts = found.get("status", {})
+    wanted, ready = counts.get("desiredNumberScheduled", 0), counts.get("numberReady", 0)
+    if not wanted:
         yield f"DaemonSet {name}: no node has the labels that it asks for, or the taints that it tolerates"
     elif ready < wanted:
         yield f"DaemonSet {name}: {ready} of {wanted} agents are ready; see their logs and Events"
