@@ -79,13 +79,11 @@ class Reaper:
 
 
 KILLS = [
-    ("mig", "nvmlDeviceSetMigMode", "nvmlComputeInstanceDestroy"),
     ("mig", "nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceDestroy"),
     ("mps", "run nvidia-cuda-mps-control -d", "run unmount the memory of MPS"),
     ("mps", "record", "nvmlDeviceSetComputeMode"),
     ("mps-on-mig", "record", "nvmlComputeInstanceDestroy"),
     ("time-slice", "compute-policy", "compute-policy"),
-    ("vfio", "nvmlDeviceSetPersistenceMode", "write unbind"),
     ("vfio", "write unbind", "write driver_override"),
     ("vfio", "write bind", "write bind"),
     ("vfio", "write driver_override", "forget"),
