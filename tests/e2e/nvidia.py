@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio import to_thread
 
 from pydra.errors import Conflict
 from pydra.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIMS, JsonObject
@@ -135,7 +136,7 @@ async def serve(
 ) -> AsyncIterator[NvidiaNode]:
     """A node that serves; when its pods have gone, the hardware must be as it was."""
     async with open_agent(cluster, scratch, backend="nvidia", scenario=scenario, flags=flags) as agent:
-        node = NvidiaNode(cluster, agent, open_machine(scratch))
+        node = NvidiaNode(cluster, agent, await open_machine(scratch))
         yield node
         await cluster.clear()
         await node.wait_clean()
@@ -150,6 +151,6 @@ async def open_node(
         yield node
 
 
-def open_machine(scratch: Path) -> Simulation:
+async def open_machine(scratch: Path) -> Simulation:
     """The machine of an agent that runs there, or ran."""
-    return open_simulation(str(scratch / "scenario.yaml"), str(scratch / "hardware"))
+    return await to_thread.run_sync(open_simulation, str(scratch / "scenario.yaml"), str(scratch / "hardware"))

@@ -41,7 +41,7 @@ async def test_a_partition_that_a_killed_agent_left_half_made_is_made_anew(tmp_p
         await cluster.create_claim("parts", requests=[partition("1g.10gb", count=2)])
         with run_agent(cluster.node, tmp_path, backend="nvidia", scenario=hangs) as agent:
             await agent.wait_serving(cluster)
-            machine = open_machine(tmp_path)
+            machine = await open_machine(tmp_path)
             await cluster.create_pod("app", STAY, resourceClaimName="parts")
             await cluster.wait("half a partition", lambda: _has_instances(NvidiaNode(cluster, agent, machine)))
             assert await to_thread.run_sync(agent.stop, signal.SIGKILL) == -signal.SIGKILL
@@ -63,8 +63,9 @@ async def test_after_a_reboot_a_claims_partition_is_made_again(tmp_path: Path) -
             await agent.wait_serving(cluster)
             await cluster.start_pod("app", STAY, resourceClaimName="part")
             assert await to_thread.run_sync(agent.stop) == 0
-        before = NvidiaNode(cluster, agent, open_machine(tmp_path)).partitions()
-        await to_thread.run_sync(open_machine(tmp_path).inject.reboot)
+        machine = await open_machine(tmp_path)
+        before = NvidiaNode(cluster, agent, machine).partitions()
+        await to_thread.run_sync(machine.inject.reboot)
         boot.write_text("the-second-boot\n")
         for file in cdi_files(DRIVER):
             file.unlink()
@@ -86,7 +87,7 @@ async def test_claims_that_the_vendors_driver_prepared_are_taken_over_while_thei
             for name in requests:
                 await cluster.start_pod(name, STAY, resourceClaimName=name)
             assert await to_thread.run_sync(agent.stop) == 0
-        node = NvidiaNode(cluster, agent, open_machine(tmp_path))
+        node = NvidiaNode(cluster, agent, await open_machine(tmp_path))
         checkpoint = await vendor_checkpoint(node, list(requests))
         journal = Path(node.machine.settings["state"], "claims").glob("*")
         for file in (*cdi_files(DRIVER), *records(DRIVER), *journal):  # as if we had never been here
