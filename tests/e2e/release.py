@@ -57,7 +57,7 @@ class Release:
     def __init__(self, helm: helm_python.Config, cluster: Cluster) -> None:
         self.cluster = cluster
         self._helm = helm
-        self._state = f"/var/run/pydra-e2e/{cluster.driver}"
+        self._state = f"/var/run/pydra-{cluster.driver}"
 
     async def install(self, *values: Mapping[str, Any], name: str = "pydra") -> None:
         """Install it, and wait until all of it is ready."""
