@@ -23,6 +23,7 @@ PROJECTS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pydra-wheels-") as scratch:
+        os.chmod(scratch, 0o755)  # some tests become another user, who must be able to read what is installed
         wheels, environment = Path(scratch, "wheels"), Path(scratch, "env")
         for project in PROJECTS:
             build(project, wheels)

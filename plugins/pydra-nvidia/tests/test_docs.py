@@ -11,6 +11,8 @@ import msgspec
 import pytest
 import yaml
 
+import pydra
+import pydra_nvidia
 from pydra_nvidia import DEVICE_CLASSES
 from pydra_nvidia.cdi.hooks import PLACES
 from pydra_nvidia.health.incidents import APPLICATION_XIDS
@@ -21,7 +23,7 @@ from pydra_nvidia.settings import Reaction, Settings, Signal
 from pydra_nvidia.simulation.scenario_file import bundled_models, bundled_scenarios, parse_scenario
 
 HERE = Path(__file__).resolve().parents[1]
-ROOT = HERE.parents[1]
+CODE = Path(pydra_nvidia.__file__).parent
 PAGES = [HERE / "README.md", *sorted((HERE / "docs").glob("*.md"))]
 
 
@@ -93,7 +95,7 @@ def test_the_page_of_containers_lists_the_places_in_the_order_of_looking(before:
 
 def templates() -> Iterator[str]:
     """Every string in the code, with a line break in the place of what is filled in."""
-    for path in [*HERE.glob("pydra_nvidia/**/*.py"), *ROOT.glob("pydra/**/*.py")]:
+    for path in [*CODE.rglob("*.py"), *Path(pydra.__file__).parent.rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 yield "".join(str(one.value) if isinstance(one, ast.Constant) else "\n" for one in node.values)
@@ -115,7 +117,7 @@ def test_messages_in_the_page_of_troubles_are_in_the_code() -> None:
 
 
 def test_every_metric_is_on_a_page() -> None:
-    source = "".join(path.read_text() for path in HERE.glob("pydra_nvidia/**/*.py"))
+    source = "".join(path.read_text() for path in CODE.rglob("*.py"))
     names = set(re.findall(r"(?:_gauge|_counter|_told)\(\s*\"(\w+)\"", source))
     names |= set(re.findall(r"Sample\(\s*name=\"(\w+)\"", source))
     assert "xids_total" in names

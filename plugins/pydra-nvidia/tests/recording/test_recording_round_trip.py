@@ -189,9 +189,11 @@ async def test_a_machine_without_a_driver_is_recorded_without_one(simulate: Simu
     recording = await rig.record()
     assert (recording.differences, recording.scenario.driver.state) == ((), state)
     again = simulate(recording.text)
-    with pytest.raises(DriverMissing):
-        await again.read()
-    if state == "unloaded":
+    if state == "absent":  # it may be a node for passthrough
+        assert (await again.read()).gpus == ()
+    else:
+        with pytest.raises(DriverMissing):
+            await again.read()
         again.inject.load_driver()
         assert len((await again.read()).gpus) == 2
 
