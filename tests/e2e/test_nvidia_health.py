@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeAlias
 
 from tests.e2e.cluster import STAY, Cluster
 from tests.e2e.nvidia import TWO, NvidiaNode, allocated, open_node, partition
@@ -19,14 +20,13 @@ async def test_an_xid_taints_the_gpu_and_its_partitions_until_it_has_been_well_f
         node.inject.xid(0, 31)
         node.inject.xid(0, 48)
         await node.cluster.wait("Unhealthy in the pod's status", lambda: _health(node.cluster, "Unhealthy", "XID 48"))
-        tainted = await taints(node)
-        assert set(tainted) == {"gpu-0"}, "what an application did wrong is no taint that keeps pods away"
-        assert tainted["gpu-0"] == {("gpu.nvidia.com/xid", "48", "NoSchedule")}
+        # XID 31, which an application caused, keeps nobody away.
+        await wait_taints(node, {"gpu-0": {("gpu.nvidia.com/xid", "48", "NoSchedule")}})
         await node.cluster.create_claim("other", requests=[partition("7g.80gb")])
         await node.cluster.start_pod("other", STAY, resourceClaimName="other")
         assert (await allocated(node.cluster, "other"))[0]["device"].startswith("gpu-1-mig-")
         await node.cluster.wait("Healthy in the pod's status", lambda: _health(node.cluster, "Healthy"))
-        assert await taints(node) == {}
+        await wait_taints(node, {})
 
 
 async def test_pods_leave_a_lost_gpu_and_its_claims_end(tmp_path: Path) -> None:
@@ -39,15 +39,28 @@ async def test_pods_leave_a_lost_gpu_and_its_claims_end(tmp_path: Path) -> None:
         node.inject.lose(0)
         await node.cluster.wait_gone("first")
         assert (await node.cluster.pod("second"))["status"]["phase"] == "Running"
-        assert (await taints(node))["gpu-0"] == {("gpu.nvidia.com/gpu-lost", "", "NoExecute")}
+        await wait_taints(node, {"gpu-0": {("gpu.nvidia.com/gpu-lost", "", "NoExecute")}})
         node.inject.reset(0)
         await node.cluster.create_pod("first", STAY, resourceClaimName="first")
         await node.cluster.wait_phase("first", "Running")
 
 
-async def taints(node: NvidiaNode) -> dict[str, set[tuple[str, str, str]]]:
-    """By GPU, those of its devices that keep pods away: key, value and effect."""
-    found: dict[str, set[tuple[str, str, str]]] = {}
+Taints: TypeAlias = dict[str, set[tuple[str, str, str]]]
+"""By GPU, those of its devices that keep pods away: key, value and effect."""
+
+
+async def wait_taints(node: NvidiaNode, wanted: Taints) -> None:
+    """Wait until the slices have these; the pods' status may be ahead of them."""
+
+    async def look() -> bool:
+        return await taints(node) == wanted
+
+    await node.cluster.wait(f"the taints {wanted}", look)
+
+
+async def taints(node: NvidiaNode) -> Taints:
+    """Those in the slices."""
+    found: Taints = {}
     for device in await node.cluster.devices():
         for taint in device.get("taints") or ():
             if taint["effect"] != "None":
