@@ -11,6 +11,9 @@ from enum import IntEnum
 
 import msgspec
 
+VGPU_GUEST = 2
+"""NVML_GPU_VIRTUALIZATION_MODE_VGPU: the GPU is a share from a hypervisor, which decides on partitions."""
+
 
 class Architecture(IntEnum):
     """NVML's device architectures, in the order of their generations."""

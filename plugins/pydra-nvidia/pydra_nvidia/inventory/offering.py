@@ -13,11 +13,8 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from pydra.devices import Quantity
-from pydra_nvidia.hardware import Gpu, GpuInstance, Mig, Placement, Profile
+from pydra_nvidia.hardware import VGPU_GUEST, Gpu, GpuInstance, Mig, Placement, Profile
 from pydra_nvidia.inventory.profiles import Offer, build_table
-
-VGPU_GUEST = 2
-"""NVML's virtualization mode of a vGPU: its partitioning is the hypervisor's."""
 
 WHOLE_ONLY: Mapping[str, Quantity] = {"gpu": 1}
 """The counters of a GPU that is not partitioned, so that it is either used here or passed through."""

@@ -11,13 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pydra import ClaimError
-from pydra_nvidia.hardware import Gpu, GpuInstance, Placement, Profile, Reading
+from pydra_nvidia.hardware import VGPU_GUEST, Gpu, GpuInstance, Placement, Profile, Reading
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import CreateMig, MigModeOff, MigModeOn, Step
 from pydra_nvidia.targets import Partition, Target, WholeGpu
-
-VGPU_GUEST = 2
-"""NVML_GPU_VIRTUALIZATION_MODE_VGPU: the hypervisor decides on partitions."""
 
 
 def plan_partitions(

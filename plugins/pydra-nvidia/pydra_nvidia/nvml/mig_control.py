@@ -17,13 +17,12 @@ from pydra_nvidia.hardware import Architecture, GpuInstance, Placement, Profile
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.gpus import parse_bus_id
-from pydra_nvidia.nvml.partitions import Kind, Offer, read_instances, read_offer, read_resetless
+from pydra_nvidia.nvml.partitions import PROFILES, Kind, Offer, read_instances, read_offer, read_resetless
 from pydra_nvidia.nvml.partitions import read_mode as read_modes
 
 GONE = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.NOT_SUPPORTED})
 """Of an instance: it is no more. NVML says so of stale handles, of ids that are free, and with the mode off."""
 
-GPU_PROFILES = 0x12
 FILLING = (0, 1, 2, 3, 4, 5, 6)
 """NVML's constants of compute instance profiles, by slices; not their doubles 1_SLICE_REV1 (7) and 7_SLICE_NVL (8)."""
 
@@ -110,7 +109,7 @@ def find_all(nvml: Nvml, gpu: str) -> tuple[tuple[GpuInstance, ...], tuple[Profi
 def count_slices(nvml: Nvml, gpu: str, profile: int) -> int:
     """The compute slices of a profile; 0 when the driver does not offer it. Raises NvmlError."""
     handle = find_gpu(nvml, gpu)
-    for kind in range(GPU_PROFILES):
+    for kind in range(PROFILES):
         info = _seek(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, kind, subject=gpu)
         if info is not None and info.id == profile:
             return int(info.sliceCount)
