@@ -10,6 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from nvml_libraries import answer, nvml
 from pydra_nvidia.hardware import (
     Fabric,
     NvLinks,
@@ -24,33 +25,11 @@ HANDLE = ctypes.c_void_p(0x10)
 CLUSTER = "8c0b4c5e-66ac-4a1e-9c26-8d5f3f7d3a10"
 
 
-class Library:
-    """C functions by name; any other is of a newer driver."""
-
-    def __init__(self, **functions: Callable[..., int]) -> None:
-        self._functions = functions
-
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        try:
-            return self._functions[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
 @pytest.fixture(autouse=True)
 def _library_as_before() -> Iterator[None]:
     before = pynvml.nvmlLib
     yield
     use_library(pynvml, before)
-
-
-def nvml(**functions: Callable[..., int]) -> Nvml:
-    use_library(pynvml, Library(**functions))
-    return Nvml(pynvml)
-
-
-def answer(code: int) -> Callable[..., int]:
-    return lambda *_arguments: code
 
 
 def links(states: dict[int, int], kinds: dict[int, int], addresses: dict[int, bytes]) -> Nvml:

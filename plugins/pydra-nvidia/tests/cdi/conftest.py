@@ -6,9 +6,11 @@ import os
 import stat
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cdi_claims import HOOK, LIB
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.tree import Roots, Tree
 from pydra_nvidia.settings import Settings
@@ -119,3 +121,14 @@ class FakeNode:
 @pytest.fixture
 def node(tmp_path: Path) -> FakeNode:
     return FakeNode(tmp_path / "node")
+
+
+@pytest.fixture
+def machine(node: Any) -> Any:
+    """Three GPUs; the second has a partition. Nothing changed lately."""
+    node.driver_libraries(LIB)
+    node.put("/usr/bin/nvidia-smi", b"#!", 0o755)
+    node.put(HOOK, b"#!", 0o755)
+    node.devices("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia0", "nvidia1", "nvidia2")
+    node.partition(1, 7, 0, (201, 202))
+    return node

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mps_claims import make_operator
 from pydra import AllocatedDevice
 from pydra_nvidia.hardware import ComputeInstance, Gpu, GpuInstance, Mig, PciFunction, Placement, Profile, Reading
 from pydra_nvidia.host.driver_root import DriverRoot
@@ -22,6 +23,7 @@ from pydra_nvidia.journal import Journal
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.launcher import MARK
+from pydra_nvidia.sharing.mps import StartMpsOperator
 from pydra_nvidia.steps import Entry, Step
 from pydra_nvidia.targets import Target, find_targets
 
@@ -107,7 +109,7 @@ def give(
 
 CONTROL = """
     # A control daemon as NVIDIA's: goes into the background, writes its pid, serves one command a connection.
-    import json, os, socket, sys, time
+    import contextlib, json, os, socket, sys, time
     pipe, log = os.environ["CUDA_MPS_PIPE_DIRECTORY"], os.environ["CUDA_MPS_LOG_DIRECTORY"]
     behaviour = json.load(open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "behaviour.json")))
 
@@ -161,7 +163,8 @@ CONTROL = """
                 percentage = behaviour.get("percentage", words[1] + ".0")
             elif words[0] == "get_default_active_thread_percentage":
                 answer = percentage
-            peer.sendall(answer.encode())
+            with contextlib.suppress(OSError):  # who asked may be gone
+                peer.sendall(answer.encode())
             peer.close()
 
     if sys.argv[1:2] != ["-d"]:
@@ -339,3 +342,9 @@ class Kit:
 @pytest.fixture
 def kit() -> type[Kit]:
     return Kit
+
+
+@pytest.fixture
+def operator(bench: Any) -> StartMpsOperator:
+    bench.install_all()
+    return make_operator(bench)

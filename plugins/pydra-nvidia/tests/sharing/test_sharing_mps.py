@@ -11,47 +11,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from mps_claims import DEFAULT, EXCLUSIVE, STEP, daemon_of, daemons_of, make_operator, place_of
 from pydra import ClaimError
 from pydra_nvidia.nvml.errors import Code, NvmlError
-from pydra_nvidia.sharing.launcher import MARK
 from pydra_nvidia.sharing.mps import StartMpsOperator
-from pydra_nvidia.sharing.mps_daemon import MpsDaemons, MpsFailed
-from pydra_nvidia.sharing.places import MpsPlace, find_place
-from pydra_nvidia.sharing.processes import Process, find_marked, identify, is_alive
+from pydra_nvidia.sharing.mps_daemon import MpsFailed
+from pydra_nvidia.sharing.processes import identify, is_alive
 from pydra_nvidia.sharing.programs import ProgramFailed
 from pydra_nvidia.slicing import LeftBehind
-from pydra_nvidia.steps import StartMps
-
-STEP = StartMps(id="u1-abcde", devices=("GPU-1", "GPU-2"), exclusive=("GPU-1", "GPU-2"))
-DEFAULT, EXCLUSIVE = 0, 3
-
-
-def make_operator(bench: Any, reading: Any = None) -> StartMpsOperator:
-    async def reread(uuids: object) -> Any:
-        return reading
-
-    daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root)
-    return StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread)
-
-
-@pytest.fixture
-def operator(bench: Any) -> StartMpsOperator:
-    bench.install_all()
-    return make_operator(bench)
-
-
-def place_of(bench: Any, step: StartMps = STEP) -> MpsPlace:
-    return find_place(bench.settings, step.id)
-
-
-def daemons_of(bench: Any, step: StartMps = STEP) -> tuple[Process, ...]:
-    return find_marked(f"{MARK}={place_of(bench, step).path}")
-
-
-def daemon_of(bench: Any, step: StartMps = STEP) -> Process:
-    record = place_of(bench, step).read_record()
-    assert record is not None
-    return Process(record.started, record.pid)
 
 
 async def test_a_daemon_runs_for_the_claims_gpus_and_has_them_to_itself(

@@ -1,0 +1,93 @@
+"""GPUs, partitions and targets of claims, for the tests of container edits."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from pydra import AllocatedDevice, ContainerEdits
+from pydra_nvidia.hardware import (
+    Architecture,
+    ComputeInstance,
+    Driver,
+    Gpu,
+    GpuInstance,
+    Mig,
+    PciFunction,
+    Placement,
+    Profile,
+    Reading,
+    VfioHost,
+)
+from pydra_nvidia.targets import Target, find_targets
+
+V = "580.105.08"
+LIB = "/usr/lib/x86_64-linux-gnu"
+HOOK = "/usr/bin/nvidia-cdi-hook"
+MIG = "gpu-1-mig-1g10gb-19-3"
+
+
+def gpu(minor: int, mig: Mig | None = None) -> Gpu:
+    return Gpu(
+        index=minor,
+        minor=minor,
+        uuid=f"GPU-{minor}",
+        name="NVIDIA H100 80GB HBM3",
+        brand=2,
+        architecture=Architecture.HOPPER,
+        compute=(9, 0),
+        pci=f"0000:{minor:02x}:00.0",
+        memory=80 << 30,
+        mig=mig,
+    )
+
+
+def partitioned(name: str = "1g.10gb", compute: int = 1) -> Mig:
+    place = Placement(3, 1)
+    profile = Profile(
+        id=19,
+        name=name,
+        slices=1,
+        most=7,
+        memory_mib=9856,
+        multiprocessors=16,
+        copy_engines=1,
+        decoders=1,
+        encoders=0,
+        jpeg_engines=1,
+        ofa_engines=0,
+        placements=(place,),
+    )
+    instances = tuple(ComputeInstance(id=index, uuid=f"MIG-{index}", slices=1) for index in range(compute))
+    return Mig(
+        enabled=True,
+        pending=True,
+        resetless=True,
+        profiles=(profile,),
+        instances=(GpuInstance(id=7, profile=19, placement=place, compute=instances),),
+    )
+
+
+def reading(*gpus: Gpu, version: str = V, iommufd: bool = False, group: str = "11") -> Reading:
+    function = PciFunction(address="0000:65:00.0", vendor="0x10de", device="0x2330", pci_class="0x030200", group=group)
+    return Reading(
+        driver=Driver(version=version, cuda=13000),
+        gpus=gpus or (gpu(0), gpu(1, partitioned()), gpu(2)),
+        functions={function.address: function},
+        vfio=VfioHost(iommu=True, iommufd=iommufd),
+    )
+
+
+def target(device: str, seen: Reading, *configs: Any) -> Target:
+    (found,) = find_targets([AllocatedDevice(request="r", pool="n", device=device, configs=configs)], seen)
+    return found
+
+
+def settle(node: Any) -> None:
+    """As if nothing had changed for years."""
+    for folder, _, _ in os.walk(node.path):
+        os.utime(folder, (1_000_000_000, 1_000_000_000))
+
+
+def nodes(edits: ContainerEdits) -> list[str]:
+    return [one.path for one in edits.device_nodes]

@@ -1,0 +1,37 @@
+"""A claim with a daemon of MPS, the operator that starts it, and how to find the daemon."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydra_nvidia.sharing.launcher import MARK
+from pydra_nvidia.sharing.mps import StartMpsOperator
+from pydra_nvidia.sharing.mps_daemon import MpsDaemons
+from pydra_nvidia.sharing.places import MpsPlace, find_place
+from pydra_nvidia.sharing.processes import Process, find_marked
+from pydra_nvidia.steps import StartMps
+
+STEP = StartMps(id="u1-abcde", devices=("GPU-1", "GPU-2"), exclusive=("GPU-1", "GPU-2"))
+DEFAULT, EXCLUSIVE = 0, 3
+
+
+def make_operator(bench: Any, reading: Any = None) -> StartMpsOperator:
+    async def reread(uuids: object) -> Any:
+        return reading
+
+    daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root)
+    return StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread)
+
+
+def place_of(bench: Any, step: StartMps = STEP) -> MpsPlace:
+    return find_place(bench.settings, step.id)
+
+
+def daemons_of(bench: Any, step: StartMps = STEP) -> tuple[Process, ...]:
+    return find_marked(f"{MARK}={place_of(bench, step).path}")
+
+
+def daemon_of(bench: Any, step: StartMps = STEP) -> Process:
+    record = place_of(bench, step).read_record()
+    assert record is not None
+    return Process(record.started, record.pid)
