@@ -28,7 +28,8 @@ PydraError
     └── Unavailable          no answer, or an answer that says to come back
 
 `retryable` decides whether a later, identical call may succeed. `reason` is the stable word
-that Kubernetes Events and metrics use.
+that Kubernetes Events and metrics use; a backend gives its own errors words of their own, which
+arrive at the agent on the instance: `type(error).reason` is then still pydra's.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class PydraError(Exception):
     """The root: catch it to catch whatever pydra says on purpose."""
 
     retryable: ClassVar[bool] = True
-    reason: ClassVar[str] = "Error"
+    reason: str = "Error"
 
 
 class SettingsError(PydraError):

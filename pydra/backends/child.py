@@ -22,7 +22,7 @@ from typing import Any
 
 from pydra.backends.channel import Channel
 from pydra.backends.check import find_coroutine_violations, find_methods, find_object_violations
-from pydra.backends.faults import Fault, FaultKind, build_fault
+from pydra.backends.faults import Fault, FaultKind, build_fault, find_own_reasons
 from pydra.backends.loading import Unloadable, load_object
 from pydra.backends.serving import CallServer
 from pydra.backends.threads import CallThreads
@@ -151,6 +151,7 @@ def _hello(backend: Any, live: Any) -> Hello:
         methods=find_methods(live),
         config_kinds=tuple(sorted(getattr(backend, "CONFIG_TYPES", {}))),
         device_classes=dict(sorted(getattr(backend, "DEVICE_CLASSES", {}).items())),
+        reasons=find_own_reasons(),
     )
 
 

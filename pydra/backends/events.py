@@ -15,7 +15,11 @@ from pydra.claims.model import Claim
 
 
 class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend that can be called. `driver` is its default driver name, empty when the settings must give one."""
+    """A backend that can be called. `driver` is its default driver name, empty when the settings must give one.
+
+    `reasons` are those of its errors that have one of their own, by the name of the class, whether they can be used
+    or not.
+    """
 
     name: str
     distribution: str
@@ -24,6 +28,7 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     methods: tuple[Method, ...]
     config_kinds: tuple[str, ...]
     device_classes: Mapping[str, Any]
+    reasons: Mapping[str, str]
 
 
 class BackendReady(msgspec.Struct, frozen=True, kw_only=True):

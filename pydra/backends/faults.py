@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
+import re
 import traceback
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import TracebackType
 
@@ -34,6 +37,9 @@ _MACHINERY = (f"{os.path.dirname(__file__)}{os.sep}", importlib.__file__, contex
 
 MAX_MESSAGE = 4096
 MAX_TRACEBACK = 64 * 1024
+MAX_REASON = 64
+MAX_REASONS = 100
+_REASON = re.compile(rf"[A-Z][A-Za-z0-9]{{0,{MAX_REASON - 1}}}")
 
 
 class FaultKind(Enum):
@@ -53,10 +59,14 @@ class FaultKind(Enum):
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One error: `problems` for the kinds that list them, `device` and `holder` for a device in use."""
+    """One error: `problems` for the kinds that list them, `device` and `holder` for a device in use.
+
+    `reason` is the backend's own word for it, as it stands in its code; empty where it has none.
+    """
 
     kind: FaultKind
     message: str = ""
+    reason: str = ""
     problems: tuple[str, ...] = ()
     device: str = ""
     holder: str = ""
@@ -76,27 +86,49 @@ _KINDS: tuple[tuple[type[ClaimError], FaultKind], ...] = (
 
 
 def build_fault(error: BaseException) -> Fault:
-    """The error as data, of bounded size whatever the backend put into it."""
+    """The error as data, of bounded size whatever the backend put into it.
+
+    What a backend's task group made a group of is what its tasks raised: that one, or all of a claim's at once.
+    """
+    leaves = tuple(_leaves(error))
+    error = leaves[0] if len(leaves) == 1 else error
     lines = traceback.format_exception(type(error), error, _skip_machinery(error))
     trace = _clip("".join(lines), MAX_TRACEBACK, keep_end=True)
+    reason = _own_reason(type(error), error)
     match error:
-        case DeviceInUse(device=str(device), holder=str(holder)):
-            return Fault(kind=FaultKind.DEVICE_IN_USE, device=device, holder=holder, traceback=trace)
-        case InvalidConfig(problems=problems):
-            return Fault(kind=FaultKind.INVALID_CONFIG, problems=_clip_all(problems), traceback=trace)
         case ContractError(violations=violations):
             return Fault(kind=FaultKind.CONTRACT, problems=_clip_all(violations), traceback=trace)
         case ClaimError():
-            return Fault(kind=_claim_kind(error), message=_clip(_text(error), MAX_MESSAGE), traceback=trace)
+            return msgspec.structs.replace(_build_claim_fault(error), reason=reason, traceback=trace)
         case PydraError():  # it was expected, and says what is wrong: where it was raised is no news to anybody
-            return Fault(kind=FaultKind.BACKEND, message=_clip(_text(error), MAX_MESSAGE))
+            return Fault(kind=FaultKind.BACKEND, message=_clip(_text(error), MAX_MESSAGE), reason=reason)
+        case _ if all(isinstance(one, ClaimError) for one in leaves):
+            kind = FaultKind.CLAIM if all(getattr(one, "retryable", True) for one in leaves) else FaultKind.TERMINAL
+            return Fault(kind=kind, message=_clip("; ".join(map(_text, leaves)), MAX_MESSAGE), traceback=trace)
         case _:
-            message = f"{type(error).__name__}: {_text(error)}".removesuffix(": ")
+            message = "; ".join(f"{type(one).__name__}: {_text(one)}".removesuffix(": ") for one in leaves)
             return Fault(kind=FaultKind.BACKEND, message=_clip(message, MAX_MESSAGE), traceback=trace)
+
+
+def _build_claim_fault(error: ClaimError) -> Fault:
+    match error:
+        case DeviceInUse(device=str(device), holder=str(holder)):
+            return Fault(kind=FaultKind.DEVICE_IN_USE, device=device, holder=holder)
+        case InvalidConfig(problems=problems):
+            return Fault(kind=FaultKind.INVALID_CONFIG, problems=_clip_all(problems))
+        case _:
+            return Fault(kind=_claim_kind(error), message=_clip(_text(error), MAX_MESSAGE))
 
 
 def parse_fault(fault: Fault, backend: str, doing: str) -> PydraError:
     """The error that the agent raises for it; `doing` says what failed, such as `prepare`."""
+    error = _parse_error(fault, backend, doing)
+    if is_reason(fault.reason):
+        error.reason = fault.reason
+    return error
+
+
+def _parse_error(fault: Fault, backend: str, doing: str) -> PydraError:
     match fault.kind:
         case FaultKind.DEVICE_IN_USE:
             return DeviceInUse(fault.device, fault.holder)
@@ -109,6 +141,38 @@ def parse_fault(fault: Fault, backend: str, doing: str) -> PydraError:
         case kind:
             types = {known: error_type for error_type, known in _KINDS}
             return types.get(kind, ClaimError)(fault.message)
+
+
+def is_reason(word: str) -> bool:
+    """Whether the word can be the reason of an Event and the label of a metric: CamelCase of at most 64 characters."""
+    return _REASON.fullmatch(word) is not None
+
+
+def find_own_reasons() -> Mapping[str, str]:
+    """The errors with a reason of their own that exist in this process so far: reason by name of the class."""
+    found = {one.__name__: reason for one in _narrower(PydraError) if (reason := _own_reason(one, one))}
+    return dict(sorted(found.items())[:MAX_REASONS])
+
+
+def _narrower(error_type: type[PydraError]) -> Iterator[type[PydraError]]:
+    for one in error_type.__subclasses__():
+        yield one
+        yield from _narrower(one)
+
+
+def _own_reason(error_type: type[BaseException], holder: object) -> str:
+    """The `reason` of an error or its class, where it is not the one of pydra's class above it."""
+    pydras = next((one for one in error_type.__mro__ if one.__module__ == PydraError.__module__), None)
+    own = inspect.getattr_static(holder, "reason", "") if pydras is not None else ""
+    return _clip(own, MAX_REASON) if isinstance(own, str) and own != getattr(pydras, "reason", "") else ""
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors in a task group's group, or the error itself."""
+    for one in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
+        yield from _leaves(one)
+    if not isinstance(error, BaseExceptionGroup):
+        yield error
 
 
 def _skip_machinery(error: BaseException) -> TracebackType | None:

@@ -201,6 +201,7 @@ class Keeper:
             methods=hello.methods,
             config_kinds=hello.config_kinds,
             device_classes=hello.device_classes,
+            reasons=hello.reasons,
         )
         self._move(BackendState.READY, "")
         _log.info("backend %s: ready in process %d after %.2f s", source, session.pid, session.age)

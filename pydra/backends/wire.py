@@ -58,12 +58,16 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Backend to agent, once, when it can be called: what it is and what it has."""
+    """Backend to agent, once, when it can be called: what it is and what it has.
+
+    `reasons` are those of its own errors, by the name of the class, as far as their code is imported by then.
+    """
 
     driver: str
     methods: tuple[Method, ...]
     config_kinds: tuple[str, ...] = ()
     device_classes: Mapping[str, Any] = {}
+    reasons: Mapping[str, str] = {}
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):

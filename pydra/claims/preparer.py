@@ -182,7 +182,7 @@ class ClaimPreparer:
             return await perform(course)
         except PydraError as error:
             details = error.details if isinstance(error, BackendError) and not error.logged else ""
-            fields = {**course.fields(), **({"details": details} if details else {})}
+            fields = {"reason": error.reason, **course.fields(), **({"details": details} if details else {})}
             _log.warning("%s", error, extra={"fields": fields})
             return error
         except Exception as error:  # noqa: BLE001 - one of the two boundaries

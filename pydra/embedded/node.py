@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 from anyio.abc import Process
@@ -102,8 +103,8 @@ class AgentProcess:
 
 
 @asynccontextmanager
-async def run_node(report: Report, *, node_name: str = "embedded-node") -> AsyncIterator[EmbeddedNode]:
-    """A node that lives as long as the block, its kubelet's steps told to `report`."""
+async def run_node(report: Report, *, node_name: str = "embedded-node", **options: Any) -> AsyncIterator[EmbeddedNode]:
+    """A node that lives as long as the block, its kubelet's steps told to `report`; `options` are the API server's."""
     # Paths of sockets end at 107 bytes, and TMPDIR may be long.
     place = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - mkdtemp makes the name
     with tempfile.TemporaryDirectory(prefix="pydra-", dir=place) as root:
@@ -112,7 +113,7 @@ async def run_node(report: Report, *, node_name: str = "embedded-node") -> Async
         )
         for directory in (settings.registry, f"{settings.root}/plugins", f"{root}/cdi"):
             os.makedirs(directory)
-        async with serve_control_plane(kubeconfig=Path(root, "kubeconfig")) as server:
+        async with serve_control_plane(kubeconfig=Path(root, "kubeconfig"), **options) as server:
             credentials = await load_credentials(environ={}, kubeconfig=str(server.kubeconfig))
             async with KubeClient(credentials, user_agent="pydra-dev") as client, anyio.create_task_group() as tasks:
                 await tasks.start(Kubelet(settings, client, report).run)

@@ -29,6 +29,7 @@ from pydra.claims.reports import (
     SweepDone,
 )
 from pydra.devices import HealthStatus
+from pydra.errors import PydraError
 from pydra.inventory import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.watch import WatchFailed
@@ -38,6 +39,8 @@ from pydra.observe.metrics import Metrics
 from pydra.slices.events import FieldsDropped, PoolInvalid, PoolPublished, PublishFailed, SliceWritten
 
 Record = Callable[[Notice], None]
+OWN_REASONS = 32
+"""Reasons of a backend's own that are labels; of any more, pydra's word for the error is."""
 
 
 class Reports:
@@ -50,6 +53,7 @@ class Reports:
         self._node = Subject(api_version="v1", kind="Node", name=node, uid=node)
         self._driver = driver
         self._dropped: Sequence[str] = ()
+        self._own_reasons: set[str] = set()
 
     def __call__(self, event: object) -> None:
         """Take note of an event."""
@@ -131,7 +135,7 @@ class Reports:
 
     @_handle.register
     def _(self, event: ClaimFailed) -> None:
-        self._finish(event.driver, event.operation, event.error.reason, event.seconds)
+        self._finish(event.driver, event.operation, self._label(event.error), event.seconds)
         self._tell(claim_subject(event.ref), event.error.reason, str(event.error), event.operation.value)
 
     @_handle.register
@@ -239,6 +243,13 @@ class Reports:
     def _finish(self, driver: str, operation: Operation, result: str, seconds: float) -> None:
         self._metrics.in_flight.labels(driver, operation.value).dec()
         self._metrics.calls.labels(driver, operation.value, result).observe(seconds)
+
+    def _label(self, error: PydraError) -> str:
+        """The error's reason as a label, of which there are never more than a few: backends are strangers."""
+        pydras = type(error).reason
+        if error.reason != pydras and len(self._own_reasons) < OWN_REASONS:
+            self._own_reasons.add(error.reason)
+        return error.reason if error.reason in self._own_reasons else pydras
 
     def _tell(self, subject: Subject, reason: str, note: str, action: str) -> None:
         self._record(Notice(subject=subject, reason=reason, note=note, action=action[:1].upper() + action[1:]))

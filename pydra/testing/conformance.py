@@ -20,6 +20,7 @@ import anyio
 from pydra.backends.discovery import BackendSource, choose_backend, find_backend
 from pydra.backends.environment import extend_module_path, variable_prefix
 from pydra.backends.events import BackendEnded, BackendEvent, BackendFacts, BackendStartFailed, HintsFailed
+from pydra.backends.faults import MAX_REASON, is_reason
 from pydra.backends.limits import Deadlines, RestartPolicy
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.wire import Method
@@ -100,6 +101,7 @@ class _Examination:
         self._starting: anyio.CancelScope | None = None
         self._checks: list[Check] = []
         self._notes: list[str] = []
+        self._found = ""
         self._facts: BackendFacts | None = None
         self._inventory = Inventory()
         self._device = Device(name=_ABSENT)
@@ -130,6 +132,8 @@ class _Examination:
 
     async def _read(self, facts: BackendFacts) -> None:
         await self._probe("it names its driver", self._driver)
+        if facts.reasons:
+            await self._probe("its errors have reasons that Events and metrics can take", self._reasons)
         await self._probe("discover answers, and its devices obey the API's rules", self._discover)
         await self._probe("discover answers the same again", self._discover_again)
         if Method.MEASURE in facts.methods:
@@ -166,8 +170,9 @@ class _Examination:
             problems = [f"{error}\n{error.details}".strip()]
         except PydraError as error:
             problems = [f"{type(error).__name__}: {error}"]
-        self._checks.append(Check(title=title, problems=tuple(problems), notes=tuple(self._notes)))
-        self._notes.clear()
+        check = Check(title=title, problems=tuple(problems), notes=tuple(self._notes), found=self._found)
+        self._checks.append(check)
+        self._notes, self._found = [], ""
 
     # Reading
 
@@ -186,6 +191,19 @@ class _Examination:
     async def _driver(self) -> list[str]:
         driver = self._facts.driver if self._facts is not None else ""
         return [] if is_driver_name(driver) else ["DRIVER is absent, so that every admin must choose a name"]
+
+    async def _reasons(self) -> list[str]:
+        """Advice: under any other word the error is refused as well, but by pydra's name."""
+        reasons = self._facts.reasons if self._facts is not None else {}
+        usable = sorted({reason for reason in reasons.values() if is_reason(reason)})
+        self._found = ", ".join(usable)
+        self._notes += [
+            f"{name}.reason is {reason!r}; Events and metrics say pydra's word instead, "
+            f"for it is not CamelCase of at most {MAX_REASON} letters and digits, such as GpuBusy"
+            for name, reason in reasons.items()
+            if not is_reason(reason)
+        ]
+        return []
 
     async def _discover(self) -> list[str]:
         self._inventory = inventory = await self._backend.discover()

@@ -6,12 +6,16 @@ import msgspec
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at; `skipped` says why it was not, `notes` are advice, no faults."""
+    """One thing that was looked at; `skipped` says why it was not, `notes` are advice, no faults.
+
+    `found` is what there is to see of it.
+    """
 
     title: str
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     skipped: str = ""
+    found: str = ""
 
     @property
     def mark(self) -> str:
@@ -40,7 +44,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         """For a terminal: one line a check, its problems indented below, the sum at the end."""
         lines = []
         for check in self.checks:
-            lines.append(f"{check.mark:<5} {check.title}" + (f" ({check.skipped})" if check.skipped else ""))
+            beside = check.skipped or check.found
+            lines.append(f"{check.mark:<5} {check.title}" + (f" ({beside})" if beside else ""))
             for problem in (*check.problems, *check.notes):
                 first, *more = problem.splitlines() or [""]
                 lines += [f"      - {first}", *(f"        {line}" for line in more)]

@@ -15,7 +15,7 @@ GUIDE = (ROOT / "docs" / "operating.md").read_text()
 def reasons(error: type[errors.PydraError]) -> Iterator[str]:
     yield error.reason
     for narrower in error.__subclasses__():
-        if narrower.__module__ == errors.__name__:  # others' errors, backends' among them, do not reach an Event
+        if narrower.__module__ == errors.__name__:  # a backend's are explained in its own pages
             yield from reasons(narrower)
 
 

@@ -52,6 +52,25 @@ async def test_all_faults_of_a_sloppy_backend_are_found_at_once() -> None:
     assert "there are samples of device z, which discover does not list" in report.text
 
 
+async def test_the_words_of_its_errors_are_shown_and_one_that_is_none_is_advised_against(tmp_path: Path) -> None:
+    source = tmp_path / "worded.py"
+    source.write_text(
+        "from pydra import *\n"
+        "DRIVER = 'worded.example.com'\n"
+        "class Busy(ClaimError):\n    reason = 'BoardBusy'\n"
+        "class Odd(ClaimError):\n    reason = 'the board is busy'\n"
+        "async def discover(): return Inventory()\n"
+        "async def prepare(claim): raise Busy('no')\n"
+        "async def unprepare(claim, prepared): pass\n"
+    )
+    report = await examine(
+        BackendSource(name="worded", target="worded:"), environ={**ENVIRON, "PYTHONPATH": str(tmp_path)}
+    )
+    assert report.ok, report.text
+    assert "note  its errors have reasons that Events and metrics can take (BoardBusy)" in report.text
+    assert "Odd.reason is 'the board is busy'; Events and metrics say pydra's word instead" in report.text
+
+
 async def test_the_hardware_is_left_alone_on_request(tmp_path: Path) -> None:
     environ = {**ENVIRON, "FAULTY_DIR": str(tmp_path)}
     report = await examine(BackendSource(name="faulty", target="faulty"), environ=environ, prepare=False)

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pydra.backends.faults import MAX_MESSAGE, MAX_TRACEBACK, build_fault, parse_fault
+from pydra.backends.faults import (
+    MAX_MESSAGE,
+    MAX_TRACEBACK,
+    Fault,
+    FaultKind,
+    build_fault,
+    find_own_reasons,
+    parse_fault,
+)
 from pydra.errors import (
     BackendError,
+    CdiError,
     ClaimError,
     ContractError,
     DeviceInUse,
@@ -27,6 +39,32 @@ class ImpossibleError(ClaimError):
 
 class BusyError(ClaimError):
     pass
+
+
+class GpuBusyError(ClaimError):
+    reason = "GpuBusy"
+
+
+class NoSuchPlaceError(UnknownDevice):
+    reason = "NoSuchPlace"
+
+
+class DriverAbsentError(PydraError):
+    reason = "DriverAbsent"
+
+
+class WordyError(ClaimError):
+    reason = "the GPU is busy"
+
+
+class LongwindedError(ClaimError):
+    reason = "G" * 65
+
+
+class ComputedError(ClaimError):
+    @property
+    def reason(self) -> str:  # type: ignore[override]
+        raise RuntimeError("no reason at all")
 
 
 class MuteError(Exception):
@@ -59,6 +97,69 @@ def cross(error: BaseException) -> PydraError:
     ids=lambda value: repr(value) if isinstance(value, BaseException) and not isinstance(value, MuteError) else "",
 )
 def test_an_error_keeps_its_meaning(raised: BaseException, arrives: type[PydraError], text: str) -> None:
+    error = cross(raised)
+    assert type(error) is arrives
+    assert str(error) == text
+
+
+@pytest.mark.parametrize(
+    ("raised", "arrives", "reason"),
+    [
+        (GpuBusyError("x"), ClaimError, "GpuBusy"),
+        (NoSuchPlaceError("x"), UnknownDevice, "NoSuchPlace"),
+        (DriverAbsentError("x"), BackendError, "DriverAbsent"),
+        (BusyError("x"), ClaimError, "ClaimFailed"),
+        (ImpossibleError("x"), TerminalError, "ClaimFailedTerminally"),
+        (UnknownDevice("x"), UnknownDevice, "UnknownDevice"),
+        (CdiError("x"), BackendError, "BackendFailed"),
+        (WordyError("x"), ClaimError, "ClaimFailed"),
+        (LongwindedError("x"), ClaimError, "ClaimFailed"),
+        (ComputedError("x"), ClaimError, "ClaimFailed"),
+        (OSError("x"), BackendError, "BackendFailed"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_a_backends_own_word_for_an_error_arrives_where_it_can_be_one(
+    raised: BaseException, arrives: type[PydraError], reason: str
+) -> None:
+    error = cross(raised)
+    assert type(error) is arrives
+    assert error.reason == reason
+
+
+@given(st.text(max_size=80))
+def test_no_word_that_a_metric_or_an_event_could_not_take_gets_through(word: str) -> None:
+    fault = Fault(kind=FaultKind.CLAIM, message="x", reason=word)
+    reason = parse_fault(fault, "sim", "prepare").reason
+    assert re.fullmatch("[A-Z][A-Za-z0-9]{0,63}", reason, flags=re.ASCII)
+    assert reason in (word, "ClaimFailed")
+
+
+def test_the_errors_with_a_word_of_their_own_are_known_by_class() -> None:
+    own = find_own_reasons()
+    assert own["GpuBusyError"] == "GpuBusy"
+    assert own["WordyError"] == "the GPU is busy"
+    assert not {"BusyError", "ComputedError", "InvalidConfig", "CdiError"} & own.keys()
+
+
+@pytest.mark.parametrize(
+    ("raised", "arrives", "text"),
+    [
+        (ExceptionGroup("of a task group", [GpuBusyError("x")]), ClaimError, "x"),
+        (ExceptionGroup("outer", [ExceptionGroup("inner", [TerminalError("x")])]), TerminalError, "x"),
+        (ExceptionGroup("both", [GpuBusyError("x"), ClaimError("y")]), ClaimError, "x; y"),
+        (ExceptionGroup("both", [ClaimError("x"), TerminalError("y")]), TerminalError, "x; y"),
+        (
+            ExceptionGroup("both", [ClaimError("x"), OSError("y")]),
+            BackendError,
+            "backend sim: prepare failed: ClaimError: x; OSError: y",
+        ),
+    ],
+    ids=["one", "nested", "of one claim", "one of them terminal", "a bug among them"],
+)
+def test_what_a_task_group_made_a_group_of_is_what_its_tasks_raised(
+    raised: BaseException, arrives: type[PydraError], text: str
+) -> None:
     error = cross(raised)
     assert type(error) is arrives
     assert str(error) == text

@@ -22,12 +22,12 @@ from pydra.claims.reports import (
     SweepEvent,
 )
 from pydra.devices import DeviceHealth, HealthStatus, Pool
-from pydra.errors import InvalidConfig
+from pydra.errors import ClaimError, InvalidConfig
 from pydra.inventory import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.watch import WatchFailed
 from pydra.kubelet.events import HealthStreams, KubeletEvent, Registered, RegistrationRefused
-from pydra.node.reports import Reports
+from pydra.node.reports import OWN_REASONS, Reports
 from pydra.observe.events import Notice
 from pydra.observe.metrics import Metrics
 from pydra.slices.events import FieldsDropped, SliceEvent
@@ -101,6 +101,21 @@ def test_a_failed_claim_is_counted_by_reason_and_told_on_the_claim(desk: Desk) -
     assert notice.reason == "InvalidConfig"
     assert "clockMHz" in notice.note
     assert notice.warning
+
+
+def test_a_backends_own_reasons_are_labels_as_long_as_they_are_few(desk: Desk) -> None:
+    for number in range(OWN_REASONS + 3):
+        error = ClaimError("no")
+        error.reason = f"Invented{number}"
+        desk.report(OperationStarted(driver=DRIVER, operation=Operation.PREPARE, ref=REF))
+        desk.report(
+            ClaimFailed(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, terminal=False, seconds=0.01)
+        )
+    series = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result='
+    assert desk.value(f'{series}"Invented0"}}') == desk.value(f'{series}"Invented{OWN_REASONS - 1}"}}') == 1
+    assert desk.value(f'{series}"ClaimFailed"}}') == 3
+    assert f"Invented{OWN_REASONS}" not in desk.metrics.text().decode()
+    assert desk.notices[-1].reason == f"Invented{OWN_REASONS + 2}", "the Event has the backend's word all the same"
 
 
 def test_unprepare_is_counted_as_its_own_operation(desk: Desk) -> None:
