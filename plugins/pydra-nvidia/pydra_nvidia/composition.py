@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import NamedTuple
@@ -102,19 +102,31 @@ async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator
         ),
     )
     try:
-        async with asyncio.TaskGroup() as beside:
-            tasks = (
-                beside.create_task(backend.supervise(), name="MPS daemons"),
-                beside.create_task(backend.settle(), name="what claims left"),
-            )
-            try:
-                yield backend
-            finally:
-                for task in tasks:
-                    task.cancel()
+        async with _beside({"MPS daemons": backend.supervise(), "what claims left": backend.settle()}):
+            yield backend
     finally:
         health.close()
         session.close()
+
+
+@asynccontextmanager
+async def _beside(work: Mapping[str, Coroutine[None, None, None]]) -> AsyncIterator[None]:
+    """Work that goes on beside the block and ends with it. What the block raises leaves it as it is, not in a group."""
+    alone: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine, name=name) for name, coroutine in work.items()]
+            try:
+                yield
+            finally:
+                for task in tasks:
+                    task.cancel()
+    except BaseExceptionGroup as several:
+        if len(several.exceptions) > 1:
+            raise
+        (alone,) = several.exceptions
+    if alone is not None:
+        raise alone
 
 
 async def _state(injection: Injection) -> None:

@@ -7,6 +7,9 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
+from pydra import TerminalError
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.simulation.install import open_simulation
 
@@ -45,3 +48,14 @@ async def test_a_gpu_that_leaves_while_the_machine_is_read_is_not_called_lost(tm
         simulation.inject.plug(3)
         await asyncio.wait_for(backend.wait_changed(), 20)
         assert await backend.discover() == before
+
+
+@pytest.mark.parametrize(
+    "raised", [TerminalError("of the block"), asyncio.CancelledError()], ids=["error", "cancelled"]
+)
+async def test_what_is_raised_while_a_backend_is_open_leaves_it_as_it_is(tmp_path: Path, raised: BaseException) -> None:
+    variables = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_STATE": str(tmp_path)}
+    with pytest.raises(type(raised)) as caught:
+        async with open_backend(variables):
+            raise raised
+    assert caught.value is raised
