@@ -29,7 +29,7 @@ from pydra.claims.reports import (
     SweepDone,
 )
 from pydra.devices import HealthStatus
-from pydra.errors import PydraError
+from pydra.errors import PydraError, Unavailable
 from pydra.inventory import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.watch import WatchFailed
@@ -222,7 +222,11 @@ class Reports:
 
     @_handle.register
     def _(self, event: WatchFailed) -> None:
-        """It is counted as a request."""
+        # It is counted as a request. What is refused stays so until somebody grants it, and without a list of the
+        # slices none is written, which nobody else would tell.
+        if not isinstance(event.error, Unavailable):
+            self._metrics.publish_failures.labels(self._driver, event.error.reason).inc()
+            self._tell(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
 
     @_handle.register
     def _(self, event: RequestDone) -> None:

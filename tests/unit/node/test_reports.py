@@ -22,7 +22,7 @@ from pydra.claims.reports import (
     SweepEvent,
 )
 from pydra.devices import DeviceHealth, HealthStatus, Pool
-from pydra.errors import ClaimError, InvalidConfig
+from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable
 from pydra.inventory import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.watch import WatchFailed
@@ -122,6 +122,16 @@ def test_unprepare_is_counted_as_its_own_operation(desk: Desk) -> None:
     desk.report(OperationStarted(driver=DRIVER, operation=Operation.UNPREPARE, ref=REF))
     desk.report(ClaimUnprepared(driver=DRIVER, ref=REF, seconds=0.01, from_record=True, stages={}))
     assert desk.value(f'pydra_claim_operations_in_flight{{driver="{DRIVER}",operation="unprepare"}}') == 0
+
+
+def test_slices_that_may_not_be_listed_are_told_on_the_node_and_a_silent_server_is_not(desk: Desk) -> None:
+    for error in (KubeError("list resourceslices.resource.k8s.io: forbidden"), Unavailable("no answer in time")):
+        desk.report(WatchFailed(resource="resourceslices.resource.k8s.io", error=error, pause=1.0))
+    (notice,) = desk.notices
+    assert (notice.subject.kind, notice.subject.name, notice.reason) == ("Node", "node-1", "PublishFailed")
+    assert notice.note == f"driver {DRIVER}: list resourceslices.resource.k8s.io: forbidden"
+    series = f'pydra_resourceslice_publish_failures_total{{driver="{DRIVER}",reason='
+    assert desk.value(f'{series}"KubernetesAPI"}}') == 1
 
 
 def test_a_sweep_counts_what_it_put_right(desk: Desk) -> None:
