@@ -17,6 +17,7 @@ from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.health.memory import FILE, IncidentMemory
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
+from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.host.tree import Roots, Tree
 from pydra_nvidia.journal import Journal
 from pydra_nvidia.mig.operators import CreateMigOperator, MigModeOffOperator, MigModeOnOperator
@@ -87,7 +88,7 @@ async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator
         session=session,
         hardware=hardware,
         journal=journal,
-        before=Before(session, tree),
+        before=Before(session, tree, Persistenced(tree, find_root)),
         slicer=slicer,
         injection=injection,
         health=health,

@@ -9,6 +9,8 @@ from functools import partial
 
 from pydra import ClaimError
 from pydra_nvidia.budget import left_since_begin
+from pydra_nvidia.host.driver_root import find_driver_root
+from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.nvml.errors import STALE, NvmlError
 from pydra_nvidia.nvml.release import Use, read_use, set_persistence
@@ -43,6 +45,7 @@ class BindVfioOperator:
         self._session = session
         self._load = load or modprobe_in(settings.host_root)
         self._kernel = kernel or KernelWork()
+        self._persistenced = Persistenced(tree, partial(find_driver_root, tree, settings))
 
     async def apply(self, step: BindVfio, entry: Entry, /) -> None:
         """Bind the function. Raises ClaimError with nothing changed; LeftBehind when some of it is, or was before."""
@@ -99,7 +102,10 @@ class BindVfioOperator:
             users = await self._find_others(step.address, nodes)
             return users or await self._session.run_closed(bind_if_idle)
 
+        persistent = use is not None and use.persistent
         try:
+            if bool(found.driver) and await asyncio.to_thread(self._let_go, step.address):
+                persistent = True
             if use is not None and use.persistent:
                 await self._session.run(lambda nvml: set_persistence(nvml, step.address, on=False))
             deadline = left_since_begin(self._deadline)
@@ -107,7 +113,7 @@ class BindVfioOperator:
         except KernelWaits:
             raise  # whoever speaks to the driver of this GPU now may wait as long
         except BaseException:
-            if use is not None and use.persistent:
+            if persistent:
                 await self._keep_persistent(step.address)
             raise
 
@@ -133,7 +139,11 @@ class BindVfioOperator:
         """Who uses the GPU beside this process."""
         use = await self._read_use(address) if nodes else None
         users = await asyncio.to_thread(find_users, self._tree, nodes)
-        for pid in use.processes if use is not None else ():
+        pids = use.processes if use is not None else ()
+        return await asyncio.to_thread(self._add, users, pids)
+
+    def _add(self, users: dict[int, str], pids: Collection[int]) -> Mapping[int, str]:
+        for pid in pids:
             users.setdefault(pid, read_command(self._tree, pid))
         users.pop(own_pid(self._tree) or 0, None)
         return users
@@ -147,11 +157,16 @@ class BindVfioOperator:
                 return None
             raise
 
+    def _let_go(self, address: str) -> bool:
+        """Have nvidia-persistenced let go of the GPU; whether it kept it."""
+        return self._persistenced.keeps(address) and self._persistenced.keep(address, on=False)
+
     async def _keep_persistent(self, address: str) -> None:
-        """A GPU that is given back without its persistence mode is given back all the same."""
+        """By the daemon where one runs. A GPU that is given back without the mode is given back all the same."""
         try:
-            await self._session.run(lambda nvml: set_persistence(nvml, address, on=True))
-        except NvmlError as error:
+            if not await asyncio.to_thread(self._persistenced.keep, address, on=True):
+                await self._session.run(lambda nvml: set_persistence(nvml, address, on=True))
+        except (NvmlError, PersistenceFailed) as error:
             _log.warning("the persistence mode of GPU %s stays off: %s", address, error)
 
     def _read_minor(self, address: str) -> int | None:

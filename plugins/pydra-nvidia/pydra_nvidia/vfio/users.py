@@ -16,6 +16,9 @@ POLL_SECONDS = 0.5
 NAMED = 10
 """So many processes are named in an error."""
 
+_PERSISTENCED = "nvidia-persiste"
+"""What the kernel keeps of its name."""
+
 
 class DeviceBusy(ClaimError):
     """Processes still use the device."""
@@ -76,7 +79,7 @@ async def wait_until_idle(
         if (left := end - clock()) <= 0:
             raise DeviceBusy(
                 f"{what} is still in use after {deadline:.3g} s, by {_list(users)}; stop what uses it, monitoring"
-                f" agents and nvidia-persistenced too, or let {variable} be longer"
+                f" agents too, or let {variable} be longer{_advise(users)}"
             )
         await asyncio.sleep(min(POLL_SECONDS, left))
 
@@ -84,6 +87,15 @@ async def wait_until_idle(
 def _holds(tree: Tree, folder: str, ends: tuple[str, ...]) -> bool:
     links = (tree.link(f"{folder}/{descriptor}") for descriptor in tree.names(folder))
     return any((link or "").removesuffix(" (deleted)").endswith(ends) for link in links)
+
+
+def _advise(users: Mapping[int, str]) -> str:
+    if _PERSISTENCED not in users.values():
+        return ""
+    return (
+        "; nvidia-persistenced is told to let go where its socket is found, below the driver's root or"
+        " PYDRA_HOST_ROOT: mount the host's / there, or stop the daemon"
+    )
 
 
 def _list(users: Mapping[int, str]) -> str:
