@@ -7,42 +7,66 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeAlias
 
 import helm_python
 
-KINDS: Mapping[str, Mapping[str, tuple[str, bool]]] = {
+Kinds: TypeAlias = Mapping[str, Mapping[str, tuple[str, bool]]]
+
+KINDS: Kinds = {
     "api/v1": {
         "Namespace": ("namespaces", False),
         "Secret": ("secrets", True),
         "ConfigMap": ("configmaps", True),
         "ServiceAccount": ("serviceaccounts", True),
         "ResourceQuota": ("resourcequotas", True),
+        "Service": ("services", True),
     },
-    "apis/apps/v1": {"DaemonSet": ("daemonsets", True)},
+    "apis/apps/v1": {"DaemonSet": ("daemonsets", True), "Deployment": ("deployments", True)},
+    "apis/policy/v1": {"PodDisruptionBudget": ("poddisruptionbudgets", True)},
     "apis/rbac.authorization.k8s.io/v1": {
         "ClusterRole": ("clusterroles", False),
         "ClusterRoleBinding": ("clusterrolebindings", False),
+        "Role": ("roles", True),
+        "RoleBinding": ("rolebindings", True),
     },
     "apis/admissionregistration.k8s.io/v1": {
         "ValidatingAdmissionPolicy": ("validatingadmissionpolicies", False),
         "ValidatingAdmissionPolicyBinding": ("validatingadmissionpolicybindings", False),
+        "ValidatingWebhookConfiguration": ("validatingwebhookconfigurations", False),
     },
-    "apis/resource.k8s.io/v1": {"DeviceClass": ("deviceclasses", False)},
+    "apis/resource.k8s.io/v1": {
+        "DeviceClass": ("deviceclasses", False),
+        "ResourceSlice": ("resourceslices", False),
+    },
 }
-"""Path of a group's version to kind to plural, and whether it is in namespaces."""
+"""Path of a group's version to kind to plural, and whether it is in namespaces: of a cluster with nothing added."""
+
+ADDED: Kinds = {
+    "apis/monitoring.coreos.com/v1": {
+        "PodMonitor": ("podmonitors", True),
+        "ServiceMonitor": ("servicemonitors", True),
+        "PrometheusRule": ("prometheusrules", True),
+    },
+    "apis/cert-manager.io/v1": {"Certificate": ("certificates", True), "Issuer": ("issuers", True)},
+    "apis/security.openshift.io/v1": {"SecurityContextConstraints": ("securitycontextconstraints", False)},
+}
+"""What others add."""
 
 OPENAPI = b"\x0a\x032.0"
 """A description of the API without schemas, as protobuf: field 1 is the version of Swagger."""
 
 
 @contextmanager
-def open_cluster(*objects: Mapping[str, Any], version: str = "v1.36.2") -> Iterator[helm_python.Config]:
-    """Helm's way into a cluster of this version with these objects."""
+def open_cluster(
+    *objects: Mapping[str, Any], version: str = "v1.36.2", kinds: Kinds = KINDS
+) -> Iterator[helm_python.Config]:
+    """Helm's way into a cluster of this version with these objects, which serves these kinds."""
 
     class Handler(_Handler):
         known = objects
         kubernetes = version
+        served = kinds
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -61,6 +85,7 @@ def open_cluster(*objects: Mapping[str, Any], version: str = "v1.36.2") -> Itera
 class _Handler(BaseHTTPRequestHandler):
     known: tuple[Mapping[str, Any], ...]
     kubernetes: str
+    served: Kinds
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0].strip("/")
@@ -81,18 +106,18 @@ class _Handler(BaseHTTPRequestHandler):
         if path == "api":
             return {"kind": "APIVersions", "versions": ["v1"]}
         if path == "apis":
-            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [*_groups()]}
-        if path in KINDS:
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [*_groups(self.served)]}
+        if path in self.served:
             resources = [
                 {"name": plural, "kind": kind, "namespaced": inside, "singularName": "", "verbs": ["get", "list"]}
-                for kind, (plural, inside) in KINDS[path].items()
+                for kind, (plural, inside) in self.served[path].items()
             ]
             group = path.removeprefix("api/").removeprefix("apis/")
             return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group, "resources": resources}
         return self._find_object(path)
 
     def _find_object(self, path: str) -> Mapping[str, Any] | None:
-        for group, kinds in KINDS.items():
+        for group, kinds in self.served.items():
             for kind, (plural, inside) in kinds.items():
                 version = group.removeprefix("api/").removeprefix("apis/")
                 ours = [one for one in self.known if (one["kind"], one["apiVersion"]) == (kind, version)]
@@ -108,8 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def _groups() -> Iterator[Mapping[str, Any]]:
-    for path in KINDS:
+def _groups(kinds: Kinds) -> Iterator[Mapping[str, Any]]:
+    for path in kinds:
         if path.startswith("apis/"):
             _, name, version = path.split("/")
             one = {"groupVersion": f"{name}/{version}", "version": version}

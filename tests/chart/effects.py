@@ -14,11 +14,13 @@ from tests.chart.rendering import NVIDIA, SIM, Object, Objects, at, by_name, ove
 TOLERATION = {"key": "mine", "operator": "Exists"}
 RESOURCES = {"limits": {"memory": "1Gi"}}
 VARIABLE = {"name": "PIP_INDEX_URL", "valueFrom": {"secretKeyRef": {"name": "pip", "key": "url"}}}
+CA, OTHER_CA = (base64.b64encode(f"-----BEGIN CERTIFICATE-----\n{one}".encode()).decode() for one in ("one", "other"))
 DIGEST = f"sha256:{'0' * 64}"
 PEER = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
 WEBHOOK = overlay(SIM, at("webhook.enabled", True))
+ALERTS = overlay(SIM, at("alerts.create", True))
 CERT_MANAGER = overlay(WEBHOOK, at("webhook.tls.mode", "certManager"))
-SECRET = overlay(WEBHOOK, at("webhook.tls", {"mode": "secret", "secretName": "mine", "caBundle": "bWluZQ=="}))
+SECRET = overlay(WEBHOOK, at("webhook.tls", {"mode": "secret", "secretName": "mine", "caBundle": CA}))
 PACKAGES = overlay(SIM, at("packages.names", ["pydra-fpga"]))
 
 Look = Callable[[Objects], Any]
@@ -54,6 +56,10 @@ def webhook_pod(*path: str) -> Look:
 
 def webhook(*path: str) -> Look:
     return lambda objects: dig(objects.one("ValidatingWebhookConfiguration")["webhooks"][0], path)
+
+
+def first_rule(*path: str) -> Look:
+    return lambda objects: dig(objects.one("PrometheusRule")["spec"]["groups"][0]["rules"][0], path)
 
 
 def volume(name: str) -> Look:
@@ -106,6 +112,7 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
     (f"{B}.privileged", SIM, True, agent("securityContext", "privileged"), True),
     (f"{B}.hostPID", SIM, True, pod("hostPID"), True),
     (f"{B}.capabilities", SIM, ["SYS_NICE"], agent("securityContext", "capabilities", "add"), ["SYS_NICE"]),
+    (f"{B}.runtimeClassName", SIM, "nvidia", pod("runtimeClassName"), "nvidia"),
     (f"{B}.image", SIM, {"registry": "r.io", "repository": "own", "tag": "2"}, agent("image"), "r.io/own:2"),
     (f"{B}.packages", SIM, ["pydra-fpga"], installer("args"), ["pydra-fpga"]),
     (
@@ -264,6 +271,17 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         of("PodMonitor", "metadata", "labels"),
         has({"a": "b"}),
     ),
+    ("alerts.create", SIM, True, count("PrometheusRule"), 1),
+    ("alerts.labels", ALERTS, {"a": "b"}, of("PrometheusRule", "metadata", "labels"), has({"a": "b"})),
+    ("alerts.ruleLabels", ALERTS, {"team": "gpu"}, first_rule("labels"), has({"team": "gpu"})),
+    ("alerts.disabled", ALERTS, ["PydraAgentNotReady"], first_rule("alert"), "PydraDriverNotRegistered"),
+    (
+        "alerts.runbookUrl",
+        ALERTS,
+        "https://wiki.example.com/",
+        first_rule("annotations", "runbook_url"),
+        "https://wiki.example.com/PydraAgentNotReady",
+    ),
     ("dashboard.create", SIM, True, lambda objects: len(objects.all("ConfigMap", "pydra-dashboard")), 1),
     (
         "dashboard.labels",
@@ -302,7 +320,7 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         {"name": "mine", "kind": "ClusterIssuer", "group": "cert-manager.io"},
     ),
     ("webhook.tls.secretName", SECRET, "other", webhook_pod("volumes", "0", "secret", "secretName"), "other"),
-    ("webhook.tls.caBundle", SECRET, "b3RoZXI=", webhook("clientConfig", "caBundle"), "b3RoZXI="),
+    ("webhook.tls.caBundle", SECRET, OTHER_CA, webhook("clientConfig", "caBundle"), OTHER_CA),
     ("webhook.priorityClassName", WEBHOOK, "mine", webhook_pod("priorityClassName"), "mine"),
     (
         "webhook.resources",

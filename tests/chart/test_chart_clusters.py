@@ -10,8 +10,8 @@ from typing import Any
 import helm_python
 import pytest
 
-from tests.chart.cluster import open_cluster
-from tests.chart.rendering import CHART, NAMESPACE, NVIDIA, SIM, Object, Objects, at, overlay, parse
+from tests.chart.cluster import ADDED, KINDS, Kinds, open_cluster
+from tests.chart.rendering import CHART, NAMESPACE, NVIDIA, SIM, Object, Objects, at, overlay, parse, render
 
 DAY = 86400
 WEBHOOK = overlay(SIM, at("webhook.enabled", True))
@@ -51,6 +51,70 @@ def test_an_older_cluster_is_refused(version: str) -> None:
         config.install(CHART, "pydra", dict(SIM), dry_run="server")
     assert "chart requires kubeVersion: >=1.34.0-0" in str(caught.value)
     assert version in str(caught.value)
+
+
+def lacking(*paths: str) -> Kinds:
+    """What a cluster serves without these versions of groups."""
+    return {path: kinds for path, kinds in {**KINDS, **ADDED}.items() if path not in paths}
+
+
+ADDITIONS = [
+    pytest.param(
+        lacking("apis/resource.k8s.io/v1"),
+        {},
+        "this cluster (Kubernetes v1.36.2) does not serve resource.k8s.io/v1, which Dynamic Resource Allocation needs;"
+        " it is on by default since 1.34: take resource.k8s.io/v1=false out of the API server's --runtime-config",
+        id="no DRA",
+    ),
+    pytest.param(
+        lacking("apis/monitoring.coreos.com/v1"),
+        at("monitor.create", True),
+        "monitor.create: this cluster does not serve monitoring.coreos.com/v1/PodMonitor; install the Prometheus"
+        " operator first, or leave it out",
+        id="no PodMonitor",
+    ),
+    pytest.param(
+        lacking("apis/monitoring.coreos.com/v1"),
+        {"monitor": {"create": True, "kind": "ServiceMonitor"}},
+        "monitor.create: this cluster does not serve monitoring.coreos.com/v1/ServiceMonitor",
+        id="no ServiceMonitor",
+    ),
+    pytest.param(
+        lacking("apis/monitoring.coreos.com/v1"),
+        at("alerts.create", True),
+        "alerts.create: this cluster does not serve monitoring.coreos.com/v1/PrometheusRule",
+        id="no PrometheusRule",
+    ),
+    pytest.param(
+        lacking("apis/cert-manager.io/v1"),
+        {"webhook": {"enabled": True, "tls": {"mode": "certManager"}}},
+        "webhook.tls.mode: this cluster does not serve cert-manager.io/v1/Certificate; install cert-manager first",
+        id="no cert-manager",
+    ),
+    pytest.param(
+        lacking("apis/security.openshift.io/v1"),
+        at("openshift.enabled", True),
+        "openshift.enabled: this cluster does not serve security.openshift.io/v1/SecurityContextConstraints; it is for"
+        " OpenShift only",
+        id="no OpenShift",
+    ),
+    pytest.param(
+        lacking("apis/admissionregistration.k8s.io/v1"),
+        {},
+        "slicePolicy.create: this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy",
+        id="no policies",
+    ),
+]
+
+
+@pytest.mark.parametrize(("kinds", "values", "words"), ADDITIONS)
+def test_what_a_cluster_does_not_serve_is_refused_in_words(kinds: Kinds, values: Mapping[str, Any], words: str) -> None:
+    with open_cluster(kinds=kinds) as config, pytest.raises(helm_python.HelmError) as caught:
+        config.install(CHART, "pydra", overlay(SIM, values), dry_run="server")
+    assert words in str(caught.value)
+    with open_cluster(kinds={**KINDS, **ADDED}) as config:
+        config.install(CHART, "pydra", overlay(SIM, values), dry_run="server")
+    assert render(overlay(SIM, values)).all("DaemonSet"), "without a cluster nobody knows what it serves"
 
 
 @pytest.mark.parametrize(

@@ -6,26 +6,15 @@ import json
 import re
 from typing import Any
 
-from pydra.admission.metrics import AdmissionMetrics
-from pydra.observe.metrics import Metrics
 from tests.chart.rendering import CHART, SIM, at, render
+from tests.chart.series import find_series
 
 DASHBOARD = json.loads((CHART / "dashboards" / "pydra.json").read_text())
 EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
 
 
-def series() -> dict[str, set[str]]:
-    """Names as Prometheus has them, with their labels."""
-    found: dict[str, set[str]] = {}
-    for metric in (*vars(Metrics()).values(), *vars(AdmissionMetrics()).values()):
-        if hasattr(metric, "_labelnames"):
-            suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_count", "_sum")}.get(metric._type, ("",))
-            found |= {f"{metric._name}{suffix}": {*metric._labelnames, "le"} for suffix in suffixes}
-    return found
-
-
 def test_every_series_that_is_asked_for_exists_with_those_labels() -> None:
-    known = series()
+    known = find_series()
     asked = set(re.findall(r"pydra_\w+", " ".join(EXPRESSIONS)))
     assert asked <= set(known)
     for expression in EXPRESSIONS:
@@ -38,7 +27,7 @@ def test_every_series_that_is_asked_for_exists_with_those_labels() -> None:
 
 def test_every_series_is_shown() -> None:
     asked = {re.sub("_(bucket|count|sum)$", "", name) for name in re.findall(r"pydra_\w+", " ".join(EXPRESSIONS))}
-    assert {re.sub("_(bucket|count|sum)$", "", name) for name in series()} == asked
+    assert {re.sub("_(bucket|count|sum)$", "", name) for name in find_series()} == asked
 
 
 def test_panels_lie_beside_each_other_and_say_what_they_show() -> None:

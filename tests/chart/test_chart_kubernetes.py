@@ -12,10 +12,11 @@ from jsonschema import Draft202012Validator
 from kubernetes_validate.utils import schema_contents
 from referencing import Registry, Resource
 
+from tests.chart.cluster import ADDED
 from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, Object, at, overlay, render
 
 VERSIONS = ["1.34", "1.35", "1.36", "1.37"]
-ELSEWHERE = {"PodMonitor", "ServiceMonitor", "SecurityContextConstraints", "Certificate", "Issuer"}
+ELSEWHERE = {kind for kinds in ADDED.values() for kind in kinds}
 """Kinds that are no part of Kubernetes."""
 
 PEERS = [
@@ -41,6 +42,7 @@ FULL = overlay(
         },
         "configPolicy": {"create": True},
         "dashboard": {"create": True, "annotations": {"a": "b"}},
+        "alerts": {"create": True},
         "openshift": {"enabled": True},
         "webhook": {"enabled": True, "priorityClassName": "a", "nodeSelector": {"a": "b"}},
     },

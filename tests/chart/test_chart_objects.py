@@ -9,6 +9,7 @@ import pytest
 
 from pydra.admission.cel.policy import build_policy
 from pydra.admission.known import read_backend
+from tests.chart.effects import CA
 from tests.chart.rendering import BOTH, NVIDIA, SIM, at, overlay, render
 
 AGENT = {
@@ -104,6 +105,9 @@ def without(*kinds: str) -> set[str]:
             id="ServiceMonitor",
         ),
         pytest.param(
+            overlay(SIM, at("alerts.create", True)), AGENT | TEST | OF_SIM | {"PrometheusRule/pydra"}, id="alerts"
+        ),
+        pytest.param(
             overlay(SIM, at("dashboard.create", True)),
             AGENT | TEST | OF_SIM | {"ConfigMap/pydra-dashboard"},
             id="dashboard",
@@ -143,7 +147,7 @@ def without(*kinds: str) -> set[str]:
         pytest.param(
             overlay(
                 SIM,
-                {"webhook": {"enabled": True, "tls": {"mode": "secret", "secretName": "mine", "caBundle": "bWluZQ=="}}},
+                {"webhook": {"enabled": True, "tls": {"mode": "secret", "secretName": "mine", "caBundle": CA}}},
             ),
             AGENT | TEST | OF_SIM | WEBHOOK_OF_SIM - {"Secret/pydra-sim-webhook-tls"},
             id="a secret of one's own",

@@ -109,6 +109,16 @@ def test_only_agents_are_user_0() -> None:
             assert pod["securityContext"]["runAsNonRoot"] is True, name
 
 
+def test_what_pip_installs_runs_as_a_user_of_its_own() -> None:
+    for name, pod in pods(render(ALL_ON)):
+        for one in pod.get("initContainers", ()):
+            context = {**pod["securityContext"], **one["securityContext"]}
+            assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 65532), name
+    on_openshift = render(ALL_ON, at("openshift.enabled", True)).one("Deployment", "pydra-sim-webhook")
+    (installer,) = on_openshift["spec"]["template"]["spec"]["initContainers"]
+    assert "runAsUser" not in installer["securityContext"], "the namespace's range has no such user"
+
+
 def test_no_pod_has_the_hosts_network_or_ipc_and_only_mps_its_processes() -> None:
     for name, pod in pods(render(ALL_ON)):
         assert not {"hostNetwork", "hostIPC", "hostUsers"} & set(pod), name

@@ -52,6 +52,7 @@ MISSPELT = [
     unknown("networkPolicy", "enabled"),
     unknown("monitor", "enabled"),
     unknown("dashboard", "enabled"),
+    unknown("alerts", "enabled"),
     unknown("openshift", "create"),
     unknown("webhook", "replica"),
     unknown("webhook.tls", "cert"),
@@ -89,6 +90,7 @@ ILL_TYPED = [
     wrong("podLabels.a", 1, "got number, want string"),
     wrong("monitor.kind", "ScrapeConfig", "value must be one of 'PodMonitor', 'ServiceMonitor'"),
     wrong("monitor.interval", "30", "does not match pattern"),
+    wrong("alerts.runbookUrl", "wiki", "does not match pattern"),
     wrong("webhook.replicas", 0, "minimum: got 0, want 1"),
     wrong("webhook.failurePolicy", "Panic", "value must be one of 'Fail', 'Ignore'"),
     wrong("webhook.timeoutSeconds", 31, "maximum: got 31, want 30"),
@@ -129,6 +131,12 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
             "backends.nvdia.driver: the chart does not know this backend, so name its driver, as in fpga.example.com,"
             " or correct the backend's name; it knows nvidia, sim",
             id="a backend that nobody knows",
+        ),
+        pytest.param(
+            overlay(NVIDIA, at("backends.nvdia.settings.dynamicMig", True)),
+            "backends.nvdia: neither enabled nor disabled, and the chart does not know this backend;"
+            " set backends.nvdia.enabled, or correct the name; it knows nvidia, sim",
+            id="settings of a backend that nobody knows",
         ),
         pytest.param(
             overlay(BOTH, at("backends.sim.driver", "gpu.nvidia.com")),
@@ -178,6 +186,29 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
             overlay(SIM, at("webhook", {"enabled": True, "tls": {"mode": "secret", "secretName": "mine"}})),
             "webhook.tls.caBundle: the API server must trust the certificate of webhook.tls.secretName",
             id="no CA",
+        ),
+        pytest.param(
+            overlay(
+                SIM,
+                {"webhook": {"enabled": True, "tls": {"mode": "secret", "secretName": "a", "caBundle": "bWluZQ=="}}},
+            ),
+            "webhook.tls.caBundle: found no certificate in it; it is PEM in base64, as `base64 -w0 ca.crt` prints it",
+            id="a CA that is none",
+        ),
+        pytest.param(
+            overlay(SIM, {"alerts": {"create": True, "disabled": ["PydraSlow"]}}),
+            "alerts.disabled: there is no alert PydraSlow; there are PydraAgentNotReady, ",
+            id="an alert that there is not",
+        ),
+        pytest.param(
+            overlay(
+                BOTH,
+                {"onePod": True},
+                at("backends.sim.runtimeClassName", "a"),
+                at("backends.nvidia.runtimeClassName", "b"),
+            ),
+            "with onePod all backends have one runtimeClassName; found b, a",
+            id="two runtimes for one pod",
         ),
     ],
 )

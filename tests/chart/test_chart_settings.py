@@ -119,12 +119,21 @@ def test_each_setting_of_the_nvidia_backend_arrives(field: msgspec.structs.Field
     assert settings.host_root == "/host"
 
 
+DIRECT = at("backends.nvidia.settings.mpsLauncher", "direct")
+
+
+@pytest.mark.parametrize(("vfio", "seen"), [(True, True), (False, None)])
+def test_passthrough_sees_all_who_might_use_a_gpu(*, vfio: bool, seen: bool | None) -> None:
+    objects = render(NVIDIA, DIRECT, at("backends.nvidia.settings.vfio", vfio), at("openshift.enabled", True))
+    assert objects.pod().get("hostPID") is seen
+    assert objects.one("SecurityContextConstraints")["allowHostPID"] is vfio
+
+
 def test_by_default_mps_daemons_are_where_they_outlive_the_pod() -> None:
     objects = render(NVIDIA)
     assert nvidia.parse_settings(variables(objects.agent())).mps_launcher is nvidia.MpsLauncher.HOST
     assert objects.pod()["hostPID"] is True
-    direct = render(NVIDIA, at("backends.nvidia.settings.mpsLauncher", "direct"))
-    assert "hostPID" not in direct.pod()
+    assert "hostPID" not in render(NVIDIA, DIRECT).pod()
     mounts = {one["mountPath"]: one for one in objects.agent()["volumeMounts"]}
     assert mounts[nvidia.Settings().state]["mountPropagation"] == "Bidirectional"
 

@@ -9,6 +9,9 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- $enabled := dict -}}
 {{- $drivers := dict -}}
 {{- range $name, $values := .Values.backends -}}
+{{- if and $values (not (hasKey $values "enabled")) -}}
+{{- fail (printf "backends.%s: neither enabled nor disabled, and the chart does not know this backend; set backends.%s.enabled, or correct the name; it knows %s" $name $name (include "pydra.known" $root)) -}}
+{{- end -}}
 {{- if and $values $values.enabled -}}
 {{- $known := dict -}}
 {{- with $root.Files.Get (printf "files/backends/%s.json" $name) -}}{{- $known = fromJson . -}}{{- end -}}

@@ -11,11 +11,13 @@
 {{- $tolerations := $values.tolerations -}}
 {{- $terms := list -}}
 {{- $everywhere := false -}}
+{{- $runtimeClasses := list -}}
 {{- $packages := $values.packages.names -}}
 {{- range $name := $names -}}
 {{- $backend := get $.backends $name -}}
 {{- if $backend.privileged -}}{{- $privileged = true -}}{{- end -}}
 {{- if include "pydra.hostPID" $backend -}}{{- $hostPID = true -}}{{- end -}}
+{{- with $backend.runtimeClassName -}}{{- $runtimeClasses = append $runtimeClasses . | uniq -}}{{- end -}}
 {{- $capabilities = concat $capabilities (default list $backend.capabilities) -}}
 {{- range default list $backend.hostPaths -}}{{- $_ := set $paths .path . -}}{{- end -}}
 {{- $tolerations = concat $tolerations (default list $backend.tolerations) -}}
@@ -30,6 +32,9 @@
 {{- if $all -}}{{- $terms = append $terms (dict "matchExpressions" $all) -}}{{- else -}}{{- $everywhere = true -}}{{- end -}}
 {{- end -}}
 {{- end -}}
+{{- if gt (len $runtimeClasses) 1 -}}
+{{- fail (printf "with onePod all backends have one runtimeClassName; found %s" (join ", " $runtimeClasses)) -}}
+{{- end -}}
 serviceAccountName: {{ include "pydra.serviceAccount" $root }}
 automountServiceAccountToken: true
 {{- with $values.priorityClassName }}
@@ -39,6 +44,9 @@ terminationGracePeriodSeconds: {{ add (ceil (default 20 .settings.drainGrace)) 2
 enableServiceLinks: false
 {{- if $hostPID }}
 hostPID: true
+{{- end }}
+{{- with $runtimeClasses }}
+runtimeClassName: {{ first . }}
 {{- end }}
 {{- with $values.imagePullSecrets }}
 imagePullSecrets:
@@ -71,7 +79,7 @@ securityContext:
 {{- if $packages }}
 initContainers:
   - name: packages
-    {{- include "pydra.installPackages" (dict "root" $root "backends" .backends "packages" $packages) | nindent 4 }}
+    {{- include "pydra.installPackages" (dict "root" $root "backends" .backends "packages" $packages "user" true) | nindent 4 }}
 {{- end }}
 containers:
   - name: agent
@@ -163,7 +171,7 @@ volumes:
   - {name: plugin-{{ $name }}, hostPath: {path: {{ $values.kubelet.root }}/plugins/{{ (get $.backends $name).driver }}, type: DirectoryOrCreate}}
   {{- end }}
   - {name: cdi, hostPath: {path: {{ $values.cdi.path }}, type: DirectoryOrCreate}}
-  - {name: host, hostPath: {path: /}}
+  - {name: host, hostPath: {path: /, type: Directory}}
   {{- if $packages }}
   - {name: packages, emptyDir: {}}
   {{- end }}
@@ -177,7 +185,11 @@ volumes:
   {{- end }}
 {{- end -}}
 
-{{- /* Whether a backend needs the host's process ids; empty when not. MPS daemons on the host are started from there. */ -}}
+{{- /*
+Whether a backend needs the host's process ids; empty when not. MPS daemons on the host are started from there, and a
+GPU is taken from its driver for passthrough only where all who might use it are seen.
+*/ -}}
 {{- define "pydra.hostPID" -}}
-{{- if or .hostPID (eq (toString (get (default dict .settings) "mpsLauncher")) "host") -}}true{{- end -}}
+{{- $settings := default dict .settings -}}
+{{- if or .hostPID (eq (toString (get $settings "mpsLauncher")) "host") (eq (toString (get $settings "vfio")) "true") -}}true{{- end -}}
 {{- end -}}

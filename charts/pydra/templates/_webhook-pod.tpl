@@ -96,11 +96,13 @@ volumes:
   {{- end }}
 {{- end -}}
 
-{{- /* The init container that installs packages into a folder of the pod. Args: root, backends, packages. */ -}}
+{{- /* The init container that installs packages into a folder of the pod. In an agent's pod it has a user
+of its own (`user`): what is installed runs code, and user 0 may send signals to the host's processes where they are seen.
+Args: root, backends, packages, user. */ -}}
 {{- define "pydra.installPackages" -}}
 image: {{ include "pydra.image" . }}
 imagePullPolicy: {{ include "pydra.pullPolicy" . }}
-command: [python, -m, pip, install, --no-cache-dir, --disable-pip-version-check, --root-user-action=ignore, --target, /packages]
+command: [python, -m, pip, install, --no-cache-dir, --disable-pip-version-check, --target, /packages]
 args:
   {{- toYaml (concat .root.Values.packages.pipArguments (uniq .packages)) | nindent 2 }}
 env:
@@ -109,6 +111,11 @@ env:
   {{- toYaml . | nindent 2 }}
   {{- end }}
 securityContext:
+  {{- if .user }}
+  runAsNonRoot: true
+  runAsUser: 65532
+  runAsGroup: 65532
+  {{- end }}
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
   seccompProfile: {type: RuntimeDefault}

@@ -1,0 +1,53 @@
+{{- /* What the cluster must serve for what the values ask, refused in words where it does not. */ -}}
+
+{{- /*
+Fails when the cluster lacks an API. Only a cluster lists kinds: `helm template` knows versions of groups at most, and
+those of its own Kubernetes, so that nothing is refused there; with --api-versions it is.
+*/ -}}
+{{- define "pydra.requireServed" -}}
+{{- $served := .Capabilities.APIVersions -}}
+{{- if $served.Has "apps/v1/DaemonSet" -}}
+{{- if not ($served.Has "resource.k8s.io/v1/ResourceSlice") -}}
+{{- fail (printf "this cluster (Kubernetes %s) does not serve resource.k8s.io/v1, which Dynamic Resource Allocation needs; it is on by default since 1.34: take resource.k8s.io/v1=false out of the API server's --runtime-config, and DynamicResourceAllocation=false out of the feature gates of API server, scheduler, controller manager and kubelets" .Capabilities.KubeVersion.Version) -}}
+{{- end -}}
+{{- $asked := list -}}
+{{- if .Values.slicePolicy.create -}}
+{{- $asked = append $asked (list "slicePolicy.create" "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy" "leave it to RBAC with slicePolicy.create=false, which cannot keep an agent to its own node") -}}
+{{- end -}}
+{{- if .Values.monitor.create -}}
+{{- $asked = append $asked (list "monitor.create" (printf "monitoring.coreos.com/v1/%s" .Values.monitor.kind) "install the Prometheus operator first, or leave it out") -}}
+{{- end -}}
+{{- if .Values.alerts.create -}}
+{{- $asked = append $asked (list "alerts.create" "monitoring.coreos.com/v1/PrometheusRule" "install the Prometheus operator first, or leave it out") -}}
+{{- end -}}
+{{- if and .Values.webhook.enabled (eq .Values.webhook.tls.mode "certManager") -}}
+{{- $asked = append $asked (list "webhook.tls.mode" "cert-manager.io/v1/Certificate" "install cert-manager first, or choose generated or secret") -}}
+{{- end -}}
+{{- if .Values.openshift.enabled -}}
+{{- $asked = append $asked (list "openshift.enabled" "security.openshift.io/v1/SecurityContextConstraints" "it is for OpenShift only") -}}
+{{- end -}}
+{{- range $asked -}}
+{{- if not ($served.Has (index . 1)) -}}
+{{- fail (printf "%s: this cluster does not serve %s; %s" (index . 0) (index . 1) (index . 2)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /*
+The feature gates without which a setting of a backend does not work, as JSON: by gate, what needs it. A cluster that has
+one of them off drops the fields that carry it, and says nothing. Args: name, backend.
+*/ -}}
+{{- define "pydra.gates" -}}
+{{- $gates := dict -}}
+{{- if eq .name "nvidia" -}}
+{{- $settings := default dict .backend.settings -}}
+{{- $counted := list -}}
+{{- range list "dynamicMig" "vfio" -}}{{- if get $settings . -}}{{- $counted = append $counted . -}}{{- end -}}{{- end -}}
+{{- if $counted -}}{{- $_ := set $gates "DRAPartitionableDevices" (join " and " $counted) -}}{{- end -}}
+{{- if ne (toString (default "disabled" $settings.consumableShares)) "disabled" -}}
+{{- $_ := set $gates "DRAConsumableCapacity" "consumableShares" -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $gates -}}
+{{- end -}}

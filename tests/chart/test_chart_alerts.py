@@ -1,0 +1,165 @@
+"""The alerts ask for series that there are, by labels that they have, and say what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import promql_parser as promql
+import pytest
+import yaml
+
+from pydra import errors
+from tests.chart.rendering import BOTH, CHART, SIM, Object, at, overlay, render
+from tests.chart.series import find_series
+
+FILE = CHART / "files" / "alerts.yaml"
+ON = overlay(BOTH, at("alerts.create", True), at("webhook.enabled", True))
+RULES: list[Object] = [rule for group in render(ON).one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
+IDS = [f"{number}-{rule['alert']}" for number, rule in enumerate(RULES)]
+
+TARGET = {"namespace", "pod", "node"}
+"""Labels that the Prometheus operator and the chart's monitor give to every series."""
+
+KUBE_STATE = {
+    "kube_daemonset_status_number_unavailable": {"namespace", "daemonset"},
+    "kube_daemonset_status_desired_number_scheduled": {"namespace", "daemonset"},
+    "kube_deployment_status_replicas_available": {"namespace", "deployment"},
+}
+"""Series of kube-state-metrics, by its docs."""
+
+SERIES = {**{name: labels | TARGET for name, labels in find_series().items()}, **KUBE_STATE}
+
+
+def parts(expression: str) -> list[promql.Expr]:
+    """All of its parts, outermost first; raises ValueError when it is no PromQL."""
+    found: list[promql.Expr] = []
+    promql.walk(promql.parse(expression), found.append)
+    return found
+
+
+def selectors(expression: str) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Name and matchers of each series that is asked for."""
+    for part in parts(expression):
+        if isinstance(part, promql.VectorSelector):
+            yield str(part.name), {one.name: one.value for one in part.matchers.matchers}
+
+
+def labels_of(part: promql.Expr) -> set[str]:
+    """The labels of what an expression gives."""
+    match part:
+        case promql.AggregateExpr(modifier=modifier) if modifier is not None:
+            return set(modifier.labels)
+        case promql.BinaryExpr(lhs=left, rhs=right):
+            return labels_of(left) or labels_of(right)
+        case promql.ParenExpr(expr=inner):
+            return labels_of(inner)
+        case promql.Call(func=function, args=arguments):
+            (inner,) = [one for one in arguments if not isinstance(one, promql.NumberLiteral)] or [None]
+            return set() if inner is None else labels_of(inner) - ({"le"} if "quantile" in function.name else set())
+        case promql.MatrixSelector(vector_selector=selector):
+            return labels_of(selector)
+        case promql.VectorSelector(name=name):
+            return SERIES[str(name)]
+    return set()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=IDS)
+def test_every_series_that_is_asked_for_exists_with_those_labels(rule: Object) -> None:
+    asked = list(selectors(rule["expr"]))
+    assert asked
+    for name, matchers in asked:
+        assert set(matchers) <= SERIES[name], name
+        assert matchers["namespace"] == "pydra-system", "releases in other namespaces have alerts of their own"
+    for part in parts(rule["expr"]):
+        if isinstance(part, promql.AggregateExpr):
+            assert part.modifier is not None
+            (name, *_) = [name for name, _ in selectors(part.prettify())]
+            assert set(part.modifier.labels) <= SERIES[name]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=IDS)
+def test_it_says_what_is_wrong_and_what_to_do_by_labels_that_it_has(rule: Object) -> None:
+    annotations = rule["annotations"]
+    assert set(annotations) == {"summary", "description"}
+    assert annotations["summary"].endswith(".")
+    assert len(annotations["description"]) > 80
+    text = " ".join(annotations.values())
+    assert re.findall(r"{{.*?}}", text) == re.findall(r"{{ \$(?:labels\.\w+|value(?: \| humanize\w*)?) }}", text)
+    assert set(re.findall(r"\$labels\.(\w+)", text)) <= labels_of(promql.parse(rule["expr"]))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=IDS)
+def test_it_is_a_rule_as_the_operator_takes_it(rule: Object) -> None:
+    assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
+    assert re.fullmatch("Pydra[A-Z][A-Za-z]+", rule["alert"])
+    assert re.fullmatch("[0-9]+[mh]", rule.get("for", "1m"))
+    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+
+
+def test_reasons_of_errors_in_the_expressions_are_reasons() -> None:
+    reasons = {"ok"} | {
+        one.reason for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.PydraError)
+    }
+    asked = {
+        value
+        for rule in RULES
+        for _, matchers in selectors(rule["expr"])
+        for label in ("result", "reason")
+        for value in matchers.get(label, "ok").split("|")
+    }
+    assert asked <= reasons | {"failed", "malformed"}
+    assert "InvalidConfig" in asked
+
+
+def test_nothing_of_the_file_is_left_to_fill_in() -> None:
+    for rule in RULES:
+        assert not re.search("NAMESPACE|DAEMONSET|DRIVER|WEBHOOK", rule["expr"])
+    expressions = {rule["alert"]: rule["expr"] for rule in RULES}
+    assert 'daemonset=~"pydra-nvidia|pydra-sim"' in expressions["PydraAgentNotReady"]
+    assert 'deployment=~"pydra-nvidia-webhook|pydra-sim-webhook"' in expressions["PydraWebhookDown"]
+    absent = [rule["expr"] for rule in RULES if rule["alert"] == "PydraAgentsAbsent"]
+    for expression, driver, daemon_set in zip(
+        absent, ("gpu.nvidia.com", "sim.pydra.dev"), ("pydra-nvidia", "pydra-sim"), strict=True
+    ):
+        assert f'driver="{driver}"' in expression
+        assert f'daemonset="{daemon_set}"' in expression
+
+
+def test_every_alert_of_the_file_is_there_once_for_what_it_belongs_to() -> None:
+    known: dict[str, list[Object]] = yaml.safe_load(FILE.read_text())
+    names = [one["alert"] for part in ("agent", "driver", "webhook") for one in known[part]]
+    assert set(known) == {"agent", "driver", "webhook"}
+    assert len(names) == len(set(names))
+    assert sorted(rule["alert"] for rule in RULES) == sorted([*names, *(one["alert"] for one in known["driver"])])
+
+
+def test_without_a_webhook_nothing_is_asked_of_it() -> None:
+    groups = render(SIM, at("alerts.create", True)).one("PrometheusRule")["spec"]["groups"]
+    assert [one["name"].rpartition("pydra-system.")[2] for one in groups] == ["agent", "driver.sim.pydra.dev"]
+
+
+def test_a_group_without_alerts_is_left_out() -> None:
+    found = render(SIM, {"alerts": {"create": True, "disabled": ["PydraAgentsAbsent"]}}).one("PrometheusRule")
+    assert [one["name"].rpartition(".")[2] for one in found["spec"]["groups"]] == ["agent"]
+
+
+def test_groups_of_two_releases_have_two_names() -> None:
+    first, second = (
+        render(SIM, at("alerts.create", True), namespace=place).one("PrometheusRule")["spec"]["groups"]
+        for place in ("here", "there")
+    )
+    assert not {one["name"] for one in first} & {one["name"] for one in second}
+
+
+@pytest.mark.parametrize("wrong", ["sum by (a (b)", "rate(pydra_devices)", "pydra_devices{health=}"])
+def test_the_parser_would_tell_of_an_expression_that_is_none(wrong: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        parts(wrong)
+
+
+def test_severities_stay_whatever_labels_are_added() -> None:
+    values: dict[str, Any] = {"create": True, "ruleLabels": {"severity": "page", "team": "gpu"}}
+    found = render(SIM, {"alerts": values}).one("PrometheusRule")["spec"]["groups"][0]["rules"][0]
+    assert found["labels"] == {"severity": "warning", "team": "gpu"}
