@@ -2,9 +2,9 @@
 
 It lies on a file system that a reboot empties, as the hardware forgets then too; where it does not, what another boot
 wrote is passed over. A file `began` says that the journal is whole since then: without it, it may have been lost, and
-partitions without an owner may be those of claims. Two processes may use the journal at once (overlapping upgrades);
-the agent lets only one of them prepare at a time. Each look asks every file for its sign, and reads those whose sign is
-new; a file that was written a moment ago has no sign yet, for its clock counts in ticks.
+partitions and MPS daemons without an owner may be those of claims. Two processes may use the journal at once
+(overlapping upgrades); the agent lets only one of them prepare at a time. Each look asks every file for its sign, and
+reads those whose sign is new; a file that was written a moment ago has no sign yet, for its clock counts in ticks.
 """
 
 from __future__ import annotations
@@ -40,10 +40,14 @@ class JournalError(ClaimError):
 
 
 class Began(msgspec.Struct, frozen=True, kw_only=True):
-    """When the journal began: the boot, and the partitions that were there already, by their GPU's UUID and place."""
+    """When the journal began: the boot, and the partitions that were there already, by their GPU's UUID and place.
+
+    `at` is in seconds since boot; 0 where an earlier version did not write it down.
+    """
 
     boot: str = ""
     found: tuple[tuple[str, Placement], ...] = ()
+    at: float = 0.0
 
 
 class Journal:
@@ -126,7 +130,8 @@ class Journal:
         for name in self._names():
             if name.endswith(SUFFIX) and self._is_of_another_boot(name):
                 self.remove(name.removesuffix(SUFFIX))
-        self._put(BEGAN, msgspec.json.encode(Began(boot=self.boot, found=tuple(found))))
+        at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._put(BEGAN, msgspec.json.encode(Began(boot=self.boot, found=tuple(found), at=at)))
 
     def recover(self, uid: str) -> Entry | None:
         """What is known of the claim; nothing, if its file cannot be read, which is set aside. Raises JournalError."""

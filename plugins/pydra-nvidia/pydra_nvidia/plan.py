@@ -45,7 +45,7 @@ def plan_claim(
     begun = [step for other in entries.values() for step in other.steps]
     steps = (
         *plan_partitions(targets, reading, owned=find_owned(entries, reading), settings=settings),
-        *plan_sharing(claim.uid, targets, reading, settings=settings),
+        *plan_sharing(claim.uid, targets, settings=settings),
         *plan_passthrough(targets, reading, begun=begun, settings=settings),
     )
     return Entry(uid=entry.uid, namespace=entry.namespace, name=entry.name, holds=entry.holds, steps=steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -200,9 +201,13 @@ def test_what_another_boot_wrote_is_not_known(tmp_path: Path) -> None:
 def test_a_journal_has_begun_once_it_was_told_to_in_this_boot(tmp_path: Path) -> None:
     journal = Journal(str(tmp_path / "made when needed"), "boot-1")
     assert journal.began() is None
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
     journal.begin([(GPU, Placement(3, 1))])
     for same in (journal, Journal(str(tmp_path / "made when needed"), "boot-1")):
-        assert same.began() == Began(boot="boot-1", found=((GPU, Placement(3, 1)),))
+        began = same.began()
+        assert began is not None
+        assert began == Began(boot="boot-1", found=((GPU, Placement(3, 1)),), at=began.at)
+        assert before <= began.at <= time.clock_gettime(time.CLOCK_BOOTTIME)
     assert Journal(str(tmp_path / "made when needed"), "boot-2").began() is None
     assert journal.entries() == journal.unreadable() == {}
     (tmp_path / "made when needed" / "began").write_text("{torn")

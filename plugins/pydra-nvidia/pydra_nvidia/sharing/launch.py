@@ -32,9 +32,8 @@ def launch(plan: dict[str, Any]) -> int:
         _leave_cgroups(required=bool(entered))
     for target in plan["unmount"]:
         _call("umount2", target.encode(), MNT_DETACH)
-    for target, size in plan["tmpfs"].items():
-        flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
-        _call("mount", b"shm", target.encode(), b"tmpfs", flags, f"size={size},mode=1777".encode())
+    for target, options in plan["tmpfs"].items():
+        _call("mount", b"mps", target.encode(), b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options.encode())
     if not plan["argv"]:
         return 0
     if plan["binds"]:

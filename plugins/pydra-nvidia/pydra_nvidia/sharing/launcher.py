@@ -3,12 +3,14 @@
 DIRECT, for an agent that runs on the host itself: in a session of its own, its files at their places. HOST, for an
 agent in a container (it needs hostPID, and privileges): in the namespaces of process 1. Either way the daemon leaves
 the agent's control groups, with which it would be ended, and its /dev/shm is the directory that its clients get as
-theirs, which MPS needs. A driver that is installed in a container has its own device nodes and libraries, so the
+theirs, which MPS needs. What clients can write to, that and the pipes, is memory of limited size, for the node's /run
+is limited too. A driver that is installed in a container has its own device nodes and libraries, so the
 daemon gets that root.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -23,14 +25,18 @@ from pydra_nvidia.sharing.programs import SYSTEM_PATH, Program, find_environment
 
 SHELLS = ("/usr/bin/sh", "/bin/sh")
 PIPE_INSIDE, LOG_INSIDE = "/tmp/nvidia-mps", "/var/log/nvidia-mps"  # noqa: S108 - the names that MPS itself has
+PIPE_OPTIONS = "size=1m,nr_inodes=1k,mode=755"
+"""Of the memory that the pipes are in: two sockets, a lock, a fifo, a file with a number."""
+
 MARK = "PYDRA_NVIDIA_MPS"
 """Variable of the daemon and its servers: their daemon's directory on this node, by which they are known as ours."""
 
 
 class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where daemons run: the namespaces to enter for it, and the mounts that are seen there."""
+    """Where daemons run: the namespaces to enter for it, the mounts that are seen there, and its root from here."""
 
     mounts: str = "/proc/self/mountinfo"
+    root: str = "/"
     namespaces: tuple[str, ...] = ()
 
     @property
@@ -44,13 +50,14 @@ def find_surroundings(how: MpsLauncher, first: str = "/proc/1") -> Surroundings:
     if how is MpsLauncher.DIRECT:
         return Surroundings()
     names = ("cgroup", "ipc", "uts", "net", "pid", "mnt")
-    return Surroundings(mounts=f"{first}/mountinfo", namespaces=tuple(f"{first}/ns/{name}" for name in names))
+    namespaces = tuple(f"{first}/ns/{name}" for name in names)
+    return Surroundings(mounts=f"{first}/mountinfo", root=f"{first}/root", namespaces=namespaces)
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What `launch` does, in this order.
 
-    Enter `namespaces`; leave the control groups; unmount; mount tmpfs of these sizes; bind directories (source to
+    Enter `namespaces`; leave the control groups; unmount; mount tmpfs with these options; bind directories (source to
     target) for itself only; change the root; become `argv`.
     """
 
@@ -69,13 +76,17 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_mount(place: MpsPlace, size: str, where: Surroundings) -> Launch:
-    """Memory of its own for the daemon and its clients, in the view that clients are started from."""
-    return Launch(namespaces=where.namespaces, tmpfs={_seen(place, place.shm, where): size})
+    """Memory of its own for the daemon and its clients, in the view that clients are started from.
+
+    The pipes' first: where the other is mounted, nothing is missing.
+    """
+    pipe, shm = _seen(place, place.pipe, where), _seen(place, place.shm, where)
+    return Launch(namespaces=where.namespaces, tmpfs={pipe: PIPE_OPTIONS, shm: f"size={size},mode=1777"})
 
 
-def plan_unmount(place: MpsPlace, where: Surroundings) -> Launch:
-    """The contrary."""
-    return Launch(namespaces=where.namespaces, unmount=(_seen(place, place.shm, where),))
+def plan_unmount(mounted: tuple[str, ...], where: Surroundings) -> Launch:
+    """The contrary, of what `find_mounts` found."""
+    return Launch(namespaces=where.namespaces, unmount=mounted)
 
 
 def plan_daemon(
@@ -121,15 +132,29 @@ def _seen(place: MpsPlace, path: str, where: Surroundings) -> str:
     return place.on_host(path) if where.is_host else path
 
 
-def count_mounts(place: MpsPlace, where: Surroundings) -> int:
-    """How often something is mounted on the place's memory, there."""
-    wanted = _seen(place, place.shm, where)
+def find_mounts(place: MpsPlace, where: Surroundings) -> tuple[str, ...]:
+    """What is mounted of the place's, there; the latest first, and as often as it is mounted."""
+    wanted = {_seen(place, path, where).encode() for path in (place.pipe, place.shm)}
     try:
         with open(where.mounts, "rb") as file:
-            found = (line.split(b" ")[4] for line in file)
-            return sum(re.sub(rb"\\([0-7]{3})", _unescape, point) == wanted.encode() for point in found)
+            points = [re.sub(rb"\\([0-7]{3})", _unescape, line.split(b" ")[4]) for line in file]
     except OSError:
-        return 0
+        return ()
+    return tuple(os.fsdecode(point) for point in reversed(points) if point in wanted)
+
+
+def has_memory(place: MpsPlace, where: Surroundings) -> bool:
+    """Whether the memory was mounted; a daemon of an earlier version has its pipes in a plain directory."""
+    return _seen(place, place.shm, where) in find_mounts(place, where)
+
+
+def reach_pipe(place: MpsPlace, where: Surroundings) -> str:
+    """The daemon's pipes as this process reaches them, which may not see what is mounted there."""
+    there = f"{where.root}{place.on_host(place.pipe)}"
+    try:
+        return place.pipe if not where.is_host or os.path.samefile(there, place.pipe) else there
+    except OSError:
+        return place.pipe
 
 
 def _unescape(match: re.Match[bytes]) -> bytes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-
-import msgspec
 
 from pydra import ClaimError, PydraError, Sample
 from pydra.devices import SampleKind
@@ -16,9 +15,9 @@ from pydra_nvidia.journal import Journal
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.sharing.gpu_modes import give_back, take_over
-from pydra_nvidia.sharing.mps_daemon import MpsDaemons
-from pydra_nvidia.sharing.places import MpsBusy, MpsPlace, find_place, list_places, turn
-from pydra_nvidia.sharing.processes import Process, is_alive
+from pydra_nvidia.sharing.mps_daemon import MpsDaemons, find_recorded
+from pydra_nvidia.sharing.places import MpsBusy, MpsPlace, find_place, list_places, trim_logs, turn
+from pydra_nvidia.sharing.processes import Process, is_alive, since_boot
 from pydra_nvidia.slicing import LeftBehind
 from pydra_nvidia.steps import Entry, StartMps
 
@@ -26,15 +25,6 @@ FIRST_RETRY, LAST_RETRY = 5.0, 300.0
 """Seconds before a daemon that could not be restarted is tried again: at first, and at most."""
 
 _log = logging.getLogger(__name__)
-
-
-class MpsIncident(msgspec.Struct, frozen=True, kw_only=True):
-    """A daemon was found dead; `error` says why it could not be restarted, empty when it was."""
-
-    uid: str
-    daemon: str
-    devices: tuple[str, ...]
-    error: str = ""
 
 
 class StartMpsOperator:
@@ -89,7 +79,7 @@ class StartMpsOperator:
         """Start the daemon again if it has died; whether it had. One that is being started or stopped is left alone."""
         async with turn(self._settings, step.id, 0):
             place = find_place(self._settings, step.id)
-            record = place.read_record()
+            record = await asyncio.to_thread(place.read_record)
             if record is None or is_alive(Process(record.started, record.pid)):
                 return False
             with time_for(self._settings.mps_ready_deadline):
@@ -100,8 +90,8 @@ class StartMpsOperator:
     async def bury(self, place: MpsPlace) -> None:
         """End a daemon that no claim has; raises MpsBusy while somebody is at it."""
         async with turn(self._settings, place.id, 0):
-            record = place.read_record()
-            if record is not None and self._journal.read(record.uid) is None:
+            record = await asyncio.to_thread(place.read_record)
+            if record is not None and await asyncio.to_thread(self._journal.read, record.uid) is None:
                 await self._daemons.remove(place)
                 await give_back(self._session, [one for one in record.devices if one.startswith("GPU-")])
 
@@ -116,7 +106,7 @@ class StartMpsOperator:
         await self._daemons.remove(place)
         needed = {
             gpu
-            for other in self._journal.staying(entry.uid)
+            for other in await asyncio.to_thread(self._journal.staying, entry.uid)
             for theirs in other.steps
             if isinstance(theirs, StartMps)
             for gpu in theirs.exclusive
@@ -152,29 +142,22 @@ class MpsWatch:
         self._running = 0
         self._restarts = 0
         self._failures = 0
+        self._spared: set[str] = set()
 
-    async def look(self, entries: Mapping[str, Entry]) -> tuple[MpsIncident, ...]:
-        """Start dead daemons of these claims again, with their limits; what happened. Never raises for a daemon."""
+    async def look(self, entries: Mapping[str, Entry]) -> None:
+        """Start dead daemons of these claims again, with their limits. Never raises for a daemon."""
         steps = {step.id: (step, entry) for entry in entries.values() for step in _daemons_of(entry)}
-        incidents: list[MpsIncident] = []
         running = 0
-        for place in list_places(self._settings):
+        for place in await asyncio.to_thread(list_places, self._settings):
             if place.id not in steps:
                 await self._look_at_orphan(place)
-                continue
-            record = place.read_record()
-            if record is None:  # being started
-                continue
-            if is_alive(Process(record.started, record.pid)):
+            elif await asyncio.to_thread(find_recorded, place) is not None:
                 running += 1
+                await asyncio.to_thread(trim_logs, place)
             elif self._clock() >= self._waits.get(place.id, (0.0, 0.0))[0]:
-                incident = await self._revive(*steps[place.id], record.devices)
-                if incident is not None:
-                    incidents.append(incident)
-                    running += not incident.error
+                running += await self._revive(*steps[place.id])
         self._running = running
         self._waits = {name: wait for name, wait in self._waits.items() if name in steps}
-        return tuple(incidents)
 
     def samples(self) -> Sequence[Sample]:
         """How many daemons ran at the last look, and how often they had to be started again."""
@@ -194,35 +177,55 @@ class MpsWatch:
             ),
         )
 
-    async def _revive(self, step: StartMps, entry: Entry, devices: tuple[str, ...]) -> MpsIncident | None:
-        incident = MpsIncident(uid=entry.uid, daemon=step.id, devices=devices)
+    async def _revive(self, step: StartMps, entry: Entry) -> bool:
+        """Whether it was started again. One that is being started has no record, and is left alone."""
         try:
             if not await self._operator.revive(step, entry):
-                return None
+                return False
         except MpsBusy:
-            return None
+            return False
         except PydraError as error:
             _, waited = self._waits.get(step.id, (0.0, FIRST_RETRY / 2))
             wait = min(waited * 2, LAST_RETRY)
             self._waits[step.id] = (self._clock() + wait, wait)
             self._failures += 1
             _log.error("MPS daemon %s of claim %s has died and cannot be restarted: %s", step.id, entry.uid, error)
-            return msgspec.structs.replace(incident, error=str(error))
+            return False
         self._waits.pop(step.id, None)
         self._restarts += 1
         _log.warning("MPS daemon %s of claim %s had died and was restarted", step.id, entry.uid)
-        return incident
+        return True
 
     async def _look_at_orphan(self, place: MpsPlace) -> None:
-        """A daemon without a claim: its journal was lost. It is ended if the admin wants that, and all is known."""
-        record = place.read_record()
-        if record is None or self._settings.orphans is not Orphans.REMOVE:
+        """A daemon without a claim is ended if the admin wants that, and all is known.
+
+        Nobody can tell it from that of a claim whose entry was lost, if it ran before the journal began.
+        """
+        if self._settings.orphans is not Orphans.REMOVE:
             return
         try:
-            if not self._journal.unreadable():
+            certain = await asyncio.to_thread(self._is_certain, place)
+            if certain:
                 await self._operator.bury(place)
+            elif certain is False and place.id not in self._spared:
+                self._spared.add(place.id)
+                _log.warning(
+                    "MPS daemon %s, which no claim has, is left: the journal is not whole since it began, so it may be"
+                    " that of a claim; the admin can end it",
+                    place.id,
+                )
         except PydraError as error:
             _log.warning("MPS daemon %s, which no claim has, cannot be ended: %s", place.id, error)
+
+    def _is_certain(self, place: MpsPlace) -> bool | None:
+        """Whether its claim, if there were one, would be known; None when there is one, or it just begins. Blocks."""
+        record = place.read_record()
+        if record is None or self._journal.unreadable():
+            return None
+        began = self._journal.began()
+        if self._journal.read(record.uid) is not None:
+            return None
+        return began is not None and since_boot(Process(record.started, record.pid)) > began.at
 
 
 def _daemons_of(entry: Entry) -> list[StartMps]:

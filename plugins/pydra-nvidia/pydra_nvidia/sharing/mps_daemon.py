@@ -18,20 +18,22 @@ from collections.abc import Callable, Sequence
 from pydra import ClaimError, PydraError
 from pydra_nvidia.budget import left
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.host.namespaces import find_own
+from pydra_nvidia.host.namespaces import find_own, shows_all_processes
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.launcher import (
     MARK,
     Launch,
     Surroundings,
-    count_mounts,
+    find_mounts,
     find_surroundings,
+    has_memory,
     plan_daemon,
     plan_mount,
     plan_unmount,
+    reach_pipe,
 )
-from pydra_nvidia.sharing.places import MpsPlace, MpsRecord
+from pydra_nvidia.sharing.places import MpsPlace, MpsRecord, require_nameable
 from pydra_nvidia.sharing.processes import Process, end, find_marked, has_mark, identify, is_alive, wait_gone
 from pydra_nvidia.sharing.programs import Program, ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.steps import StartMps
@@ -96,37 +98,33 @@ class MpsDaemons:
         self._quit_deadline = quit_deadline
         self._grace = grace
 
-    async def ensure(self, place: MpsPlace, step: StartMps, devices: Sequence[str], uid: str) -> bool:
-        """Have it running, with its limits, for these devices; whether it had to be started.
+    async def ensure(self, place: MpsPlace, step: StartMps, devices: Sequence[str], uid: str) -> None:
+        """Have it running, with its limits, for these devices.
 
         Raises MpsFailed, MpsNotKept, ProgramFailed, ProgramMissing, MpsStuck; what was begun may be left then.
         """
         if await self.is_ready(place):
-            return False
+            return
         self.refuse_container()
         process = await asyncio.to_thread(self.find, place)
         try:
-            if process is not None and await self._answers(place):  # who started it died before it had its limits
-                await self._configure(place, step, devices)
-                self._write_down(place, process, devices, uid)
-                return False
-            await self._end(place)
-            process = await self._start(place, step, devices)
+            if process is None or not await self._answers(place):  # else who started it died before it had its limits
+                await self._end(place)
+                process = await self._start(place, step, devices)
             await self._configure(place, step, devices)
         except ProgramFailed as error:
             if error.ended:
                 raise
-            raise MpsFailed(f"{error}{_said(place)}") from error
-        self._write_down(place, process, devices, uid)
-        return True
+            raise MpsFailed(f"{error}{await asyncio.to_thread(_said, place)}") from error
+        record = MpsRecord(uid=uid, devices=tuple(devices), pid=process.pid, started=process.started)
+        await asyncio.to_thread(place.write_record, record)
 
     async def is_ready(self, place: MpsPlace) -> bool:
         """Whether it lives and had all its limits once.
 
         It is then left alone, also when it is silent: ending it would end what its clients compute.
         """
-        record = place.read_record()
-        if record is None or not is_alive(Process(record.started, record.pid)):
+        if await asyncio.to_thread(find_recorded, place) is None:
             return False
         for _ in range(_ASKED):
             if await self._answers(place):
@@ -136,10 +134,9 @@ class MpsDaemons:
 
     def find(self, place: MpsPlace) -> Process | None:
         """The control daemon that runs for the place, as the record or its own file says. May block."""
-        record = place.read_record()
-        if record is not None and is_alive(process := Process(record.started, record.pid)):
+        if (process := find_recorded(place)) is not None:
             return process
-        pid = place.read_pid()
+        pid = place.read_pid(reach_pipe(place, self._where))
         if pid is not None and has_mark(pid, _mark(place)):
             return identify(pid)
         return None
@@ -147,8 +144,8 @@ class MpsDaemons:
     async def remove(self, place: MpsPlace) -> None:
         """End it and take away its directories; nothing there is fine. Raises MpsStuck, ClaimError."""
         await self._end(place)
-        if count_mounts(place, self._where) > 0:
-            await self._launch("unmount the memory of MPS", plan_unmount(place, self._where))
+        if mounted := await asyncio.to_thread(find_mounts, place, self._where):
+            await self._launch("unmount the memory of MPS", plan_unmount(mounted, self._where))
         try:
             await asyncio.to_thread(shutil.rmtree, place.path)
         except FileNotFoundError:
@@ -160,9 +157,9 @@ class MpsDaemons:
         """Start it and wait until it answers."""
         began = time.monotonic()
         root, control = await asyncio.to_thread(self._find_control)
-        place.make()
-        _empty(place.pipe)  # sockets and locks of a daemon that was killed; clients have the directory itself
+        await asyncio.to_thread(place.make)
         await self._mount(place)
+        await asyncio.to_thread(self._empty, place)
         plan = plan_daemon(place, control, root, self._where, devices=tuple(devices), multi_user=step.multi_user)
         until = began + left(self._settings.mps_ready_deadline)
         said = await self._launch(f"{_CONTROL} -d", plan)
@@ -176,12 +173,15 @@ class MpsDaemons:
         state = "runs, but does not answer" if await asyncio.to_thread(self.find, place) else "does not run"
         raise MpsFailed(
             f"the MPS control daemon for {', '.join(devices)} {state} after"
-            f" {time.monotonic() - began:.0f} s{_said(place)}"
+            f" {time.monotonic() - began:.0f} s{await asyncio.to_thread(_said, place)}"
         )
 
     def refuse_container(self) -> None:
         """Raises MpsNotKept where a daemon would not outlive the agent."""
-        kinds = () if self._where.is_host else find_own(self._tree)
+        if self._where.is_host:
+            kinds: tuple[str, ...] = () if shows_all_processes(self._tree) else ("pid",)
+        else:
+            kinds = find_own(self._tree)
         if kinds:
             raise MpsNotKept(
                 f"MPS daemons would end with the agent's container, which has a {' and a '.join(kinds)} namespace of"
@@ -192,6 +192,15 @@ class MpsDaemons:
     def _find_control(self) -> tuple[DriverRoot, Program]:
         root = self._find_root()
         return root, find_program(root, _CONTROL)
+
+    def _find_client(self, place: MpsPlace) -> tuple[str, dict[str, str]]:
+        """The program that talks to the daemon, and its environment."""
+        root, control = self._find_control()
+        return control.here, {
+            **find_environment(root, control, root.path_here),
+            "CUDA_MPS_PIPE_DIRECTORY": reach_pipe(place, self._where),
+            "CUDA_MPS_LOG_DIRECTORY": place.log,
+        }
 
     async def _configure(self, place: MpsPlace, step: StartMps, devices: Sequence[str]) -> None:
         """Its limits, for all servers that it will start."""
@@ -216,15 +225,10 @@ class MpsDaemons:
             return False
 
     async def _command(self, place: MpsPlace, text: str) -> str:
-        root, control = await asyncio.to_thread(self._find_control)
-        environment = {
-            **find_environment(root, control, root.path_here),
-            "CUDA_MPS_PIPE_DIRECTORY": place.pipe,
-            "CUDA_MPS_LOG_DIRECTORY": place.log,
-        }
+        program, environment = await asyncio.to_thread(self._find_client, place)
         return await run_program(
             f"{_CONTROL} ({text})",
-            (control.here,),
+            (program,),
             environment=environment,
             deadline=max(_LEAST, left(self._command_deadline)),
             text=f"{text}\n",
@@ -247,15 +251,27 @@ class MpsDaemons:
             )
 
     async def _mount(self, place: MpsPlace) -> None:
-        """Memory for what clients and servers exchange; a plain directory where mounting is not permitted."""
-        if count_mounts(place, self._where) > 0:
+        """Memory for what clients and servers exchange; plain directories where mounting is not permitted.
+
+        What is mounted stays while the place does, for containers have it; so do the plain pipes of earlier versions.
+        """
+        if await asyncio.to_thread(has_memory, place, self._where):
             return
+        size = await asyncio.to_thread(self._size)
         try:
-            await self._launch("mount memory for MPS", plan_mount(place, self._size(), self._where))
+            await self._launch("mount memory for MPS", plan_mount(place, size, self._where))
         except ProgramFailed as error:
             if self._where.is_host:
                 raise
-            _log.warning("MPS daemon %s: %s is a plain directory: %s", place.id, place.shm, error)
+            _log.warning("MPS daemon %s: %s and its pipes are plain directories: %s", place.id, place.shm, error)
+
+    def _empty(self, place: MpsPlace) -> None:
+        """Without sockets and locks of a daemon that was killed; clients have the directory itself."""
+        pipe = reach_pipe(place, self._where)
+        require_nameable(pipe)
+        for entry in os.scandir(pipe):
+            with contextlib.suppress(OSError):
+                os.unlink(entry.path)
 
     def _size(self) -> str:
         """Half of the node's memory, as the vendor has it."""
@@ -270,9 +286,13 @@ class MpsDaemons:
         deadline = max(_LEAST, left(self._settings.mps_ready_deadline))
         return await run_program(command, plan.command(), environment={}, deadline=deadline)
 
-    def _write_down(self, place: MpsPlace, process: Process, devices: Sequence[str], uid: str) -> None:
-        record = MpsRecord(uid=uid, devices=tuple(devices), pid=process.pid, started=process.started)
-        place.write_record(record)
+
+def find_recorded(place: MpsPlace) -> Process | None:
+    """The control daemon that was written down once it had its limits, if it lives. Blocks."""
+    record = place.read_record()
+    if record is None or not is_alive(process := Process(record.started, record.pid)):
+        return None
+    return process
 
 
 def _mark(place: MpsPlace) -> str:
@@ -289,9 +309,3 @@ def _number(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _empty(directory: str) -> None:
-    for entry in os.scandir(directory):
-        with contextlib.suppress(OSError):
-            os.unlink(entry.path)

@@ -9,7 +9,8 @@ import os
 import struct
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from io import FileIO
 
 import msgspec
 
@@ -18,6 +19,9 @@ from pydra_nvidia.settings import Settings
 
 LONGEST_SOCKET = 107
 """Bytes of a Unix socket's path. Source: unix(7)."""
+
+LOG_LIMIT = 8 << 20
+"""Bytes of a daemon's log on disk after which it begins anew: each client adds to it, and disks are small there."""
 
 _LOCK = struct.Struct("@hhqqi0q")
 """`struct flock` of a 64-bit Linux. Source: fcntl(2)."""
@@ -69,12 +73,7 @@ class MpsPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     def make(self) -> None:
         """Make the directories. Raises ClaimError, also for a place whose sockets nobody could name."""
-        longest = f"{self.pipe}/control_privileged"
-        if len(longest.encode()) > LONGEST_SOCKET:
-            raise TerminalError(
-                f"the path of the MPS daemon's socket, {longest}, has more than {LONGEST_SOCKET} bytes;"
-                " the admin sets PYDRA_NVIDIA_STATE to a shorter path"
-            )
+        require_nameable(self.pipe)
         try:
             for path in (self.pipe, self.log, self.shm):
                 os.makedirs(path, mode=0o755, exist_ok=True)
@@ -100,10 +99,11 @@ class MpsPlace(msgspec.Struct, frozen=True, kw_only=True):
         except OSError as error:
             raise ClaimError(f"the MPS daemon cannot be written down: {error}") from error
 
-    def read_pid(self) -> int | None:
-        """The process id that the daemon itself wrote."""
+    @staticmethod
+    def read_pid(pipe: str) -> int | None:
+        """The process id that the daemon itself wrote, among the pipes."""
         try:
-            with open(f"{self.pipe}/nvidia-cuda-mps-control.pid", encoding="ascii") as file:
+            with open(f"{pipe}/nvidia-cuda-mps-control.pid", encoding="ascii") as file:
                 return int(file.read())
         except (OSError, ValueError):
             return None
@@ -116,6 +116,24 @@ class MpsPlace(msgspec.Struct, frozen=True, kw_only=True):
                 return " ".join(file.read().decode(errors="replace").split())
         except OSError:
             return ""
+
+
+def trim_logs(place: MpsPlace) -> None:
+    """Empty the logs that are too long. A daemon that goes on where it was leaves a hole, which takes no space."""
+    with suppress(OSError), os.scandir(place.log) as found:
+        for log in found:
+            if log.stat(follow_symlinks=False).st_blocks * 512 > LOG_LIMIT:
+                os.truncate(log.path, 0)
+
+
+def require_nameable(pipe: str) -> None:
+    """Raises TerminalError for a directory whose sockets have too long a path."""
+    longest = f"{pipe}/control_privileged"
+    if len(longest.encode()) > LONGEST_SOCKET:
+        raise TerminalError(
+            f"the path of the MPS daemon's socket, {longest}, has more than {LONGEST_SOCKET} bytes;"
+            " the admin sets PYDRA_NVIDIA_STATE to a shorter path"
+        )
 
 
 def find_place(settings: Settings, daemon_id: str) -> MpsPlace:
@@ -141,20 +159,21 @@ async def turn(settings: Settings, daemon_id: str, deadline: float) -> AsyncIter
     its own.
     """
     byte = int.from_bytes(hashlib.sha256(daemon_id.encode()).digest()[:7])
-    try:
-        os.makedirs(_root(settings), mode=0o755, exist_ok=True)
-        descriptor = os.open(f"{_root(settings)}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ClaimError(f"the state of MPS at {_root(settings)} cannot be used: {error}") from error
-    try:
+    with await asyncio.to_thread(_open_lock, _root(settings)) as file:
         end = time.monotonic() + deadline
-        while not _try_lock(descriptor, byte):
+        while not _try_lock(file.fileno(), byte):
             if time.monotonic() >= end:
                 raise MpsBusy(f"MPS daemon {daemon_id} is being started or stopped already; it is tried again")
             await asyncio.sleep(_POLL)
         yield
-    finally:
-        os.close(descriptor)
+
+
+def _open_lock(root: str) -> FileIO:
+    try:
+        os.makedirs(root, mode=0o755, exist_ok=True)
+        return FileIO(os.open(f"{root}/lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
+    except OSError as error:
+        raise ClaimError(f"the state of MPS at {root} cannot be used: {error}") from error
 
 
 def _try_lock(descriptor: int, byte: int) -> bool:

@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pydra import InvalidConfig
-from pydra_nvidia.hardware import Reading
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.checks import find_problems, resolve_limits
 from pydra_nvidia.sharing.groups import Group, find_groups, is_created
@@ -20,9 +19,8 @@ from pydra_nvidia.targets import Partition, Target, WholeGpu
 INTERVALS = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
 
 
-def plan_sharing(uid: str, targets: Sequence[Target], reading: Reading, *, settings: Settings) -> tuple[Step, ...]:
+def plan_sharing(uid: str, targets: Sequence[Target], *, settings: Settings) -> tuple[Step, ...]:
     """Time slices, then MPS daemons. Raises InvalidConfig with all problems of all devices."""
-    del reading  # the targets say all that counts
     problems: list[str] = []
     slices: dict[str, SetTimeSlice] = {}
     daemons: dict[str, StartMps] = {}

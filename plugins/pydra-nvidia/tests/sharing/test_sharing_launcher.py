@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,15 +22,18 @@ from pydra_nvidia.sharing import launch
 from pydra_nvidia.sharing.launcher import (
     Launch,
     Surroundings,
-    count_mounts,
+    find_mounts,
     find_surroundings,
+    has_memory,
     plan_daemon,
     plan_mount,
     plan_unmount,
+    reach_pipe,
 )
 from pydra_nvidia.sharing.mps import StartMpsOperator
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
-from pydra_nvidia.sharing.places import find_place
+from pydra_nvidia.sharing.places import MpsPlace, find_place
+from pydra_nvidia.sharing.processes import identify, wait_gone
 from pydra_nvidia.sharing.programs import Program
 from pydra_nvidia.steps import StartMps
 
@@ -128,10 +132,26 @@ def test_a_driver_in_a_container_of_its_own_gets_its_root(
 
 
 def test_memory_is_mounted_where_containers_are_started_from() -> None:
-    shm = "/run/pydra-nvidia/mps/u1-abcde/shm"
-    assert plan_mount(PLACE, "4096k", DIRECT) == Launch(tmpfs={shm: "4096k"})
-    assert plan_mount(MOUNTED, "4096k", HOST) == Launch(namespaces=NAMESPACES, tmpfs={shm: "4096k"})
-    assert plan_unmount(MOUNTED, HOST) == Launch(namespaces=NAMESPACES, unmount=(shm,))
+    pipe, shm = "/run/pydra-nvidia/mps/u1-abcde/pipe", "/run/pydra-nvidia/mps/u1-abcde/shm"
+    tmpfs = {pipe: "size=1m,nr_inodes=1k,mode=755", shm: "size=4096k,mode=1777"}
+    assert plan_mount(PLACE, "4096k", DIRECT) == Launch(tmpfs=tmpfs)
+    assert plan_mount(MOUNTED, "4096k", HOST) == Launch(namespaces=NAMESPACES, tmpfs=tmpfs)
+    assert [*tmpfs] == [pipe, shm]  # who has the second has the first
+    assert plan_unmount((shm, pipe), HOST) == Launch(namespaces=NAMESPACES, unmount=(shm, pipe))
+
+
+def test_what_is_mounted_of_a_place_is_found_the_latest_first(tmp_path: Path) -> None:
+    place = find_place(Settings(state="/run/a b"), "u1-abcde")
+    line = "26 1 0:24 / {} rw,nosuid - tmpfs mps rw\n"
+    paths = ["/", "/run", *(f"/run/a\\040b/mps/{one}" for one in ("u1-abcde/pipe", "u1-abcde/shm", "u2-abcde/shm"))]
+    (tmp_path / "mounts").write_text("".join(line.format(path) for path in paths))
+    where = Surroundings(mounts=str(tmp_path / "mounts"))
+    assert find_mounts(place, where) == (place.shm, place.pipe)
+    assert has_memory(place, where)
+    (tmp_path / "mounts").write_text("".join(line.format(path) for path in paths[:3]))
+    assert find_mounts(place, where) == (place.pipe,)
+    assert not has_memory(place, where)
+    assert find_mounts(place, Surroundings(mounts=str(tmp_path / "none"))) == ()
 
 
 def test_a_plan_goes_to_a_program_that_needs_nothing_of_the_package() -> None:
@@ -154,9 +174,9 @@ def test_the_program_gets_the_environment_of_the_plan_alone() -> None:
 
 
 def test_what_the_kernel_refuses_is_said() -> None:
-    done = run(Launch(tmpfs={"/no/such/directory": "1k"}))
+    done = run(Launch(tmpfs={"/no/such/directory": "size=1k"}))
     assert done.returncode == 1
-    assert "mount(b'shm', b'/no/such/directory', b'tmpfs'" in done.stderr
+    assert "mount(b'mps', b'/no/such/directory', b'tmpfs'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -206,7 +226,7 @@ async def test_the_daemon_has_the_memory_of_its_clients_as_its_own(
     operator = await run_daemon(bench, kit, where)
     place = find_place(bench.settings, STEP.id)
     seen = f"{host}/root{place.shm}" if on_host else place.shm
-    assert count_mounts(place, where) == 1
+    assert find_mounts(place, where) == (place.shm, place.pipe)
     assert os.listdir(seen) == ["cuda.shm.test"]
     assert size_of(seen) == 4096 * 1024
     assert "cuda.shm.test" not in os.listdir("/dev/shm")
@@ -216,8 +236,48 @@ async def test_the_daemon_has_the_memory_of_its_clients_as_its_own(
     same_host = os.readlink(f"/proc/{record.pid}/ns/uts") == os.readlink(f"{host}/ns/uts")
     assert same_host is on_host
     await operator.undo(STEP, kit.entry("u1", STEP))
-    assert count_mounts(place, where) == 0
+    assert find_mounts(place, where) == ()
     assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
+
+
+@pytest.mark.parametrize("on_host", [False, True], ids=["direct", "on the host"])
+async def test_a_client_can_fill_nothing_of_the_node_through_the_pipes(
+    bench: Any, kit: Any, host: str, on_host: bool
+) -> None:
+    where = find_surroundings(MpsLauncher.HOST, host) if on_host else DIRECT
+    operator = await run_daemon(bench, kit, where)
+    place = find_place(bench.settings, STEP.id)
+    pipe = reach_pipe(place, where)
+    assert (pipe == place.pipe) is not on_host  # those mounts are not seen here
+    assert size_of(pipe) == 1 << 20
+    assert os.statvfs(pipe).f_files == 1024
+    assert os.stat(pipe).st_mode & 0o777 == 0o755  # clients only have to enter
+    with pytest.raises(OSError, match="No space left"):
+        await asyncio.to_thread(Path(pipe, "junk").write_bytes, bytes(2 << 20))
+    await operator.undo(STEP, kit.entry("u1", STEP))
+
+
+async def test_a_daemon_of_an_earlier_version_goes_on_with_its_plain_pipes(bench: Any, kit: Any, host: str) -> None:
+    operator = await run_daemon(bench, kit, find_surroundings(MpsLauncher.DIRECT, host))
+    place = find_place(bench.settings, STEP.id)
+    record = place.read_record()
+    assert record is not None
+    await make_earlier(place, record.pid)
+    assert await operator.revive(STEP, kit.entry("u1", STEP))
+    assert find_mounts(place, DIRECT) == (place.shm,)  # containers have the directory itself
+    assert "control" in os.listdir(place.pipe)
+    await operator.undo(STEP, kit.entry("u1", STEP))
+    assert find_mounts(place, DIRECT) == ()
+    assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
+
+
+async def make_earlier(place: MpsPlace, pid: int) -> None:
+    """As if the daemon had been started when pipes were no memory, and had died since."""
+    process = identify(pid)
+    assert process is not None
+    os.kill(pid, signal.SIGKILL)
+    assert await wait_gone([process], 30) == ()
+    assert (await asyncio.to_thread(run, Launch(unmount=(place.pipe,)))).returncode == 0
 
 
 async def test_a_daemon_on_the_host_is_in_no_control_group_of_the_agent(bench: Any, kit: Any, host: str) -> None:
@@ -242,6 +302,16 @@ async def test_in_a_container_a_daemon_that_would_end_with_it_is_refused_in_word
     assert f"{kind} namespace" in str(caught.value)
     assert bench.hardware.modes == {}
     assert find_place(bench.settings, STEP.id).read_record() is None
+
+
+async def test_a_host_whose_processes_are_not_seen_here_is_not_taken_for_the_host(
+    bench: Any, kit: Any, host: str
+) -> None:
+    (bench.path / "proc/1/ns").mkdir(parents=True)
+    (bench.path / "proc/1/ns/pid").symlink_to("pid:[4026532999]")
+    with pytest.raises(ClaimError, match=r"a pid namespace of its own.*hostPID"):
+        await run_daemon(bench, kit, find_surroundings(MpsLauncher.HOST, host))
+    assert bench.hardware.modes == {}
 
 
 def test_control_groups_that_cannot_be_left_end_the_daemon_only_with_an_agent_on_the_host(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class Node:
         )
 
     def plan(self, *devices: Any, settings: Settings = SETTINGS) -> tuple[Step, ...]:
-        return plan_sharing("u1", self.kit.targets(self.reading, *devices), self.reading, settings=settings)
+        return plan_sharing("u1", self.kit.targets(self.reading, *devices), settings=settings)
 
     def problems(self, *devices: Any, settings: Settings = SETTINGS) -> tuple[str, ...]:
         with pytest.raises(InvalidConfig) as caught:

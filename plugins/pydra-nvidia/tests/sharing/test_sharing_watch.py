@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -15,9 +16,9 @@ from msgspec.structs import replace
 
 from pydra_nvidia.settings import Orphans
 from pydra_nvidia.sharing.launcher import MARK
-from pydra_nvidia.sharing.mps import MpsIncident, MpsWatch, StartMpsOperator
+from pydra_nvidia.sharing.mps import MpsWatch, StartMpsOperator
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
-from pydra_nvidia.sharing.places import find_place, turn
+from pydra_nvidia.sharing.places import LOG_LIMIT, find_place, turn
 from pydra_nvidia.sharing.processes import Process, find_marked, identify, is_alive
 from pydra_nvidia.steps import Entry, StartMps
 
@@ -44,8 +45,8 @@ class Watched:
         entries: Mapping[str, Entry] = self.bench.journal.entries()
         return entries
 
-    async def look(self) -> tuple[MpsIncident, ...]:
-        return await self.watch.look(self.entries())
+    async def look(self) -> None:
+        await self.watch.look(self.entries())
 
     def samples(self) -> dict[str, float]:
         return {sample.name: sample.value for sample in self.watch.samples()}
@@ -71,6 +72,7 @@ async def until(true: Callable[[], object], seconds: float = 10) -> None:
 @pytest.fixture
 async def watched(bench: Any, kit: Any) -> Watched:
     bench.install_all()
+    bench.journal.begin([])
     watched = Watched(bench)
     await watched.operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
     return watched
@@ -78,7 +80,7 @@ async def watched(bench: Any, kit: Any) -> Watched:
 
 async def test_a_daemon_that_lives_is_left_alone(bench: Any, watched: Watched) -> None:
     before = watched.daemon()
-    assert await watched.look() == ()
+    await watched.look()
     assert watched.daemon() == before
     assert watched.samples() == {"mps_daemons": 1, "mps_restarts_total": 0, "mps_restart_failures_total": 0}
 
@@ -87,58 +89,68 @@ async def test_a_dead_daemon_is_started_again_with_its_limits_and_reported(bench
     before = watched.daemon()
     await watched.kill()
     bench.hardware.modes["GPU-1"] = 0  # as after a reset of the GPU
-    assert await watched.look() == (MpsIncident(uid="u1", daemon="u1-abcde", devices=("GPU-1",)),)
+    await watched.look()
     assert watched.daemon() != before
     assert is_alive(watched.daemon())
     assert bench.hardware.modes == {"GPU-1": 3}
     assert bench.log_of(STEP.id) == LIMITS * 2
-    assert await watched.look() == ()
+    await watched.look()
     assert watched.samples() == {"mps_daemons": 1, "mps_restarts_total": 1, "mps_restart_failures_total": 0}
 
 
 async def test_another_process_of_the_backend_looks_after_it_as_well(bench: Any, watched: Watched) -> None:
     await watched.kill()
     successor = Watched(bench)
-    assert len(await successor.look()) == 1
-    assert await watched.look() == ()
+    await successor.look()
+    await watched.look()
+    assert [one.samples()["mps_restarts_total"] for one in (successor, watched)] == [1, 0]
+    assert watched.samples()["mps_daemons"] == 1
 
 
-async def test_a_daemon_that_cannot_be_started_is_tried_again_later_and_later(bench: Any, watched: Watched) -> None:
+async def test_a_daemon_that_cannot_be_started_is_tried_again_later_and_later(
+    bench: Any, watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
     await watched.kill()
     bench.behave(start="refuses")
     attempts = []
     for second in range(100):
-        watched.now = float(second)
-        for incident in await watched.look():
-            assert "An instance of this daemon is already running" in incident.error
-            attempts.append(second)
+        watched.now, before = float(second), watched.samples()["mps_restart_failures_total"]
+        await watched.look()
+        attempts += [second] * int(watched.samples()["mps_restart_failures_total"] - before)
+    assert caplog.text.count("An instance of this daemon is already running") == 5
     assert attempts == [0, 5, 15, 35, 75]
     assert watched.samples() == {"mps_daemons": 0, "mps_restarts_total": 0, "mps_restart_failures_total": 5}
     bench.behave()
     watched.now = 1000.0
-    assert [incident.error for incident in await watched.look()] == [""]
+    await watched.look()
+    assert watched.samples() == {"mps_daemons": 1, "mps_restarts_total": 1, "mps_restart_failures_total": 5}
 
 
-async def test_a_daemon_that_came_up_without_its_limits_does_not_count_as_running(bench: Any, watched: Watched) -> None:
+async def test_a_daemon_that_came_up_without_its_limits_does_not_count_as_running(
+    bench: Any, watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
     await watched.kill()
     bench.behave(percentage="100.0")
-    (incident,) = await watched.look()
-    assert "did not take defaultActiveThreadPercentage 30" in incident.error
+    await watched.look()
+    assert "did not take defaultActiveThreadPercentage 30" in caplog.text
+    assert watched.samples()["mps_daemons"] == 0
     bench.behave()
     watched.now = 1000.0
     (pid,) = {process.pid for process in find_marked(f"{MARK}={find_place(bench.settings, STEP.id).path}")}
     os.kill(pid, signal.SIGKILL)
     await until(lambda: identify(pid) is None)
-    assert [incident.error for incident in await watched.look()] == [""]
+    await watched.look()
+    assert watched.samples()["mps_daemons"] == 1
     assert bench.log_of(STEP.id)[-2:] == LIMITS
 
 
 async def test_a_daemon_that_is_being_stopped_is_not_started_again(bench: Any, watched: Watched) -> None:
     await watched.kill()
     async with turn(bench.settings, STEP.id, 1):
-        assert await watched.look() == ()
+        await watched.look()
     await watched.operator.undo(STEP, watched.entries()["u1"])
-    assert await watched.look() == ()
+    await watched.look()
+    assert watched.samples() == {"mps_daemons": 0, "mps_restarts_total": 0, "mps_restart_failures_total": 0}
     assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
 
 
@@ -155,7 +167,7 @@ async def test_a_daemon_of_nobody_is_ended_only_when_the_admin_wants_that(
     if unreadable:
         (Path(bench.settings.state) / "journal" / "u9.json").write_text("{")
     bench.settings = replace(bench.settings, orphans=orphans)
-    assert await Watched(bench).look() == ()
+    await Watched(bench).look()
     assert is_alive(process) is not ended
     assert bench.hardware.modes == {"GPU-1": 0 if ended else 3}
 
@@ -164,5 +176,28 @@ async def test_a_claim_that_was_written_down_since_the_entries_were_read_keeps_i
     bench: Any, watched: Watched
 ) -> None:
     bench.settings = replace(bench.settings, orphans=Orphans.REMOVE)
-    assert await Watched(bench).watch.look({}) == ()
+    await Watched(bench).watch.look({})
     assert is_alive(watched.daemon())
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["not yet begun", "begun anew"])
+async def test_a_daemon_that_is_older_than_the_journal_may_be_a_claims_and_is_left(
+    bench: Any, watched: Watched, caplog: pytest.LogCaptureFixture, begun: bool
+) -> None:
+    bench.settings = replace(bench.settings, orphans=Orphans.REMOVE)
+    shutil.rmtree(f"{bench.settings.state}/journal")
+    if begun:
+        bench.journal.begin([])
+    successor = Watched(bench)
+    await successor.look()
+    await successor.look()
+    assert is_alive(watched.daemon())
+    assert caplog.text.count("MPS daemon u1-abcde, which no claim has, is left: the journal is not whole") == 1
+
+
+async def test_a_log_that_grew_long_begins_anew(bench: Any, watched: Watched) -> None:
+    log = Path(find_place(bench.settings, STEP.id).log) / "server.log"
+    for size, kept in ((LOG_LIMIT // 2, LOG_LIMIT // 2), (LOG_LIMIT + 4096, 0)):
+        log.write_bytes(b"x" * size)
+        await watched.look()
+        assert log.stat().st_size == kept
