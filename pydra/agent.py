@@ -16,11 +16,11 @@ from contextlib import AsyncExitStack
 import anyio
 
 from pydra import __version__
-from pydra.errors import KubeError, SettingsError
+from pydra.errors import SettingsError
 from pydra.kube.auth import load_credentials
 from pydra.kube.client import KubeClient
 from pydra.kube.resources import EVENTS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra.kube.version import check_server
+from pydra.node.cluster import Cluster
 from pydra.node.driver import Driver
 from pydra.node.early import EarlyBackend
 from pydra.node.event_writer import KubeEventWriter
@@ -35,7 +35,6 @@ from pydra.observe.tracing import open_tracer
 from pydra.settings import Settings
 
 _log = logging.getLogger(__name__)
-_VERSION_RETRY = 30.0
 _STARTED = 10.0
 """Seconds after which the start is over, and with it the use of much memory."""
 
@@ -62,14 +61,15 @@ async def serve(settings: Settings, backends: Sequence[EarlyBackend], reread: Ca
         recorder = _build_recorder(client, settings, metrics)
         tracer = open_tracer(os.environ, node=settings.node_name, version=__version__)
         around = Surroundings(settings=settings, client=client, metrics=metrics, record=recorder.record, tracer=tracer)
+        cluster = Cluster(client, Reports(metrics, recorder.record, node=settings.node_name))
         drivers = [Driver(backend, around) for backend in backends]
         if endpoint := settings.http_endpoint:
-            missing = _build_readiness(drivers)
+            missing = _build_readiness(cluster, drivers)
             await stack.enter_async_context(serve_http(*endpoint, metrics=metrics, missing=missing))
         tasks = await stack.enter_async_context(anyio.create_task_group())
         await tasks.start(_listen_to_signals, settings, reread, stop)
         tasks.start_soon(recorder.run, name="Events")
-        tasks.start_soon(_greet_cluster, client, name="version of the cluster")
+        tasks.start_soon(cluster.run, name="version of the cluster")
         tasks.start_soon(give_back_memory, _STARTED, name="memory of the start")
         names = ", ".join(str(backend.source) for backend in backends)
         _log.info("pydra %s serves %s on node %s", __version__, names, settings.node_name)
@@ -112,23 +112,11 @@ def _take_over(settings: Settings, reread: Callable[[], Settings]) -> None:
     _log.info("settings read again%s", f"; need a restart: {', '.join(changed)}" if changed else "")
 
 
-async def _greet_cluster(client: KubeClient) -> None:
-    """Say which Kubernetes this is, once it answers; a cluster that is too old is told so, again and again."""
-    while True:
-        try:
-            _log.info("the cluster runs Kubernetes %s", await check_server(client))
-        except KubeError as error:
-            _log.error("%s", error)
-            await anyio.sleep(_VERSION_RETRY)
-        else:
-            return
-
-
 def _build_recorder(client: KubeClient, settings: Settings, metrics: Metrics) -> EventRecorder:
     instance = f"pydra-agent-{settings.pod_uid or settings.node_name}"
     book = EventBook(controller="pydra-agent", instance=instance, default_namespace="default")
     return EventRecorder(KubeEventWriter(client), book, report=lambda result: metrics.events.labels(result).inc())
 
 
-def _build_readiness(drivers: Sequence[Driver]) -> Callable[[], Sequence[str]]:
-    return lambda: [text for driver in drivers if (text := driver.missing())]
+def _build_readiness(cluster: Cluster, drivers: Sequence[Driver]) -> Callable[[], Sequence[str]]:
+    return lambda: [text for text in (cluster.missing(), *(driver.missing() for driver in drivers)) if text]

@@ -29,6 +29,7 @@ class Call(msgspec.Struct, kw_only=True):
     namespace: str = ""
     name: str = ""
     user_agent: str = ""
+    dry_run: bool = False
     status: int = 0
 
 
@@ -177,7 +178,7 @@ class RequestLog:
     def writes(self, resource: str = "") -> tuple[Call, ...]:
         """The calls that were meant to change something."""
         reads = {"get", "list", "watch"}
-        return tuple(call for call in self.select(resource=resource) if call.verb not in reads)
+        return tuple(call for call in self.select(resource=resource) if call.verb not in reads and not call.dry_run)
 
     def clear(self) -> None:
         """Forget what came so far."""

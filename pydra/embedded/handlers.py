@@ -164,6 +164,7 @@ def _build_call(request: web.Request, target: Target | None) -> Call:
         namespace=target.namespace,
         name=target.name,
         user_agent=agent,
+        dry_run=_dry_run(request),
     )
 
 

@@ -35,6 +35,7 @@ PAGE_SIZE = 500
 RETRY_PAUSE, RETRY_PAUSE_LIMIT = 0.05, 2.0
 WATCH_SECONDS = (300.0, 600.0)
 WATCH_LINE_LIMIT = 16 * 1024 * 1024
+_DRY_RUN: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {"dryRun": "All"})
 MERGE_PATCH = "application/merge-patch+json"
 METHODS = {
     "get": "GET",
@@ -111,16 +112,26 @@ class KubeClient:
         except Gone:
             return await self._read_pages(resource, path, query)
 
-    async def create(self, resource: Resource, body: JsonObject, *, namespace: str = "") -> JsonObject:
-        """The object as stored. Conflict: it exists already."""
-        return await self._request("create", resource, build_path(resource, namespace=namespace), body=body)
+    async def create(
+        self, resource: Resource, body: JsonObject, *, namespace: str = "", dry_run: bool = False
+    ) -> JsonObject:
+        """The object as stored, or as it would be. Conflict: it exists already."""
+        path = build_path(resource, namespace=namespace)
+        return await self._request("create", resource, path, query=_DRY_RUN[dry_run], body=body)
 
     async def replace(
-        self, resource: Resource, name: str, body: JsonObject, *, namespace: str = "", subresource: str = ""
+        self,
+        resource: Resource,
+        name: str,
+        body: JsonObject,
+        *,
+        namespace: str = "",
+        subresource: str = "",
+        dry_run: bool = False,
     ) -> JsonObject:
-        """The object as stored. Conflict: it is not the one that `metadata.resourceVersion` says."""
+        """The object as stored, or as it would be. Conflict: it is not the one that `metadata.resourceVersion` says."""
         path = build_path(resource, namespace=namespace, name=name, subresource=subresource)
-        return await self._request("update", resource, path, body=body)
+        return await self._request("update", resource, path, query=_DRY_RUN[dry_run], body=body)
 
     async def patch(
         self, resource: Resource, name: str, body: JsonObject, *, namespace: str = "", subresource: str = ""

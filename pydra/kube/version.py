@@ -52,17 +52,27 @@ async def check_server(client: Fetches) -> ServerVersion:
     if (version.major, version.minor) < OLDEST:
         raise Unsupported(
             f"this cluster runs Kubernetes {version}; pydra needs 1.{OLDEST[1]} or later, the first that serves "
-            f"{RESOURCE_GROUP}/v1: upgrade the control plane and the nodes"
+            f"{RESOURCE_GROUP}/v1 (v1beta1 and v1beta2 do not do): upgrade the control plane and the nodes"
         )
     try:
         await client.fetch(f"/apis/{RESOURCE_GROUP}/v1")
     except NotFound as error:
         raise Unsupported(
-            f"this cluster (Kubernetes {version}) does not serve {RESOURCE_GROUP}/v1: remove "
-            f"{RESOURCE_GROUP}/v1=false from the API server's --runtime-config",
+            f"this cluster (Kubernetes {version}) does not serve {RESOURCE_GROUP}/v1, "
+            f"{await _describe_group(client)}: remove {RESOURCE_GROUP}/v1=false from the API server's "
+            "--runtime-config, and DynamicResourceAllocation=false from its --feature-gates",
             status=error.status,
             cause=error.cause,
         ) from error
     if (version.major, version.minor) > NEWEST_TRIED:
         log.warning("Kubernetes %s is newer than 1.%d, the last that pydra was tried with", version, NEWEST_TRIED[1])
     return version
+
+
+async def _describe_group(client: Fetches) -> str:
+    try:
+        group = await client.fetch(f"/apis/{RESOURCE_GROUP}")
+    except NotFound:
+        return "nor any other version of it"
+    served = ", ".join(str(one.get("version", "")) for one in group.get("versions") or ())
+    return f"only {served}, which pydra does not speak" if served else "nor any other version of it"

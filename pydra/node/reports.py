@@ -29,14 +29,14 @@ from pydra.claims.reports import (
     SweepDone,
 )
 from pydra.devices import HealthStatus
-from pydra.errors import PydraError, Unavailable
+from pydra.errors import PydraError, Unavailable, Unsupported
 from pydra.inventory import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.watch import WatchFailed
 from pydra.kubelet.events import HealthStreams, Registered, RegistrationRefused, Serving, Stopped, Waiting
 from pydra.observe.events import Notice, Subject
 from pydra.observe.metrics import Metrics
-from pydra.slices.events import FieldsDropped, PoolInvalid, PoolPublished, PublishFailed, SliceWritten
+from pydra.slices.events import FieldsDropped, FieldsKept, PoolInvalid, PoolPublished, PublishFailed, SliceWritten
 
 Record = Callable[[Notice], None]
 OWN_REASONS = 32
@@ -54,6 +54,7 @@ class Reports:
         self._driver = driver
         self._dropped: Sequence[str] = ()
         self._own_reasons: set[str] = set()
+        self._gates_off: frozenset[str] = frozenset()
 
     def __call__(self, event: object) -> None:
         """Take note of an event."""
@@ -216,9 +217,22 @@ class Reports:
 
     @_handle.register
     def _(self, event: FieldsDropped) -> None:
-        for gate in event.gates:
-            self._metrics.fields_dropped.labels(self._driver, gate).set(1)
+        if event.gates:
+            self._count_gates(event.gates, withheld=len(event.withheld))
         self._tell(self._node, "FieldsDropped", f"driver {self._driver}: {event}", "Publish")
+
+    @_handle.register
+    def _(self, event: FieldsKept) -> None:
+        self._count_gates((), withheld=0)
+
+    def cluster_unsupported(self, error: Unsupported) -> None:
+        """The cluster is none that pydra works with."""
+        self._metrics.cluster_unsupported.set(1)
+        self._tell(self._node, "ClusterUnsupported", f"nothing is served to this cluster: {error}", "Start")
+
+    def cluster_supported(self) -> None:
+        """It is one."""
+        self._metrics.cluster_unsupported.set(0)
 
     @_handle.register
     def _(self, event: WatchFailed) -> None:
@@ -243,6 +257,12 @@ class Reports:
             if problem not in self._dropped:
                 self._tell(self._node, "DeviceDropped", f"driver {self._driver}: {problem}", "Discover")
         self._dropped = published.problems
+
+    def _count_gates(self, gates: Sequence[str], *, withheld: int) -> None:
+        for gate in self._gates_off.union(gates):
+            self._metrics.fields_dropped.labels(self._driver, gate).set(gate in gates)
+        self._gates_off = frozenset(gates)
+        self._metrics.devices_withheld.labels(self._driver).set(withheld)
 
     def _finish(self, driver: str, operation: Operation, result: str, seconds: float) -> None:
         self._metrics.in_flight.labels(driver, operation.value).dec()

@@ -65,6 +65,14 @@ class Metrics:
             "driver",
             "feature",
         )
+        self.devices_withheld = gauge(
+            "devices_withheld",
+            "Devices not published: the API server drops the fields without which they would be unsafe.",
+            "driver",
+        )
+        self.cluster_unsupported = gauge(
+            "cluster_unsupported", "1 while the cluster is too old for pydra, or does not serve resource.k8s.io/v1."
+        )
         self.requests = histogram(
             "kubernetes_request_duration_seconds",
             "Requests to the API server, by HTTP status (0: no answer).",
@@ -109,7 +117,7 @@ class Metrics:
             self.sweeps.labels(driver, result)
         for kind in ("record", "cdi_file", "cdi_restored"):
             self.swept.labels(driver, kind)
-        for gauge in (self.devices_dropped, self.slices, self.registered, self.health_streams):
+        for gauge in (self.devices_dropped, self.devices_withheld, self.slices, self.registered, self.health_streams):
             gauge.labels(driver).set(0)
         self.records_set_aside.labels(driver)
 

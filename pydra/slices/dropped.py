@@ -1,4 +1,8 @@
-"""Notices fields that the API server dropped because a feature gate is off, and stops asking for them. Pure."""
+"""Notices fields that the API server dropped, and the feature gates that are to blame. Pure.
+
+What to publish without those gates is decided in `pydra.slices.fallback`; what was changed for a reason nobody knows is
+adopted, slice by slice: asking for it again would never end.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,7 @@ import msgspec
 from pydra.kube.resources import JsonObject
 from pydra.slices.build import WantedPool
 from pydra.slices.compare import CONTENT, same_content
-
-PARTITIONABLE = "DRAPartitionableDevices"
-LIST_ATTRIBUTES = "DRAListTypeAttributes"
-LIST_KINDS = ("ints", "bools", "strings", "versions")
+from pydra.slices.fallback import BINDING, LISTS, PARTITIONS, SHARES, TAINTS
 
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,34 +51,9 @@ def name_gates(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str,
     return tuple(sorted(gates))
 
 
-def has_list_attributes(content: Mapping[str, Any]) -> bool:
-    """Whether any device has a list attribute: with its gate off the server refuses the slice, not just the field."""
-    return any(
-        kind in value
-        for device in content.get("devices") or ()
-        for value in (device.get("attributes") or {}).values()
-        for kind in LIST_KINDS
-    )
-
-
-def without_list_attributes(content: JsonObject) -> JsonObject:
-    """The same slice with only the attributes that have one value."""
-    devices = []
-    for device in content["devices"]:
-        attributes = {
-            name: value
-            for name, value in (device.get("attributes") or {}).items()
-            if not any(kind in value for kind in LIST_KINDS)
-        }
-        devices.append({key: value for key, value in device.items() if key != "attributes"})
-        if attributes:
-            devices[-1]["attributes"] = attributes
-    return {**content, "devices": devices}
-
-
 def _compare_slices(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterator[str]:
     if any(sent.get(field) and not stored.get(field) for field in ("perDeviceNodeSelection", "sharedCounters")):
-        yield PARTITIONABLE
+        yield PARTITIONS
     if sent.get("partitionTypeAttribute") and not stored.get("partitionTypeAttribute"):
         yield "DRAPartitionableDevicesType"
     if sent.get("skipNodeOperations") and not stored.get("skipNodeOperations"):
@@ -107,9 +83,9 @@ def _lost_sharing(sent: JsonObject, stored: JsonObject) -> bool:
 
 
 _DEVICE_GATES: Mapping[str, Callable[[JsonObject, JsonObject], bool]] = {
-    "DRADeviceTaints": _fewer("taints"),
-    PARTITIONABLE: _fewer("consumesCounters"),
-    "DRADeviceBindingConditions": _lost_binding,
-    "DRAConsumableCapacity": _lost_sharing,
-    LIST_ATTRIBUTES: _fewer("attributes"),
+    TAINTS: _fewer("taints"),
+    PARTITIONS: _fewer("consumesCounters"),
+    BINDING: _lost_binding,
+    SHARES: _lost_sharing,
+    LISTS: _fewer("attributes"),
 }

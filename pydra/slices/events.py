@@ -8,6 +8,11 @@ from typing import TypeAlias
 import msgspec
 
 from pydra.errors import KubeError
+from pydra.slices.fallback import BINDING, PARTITIONS, SHARES, TAINTS
+
+ON_BY_DEFAULT = dict.fromkeys((BINDING, PARTITIONS, SHARES, TAINTS), "1.36")
+"""Source: the Kubernetes feature gate table."""
+_SHOWN = 8
 
 
 class WriteKind(Enum):
@@ -44,18 +49,35 @@ class PublishFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FieldsDropped(msgspec.Struct, frozen=True, kw_only=True):
-    """The API server dropped fields of a slice; `gates` are the feature gates that are probably off, if known."""
+    """The API server drops fields of a pool's slices; `gates` are the feature gates that are probably off, if known.
+
+    `withheld` are the devices that are not published, because they would be unsafe without their fields.
+    """
 
     pool: str
-    index: int
     gates: tuple[str, ...]
+    withheld: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        gates = ", ".join(self.gates) or "unknown"
-        return (
-            f'pool "{self.pool}", slice #{self.index}: some fields were dropped by the API server, '
-            f"probably because these features are disabled: {gates}"
+        if not self.gates:
+            return f'pool "{self.pool}": some fields were dropped by the API server, for a reason that is not known'
+        gates = ", ".join(self.gates)
+        text = (
+            f'pool "{self.pool}": some fields are dropped by the API server, probably because these feature gates are '
+            f"off: {gates}. Turn them on in the control plane and the kubelets"
         )
+        if since := [gate for gate in self.gates if gate in ON_BY_DEFAULT]:
+            text += f" ({', '.join(since)}: on by default from Kubernetes {ON_BY_DEFAULT[since[0]]})"
+        if self.withheld:
+            shown = ", ".join(self.withheld[:_SHOWN]) + (", ..." if len(self.withheld) > _SHOWN else "")
+            text += f". Not published until then, since unsafe without: {len(self.withheld)} devices: {shown}"
+        return text
+
+
+class FieldsKept(msgspec.Struct, frozen=True, kw_only=True):
+    """The API server keeps what it dropped before: the whole pool is published."""
+
+    pool: str
 
 
 class PoolInvalid(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,4 +87,4 @@ class PoolInvalid(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...]
 
 
-SliceEvent: TypeAlias = SliceWritten | PoolPublished | PublishFailed | FieldsDropped | PoolInvalid
+SliceEvent: TypeAlias = SliceWritten | PoolPublished | PublishFailed | FieldsDropped | FieldsKept | PoolInvalid

@@ -61,6 +61,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     updates: tuple[Update, ...] = ()
     creates: tuple[Create, ...] = ()
 
+    @property
+    def writes(self) -> tuple[Update | Create, ...]:
+        """What follows the deletes."""
+        return (*self.updates, *self.creates)
+
     def __len__(self) -> int:
         return len(self.deletes) + len(self.updates) + len(self.creates)
 

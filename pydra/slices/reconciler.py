@@ -19,17 +19,10 @@ from pydra.devices import Pool
 from pydra.errors import Conflict, Invalid, KubeError, NotFound
 from pydra.kube.resources import NODES, RESOURCE_SLICES, JsonObject, Resource, WatchEvent, WatchEventType
 from pydra.slices.build import WantedPool, build_wanted
-from pydra.slices.dropped import (
-    LIST_ATTRIBUTES,
-    Adoption,
-    adopt,
-    find_adoption,
-    has_list_attributes,
-    name_gates,
-    without_list_attributes,
-)
+from pydra.slices.dropped import Adoption, adopt, find_adoption, name_gates
 from pydra.slices.events import (
     FieldsDropped,
+    FieldsKept,
     PoolInvalid,
     PoolPublished,
     PublishFailed,
@@ -37,6 +30,7 @@ from pydra.slices.events import (
     SliceWritten,
     WriteKind,
 )
+from pydra.slices.fallback import LISTS, fall_back, has_lists, needs_gates
 from pydra.slices.overlay import CacheState, Overlay
 from pydra.slices.pace import PUBLISH_PACE, REPAIR_PACE, Pace, retry_pause
 from pydra.slices.plan import Create, Delete, Owner, Plan, Update, check_pool, plan_slices, share_devices
@@ -46,6 +40,8 @@ log = logging.getLogger(__name__)
 SETTLE_SECONDS = 0.1
 """A wipe is one event per slice: mended in one round when they have all come."""
 LOOK_PERIOD = 600.0
+GATE_PERIOD = 600.0
+"""How often a server that drops fields is asked whether it still does: gates change when it is upgraded."""
 
 
 class SliceCache(CacheState, Protocol):
@@ -69,9 +65,18 @@ class SliceClient(Protocol):
     """The part of a KubeClient that is used here."""
 
     async def get(self, resource: Resource, name: str, *, namespace: str = "") -> JsonObject: ...  # noqa: D102
-    async def create(self, resource: Resource, body: JsonObject, *, namespace: str = "") -> JsonObject: ...  # noqa: D102
+    async def create(  # noqa: D102
+        self, resource: Resource, body: JsonObject, *, namespace: str = "", dry_run: bool = False
+    ) -> JsonObject: ...
     async def replace(  # noqa: D102
-        self, resource: Resource, name: str, body: JsonObject, *, namespace: str = "", subresource: str = ""
+        self,
+        resource: Resource,
+        name: str,
+        body: JsonObject,
+        *,
+        namespace: str = "",
+        subresource: str = "",
+        dry_run: bool = False,
     ) -> JsonObject: ...
     async def delete(  # noqa: D102
         self,
@@ -104,6 +109,7 @@ class SliceReconciler:
         repair_pace: Pace = REPAIR_PACE,
         publish_pace: Pace = PUBLISH_PACE,
         settle: float = SETTLE_SECONDS,
+        gate_period: float = GATE_PERIOD,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._client = client
@@ -118,6 +124,12 @@ class SliceReconciler:
         self._achieved: WantedPool | None = None
         self._settled = False
         self._adoptions: dict[int, Adoption] = {}
+        self._gates_off: frozenset[str] = frozenset()
+        self._gate_period = gate_period
+        self._doubt_at = math.inf
+        self._gated: frozenset[str] = frozenset()
+        self._withheld: tuple[str, ...] = ()
+        self._told: FieldsDropped | None = None
         self._overlay = Overlay()
         self._owner: Owner | None = None
         self._repairs = repair_pace
@@ -143,10 +155,21 @@ class SliceReconciler:
             self._report(PoolInvalid(pool=pool.name, problems=problems))
             return
         self._pool, self._decided, self._settled = pool, True, False
-        self._wanted = None if pool is None else build_wanted(pool, driver=self._driver, node=self._node)
+        self._want(self._gates_off)
         self._failures, self._not_before = 0, -math.inf
         now = anyio.current_time()
         self._look_at(self._publishes.next_at(now))
+
+    def _want(self, gates_off: frozenset[str]) -> None:
+        """From the pool to what is wanted of it, as long as these gates are off."""
+        self._gates_off = gates_off
+        if self._pool is None:
+            self._wanted, self._withheld = None, ()
+            return
+        fallback = fall_back(self._pool, gates_off)
+        self._wanted = build_wanted(fallback.pool, driver=self._driver, node=self._node)
+        self._withheld = fallback.withheld
+        self._gated = frozenset(device.name for device in fallback.pool.devices if needs_gates(device))
 
     async def run(self) -> None:
         """Reconcile until cancelled. What the API server refuses is reported and tried again, and never ends it."""
@@ -175,7 +198,8 @@ class SliceReconciler:
 
     async def _wait_due(self) -> None:
         while True:
-            pause = max(self._due if self._decided else math.inf, self._not_before) - anyio.current_time()
+            due = min(self._due, self._doubt_at) if self._decided else math.inf
+            pause = max(due, self._not_before) - anyio.current_time()
             if pause <= 0:
                 break
             self._wake = anyio.Event()
@@ -184,6 +208,9 @@ class SliceReconciler:
         self._due = anyio.current_time() + LOOK_PERIOD
 
     async def _look(self) -> None:
+        if anyio.current_time() >= self._doubt_at:
+            self._doubt_at = math.inf
+            self._want(frozenset())
         if self._wanted is not None and self._owner is None:
             self._owner = await self._fetch_owner()
         wanted = self._wanted  # after the wait: from here to the first write nothing can come between
@@ -194,12 +221,16 @@ class SliceReconciler:
         plan = plan_slices(adopted, observed, owner=self._owner)
         if len(plan):
             self._settled = False
+            if not await self._try_out(plan, wanted):
+                return  # the next look is due already
             self._count_round(repair=self._achieved is wanted is not None)
             if not await self._apply(plan, wanted):
-                return  # the next look is due already
+                return
         self._failures = 0
         if not self._settled:
             self._conclude(wanted, plan)
+        if wanted is not None:
+            self._tell_dropped(wanted.name)
 
     def _count_round(self, *, repair: bool) -> None:
         now = anyio.current_time()
@@ -216,34 +247,53 @@ class SliceReconciler:
         log.info("pool %s is published: %d slices, %d devices, %d writes", name, slices, devices, len(plan))
         self._report(PoolPublished(pool=name, generation=plan.generation, slices=slices, devices=devices))
 
+    async def _try_out(self, plan: Plan, wanted: WantedPool | None) -> bool:
+        """Ask, without storing anything, whether the server keeps what gates may be off for; False when it does not.
+
+        Seen only in the answer to the write, a partition without its counters could have been given out twice by then.
+        """
+        for write in plan.writes:
+            if any(device["name"] in self._gated for device in write.body["spec"].get("devices") or ()):
+                answer = await self._write(write, wanted, dry_run=True)
+                if answer is None or self._find_gates(wanted, write, answer):
+                    return False
+            if wanted is not self._wanted:
+                return False
+        return True
+
     async def _apply(self, plan: Plan, wanted: WantedPool | None) -> bool:
         """Write in the plan's order; False when what is wanted changed meanwhile. An error ends the round."""
         for delete in plan.deletes:
             await self._delete(delete)
-        writes: tuple[Update | Create, ...] = (*plan.updates, *plan.creates)
-        for write in writes:
+        for write in plan.writes:
             if wanted is None or wanted is not self._wanted:
                 return False
-            try:
-                answer = await self._write(write)
-            except Invalid as error:
-                if not self._drop_lists(error, wanted, write.index):
-                    raise
-                self._look_at(anyio.current_time())
+            answer = await self._write(write, wanted)
+            if answer is None:
                 return False
+            kind = WriteKind.UPDATE if isinstance(write, Update) else WriteKind.CREATE
+            pool = write.body["spec"]["pool"]["name"]
+            self._report(SliceWritten(pool=pool, name=answer["metadata"]["name"], kind=kind))
             self._overlay.note_write(answer, self._cache)
+            if self._find_gates(wanted, write, answer):
+                return False
             self._adopt(wanted, write, answer)
         return wanted is self._wanted
 
-    async def _write(self, write: Update | Create) -> JsonObject:
-        if isinstance(write, Update):
-            answer = await self._client.replace(RESOURCE_SLICES, write.name, write.body)
-            kind = WriteKind.UPDATE
-        else:
-            answer = await self._client.create(RESOURCE_SLICES, write.body)
-            kind = WriteKind.CREATE
-        self._report(SliceWritten(pool=write.body["spec"]["pool"]["name"], name=answer["metadata"]["name"], kind=kind))
-        return answer
+    async def _write(
+        self, write: Update | Create, wanted: WantedPool | None, *, dry_run: bool = False
+    ) -> JsonObject | None:
+        """The answer; None when the slice was refused for what is not wanted any more."""
+        try:
+            if isinstance(write, Update):
+                return await self._client.replace(RESOURCE_SLICES, write.name, write.body, dry_run=dry_run)
+            return await self._client.create(RESOURCE_SLICES, write.body, dry_run=dry_run)
+        except Invalid as error:
+            # With the gate for list attributes off, the server empties such an attribute and refuses the slice for it.
+            if "attributes" not in str(error) or not has_lists(write.body["spec"]):
+                raise
+            self._lose(wanted, {LISTS})
+            return None
 
     async def _delete(self, delete: Delete) -> None:
         try:
@@ -255,25 +305,40 @@ class SliceReconciler:
         self._overlay.note_delete(delete.uid)
         self._report(SliceWritten(pool=delete.pool, name=delete.name, kind=WriteKind.DELETE))
 
+    def _find_gates(self, wanted: WantedPool | None, write: Update | Create, answer: JsonObject) -> bool:
+        """Whether the server dropped fields of gates that nobody knew to be off; the next look goes without them."""
+        found = set(name_gates(write.body["spec"], answer["spec"])) - self._gates_off
+        if found:
+            self._lose(wanted, found)
+        return bool(found)
+
+    def _lose(self, wanted: WantedPool | None, gates: set[str]) -> None:
+        now = anyio.current_time()
+        self._doubt_at = now + self._gate_period
+        if wanted is self._wanted:
+            self._want(self._gates_off | gates)
+        self._look_at(now)
+
     def _adopt(self, wanted: WantedPool, write: Update | Create, answer: JsonObject) -> None:
         adoption = find_adoption(wanted.slices[write.index], write.body, answer)
         if adoption is not None:
             self._adoptions[write.index] = adoption
-            self._tell_dropped(wanted, write.index, name_gates(write.body["spec"], answer["spec"]))
+            log.warning("%s", dropped := FieldsDropped(pool=wanted.name, gates=()))
+            self._report(dropped)
 
-    def _drop_lists(self, error: Invalid, wanted: WantedPool, index: int) -> bool:
-        """With the gate for list attributes off, the server empties such an attribute and refuses the slice for it."""
-        asked = wanted.slices[index]
-        if index in self._adoptions or "attributes" not in str(error) or not has_list_attributes(asked):
-            return False
-        self._adoptions[index] = Adoption(asked=asked, stored=without_list_attributes(asked))
-        self._tell_dropped(wanted, index, (LIST_ATTRIBUTES,))
-        return True
-
-    def _tell_dropped(self, wanted: WantedPool, index: int, gates: tuple[str, ...]) -> None:
-        dropped = FieldsDropped(pool=wanted.name, index=index, gates=gates)
-        log.warning("%s", dropped)
-        self._report(dropped)
+    def _tell_dropped(self, pool: str) -> None:
+        """What the server drops, and that it does no longer: once each, when the pool is published."""
+        gates = tuple(sorted(self._gates_off))
+        dropped = FieldsDropped(pool=pool, gates=gates, withheld=self._withheld) if gates else None
+        if dropped == self._told:
+            return
+        self._told = dropped
+        if dropped is None:
+            log.info("pool %s: the API server keeps now what it dropped before", pool)
+            self._report(FieldsKept(pool=pool))
+        else:
+            log.warning("%s", dropped)
+            self._report(dropped)
 
     def _fail(self, error: KubeError, *, anew: bool) -> None:
         self._settled = False

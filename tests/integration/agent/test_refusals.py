@@ -1,4 +1,4 @@
-"""A backend's own words for its refusals, from its process to the claim's Event, the log and the metrics."""
+"""What is refused, in words where somebody looks: by a backend, with words of its own, and by an unfit cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from pydra.embedded.node import EmbeddedNode, run_node
-from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS
+from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from tests.integration.agent.process import run_agent
 
 DEADLINE = 30.0
@@ -31,12 +31,12 @@ async def ask_for(node: EmbeddedNode, device: str) -> None:
     await node.client.create(PODS, {"metadata": {"name": device}, "spec": spec}, namespace="default")
 
 
-async def wait_event(node: EmbeddedNode, claim: str) -> tuple[str, str]:
-    """Reason and note of the first Event on this claim."""
+async def wait_event(node: EmbeddedNode, kind: str, name: str) -> tuple[str, str]:
+    """Reason and note of the first Event on this object."""
     with anyio.fail_after(DEADLINE):
         while True:
             for event in (await node.client.list(EVENTS, namespace="default")).items:
-                if (event["regarding"]["kind"], event["regarding"]["name"]) == ("ResourceClaim", claim):
+                if (event["regarding"]["kind"], event["regarding"]["name"]) == (kind, name):
                     return event["reason"], event["note"]
             await anyio.sleep(0.02)
 
@@ -55,7 +55,41 @@ async def test_the_reason_of_a_refusal_is_the_backends_own_word(device: str, rea
         selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
         await node.client.create(DEVICE_CLASSES, {"metadata": {"name": "worded"}, "spec": {"selectors": [selector]}})
         await ask_for(node, device)
-        assert await wait_event(node, device) == (reason, note)
+        assert await wait_event(node, "ResourceClaim", device) == (reason, note)
         _, metrics = await agent.get("/metrics")
         assert re.search(rf'operation="prepare",result="{reason}"', metrics)
         assert {line["reason"] for line in agent.lines() if line["message"] == note} == {reason}
+
+
+@pytest.mark.parametrize("version", ["1.33.4", "1.32.0"])
+async def test_a_cluster_that_is_too_old_is_told_on_its_node_and_not_called_ready(version: str) -> None:
+    async with run_node(lambda step: None, version=version) as node, run_agent(node, *BACKEND) as agent:
+        words = f"this cluster runs Kubernetes v{version}+pydra-embedded; pydra needs 1.34 or later"
+        reason, note = await wait_event(node, "Node", node.settings.node_name)
+        assert reason == "ClusterUnsupported"
+        assert words in note
+        assert words in await agent.wait_ready(503)
+        _, metrics = await agent.get("/metrics")
+        assert "\npydra_cluster_unsupported 1.0\n" in metrics
+        assert "Traceback" not in agent.messages()
+        assert await agent.stop() == 0
+
+
+async def test_partitions_of_a_cluster_without_their_gate_are_not_published_and_the_node_is_told() -> None:
+    gates = {"DRAPartitionableDevices": False}
+    scenario = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_DYNAMIC_MIG": "true"}
+    async with run_node(lambda step: None, gates=gates) as node:
+        environ = {**scenario, "PYDRA_NVIDIA_STATE": f"{node.root}/nvidia"}
+        async with run_agent(node, "--backend", "nvidia", environ=environ) as agent:
+            reason, note = await wait_event(node, "Node", node.settings.node_name)
+            assert reason == "FieldsDropped"
+            assert "DRAPartitionableDevices" in note
+            assert "on by default from Kubernetes 1.36" in note
+            slices = (await node.client.list(RESOURCE_SLICES)).items
+            devices = [device for one in slices for device in one["spec"].get("devices", ())]
+            assert [device["name"] for device in devices] == [f"gpu-{number}" for number in range(8)]
+            _, metrics = await agent.get("/metrics")
+            withheld = re.search(r'pydra_devices_withheld\{driver="gpu.nvidia.com"\} (\S+)', metrics)
+            assert withheld is not None
+            assert float(withheld[1]) == 200
+            assert await agent.stop() == 0

@@ -23,9 +23,22 @@ async def test_an_older_cluster_is_told_what_is_needed() -> None:
             await check_server(client)
 
 
-async def test_a_cluster_without_the_api_is_told_where_to_look(api_server: ApiHandle) -> None:
-    api_server.embedded.faults.add(Fault(status=0))
-    api_server.embedded.faults.add(Fault(status=404))
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        pytest.param(
+            '{"kind": "APIGroup", "versions": [{"version": "v1beta2"}, {"version": "v1beta1"}]}',
+            "only v1beta2, v1beta1, which pydra does not speak",
+            id="beta versions only",
+        ),
+        pytest.param("", "nor any other version of it", id="nothing of it"),
+    ],
+)
+async def test_a_cluster_without_the_api_is_told_where_to_look(api_server: ApiHandle, group: str, words: str) -> None:
+    faults = api_server.embedded.faults
+    faults.add(Fault(status=0))
+    faults.add(Fault(status=404))
+    faults.add(Fault(status=200, body=group) if group else Fault(status=404))
     async with open_client(api_server) as client:
-        with pytest.raises(Unsupported, match=r"does not serve resource.k8s.io/v1: .*--runtime-config"):
+        with pytest.raises(Unsupported, match=rf"does not serve resource.k8s.io/v1, {words}: .*--runtime-config"):
             await check_server(client)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from pydra.kube.client import KubeClient
 from pydra.kube.resources import NODES, RESOURCE_SLICES
 from pydra.kube.watch import Reflector
 from pydra.slices.events import PoolPublished, SliceWritten
-from pydra.slices.reconciler import SliceReconciler, slice_selector
+from pydra.slices.reconciler import SliceClient, SliceReconciler, slice_selector
 from tests.integration.api_handle import ApiHandle, Scratch
 from tests.integration.kube.opened import open_client
 from tests.integration.recorder import Recorder
@@ -25,7 +25,14 @@ JsonObject = dict[str, Any]
 class Publishing:
     """A reconciler that runs for a node and driver of this test alone, and the API beside it."""
 
-    def __init__(self, api: ApiHandle, client: KubeClient, scratch: Scratch, **options: Any) -> None:
+    def __init__(
+        self,
+        api: ApiHandle,
+        client: KubeClient,
+        scratch: Scratch,
+        through: Callable[[KubeClient], SliceClient] = lambda client: client,
+        **options: Any,
+    ) -> None:
         self.api = api
         self.client = client
         self.scratch = scratch
@@ -33,7 +40,7 @@ class Publishing:
         selector = slice_selector(scratch.driver, scratch.node)
         self.reflector = Reflector(client, RESOURCE_SLICES, field_selector=selector)
         self.reconciler = SliceReconciler(
-            client,
+            through(client),
             self.reflector,
             driver=scratch.driver,
             node=scratch.node,

@@ -22,7 +22,7 @@ from pydra.claims.reports import (
     SweepEvent,
 )
 from pydra.devices import DeviceHealth, HealthStatus, Pool
-from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable
+from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported
 from pydra.inventory import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.watch import WatchFailed
@@ -30,7 +30,7 @@ from pydra.kubelet.events import HealthStreams, KubeletEvent, Registered, Regist
 from pydra.node.reports import OWN_REASONS, Reports
 from pydra.observe.events import Notice
 from pydra.observe.metrics import Metrics
-from pydra.slices.events import FieldsDropped, SliceEvent
+from pydra.slices.events import FieldsDropped, FieldsKept, SliceEvent
 
 DRIVER = "sim.pydra.dev"
 REF = ClaimRef(uid="u-1", namespace="team", name="gpu")
@@ -166,10 +166,31 @@ def test_registration_is_a_gauge_and_a_refusal_an_event(desk: Desk) -> None:
     assert desk.value(f'pydra_health_streams{{driver="{DRIVER}"}}') == 2
 
 
-def test_dropped_fields_name_the_gate_that_is_off(desk: Desk) -> None:
-    desk.report(FieldsDropped(pool="node-1", index=0, gates=("DRADeviceTaints",)))
-    assert desk.value(f'pydra_resourceslice_fields_dropped{{driver="{DRIVER}",feature="DRADeviceTaints"}}') == 1
+def test_dropped_fields_name_the_gates_that_are_off_until_they_are_kept(desk: Desk) -> None:
+    series = f'pydra_resourceslice_fields_dropped{{driver="{DRIVER}",feature='
+    withheld = f'pydra_devices_withheld{{driver="{DRIVER}"}}'
+    desk.report(FieldsDropped(pool="node-1", gates=("DRADeviceTaints", "DRAListTypeAttributes"), withheld=("a", "b")))
+    assert desk.value(f'{series}"DRADeviceTaints"}}') == desk.value(f'{series}"DRAListTypeAttributes"}}') == 1
+    assert desk.value(withheld) == 2
     assert "DRADeviceTaints" in desk.notices[0].note
+    desk.report(FieldsDropped(pool="node-1", gates=()))
+    assert desk.value(f'{series}"DRADeviceTaints"}}') == 1, "something else was dropped besides"
+    desk.report(FieldsDropped(pool="node-1", gates=("DRAListTypeAttributes",)))
+    assert desk.value(f'{series}"DRADeviceTaints"}}') == 0
+    assert desk.value(f'{series}"DRAListTypeAttributes"}}') == 1
+    assert desk.value(withheld) == 0
+    desk.report(FieldsKept(pool="node-1"))
+    assert desk.value(f'{series}"DRAListTypeAttributes"}}') == 0
+
+
+def test_a_cluster_that_is_not_supported_is_told_on_the_node_and_a_gauge(desk: Desk) -> None:
+    desk.report.cluster_unsupported(Unsupported("this cluster runs Kubernetes v1.33.2"))
+    assert desk.value("pydra_cluster_unsupported") == 1
+    (notice,) = desk.notices
+    assert (notice.subject.kind, notice.reason) == ("Node", "ClusterUnsupported")
+    assert "v1.33.2" in notice.note
+    desk.report.cluster_supported()
+    assert desk.value("pydra_cluster_unsupported") == 0
 
 
 def test_devices_are_counted_by_health_and_those_left_out_are_told(desk: Desk) -> None:

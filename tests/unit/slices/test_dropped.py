@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pydra.slices.build import WantedPool
-from pydra.slices.dropped import adopt, find_adoption, has_list_attributes, name_gates, without_list_attributes
+from pydra.slices.dropped import adopt, find_adoption, name_gates
 from pydra.slices.events import FieldsDropped
 
 JsonObject = dict[str, Any]
@@ -68,18 +68,14 @@ def test_a_faithful_server_gives_nothing_to_adopt() -> None:
     assert find_adoption(gpu(), {"spec": gpu()}, {"spec": gpu(taints=[])}) is None
 
 
-def test_list_attributes_are_found_and_left_out() -> None:
-    lists = gpu(attributes={"one": {"int": 1}, "many": {"strings": ["a"]}})
-    only = {"devices": [{"name": "gpu-0", "attributes": {"many": {"ints": [1]}}, "taints": [{"key": "k"}]}]}
-    assert has_list_attributes(lists)
-    assert without_list_attributes(lists) == gpu(attributes={"one": {"int": 1}})
-    assert without_list_attributes(only) == gpu(taints=[{"key": "k"}])
-    assert not has_list_attributes(without_list_attributes(lists))
-
-
-def test_the_warning_is_that_of_the_field() -> None:
-    assert str(FieldsDropped(pool="p", index=2, gates=("A", "B"))) == (
-        'pool "p", slice #2: some fields were dropped by the API server, '
-        "probably because these features are disabled: A, B"
+def test_the_warning_names_the_gates_and_what_is_not_published() -> None:
+    warning = str(FieldsDropped(pool="p", gates=("DRADeviceTaints", "DRAListTypeAttributes"), withheld=("a", "b")))
+    assert warning == (
+        'pool "p": some fields are dropped by the API server, probably because these feature gates are off: '
+        "DRADeviceTaints, DRAListTypeAttributes. Turn them on in the control plane and the kubelets "
+        "(DRADeviceTaints: on by default from Kubernetes 1.36). "
+        "Not published until then, since unsafe without: 2 devices: a, b"
     )
-    assert str(FieldsDropped(pool="p", index=0, gates=())).endswith("disabled: unknown")
+    many = tuple(f"part-{number}" for number in range(200))
+    assert len(str(FieldsDropped(pool="p" * 253, gates=("DRAPartitionableDevices",), withheld=many)).encode()) < 1024
+    assert str(FieldsDropped(pool="p", gates=())).endswith("for a reason that is not known")

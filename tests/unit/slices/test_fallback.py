@@ -1,0 +1,148 @@
+"""What is published where gates are off: nothing that could be given out twice, and as much else as there is."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydra.devices import (
+    Capacity,
+    CounterConsumption,
+    CounterSet,
+    Device,
+    Pool,
+    RequestPolicy,
+    Taint,
+    TaintEffect,
+)
+from pydra.slices.build import build_wanted
+from pydra.slices.dropped import name_gates
+from pydra.slices.fallback import BINDING, LISTS, PARTITIONS, SHARES, TAINTS, fall_back, has_lists, needs_gates
+
+GATES = (BINDING, LISTS, PARTITIONS, SHARES, TAINTS)
+BOARD = CounterSet(name="board", counters={"slots": 4, "memory": "16Gi"})
+
+
+def part(name: str, slots: int, memory: str = "1Gi", counter_set: str = "board") -> Device:
+    counters: dict[str, int | str] = {"slots": slots, "memory": memory}
+    return Device(name=name, consumes_counters=(CounterConsumption(counter_set=counter_set, counters=counters),))
+
+
+PLAIN = Device(name="plain", attributes={"model": "x"})
+SICK = Device(name="sick", taints=(Taint(key="example.com/sick"),))
+EVICTED = Device(name="evicted", taints=(Taint(key="example.com/sick", effect=TaintEffect.NO_EXECUTE),))
+NOTED = Device(name="noted", taints=(Taint(key="example.com/old", effect=TaintEffect.NONE),))
+BOUND = Device(name="bound", binding_conditions=("example.com/a",), binding_failure_conditions=("example.com/b",))
+LOCAL = Device(name="local", binds_to_node=True)
+SHARED = Device(
+    name="shared",
+    allow_multiple_allocations=True,
+    capacity={"memory": Capacity("8Gi", RequestPolicy(default="1Gi"))},
+)
+LISTED = Device(name="listed", attributes={"peers": ("a", "b"), "model": "x"})
+
+
+@pytest.mark.parametrize(
+    ("gates", "device", "published"),
+    [
+        ({TAINTS}, SICK, None),
+        ({TAINTS}, EVICTED, None),
+        ({TAINTS}, NOTED, Device(name="noted")),
+        ({BINDING}, BOUND, None),
+        ({BINDING}, LOCAL, Device(name="local")),
+        ({SHARES}, SHARED, Device(name="shared", capacity={"memory": Capacity("8Gi")})),
+        ({LISTS}, LISTED, Device(name="listed", attributes={"model": "x"})),
+        ({PARTITIONS}, part("whole", 4), Device(name="whole")),
+        ({PARTITIONS}, part("over", 5), None),
+        ({PARTITIONS}, part("stray", 1, counter_set="nowhere"), None),
+        (set(GATES), PLAIN, PLAIN),
+        ({PARTITIONS}, SICK, SICK),
+        (set(), BOUND, BOUND),
+    ],
+)
+def test_a_device_is_published_without_the_fields_or_not_at_all(
+    gates: set[str], device: Device, published: Device | None
+) -> None:
+    found = fall_back(Pool(name="p", devices=(device, PLAIN), counter_sets=(BOARD,)), gates)
+    assert found.pool.devices == ((published,) if published is not None else ()) + (PLAIN,)
+    assert found.withheld == (() if published is not None else (device.name,))
+
+
+@pytest.mark.parametrize(
+    ("devices", "published"),
+    [
+        ([part("whole", 4), part("half-0", 2), part("half-1", 2)], ["whole"]),
+        ([part("half-0", 2), part("half-1", 2), part("whole", 4)], ["half-0", "half-1"]),
+        ([part("half-0", 2), part("whole", 4), part("quarter", 1)], ["half-0", "quarter"]),
+        ([part("greedy", 1, "16Gi"), part("quarter", 1), PLAIN], ["greedy", "plain"]),
+    ],
+    ids=["the whole board first", "halves first", "what still fits", "any of the counters"],
+)
+def test_of_partitions_those_are_published_that_fit_beside_each_other(
+    devices: list[Device], published: list[str]
+) -> None:
+    found = fall_back(Pool(name="p", devices=tuple(devices), counter_sets=(BOARD,)), {PARTITIONS})
+    assert [device.name for device in found.pool.devices] == published
+    assert not found.pool.counter_sets
+
+
+def test_a_board_that_is_sick_does_not_make_room_for_its_partitions() -> None:
+    whole = part("whole", 4)
+    sick = Device(name="whole", consumes_counters=whole.consumes_counters, taints=SICK.taints)
+    pool = Pool(name="p", devices=(sick, part("half", 2)), counter_sets=(BOARD,))
+    assert fall_back(pool, {PARTITIONS, TAINTS}).pool.devices == (), "a pod may still have the whole board"
+
+
+@st.composite
+def devices(draw: st.DrawFn) -> tuple[Device, ...]:
+    """Up to eight devices that draw on two counter sets of four slots, with taints and shares."""
+    made = []
+    for number in range(draw(st.integers(0, 8))):
+        drawn = draw(st.dictionaries(st.sampled_from(["a", "b"]), st.integers(0, 5), max_size=2))
+        effects = draw(st.lists(st.sampled_from(TaintEffect), max_size=2))
+        made.append(
+            Device(
+                name=f"d-{number}",
+                consumes_counters=tuple(
+                    CounterConsumption(counter_set=name, counters={"slots": slots}) for name, slots in drawn.items()
+                ),
+                taints=tuple(Taint(key=f"example.com/{place}", effect=one) for place, one in enumerate(effects)),
+                allow_multiple_allocations=draw(st.booleans()),
+            )
+        )
+    return tuple(made)
+
+
+@given(devices(), st.sets(st.sampled_from(GATES)))
+def test_whatever_the_gates_nothing_is_published_that_could_be_given_out_twice(
+    made: tuple[Device, ...], gates: set[str]
+) -> None:
+    sets = tuple(CounterSet(name=name, counters={"slots": 4}) for name in ("a", "b"))
+    found = fall_back(Pool(name="p", devices=made, counter_sets=sets), gates)
+    by_name = {device.name: device for device in made}
+    names = [device.name for device in found.pool.devices]
+    assert sorted([*names, *found.withheld]) == sorted(by_name)
+    if PARTITIONS in gates:
+        for counter_set in ("a", "b"):
+            used = chain.from_iterable(by_name[name].consumes_counters for name in names)
+            assert sum(int(one.counters["slots"]) for one in used if one.counter_set == counter_set) <= 4
+    if TAINTS in gates:
+        assert all(taint.effect is TaintEffect.NONE for name in names for taint in by_name[name].taints)
+    assert fall_back(found.pool, gates).pool == found.pool, "a second time finds nothing more"
+
+
+@pytest.mark.parametrize(
+    "device", [SICK, NOTED, BOUND, LOCAL, SHARED, LISTED, part("part", 1)], ids=lambda device: device.name
+)
+def test_what_depends_on_a_gate_is_known_and_nothing_else(device: Device) -> None:
+    assert needs_gates(device)
+    assert not needs_gates(PLAIN)
+    (whole,) = build_wanted(Pool(name="p", devices=(device,)), driver="d", node="n").slices
+    assert has_lists(whole) is (device is LISTED)
+    left = fall_back(Pool(name="p", devices=(device,), counter_sets=(BOARD,)), GATES).pool
+    assert not any(map(needs_gates, left.devices))
+    (reduced,) = build_wanted(left, driver="d", node="n").slices
+    assert name_gates(whole, reduced), "the server's loss would have named the gate"
