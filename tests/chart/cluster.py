@@ -23,6 +23,7 @@ KINDS: Kinds = {
         "Service": ("services", True),
     },
     "apis/apps/v1": {"DaemonSet": ("daemonsets", True), "Deployment": ("deployments", True)},
+    "apis/networking.k8s.io/v1": {"NetworkPolicy": ("networkpolicies", True)},
     "apis/policy/v1": {"PodDisruptionBudget": ("poddisruptionbudgets", True)},
     "apis/rbac.authorization.k8s.io/v1": {
         "ClusterRole": ("clusterroles", False),

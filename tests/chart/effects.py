@@ -246,7 +246,7 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         overlay(SIM, at("networkPolicy.create", True)),
         [PEER],
         of("NetworkPolicy", "spec", "ingress", "0", "from"),
-        [PEER],
+        [PEER, {"podSelector": {"matchLabels": {"pydra.dev/test": "pydra"}}}],
     ),
     (
         "networkPolicy.egress",

@@ -2,118 +2,81 @@
 
 from __future__ import annotations
 
-import json
 import os
-import ssl
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import IPv4Address
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
-from tests.chart.rendering import CHART, SIM, at, overlay, render
+from pydra.observe.metrics import Metrics
+from tests.chart.api_server import (
+    AGENTS,
+    CLAIMS,
+    CLASSES,
+    DRA,
+    EVENTS,
+    PODS,
+    SLICES,
+    Answer,
+    Answers,
+    refused,
+    serve_agent,
+    serve_api,
+)
+from tests.chart.rendering import CHART, NVIDIA, SIM, Object, at, overlay, render
 
-TOKEN = "the-pod's-own"
-AGENTS = "/apis/apps/v1/namespaces/pydra-system/daemonsets/pydra-sim"
-SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
-CLAIMS = "/apis/resource.k8s.io/v1/namespaces/pydra-system/resourceclaims"
-
-Answers = dict[str, tuple[int, Mapping[str, Any]]]
-
-
-def refused(message: str, code: int = 403) -> tuple[int, Mapping[str, Any]]:
-    return code, {"kind": "Status", "status": "Failure", "message": message, "code": code}
+RESOURCE = "pydra.dev/accel"
+VALUES = overlay(
+    SIM,
+    at("webhook.enabled", True),
+    at("backends.sim.deviceClasses.extendedResourceNames", {"sim.pydra.dev": RESOURCE}),
+)
 
 
+def daemons(ready: int, wanted: int = 3) -> Answer:
+    return 200, {"status": {"desiredNumberScheduled": wanted, "numberReady": ready}}
+
+
+def pod(node: str, *, ready: bool = False, address: str = "", **status: Any) -> Object:
+    condition = {"type": "Ready", "status": str(ready)}
+    return {
+        "metadata": {"name": f"pydra-sim-{node}"},
+        "spec": {"nodeName": node} if node else {},
+        "status": {"conditions": [condition], "podIP": address, **status},
+    }
+
+
+def waits(reason: str, message: str = "", last: str = "") -> Object:
+    state: Object = {"waiting": {"reason": reason, "message": message}}
+    return {"ready": False, "state": state, "lastState": {"terminated": {"message": last}} if last else {}}
+
+
+def published(*devices: Object, node: str = "node-1", more: bool = False) -> Answer:
+    spec = {"driver": "sim.pydra.dev", "nodeName": node, "devices": [*devices]}
+    return 200, {"metadata": {"continue": "x" if more else ""}, "items": [{"spec": spec}]}
+
+
+NODES = ("node-1", "node-2", "node-3")
 WELL: Answers = {
-    AGENTS: (200, {"status": {"desiredNumberScheduled": 3, "numberReady": 3}}),
-    SLICES: (200, {"items": [{"spec": {"driver": "sim.pydra.dev"}}]}),
-    f"{CLASSES}/sim.pydra.dev": (200, {}),
+    DRA: (200, {}),
+    AGENTS: daemons(3),
+    PODS: (200, {"items": [pod(node, ready=True) for node in NODES]}),
+    SLICES: (200, {"items": [published({"name": "accel-0"}, node=node)[1]["items"][0] for node in NODES]}),
+    f"{CLASSES}/sim.pydra.dev": (200, {"spec": {"extendedResourceName": RESOURCE}}),
     f"{CLASSES}/partition.sim.pydra.dev": (200, {}),
     CLAIMS: refused("denied: spec.devices.config[0].opaque.parameters: no such kind", 422),
 }
 
 
-@contextmanager
-def serve(answers: Answers, scratch: Path) -> Iterator[dict[str, str]]:
-    """The variables with which a pod would find this API server."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path, _, query = self.path.partition("?")
-            wanted = {SLICES: "limit=1&fieldSelector=spec.driver=sim.pydra.dev", CLAIMS: "dryRun=All"}.get(path, "")
-            code, body = answers.get(path, refused("not found", 404))
-            if self.headers["Authorization"] != f"Bearer {TOKEN}" or query != wanted:
-                code, body = refused(f"asked {self.path} with {self.headers['Authorization']}", 401)
-            text = json.dumps(body).encode()
-            self.send_response(code)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def do_POST(self) -> None:
-            claim = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert claim["spec"]["devices"]["config"][0]["opaque"]["driver"] == "sim.pydra.dev"
-            self.do_GET()
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-            """Say nothing."""
-
-    make_certificate(scratch)
-    (scratch / "token").write_text(TOKEN)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(scratch / "ca.crt", scratch / "key.pem")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield {
-                "KUBERNETES_SERVICE_HOST": "127.0.0.1",
-                "KUBERNETES_SERVICE_PORT": str(server.server_address[1]),
-                "PYDRA_TEST_ACCOUNT": str(scratch),
-                "PYDRA_TEST_PATIENCE": "0",
-            }
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def make_certificate(scratch: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kubernetes")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    (scratch / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (scratch / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
-
-
-def run(environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """The command of the pod that the chart makes."""
-    pod = render(overlay(SIM, at("webhook.enabled", True))).one("Pod")
-    (container,) = pod["spec"]["containers"]
+def run(
+    environ: Mapping[str, str], values: Mapping[str, Any] = VALUES, *, port: int = 9
+) -> subprocess.CompletedProcess[str]:
+    """The command of the pod that the chart makes; nobody serves an agent's pages at port 9."""
+    (container,) = render(overlay(values, at("http.port", port))).one("Pod")["spec"]["containers"]
     assert container["command"] == ["python", "-c"]
     command = [sys.executable, "-c", *container["args"]]
     return subprocess.run(
@@ -121,25 +84,39 @@ def run(environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_release_that_is_well_passes(tmp_path: Path) -> None:
-    with serve(WELL, tmp_path) as environ:
+def test_a_release_that_is_well_passes_and_says_what_it_has(tmp_path: Path) -> None:
+    with serve_api(WELL, tmp_path) as environ:
         done = run(environ)
-    assert (done.returncode, done.stdout) == (0, "all is well: sim.pydra.dev\n"), done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "DaemonSet pydra-sim: all 3 agents are ready",
+        "driver sim.pydra.dev: 3 devices on 3 nodes",
+        "DeviceClass partition.sim.pydra.dev: is there",
+        f"DeviceClass sim.pydra.dev: is there, and stands for {RESOURCE}",
+        "webhook: refuses a config that driver sim.pydra.dev does not know",
+        "all is well: sim.pydra.dev",
+    ]
 
 
 @pytest.mark.parametrize(
     ("path", "answer", "words"),
     [
         pytest.param(
+            DRA,
+            refused("404 page not found", 404),
+            "the cluster does not serve resource.k8s.io/v1, which is on by default since Kubernetes 1.34",
+            id="no DRA",
+        ),
+        pytest.param(
             AGENTS,
-            (200, {"status": {"desiredNumberScheduled": 0}}),
+            daemons(0, wanted=0),
             "DaemonSet pydra-sim: no node has the labels that it asks for",
             id="no node",
         ),
         pytest.param(
             AGENTS,
-            (200, {"status": {"desiredNumberScheduled": 3, "numberReady": 2}}),
-            "DaemonSet pydra-sim: 2 of 3 agents are ready",
+            daemons(2),
+            "DaemonSet pydra-sim: 2 of 3 agents are ready; see their logs and Events",
             id="one is not ready",
         ),
         pytest.param(
@@ -161,32 +138,198 @@ def test_a_release_that_is_well_passes(tmp_path: Path) -> None:
             id="it may not see slices",
         ),
         pytest.param(
-            f"{CLASSES}/sim.pydra.dev", refused("gone", 404), "DeviceClass sim.pydra.dev: gone", id="no class"
+            f"{CLASSES}/sim.pydra.dev",
+            refused("gone", 404),
+            "DeviceClass sim.pydra.dev: gone; `helm upgrade` makes it again",
+            id="no class",
         ),
         pytest.param(
             CLAIMS,
             (201, {}),
-            "webhook: a claim with a config that driver sim.pydra.dev does not know was accepted",
+            "webhook: a claim with a config that driver sim.pydra.dev does not know was accepted; the webhook is not",
             id="nobody refuses",
         ),
         pytest.param(
             CLAIMS,
             refused("failed calling webhook: x509: certificate has expired", 500),
-            "webhook: failed calling webhook: x509: certificate has expired",
+            "webhook: failed calling webhook: x509: certificate has expired; renew its certificate (webhook.tls)",
             id="the webhook's certificate",
+        ),
+        pytest.param(
+            CLAIMS,
+            refused("failed calling webhook: context deadline exceeded", 500),
+            "webhook: failed calling webhook: context deadline exceeded; see the webhook's pods, and whether the API"
+            " server reaches them",
+            id="a firewall",
         ),
     ],
 )
-def test_what_is_wrong_is_said(path: str, answer: tuple[int, Mapping[str, Any]], words: str, tmp_path: Path) -> None:
-    with serve({**WELL, path: answer}, tmp_path) as environ:
+def test_what_is_wrong_is_said(path: str, answer: Answer, words: str, tmp_path: Path) -> None:
+    with serve_api({**WELL, path: answer}, tmp_path) as environ:
         done = run(environ)
     assert done.returncode == 1
     assert done.stderr.startswith(words)
     assert len(done.stderr.splitlines()) == 1
 
 
+NOT_IN_THE_IMAGE = "pydra-agent: backend fpga is not installed (installed: sim)\npydra-agent: see pydra-agent --help\n"
+
+
+@pytest.mark.parametrize(
+    ("pods", "events", "words"),
+    [
+        pytest.param(
+            [pod("node-2", containerStatuses=[waits("CrashLoopBackOff", "back-off 20s", NOT_IN_THE_IMAGE)])],
+            [],
+            "node-2: CrashLoopBackOff: pydra-agent: backend fpga is not installed (installed: sim) |"
+            " pydra-agent: see pydra-agent --help",
+            id="its last words",
+        ),
+        pytest.param(
+            [pod("node-2", containerStatuses=[waits("ImagePullBackOff", 'Back-off pulling image "pydra-sim:0.1.0"')])],
+            [],
+            'node-2: ImagePullBackOff: Back-off pulling image "pydra-sim:0.1.0"',
+            id="no image",
+        ),
+        pytest.param(
+            [
+                pod(
+                    "node-2",
+                    initContainerStatuses=[waits("CrashLoopBackOff", last="No matching distribution: pydra-fpga")],
+                    containerStatuses=[waits("PodInitializing")],
+                )
+            ],
+            [],
+            "node-2: CrashLoopBackOff: No matching distribution: pydra-fpga",
+            id="pip finds nothing",
+        ),
+        pytest.param(
+            [pod("", conditions=[{"type": "PodScheduled", "status": "False", "message": "Insufficient memory"}])],
+            [],
+            "pydra-sim-: Insufficient memory",
+            id="no place",
+        ),
+        pytest.param(
+            [pod("node-2", address="127.0.0.1")],
+            [],
+            "node-2: backend sim is starting | driver sim.pydra.dev is not registered",
+            id="the agent says so itself",
+        ),
+        pytest.param([pod("node-2")], [], "node-2: it starts, or does not answer; see its log", id="nobody says"),
+        pytest.param(
+            [],
+            [{"message": 'violates PodSecurity "baseline:latest": hostPath volumes'}],
+            'no pod is made: violates PodSecurity "baseline:latest": hostPath volumes',
+            id="the namespace forbids it",
+        ),
+    ],
+)
+def test_why_an_agent_is_not_ready_is_said(
+    pods: list[Object], events: list[Object], words: str, tmp_path: Path
+) -> None:
+    items = [pod("node-1", ready=True), *pods, *([pod("node-3", ready=True)] if pods else [])]
+    answers = {**WELL, AGENTS: daemons(2), PODS: (200, {"items": items}), EVENTS: (200, {"items": events})}
+    waiting = "backend sim is starting\ndriver sim.pydra.dev is not registered\n"
+    with serve_agent(readyz=waiting) as port, serve_api(answers, tmp_path) as environ:
+        done = run(environ, port=port)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["DaemonSet pydra-sim: 2 of 3 agents are ready", f"  {words}"]
+
+
+def test_a_pod_that_goes_is_no_reason(tmp_path: Path) -> None:
+    going = pod("node-2", containerStatuses=[waits("Error")])
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    answers = {**WELL, AGENTS: daemons(2), PODS: (200, {"items": [going]}), EVENTS: (200, {"items": []})}
+    with serve_api(answers, tmp_path) as environ:
+        done = run(environ)
+    assert "Error" not in done.stderr
+
+
+def metrics_without(driver: str, gate: str) -> str:
+    metrics = Metrics()
+    metrics.fields_dropped.labels(driver, gate).set(1)
+    metrics.fields_dropped.labels(driver, "DRAListTypeAttributes").set(0)
+    return metrics.text().decode()
+
+
+def test_a_feature_gate_that_is_off_is_noted(tmp_path: Path) -> None:
+    answers = {**WELL, PODS: (200, {"items": [pod(node, ready=True, address="127.0.0.1") for node in NODES]})}
+    page = metrics_without("sim.pydra.dev", "DRADeviceTaints")
+    with serve_agent(metrics=page) as port, serve_api(answers, tmp_path) as environ:
+        done = run(environ, port=port)
+    assert (done.returncode, done.stderr) == (0, "")
+    notes = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1
+    assert notes[0].startswith(
+        "note: driver sim.pydra.dev: the API server has the feature gate DRADeviceTaints off, so that devices are"
+    )
+
+
+def test_a_feature_gate_that_is_off_and_needed_is_a_problem(tmp_path: Path) -> None:
+    agents = AGENTS.replace("pydra-sim", "pydra-nvidia")
+    answers = {
+        DRA: (200, {}),
+        agents: daemons(1, wanted=1),
+        PODS: (200, {"items": [pod("node-1", ready=True, address="127.0.0.1")]}),
+        SLICES: published({"name": "gpu-0"}),
+        **{f"{CLASSES}/{name}": (200, {}) for name in ("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com")},
+    }
+    queries = {
+        SLICES: {"limit": ["500"], "fieldSelector": ["spec.driver=gpu.nvidia.com"]},
+        PODS: {"labelSelector": ["pydra.dev/agent=pydra-nvidia"]},
+    }
+    page = metrics_without("gpu.nvidia.com", "DRAPartitionableDevices")
+    values = overlay(NVIDIA, at("backends.nvidia.settings", {"dynamicMig": True, "vfio": True}))
+    with serve_agent(metrics=page) as port, serve_api(answers, tmp_path, queries=queries) as environ:
+        done = run(environ, values, port=port)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "driver gpu.nvidia.com: the API server has the feature gate DRAPartitionableDevices off, which is needed for"
+        " dynamicMig and vfio: enable it in API server and scheduler, or turn that off\n"
+    )
+    assert "note: DeviceClass gpu.nvidia.com: does not stand for nvidia.com/gpu, since the API server" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("slices", "notes"),
+    [
+        pytest.param(
+            published({"name": "accel-0"}, node="node-2"),
+            ["note: driver sim.pydra.dev: the agents on node-1, node-3 are ready and find no device; see their logs"],
+            id="nodes without devices",
+        ),
+        pytest.param(published({"name": "accel-0"}, more=True), [], id="there are more slices than were looked at"),
+        pytest.param(
+            (
+                200,
+                {
+                    "items": [
+                        published(
+                            {"name": "accel-0", "taints": [{"key": "sim.pydra.dev/sick", "effect": "NoExecute"}]},
+                            {"name": "accel-1", "taints": [{"key": "sim.pydra.dev/look", "effect": "None"}]},
+                            node=node,
+                        )[1]["items"][0]
+                        for node in NODES
+                    ]
+                },
+            ),
+            [
+                "note: driver sim.pydra.dev: new pods do not get accel-0 on node-1 (sim.pydra.dev/sick), accel-0 on"
+                " node-2 (sim.pydra.dev/sick), accel-0 on node-3 (sim.pydra.dev/sick)"
+            ],
+            id="tainted devices",
+        ),
+    ],
+)
+def test_what_is_remarkable_is_noted(slices: Answer, notes: list[str], tmp_path: Path) -> None:
+    with serve_api({**WELL, SLICES: slices}, tmp_path) as environ:
+        done = run(environ)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("note: ")] == notes
+
+
 def test_an_api_server_that_is_not_there_is_said_without_a_traceback(tmp_path: Path) -> None:
-    with serve(WELL, tmp_path) as environ:
+    with serve_api(WELL, tmp_path) as environ:
         pass
     done = run(environ)
     assert done.returncode == 1
@@ -200,8 +343,14 @@ def test_the_script_is_handed_over_as_it_is() -> None:
     assert script.rstrip() == (CHART / "files" / "helm_test.py").read_text().rstrip()
     assert yaml.safe_load(release) == {
         "namespace": "pydra-system",
-        "daemonSets": ["pydra-sim"],
-        "drivers": ["sim.pydra.dev"],
-        "classes": ["partition.sim.pydra.dev", "sim.pydra.dev"],
+        "agents": {"pydra-sim": ["sim.pydra.dev"]},
+        "gates": {"sim.pydra.dev": {}},
+        "classes": {"partition.sim.pydra.dev": "", "sim.pydra.dev": ""},
+        "port": 9464,
         "webhook": False,
     }
+
+
+def test_the_log_of_a_test_that_failed_stays() -> None:
+    annotations = render(SIM).one("Pod", "pydra-test")["metadata"]["annotations"]
+    assert annotations["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"

@@ -1,4 +1,4 @@
-"""No more rights than needed, and those that docs/operating.md tells of."""
+"""No more rights than needed, and those that docs/install.md tells of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import yaml
 
 from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, Object, Objects, at, by_name, overlay, render
 
-GUIDE = (CHART.parents[1] / "docs" / "operating.md").read_text()
+GUIDE = (CHART.parents[1] / "docs" / "install.md").read_text()
 ALL_ON = overlay(
     BOTH,
     {
@@ -34,9 +34,10 @@ def containers(pod: Object) -> list[Object]:
     return [*pod.get("initContainers", ()), *pod["containers"]]
 
 
-def guide_yaml(first: str) -> Any:
-    (block,) = [text for text in re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL) if text.startswith(first)]
-    return yaml.safe_load(block)
+def guide_object(kind: str) -> Any:
+    blocks = re.findall(r"```yaml\n(.*?)```", GUIDE, flags=re.DOTALL)
+    (found,) = [one for block in blocks for one in yaml.safe_load_all(block) if one.get("kind") == kind]
+    return found
 
 
 def as_rules(rules: list[Object]) -> set[tuple[str, str, str]]:
@@ -51,11 +52,12 @@ def as_rules(rules: list[Object]) -> set[tuple[str, str, str]]:
 
 def test_the_agents_role_is_that_of_the_guide() -> None:
     role = render(SIM).one("ClusterRole", "pydra-agent.pydra-system")
-    assert as_rules(role["rules"]) == as_rules(guide_yaml("apiVersion: rbac")["rules"])
+    assert as_rules(role["rules"]) == as_rules(guide_object("ClusterRole")["rules"])
 
 
 def test_the_agents_pod_is_that_of_the_guide() -> None:
-    guide, pod = guide_yaml("containers:"), render(SIM).pod()
+    daemon_set, pod = guide_object("DaemonSet")["spec"], render(SIM).pod()
+    guide = daemon_set["template"]["spec"]
     (theirs,), (ours,) = guide["containers"], pod["containers"]
     assert {one["name"] for one in theirs["env"]} <= {one["name"] for one in ours["env"]}
     for probe in ("readinessProbe", "livenessProbe"):
@@ -68,7 +70,7 @@ def test_the_agents_pod_is_that_of_the_guide() -> None:
         assert one["mountPath"] in mounts or f"{one['mountPath']}/sim.pydra.dev" in mounts
     assert pod["terminationGracePeriodSeconds"] == guide["terminationGracePeriodSeconds"]
     strategy = render(SIM).one("DaemonSet")["spec"]["updateStrategy"]
-    assert strategy == guide["updateStrategy"]
+    assert strategy == daemon_set["updateStrategy"]
 
 
 def test_the_directories_of_the_guide_are_mounted_at_the_hosts_paths() -> None:
@@ -168,7 +170,9 @@ def test_the_test_pod_may_look_and_nothing_else() -> None:
         if "test" in one["metadata"]["name"]
     ]
     assert {verb for rule in rules for verb in rule["verbs"]} == {"get", "list"}
-    assert objects.one("Role")["rules"][0]["resourceNames"] == ["pydra-sim"]
+    sets, around = objects.one("Role")["rules"]
+    assert sets["resourceNames"] == ["pydra-sim"]
+    assert around == {"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["list"]}
 
 
 def test_openshift_allows_what_the_enabled_backends_need_and_no_more() -> None:

@@ -1,27 +1,42 @@
-"""`helm test`: what a least-privileged pod sees of the release. Standard library only, so that every image can run it.
+"""`helm test`: what a least-privileged pod sees of the release, and what to do about what is wrong.
 
-Its argument is a JSON object: `namespace`, `daemonSets`, `drivers`, `classes`, and `webhook`, whether there is one.
+Standard library only, so that every image can run it. Its argument is a JSON object: `namespace`; `agents`, the drivers
+of each DaemonSet; `gates`, by driver and feature gate the setting that needs it; `classes`, the extended resource of
+each DeviceClass, or nothing; `port` of the agents' metrics; and `webhook`, whether there is one.
 """
 
 import json
 import os
+import re
 import ssl
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 
 ACCOUNT = os.environ.get("PYDRA_TEST_ACCOUNT", "/var/run/secrets/kubernetes.io/serviceaccount")
 PATIENCE = float(os.environ.get("PYDRA_TEST_PATIENCE", "90"))
 DRA = "/apis/resource.k8s.io/v1"
+FOUND, NOTE, PROBLEM = "found", "note", "problem"
+NAMED = 5
+"""So many pods, nodes or devices are named in a line."""
+WORDS = 600
+"""So many characters of a pod's last words are shown."""
+MOST = 500
+"""So many slices are looked at."""
+DROPPED = re.compile(
+    r'^pydra_resourceslice_fields_dropped\{driver="([^"]*)",feature="([^"]*)"\} 1(?:\.0)?$', re.MULTILINE
+)
 
 
-def call(path, body=None):
+def call(path, body=None, **query):
     """Status and body of the API server's answer."""
     host = os.environ["KUBERNETES_SERVICE_HOST"]
     host = f"[{host}]" if ":" in host else host
     with open(ACCOUNT + "/token") as file:
         headers = {"Authorization": "Bearer " + file.read(), "Content-Type": "application/json"}
+    path += "?" + urllib.parse.urlencode(query) if query else ""
     address = f"https://{host}:{os.environ['KUBERNETES_SERVICE_PORT']}{path}"
     request = urllib.request.Request(address, json.dumps(body).encode() if body else None, headers)
     context = ssl.create_default_context(cafile=ACCOUNT + "/ca.crt")
@@ -37,36 +52,177 @@ def call(path, body=None):
             return error.code, {"message": f"status {error.code}: {text[:200]}"}
 
 
-def find_problems(release):
-    """What is not as it should be, in words."""
-    for name in release["daemonSets"]:
-        yield from look_at_agents(release["namespace"], name)
-    for driver in release["drivers"]:
-        status, found = call(f"{DRA}/resourceslices?limit=1&fieldSelector=spec.driver={driver}")
-        if status != 200:
-            yield f"driver {driver}: {found.get('message')}"
-        elif not found["items"]:
-            yield f"driver {driver}: no ResourceSlice is published; see the agents' logs"
-    for name in release["classes"]:
-        status, found = call(f"{DRA}/deviceclasses/{name}")
-        if status != 200:
-            yield f"DeviceClass {name}: {found.get('message')}"
-    for driver in release["drivers"] if release["webhook"] else ():
-        yield from try_nonsense(release["namespace"], driver)
+def ask_agent(pod, port, page):
+    """What an agent says on one of its pages; empty when it does not answer."""
+    host = pod.get("status", {}).get("podIP", "")
+    host = f"[{host}]" if ":" in host else host
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://{host}:{port}/{page}", timeout=3) as answer:
+            return answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.read().decode(errors="replace")
+    except (OSError, ValueError):
+        return ""
 
 
-def look_at_agents(namespace, name):
-    """Whether there are any, and all are ready."""
+def look(release):
+    """Everything that is seen: what kind of thing it is, and a line about it."""
+    status, _ = call(DRA)
+    if status == 404:
+        yield (
+            PROBLEM,
+            (
+                "the cluster does not serve resource.k8s.io/v1, which is on by default since Kubernetes 1.34: take it"
+                " out of the API server's --runtime-config, and DynamicResourceAllocation out of the gates that are off"
+            ),
+        )
+        return
+    for name, drivers in release["agents"].items():
+        nodes = set()
+        yield from look_at_agents(release, name, nodes)
+        for driver in drivers:
+            yield from look_at_slices(driver, nodes)
+    for name, resource in release["classes"].items():
+        yield from look_at_class(name, resource)
+    if release["webhook"]:
+        for drivers in release["agents"].values():
+            for driver in drivers:
+                yield from try_nonsense(release["namespace"], driver)
+
+
+def look_at_agents(release, name, nodes):
+    """Whether there are any, all are ready, and no gate lacks; adds the nodes of the ready ones."""
+    namespace = release["namespace"]
     status, found = call(f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}")
     if status != 200:
-        yield f"DaemonSet {name}: {found.get('message')}"
+        yield PROBLEM, f"DaemonSet {name}: {found.get('message')}"
         return
     counts = found.get("status", {})
     wanted, ready = counts.get("desiredNumberScheduled", 0), counts.get("numberReady", 0)
     if not wanted:
-        yield f"DaemonSet {name}: no node has the labels that it asks for, or the taints that it tolerates"
-    elif ready < wanted:
-        yield f"DaemonSet {name}: {ready} of {wanted} agents are ready; see their logs and Events"
+        yield (
+            PROBLEM,
+            (
+                f"DaemonSet {name}: no node has the labels that it asks for, or the taints that it tolerates; compare"
+                f" `kubectl -n {namespace} get daemonset {name} -o yaml` with `kubectl get nodes --show-labels`"
+            ),
+        )
+        return
+    _, listed = call(f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"pydra.dev/agent={name}")
+    pods = [pod for pod in listed.get("items", ()) if not pod["metadata"].get("deletionTimestamp")]
+    if ready < wanted:
+        reasons = [explain(pod, release["port"]) for pod in pods if not is_ready(pod)][:NAMED]
+        if len(pods) < wanted:
+            reasons += find_refusals(namespace, name)
+        text = f"DaemonSet {name}: {ready} of {wanted} agents are ready"
+        yield PROBLEM, "\n  ".join([text, *reasons]) if reasons else text + "; see their logs and Events"
+    else:
+        yield FOUND, f"DaemonSet {name}: all {wanted} agents are ready"
+    well = [pod for pod in pods if is_ready(pod)]
+    nodes.update(pod["spec"]["nodeName"] for pod in well)
+    dropped = {found for pod in well[:NAMED] for found in DROPPED.findall(ask_agent(pod, release["port"], "metrics"))}
+    for driver, gate in sorted(dropped):
+        setting = release["gates"].get(driver, {}).get(gate)
+        text = f"driver {driver}: the API server has the feature gate {gate} off"
+        if setting:
+            yield (
+                PROBLEM,
+                f"{text}, which is needed for {setting}: enable it in API server and scheduler, or turn that off",
+            )
+        else:
+            yield NOTE, f"{text}, so that devices are published without what it is for (see the Events of the nodes)"
+
+
+def is_ready(pod):
+    """By its condition."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def explain(pod, port):
+    """Why a pod is not ready, in a line: its scheduler, its kubelet, its last words, or the agent itself."""
+    status = pod.get("status", {})
+    where = pod.get("spec", {}).get("nodeName") or pod["metadata"]["name"]
+    words = []
+    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+        waiting = container.get("state", {}).get("waiting") or {}
+        ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
+        if waiting.get("reason") not in (None, "PodInitializing"):
+            words.append(waiting["reason"])
+        if not container.get("ready"):
+            said = ended.get("message") or waiting.get("message") or ""
+            words += [" | ".join(line.strip() for line in said[-WORDS:].splitlines() if line.strip())]
+    if not any(words):
+        waits = [
+            one for one in status.get("conditions", ()) if one["type"] == "PodScheduled" and one["status"] != "True"
+        ]
+        words = [one.get("message", "") for one in waits] or [
+            ask_agent(pod, port, "readyz").strip().replace("\n", " | ")
+        ]
+    return f"{where}: " + (": ".join(word for word in words if word) or "it starts, or does not answer; see its log")
+
+
+def find_refusals(namespace, name):
+    """What the cluster says to pods that it does not let be."""
+    wanted = f"involvedObject.name={name},reason=FailedCreate"
+    _, listed = call(f"/api/v1/namespaces/{namespace}/events", fieldSelector=wanted)
+    said = sorted({event.get("message", "") for event in listed.get("items", ())})
+    return [f"no pod is made: {message}" for message in said[:1]]
+
+
+def look_at_slices(driver, nodes):
+    """Whether the agents on these nodes publish devices, and which must not be used."""
+    status, found = call(f"{DRA}/resourceslices", limit=MOST, fieldSelector=f"spec.driver={driver}")
+    if status != 200:
+        yield PROBLEM, f"driver {driver}: {found.get('message')}"
+        return
+    if not found["items"]:
+        yield (
+            PROBLEM,
+            f"driver {driver}: no ResourceSlice is published; see the agents' logs, and the Events of their nodes",
+        )
+        return
+    devices = [
+        (one["spec"].get("nodeName", ""), device) for one in found["items"] for device in one["spec"].get("devices", ())
+    ]
+    all_of_them = not found.get("metadata", {}).get("continue")
+    places = {node for node, _ in devices}
+    yield FOUND, f"driver {driver}: {'' if all_of_them else 'at least '}{len(devices)} devices on {len(places)} nodes"
+    if all_of_them and (idle := sorted(nodes - places)):
+        yield NOTE, f"driver {driver}: the agents on {shorten(idle)} are ready and find no device; see their logs"
+    tainted = [
+        f"{device['name']} on {node} ({taint['key']})"
+        for node, device in devices
+        for taint in device.get("taints", ())
+        if taint.get("effect") in ("NoSchedule", "NoExecute")
+    ]
+    if tainted:
+        yield NOTE, f"driver {driver}: new pods do not get {shorten(tainted)}"
+
+
+def shorten(names):
+    """The first of them, and how many more there are."""
+    more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
+    return ", ".join([*names[:NAMED], *more])
+
+
+def look_at_class(name, resource):
+    """Whether it is there, with the extended resource that should stand for it."""
+    status, found = call(f"{DRA}/deviceclasses/{name}")
+    if status != 200:
+        yield PROBLEM, f"DeviceClass {name}: {found.get('message')}; `helm upgrade` makes it again"
+    elif resource and found.get("spec", {}).get("extendedResourceName") != resource:
+        yield (
+            NOTE,
+            (
+                f"DeviceClass {name}: does not stand for {resource}, since the API server has the feature gate"
+                " DRAExtendedResource off, or somebody has changed it; pods get devices by claims only"
+            ),
+        )
+    else:
+        yield FOUND, f"DeviceClass {name}: is there" + (f", and stands for {resource}" if resource else "")
 
 
 def try_nonsense(namespace, driver):
@@ -75,11 +231,34 @@ def try_nonsense(namespace, driver):
     devices = {"config": [{"opaque": {"driver": driver, "parameters": nonsense}}]}
     claim = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "spec": {"devices": devices}}
     claim["metadata"] = {"generateName": "helm-test-"}
-    status, found = call(f"{DRA}/namespaces/{namespace}/resourceclaims?dryRun=All", claim)
+    status, found = call(f"{DRA}/namespaces/{namespace}/resourceclaims", claim, dryRun="All")
+    message = found.get("message", "")
     if status == 201:
-        yield f"webhook: a claim with a config that driver {driver} does not know was accepted"
-    elif "opaque.parameters" not in found.get("message", ""):
-        yield f"webhook: {found.get('message')}"
+        yield (
+            PROBLEM,
+            (
+                f"webhook: a claim with a config that driver {driver} does not know was accepted; the webhook is not"
+                " asked, or does not answer and webhook.failurePolicy is Ignore"
+            ),
+        )
+    elif "opaque.parameters" in message:
+        yield FOUND, f"webhook: refuses a config that driver {driver} does not know"
+    elif "x509" in message:
+        yield (
+            PROBLEM,
+            (
+                f"webhook: {message}; renew its certificate (webhook.tls): it must be for the name in the message, and"
+                " signed by the CA in the ValidatingWebhookConfiguration; the webhook's log says what it serves"
+            ),
+        )
+    else:
+        yield (
+            PROBLEM,
+            (
+                f"webhook: {message}; see the webhook's pods, and whether the API server reaches them (a firewall may"
+                " have to let it through to webhook.port)"
+            ),
+        )
 
 
 def main():
@@ -88,16 +267,20 @@ def main():
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            problems = list(find_problems(release))
+            seen = list(look(release))
         except OSError as error:
-            problems = [f"the API server does not answer: {error}"]
-        if not problems:
-            print("all is well:", ", ".join(release["drivers"]))
-            return 0
-        if time.monotonic() > until:
-            print("\n".join(problems), file=sys.stderr)
-            return 1
+            seen = [(PROBLEM, f"the API server does not answer: {error}")]
+        problems = [text for kind, text in seen if kind is PROBLEM]
+        if not problems or time.monotonic() > until:
+            break
         time.sleep(1)
+    lines = [text for kind, text in seen if kind is FOUND] + [f"note: {text}" for kind, text in seen if kind is NOTE]
+    print("\n".join(lines), flush=True)
+    if problems:
+        print("\n".join(problems), file=sys.stderr)
+        return 1
+    print("all is well:", ", ".join(driver for drivers in release["agents"].values() for driver in drivers))
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,133 @@
+"""What the pod of `helm test` talks to: an API server over TLS with fixed answers, and the page of an agent."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import parse_qs
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+TOKEN = "the-pod's-own"
+DRA = "/apis/resource.k8s.io/v1"
+AGENTS = "/apis/apps/v1/namespaces/pydra-system/daemonsets/pydra-sim"
+PODS = "/api/v1/namespaces/pydra-system/pods"
+EVENTS = "/api/v1/namespaces/pydra-system/events"
+SLICES = f"{DRA}/resourceslices"
+CLASSES = f"{DRA}/deviceclasses"
+CLAIMS = f"{DRA}/namespaces/pydra-system/resourceclaims"
+
+Queries: TypeAlias = Mapping[str, Mapping[str, list[str]]]
+
+QUERIES: Queries = {
+    SLICES: {"limit": ["500"], "fieldSelector": ["spec.driver=sim.pydra.dev"]},
+    CLAIMS: {"dryRun": ["All"]},
+    PODS: {"labelSelector": ["pydra.dev/agent=pydra-sim"]},
+    EVENTS: {"fieldSelector": ["involvedObject.name=pydra-sim,reason=FailedCreate"]},
+}
+"""What must be asked for at a path; another query is refused."""
+
+Answer: TypeAlias = tuple[int, Mapping[str, Any]]
+Answers: TypeAlias = Mapping[str, Answer]
+
+
+def refused(message: str, code: int = 403) -> Answer:
+    """As the API server says no."""
+    return code, {"kind": "Status", "status": "Failure", "message": message, "code": code}
+
+
+@contextmanager
+def serve_api(answers: Answers, scratch: Path, queries: Queries = QUERIES) -> Iterator[dict[str, str]]:
+    """The variables with which a pod would find this API server."""
+
+    class Handler(_Quiet):
+        def do_GET(self) -> None:
+            path, _, query = self.path.partition("?")
+            code, body = answers.get(path, refused("not found", 404))
+            if self.headers["Authorization"] != f"Bearer {TOKEN}" or parse_qs(query) != queries.get(path, {}):
+                code, body = refused(f"asked {self.path} with {self.headers['Authorization']}", 401)
+            self.answer(code, json.dumps(body).encode())
+
+        def do_POST(self) -> None:
+            claim = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert claim["spec"]["devices"]["config"][0]["opaque"]["driver"] == "sim.pydra.dev"
+            self.do_GET()
+
+    _make_certificate(scratch)
+    (scratch / "token").write_text(TOKEN)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(scratch / "ca.crt", scratch / "key.pem")
+    with _serve(Handler, context) as port:
+        yield {
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(port),
+            "PYDRA_TEST_ACCOUNT": str(scratch),
+            "PYDRA_TEST_PATIENCE": "0",
+        }
+
+
+@contextmanager
+def serve_agent(**pages: str) -> Iterator[int]:
+    """The port at which an agent's pages are served; one that is not named is answered with 503 and nothing."""
+
+    class Handler(_Quiet):
+        def do_GET(self) -> None:
+            page = self.path.strip("/")
+            self.answer(200 if page == "metrics" else 503, pages.get(page, "").encode())
+
+    with _serve(Handler, None) as port:
+        yield port
+
+
+class _Quiet(BaseHTTPRequestHandler):
+    def answer(self, code: int, body: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Say nothing."""
+
+
+@contextmanager
+def _serve(handler: type[_Quiet], context: ssl.SSLContext | None) -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield int(server.server_address[1])
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def _make_certificate(scratch: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kubernetes")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (scratch / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (scratch / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
