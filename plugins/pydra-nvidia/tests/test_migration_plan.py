@@ -135,8 +135,19 @@ def test_a_function_that_its_driver_has_back_is_void(node: Node) -> None:
     ids=["address", "25.12"],
 )
 def test_a_function_is_given_back_to_the_driver_with_its_persistence(node: Node, fields: dict[str, Any]) -> None:
-    made = plan_succession(claim(device("vfio", "gpu-vfio-7", **fields)), node, settings=STATIC)
+    one = claim(device("vfio", "gpu-vfio-7", **fields))
+    made = plan_succession(one, node, settings=STATIC, overridden=[ADDRESS])
     assert made.entry.steps == (BindVfio(address=ADDRESS, before="nvidia", target="vfio-pci", persistence=True),)
+    assert made.notes == ()
+
+
+def test_a_function_that_was_bound_without_that_driver_stays_bound(node: Node) -> None:
+    made = plan_succession(claim(device("vfio", "gpu-vfio-7", address=ADDRESS)), node, settings=STATIC)
+    assert made.entry.steps == (BindVfio(address=ADDRESS, before="vfio-pci", target="vfio-pci"),)
+    assert made.notes == (
+        f"claim u: function {ADDRESS} has no driver_override, so somebody else bound it to vfio-pci; it stays so when"
+        " the claim ends",
+    )
 
 
 def test_one_device_that_is_gone_does_not_cost_the_claim_the_others(node: Node) -> None:

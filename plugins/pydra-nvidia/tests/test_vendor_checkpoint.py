@@ -40,16 +40,13 @@ def test_the_checksums_of_its_own_files_fit(name: str) -> None:
 
 
 def device(kind: str, name: str, **fields: Any) -> VendorDevice:
-    cdi = f"k8s.gpu.nvidia.com/claim={UID}-{name}"
     request = "gpu" if name == "gpu-0" else kind
-    return VendorDevice(kind=kind, device=name, pool="node-1", request=request, cdi_ids=(cdi,), **fields)
+    return VendorDevice(kind=kind, device=name, pool="node-1", request=request, **fields)
 
 
 DEVICES = {
     "gpu": device("gpu", "gpu-0", uuid=GPU),
-    "mig": device(
-        "mig", "gpu-0-mig-1g10gb-19-0", uuid="MIG-1a2b3c4d-5e6f-5a8b-9c0d-1e2f3a4b5c6d", parent=GPU, instance=7
-    ),
+    "mig": device("mig", "gpu-0-mig-1g10gb-19-0", uuid="MIG-1a2b3c4d-5e6f-5a8b-9c0d-1e2f3a4b5c6d"),
     "vfio": device("vfio", "gpu-vfio-0", uuid="8533fd84-02c8-5350-bd10-3cf08fc7bcd0", address="0000:65:00.0"),
     "mps": device("gpu", "gpu-0", uuid=GPU, mps=f"{UID}-74a32"),
     "time-sliced": device("gpu", "gpu-0", uuid=GPU, time_sliced=True),
@@ -94,7 +91,7 @@ def test_partitions_before_25_12_carry_their_uuid_elsewhere() -> None:
     old = document["v1"]["preparedClaims"][UID]["preparedDevices"][0]["devices"][0]["mig"]
     old["info"] = {"uuid": old.pop("concrete")["migUUID"]}
     (found,) = only(json.dumps(document).encode()).devices
-    assert (found.uuid, found.parent, found.instance) == (DEVICES["mig"].uuid, "", None)
+    assert found.uuid == DEVICES["mig"].uuid
 
 
 def test_the_main_branchs_empty_config_state_is_read_too() -> None:

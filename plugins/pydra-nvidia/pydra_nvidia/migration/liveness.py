@@ -11,7 +11,7 @@ _SECONDS = 2.0
 async def find_live_socket(directory: str) -> str | None:
     """A socket in the directory that somebody accepts connections on; None when all are left over."""
     try:
-        names = sorted(os.listdir(directory))
+        names = sorted(await asyncio.to_thread(os.listdir, directory))
     except OSError:
         return None
     for name in names:

@@ -31,8 +31,14 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
         return not any(self.targets)
 
 
-def plan_succession(vendor: VendorClaim, reading: Reading, *, settings: Settings) -> Succession:
-    """A completed claim. What that driver did for it is what will be undone when it ends."""
+def plan_succession(
+    vendor: VendorClaim, reading: Reading, *, settings: Settings, overridden: Collection[str] = ()
+) -> Succession:
+    """A completed claim. What that driver did for it is what will be undone when it ends.
+
+    `overridden` are the addresses of functions that are kept for a driver for passthrough. That driver keeps those that
+    it binds; one that is bound without was so before, and stays so.
+    """
     devices = tuple(_allocated(vendor, device) for device in vendor.devices)
     targets = tuple(
         _recognise(device, allocated, reading) for device, allocated in zip(vendor.devices, devices, strict=True)
@@ -49,7 +55,12 @@ def plan_succession(vendor: VendorClaim, reading: Reading, *, settings: Settings
             continue
         holds.extend(find_holds((target,)))
         if not allocated.admin_access:
-            steps.extend(step for step in _steps(device, target, settings) if step not in steps)
+            steps.extend(step for step in _steps(device, target, settings, overridden) if step not in steps)
+            if isinstance(target, Passthrough) and target.function.address not in overridden:
+                notes.append(
+                    f"claim {vendor.uid}: function {target.function.address} has no driver_override, so somebody else"
+                    f" bound it to {target.function.driver}; it stays so when the claim ends"
+                )
         if device.mps:
             notes.append(
                 f"claim {vendor.uid} uses the MPS control daemon that NVIDIA's driver started: delete the Deployment"
@@ -194,14 +205,16 @@ def _entry(vendor: VendorClaim, holds: Iterable[Hold], steps: Iterable[Step]) ->
     return Entry(uid=vendor.uid, namespace=namespace, name=name, holds=tuple(holds), steps=tuple(steps))
 
 
-def _steps(device: VendorDevice, target: Target, settings: Settings) -> Iterator[Step]:
+def _steps(device: VendorDevice, target: Target, settings: Settings, overridden: Collection[str]) -> Iterator[Step]:
     match target:
         case Partition():
             # That driver writes partitions that it made and those that it found alike; its gate tells them apart.
             if settings.dynamic_mig:
                 yield from _partition(target)
-        case Passthrough(function=function):
+        case Passthrough(function=function) if function.address in overridden:
             yield _binding(function)
+        case Passthrough(function=function):
+            yield BindVfio(address=function.address, before=function.driver, target=function.driver)
         case _ if device.time_sliced or device.mps:
             yield SetTimeSlice(gpu=target.gpu.uuid, interval=0)  # undone: the default slice and compute mode
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, PreparedDevice
 from pydra_nvidia.cdi.edits import merge
@@ -75,15 +75,24 @@ class VendorSuccession:
                 "or switch off its resources.gpus, and its prepared claims are taken over"
             )
         checkpoint = self._parse(path, text)
-        if checkpoint is None or not self._is_of_this_boot(path, checkpoint):
+        if checkpoint is None or not await asyncio.to_thread(self._is_of_this_boot, path, checkpoint):
             return Inheritance(files=(path,))
         reading = await self._hardware.read()
         completed = [vendor for vendor in checkpoint.claims if vendor.completed and vendor.devices]
-        planned = [plan_succession(vendor, reading, settings=self._settings) for vendor in completed]
+        overridden = await asyncio.to_thread(self._find_overridden, reading)
+        planned = [
+            plan_succession(vendor, reading, settings=self._settings, overridden=overridden) for vendor in completed
+        ]
         for note in (note for one in planned for note in one.notes):
             self._say(f"{note}\n")
         successions = [one for one in planned if not one.is_void]
-        await self._clean(checkpoint, reading, [one.entry for one in successions], os.path.basename(directory))
+        await self._clean(
+            checkpoint,
+            reading,
+            [one.entry for one in successions],
+            driver=os.path.basename(directory),
+            overridden=overridden if checkpoint.boot_id else (),  # else they may be of an earlier boot
+        )
         devices = {vendor.uid: vendor for vendor in checkpoint.claims}
         claims = [await self._take(one, devices[one.claim.uid], reading, directory) for one in successions]
         return Inheritance(claims=tuple(claims), files=(path,))
@@ -106,9 +115,16 @@ class VendorSuccession:
         self._say(f"{path} is of another boot, its {len(checkpoint.claims)} claims are void\n")
         return False
 
-    async def _clean(self, checkpoint: VendorCheckpoint, reading: Reading, taken: list[Entry], driver: str) -> None:
+    async def _clean(
+        self,
+        checkpoint: VendorCheckpoint,
+        reading: Reading,
+        taken: list[Entry],
+        *,
+        driver: str,
+        overridden: Collection[str],
+    ) -> None:
         """What cannot be undone yet keeps nobody waiting: it is the journal's, and tried again."""
-        overridden = await asyncio.to_thread(self._find_overridden, reading) if checkpoint.boot_id else ()
         for vendor in checkpoint.claims:
             if vendor.completed:
                 continue

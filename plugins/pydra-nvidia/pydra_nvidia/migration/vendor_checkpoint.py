@@ -28,9 +28,8 @@ _UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}")
 class VendorDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One prepared device: which hardware it is, by `kind`, and how the allocation names it.
 
-    `uuid` is that of the GPU or of the MIG device, `parent` the UUID of a MIG device's GPU, `instance` its GPU instance
-    id, `address` the PCI address of a passed-through GPU; empty or None where that version kept none. `time_sliced` is
-    what the claim asked for where that version did not write down what it had set.
+    `uuid` is that of the GPU or of the MIG device, `address` the PCI address of a passed-through GPU; empty where that
+    version kept none. `time_sliced` is what the claim asked for where that version did not write down what it had set.
     """
 
     kind: str
@@ -38,10 +37,7 @@ class VendorDevice(msgspec.Struct, frozen=True, kw_only=True):
     pool: str
     request: str
     uuid: str = ""
-    parent: str = ""
-    instance: int | None = None
     address: str = ""
-    cdi_ids: tuple[str, ...] = ()
     mps: str = ""
     time_sliced: bool = False
 
@@ -95,7 +91,6 @@ class _Names(msgspec.Struct, frozen=True, kw_only=True):
     requests: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = msgspec.field(name="Requests")
     pool: str = msgspec.field(name="PoolName")
     device: str = msgspec.field(name="DeviceName")
-    cdi_ids: tuple[str, ...] = msgspec.field(name="CDIDeviceIDs", default=())
 
 
 class _Info(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,9 +99,7 @@ class _Info(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Concrete(msgspec.Struct, frozen=True, kw_only=True):
-    instance: int | None = msgspec.field(name="giId", default=None)
     uuid: str = msgspec.field(name="migUUID", default="")
-    parent: str = msgspec.field(name="parentUUID", default="")
 
 
 class _Hardware(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,10 +211,7 @@ def _device(kind: str, hardware: _Hardware, group: _Group, *, time_sliced: bool)
         pool=hardware.device.pool,
         request=hardware.device.requests[0],
         uuid=concrete.uuid or info.uuid,
-        parent=concrete.parent,
-        instance=concrete.instance,
         address=info.address,
-        cdi_ids=hardware.device.cdi_ids,
         mps=group.config_state.mps_control_daemon_id,
         time_sliced=kind == "gpu" and time_sliced,
     )
