@@ -11,18 +11,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 
 from pydra.backends.config import find_config_problems
 from pydra.backends.discovery import list_backends
 from pydra.cli.tool import build_parser
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(
-    str(path.relative_to(ROOT))
-    for pattern in ("README.md", "docs/*.md", "charts/*.md", "plugins/*/README.md", "plugins/*/docs/*.md")
-    for path in ROOT.glob(pattern)
-)
+from tests.house.pages import PAGES, ROOT, find_yaml, read
 
 
 def load(path: Path) -> ModuleType:
@@ -61,17 +54,16 @@ def headings(page: Path) -> set[str]:
 def test_commands_in_the_pages_exist(page: str) -> None:
     known = set(re.findall(r"^    (\w+) ", build_parser().format_help(), flags=re.MULTILINE))
     assert {"dev", "check", "backends"} <= known
-    for command in re.findall(r"^ +pydra ([a-z]+)", (ROOT / page).read_text(), flags=re.MULTILINE):
+    for command in re.findall(r"^ +pydra ([a-z]+)", read(page), flags=re.MULTILINE):
         assert command in known, f"{page}: pydra {command}"
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_yaml_in_the_pages_parses_and_its_opaque_configs_decode(page: str) -> None:
-    for block in re.findall(r"^ *```yaml\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE):
-        for document in yaml.safe_load_all(block):
-            for driver, parameters in opaque_configs(document):
-                assert driver in CONFIG_TYPES, f"{page}: no backend's driver is {driver}"
-                assert find_config_problems(parameters, CONFIG_TYPES[driver]) == (), page
+    for document in find_yaml(page):
+        for driver, parameters in opaque_configs(document):
+            assert driver in CONFIG_TYPES, f"{page}: no backend's driver is {driver}"
+            assert find_config_problems(parameters, CONFIG_TYPES[driver]) == (), page
 
 
 def opaque_configs(value: Any) -> Iterator[tuple[str, Any]]:

@@ -1,0 +1,80 @@
+"""What the page for application developers asks for can be given: all its claims at once, on one simulated machine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from uuid import uuid4
+
+import pydra_sim
+from pydra.devices import Pool
+from pydra.embedded import schema
+from pydra.embedded.allocator import InUse, NamedClaim, allocate
+from pydra.embedded.pools import NamedSlice
+from pydra.slices.build import build_wanted
+from pydra_sim.hardware import build_inventory
+from pydra_sim.scenario import parse_scenario
+from tests.house.pages import find_yaml
+
+PAGE = "docs/claims.md"
+NODE = {"metadata": {"name": "node-1"}}
+MACHINE = {
+    "groups": [
+        {"name": "accel", "count": 12, "numaNodes": 2},
+        {"name": "cut", "count": 1, "slices": 4, "partitions": [1, 2]},
+        {"name": "pool", "count": 1, "shared": True},
+    ]
+}
+
+
+def build_slices() -> list[NamedSlice]:
+    scenario = parse_scenario(json.dumps(MACHINE).encode(), PAGE)
+    inventory = build_inventory(scenario, unhealthy={}, unplugged=frozenset())
+    pool = Pool(name="node-1", devices=inventory.devices, counter_sets=inventory.counter_sets)
+    wanted = build_wanted(pool, driver=pydra_sim.DRIVER, node="node-1")
+    common = {
+        "driver": pydra_sim.DRIVER,
+        "pool": {"name": "node-1", "generation": 1, "resourceSliceCount": len(wanted.slices)},
+        "nodeName": "node-1",
+    }
+    return [
+        NamedSlice(f"slice-{index}", schema.parse_fields("ResourceSlice", schema.SliceSpec, {**common, **content}))
+        for index, content in enumerate(wanted.slices)
+    ]
+
+
+def read_claims() -> dict[str, Any]:
+    """The specs of the page's claims, and of those that its templates make, by name."""
+    found = {}
+    for one in find_yaml(PAGE):
+        if one["kind"] in ("ResourceClaim", "ResourceClaimTemplate"):
+            found[one["metadata"]["name"]] = spec = one["spec"].get("spec", one["spec"])
+            for request in spec["devices"]["requests"]:
+                for wish in request.get("firstAvailable") or [request["exactly"]]:
+                    wish.setdefault("count", 1)  # as the API server does
+    return found
+
+
+def test_every_claim_of_the_page_can_be_allocated_beside_the_others() -> None:
+    claims = read_claims()
+    assert len(claims) >= 7
+    allocations = allocate(
+        [
+            NamedClaim(name, schema.parse_fields("ResourceClaim", schema.ClaimSpec, spec))
+            for name, spec in claims.items()
+        ],
+        node=NODE,
+        slices=build_slices(),
+        classes={
+            name: schema.parse_fields("DeviceClass", schema.ClassSpec, spec)
+            for name, spec in pydra_sim.DEVICE_CLASSES.items()
+        },
+        in_use=InUse(whole=frozenset(), shared={}),
+        build_uid=lambda: str(uuid4()),
+    )
+    results = dict(zip(claims, (one.devices.results for one in allocations), strict=True))
+    assert len(results["two-near-each-other"]) == 2
+    assert [one.request for one in results["two-or-else-one"]] == ["accel/two", "accel/two"]
+    assert results["a-share"][0].consumed_capacity == {"cores": "8", "memory": "16Gi"}
+    assert "2of4" in results["a-partition"][0].device
+    assert {device.driver for devices in results.values() for device in devices} == {pydra_sim.DRIVER}
