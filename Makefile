@@ -73,6 +73,10 @@ docs: setup ## write the reference pages that follow from the code
 chart: setup ## write what follows from the code in charts/pydra: its schema, its table of values, what it knows of backends
 	$(BIN)/python hack/generate_chart.py
 
+.PHONY: image
+image: ## container images: the core's, and one for each backend (ENGINE, IMAGE, TAG, BACKENDS; ARGS goes to the engine)
+	@ENGINE="$(ENGINE)" IMAGE="$(IMAGE)" TAG="$(TAG)" BACKENDS="$(BACKENDS)" $(PYTHON) hack/image/build.py $(ARGS)
+
 .PHONY: format
 format: setup ## let ruff format and sort
 	$(BIN)/ruff check --fix --quiet .

@@ -1,0 +1,206 @@
+"""What images are made of is pinned, each backend has one, and `make image` says what it needs. No engine is needed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import pydra
+from tests.chart.rendering import BOTH, render
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECTS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+PLUGIN = '[project]\nname = "pydra-fpga"\n[project.entry-points."pydra.backends"]\nfpga = "pydra_fpga"\n'
+RECORDS = '#!/bin/sh\nif [ "$1" = build ]; then echo "$@" >>"$RECORD"; else exit "${INFO:-0}"; fi\nexit "${BUILD:-0}"\n'
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def canonical(requirement: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]).lower()
+
+
+def test_every_stage_is_from_the_pinned_base_or_from_one_before_it() -> None:
+    (base,) = re.findall(r"^ARG BASE=(\S+)$", DOCKERFILE, flags=re.MULTILINE)
+    assert re.fullmatch(r"[a-z.]+/[a-z/]+@sha256:[0-9a-f]{64}", base)
+    stages = {"${BASE}", "scratch"}
+    for source, name in re.findall(r"^FROM (\S+)(?: AS (\S+))?$", DOCKERFILE, flags=re.MULTILINE):
+        assert source in stages
+        stages.add(name)
+    assert set(re.findall(r"--from=(\S+)", DOCKERFILE)) <= stages
+
+
+def test_the_python_of_the_base_is_one_that_pydra_supports() -> None:
+    (version,) = re.findall(r"^# python:(\d+\.\d+)\.\d+-slim", DOCKERFILE, flags=re.MULTILINE)
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"Programming Language :: Python :: {version}" in about["classifiers"]
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.name if path != ROOT else "core")
+def test_what_a_project_needs_to_be_built_and_to_run_is_pinned_by_hash(project: Path) -> None:
+    blocks = re.split(r"\n(?=\S)", (ROOT / "constraints.txt").read_text().strip())
+    pinned = {canonical(block) for block in blocks if "--hash=sha256:" in block}
+    ours = {canonical(tomllib.loads((one / "pyproject.toml").read_text())["project"]["name"]) for one in PROJECTS}
+    about = tomllib.loads((project / "pyproject.toml").read_text())
+    needed = [*about["build-system"]["requires"], *about["project"]["dependencies"]]
+    for extra in about["project"].get("optional-dependencies", {}).values():
+        needed += extra
+    assert {canonical(one) for one in needed} <= pinned | ours
+
+
+def test_all_that_wheels_are_built_from_is_in_the_context_and_no_tests_are() -> None:
+    rules = (ROOT / ".dockerignore").read_text().splitlines()
+    assert rules[1] == "*", "what is not named stays outside"
+    named = {rule.removeprefix("!") for rule in rules if rule.startswith("!")}
+    core = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = core["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert {*packages, core["project"]["readme"], "pyproject.toml", "constraints.txt", "plugins"} <= named
+    assert not [name for name in named if not (ROOT / name).exists()]
+    assert "plugins/*/tests" in rules
+
+
+def test_every_folder_of_plugins_gets_an_image_by_the_name_that_the_chart_asks_for() -> None:
+    build = load(ROOT / "hack" / "image" / "build.py")
+    images = build.plan("pydra", build.version(), [])
+    assert images.pop(f"pydra:{pydra.__version__}") == ()
+    assert {folder for (folder,) in images.values()} == {project.name for project in PROJECTS[1:]}
+    sets = render(BOTH).all("DaemonSet")
+    assert {one["spec"]["template"]["spec"]["containers"][0]["image"] for one in sets} == set(images)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "images"),
+    [
+        (["sim"], {"r/p:1": (), "r/p-sim:1": ("pydra-sim",)}),
+        (["nvidia+sim"], {"r/p:1": (), "r/p-nvidia-sim:1": ("pydra-nvidia", "pydra-sim")}),
+    ],
+    ids=["one", "two in one"],
+)
+def test_backends_choose_the_images(wanted: list[str], images: Mapping[str, tuple[str, ...]]) -> None:
+    assert load(ROOT / "hack" / "image" / "build.py").plan("r/p", "1", wanted) == images
+
+
+class Tree:
+    """A copy of what `make image` reads, with one plugin; engines are programs that write down what they are asked."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        for name in ("Makefile", "hack/image/build.py", "pydra/__init__.py"):
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, path / name)
+        (path / "plugins" / "pydra-fpga").mkdir(parents=True)
+        (path / "plugins" / "pydra-fpga" / "pyproject.toml").write_text(PLUGIN)
+        self.programs = path / "bin"
+        self.programs.mkdir()
+        for name in ("sh", "awk"):
+            (self.programs / name).symlink_to(shutil.which(name) or f"/bin/{name}")
+
+    def engine(self, name: str) -> None:
+        (self.programs / name).write_text(RECORDS)
+        (self.programs / name).chmod(0o755)
+
+    def make(self, *arguments: str, **environ: str) -> tuple[int, str, list[str]]:
+        """Exit code, what it said, and the builds that engines were asked for."""
+        record = self.path / "record"
+        variables = {"PATH": str(self.programs), "RECORD": str(record), "SOURCE_DATE_EPOCH": "1700000000", **environ}
+        make = shutil.which("make") or "/usr/bin/make"
+        command = [make, "image", f"PYTHON={sys.executable}", *arguments]
+        # Nothing of the make that runs this test.
+        done = subprocess.run(
+            command, cwd=self.path, env=variables, capture_output=True, text=True, check=False, timeout=50
+        )
+        return done.returncode, done.stdout + done.stderr, record.read_text().splitlines() if record.exists() else []
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_without_an_engine_it_says_what_to_install(tree: Tree) -> None:
+    code, said, _ = tree.make()
+    assert code
+    assert "docker, podman, buildah: not found. Install one: `apt-get install podman`" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        (["ENGINE=buildah"], {}, "buildah: not found. Install one"),
+        (["ENGINE=kaniko"], {}, "ENGINE=kaniko is none of docker, podman, buildah"),
+        (["BACKENDS=gpu"], {}, "BACKENDS: plugins/ has no backend gpu; it has fpga"),
+        ([], {"INFO": "3"}, "no engine works here:\n`podman info` ended with 3"),
+        ([], {"BUILD": "4"}, "podman ended with 4 while it built pydra:"),
+        ([], {"SOURCE_DATE_EPOCH": "now"}, "SOURCE_DATE_EPOCH=now is no number of seconds"),
+        ([], {"SOURCE_DATE_EPOCH": ""}, "no git history tells the time of the sources: set SOURCE_DATE_EPOCH to it"),
+    ],
+    ids=["not there", "of another kind", "unknown backend", "not working", "failing", "time", "no time"],
+)
+def test_what_is_wrong_is_told(tree: Tree, arguments: list[str], environ: Mapping[str, str], words: str) -> None:
+    tree.engine("podman")
+    code, said, _ = tree.make(*arguments, **environ)
+    assert code
+    assert words in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("engine", ["docker", "podman", "buildah"])
+def test_a_new_folder_of_plugins_gets_an_image_with_every_engine(tree: Tree, engine: str) -> None:
+    tree.engine(engine)
+    code, said, builds = tree.make("IMAGE=registry.example.com/team/pydra", "TAG=7", "ARGS=--pull --build-arg=BASE=b")
+    assert code == 0, said
+    core, fpga = builds
+    assert "--tag registry.example.com/team/pydra:7 " in core
+    assert "--target=core" in core
+    assert "--tag registry.example.com/team/pydra-fpga:7 " in fpga
+    assert "--build-arg=BACKENDS=pydra-fpga " in fpga
+    assert "--label=org.opencontainers.image.title=pydra-fpga " in fpga
+    assert "--label=org.opencontainers.image.version=7 " in fpga
+    for one in builds:
+        assert "--build-arg=SOURCE_DATE_EPOCH=1700000000 " in one
+        assert one.endswith("--pull --build-arg=BASE=b .")
+        assert ("--timestamp=1700000000" in one) == (engine != "docker")
+
+
+def test_an_engine_that_does_not_answer_gives_way_to_one_that_does(tree: Tree) -> None:
+    tree.engine("podman")
+    (tree.programs / "docker").write_text("#!/bin/sh\nexit 1\n")
+    (tree.programs / "docker").chmod(0o755)
+    code, said, builds = tree.make("BACKENDS=fpga")
+    assert code == 0, said
+    assert len(builds) == 2
+    assert "built with podman: pydra:" in said
+
+
+def test_git_tells_the_time_of_the_files(tree: Tree) -> None:
+    tree.engine("podman")
+    if not (git := shutil.which("git")):
+        pytest.skip("no git is here")
+    (tree.programs / "git").symlink_to(git)
+    moment = {"GIT_COMMITTER_DATE": "1650000000 +0000", "GIT_AUTHOR_DATE": "1650000000 +0000"}
+    who = ["-c", "user.name=n", "-c", "user.email=n@example.com"]
+    environ = {**os.environ, **moment}
+    for command in (["init", "--quiet"], [*who, "commit", "--quiet", "--allow-empty", "--message", "one"]):
+        subprocess.run([git, *command], cwd=tree.path, env=environ, check=True, timeout=50)
+    code, said, builds = tree.make(SOURCE_DATE_EPOCH="")
+    assert code == 0, said
+    assert all("--timestamp=1650000000" in one for one in builds)
