@@ -261,7 +261,7 @@ def test_a_feature_gate_that_is_off_is_noted(tmp_path: Path) -> None:
     notes = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
     assert len(notes) == 1
     assert notes[0].startswith(
-        "note: driver sim.pydra.dev: the API server has the feature gate DRADeviceTaints off, so that devices are"
+        "note: driver sim.pydra.dev: the API server has the feature gate DRADeviceTaints off: devices are"
     )
 
 

@@ -145,6 +145,13 @@ def test_an_unprivileged_agent_cannot_write_below_the_hosts_root() -> None:
     assert "recursiveReadOnly" not in host
 
 
+def test_what_is_mounted_of_the_host_is_a_directory() -> None:
+    for name in ("pydra-sim", "pydra-nvidia"):
+        for one in render(BOTH).pod(name)["volumes"]:
+            assert one.get("hostPath", {}).get("type", "Directory").startswith("Directory"), one
+            assert "hostPath" not in one or "type" in one["hostPath"], one
+
+
 def test_an_agent_mounts_its_own_drivers_directory_only() -> None:
     for name, driver in (("pydra-sim", "sim.pydra.dev"), ("pydra-nvidia", "gpu.nvidia.com")):
         paths = [one["hostPath"]["path"] for one in render(BOTH).pod(name)["volumes"] if "hostPath" in one]

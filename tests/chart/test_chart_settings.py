@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,25 @@ def test_the_agent_reads_what_the_chart_writes(tmp_path: Path) -> None:
     assert (settings.log_level, settings.verify_x509_strict) == (LogLevel.DEBUG, True)
     assert (settings.prepare_deadline, settings.drain_grace) == (20, 7.5)
     assert settings.pod_uid == "0f0f"
+
+
+def test_a_backend_that_the_image_lacks_is_in_the_last_words_of_the_pod(tmp_path: Path) -> None:
+    container = render(at("backends.fpga", {"enabled": True, "driver": "fpga.example.com"})).agent("pydra-fpga")
+    assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    config = tmp_path / "agent.yaml"
+    config.write_text("{}")
+    done = subprocess.run(
+        [sys.executable, "-m", "pydra.cli.agent", *container["args"]],
+        env={**os.environ, **variables(container), "PYDRA_CONFIG": str(config), "PYDRA_NODE_NAME": "node-1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    shown = done.stderr[-2048:]  # so much the kubelet takes of a log
+    for words in ("fpga", "not installed", "nvidia, sim"):
+        assert words in shown
 
 
 def test_one_agent_of_all_backends_reads_what_the_chart_writes(tmp_path: Path) -> None:

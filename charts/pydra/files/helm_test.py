@@ -132,7 +132,7 @@ def look_at_agents(release, name, nodes):
                 f"{text}, which is needed for {setting}: enable it in API server and scheduler, or turn that off",
             )
         else:
-            yield NOTE, f"{text}, so that devices are published without what it is for (see the Events of the nodes)"
+            yield NOTE, f"{text}: devices are published without what it is for, or not at all; see the nodes' Events"
 
 
 def is_ready(pod):
