@@ -40,7 +40,7 @@ async def test_pods_leave_a_lost_gpu_and_its_claims_end(tmp_path: Path) -> None:
         await node.cluster.wait_gone("first")
         assert (await node.cluster.pod("second"))["status"]["phase"] == "Running"
         await wait_taints(node, {"gpu-0": {("gpu.nvidia.com/gpu-lost", "", "NoExecute")}})
-        node.inject.reset(0)
+        node.inject.reset(0, force=True)
         await node.cluster.create_pod("first", STAY, resourceClaimName="first")
         await node.cluster.wait_phase("first", "Running")
 

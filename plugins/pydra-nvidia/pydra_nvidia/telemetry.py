@@ -21,7 +21,7 @@ from pydra_nvidia.host.pci import DRIVER, PciBus, is_vfio
 from pydra_nvidia.host.pci_ids import PciIds
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.losses import find_lost
-from pydra_nvidia.nvml.calls import Nvml
+from pydra_nvidia.nvml.calls import Nvml, address_of
 from pydra_nvidia.nvml.conditions import read_condition, read_monitored
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.gpus import read_driver, read_facts, read_persistence
@@ -40,6 +40,7 @@ class _Known(msgspec.Struct, kw_only=True):
     """What need not be read again of a GPU while one session with NVML lasts and its MIG mode stays."""
 
     handle: Any
+    epoch: int
     facts: Gpu
     enabled: bool | None
     resetless: bool
@@ -214,11 +215,15 @@ class Hardware:
     def _know(self, nvml: Nvml, uuid: str, handle: Any, index: int, mode: tuple[bool, bool] | None) -> _Known:
         enabled = None if mode is None else mode[0]
         known = self._known.get(uuid)
-        if known is None or known.enabled is not enabled:
+        if known is not None and known.epoch == nvml.epochs[uuid] and _is_other(known, enabled, handle):
+            nvml.renew(uuid)  # somebody else has changed its mode
+        nvml.handles[uuid] = handle
+        if known is None or known.epoch != nvml.epochs[uuid]:
             # A change of the mode can change the minor number and, before Hopper, what is offered.
             facts = read_facts(nvml, handle, index=index, uuid=uuid)
             known = self._known[uuid] = _Known(
                 handle=handle,
+                epoch=nvml.epochs[uuid],
                 facts=facts,
                 enabled=enabled,
                 resetless=mode is not None and read_resetless(nvml, handle, facts.architecture, subject=uuid),
@@ -267,17 +272,14 @@ class Hardware:
         return replace(last, gpus=tuple(gpus), lost=tuple(lost))
 
     def _reread_gpu(self, nvml: Nvml, gpu: Gpu) -> Gpu:
-        known = self._known[gpu.uuid]
-        try:
-            mode = read_mode(nvml, known.handle, subject=gpu.uuid)
-        except NvmlError as error:
-            if error.code in GONE | STALE:
-                raise
-            # Handles may not outlive a change of the MIG mode.
-            known.handle = nvml.call("nvmlDeviceGetHandleByUUID", gpu.uuid, subject=gpu.uuid)
-            mode = read_mode(nvml, known.handle, subject=gpu.uuid)
-        known = self._know(nvml, gpu.uuid, known.handle, gpu.index, mode)
+        handle = nvml.find(gpu.uuid)
+        mode = read_mode(nvml, handle, subject=gpu.uuid)
+        known = self._know(nvml, gpu.uuid, handle, gpu.index, mode)
         return replace(gpu, minor=known.facts.minor, mig=_read_mig(nvml, known, mode, gpu.uuid))
+
+
+def _is_other(known: _Known, enabled: bool | None, handle: Any) -> bool:
+    return known.enabled is not enabled or address_of(known.handle) != address_of(handle)
 
 
 def _read_mig(nvml: Nvml, known: _Known, mode: tuple[bool, bool] | None, uuid: str) -> Mig | None:

@@ -87,7 +87,7 @@ async def test_what_a_claim_of_another_boot_had_is_not_taken_from_the_admin(node
     node.simulation.inject.reboot()
     shutil.rmtree(node.path / "run", ignore_errors=True)
     simulation = node.open()
-    simulation.inject.set_mig_mode(1, True)
+    simulation.inject.set_mig_mode(1, True, force=True)
     before = simulation.inject.create_mig(1, "1g.10gb", 0)
     bind_function(simulation.tree, node.address(), "vfio-pci", "nvidia")
     async with node.backend(vfio="true") as backend:
@@ -102,7 +102,7 @@ async def test_what_a_claim_of_another_boot_had_is_not_taken_from_the_admin(node
 
 @pytest.mark.parametrize("dynamic", ["false", "true"])
 async def test_taking_over_leaves_the_admins_partition(node: Node, dynamic: str) -> None:
-    node.simulation.inject.set_mig_mode(0, True)
+    node.simulation.inject.set_mig_mode(0, True, force=True)
     node.simulation.inject.create_mig(0, "1g.10gb", 0)
     directory = node.checkpoint(PART)
     async with node.backend(dynamic_mig=dynamic) as backend:
@@ -137,7 +137,7 @@ async def test_what_is_taken_over_is_of_this_boot(node: Node) -> None:
 
 
 async def test_a_vendors_claim_that_cannot_be_undone_yet_keeps_nobody_waiting(node: Node) -> None:
-    node.simulation.inject.set_mig_mode(0, True)
+    node.simulation.inject.set_mig_mode(0, True, force=True)
     node.simulation.inject.create_mig(0, "1g.10gb", 0)
     with node.simulation.machine.change() as view:
         uuid = next(uuid for uuid, board in view.boards.items() if board.minor == 0)

@@ -145,7 +145,7 @@ async def test_a_gpu_is_lost_alone_and_well_when_a_reset_has_brought_it_back(tmp
     found = await ward.until(lambda found: bool(found.gpus) and ward.count() > 0)
     assert list(found.gpus) == [ward.uuids[0]]
     assert found.gpus[ward.uuids[0]].health.taint == "gpu.nvidia.com/gpu-lost"
-    ward.inject.reset(0)
+    ward.inject.reset(0, force=True)
     assert await ward.look() == Diagnosis()
     assert json.loads(ward.memory.read_text()) == []
     ward.close()
@@ -193,4 +193,14 @@ async def test_without_health_nothing_is_watched(tmp_path: Path) -> None:
     assert await ward.look() == Diagnosis()
     ward.inject.xid(1, 79)
     assert not await ward.monitor.wait_event(0.1)
+    ward.close()
+
+
+async def test_a_gpu_whose_mig_mode_somebody_else_has_changed_is_still_heard(tmp_path: Path) -> None:
+    ward = Ward(tmp_path)
+    await ward.look()
+    ward.inject.set_mig_mode(0, True, force=True)
+    await ward.look()
+    found = await ward.xid(0, 79)
+    assert found.gpus[ward.uuids[0]].health.status is HealthStatus.UNHEALTHY
     ward.close()

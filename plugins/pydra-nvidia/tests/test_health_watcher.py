@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from pydra_nvidia.health.watcher import EventWatcher
+from pydra_nvidia.health.watcher import EventWatcher, retry_pause
 from pydra_nvidia.nvml.events import Event
+from pydra_nvidia.nvml.mig_control import set_mode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.install import open_simulation
 
@@ -120,11 +121,11 @@ def test_another_session_is_watched_anew(watch: Watch) -> None:
 
 def test_a_driver_that_is_unloaded_ends_the_watching_until_it_is_back(watch: Watch) -> None:
     watch.watcher.watch(watch.uuids)
-    watch.inject.unload_driver()
+    watch.inject.unload_driver(force=True)
     assert watch.hear() is None
     watch.watcher.watch(watch.uuids)
     assert watch.hear() is None, "it is tried again, as often as it is told"
-    watch.inject.load_driver()
+    watch.inject.load_driver(force=True)
     watch.watcher.watch(watch.uuids)
     watch.inject.xid(0, 79)
     assert watch.hear() == Event(gpu=watch.uuids[0], xid=79)
@@ -160,3 +161,54 @@ def test_gpus_without_events_are_unmonitored_and_harm_nobody(tmp_path: Path) -> 
     assert watch.hear() == Event(gpu=watch.uuids[1], xid=79)
     watch.watcher.stop()
     watch.session.close()
+
+
+@pytest.mark.parametrize(
+    ("failures", "pause"), [(0, 1.0), (1, 1.0), (2, 2.0), (5, 16.0), (9, 256.0), (10, 300.0), (10**6, 300.0)]
+)
+def test_what_fails_again_and_again_is_tried_at_longer_intervals(failures: int, pause: float) -> None:
+    assert retry_pause(1.0, failures) == pause
+
+
+@pytest.mark.parametrize("symbol", ["nvmlEventSetCreate", "nvmlEventSetWait_v2"])
+def test_gpus_are_unmonitored_while_nvml_refuses_again_and_again_to_tell_their_events(
+    watch: Watch, symbol: str
+) -> None:
+    watch.fault({"op": symbol, "do": "raise", "code": "UNKNOWN"})
+    for _ in range(3):
+        watch.watcher.watch(watch.uuids)
+        assert watch.hear() is None
+    watch.watcher.watch(watch.uuids)
+    assert watch.watcher.unmonitored == set(watch.uuids)
+    assert watch.hear() is None
+    watch.fault()
+    watch.watcher.watch(watch.uuids)
+    assert watch.hear() is None, "it is told, so that they are looked at anew"
+    assert watch.watcher.unmonitored == frozenset()
+    watch.inject.xid(0, 79)
+    assert watch.hear() == Event(gpu=watch.uuids[0], xid=79)
+
+
+def test_a_gpu_whose_mig_mode_was_changed_is_registered_anew(watch: Watch) -> None:
+    watch.watcher.watch(watch.uuids)
+    watch.session.run_here(lambda nvml: set_mode(nvml, watch.uuids[0], on=True))
+    assert watch.hear() is None, "so that it is watched again"
+    watch.watcher.watch(watch.uuids)
+    watch.inject.xid(0, 79)
+    assert watch.hear() == Event(gpu=watch.uuids[0], xid=79)
+
+
+def test_the_mode_of_a_gpu_that_is_not_watched_is_no_news(watch: Watch) -> None:
+    watch.watcher.watch(watch.uuids[1:])
+    watch.session.run_here(lambda nvml: set_mode(nvml, watch.uuids[0], on=True))
+    watch.inject.xid(1, 48)
+    assert watch.hear() == Event(gpu=watch.uuids[1], xid=48)
+
+
+def test_a_wait_that_does_not_end_is_waited_for_before_the_session_ends(watch: Watch) -> None:
+    watch.fault({"op": "nvmlEventSetWait_v2", "do": "hang", "seconds": 2, "count": 1})
+    watch.watcher.watch(watch.uuids)
+    assert not watch.watcher.stop(0.01)
+    assert watch.session.is_open
+    watch.session.close()
+    assert watch.threads() == []

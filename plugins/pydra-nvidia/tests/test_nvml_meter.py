@@ -39,7 +39,7 @@ def test_what_fails_counts_too(simulation: Simulation) -> None:
         raise NvmlError(Code.LIBRARY_NOT_FOUND, "dlopen")
 
     absent, unloaded = NvmlSession(load), NvmlSession(simulation.load)
-    simulation.inject.unload_driver()
+    simulation.inject.unload_driver(force=True)
     for session in (absent, unloaded):
         with pytest.raises(NvmlError):
             session.run_here(count_gpus)

@@ -32,6 +32,9 @@ PID = _argument("pid", metavar="PID", type=int)
 START = _argument("start", metavar="START", type=int, help="first memory slice")
 GI = _argument("--gi", type=int, metavar="N", help="of this GPU instance")
 CI = _argument("--ci", type=int, metavar="N", help="of this compute instance in it")
+FORCE = _argument(
+    "--force", action="store_true", help="although processes have the GPU open, which no tool can: from outside"
+)
 VALUES = _argument("values", metavar="NAME=NUMBER", nargs="+", help="such as remap_pending=1; an unknown one lists all")
 
 
@@ -72,8 +75,8 @@ EVENTS = (
     Event(
         "reset",
         "somebody resets the GPU: it is well again, a pending MIG mode comes into effect",
-        (GPU,),
-        lambda inject, given: inject.reset(given.gpu),
+        (GPU, FORCE),
+        lambda inject, given: inject.reset(given.gpu, force=given.force),
         "gpu-{gpu} was reset",
     ),
     Event(
@@ -129,8 +132,8 @@ EVENTS = (
     Event(
         "mig-mode",
         "somebody switches the MIG mode, with all that it takes",
-        (GPU, _argument("mode", choices=("on", "off"))),
-        lambda inject, given: inject.set_mig_mode(given.gpu, given.mode == "on"),
+        (GPU, _argument("mode", choices=("on", "off")), FORCE),
+        lambda inject, given: inject.set_mig_mode(given.gpu, given.mode == "on", force=given.force),
         "gpu-{gpu} has its MIG mode {mode}",
     ),
     Event(
@@ -164,15 +167,15 @@ EVENTS = (
     Event(
         "unload-driver",
         "rmmod nvidia",
-        (),
-        lambda inject, _given: inject.unload_driver(),
+        (FORCE,),
+        lambda inject, given: inject.unload_driver(force=given.force),
         "the driver is unloaded",
     ),
     Event(
         "load-driver",
         "modprobe nvidia; with a version, the driver was replaced by that",
-        (_argument("version", metavar="VERSION", nargs="?", default=""),),
-        lambda inject, given: inject.load_driver(given.version),
+        (_argument("version", metavar="VERSION", nargs="?", default=""), FORCE),
+        lambda inject, given: inject.load_driver(given.version, force=given.force),
         "the driver {version} is loaded",
     ),
     Event(

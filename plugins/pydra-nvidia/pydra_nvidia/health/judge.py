@@ -18,6 +18,9 @@ from pydra_nvidia.settings import Reaction, Settings, Signal
 
 DOMAIN = "gpu.nvidia.com"
 
+LET_GO = f"{DOMAIN}/let-go"
+"""The taint of all devices while the admin has the driver for himself."""
+
 DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
     Signal.GPU_LOST: Reaction.UNHEALTHY,
     Signal.XID: Reaction.UNHEALTHY,
@@ -74,6 +77,27 @@ def diagnose(reading: Reading, incidents: Iterable[Incident], *, settings: Setti
     return Diagnosis(
         gpus={uuid: verdict for uuid, verdict in gpus.items() if verdict != WELL},
         partitions={place: verdict for place, verdict in partitions.items() if verdict != WELL},
+    )
+
+
+def let_go(last: Diagnosis, reading: Reading, why: str) -> Diagnosis:
+    """Nobody knows how anything is while it is left alone, and no new pod should come to where no claim is prepared.
+
+    What was ill then counts as ill.
+    """
+    taint = Taint(key=LET_GO, effect=TaintEffect.NO_SCHEDULE)
+
+    def leave_alone(verdict: Verdict) -> Verdict:
+        health = verdict.health
+        if health.status is HealthStatus.HEALTHY:
+            health = Health(status=HealthStatus.UNKNOWN, message=why)
+        return Verdict(health=health, taints=(taint, *verdict.taints))
+
+    uuids = [*(gpu.uuid for gpu in reading.gpus), *last.gpus]
+    return Diagnosis(
+        gpus={uuid: leave_alone(last.gpus.get(uuid, WELL)) for uuid in uuids},
+        partitions={place: leave_alone(verdict) for place, verdict in last.partitions.items()},
+        functions={address: leave_alone(last.functions.get(address, WELL)) for address in reading.functions},
     )
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pydra import Sample, SampleKind
 from pydra_nvidia.hardware import Gpu, Placement, Reading
-from pydra_nvidia.health.judge import diagnose, is_settled
+from pydra_nvidia.health.judge import diagnose, is_settled, let_go
 from pydra_nvidia.health.memory import IncidentMemory
 from pydra_nvidia.health.verdicts import Diagnosis
 from pydra_nvidia.health.watcher import EventWatcher
@@ -20,6 +20,8 @@ from pydra_nvidia.names import gpu_name
 from pydra_nvidia.nvml.events import Event
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
+
+_CLOSING_SECONDS = 5.0
 
 
 class HealthMonitor:
@@ -51,6 +53,14 @@ class HealthMonitor:
         self._watcher.watch([gpu.uuid for gpu in reading.gpus])
         with self._lock:
             return self._judge(reading, self._clock())
+
+    def recall(self, reading: Reading, why: str) -> Diagnosis:
+        """How everything was when it was last read: since then nobody may ask, and `why` says so."""
+        if self._watcher is None:
+            return Diagnosis()
+        with self._lock:
+            last = diagnose(reading, self._memory.incidents, settings=self._settings, now=self._clock())
+        return let_go(last, reading, why)
 
     def _judge(self, reading: Reading, now: float) -> Diagnosis:
         lost = frozenset(one.last.uuid for one in reading.lost if one.last is not None)
@@ -92,10 +102,9 @@ class HealthMonitor:
             for (uuid, xid), count in counts
         )
 
-    def close(self) -> None:
-        """End the watching."""
-        if self._watcher is not None:
-            self._watcher.stop()
+    def close(self) -> bool:
+        """End the watching; whether NVML let go of who waits for events, without which its session must not end."""
+        return self._watcher is None or self._watcher.stop(_CLOSING_SECONDS)
 
     def _hear(self, event: Event | None) -> None:
         """Called by the watcher's thread."""

@@ -5,7 +5,10 @@ One thread at a time, which `nvml.session` sees to; waiting for events is the ex
 
 from __future__ import annotations
 
+import ctypes
 import time
+from collections import Counter
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -26,11 +29,21 @@ class Meter:
 
 
 class Nvml:
-    """An initialised NVML. `pynvml` is the vendor's module; what is spent in it is added to `meter`."""
+    """An initialised NVML. `pynvml` is the vendor's module; what is spent in it is added to `meter`.
 
-    def __init__(self, pynvml: ModuleType, meter: Meter | None = None) -> None:
+    `handles` are those of GPUs and MIG devices by UUID, as they were last come by: to look one up by its UUID, NVML
+    walks the MIG devices of all GPUs. `epochs` counts for each GPU how often its MIG mode was changed since the session
+    began; handles and registrations for events may not outlive that. `switched` is told of the changes made here.
+    """
+
+    def __init__(
+        self, pynvml: ModuleType, meter: Meter | None = None, switched: Callable[[str], object] = lambda _gpu: None
+    ) -> None:
         self.pynvml = pynvml
+        self.handles: dict[str, Any] = {}
+        self.epochs: Counter[str] = Counter()
         self._meter = meter or Meter()
+        self._tell = switched
 
     def call(self, name: str, *arguments: Any, subject: str = "", **options: Any) -> Any:
         """The vendor's function `name`; raises NvmlError."""
@@ -64,3 +77,41 @@ class Nvml:
             if error.code in LOST or error.code in STALE:
                 raise
             return None
+
+    def find(self, uuid: str) -> Any:
+        """The GPU's handle, which may be a known one that still is of it. Raises NvmlError."""
+        if (known := self.find_known(uuid)) is not None:
+            return known
+        handle = self.handles[uuid] = self.call("nvmlDeviceGetHandleByUUID", uuid, subject=uuid)
+        return handle
+
+    def find_known(self, uuid: str) -> Any:
+        """The handle as it was last come by, of a GPU or a MIG device; None when it is another's, or nobody's, by now.
+
+        NVML gives handles of MIG devices to others again.
+        """
+        handle = self.handles.get(uuid)
+        if handle is not None:
+            try:
+                if self.call("nvmlDeviceGetUUID", handle, subject=uuid) == uuid:
+                    return handle
+            except NvmlError as error:
+                if error.code in STALE:
+                    raise
+            self.handles.pop(uuid, None)
+        return None
+
+    def renew(self, gpu: str) -> None:
+        """The GPU's MIG mode was changed, by whomever."""
+        self.handles.pop(gpu, None)
+        self.epochs[gpu] += 1
+
+    def switched(self, gpu: str) -> None:
+        """The GPU's MIG mode was changed here: somebody may have to register anew."""
+        self.renew(gpu)
+        self._tell(gpu)
+
+
+def address_of(handle: Any) -> int:
+    """What tells a handle from another."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -5,13 +5,12 @@ Source: nvml.h, nvmlEventSetWait_v2 and nvmlEventType*.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from pydra_nvidia.nvml.calls import Nvml
+from pydra_nvidia.nvml.calls import Nvml, address_of
 from pydra_nvidia.nvml.errors import Code, NvmlError
 
 WHOLE = 0xFFFFFFFF
@@ -51,7 +50,7 @@ class EventSet:
             raise NvmlError(int(error.value), "nvmlEventSetWait_v2") from error
         instance = int(data.gpuInstanceId)
         return Event(
-            gpu=self._gpus.get(_address(data.device), ""),
+            gpu=self._gpus.get(address_of(data.device), ""),
             xid=int(data.eventData) if data.eventType == _XID else None,
             instance=None if instance == WHOLE else instance,
         )
@@ -68,17 +67,13 @@ def open_events(nvml: Nvml, uuids: Iterable[str]) -> EventSet:
     unmonitored: set[str] = set()
     for uuid in sorted(uuids):
         try:
-            device = nvml.call("nvmlDeviceGetHandleByUUID", uuid, subject=uuid)
+            device = nvml.find(uuid)
             supported = int(nvml.call("nvmlDeviceGetSupportedEventTypes", device, subject=uuid))
             if not supported & _XID:
                 unmonitored.add(uuid)
                 continue
             nvml.call("nvmlDeviceRegisterEvents", device, supported & _WANTED, handle, subject=uuid)
-            gpus[_address(device)] = uuid
+            gpus[address_of(device)] = uuid
         except NvmlError:
             unmonitored.add(uuid)
     return EventSet(nvml, handle, gpus, frozenset(unmonitored))
-
-
-def _address(device: Any) -> int:
-    return ctypes.cast(device, ctypes.c_void_p).value or 0

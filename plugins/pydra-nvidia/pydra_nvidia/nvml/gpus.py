@@ -33,7 +33,7 @@ def read_facts(nvml: Nvml, handle: Any, *, index: int, uuid: str) -> Gpu:
         brand=nvml.look("nvmlDeviceGetBrand", handle, subject=uuid) or 0,
         architecture=_or(nvml.look("nvmlDeviceGetArchitecture", handle, subject=uuid), Architecture.UNKNOWN),
         compute=nvml.look("nvmlDeviceGetCudaComputeCapability", handle, subject=uuid) or (0, 0),
-        pci=parse_bus_id(_text(pci.busId)),
+        pci=parse_bus_id(pci.busId),
         memory=None if memory is None else memory.total,
         serial=nvml.look("nvmlDeviceGetSerial", handle, subject=uuid) or "",
         # Its default argument is shared by all callers, so each brings its own.
@@ -49,14 +49,11 @@ def read_persistence(nvml: Nvml, handle: Any, *, subject: str) -> bool | None:
     return None if mode is None else mode == 1
 
 
-def parse_bus_id(text: str) -> str:
+def parse_bus_id(told: bytes | str) -> str:
     """The address as sysfs has it: `0000:53:00.0` for NVML's `00000000:53:00.0`; a domain has 4 digits, or its own."""
+    text = told.decode("ascii", "replace") if isinstance(told, bytes) else told
     domain, _, rest = text.strip().lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode("ascii", "replace") if isinstance(value, bytes) else value
 
 
 def _or(value: int | None, otherwise: int) -> int:

@@ -57,8 +57,7 @@ def read_ends(nvml: Nvml, handle: Any, up: tuple[int, ...], functions: Collectio
         remote = nvml.look("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, subject=subject)
         if remote is None:
             continue
-        bus_id = remote.busId
-        address = parse_bus_id(bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else bus_id)
+        address = parse_bus_id(remote.busId)
         if kind == _GPU or address in functions:
             peers.add(address)
         elif kind is None:

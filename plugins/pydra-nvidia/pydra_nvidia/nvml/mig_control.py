@@ -1,6 +1,6 @@
 """Changes the MIG state of a GPU. Functions in one thread, over `Nvml`; what there is, is read by `partitions`.
 
-Everything is enumerated anew each time, and handles are not kept: NVML gives ids and handles of instances to others
+Everything is enumerated anew each time, and handles of instances are not kept: NVML gives those and ids to others
 again. A partition is known by its GPU's UUID, its profile and its first memory slice; by its UUID, if that is known.
 
 Source: nvml.h, section Multi Instance GPU Management.
@@ -43,20 +43,14 @@ class ModePending(ClaimError):
     reason = "MigModePending"
 
 
-def find_gpu(nvml: Nvml, gpu: str) -> Any:
-    """The handle of the GPU with this UUID; raises NvmlError."""
-    return nvml.call("nvmlDeviceGetHandleByUUID", gpu, subject=gpu)
-
-
 def read_address(nvml: Nvml, gpu: str) -> str:
     """The GPU's PCI address as sysfs has it; raises NvmlError."""
-    bus = nvml.call("nvmlDeviceGetPciInfo", find_gpu(nvml, gpu), subject=gpu).busId
-    return parse_bus_id(bus if isinstance(bus, str) else bus.decode("ascii", "replace"))
+    return parse_bus_id(nvml.call("nvmlDeviceGetPciInfo", nvml.find(gpu), subject=gpu).busId)
 
 
 def read_mode(nvml: Nvml, gpu: str) -> Mode:
     """The MIG mode: off for a GPU that has none; raises NvmlError."""
-    return Mode(*(read_modes(nvml, find_gpu(nvml, gpu), subject=gpu) or (False, False)))
+    return Mode(*(read_modes(nvml, nvml.find(gpu), subject=gpu) or (False, False)))
 
 
 def set_mode(nvml: Nvml, gpu: str, *, on: bool) -> None:
@@ -72,21 +66,22 @@ def set_mode(nvml: Nvml, gpu: str, *, on: bool) -> None:
     if before == Mode(on, on):
         return
     try:
-        status = nvml.call("nvmlDeviceSetMigMode", find_gpu(nvml, gpu), int(on), subject=gpu)
+        status = nvml.call("nvmlDeviceSetMigMode", nvml.find(gpu), int(on), subject=gpu)
         if status != Code.SUCCESS:
             raise NvmlError(status, "nvmlDeviceSetMigMode", gpu)
+        nvml.switched(gpu)
         if read_mode(nvml, gpu) != Mode(on, on):
             raise ModePending(f"{gpu} changes its MIG mode with a reset only, which the admin has to do")
     except ClaimError:
         with suppress(NvmlError):  # what went wrong first is what the caller should know
             if read_mode(nvml, gpu).pending != before.pending:
-                nvml.call("nvmlDeviceSetMigMode", find_gpu(nvml, gpu), int(before.pending), subject=gpu)
+                nvml.call("nvmlDeviceSetMigMode", nvml.find(gpu), int(before.pending), subject=gpu)
         raise
 
 
 def is_resetless(nvml: Nvml, gpu: str) -> bool:
     """Whether the MIG mode changes without a reset; raises NvmlError."""
-    handle = find_gpu(nvml, gpu)
+    handle = nvml.find(gpu)
     architecture = nvml.look("nvmlDeviceGetArchitecture", handle, subject=gpu)
     return read_resetless(nvml, handle, Architecture.UNKNOWN if architecture is None else architecture, subject=gpu)
 
@@ -94,13 +89,13 @@ def is_resetless(nvml: Nvml, gpu: str) -> bool:
 def find_instance(nvml: Nvml, gpu: str, profile: int, start: int) -> GpuInstance | None:
     """The GPU instance at this place; raises NvmlError."""
     offer = Offer(kinds=(Kind(profile, 0, ROOM),))
-    found = read_instances(nvml, find_gpu(nvml, gpu), offer, {}, subject=gpu)
+    found = read_instances(nvml, nvml.find(gpu), offer, {}, subject=gpu)
     return next((one for one in found if one.placement.start == start), None)
 
 
 def find_all(nvml: Nvml, gpu: str) -> tuple[tuple[GpuInstance, ...], tuple[Profile, ...]]:
     """All GPU instances by their place, and the profiles that the driver offers; raises NvmlError."""
-    handle = find_gpu(nvml, gpu)
+    handle = nvml.find(gpu)
     offer = read_offer(nvml, handle, None, subject=gpu)
     found = read_instances(nvml, handle, offer, {}, subject=gpu)
     return tuple(sorted(found, key=lambda one: one.placement)), offer.profiles
@@ -108,7 +103,7 @@ def find_all(nvml: Nvml, gpu: str) -> tuple[tuple[GpuInstance, ...], tuple[Profi
 
 def count_slices(nvml: Nvml, gpu: str, profile: int) -> int:
     """The compute slices of a profile; 0 when the driver does not offer it. Raises NvmlError."""
-    handle = find_gpu(nvml, gpu)
+    handle = nvml.find(gpu)
     for kind in range(PROFILES):
         info = _seek(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, kind, subject=gpu)
         if info is not None and info.id == profile:
@@ -119,7 +114,7 @@ def count_slices(nvml: Nvml, gpu: str, profile: int) -> int:
 def create_instance(nvml: Nvml, gpu: str, profile: int, placement: Placement) -> None:
     """A GPU instance at this place and no other; raises NvmlError, INSUFFICIENT_RESOURCES when there is no room."""
     place = nvml.pynvml.c_nvmlGpuInstancePlacement_t(placement.start, placement.size)
-    handle = find_gpu(nvml, gpu)
+    handle = nvml.find(gpu)
     nvml.call("nvmlDeviceCreateGpuInstanceWithPlacement", handle, profile, ctypes.byref(place), subject=gpu)
 
 
@@ -143,6 +138,7 @@ def destroy_instance(nvml: Nvml, gpu: str, instance: GpuInstance) -> None:
     if handle is None:
         return
     for compute in instance.compute:
+        nvml.handles.pop(compute.uuid, None)
         within = _seek(nvml, "nvmlGpuInstanceGetComputeInstanceById", handle, compute.id, subject=gpu)
         if within is not None:
             _seek(nvml, "nvmlComputeInstanceDestroy", within, subject=gpu)
@@ -157,7 +153,7 @@ def name_processes(nvml: Nvml, gpu: str) -> str:
     """`python3 (pid 4711), dcgm (pid 12)`: the processes that NVML knows to use the GPU; empty for none."""
     names: dict[int, str] = {}
     with suppress(NvmlError):  # it completes an error that says enough without it
-        handle = find_gpu(nvml, gpu)
+        handle = nvml.find(gpu)
         for kind in ("Compute", "Graphics", "MPSCompute"):
             for process in nvml.look(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle, subject=gpu) or ():
                 names.setdefault(process.pid, _process_name(nvml, process.pid))
@@ -173,7 +169,7 @@ def _process_name(nvml: Nvml, pid: int) -> str:
 
 def _open(nvml: Nvml, gpu: str, instance: GpuInstance) -> Any:
     """The instance's handle; None when it is gone, though its id may be another's by now."""
-    handle = _seek(nvml, "nvmlDeviceGetGpuInstanceById", find_gpu(nvml, gpu), instance.id, subject=gpu)
+    handle = _seek(nvml, "nvmlDeviceGetGpuInstanceById", nvml.find(gpu), instance.id, subject=gpu)
     info = None if handle is None else _seek(nvml, "nvmlGpuInstanceGetInfo", handle, subject=gpu)
     if info is None or (info.profileId, info.placement.start) != (instance.profile, instance.placement.start):
         return None

@@ -140,6 +140,7 @@ def _gpu_instance(nvml: Nvml, instance: Any, compute: dict[int, tuple[Kind, ...]
         ):
             told = nvml.call("nvmlComputeInstanceGetInfo", one, subject=subject)
             uuid = nvml.call("nvmlDeviceGetUUID", told.device, subject=subject)
+            nvml.handles[uuid] = told.device
             inside[told.id] = ComputeInstance(id=told.id, uuid=uuid, slices=kind.slices)
     return GpuInstance(
         id=info.id,

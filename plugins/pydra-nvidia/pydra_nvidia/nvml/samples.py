@@ -30,7 +30,7 @@ def read_samples(nvml: Nvml, reading: Reading) -> tuple[Sample, ...]:
     samples: list[Sample] = []
     for gpu in reading.gpus:
         try:
-            handle = nvml.call("nvmlDeviceGetHandleByUUID", gpu.uuid, subject=gpu.uuid)
+            handle = nvml.find(gpu.uuid)
             samples += (*_read_gpu(nvml, handle, gpu), *_read_partitions(nvml, gpu))
         except NvmlError as error:
             if error.code in STALE:
@@ -130,8 +130,8 @@ def _read_partitions(nvml: Nvml, gpu: Gpu) -> Iterator[Sample]:
         if not instance.compute or instance.profile not in names:
             continue
         name = mig_name(gpu.minor, names[instance.profile], instance.profile, instance.placement.start)
-        handle = nvml.look("nvmlDeviceGetHandleByUUID", instance.compute[0].uuid, subject=name)
-        if handle is not None:  # destroyed since the reading
+        handle = nvml.find_known(instance.compute[0].uuid)
+        if handle is not None:  # else it is gone since the reading, or comes with the next
             yield from _memory(nvml, handle, name)
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TypeVar
 
 from pydra_nvidia.nvml.calls import Meter, Nvml
 from pydra_nvidia.nvml.errors import STALE, NvmlError
+from pydra_nvidia.nvml.let_go import Gate
 from pydra_nvidia.waiting import in_thread, turn
 
 T = TypeVar("T")
@@ -28,14 +29,17 @@ INIT_NO_GPUS = 1
 class NvmlSession:
     """`load` returns the vendor's module, with its library chosen but not initialised; it may raise NvmlError.
 
-    `meter` has what loading, beginning, ending and every call took, of all sessions so far.
+    `meter` has what loading, beginning, ending and every call took, of all sessions so far. While the `gate` is closed
+    no session begins; it is for others to end one then.
     """
 
-    def __init__(self, load: Callable[[], ModuleType]) -> None:
+    def __init__(self, load: Callable[[], ModuleType], gate: Gate | None = None) -> None:
         self._load = load
+        self._gate = gate
         self._lock = threading.Lock()
         self._nvml: Nvml | None = None
         self._before_close: list[Callable[[], None]] = []
+        self._when_switched: list[Callable[[str], None]] = []
         self.generation = 0
         self.meter = Meter()
 
@@ -43,10 +47,20 @@ class NvmlSession:
         """Call `let_go` before each end of the session: it returns when its own use of NVML has ended."""
         self._before_close.append(let_go)
 
+    def when_switched(self, tell: Callable[[str], None]) -> None:
+        """Call `tell` with a GPU's UUID whenever its MIG mode was changed through this session, within its lock."""
+        self._when_switched.append(tell)
+
+    @property
+    def epochs(self) -> Mapping[str, int]:
+        """As `Nvml.epochs` has them now; nothing without a session."""
+        return dict(self._nvml.epochs) if self._nvml is not None else {}
+
     async def run(self, work: Callable[[Nvml], T], *, patience: float = float("inf")) -> T:
         """`work` in a thread, alone with NVML, after waiting for others for at most `patience` seconds.
 
-        Raises what it raises; NvmlError when there is no session to be had, Busy when it got no turn.
+        Raises what it raises; NvmlError when there is no session to be had, LetGo when there must be none, Busy when
+        it got no turn.
         """
         return await in_thread(self.run_here, work, patience=patience)
 
@@ -73,23 +87,40 @@ class NvmlSession:
             self._close()
             return work()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a session, and this process has GPUs open by it."""
+        return self._nvml is not None
+
     def close(self) -> None:
         """End the session, if there is one. Handles of GPUs are of no use after it."""
-        with self._lock:
+        with turn(self._lock, "NVML"):
             self._close()
 
     def _open(self) -> Nvml:
         if self._nvml is None:
-            started = time.perf_counter()
-            try:
-                pynvml = self._load()
-            finally:
-                self.meter.add(time.perf_counter() - started)
-            nvml = Nvml(pynvml, self.meter)
-            nvml.call("nvmlInitWithFlags", INIT_NO_GPUS)
-            self._nvml = nvml
-            self.generation += 1
+            with contextlib.ExitStack() as otherwise:
+                if self._gate is not None:
+                    self._gate.enter()
+                    otherwise.callback(self._gate.leave)
+                self._nvml = self._begin()
+                self.generation += 1
+                otherwise.pop_all()
         return self._nvml
+
+    def _begin(self) -> Nvml:
+        started = time.perf_counter()
+        try:
+            pynvml = self._load()
+        finally:
+            self.meter.add(time.perf_counter() - started)
+        nvml = Nvml(pynvml, self.meter, self._tell_switched)
+        nvml.call("nvmlInitWithFlags", INIT_NO_GPUS)
+        return nvml
+
+    def _tell_switched(self, gpu: str) -> None:
+        for tell in self._when_switched:
+            tell(gpu)
 
     def _close(self) -> None:
         nvml, self._nvml = self._nvml, None
@@ -98,3 +129,5 @@ class NvmlSession:
                 let_go()
             with contextlib.suppress(NvmlError):  # the driver may be gone, and its session with it
                 nvml.call("nvmlShutdown")
+            if self._gate is not None:
+                self._gate.leave()

@@ -10,7 +10,7 @@ Any process may use it; the others see it at their next call, and who waits for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,8 +32,18 @@ class InjectionError(PydraError):
     reason = "InvalidInjection"
 
 
+class InUse(InjectionError):
+    """The driver refuses: it takes nothing away from processes that have the GPUs open."""
+
+    reason = "InUse"
+
+
 class Injector:
-    """All take the GPU's minor number. What they change is seen by every process at its next call."""
+    """All take the GPU's minor number. What they change is seen by every process at its next call.
+
+    What the driver refuses while a process has its GPUs open, as one does that has begun with NVML, raises InUse. With
+    `force` it happens under them all the same, as no tool can do it, but a hypervisor, a defect or a hand can.
+    """
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
@@ -56,9 +66,10 @@ class Injector:
             if board.model.events & UNAVAILABLE:
                 self._machine.record(view.state, board.uuid, UNAVAILABLE)
 
-    def reset(self, minor: int) -> None:
+    def reset(self, minor: int, *, force: bool = False) -> None:
         """A reset: the GPU is no longer lost, a pending mode comes into effect, and what was on it is gone."""
-        with self._gpu(minor) as (_, _, gpu):
+        with self._gpu(minor) as (view, board, gpu):
+            self._require_idle(view, [board.uuid], f"GPU {minor} cannot be reset", force=force)
             reset_gpu(gpu)
 
     def count(self, minor: int, **counters: int) -> None:
@@ -137,27 +148,29 @@ class Injector:
             gpu.processes[:] = [one for one in gpu.processes if one.gi != found.id]
             self._machine.record(view.state, board.uuid, MIG_CHANGE)
 
-    def set_mig_mode(self, minor: int, enabled: bool) -> None:
+    def set_mig_mode(self, minor: int, enabled: bool, *, force: bool = False) -> None:
         """Somebody else switches the mode, with all that it takes; instances are gone."""
         with self._gpu(minor) as (view, board, gpu):
             if board.model.mig is None:
                 raise InjectionError(f"GPU {minor} cannot be partitioned")
+            self._require_idle(view, [board.uuid], f"GPU {minor} cannot change its MIG mode", force=force)
             gpu.mig_pending = enabled
             reset_gpu(gpu)
             self._machine.record(view.state, board.uuid, MIG_CHANGE)
 
-    def unload_driver(self) -> None:
+    def unload_driver(self, *, force: bool = False) -> None:
         """rmmod nvidia."""
         with self._machine.change() as view:
-            self._machine.forget_clients()
-            reload_driver(view)
+            self._unload(view, force=force)
             view.state.driver = "unloaded"
 
-    def load_driver(self, version: str = "") -> None:
+    def load_driver(self, version: str = "", *, force: bool = False) -> None:
         """modprobe nvidia; with a version, the driver was replaced by it, and libraries loaded before do not fit."""
         with self._machine.change() as view:
-            self._machine.forget_clients()
-            reload_driver(view)
+            if view.state.driver == "loaded":
+                self._unload(view, force=force)
+            else:
+                reload_driver(view)
             view.state.driver = "loaded"
             view.state.version = version or view.state.version
 
@@ -167,6 +180,20 @@ class Injector:
             self._machine.forget_clients()
             self._machine.empty_run()
             reboot(view)
+
+    def _unload(self, view: View, *, force: bool) -> None:
+        self._require_idle(view, view.attached(), "module nvidia cannot be removed", force=force)
+        self._machine.forget_clients()
+        reload_driver(view)
+
+    def _require_idle(self, view: View, uuids: Collection[str], what: str, *, force: bool) -> None:
+        """A process with NVML open has all GPUs open, once it has asked about them."""
+        pids = {process.pid for uuid in uuids for process in view.state.gpus[uuid].processes} | set(
+            self._machine.clients()
+        )
+        if pids and not force:
+            listed = ", ".join(map(str, sorted(pids)))
+            raise InUse(f"{what}: it is in use, by the processes {listed}")
 
     @contextmanager
     def _gpu(self, minor: int) -> Iterator[tuple[View, Board, GpuState]]:

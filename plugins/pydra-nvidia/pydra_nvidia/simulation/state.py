@@ -79,7 +79,8 @@ class Gauges(msgspec.Struct, kw_only=True):
 class GpuState(msgspec.Struct, kw_only=True):
     """One GPU. `driver` is the kernel driver that has it: `nvidia`, `vfio-pci`, another, or empty.
 
-    `override` is what its driver_override says. `time_slice` 0 default, 1 short, 2 medium, 3 long; `compute_mode` and
+    `override` is what its driver_override says. `epoch` counts the changes of its MIG mode: handles and registrations
+    for events from before one are of no use. `time_slice` 0 default, 1 short, 2 medium, 3 long; `compute_mode` and
     `recovery` as NVML has them. `links_down` are the NVLinks that are inactive, whatever the scenario says.
     """
 
@@ -89,6 +90,7 @@ class GpuState(msgspec.Struct, kw_only=True):
     lost: bool = False
     mig: bool = False
     mig_pending: bool = False
+    epoch: int = 0
     instances: list[InstanceState] = []
     compute_mode: int = 0
     time_slice: int = 0

@@ -7,10 +7,17 @@ from pydra_nvidia.simulation.machine import View
 from pydra_nvidia.simulation.state import GpuState
 
 
+def switch_mode(gpu: GpuState, enabled: bool) -> None:
+    """The MIG mode comes into effect, where it is another: the driver makes the GPU anew."""
+    if gpu.mig != enabled:
+        gpu.mig = enabled
+        gpu.epoch += 1
+
+
 def reset_gpu(gpu: GpuState) -> None:
     """A reset: the pending MIG mode comes into effect; instances, processes and what was to be done by it are gone."""
     gpu.lost = False
-    gpu.mig = gpu.mig_pending
+    switch_mode(gpu, gpu.mig_pending)
     gpu.instances.clear()
     gpu.processes.clear()
     gpu.compute_mode = gpu.time_slice = gpu.recovery = 0

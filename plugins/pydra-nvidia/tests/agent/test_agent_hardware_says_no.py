@@ -125,7 +125,7 @@ async def test_a_gpu_that_falls_off_the_bus_in_mid_prepare_is_told_and_costs_no_
         devices = await scene.devices()
         assert devices["gpu-0"]["taints"]
         assert not devices["gpu-1"].get("taints")
-        scene.inject.reset(0)
+        scene.inject.reset(0, force=True)
         await scene.running("victim")
         await scene.leave("victim", "other")
         await scene.undone()
@@ -142,7 +142,7 @@ async def test_a_gpu_that_falls_off_the_bus_while_mps_is_set_up_is_told_and_cost
         await scene.event("victim", "ClaimFailed", r"NVML_ERROR_GPU_IS_LOST \(15\).*reset it or reboot")
         await scene.undone()
         await scene.run("other", ask_for("gpu"), config=[mps])
-        scene.inject.reset(0)
+        scene.inject.reset(0, force=True)
         await scene.running("victim")
         await scene.leave("victim", "other")
         await scene.undone()

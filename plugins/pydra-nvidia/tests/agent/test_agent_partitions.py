@@ -97,7 +97,7 @@ async def test_partitions_that_exist_are_given_and_stay(stage: Stage, ask_for: A
 async def test_a_partition_made_by_somebody_else_is_published_given_and_left_alone(stage: Stage, ask_for: Ask) -> None:
     async with stage(h100(), dynamic_mig=True) as scene:
         await scene.published("gpu-0", "gpu-0-mig-7g80gb-0-0")
-        scene.inject.set_mig_mode(0, enabled=True)
+        scene.inject.set_mig_mode(0, enabled=True, force=True)
         uuid = scene.inject.create_mig(0, "3g.40gb", 4)
         await scene.published("gpu-0", "gpu-0-mig-7g80gb-0-0", gone=True)
         foreign = (await scene.devices())["gpu-0-mig-3g40gb-9-4"]

@@ -140,7 +140,7 @@ async def test_a_place_that_somebody_else_took_is_told_with_who_can_free_it_and_
     async with stage([H100], dynamic_mig=True) as scene:
         await scene.claim("late", ask_for("mig", profile="3g.40gb"))
         await scene.claim("whole", ask_for("gpu"))
-        scene.inject.set_mig_mode(0, enabled=True)
+        scene.inject.set_mig_mode(0, enabled=True, force=True)
         scene.inject.create_mig(0, "1g.10gb", 1)
         since = scene.traces()
         await scene.allocate("late", "gpu-0-mig-3g40gb-9-0")

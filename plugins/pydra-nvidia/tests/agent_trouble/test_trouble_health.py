@@ -78,7 +78,7 @@ async def test_a_gpu_is_well_again_after_quiet_unless_a_recovery_is_wanted(make_
         await scene.wait_taints({"gpu-1": {ACTION: ("GPU_RESET", "NoSchedule")}})
         scene.inject.xid(1, 119)
         await scene.wait_taints({"gpu-1": {XID: ("119", "NoSchedule")}})
-        scene.inject.reset(1)
+        scene.inject.reset(1, force=True)
         await scene.wait_taints({})
         await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
 
@@ -131,7 +131,7 @@ async def test_a_lost_gpu_stays_published_and_claimed_and_comes_back_with_a_rese
         await scene.wait_running("late")
         assert await scene.allocated("late") == ["gpu-1"]
         await scene.remove("pod")
-        scene.inject.reset(0)
+        scene.inject.reset(0, force=True)
         await scene.wait_taints({})
         await scene.wait(lambda: scene.health() == {"gpu-0": "Healthy", "gpu-1": "Healthy"})
         await scene.start("again", "gpu")
@@ -149,7 +149,7 @@ async def test_a_gpu_that_is_lost_in_mid_prepare_costs_its_claim_that_try_and_le
         await scene.start("pod", "gpu-0-mig-1g10gb-19-6", profile="1g.10gb")
         await scene.wait_error("pod", "NVML_ERROR_GPU_IS_LOST")
         await scene.wait_event("ClaimFailed", "NVML_ERROR_GPU_IS_LOST.*reset it or reboot the node")
-        scene.inject.reset(0)
+        scene.inject.reset(0, force=True)
         await scene.wait_running("pod")
         await scene.remove("pod")
         await scene.wait_clean()

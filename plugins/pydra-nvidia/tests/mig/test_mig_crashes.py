@@ -186,7 +186,7 @@ def test_an_entry_of_before_the_machine_was_reset_takes_nothing_of_what_came_aft
     scene.begin("undo")
     step = scene.entry.steps[-1]
     mine = next(one.compute[0].uuid for one in scene.node.instances() if one.placement.start == 0)
-    scene.node.inject.reset(0)
+    scene.node.inject.reset(0, force=True)
     theirs = scene.node.inject.create_mig(0, scene.node.create("1g", 0).profile_name, 0)
     old = Entry(uid="one", namespace="default", name="claim", steps=(msgspec.structs.replace(step, uuid=mine),))
     asyncio.run(scene.node.slicer.undo(old))

@@ -288,7 +288,7 @@ async def test_a_gpu_that_is_lost_in_the_middle_ends_in_an_error_with_nothing_le
         await one.slicer.carry_out(entry)
     assert one.journal.entries() == {}
     one.fault()
-    one.inject.reset(0)
+    one.inject.reset(0, force=True)
     assert one.instances() == ()
 
 
@@ -302,9 +302,9 @@ async def test_undoing_succeeds_where_the_partition_is_gone_already(node: MakeNo
         case "unplugged":
             one.inject.unplug(0)
         case "unloaded":
-            one.inject.unload_driver()
+            one.inject.unload_driver(force=True)
         case "reset":
-            one.inject.reset(0)
+            one.inject.reset(0, force=True)
         case "rebooted":
             one.inject.reboot()
         case "removed":

@@ -157,7 +157,7 @@ async def test_a_partition_that_vanished_is_told_made_again_by_prepare_and_forgo
     await one.slicer.carry_out(entry)
     assert one.places() == [(14, 2)]
     one.session.close()
-    one.inject.reset(0)
+    one.inject.reset(0, force=True)
     await one.slicer.undo(entry)
     assert one.journal.entries() == {}
 

@@ -50,7 +50,7 @@ async def test_a_recording_of_a_recording_is_the_same_but_for_names(simulate: Si
 
 async def test_partitions_are_kept_with_their_ids_and_places(simulate: Simulate) -> None:
     rig = simulate("hgx-h100")
-    rig.inject.set_mig_mode(3, True)
+    rig.inject.set_mig_mode(3, True, force=True)
     for profile, start in (("1g.10gb", 6), ("3g.40gb", 0), ("2g.20gb", 4)):
         rig.inject.create_mig(3, profile, start)
     rig.inject.destroy_mig(3, 6)  # ids have a gap now
@@ -79,7 +79,7 @@ async def test_a_mode_that_waits_for_a_reset_is_kept(simulate: Simulate) -> None
 async def test_an_ampere_with_the_mode_off_can_be_partitioned_in_the_simulation(simulate: Simulate) -> None:
     recording = await simulate({"gpus": [{"model": "a100-40gb"}]}).record()
     again = simulate(recording.text)
-    again.inject.set_mig_mode(0, True)
+    again.inject.set_mig_mode(0, True, force=True)
     again.inject.create_mig(0, "3g.20gb", 4)
     (gpu,) = (await again.read()).gpus
     assert gpu.mig is not None
@@ -194,7 +194,7 @@ async def test_a_machine_without_a_driver_is_recorded_without_one(simulate: Simu
     else:
         with pytest.raises(DriverMissing):
             await again.read()
-        again.inject.load_driver()
+        again.inject.load_driver(force=True)
         assert len((await again.read()).gpus) == 2
 
 

@@ -82,7 +82,7 @@ def test_a_lost_gpu_answers_so_to_every_call_and_the_others_do_not(simulate: Sim
     assert rig.code(nvml.nvmlDeviceGetHandleByIndex, 0) == Code.GPU_IS_LOST
     assert nvml.nvmlDeviceGetCount() == 4
     assert nvml.nvmlDeviceGetMinorNumber(nvml.nvmlDeviceGetHandleByIndex(1)) == 2
-    rig.inject.reset(3)
+    rig.inject.reset(3, force=True)
     assert nvml.nvmlDeviceGetMinorNumber(handle) == 3
     nvml.nvmlShutdown()
 
@@ -125,7 +125,7 @@ def test_a_driver_that_is_not_loaded_comes_up_later(simulate: Simulate) -> None:
     rig = simulate(FOUR | {"driver": {"state": "unloaded"}})
     nvml = rig.simulation.load()
     assert rig.code(nvml.nvmlInit) == Code.DRIVER_NOT_LOADED
-    rig.inject.load_driver()
+    rig.inject.load_driver(force=True)
     nvml.nvmlInit()
     assert nvml.nvmlDeviceGetCount() == 4
     nvml.nvmlShutdown()
@@ -136,17 +136,17 @@ def test_without_the_library_there_is_nothing_to_load(simulate: Simulate) -> Non
     with pytest.raises(NvmlError) as caught:
         rig.simulation.load()
     assert caught.value.code == Code.LIBRARY_NOT_FOUND
-    rig.inject.load_driver()
+    rig.inject.load_driver(force=True)
     assert rig.init().nvmlDeviceGetCount() == 4
 
 
 def test_a_driver_that_was_unloaded_ends_the_session(simulate: Simulate) -> None:
     rig = simulate(FOUR)
     nvml, handle = rig.opened()
-    rig.inject.unload_driver()
+    rig.inject.unload_driver(force=True)
     assert rig.code(nvml.nvmlDeviceGetUUID, handle) == Code.UNINITIALIZED
     assert rig.code(nvml.nvmlInit) == Code.DRIVER_NOT_LOADED
-    rig.inject.load_driver()
+    rig.inject.load_driver(force=True)
     assert rig.code(nvml.nvmlDeviceGetCount) == Code.UNINITIALIZED
     nvml.nvmlInit()
     assert nvml.nvmlDeviceGetCount() == 4
@@ -156,7 +156,7 @@ def test_a_driver_that_was_unloaded_ends_the_session(simulate: Simulate) -> None
 def test_a_driver_that_was_replaced_does_not_fit_the_library_from_before(simulate: Simulate) -> None:
     rig = simulate(FOUR)
     nvml = rig.init()
-    rig.inject.load_driver("590.10")
+    rig.inject.load_driver("590.10", force=True)
     assert rig.code(nvml.nvmlInit) == Code.LIB_RM_VERSION_MISMATCH
     assert rig.init().nvmlSystemGetDriverVersion() == "590.10"
     nvml.nvmlShutdown()

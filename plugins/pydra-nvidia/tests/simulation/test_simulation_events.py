@@ -122,7 +122,7 @@ def test_a_driver_that_goes_ends_the_wait(simulate: Simulate) -> None:
     codes: list[int] = []
     waiter = threading.Thread(target=lambda: codes.append(rig.code(nvml.nvmlEventSetWait_v2, event_set, LONG)))
     waiter.start()
-    rig.inject.unload_driver()
+    rig.inject.unload_driver(force=True)
     waiter.join(30)
     assert codes == [Code.UNINITIALIZED]
 
@@ -137,4 +137,17 @@ def test_types_that_the_gpu_does_not_have_are_refused(simulate: Simulate, events
     nvml, gpu = rig.opened()
     assert nvml.nvmlDeviceGetSupportedEventTypes(gpu) == events
     assert rig.code(nvml.nvmlDeviceRegisterEvents, gpu, types, nvml.nvmlEventSetCreate()) == code
+    nvml.nvmlShutdown()
+
+
+def test_a_change_of_the_mig_mode_silences_what_was_registered_before(simulate: Simulate) -> None:
+    rig = simulate(TWO)
+    nvml, gpu = rig.opened()
+    event_set = register(nvml, gpu)
+    nvml.nvmlDeviceSetMigMode(gpu, 1)
+    rig.inject.xid(1, 48)
+    assert rig.code(nvml.nvmlEventSetWait_v2, event_set, 0) == Code.TIMEOUT
+    nvml.nvmlDeviceRegisterEvents(nvml.nvmlDeviceGetHandleByIndex(0), XID, event_set)
+    rig.inject.xid(1, 79)
+    assert nvml.nvmlEventSetWait_v2(event_set, LONG).eventData == 79
     nvml.nvmlShutdown()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.simulation.inject import InjectionError
+from pydra_nvidia.simulation.inject import InjectionError, Injector, InUse
 from pydra_nvidia.simulation.machine import Machine, View
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.state import Process
@@ -213,3 +213,41 @@ def test_the_settings_lead_into_the_state_directory_and_the_scenario_adds_its_ow
     for name in ("state", "host_root", "sys_root", "proc_root"):
         assert settings[name].startswith(str(rig.state))
     assert rig.simulation.tree.roots.sys == settings["sys_root"]
+
+
+TAKEN = [
+    pytest.param(lambda inject, **how: inject.unload_driver(**how), id="rmmod"),
+    pytest.param(lambda inject, **how: inject.load_driver("590.1", **how), id="another-driver"),
+    pytest.param(lambda inject, **how: inject.reset(0, **how), id="reset"),
+    pytest.param(lambda inject, **how: inject.set_mig_mode(0, True, **how), id="mig-mode"),
+]
+ONE = {"gpus": [{"model": "h100-80gb"}]}
+
+
+@pytest.mark.parametrize("take", TAKEN)
+def test_the_driver_takes_nothing_from_who_has_nvml_open(simulate: Simulate, take: Callable[..., None]) -> None:
+    rig = simulate(ONE)
+    nvml = rig.init()
+    before = rig.machine.read().state
+    with pytest.raises(InUse, match=f"in use, by the processes {os.getpid()}"):
+        take(rig.inject)
+    assert rig.machine.read().state == before
+    nvml.nvmlShutdown()
+    take(rig.inject)
+    assert rig.machine.read().state != before
+
+
+@pytest.mark.parametrize("take", TAKEN)
+def test_nor_from_who_computes_unless_by_force(simulate: Simulate, take: Callable[..., None]) -> None:
+    rig = simulate(ONE)
+    inject: Injector = rig.inject
+    inject.start_process(0, Process(pid=4711))
+    with pytest.raises(InUse, match="4711"):
+        take(inject)
+    take(inject, force=True)
+
+
+def test_a_driver_that_is_not_loaded_is_loaded_although_somebody_waits_for_it(simulate: Simulate) -> None:
+    rig = simulate({**ONE, "driver": {"state": "unloaded"}})
+    rig.inject.load_driver()
+    assert rig.machine.read().state.driver == "loaded"

@@ -235,10 +235,22 @@ def test_hopper_changes_its_mode_at_once(simulate: Simulate) -> None:
     nvml, gpu = simulate(OFF).opened()
     assert nvml.nvmlDeviceGetFieldValues(gpu, [184])[0].value.uiVal == 1
     assert nvml.nvmlDeviceSetMigMode(gpu, 1) == Code.SUCCESS
+    gpu = nvml.nvmlDeviceGetHandleByIndex(0)
     assert nvml.nvmlDeviceGetMigMode(gpu) == [1, 1]
     assert nvml.nvmlDeviceGetMaxMigDeviceCount(gpu) == 7
     assert nvml.nvmlDeviceSetMigMode(gpu, 0) == Code.SUCCESS
-    assert nvml.nvmlDeviceGetMigMode(gpu) == [0, 0]
+    assert nvml.nvmlDeviceGetMigMode(nvml.nvmlDeviceGetHandleByIndex(0)) == [0, 0]
+    nvml.nvmlShutdown()
+
+
+def test_a_handle_does_not_outlive_a_change_of_the_mode(simulate: Simulate) -> None:
+    rig = simulate(OFF)
+    nvml, gpu = rig.opened()
+    assert nvml.nvmlDeviceSetMigMode(gpu, 1) == Code.SUCCESS
+    assert rig.code(nvml.nvmlDeviceGetMigMode, gpu) == Code.INVALID_ARGUMENT
+    again = nvml.nvmlDeviceGetHandleByIndex(0)
+    assert nvml.nvmlDeviceSetMigMode(again, 1) == Code.SUCCESS, "which changes nothing"
+    assert nvml.nvmlDeviceGetMigMode(again) == [1, 1]
     nvml.nvmlShutdown()
 
 
@@ -249,7 +261,8 @@ def test_ampere_changes_its_mode_at_the_next_reset_and_tells_no_profiles_before(
     assert rig.code(nvml.nvmlDeviceGetGpuInstanceProfileInfo, gpu, 0) == Code.NOT_SUPPORTED
     assert nvml.nvmlDeviceSetMigMode(gpu, 1) == Code.RESET_REQUIRED
     assert nvml.nvmlDeviceGetMigMode(gpu) == [0, 1]
-    rig.inject.reset(5)
+    rig.inject.reset(5, force=True)
+    gpu = nvml.nvmlDeviceGetHandleByIndex(0)
     assert nvml.nvmlDeviceGetMigMode(gpu) == [1, 1]
     assert nvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu, 0).name == "MIG 1g.5gb"
     nvml.nvmlShutdown()
@@ -266,7 +279,8 @@ def test_after_a_reboot_instances_are_gone_and_only_ampere_keeps_its_mode(
     assert rig.code(nvml.nvmlDeviceGetUUID, gpu) == Code.UNINITIALIZED
     nvml, gpu = rig.opened()
     assert nvml.nvmlDeviceGetMigMode(gpu) == kept
-    rig.inject.set_mig_mode(5, True)
+    rig.inject.set_mig_mode(5, True, force=True)
+    gpu = nvml.nvmlDeviceGetHandleByIndex(0)
     assert rig.code(nvml.nvmlDeviceGetGpuInstanceById, gpu, 1) == Code.NOT_FOUND
     nvml.nvmlShutdown()
 
@@ -286,7 +300,7 @@ def test_a_monitoring_agent_keeps_the_mode_as_it_is(simulate: Simulate) -> None:
     rig = simulate(OFF)
     done = rig.elsewhere("print(nvml.nvmlDeviceSetMigMode(h, 1))")
     assert done.stdout.strip() == str(int(Code.SUCCESS))
-    rig.inject.set_mig_mode(5, False)
+    rig.inject.set_mig_mode(5, False, force=True)
     nvml, gpu = rig.opened()
     done = rig.elsewhere("print(nvml.nvmlDeviceSetMigMode(h, 1), nvml.nvmlDeviceGetMigMode(h))")
     assert done.stdout.strip() == f"{int(Code.IN_USE)} [0, 1]"
@@ -310,6 +324,7 @@ def test_in_mig_mode_there_is_no_utilisation_of_the_gpu_no_nvlink_and_no_compute
     assert nvml.nvmlDeviceGetUtilizationRates(gpu).gpu == 0
     assert (nvml.nvmlDeviceGetNvLinkState(gpu, 0), nvml.nvmlDeviceGetP2PStatus(gpu, peer, 2)) == (1, 0)
     nvml.nvmlDeviceSetMigMode(gpu, 1)
+    gpu = nvml.nvmlDeviceGetHandleByIndex(0)
     assert rig.code(nvml.nvmlDeviceGetUtilizationRates, gpu) == Code.NOT_SUPPORTED
     assert rig.code(nvml.nvmlDeviceSetComputeMode, gpu, 3) == Code.NOT_SUPPORTED
     assert (nvml.nvmlDeviceGetNvLinkState(gpu, 0), nvml.nvmlDeviceGetP2PStatus(gpu, peer, 2)) == (0, 5)
@@ -339,13 +354,15 @@ PLACES += [(9, 0, 4), (9, 4, 4), (5, 0, 4), (0, 0, 8)]
 SLICES = {19: 1, 20: 1, 15: 1, 14: 2, 9: 3, 5: 4, 0: 7}
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(steps=st.lists(st.tuples(st.booleans(), st.sampled_from(PLACES)), max_size=30))
 def test_whatever_is_made_and_destroyed_the_gpu_is_never_given_twice(
     simulate: Simulate, create: Create, steps: list[tuple[bool, tuple[int, int, int]]]
 ) -> None:
     rig = simulate(H100)
-    rig.inject.set_mig_mode(5, True)
+    rig.inject.set_mig_mode(5, True, force=True)
     nvml, gpu = rig.opened()
     held: dict[tuple[int, int, int], Any] = {}
     for make, place in steps:

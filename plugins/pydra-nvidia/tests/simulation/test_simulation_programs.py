@@ -129,7 +129,7 @@ def test_nvidia_smi_tells_versions_and_what_there_is(node: Callable[..., Node]) 
         "NVIDIA-SMI version  : 580.95.05\nNVML version        : 580.95\n"
         "DRIVER version      : 580.95.05\nCUDA Version        : 13.1\n",
     )
-    here.inject.set_mig_mode(0, True)
+    here.inject.set_mig_mode(0, True, force=True)
     uuid = here.inject.create_mig(0, "1g.10gb", 0)
     status, words = here.smi("-L")
     assert status == 0
@@ -160,8 +160,8 @@ def test_nvidia_smi_refuses_what_makes_no_sense(
     ("happens", "status", "words"),
     [
         (lambda node: node.inject.lose(0), 15, "GPU is lost"),
-        (lambda node: node.inject.unload_driver(), 9, "couldn't communicate with the NVIDIA driver"),
-        (lambda node: node.inject.set_mig_mode(0, True), 3, "Not Supported"),
+        (lambda node: node.inject.unload_driver(force=True), 9, "couldn't communicate with the NVIDIA driver"),
+        (lambda node: node.inject.set_mig_mode(0, True, force=True), 3, "Not Supported"),
     ],
     ids=["lost", "no driver", "partitioned"],
 )

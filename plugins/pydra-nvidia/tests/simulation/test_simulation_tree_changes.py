@@ -76,7 +76,7 @@ def test_capabilities_come_and_go_with_instances(site: Callable[..., Site]) -> N
     here = site()
     mig = f"proc/driver/nvidia/capabilities/gpu{here.minor}/mig"
     assert not (here.root / mig).exists()
-    here.inject.set_mig_mode(here.minor, True)
+    here.inject.set_mig_mode(here.minor, True, force=True)
     assert os.listdir(here.root / mig) == []
     here.inject.create_mig(here.minor, "1g.10gb", 0)
     here.inject.create_mig(here.minor, "2g.20gb", 2)
@@ -92,20 +92,20 @@ def test_capabilities_come_and_go_with_instances(site: Callable[..., Site]) -> N
     assert f"nvidia-caps/nvidia-cap{ci.minor}" not in here.dev()
     here.inject.destroy_mig(here.minor, 0)
     assert os.listdir(here.root / mig) == []
-    here.inject.set_mig_mode(here.minor, False)
+    here.inject.set_mig_mode(here.minor, False, force=True)
     assert not (here.root / mig).exists()
 
 
 def test_what_another_process_does_is_seen_and_built_on(site: Callable[..., Site]) -> None:
     here = site()
     there = Injector(here.another().machine)
-    there.set_mig_mode(here.minor, True)
+    there.set_mig_mode(here.minor, True, force=True)
     there.create_mig(here.minor, "1g.10gb", 0)
     assert len(list_instances(here.tree)) == 1
     here.inject.destroy_mig(here.minor, 0)
     here.inject.create_mig(here.minor, "1g.10gb", 1)
     there.destroy_mig(here.minor, 1)
-    here.inject.set_mig_mode(here.minor, False)
+    here.inject.set_mig_mode(here.minor, False, force=True)
     assert list_instances(here.tree) == ()
     assert {name for name in here.dev() if name.startswith("nvidia-caps")} == {
         "nvidia-caps/nvidia-cap1",
@@ -130,13 +130,13 @@ def test_a_gpu_is_taken_out_and_put_in(site: Callable[..., Site]) -> None:
 def test_the_driver_is_unloaded_and_another_is_loaded(site: Callable[..., Site]) -> None:
     here = site()
     settings = parse_settings({}, here.keeper.settings())
-    here.inject.unload_driver()
+    here.inject.unload_driver(force=True)
     assert set(here.bound().values()) == {""}
     assert not any(name.startswith("nvidia") for name in here.dev())
     assert read_module_version(here.tree) == ""
     assert "nvidia" not in (here.root / "proc/devices").read_text()
     assert find_driver_root(here.tree, settings).version == "580.105.08"  # its files stay
-    here.inject.load_driver("590.44.01")
+    here.inject.load_driver("590.44.01", force=True)
     assert set(here.bound().values()) == {"nvidia"}
     assert read_module_version(here.tree) == find_driver_root(here.tree, settings).version == "590.44.01"
     assert not list(here.root.glob("usr/lib/**/*.580.105.08"))

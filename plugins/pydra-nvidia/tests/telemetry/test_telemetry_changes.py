@@ -27,7 +27,7 @@ async def test_a_lost_gpu_costs_the_others_nothing_and_is_remembered(node: Open)
     (lost,) = reading.lost
     assert (lost.index, lost.code, lost.last) == (0, Code.GPU_IS_LOST, before.gpus[0])
     assert "GPU_IS_LOST" in lost.message
-    machine.inject.reset(1)
+    machine.inject.reset(1, force=True)
     assert await machine.hardware.read() == before
 
 
@@ -58,7 +58,7 @@ async def test_a_driver_that_comes_up_late_is_awaited_in_words(node: Open) -> No
     before = machine.hardware.signature()
     with pytest.raises(DriverMissing, match=r"the NVIDIA driver is not loaded on this node yet: 0000:.*no driver"):
         await machine.hardware.read()
-    machine.inject.load_driver()
+    machine.inject.load_driver(force=True)
     assert machine.hardware.signature() != before
     assert len((await machine.hardware.read()).gpus) == 1
 
@@ -67,7 +67,7 @@ async def test_a_driver_that_is_replaced_is_taken_up(node: Open) -> None:
     machine = node(ONE)
     first = await machine.hardware.read()
     before = machine.hardware.signature()
-    machine.inject.load_driver("590.1.2")
+    machine.inject.load_driver("590.1.2", force=True)
     assert machine.hardware.signature() != before
     reading = await machine.hardware.read()
     assert reading == replace(first, driver=Driver(version="590.1.2", cuda=13000))
@@ -76,16 +76,16 @@ async def test_a_driver_that_is_replaced_is_taken_up(node: Open) -> None:
 async def test_a_driver_that_was_reloaded_is_found_again_at_once(node: Open) -> None:
     machine = node(ONE)
     first = await machine.hardware.read()
-    machine.inject.load_driver()
+    machine.inject.load_driver(force=True)
     assert await machine.hardware.reread([first.gpus[0].minor]) == first
-    machine.inject.load_driver()
+    machine.inject.load_driver(force=True)
     assert await machine.hardware.read() == first
 
 
 async def test_a_driver_that_is_gone_is_an_error_of_the_whole_node(node: Open) -> None:
     machine = node(ONE)
     await machine.hardware.read()
-    machine.inject.unload_driver()
+    machine.inject.unload_driver(force=True)
     with pytest.raises((DriverMissing, NvmlError)):
         await machine.hardware.read()
 
@@ -148,7 +148,7 @@ async def test_partitions_that_somebody_else_makes_are_noticed_and_read(node: Op
     machine = node(TWO)
     first = await machine.hardware.read()
     uuid = next(gpu.uuid for gpu in first.gpus if gpu.minor == 0)
-    machine.inject.set_mig_mode(0, True)
+    machine.inject.set_mig_mode(0, True, force=True)
     signatures = [machine.hardware.signature()]
     made = machine.inject.create_mig(0, "3g.40gb", 4)
     signatures.append(machine.hardware.signature())
@@ -173,7 +173,7 @@ async def test_an_ampere_gpu_tells_its_profiles_once_it_is_in_mig_mode(node: Ope
     (gpu,) = (await machine.hardware.read()).gpus
     assert gpu.mig is not None
     assert (gpu.mig.resetless, gpu.mig.profiles) == (False, ())
-    machine.inject.set_mig_mode(0, True)
+    machine.inject.set_mig_mode(0, True, force=True)
     (gpu,) = (await machine.hardware.reread([gpu.uuid])).gpus
     assert gpu.mig is not None
     assert {profile.name for profile in gpu.mig.profiles} >= {"1g.5gb", "7g.40gb"}
@@ -191,7 +191,7 @@ async def test_a_gpu_that_is_lost_while_it_is_reread_is_lost_alone(node: Open) -
 async def test_where_links_end_is_still_known_while_they_rest_in_mig_mode(node: Open) -> None:
     machine = node(ONE)
     await machine.hardware.read()
-    machine.inject.set_mig_mode(0, True)
+    machine.inject.set_mig_mode(0, True, force=True)
     (gpu,) = (await machine.hardware.read()).gpus
     assert gpu.links is not None
     assert (gpu.links.total, gpu.links.up, gpu.links.switched) == (18, 0, True)

@@ -175,7 +175,7 @@ async def test_many_readings_at_once_are_all_whole(node: Open) -> None:
 
 async def test_the_nodes_of_a_partition_and_the_drivers_files_are_found(node: Open) -> None:
     machine = node("host: {driverRoot: /run/nvidia/driver}\n" + ONE)
-    machine.inject.set_mig_mode(0, True)
+    machine.inject.set_mig_mode(0, True, force=True)
     machine.inject.create_mig(0, "2g.20gb", 2)
     (gpu,) = (await machine.hardware.read()).gpus
     assert gpu.mig is not None

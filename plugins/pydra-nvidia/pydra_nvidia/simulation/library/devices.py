@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.boards import Board
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handle, put_text, text
-from pydra_nvidia.simulation.library.symbols import Call, Target, device, gpu, system
+from pydra_nvidia.simulation.library.symbols import Call, Target, device, gpu, gpu_target, system
 from pydra_nvidia.simulation.machine import View
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ def _handle_by_address(call: Call, address: Any, reference: Any) -> None:
 def _give(call: Call, uuid: str | None, reference: Any) -> None:
     if uuid is None:
         raise Refusal(Code.NOT_FOUND)
-    call.resolve(call.view, Target("gpu", uuid))
-    put_handle(reference, call.library.address(Target("gpu", uuid)))
+    call.resolve(call.view, gpu_target(call.view, uuid))
+    put_handle(reference, call.library.address(gpu_target(call.view, uuid)))
 
 
 @device("nvmlDeviceGetUUID")

@@ -10,7 +10,7 @@ import msgspec
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.faults import NO_INSTANCE
 from pydra_nvidia.simulation.library.arguments import Refusal, handle, number, pointed, put, put_handle
-from pydra_nvidia.simulation.library.symbols import Call, Target, gpu, system
+from pydra_nvidia.simulation.library.symbols import Call, Target, gpu, gpu_target, system
 from pydra_nvidia.simulation.machine import View
 from pydra_nvidia.simulation.state import Event
 
@@ -19,15 +19,21 @@ LONGEST_NAP = 0.02
 
 
 class EventSet(msgspec.Struct):
-    """`masks` are the event types wanted of each GPU, by UUID; `seen` is the last event that was there before."""
+    """`masks` are the event types wanted of each GPU, by UUID; `seen` is the last event that was there before.
+
+    `epochs` are those of the GPUs when they were registered: nothing is heard of one whose MIG mode changed since.
+    """
 
     masks: dict[str, int] = {}
     seen: dict[str, int] = {}
+    epochs: dict[str, int] = {}
 
     def take(self, view: View) -> Event | None:
         """The next event of the set, which is then seen."""
         for event in view.state.events:
             mask = self.masks.get(event.uuid, 0)
+            if mask and self.epochs[event.uuid] != view.state.gpus[event.uuid].epoch:
+                continue
             if event.type & mask and event.number > self.seen[event.uuid]:
                 self.seen[event.uuid] = event.number
                 return event
@@ -61,7 +67,9 @@ def _register_events(call: Call, types: Any, event_set: Any) -> None:
     registered = _find(call, event_set)
     uuid = call.board.uuid
     registered.masks[uuid] = registered.masks.get(uuid, 0) | wanted
-    registered.seen.setdefault(uuid, call.view.state.happened)
+    if registered.epochs.get(uuid) != call.gpu.epoch:
+        registered.epochs[uuid] = call.gpu.epoch
+        registered.seen[uuid] = call.view.state.happened
 
 
 @system("nvmlEventSetWait_v2", "nvmlEventSetWait")
@@ -100,7 +108,7 @@ def _find(call: Call, event_set: Any) -> EventSet:
 
 def _tell(call: Call, event: Event, reference: Any) -> None:
     data = pointed(reference)
-    put_handle(data, call.library.address(Target("gpu", event.uuid)), type(data).device.offset)
+    put_handle(data, call.library.address(gpu_target(call.view, event.uuid)), type(data).device.offset)
     data.eventType, data.eventData = event.type, event.data
     data.gpuInstanceId = NO_INSTANCE if event.gi is None else event.gi
     data.computeInstanceId = NO_INSTANCE if event.ci is None else event.ci

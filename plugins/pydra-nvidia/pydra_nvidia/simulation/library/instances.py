@@ -8,7 +8,7 @@ from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.boards import derive_mig_uuid
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handle, put_handles
 from pydra_nvidia.simulation.library.mig import mig_model, profile_of
-from pydra_nvidia.simulation.library.symbols import Call, Target, compute, gpu, instance
+from pydra_nvidia.simulation.library.symbols import Call, Target, compute, gpu, gpu_target, instance
 from pydra_nvidia.simulation.machine import lowest_instance_id
 from pydra_nvidia.simulation.model import ComputeProfile, GpuProfile, MigModel
 from pydra_nvidia.simulation.state import ComputeState, GpuState, InstanceState
@@ -63,7 +63,7 @@ def _instance_by_id(call: Call, id_: Any, reference: Any) -> None:
 def _instance_info(call: Call, info: Any) -> None:
     assert call.instance is not None
     struct = pointed(info)
-    put_handle(struct, call.library.address(Target("gpu", call.board.uuid)), type(struct).device.offset)
+    put_handle(struct, call.library.address(gpu_target(call.view, call.board.uuid)), type(struct).device.offset)
     struct.id, struct.profileId = call.instance.id, call.instance.profile
     struct.placement.start, struct.placement.size = call.instance.start, call.instance.size
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.boards import Board
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handles
-from pydra_nvidia.simulation.library.symbols import Call, Target, gpu, system
+from pydra_nvidia.simulation.library.symbols import Call, gpu, gpu_target, system
 from pydra_nvidia.simulation.scenario import LinkPart
 
 MOST_LINKS = 36
@@ -28,7 +28,7 @@ def _common_ancestor(call: Call, other: Any, reference: Any) -> None:
 def _nearest_gpus(call: Call, level: Any, count: Any, array: Any) -> None:
     uuids = call.library.check(call.view).uuids
     near = [one for one in uuids if one != call.board.uuid and _level(call, call.view.boards[one]) == number(level)]
-    put_handles(array, count, [call.library.address(Target("gpu", one)) for one in near])
+    put_handles(array, count, [call.library.address(gpu_target(call.view, one)) for one in near])
 
 
 @system("nvmlSystemGetTopologyGpuSet")
@@ -36,7 +36,7 @@ def _topology_gpu_set(call: Call, cpu: Any, count: Any, array: Any) -> None:
     boards = call.view.boards
     share = call.view.scenario.host.cpus // (1 + max((one.numa for one in boards.values()), default=0))
     near = [one for one in call.library.check(call.view).uuids if boards[one].numa == number(cpu) // share]
-    put_handles(array, count, [call.library.address(Target("gpu", one)) for one in near])
+    put_handles(array, count, [call.library.address(gpu_target(call.view, one)) for one in near])
 
 
 @gpu("nvmlDeviceGetP2PStatus")

@@ -6,8 +6,9 @@ from typing import Any
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handle
-from pydra_nvidia.simulation.library.symbols import Call, Target, device, gpu
+from pydra_nvidia.simulation.library.symbols import Call, Target, device, gpu, gpu_target
 from pydra_nvidia.simulation.model import GpuProfile, MigModel
+from pydra_nvidia.simulation.transitions import switch_mode
 
 PROFILE_INFO_V2 = 0x02000098
 PROFILE_COUNT = 0x12
@@ -38,7 +39,7 @@ def _set_mig_mode(call: Call, mode: Any, activation: Any) -> None:
         elif not model.resetless:
             put(activation, int(Code.RESET_REQUIRED))
         else:
-            state.mig = wanted
+            switch_mode(state, wanted)
             state.compute_mode = 0
             put(activation, int(Code.SUCCESS))
 
@@ -108,7 +109,7 @@ def _compute_instance_id(call: Call, reference: Any) -> None:
 @device("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
 def _parent_of(call: Call, reference: Any) -> None:
     call.part()
-    put_handle(reference, call.library.address(Target("gpu", call.board.uuid)))
+    put_handle(reference, call.library.address(gpu_target(call.view, call.board.uuid)))
 
 
 @device("nvmlDeviceGetAttributes_v2")

@@ -28,7 +28,10 @@ Work: TypeAlias = Callable[..., None]
 
 
 class Target(msgspec.Struct, frozen=True):
-    """A GPU, its GPU instance `serial`, the compute instance `ci` in that, or the MIG device which that is."""
+    """A GPU, its GPU instance `serial`, the compute instance `ci` in that, or the MIG device which that is.
+
+    The `serial` of a GPU is its epoch: a change of its MIG mode leaves no handle of use.
+    """
 
     kind: Literal["gpu", "mig", "instance", "compute", "set"]
     uuid: str
@@ -71,6 +74,8 @@ class Call:
         if self.gpu.lost or not self.gpu.plugged or self.gpu.driver != "nvidia":
             raise Refusal(Code.GPU_IS_LOST)
         if target.kind == "gpu":
+            if target.serial != self.gpu.epoch:
+                raise Refusal(Code.INVALID_ARGUMENT)
             return
         self.instance = next((one for one in self.gpu.instances if one.serial == target.serial), None)
         if self.instance is not None and target.ci:
@@ -90,6 +95,11 @@ class Call:
         if self.instance is None or self.compute is None:
             raise Refusal(Code.NOT_SUPPORTED)
         return self.instance, self.compute
+
+
+def gpu_target(view: View, uuid: str) -> Target:
+    """The GPU as it is now."""
+    return Target("gpu", uuid, view.state.gpus[uuid].epoch)
 
 
 def system(

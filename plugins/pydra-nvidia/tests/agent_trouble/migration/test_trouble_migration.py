@@ -41,7 +41,7 @@ def pass_through(scene: Scene, index: int) -> None:
 
 
 def make_partition(scene: Scene) -> None:
-    scene.inject.set_mig_mode(0, True)
+    scene.inject.set_mig_mode(0, True, force=True)
     scene.inject.create_mig(0, "1g.10gb", 2)
 
 
@@ -244,7 +244,7 @@ async def test_claims_on_hardware_that_is_gone_are_void_and_harm_nobody(
         vendor.leave()
         scene.inject.unplug(1)
         scene.inject.destroy_mig(0, 2)
-        scene.inject.set_mig_mode(0, False)
+        scene.inject.set_mig_mode(0, False, force=True)
         async with scene.agent() as agent:
             for uid, device in ((gone, "gpu-1"), (lost, MIG)):
                 assert f"claim {uid}: device {device} is no longer there" in agent.messages()
