@@ -7,11 +7,11 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from pydra import Claim, Inheritance, Inventory, PreparedDevice, Sample
+from pydra import Claim, ClaimError, Inheritance, Inventory, PreparedDevice, Sample
 from pydra_nvidia.before import Before
 from pydra_nvidia.budget import CALL, time_for
 from pydra_nvidia.cdi.injection import Injection
@@ -22,6 +22,7 @@ from pydra_nvidia.journal import Journal, JournalError
 from pydra_nvidia.mig.reconcile import reconcile
 from pydra_nvidia.migration.succession import VendorSuccession
 from pydra_nvidia.names import GpuName, MigName, VfioName, parse_name
+from pydra_nvidia.nvml.let_go import Gate, LetGo, Request
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.plan import find_absent, find_owned, go_on, plan_claim
@@ -45,6 +46,12 @@ _LOOKS = 3
 _LAST_PAUSE = 300.0
 """Seconds at most until what a claim left is tried again."""
 
+_LET_GO_LOOK = 0.5
+"""Seconds between two looks whether the admin wants the GPUs for himself."""
+
+_LET_GO_PATIENCE = CALL + 4.0
+"""Seconds that claims have to be prepared which had begun before."""
+
 
 class _Decision(NamedTuple):
     """`entry` is to be carried out, of which the partitions `absent` do not exist; without it undo what is outdated."""
@@ -62,6 +69,7 @@ class NvidiaBackend:
         settings: Settings,
         *,
         session: NvmlSession,
+        gate: Gate,
         hardware: Hardware,
         journal: Journal,
         before: Before,
@@ -73,6 +81,7 @@ class NvidiaBackend:
     ) -> None:
         self._settings = settings
         self._session = session
+        self._gate = gate
         self._hardware = hardware
         self._journal = journal
         self._before = before
@@ -87,21 +96,24 @@ class NvidiaBackend:
         self._seen: object = None
         self._told = -_EVENT_PAUSE
         self._measured: tuple[Sample, ...] = ()
+        self._at_work = 0
+        self._aside: Request | None = None
+        self._idle_by = 0.0
 
     async def discover(self) -> Inventory:
-        """All GPUs, partitions and functions, with their health."""
+        """All GPUs, partitions and functions, with their health; as they were last while they are let go of."""
         for _ in range(_LOOKS):
-            self._seen = await asyncio.to_thread(self._hardware.signature)  # before reading: changes since are noticed
+            self._seen = await asyncio.to_thread(self._signature)  # before reading: changes since are noticed
             if not self._reconciled:
                 await self._reconcile()
             inventory = await in_thread(self._take_stock)
-            if await asyncio.to_thread(self._hardware.signature) == self._seen:
+            if await asyncio.to_thread(self._signature) == self._seen:
                 break  # else this is half of the one and half of the other, and a change back would not be noticed
         return inventory
 
     async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
         """Make the hardware what the claim asks for; all of it or nothing."""
-        with time_for(CALL):
+        with self._working(), time_for(CALL):
             entry, absent = await self._decide(claim)
             await self._slicer.carry_out(entry, absent)
             try:
@@ -111,18 +123,21 @@ class NvidiaBackend:
                 raise
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
-        """Undo what was done or begun; nothing to do is success."""
+        """Undo what was done or begun; nothing to do is success.
+
+        While the GPUs are let go of, what needs NVML is undone later, so that their pods can end.
+        """
         written = await asyncio.to_thread(self._journal.recover, claim.uid)
         entry = entry_from(claim, prepared, written, boot=self._journal.boot)
         if entry is None:
             await asyncio.to_thread(self._journal.remove, claim.uid)  # it may have been unreadable
             return
-        with time_for(CALL):
+        with self._working(), time_for(CALL):
             await self._slicer.undo(entry)
 
     async def wait_changed(self) -> None:
         """Return on an event of a GPU, or when something outside changed: functions, drivers, partitions."""
-        while await asyncio.to_thread(self._hardware.signature) == self._seen:
+        while await asyncio.to_thread(self._signature) == self._seen:
             if await self._health.wait_event(self._settings.poll_period):
                 # What comes in floods is told in doses: each makes the agent read everything anew.
                 await asyncio.sleep(max(0.0, self._told + _EVENT_PAUSE - time.monotonic()))
@@ -133,6 +148,8 @@ class NvidiaBackend:
         """Look after the MPS daemons of claims, until cancelled; beside everything else, since it may take long."""
         while True:
             await asyncio.sleep(self._settings.poll_period)
+            if self._aside is not None:  # a daemon that is started has the GPUs open
+                continue
             try:
                 entries = await self._entries()
                 await self._mps.look({uid: one for uid, one in entries.items() if not one.ownerless})
@@ -143,8 +160,10 @@ class NvidiaBackend:
         """Undo what ended claims had to leave, as soon as it goes, until cancelled."""
         pause, told = self._settings.poll_period, tuple[str, ...]()
         while True:
+            problems: tuple[str, ...] = ()
             try:
-                problems = await self._slicer.undo_ownerless()
+                if self._aside is None:
+                    problems = await self._slicer.undo_ownerless()
             except JournalError as error:
                 problems = (f"what claims may have left is not undone: {error}",)
             for problem in problems:
@@ -154,6 +173,24 @@ class NvidiaBackend:
             pause = min(pause * 2, _LAST_PAUSE) if problems else self._settings.poll_period
             await asyncio.sleep(pause)
 
+    async def step_aside(self) -> None:
+        """End the session with NVML whenever the admin asks to let go of the GPUs, until cancelled.
+
+        What has begun is waited for. Nothing else begins: `_plan` refuses claims, and the gate any other session.
+        """
+        while True:
+            request = await asyncio.to_thread(self._gate.asked)
+            if request is not None and self._aside is None:
+                sys.stderr.write(f"NVML is let go of: {request.explain()}\n")
+                self._idle_by = time.monotonic() + _LET_GO_PATIENCE
+            elif request is None and self._aside is not None:
+                sys.stderr.write("NVML is used again: the time is over, or the request was taken back\n")
+            self._aside = request
+            if request is not None and self._session.is_open and self._may_end():
+                with contextlib.suppress(ClaimError):  # NVML is busy; the next look is soon
+                    await in_thread(self._session.close)
+            await asyncio.sleep(_LET_GO_LOOK)
+
     async def measure(self) -> Sequence[Sample]:
         """What the GPUs tell of themselves, and what went wrong since this process began.
 
@@ -161,21 +198,35 @@ class NvidiaBackend:
         """
         reading = self._hardware.last
         if reading.gpus:
-            with contextlib.suppress(Busy):
+            try:
                 work = partial(read_samples, reading=reading)
                 self._measured = await self._session.run(work, patience=_MEASURE_PATIENCE)
-        return (*self._measured, *self._health.samples(reading), *self._mps.samples())
+            except Busy:
+                pass
+            except LetGo:  # what was measured then says nothing by now
+                self._measured = ()
+        aside = Sample(
+            name="let_go", value=float(self._aside is not None), help="1 while the admin has the GPUs for himself."
+        )
+        return (*self._measured, aside, *self._health.samples(reading), *self._mps.samples())
 
     async def inherit(self, directory: str, /) -> Inheritance:
         """What NVIDIA's own driver prepared before; its plugin must have ended."""
         return await self._succession.inherit(directory)
 
     def _take_stock(self) -> Inventory:
-        """All hardware as it is now. Blocks."""
+        """All hardware as it is now; as it was last while it is let go of. Blocks."""
         before = self._journal.entries()
-        reading = self._hardware.read_here()
+        try:
+            self._gate.check()
+            reading = self._hardware.read_here()
+            diagnosis = self._health.diagnose(reading)
+        except LetGo as gone:
+            reading = self._hardware.last
+            if reading == Reading():  # nothing can be told of what was never seen
+                raise
+            diagnosis = self._health.recall(reading, str(gone))
         entries = {**before, **self._journal.entries()}
-        diagnosis = self._health.diagnose(reading)
         return build_inventory(
             reading, settings=self._settings, owned=find_owned(entries, reading), diagnosis=diagnosis
         )
@@ -196,6 +247,7 @@ class NvidiaBackend:
 
     def _plan(self, claim: Claim) -> _Decision:
         """What to carry out, which is in the journal then, or what to undo before that. Blocks."""
+        self._gate.check()
         with turn(self._planning, "planning"):  # the thread of a cancelled call goes on when the next claim's begins
             written, before = self._journal.read(claim.uid), self._journal.whole(claim.uid)
             reading = self._reread(claim)
@@ -241,6 +293,21 @@ class NvidiaBackend:
         self._reconciled = True
         for line in report.lines():
             sys.stderr.write(f"{line}\n")
+
+    def _signature(self) -> object:
+        return self._hardware.signature(), self._gate.asked() is not None
+
+    @contextlib.contextmanager
+    def _working(self) -> Generator[None]:
+        """Something is done to the hardware, which is waited for before NVML is let go of."""
+        self._at_work += 1
+        try:
+            yield
+        finally:
+            self._at_work -= 1
+
+    def _may_end(self) -> bool:
+        return not self._at_work or time.monotonic() >= self._idle_by
 
     async def _entries(self) -> Mapping[str, Entry]:
         return await asyncio.to_thread(self._journal.entries)

@@ -22,6 +22,7 @@ from pydra_nvidia.host.tree import Roots, Tree
 from pydra_nvidia.journal import Journal
 from pydra_nvidia.mig.operators import CreateMigOperator, MigModeOffOperator, MigModeOnOperator
 from pydra_nvidia.migration.succession import VendorSuccession
+from pydra_nvidia.nvml.let_go import Gate
 from pydra_nvidia.nvml.loading import load_pynvml
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import PREFIX, Settings, parse_settings
@@ -35,11 +36,12 @@ from pydra_nvidia.vfio.operators import BindVfioOperator
 
 
 class Node(NamedTuple):
-    """A machine to serve: its settings, its files, and how NVML is loaded there."""
+    """A machine to serve: its settings, its files, how NVML is loaded there, and whether it may be."""
 
     settings: Settings
     tree: Tree
     load: Callable[[], ModuleType]
+    gate: Gate
 
 
 def find_node(environ: Mapping[str, str]) -> Node:
@@ -50,17 +52,21 @@ def find_node(environ: Mapping[str, str]) -> Node:
 
         simulation = open_simulation(scenario, environ.get(f"{PREFIX}STATE") or default_state())
         own = {name: value for name, value in environ.items() if name != f"{PREFIX}STATE"}
-        return Node(parse_settings(own, simulation.settings), simulation.tree, simulation.load)
+        settings = parse_settings(own, simulation.settings)
+        return Node(settings, simulation.tree, simulation.load, Gate(settings.state))
     settings = parse_settings(environ)
     tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))
-    return Node(settings, tree, lambda: load_pynvml(find_driver_root(tree, settings).nvml_library))
+    return Node(
+        settings, tree, lambda: load_pynvml(find_driver_root(tree, settings).nvml_library), Gate(settings.state)
+    )
 
 
 @asynccontextmanager
 async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator[NvidiaBackend]:
     """The backend, with a session to NVML that begins when it is first needed and ends with the block."""
-    settings, tree, load = find_node(environ)
-    session = NvmlSession(load)
+    node = find_node(environ)
+    settings, tree, gate = node.settings, node.tree, node.gate
+    session = NvmlSession(node.load, gate)
     hardware = Hardware(session, tree, settings=settings)
     journal = Journal(os.path.join(settings.state, "claims"), tree.read(tree.proc("sys/kernel/random/boot_id")) or "")
     health = HealthMonitor(session, IncidentMemory(os.path.join(settings.state, FILE)), settings=settings)
@@ -86,6 +92,7 @@ async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator
     backend = NvidiaBackend(
         settings,
         session=session,
+        gate=gate,
         hardware=hardware,
         journal=journal,
         before=Before(session, tree, Persistenced(tree, find_root)),
@@ -103,11 +110,16 @@ async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator
         ),
     )
     try:
-        async with _beside({"MPS daemons": backend.supervise(), "what claims left": backend.settle()}):
+        work = {
+            "letting go of the GPUs": backend.step_aside(),
+            "MPS daemons": backend.supervise(),
+            "what claims left": backend.settle(),
+        }
+        async with _beside(work):
             yield backend
     finally:
-        health.close()
-        session.close()
+        if health.close():
+            session.close()
 
 
 @asynccontextmanager

@@ -4,9 +4,9 @@ The journal has every step before the first is done. A step that fails has left 
 journal; those before it are undone in reverse. A process that is killed anywhere leaves a journal that says at most
 too much, and undoing what was not done is fine. A cancelled call leaves the same: the claim's next call goes on.
 
-Where nothing can be undone because the driver cannot be spoken to (its libraries were replaced under its module, say),
-the claim is let go all the same, for its pods could not end before the next reboot. What is to be undone stays in the
-journal as an ownerless entry.
+Where nothing can be undone because the driver cannot be spoken to (its libraries were replaced under its module, or
+the admin has it for himself), the claim is let go all the same, for its pods could not end before the next reboot. What
+is to be undone stays in the journal as an ownerless entry.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pydra_nvidia.budget import doing
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.journal import Journal, JournalError
 from pydra_nvidia.nvml.errors import STALE, Code, NvmlError
+from pydra_nvidia.nvml.let_go import LetGo
 from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Hold, Step, leave_behind
 from pydra_nvidia.targets import Partition, Target
 
@@ -155,7 +156,9 @@ class Slicer:
 
 def _is_unreached(error: Exception) -> bool:
     """Whether the hardware has to be told later: nobody is there to tell, or what others need is not known."""
-    return isinstance(error, DriverMissing | JournalError) or (isinstance(error, NvmlError) and error.code in STALE)
+    return isinstance(error, DriverMissing | JournalError | LetGo) or (
+        isinstance(error, NvmlError) and error.code in STALE
+    )
 
 
 def _without_bound_anew(entry: Entry, entries: Iterable[Entry]) -> Entry:

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from pydra import PydraError
-from pydra_nvidia.cli import errors, record, show, simulate
+from pydra_nvidia.cli import errors, let_go, record, show, simulate
 from pydra_nvidia.settings import SettingError
 
-COMMANDS = (show, record, simulate, errors)
+COMMANDS = (show, record, simulate, errors, let_go)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -41,7 +41,8 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     node = node_of(parsed, environ)
     salt = parsed.salt.encode() if parsed.salt else secrets.token_bytes(_SALT_BYTES)
     today = datetime.datetime.now(datetime.UTC).date()
-    recording = asyncio.run(record(node.settings, node.tree, node.load, salt=salt, day=today))
+    with node.gate.inside():
+        recording = asyncio.run(record(node.settings, node.tree, node.load, salt=salt, day=today))
     if parsed.output is None:
         sys.stdout.write(recording.text)
     else:

@@ -56,7 +56,7 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
 async def look_at(node: Node) -> Look:
     """All that is to be said."""
     problems: list[str] = []
-    session = NvmlSession(node.load)
+    session = NvmlSession(node.load, node.gate)
     try:
         reading = await Hardware(session, node.tree, settings=node.settings).read()
     except PydraError as error:

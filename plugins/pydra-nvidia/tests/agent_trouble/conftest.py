@@ -19,6 +19,7 @@ from pydra.embedded.node import EmbeddedNode, run_node
 from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra_nvidia import DEVICE_CLASSES as CLASSES
 from pydra_nvidia import DRIVER
+from pydra_nvidia.cli import main
 from pydra_nvidia.config import GROUP_VERSION
 from pydra_nvidia.sharing.launcher import MARK
 from pydra_nvidia.sharing.processes import find_marked
@@ -132,6 +133,11 @@ class Scene:
                 raise
             if agent.process.returncode is None:
                 assert await agent.stop() == 0
+
+    async def command(self, *arguments: str) -> int:
+        """The exit code of `pydra-nvidia` on this node, as its admin runs it."""
+        own = {"PYDRA_NVIDIA_SCENARIO": str(self._file), "PYDRA_NVIDIA_STATE": str(self.path)}
+        return await anyio.to_thread.run_sync(lambda: main(arguments, own))
 
     async def kill(self, agent: Agent) -> None:
         """kill -9 of the agent and of its backend, at once."""

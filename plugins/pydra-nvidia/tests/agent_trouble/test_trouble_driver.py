@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pydra.embedded.kubelet.steps import ContainerCreated
 from pydra.kube.resources import RESOURCE_SLICES
+from pydra_nvidia.simulation.inject import InUse
 
 if TYPE_CHECKING:
     from conftest import Scene
@@ -34,7 +35,7 @@ async def test_a_driver_that_comes_late_has_its_devices_within_seconds_and_no_em
         assert "the NVIDIA driver is not loaded on this node yet" in agent.messages()
         await scene.start("early", "gpu")
         assert (await scene.node.client.list(RESOURCE_SLICES)).items == ()
-        scene.inject.load_driver()
+        scene.inject.load_driver(force=True)
         await scene.wait_devices(BOTH)
         await scene.wait_running("early")
         scene.inject.xid(0, 79)
@@ -45,11 +46,11 @@ async def test_a_driver_that_comes_late_has_its_devices_within_seconds_and_no_em
 
 async def test_a_driver_that_goes_takes_no_device_away_and_claims_wait_for_it(make_scene: MakeScene) -> None:
     async with make_scene() as scene, scene.agent("--healthy-after", "0.2") as agent:
-        scene.inject.unload_driver()
+        scene.inject.unload_driver(force=True)
         await agent.wait_log(lambda text: "devices cannot be discovered" in text)
         assert set(await scene.devices()) == BOTH
         await scene.wait(lambda: set(scene.health().values()) == {"Unknown"})
-        scene.inject.load_driver()
+        scene.inject.load_driver(force=True)
         await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
         await scene.start("pod", "gpu")
         await scene.wait_running("pod")
@@ -62,7 +63,7 @@ async def test_a_driver_that_was_replaced_is_published_and_given_to_containers(m
         await scene.start("before", "mig", profile="1g.10gb")
         await scene.wait_running("before")
         assert await versions(scene) == {"580.105.8"}
-        scene.inject.load_driver("590.44.01")
+        scene.inject.load_driver("590.44.01", force=True)
 
         async def is_new() -> bool:
             return await versions(scene) == {"590.44.1"}
@@ -75,6 +76,50 @@ async def test_a_driver_that_was_replaced_is_published_and_given_to_containers(m
         assert "580.105.08" not in str(created[-1].after)
         await scene.remove("before", "after")
         await scene.wait_clean()
+
+
+async def test_an_admin_replaces_the_driver_under_a_running_agent_that_lets_go_of_it(make_scene: MakeScene) -> None:
+    async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent("--healthy-after", "0.2"):
+        await scene.start("before", "mig", profile="1g.10gb")
+        await scene.wait_running("before")
+        free = await scene.devices()
+        with pytest.raises(InUse):
+            scene.inject.load_driver("590.44.01")
+        assert await scene.command("let-go", "--for", "10m") == 0
+        assert scene.simulation.machine.clients() == {}
+        await scene.wait(lambda: set(scene.health().values()) == {"Unknown"})
+        await scene.wait_taints({name: {"gpu.nvidia.com/let-go": ("", "NoSchedule")} for name in free})
+        await scene.create_claim("waits", {"name": "gpu", **tolerating("gpu.nvidia.com")})
+        await scene.create_pod("waits")
+        await scene.wait_error("waits", "has asked to let go of its GPUs until")
+        await scene.remove("before")
+        scene.inject.load_driver("590.44.01")
+        assert scene.simulation.machine.clients() == {}
+        assert await scene.command("resume") == 0
+        await scene.wait_running("waits")
+        await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
+        assert await versions(scene) == {"590.44.1"}
+        assert await scene.taints() == {}
+        await scene.remove("waits")
+        await scene.wait_clean()
+
+
+async def test_a_gpu_is_reset_by_an_admin_under_a_running_agent_that_lets_go_of_it(make_scene: MakeScene) -> None:
+    async with make_scene() as scene, scene.agent("--healthy-after", "0.2"):
+        scene.inject.lose(0)
+        await scene.wait(lambda: scene.health().get("gpu-0") == "Unhealthy")
+        with pytest.raises(InUse):
+            scene.inject.reset(0)
+        assert await scene.command("let-go") == 0
+        scene.inject.reset(0)
+        assert await scene.command("resume") == 0
+        await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
+        assert await scene.taints() == {}
+
+
+def tolerating(device_class: str) -> dict[str, Any]:
+    """A request of this class that puts up with everything."""
+    return {"exactly": {"deviceClassName": device_class, "tolerations": [{"operator": "Exists"}]}}
 
 
 async def test_gpus_that_are_plugged_in_and_out_come_and_go(make_scene: MakeScene) -> None:
@@ -103,7 +148,7 @@ async def test_gpus_that_are_plugged_in_and_out_come_and_go(make_scene: MakeScen
 async def test_partitions_that_others_make_and_remove_are_followed(make_scene: MakeScene) -> None:
     async with make_scene() as scene, scene.agent():
         assert set(await scene.devices()) == BOTH
-        scene.inject.set_mig_mode(0, True)
+        scene.inject.set_mig_mode(0, True, force=True)
         scene.inject.create_mig(0, "3g.40gb", 4)
         await scene.wait_devices({"gpu-0-mig-3g40gb-9-4", "gpu-1"})
         await scene.start("pod", "mig")
@@ -114,14 +159,14 @@ async def test_partitions_that_others_make_and_remove_are_followed(make_scene: M
         await scene.wait_devices({"gpu-0-mig-3g40gb-9-4", "gpu-1"})
         await scene.remove("pod")
         assert len(scene.gpus()[0].instances) == 1, "somebody else's"
-        scene.inject.set_mig_mode(0, False)
+        scene.inject.set_mig_mode(0, False, force=True)
         await scene.wait_devices(BOTH)
 
 
 async def test_partitions_that_others_make_take_their_place_from_those_to_be_made(make_scene: MakeScene) -> None:
     async with make_scene({"model": "h100-80gb"}, settings={"dynamic_mig": True}) as scene, scene.agent():
         free = set(await scene.devices())
-        scene.inject.set_mig_mode(0, True)
+        scene.inject.set_mig_mode(0, True, force=True)
         scene.inject.create_mig(0, "3g.40gb", 4)
 
         async def is_adopted() -> bool:

@@ -1,0 +1,110 @@
+"""`pydra-nvidia let-go` and `resume`: this node's backends leave NVML alone, so that the driver can be replaced."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import threading
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from pydra import PydraError
+from pydra_nvidia.cli.arguments import add_node_arguments, node_of
+from pydra_nvidia.nvml.let_go import Gate
+
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+_LONGEST = 24 * 3600
+
+_HOLD_SECONDS = 60.0
+"""How long a held request outlives its process when that is killed."""
+
+
+class StillOpen(PydraError):
+    """A backend has not let go of NVML in time."""
+
+    reason = "StillOpen"
+
+
+def add_command(commands: Any) -> None:
+    """Both subcommands."""
+    parser = commands.add_parser(
+        "let-go",
+        help="let go of the GPUs for a while, so that the driver can be replaced or a GPU be reset",
+        description="Ask the backends of this node to let go of the GPUs for a while, and wait until they have: they "
+        "end their sessions with NVML, prepare no claims, and do not look at the GPUs. Pods that have GPUs are not "
+        "touched. The exit code is 1 when a backend still has NVML open; the request stays then.",
+    )
+    add_node_arguments(parser)
+    time = parser.add_mutually_exclusive_group()
+    time.add_argument(
+        "--for", dest="seconds", metavar="TIME", type=duration, default=600.0, help="such as 90s, 10m or 2h [10m]"
+    )
+    time.add_argument(
+        "--hold", action="store_true", help="as long as this command runs; it ends with SIGTERM or Ctrl-C"
+    )
+    parser.add_argument("--wait", metavar="TIME", type=duration, default=60.0, help="for the backends to let go [60s]")
+    parser.set_defaults(command=run)
+    resume = commands.add_parser(
+        "resume",
+        help="take the GPUs up again, before the time of let-go is over",
+        description="Take back the request of let-go. The backends notice within a second.",
+    )
+    add_node_arguments(resume)
+    resume.set_defaults(command=take_back)
+
+
+def duration(text: str) -> float:
+    """Seconds for `90`, `90s`, `10m`, `2h`; a day at most."""
+    match = re.fullmatch(r"(\d{1,6})([smh]?)", text)
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 0 < seconds <= _LONGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time: give a number of s, m or h, a day at most, as in 10m")
+    return float(seconds)
+
+
+def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Raises StillOpen, RequestFailed, SettingError, ScenarioError."""
+    gate = node_of(parsed, environ).gate
+    if parsed.hold:
+        return _hold(gate, parsed.wait)
+    gate.ask(parsed.seconds)
+    _wait_left(gate, parsed.wait)
+    print(f"NVML is let go of for {parsed.seconds:g} s, or until pydra-nvidia resume")
+    return 0
+
+
+def take_back(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """Raises RequestFailed, SettingError, ScenarioError."""
+    there = node_of(parsed, environ).gate.withdraw()
+    print("the GPUs are taken up again" if there else "nobody had asked to let go of the GPUs")
+    return 0
+
+
+def _hold(gate: Gate, patience: float) -> int:
+    """Until a signal: the request is renewed again and again, and taken back in the end, whatever happens."""
+    ended = threading.Event()
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        ended.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    gate.ask(_HOLD_SECONDS + patience)
+    try:
+        _wait_left(gate, patience)
+        print("NVML is let go of until this command ends", flush=True)
+        while not ended.wait(_HOLD_SECONDS / 3):
+            gate.ask(_HOLD_SECONDS)
+    finally:
+        gate.withdraw()
+    return 0
+
+
+def _wait_left(gate: Gate, patience: float) -> None:
+    if not gate.wait_left(patience):
+        raise StillOpen(
+            f"a backend still has NVML open after {patience:g} s; it prepares a claim, or hangs in the driver. The"
+            " request stays: ask once more, or take it back with pydra-nvidia resume"
+        )
