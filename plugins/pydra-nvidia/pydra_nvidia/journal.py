@@ -20,14 +20,12 @@ from msgspec.structs import replace
 
 from pydra import ClaimError
 from pydra_nvidia.hardware import Placement
+from pydra_nvidia.host.settled import is_settled
 from pydra_nvidia.steps import Entry
 
 SUFFIX = ".json"
 ASIDE = ".json.unreadable"
 BEGAN = "began"
-
-SETTLED = 2.0
-"""Seconds after which the next writing of a file surely changes its sign."""
 
 Sign: TypeAlias = tuple[int, int, int]
 """A file's inode, time in nanoseconds since 1970, and size."""
@@ -215,7 +213,7 @@ class Journal:
 
     def _signs(self, names: Iterable[str]) -> Iterator[tuple[str, Sign | None]]:
         """The claims' files of these, in their order; None for one that may change without its sign doing so."""
-        settled = (time.time() - SETTLED) * 1e9
+        now = time.time()
         for name in names:
             if name.endswith(SUFFIX):
                 try:
@@ -224,7 +222,7 @@ class Journal:
                     yield name, None
                 else:
                     sign = status.st_ino, status.st_mtime_ns, status.st_size
-                    yield name, sign if status.st_mtime_ns < settled else None
+                    yield name, sign if is_settled(status.st_mtime_ns, now) else None
 
     def _names(self) -> list[str]:
         try:

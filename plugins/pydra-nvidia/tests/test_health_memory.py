@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from pydra_nvidia.hardware import Placement
@@ -60,6 +62,28 @@ def test_what_another_process_forgets_is_forgotten_here_too(tmp_path: Path) -> N
     path.unlink()
     assert backend.incidents == ()
     assert backend.counts == {("GPU-0", 79): 1, ("GPU-1", 48): 1, ("GPU-2", 48): 1}
+
+
+def test_two_who_write_at_once_lose_nothing_of_each_other(tmp_path: Path) -> None:
+    path = str(tmp_path / "health.json")
+
+    def write(gpu: str) -> None:
+        memory = IncidentMemory(path)
+        for xid in range(25):
+            memory.note(gpu, xid, None, 1.0)
+            memory.forget(lambda one: one.gpu == gpu and one.xid % 5 == 4)
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(write, ("GPU-0", "GPU-1", "GPU-2")))
+    assert len(IncidentMemory(path).incidents) == 3 * 20
+
+
+def test_one_who_hangs_while_it_writes_holds_nobody_up(tmp_path: Path) -> None:
+    memory = IncidentMemory(str(tmp_path / "health.json"))
+    with open(tmp_path / "health.json.lock", "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        memory.note("GPU-0", 79, None, 1.0)
+    assert len(IncidentMemory(str(tmp_path / "health.json")).incidents) == 1
 
 
 def test_what_another_process_garbled_is_told_once(tmp_path: Path) -> None:

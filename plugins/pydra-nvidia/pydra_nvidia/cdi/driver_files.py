@@ -11,6 +11,7 @@ import msgspec
 from pydra_nvidia.cdi import places
 from pydra_nvidia.cdi.libraries import Library, describe_libraries, find_libraries
 from pydra_nvidia.cdi.looking import Look
+from pydra_nvidia.host.driver_root import PROGRAM_DIRS
 
 _GSP = re.compile(r"gsp[A-Za-z0-9_.+-]*\.bin")
 
@@ -88,7 +89,7 @@ def _xorg_modules(look: Look, libraries: Iterable[Library], version: str) -> Ite
 
 def _programs(look: Look) -> Iterator[DriverFile]:
     for name in places.PROGRAMS:
-        yield from _first(look, look.find_program, (f"{folder}/{name}" for folder in places.PROGRAM_FOLDERS))
+        yield from _first(look, look.find_program, (f"{folder}/{name}" for folder in PROGRAM_DIRS))
 
 
 def _firmware(look: Look, version: str, own: str, kernel: str) -> Iterator[DriverFile]:

@@ -28,14 +28,12 @@ from pydra_nvidia.hardware import Gpu, Reading
 from pydra_nvidia.host.capabilities import find_partition_nodes
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
 from pydra_nvidia.host.inside import below, resolve
+from pydra_nvidia.host.settled import is_settled
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.edits import build_sharing_edits
 from pydra_nvidia.steps import Step
 from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu
-
-SETTLED = 2.0
-"""Seconds after which the next change of a folder surely changes its sign: file systems count time in ticks."""
 
 
 class HookMissing(ClaimError):
@@ -169,8 +167,8 @@ class Injection:
             firmware=self._tree.read(self._tree.sys("module/firmware_class/parameters/path")) or "",
             kernel=self._tree.read(self._tree.proc("sys/kernel/osrelease")) or "",
         )
-        newest = max((sign[2] / 1e9 for sign in look.seen.values() if sign is not None), default=0.0)
-        if self._clock() - newest >= SETTLED:
+        newest = max((sign[2] for sign in look.seen.values() if sign is not None), default=0)
+        if is_settled(newest, self._clock()):
             self._known = _Known(version=version, root=root, seen=look.seen, files=files)
         return root, files
 

@@ -18,15 +18,6 @@ XORG_BESIDE_LIBRARIES = (
     "xorg/modules/updates/extensions",
 )
 
-PROGRAM_FOLDERS = (
-    "/usr/local/sbin",
-    "/usr/local/bin",
-    "/usr/sbin",
-    "/usr/bin",
-    "/sbin",
-    "/bin",
-    "/opt/bin",
-)
 PROGRAMS = (
     "nvidia-smi",
     "nvidia-debugdump",

@@ -1,14 +1,18 @@
 """The incidents so far, kept in a file so that a restart does not heal a GPU. A reboot empties its directory.
 
-The file may be changed by another process, an admin's: it is read again then.
+The file may be changed by another process, an admin's or an overlapping agent's: it is read again then, and each change
+is made by one process at a time.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 from msgspec.structs import replace
@@ -23,6 +27,10 @@ _Key = tuple[str, int, Placement | None]
 
 _FLOOD_SECONDS = 1.0
 """How often repetitions of what is known are written, at most."""
+
+
+_PATIENCE = 1.0
+"""Seconds to wait for a process that changes the file; one that hangs costs no more."""
 
 
 class IncidentMemory:
@@ -50,8 +58,21 @@ class IncidentMemory:
 
     def note(self, gpu: str, xid: int, place: Placement | None, now: float) -> None:
         """An XID was seen."""
-        self._refresh()
         self._counts[gpu, xid] += 1
+        with self._alone():
+            self._note(gpu, xid, place, now)
+
+    def forget(self, over: Callable[[Incident], bool]) -> None:
+        """Drop those that no longer count."""
+        if not any(map(over, self.incidents)):
+            return
+        with self._alone():
+            self._refresh()
+            self._incidents = {key: one for key, one in self._incidents.items() if not over(one)}
+            self._write()
+
+    def _note(self, gpu: str, xid: int, place: Placement | None, now: float) -> None:
+        self._refresh()
         known = self._incidents.get((gpu, xid, place))
         if known is None:
             known = Incident(gpu=gpu, xid=xid, place=place, first=now, last=now, count=0)
@@ -61,13 +82,22 @@ class IncidentMemory:
             self._written = now
             self._write()
 
-    def forget(self, over: Callable[[Incident], bool]) -> None:
-        """Drop those that no longer count."""
-        self._refresh()
-        kept = {key: one for key, one in self._incidents.items() if not over(one)}
-        if len(kept) < len(self._incidents):
-            self._incidents = kept
-            self._write()
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Without another process in between, where that can be had."""
+        try:
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+            descriptor = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:  # writing will say what is wrong
+            yield
+            return
+        try:
+            until = time.monotonic() + _PATIENCE
+            while not _try_lock(descriptor) and time.monotonic() < until:
+                time.sleep(0.005)
+            yield
+        finally:
+            os.close(descriptor)
 
     def _sorted(self) -> tuple[Incident, ...]:
         return tuple(sorted(self._incidents.values(), key=lambda one: (one.first, one.gpu, one.xid)))
@@ -107,3 +137,11 @@ class IncidentMemory:
             self._seen = self._sign()
         except OSError as error:
             self._say(f"GPU errors cannot be remembered in {self._path}: {error}\n")
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

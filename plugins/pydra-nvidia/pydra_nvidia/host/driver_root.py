@@ -38,6 +38,9 @@ LIBRARY_DIRS = (
 )
 """Inside a root, in the order of NVIDIA's container toolkit; after them the linker's cache there is asked."""
 
+PROGRAM_DIRS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/opt/bin")
+"""Inside a root, in the order of NVIDIA's container toolkit; the last is an installer's."""
+
 _CLASS_32 = b"\x7fELF\x01"
 _VERSION = re.compile(r"\.so\.(\d+\.\d+(?:\.\d+)?)$")
 

@@ -13,7 +13,7 @@ from pydra_nvidia.nvml.session import NvmlSession
 DEFAULT = 0
 EXCLUSIVE_PROCESS = 3
 
-GONE = LOST | {Code.NOT_FOUND, Code.GPU_NOT_FOUND, Code.DRIVER_NOT_LOADED, Code.LIBRARY_NOT_FOUND}
+FORGOTTEN = LOST | {Code.NOT_FOUND, Code.GPU_NOT_FOUND, Code.DRIVER_NOT_LOADED, Code.LIBRARY_NOT_FOUND}
 """The GPU, or its driver, is not there: what was set on it is forgotten, and there is nothing to undo."""
 
 
@@ -35,7 +35,7 @@ async def has_gpu(session: NvmlSession, uuid: str) -> bool:
     try:
         return await session.run(ask)
     except NvmlError as error:
-        if error.code in GONE:
+        if error.code in FORGOTTEN:
             return False
         raise
 
@@ -79,5 +79,5 @@ async def give_back(
         try:
             await session.run(partial(give, uuid=uuid))
         except NvmlError as error:
-            if error.code not in GONE:
+            if error.code not in FORGOTTEN:
                 raise

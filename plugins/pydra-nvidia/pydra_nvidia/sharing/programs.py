@@ -15,10 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from pydra import ClaimError
-from pydra_nvidia.host.driver_root import DriverRoot
-
-PROGRAM_DIRS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin", "/opt/bin", "/")
-"""Inside the driver's root."""
+from pydra_nvidia.host.driver_root import PROGRAM_DIRS, DriverRoot
 
 SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 

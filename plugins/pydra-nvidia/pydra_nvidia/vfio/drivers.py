@@ -98,10 +98,10 @@ def find_driver(tree: Tree, name: str) -> str | None:
 
 async def require_driver(tree: Tree, name: str, load: Loader) -> str:
     """The same, loaded when it is not; raises DriverUnavailable."""
-    if (found := find_driver(tree, name)) is not None:
+    if (found := await asyncio.to_thread(find_driver, tree, name)) is not None:
         return found
     await load(name)
-    if (found := find_driver(tree, name)) is not None:
+    if (found := await asyncio.to_thread(find_driver, tree, name)) is not None:
         return found
     raise DriverUnavailable(f"the kernel module {name} is loaded, but brings no PCI driver of that name")
 

@@ -136,7 +136,9 @@ async def test_a_program_that_hangs_is_killed_and_the_default_is_set(
 
 async def test_a_driver_without_the_program_is_told(bench: Any, kit: Any) -> None:
     operator = SetTimeSliceOperator(bench.session, bench.journal, bench.find_root)
-    with pytest.raises(ProgramMissing, match="has no program nvidia-smi, looked for in /usr/bin, /usr/sbin"):
+    with pytest.raises(
+        ProgramMissing, match="has no program nvidia-smi, looked for in /usr/local/sbin, /usr/local/bin, /usr/sbin, "
+    ):
         await operator.apply(STEP, kit.entry("u1", STEP))
 
 

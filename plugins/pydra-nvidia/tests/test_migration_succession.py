@@ -1,0 +1,51 @@
+"""A checkpoint of NVIDIA's driver on a simulated machine, and what becomes of its functions when the claim ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pydra import Claim
+from pydra_nvidia.composition import open_backend
+from pydra_nvidia.simulation.install import Simulation, open_simulation
+
+DATA = Path(__file__).parent / "data" / "vendor-checkpoints"
+ADDRESS = "0000:65:00.0"
+
+
+def make_machine(path: Path, driver: str) -> tuple[Simulation, dict[str, str]]:
+    scenario = path / "scenario.json"
+    group = {"model": "h100-80gb", "addresses": [ADDRESS], "driver": driver}
+    scenario.write_text(json.dumps({"gpus": [group], "settings": {"vfio": True}}))
+    environ = {"PYDRA_NVIDIA_SCENARIO": str(scenario), "PYDRA_NVIDIA_STATE": str(path / "machine")}
+    return open_simulation(str(scenario), environ["PYDRA_NVIDIA_STATE"]), environ
+
+
+def leave_checkpoint(path: Path) -> Path:
+    """As a version leaves it that kept no boot id: believed as it is."""
+    document = json.loads((DATA / "vfio.json").read_bytes())
+    del document["v2"]
+    directory = path / "gpu.nvidia.com"
+    directory.mkdir()
+    (directory / "checkpoint.json").write_text(json.dumps(document))
+    return directory
+
+
+@pytest.mark.parametrize("overridden", [True, False], ids=["by that driver", "before it came"])
+async def test_a_function_goes_back_to_the_driver_only_if_that_driver_bound_it(
+    tmp_path: Path, overridden: bool
+) -> None:
+    machine, environ = make_machine(tmp_path, "vfio-pci")
+    tree = machine.tree
+    if overridden:
+        tree.write(tree.sys(f"bus/pci/devices/{ADDRESS}/driver_override"), "vfio-pci")
+    directory = leave_checkpoint(tmp_path)
+    async with open_backend(environ) as backend:
+        (taken,) = (await backend.inherit(str(directory))).claims
+        claim = Claim(uid=taken.claim.uid, namespace="default", name="guest", devices=taken.claim.devices)
+        await backend.unprepare(claim, taken.prepared)
+    (gpu,) = machine.machine.read().state.gpus.values()
+    assert gpu.driver == ("nvidia" if overridden else "vfio-pci")
+    assert not [*(tmp_path / "machine/run/claims").glob("*.json")]
