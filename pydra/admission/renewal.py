@@ -98,10 +98,16 @@ class ServedCertificate:
             self._report(None)
         self._complaint = complaint
 
-    def _tell_trouble(self) -> None:
+    def missing(self) -> str:
+        """Why the API server refuses what is served now, with what to do, for /readyz; empty when it does not."""
         trouble = self.current.trouble(self._clock()) if self.current else ""
+        advice = f"the API server refuses it until {self._paths[0]} and {self._paths[1]} hold a valid one"
+        return trouble and f"the served certificate {trouble}: {advice}, which is then loaded without a restart"
+
+    def _tell_trouble(self) -> None:
+        trouble = self.missing()
         if trouble and trouble != self._trouble:
-            _log.error("the served certificate %s: the API server refuses it until it is renewed", trouble)
+            _log.error("%s", trouble)
         self._trouble = trouble
 
     def _look(self) -> tuple[object, ...]:

@@ -5,6 +5,7 @@ Source: k8s.io/api/admission/v1/types.go. Fields that decide nothing here (userI
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -68,13 +69,31 @@ def parse_review(body: bytes) -> Question:
     try:
         review = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedReview(f"the body is no AdmissionReview: {error}") from error
+        review = _parse_leniently(body, error)
     if (review.api_version, review.kind) != (API_VERSION, "AdmissionReview"):
         raise MalformedReview(
             f"the body is a {review.api_version} {review.kind}, expected {API_VERSION} AdmissionReview:"
             " the webhook's configuration must have admissionReviewVersions: [v1]"
         )
     return review.request
+
+
+def _parse_leniently(body: bytes, error: Exception) -> _Review:
+    """What the API server takes and strict JSON does not: half characters, other bytes, numbers of any length.
+
+    Such a thing may be in another driver's config, which is none of our business.
+    """
+    try:
+        found = json.loads(body.decode(errors="replace"), parse_int=_parse_int)
+        return msgspec.convert(found, _Review)
+    except (ValueError, RecursionError):
+        raise MalformedReview(f"the body is no AdmissionReview: {error}") from error
+    except msgspec.ValidationError as problem:
+        raise MalformedReview(f"the body is no AdmissionReview: {problem}") from problem
+
+
+def _parse_int(digits: str) -> int | float:
+    return int(digits) if len(digits) < 400 else float(digits)  # Python refuses thousands of digits
 
 
 def build_review(question: Question, verdict: Verdict) -> bytes:
@@ -94,7 +113,7 @@ def build_message(problems: tuple[str, ...]) -> str:
     """All problems in one line; what is longer than `MAX_MESSAGE` says how many more there are."""
     said: list[str] = []
     size = 0
-    for problem in problems:
+    for problem in (one.encode(errors="replace").decode() for one in problems):
         size += len(problem.encode()) + 2
         if size > MAX_MESSAGE and said:
             return "; ".join([*said, f"and {len(problems) - len(said)} more"])

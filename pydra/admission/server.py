@@ -29,19 +29,28 @@ MAX_BODY = 8 << 20
 
 
 class ReviewService:
-    """Answers reviews. `leaving`: the process is to end, so connections close after their next answer."""
+    """Answers reviews. `leaving`: the process is to end, so connections close after their next answer.
+
+    `trouble` says why API servers would refuse the connection, or nothing.
+    """
 
     def __init__(
-        self, judge: Callable[[Question], Verdict], metrics: AdmissionMetrics, *, read_deadline: float
+        self,
+        judge: Callable[[Question], Verdict],
+        metrics: AdmissionMetrics,
+        *,
+        read_deadline: float,
+        trouble: Callable[[], str] = lambda: "",
     ) -> None:
         self.leaving = False
+        self._trouble = trouble
         self._judge = judge
         self._metrics = metrics
         self.read_deadline = read_deadline
 
     def missing(self) -> Sequence[str]:
         """Why no API server should come here, for /readyz."""
-        return ("told to stop",) if self.leaving else ()
+        return [text for text in ("told to stop" if self.leaving else "", self._trouble()) if text]
 
     async def answer(self, request: web.Request) -> web.Response:
         """The answer to one POST."""

@@ -1,26 +1,27 @@
 """Whether an object may be stored: its opaque configs against the types of the drivers that are known. Pure.
 
-Closed only for what is surely ours. Other drivers' configs, other resources and objects of another shape pass. So
-does what was stored before: a config that the old object has too is not looked at again, so that objects of an older
-release stay updatable and can lose their finalizers.
+Closed only for what is surely ours. Other drivers' configs, other resources and objects of another shape pass. So do
+updates that cannot bring a config, and what was stored before: a config that the old object has too is not looked at
+again, so that classes of an older release stay updatable.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 import msgspec
 
-from pydra.admission.places import GROUP, PLACES, VERSIONS, FoundConfig, find_configs
+from pydra.admission.places import GROUP, MOST_PARAMETERS, OPERATIONS, VERSIONS, FoundConfig, find_configs
 from pydra.admission.review import Question, Verdict
 from pydra.backends.config import ConfigTypes, find_config_problems
 
 ALLOWED, DENIED, NOT_OURS = "allowed", "denied", "not_ours"
 RESULTS = (ALLOWED, DENIED, NOT_OURS)
 MOST_PROBLEMS = 100
-"""No more are looked for: an object of 32 configs of 10 KiB could have thousands, and nobody reads them."""
+"""No more are told: an object of 32 configs of 10 KiB could have thousands, and nobody reads them."""
 
 Drivers = Mapping[str, ConfigTypes]
 """From a driver's name in the API to the kinds of its opaque parameters."""
@@ -29,10 +30,13 @@ Drivers = Mapping[str, ConfigTypes]
 def judge(question: Question, drivers: Drivers) -> Verdict:
     """All faults of all configs of known drivers, each with the path to the field in the object."""
     resource = question.resource
-    ours = resource.group == GROUP and resource.version in VERSIONS and resource.resource in PLACES
-    if not ours or question.sub_resource or question.operation not in ("CREATE", "UPDATE"):
+    ours = resource.group == GROUP and resource.version in VERSIONS
+    operations = OPERATIONS.get(resource.resource, ()) if ours else ()
+    if question.sub_resource or question.operation not in operations:
         return Verdict(result=NOT_OURS)
-    problems = tuple(islice(_problems(question, drivers), MOST_PROBLEMS))
+    problems = tuple(islice(_problems(question, drivers), MOST_PROBLEMS + 1))
+    if len(problems) > MOST_PROBLEMS:
+        problems = (*problems[:MOST_PROBLEMS], f"these are the first {MOST_PROBLEMS}, and there are more")
     return Verdict(result=DENIED if problems else ALLOWED, problems=problems)
 
 
@@ -47,6 +51,14 @@ def _problems(question: Question, drivers: Drivers) -> Iterator[str]:
 
 def _faults(parameters: Any, types: ConfigTypes) -> Iterator[str]:
     try:
+        size = len(msgspec.json.encode(parameters))
+    except (UnicodeError, OverflowError, RecursionError):
+        yield ": cannot be read on the node: allowed are valid Unicode, numbers of 64 bits, and lists in lists a few deep"
+        return
+    if size > MOST_PARAMETERS:
+        yield f": found {size} bytes, allowed are {MOST_PARAMETERS}"
+        return
+    try:
         found = find_config_problems(parameters, types)
     except Exception as error:  # noqa: BLE001 - a backend's rules are others' code; they would fail on the node too
         yield f": cannot be checked, the backend's own rules fail with {type(error).__name__}: {error}"
@@ -54,5 +66,5 @@ def _faults(parameters: Any, types: ConfigTypes) -> Iterator[str]:
     yield from (problem.removeprefix("$") for problem in found)
 
 
-def _identity(config: FoundConfig) -> bytes:
-    return msgspec.json.encode((config.driver, config.parameters), order="deterministic")  # to Python, 1 is True
+def _identity(config: FoundConfig) -> str:
+    return json.dumps((config.driver, config.parameters), sort_keys=True)  # as text: to Python, 1 is True

@@ -40,8 +40,13 @@ def run(settings: WebhookSettings, *, reread: Callable[[], WebhookSettings]) -> 
     metrics = AdmissionMetrics()
     metrics.build.labels(__version__).set(1)
     drivers = index_drivers(known)
-    service = ReviewService(lambda question: judge(question, drivers), metrics, read_deadline=settings.read_deadline)
     served = _open_certificate(settings, metrics)
+    service = ReviewService(
+        lambda question: judge(question, drivers),
+        metrics,
+        read_deadline=settings.read_deadline,
+        trouble=served.missing if served else lambda: "",
+    )
     anyio.run(_serve, settings, service, metrics, served, reread)
     return 0
 

@@ -16,7 +16,7 @@ from msgspec import inspect as mi
 from pydra.admission.cel.checks import Checks
 from pydra.admission.cel.text import NOTHING, Path, choose, gather, let, problem, quote, show
 from pydra.admission.known import KnownBackend
-from pydra.admission.places import GROUP, PLACES, VERSIONS
+from pydra.admission.places import PLACES, build_rules
 from pydra.backends.mismatches import read_type
 
 UNCHECKED = "pydra.dev/unchecked"
@@ -49,14 +49,7 @@ def build_policy(backend: KnownBackend) -> Policy:
             "failurePolicy": "Fail",
             "matchConstraints": {
                 "matchPolicy": "Equivalent",
-                "resourceRules": [
-                    {
-                        "apiGroups": [GROUP],
-                        "apiVersions": list(VERSIONS),
-                        "operations": ["CREATE", "UPDATE"],
-                        "resources": list(PLACES),
-                    }
-                ],
+                "resourceRules": build_rules(),
             },
             "variables": [{"name": key, "expression": expression} for key, expression in variables],
             "validations": [

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -100,6 +102,38 @@ async def test_the_webhook_serves_renews_and_leaves_without_failing_a_review(tmp
             await review(session, webhook.url, configs=[RIGHT])
         kinds = next(line["message"] for line in webhook.lines() if "takes" in line["message"])
         assert kinds == "driver sim.pydra.dev of backend sim takes sim.pydra.dev/v1alpha1/SimConfig"
+
+
+async def test_an_expired_certificate_is_no_readiness_until_the_files_hold_a_valid_one(tmp_path: Path) -> None:
+    mount, port = SecretMount(tmp_path / "tls", AUTHORITY.issue(days=(-2, -1))), free_port()
+    plain = f"http://127.0.0.1:{port}"
+    async with (
+        run_webhook(tmp_path, mount, "--http-address", f"127.0.0.1:{port}") as webhook,
+        aiohttp.ClientSession() as session,
+    ):
+
+        async def get(path: str) -> tuple[int, str]:
+            async with session.get(f"{plain}{path}") as response:
+                return response.status, await response.text()
+
+        status, words = await get("/readyz")
+        assert status == 503
+        assert "the served certificate has expired on 20" in words
+        assert f"until {mount.certificate} and {mount.key} hold a valid one" in words
+        assert (await get("/healthz"))[0] == 200, "a restart would not help"
+        name = r"pydra_admission_certificate_expiry_timestamp_seconds (\d\S*)"
+        expired = re.search(name, (await get("/metrics"))[1])
+        assert expired is not None
+        assert 0 < float(expired[1]) < time.time()
+        mount.replace(AUTHORITY.issue())
+
+        async def is_ready() -> bool:
+            return (await get("/readyz"))[0] == 200
+
+        await webhook.wait(is_ready)
+        renewed = re.search(name, (await get("/metrics"))[1])
+        assert renewed is not None
+        assert float(renewed[1]) > time.time()
 
 
 async def test_a_refusal_is_in_the_log_with_the_object(tmp_path: Path) -> None:

@@ -180,7 +180,8 @@ async def test_an_expired_one_is_served_and_said_once(tmp_path: Path, caplog: py
     await served.renew()
     (said,) = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
     assert said.startswith("the served certificate has expired on 20")
-    assert said.endswith(": the API server refuses it until it is renewed")
+    assert f"the API server refuses it until {mount.certificate} and {mount.key} hold a valid one" in said
+    assert served.missing() == said
     async with serve_webhook(tls=served.context) as webhook, connect(AUTHORITY) as session:
         with pytest.raises(aiohttp.ClientConnectorCertificateError, match="certificate has expired"):
             await review(session, webhook.url, configs=[RIGHT])
@@ -188,6 +189,7 @@ async def test_an_expired_one_is_served_and_said_once(tmp_path: Path, caplog: py
         await served.renew()
         mount.replace(AUTHORITY.issue())
         await served.renew()
+        assert served.missing() == ""
         assert (await review(session, webhook.url, configs=[RIGHT]))["allowed"] is True
 
 
