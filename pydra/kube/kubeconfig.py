@@ -1,17 +1,16 @@
-"""Loads a kubeconfig through kubernetes-asyncio, keeping the key material that it carries in a private directory.
+"""Loads a kubeconfig through kubernetes-asyncio, keeping the key material that it carries in memory.
 
 The loader of its own would write every certificate and key that stands in the file to the shared temporary
-directory and leave the descriptors open.
+directory, where they outlive a process that is killed. OpenSSL and the loader want paths: those of memfds, which go
+with the process, whatever ends it.
 """
 
 from __future__ import annotations
 
 import base64
 import os
-import shutil
-import tempfile
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from pydra.kube import lazy
@@ -57,17 +56,24 @@ def _build_loader(path: str, context: str, owner: object) -> Any:
         raise ConfigException("it is empty")
     entries = [entry.value.get(kind[:-1]) for kind in ("clusters", "users") for entry in config.value.get(kind) or ()]
     inline = [entry for entry in entries if isinstance(entry, dict) and any(f"{name}-data" in entry for name in INLINE)]
-    if inline:
-        directory = tempfile.mkdtemp(prefix="pydra-kubeconfig-")  # readable by this user only
-        weakref.finalize(owner, shutil.rmtree, directory, ignore_errors=True)
-        for number, entry in enumerate(inline):
-            _move_to_files(entry, os.path.join(directory, str(number)))
+    descriptors: list[int] = []
+    weakref.finalize(owner, _close_all, descriptors)
+    for entry in inline:
+        descriptors += _move_to_memory(entry)
     return KubeConfigLoader(config_dict=config, active_context=context or None, config_base_path=None)
 
 
-def _move_to_files(entry: dict[str, Any], prefix: str) -> None:
+def _move_to_memory(entry: dict[str, Any]) -> Iterator[int]:
     for name in INLINE:
         if data := entry.pop(f"{name}-data", None):  # preferred to a file of the same name
-            entry[name] = f"{prefix}-{name}"
-            with open(entry[name], "wb") as file:
-                file.write(base64.b64decode(data))
+            content = base64.b64decode(data)
+            descriptor = os.memfd_create(f"pydra-{name}")  # not inherited: an exec plugin has no use for it
+            yield descriptor
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(content)
+            entry[name] = f"/proc/self/fd/{descriptor}"
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

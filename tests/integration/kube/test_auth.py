@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import datetime
 import ipaddress
+import itertools
 import ssl
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -181,11 +183,20 @@ async def test_a_kubeconfig_with_authority_data_is_verified(tmp_path: Path, auth
         assert await read(await load_credentials(environ={}, kubeconfig=path)) == "default"
 
 
-async def test_a_kubeconfig_may_carry_its_certificates(tmp_path: Path, authority: Authority) -> None:
+async def test_a_kubeconfig_may_carry_its_certificates_which_come_to_no_disk(
+    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = base64.b64encode(authority.ca.read_bytes()).decode()
     async with serve_api(tls=authority.context) as server:
         path = write_kubeconfig(tmp_path / "config", server.url, {"token": "x"}, **{"certificate-authority-data": data})
-        assert await read(await load_credentials(environ={}, kubeconfig=path)) == "default"
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "shared"))
+        (tmp_path / "shared").mkdir()
+        credentials = await load_credentials(environ={}, kubeconfig=path, clock=itertools.count(step=3600.0).__next__)
+        assert await read(credentials) == "default"
+        assert credentials.stale
+        await credentials.renew()
+        assert await read(credentials) == "default", "also after it was loaded again"
+        assert list((tmp_path / "shared").iterdir()) == [], "a process that is killed leaves no key behind"
 
 
 async def test_a_home_directory_with_a_kubeconfig_is_the_last_resort(tmp_path: Path) -> None:
