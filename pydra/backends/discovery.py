@@ -77,7 +77,8 @@ def choose_backend(name: str, installed: Iterable[BackendSource]) -> BackendSour
     raise SettingsError(
         [
             f"backend {name} is not installed{suggest(name, names)} ({listed}); "
-            f"install the distribution that provides it, usually `pip install pydra-{name}`, "
+            f"install the distribution that provides it, usually `pip install pydra-{name}`: where pydra is, in an "
+            f"image of your own, or by the chart's value packages.names, [pydra-{name}]; "
             "or name a module of your own with a colon, as in `my_backend:`"
         ]
     )

@@ -32,7 +32,7 @@ from pydra.errors import (
     UnknownDevice,
 )
 
-_MACHINERY = (f"{os.path.dirname(__file__)}{os.sep}", importlib.__file__, contextlib.__file__, "<frozen importlib")
+MACHINERY = (f"{os.path.dirname(__file__)}{os.sep}", importlib.__file__, contextlib.__file__, "<frozen importlib")
 """Where a backend is loaded and called from."""
 
 MAX_MESSAGE = 4096
@@ -178,7 +178,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def _skip_machinery(error: BaseException) -> TracebackType | None:
     """The traceback from the backend's own first frame on; how it came to be called is no news to its author."""
     frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_MACHINERY):
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(MACHINERY):
         frame = frame.tb_next
     return frame if frame is not None or isinstance(error, SyntaxError) else error.__traceback__
 

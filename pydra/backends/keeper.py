@@ -246,8 +246,10 @@ class Keeper:
     def _refuse(self, event: BackendRefused) -> None:
         self.refused = ContractError(self._source.name, event.violations)
         self.refused.details = event.details
-        fields = {"backend": event.backend, **({"details": event.details} if event.details else {})}
-        _log.error("%s", self.refused, extra={"fields": fields})
+        _log.error("%s", self.refused, extra={"fields": {"backend": event.backend}})
+        if event.details:  # the line above says where; the rest is for the backend's author, whom `pydra check` tells
+            fields = {"backend": event.backend, "details": event.details}
+            _log.debug("how backend %s came to be refused", event.backend, extra={"fields": fields})
         self._move(BackendState.REFUSED, "is refused")
         self._report(event)
 

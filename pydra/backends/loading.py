@@ -6,9 +6,10 @@ Nothing happens at the import of a backend, says the contract, so that its types
 from __future__ import annotations
 
 import importlib
+import traceback
 from typing import Any
 
-from pydra.backends.faults import Fault, FaultKind, build_fault
+from pydra.backends.faults import MACHINERY, Fault, FaultKind, build_fault
 
 
 class Unloadable(Exception):
@@ -38,5 +39,15 @@ def load_object(target: str) -> Any:
 
 def _failed(target: str, error: BaseException) -> Unloadable:
     fault = build_fault(error)
-    problem = f"{target} cannot be loaded: {fault.message}"
+    place = _place(error)
+    problem = f"{target.removesuffix(':')} cannot be loaded: {fault.message}" + (f" ({place})" if place else "")
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        problem += f"; it needs the module {error.name}: install what provides it beside the backend"
     return Unloadable(Fault(kind=FaultKind.CONTRACT, problems=(problem,), traceback=fault.traceback))
+
+
+def _place(error: BaseException) -> str:
+    """The file and line of the backend, or of what it imports, where its import ended; empty for a syntax error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not one.filename.startswith(MACHINERY)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from pydra import __version__
-from pydra.cli.exits import complain, refuse_foreign_pydra
+from pydra.cli.exits import complain, heed_sigterm, refuse_foreign_pydra
 from pydra.cli.options import add_options, read_values
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import Settings, parse_settings
@@ -20,6 +20,14 @@ Every option can also be given as a variable (--node-name as PYDRA_NODE_NAME) or
 signals:
   SIGTERM, SIGINT   stop: calls in flight end first, what is prepared stays prepared
   SIGHUP            read the settings again and reopen the log file
+
+exit codes:
+  0   told to stop, and stopped in order
+  1   told to stop twice, or a failure that the last line names
+  2   it cannot start as it is called: a setting is wrong, a backend is not installed, an address is taken
+
+A backend that is installed and cannot be used, as when its import fails, ends nothing: the others are served, and the
+log, /readyz and an Event on the Node say why.
 
 examples:
   pydra-agent --backend sim --node-name "$(hostname)" --kubeconfig ~/.kube/config
@@ -59,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         return complain("pydra-agent", error.problems, code=2)
     try:
+        heed_sigterm()
         # Only now, so that --help and a wrong flag cost no more than reading them.
         from pydra.start import run  # noqa: PLC0415
 

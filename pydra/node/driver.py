@@ -62,8 +62,8 @@ class Driver:
             served = Served(driver, facts, self._supervisor, self._around, self._set_missing)
         except (ContractError, SettingsError) as error:
             self._missing = str(error)
-            _log.error("%s", error)
             if isinstance(error, SettingsError):  # the other is told by the supervisor
+                _log.error("%s", error)
                 self._reports.not_served(str(error))
             return None
         self._around.metrics.announce_driver(driver)

@@ -11,7 +11,7 @@ from pydra.embedded.node import EmbeddedNode, run_node
 from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from tests.integration.agent.process import run_agent
 
-DEADLINE = 30.0
+DEADLINE = 90.0
 DRIVER = "worded.example.com"
 BACKEND = ("--backend", "worded:")
 
@@ -38,7 +38,7 @@ async def wait_event(node: EmbeddedNode, kind: str, name: str) -> tuple[str, str
             for event in (await node.client.list(EVENTS, namespace="default")).items:
                 if (event["regarding"]["kind"], event["regarding"]["name"]) == (kind, name):
                     return event["reason"], event["note"]
-            await anyio.sleep(0.02)
+            await anyio.sleep(0.2)  # the API server is in this process
 
 
 @pytest.mark.parametrize(
@@ -93,3 +93,20 @@ async def test_partitions_of_a_cluster_without_their_gate_are_not_published_and_
             assert withheld is not None
             assert float(withheld[1]) == 200
             assert await agent.stop() == 0
+
+
+async def test_a_backend_whose_import_fails_is_told_by_its_module_and_reason_and_stops_no_other() -> None:
+    async with (
+        run_node(lambda step: None) as node,
+        run_agent(node, "--backend", "needy:", "--backend", "worded:") as agent,
+    ):
+        reason, note = await wait_event(node, "Node", node.settings.node_name)
+        assert reason == "BackendContract"
+        words = "needy cannot be loaded: ModuleNotFoundError: No module named 'vendor_sdk_of_nobody'"
+        assert words in note
+        assert "backends/needy.py:5" in note
+        assert "it needs the module vendor_sdk_of_nobody: install what provides it" in note
+        assert words in await agent.wait_ready(503)
+        await agent.wait_log(lambda text: words in text and "is published" in text)
+        assert "Traceback" not in agent.log.read_text(), "which `pydra check`, and the log at debug, are for"
+        assert await agent.stop() == 0
