@@ -1,7 +1,9 @@
-"""What both commands say when they cannot go on."""
+"""How both commands end when they cannot go on, or are told to stop before they have begun."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -28,6 +30,16 @@ def refuse_foreign_pydra() -> None:
             f"pip uninstall pydra && pip install --force-reinstall {DISTRIBUTION}"
         ]
     )
+
+
+def heed_sigterm() -> None:
+    """End at SIGTERM, with exit code 0, until the start has come so far that it listens by itself.
+
+    In a container this is process 1, from which Linux keeps every signal that has no handler: a pod that is deleted
+    while it starts would run on until it is killed, and leave its sockets behind. Nothing is to be put in order yet,
+    and an exception may be lost in an import or in a callback: so at once. Backends end when their channel closes.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
 
 def complain(program: str, problems: Sequence[str], *, code: int) -> int:

@@ -6,6 +6,7 @@ import argparse
 import os
 
 from pydra.admission.settings import WebhookSettings, parse_webhook_settings
+from pydra.cli.exits import heed_sigterm
 from pydra.cli.options import BACKENDS, OBSERVE, TIMES, Option, OptionTable, add_options, read_values
 
 SERVING = "where to listen"
@@ -57,6 +58,7 @@ def _run(parsed: argparse.Namespace) -> int:
         return parse_webhook_settings(read_values(parsed, os.environ, WEBHOOK))
 
     settings = read()
+    heed_sigterm()
     from pydra.admission.webhook import run  # noqa: PLC0415 - --help and a wrong flag cost no more than reading them
 
     return run(settings, reread=read)
