@@ -15,6 +15,8 @@ ARG SOURCE_DATE_EPOCH=315532800
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf python hack/image/install.py core /core
 
 FROM build AS backends
+# Arguments of one stage are not those of the next.
+ARG SOURCE_DATE_EPOCH=315532800
 ARG BACKENDS=""
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf python hack/image/install.py backends /backends ${BACKENDS}
 
