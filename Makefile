@@ -53,8 +53,8 @@ wheels: setup ## build the wheels, install them into an empty environment, and r
 	$(BIN)/python hack/check_wheels.py $(ARGS)
 
 .PHONY: e2e
-e2e: setup ## the tests against the cluster that KUBECONFIG names
-	@test -n "$$KUBECONFIG" || { echo "make e2e needs KUBECONFIG: the cluster to test against" >&2; exit 2; }
+e2e: setup ## the tests against the cluster that KUBECONFIG names (hack/kind.py makes one)
+	@test -n "$$KUBECONFIG" || { echo "make e2e needs KUBECONFIG: the cluster to test against; hack/kind.py makes one" >&2; exit 2; }
 	$(BIN)/pytest -q tests/e2e tests/integration/kube tests/integration/slices tests/integration/embedded/test_api_server.py tests/integration/admission/test_on_cluster.py $(ARGS)
 
 .PHONY: bench
