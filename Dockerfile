@@ -26,6 +26,13 @@ ENV PATH=/usr/local/bin:/usr/sbin:/usr/bin LANG=C.UTF-8
 # The agent needs user 0, which the kubelet's directories belong to; nothing else does.
 USER 65532:65532
 CMD ["pydra-agent", "--help"]
+ARG TITLE=pydra
+ARG VERSION=""
+LABEL org.opencontainers.image.title=${TITLE} org.opencontainers.image.version=${VERSION} \
+    org.opencontainers.image.description="Kubernetes drivers for accelerators, in Python"
 
 FROM core
 COPY --from=backends /backends/ /
+ARG TITLE=pydra
+ARG VERSION=""
+LABEL org.opencontainers.image.title=${TITLE} org.opencontainers.image.version=${VERSION}

@@ -103,14 +103,12 @@ def last_change() -> int:
 def build(engine: str, name: str, folders: Sequence[str], moment: int, passed_on: Sequence[str]) -> None:
     """One image."""
     kind = Path(engine).name
-    about = {"title": name.rpartition(":")[0].rpartition("/")[2], "version": name.rpartition(":")[2]}
-    about["description"] = "Kubernetes drivers for accelerators: pydra" + "".join(f", {one}" for one in folders)
-    command = [engine, "build", "--file", "Dockerfile", "--tag", name, f"--build-arg=SOURCE_DATE_EPOCH={moment}"]
+    path, _, tag = name.rpartition(":")
+    # Arguments, and not --label, which some engines forget where a layer is in their cache.
+    given = {"SOURCE_DATE_EPOCH": moment, "TITLE": path.rpartition("/")[2], "VERSION": tag}
+    command = [engine, "build", "--file", "Dockerfile", "--tag", name]
+    command += [f"--build-arg={key}={value}" for key, value in given.items()]
     command += [f"--build-arg=BACKENDS={' '.join(folders)}"] if folders else ["--target=core"]
-    for key, value in about.items():
-        command += [f"--label=org.opencontainers.image.{key}={value}"]
-        if kind != "docker":  # of the manifest, which docker keeps none of
-            command += [f"--annotation=org.opencontainers.image.{key}={value}"]
     if kind != "docker":
         # docker takes the time from the argument, and the files' from the stage.
         command += ["--layers", f"--timestamp={moment}", "--identity-label=false"]

@@ -173,8 +173,8 @@ def test_a_new_folder_of_plugins_gets_an_image_with_every_engine(tree: Tree, eng
     assert "--target=core" in core
     assert "--tag registry.example.com/team/pydra-fpga:7 " in fpga
     assert "--build-arg=BACKENDS=pydra-fpga " in fpga
-    assert "--label=org.opencontainers.image.title=pydra-fpga " in fpga
-    assert "--label=org.opencontainers.image.version=7 " in fpga
+    assert "--build-arg=TITLE=pydra-fpga " in fpga
+    assert "--build-arg=VERSION=7 " in fpga
     for one in builds:
         assert "--build-arg=SOURCE_DATE_EPOCH=1700000000 " in one
         assert one.endswith("--pull --build-arg=BASE=b .")
