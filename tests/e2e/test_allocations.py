@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from pydra.errors import KubeError
-from pydra.kube.resources import RESOURCE_CLAIMS, JsonObject
+from pydra.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIMS, JsonObject
 from tests.e2e.agent import open_agent
 from tests.e2e.cluster import DRIVER, STAY, Cluster, open_cluster
 
 ONE = "groups: [{name: accel, count: 1}]"
 CUT = "groups: [{name: accel, count: 1, slices: 4, partitions: [1, 2]}]"
+MIXED = "groups: [{name: small, count: 2, memoryGiB: 16}, {name: large, count: 2}]"
 SHARED = "groups: [{name: accel, count: 1, shared: true}]"
 
 
@@ -100,6 +101,59 @@ async def test_a_monitor_with_admin_access_sees_a_device_that_another_claim_hold
         assert "SIM_ACCEL_0_ADMIN=true" in found
         await cluster.delete_pod("monitor")
         assert (await cluster.pod("worker"))["status"]["phase"] == "Running"
+
+
+async def test_admin_access_is_refused_where_the_namespace_does_not_allow_it(tmp_path: Path) -> None:
+    async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=ONE):
+        await cluster.create_class(DRIVER)
+        request = ask("all", allocationMode="All", adminAccess=True)
+        for template in (False, True):
+            with pytest.raises(KubeError, match=r"resource\.kubernetes\.io/admin-access"):
+                await cluster.create_claim("spy", template=template, requests=[request])
+
+
+async def test_selectors_choose_by_what_the_slices_say(tmp_path: Path) -> None:
+    large = f"device.capacity['{DRIVER}'].memory.compareTo(quantity('32Gi')) >= 0"
+    second = f"device.attributes['{DRIVER}'].index == 1"
+    absent = f"device.attributes['{DRIVER}'].colour == 'red'"
+    async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=MIXED):
+        await cluster.create_class(DRIVER)
+        for name, expressions in (("fits", (large, second)), ("never", (absent,))):
+            selectors = [{"cel": {"expression": one}} for one in expressions]
+            await cluster.create_claim(name, requests=[ask("one", selectors=selectors)])
+        await cluster.start_pod("fits", STAY, resourceClaimName="fits")
+        assert (await allocated(cluster, "fits"))[0]["device"] == "large-1"
+        await cluster.create_pod("never", STAY, resourceClaimName="never")
+        assert "no such key: colour" in await cluster.stays_pending("never")
+
+
+async def test_configs_of_class_claim_and_request_reach_the_containers(tmp_path: Path) -> None:
+    async with open_cluster() as cluster, open_agent(cluster, tmp_path):
+        fast = f"{cluster.namespace}.{DRIVER}"
+        selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
+        spec = {"selectors": [selector], "config": [opaque(clockMHz=1000)]}
+        await cluster.create(DEVICE_CLASSES, {"metadata": {"name": fast}, "spec": spec})
+        try:
+            config = [{"requests": ["own"], **opaque(clockMHz=1500, sharing={"strategy": "TimeSliced", "interval": 7})}]
+            requests = [ask(name, deviceClassName=fast) for name in ("own", "plain")]
+            await cluster.create_claim("pair", requests=requests, config=config)
+            containers = {name: [{"name": "claim", "request": name}] for name in ("own", "plain")}
+            found = await cluster.run_pod("app", claims={"claim": "pair"}, containers=containers)
+            assert settings(found["own"]) == {"CLOCK_MHZ=1500", "TIME_SLICE_MS=7"}
+            assert settings(found["plain"]) == {"CLOCK_MHZ=1000"}
+        finally:
+            await cluster.client.delete(DEVICE_CLASSES, fast)
+
+
+def opaque(**parameters: object) -> JsonObject:
+    kind = {"apiVersion": f"{DRIVER}/v1alpha1", "kind": "SimConfig"}
+    return {"opaque": {"driver": DRIVER, "parameters": {**kind, **parameters}}}
+
+
+def settings(found: list[str]) -> set[str]:
+    """What a container was told of the only device that it has, beside what that is."""
+    told = {line.split("_", 3)[3] for line in found if line.startswith("SIM_ACCEL_")}
+    return {one for one in told if not one.startswith(("UUID", "MEMORY", "CORES"))}
 
 
 async def test_containers_get_the_devices_of_the_requests_that_they_name(tmp_path: Path) -> None:

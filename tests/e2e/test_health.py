@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from pydra.errors import NotFound
+from pydra.kube.resources import Resource
 from tests.e2e.agent import open_agent
 from tests.e2e.cluster import DRIVER, STAY, Cluster, open_cluster
 
+TAINT_RULES = Resource(
+    group="resource.k8s.io", version="v1beta2", plural="devicetaintrules", kind="DeviceTaintRule", namespaced=False
+)
 WELL = "groups: [{name: accel, count: 1}]\n"
 SICK = f"{WELL}unhealthy: {{accel-0: too hot}}\n"
 
@@ -34,6 +41,24 @@ async def test_pods_leave_a_sick_device_where_the_admin_wants_that(tmp_path: Pat
         await cluster.wait("a taint in the slice", lambda: _tainted(cluster, True))
         await cluster.wait_gone("app")
         await cluster.wait_unprepared()
+
+
+async def test_an_admins_taint_rule_sends_a_pod_away_and_its_claim_is_unprepared(tmp_path: Path) -> None:
+    async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=WELL):
+        await cluster.create_class(DRIVER)
+        await cluster.create_claim("accel")
+        await cluster.start_pod("app", STAY, resourceClaimName="accel")
+        taint = {"key": "example.com/maintenance", "effect": "NoExecute"}
+        spec = {"deviceSelector": {"driver": DRIVER, "device": "accel-0"}, "taint": taint}
+        try:
+            await cluster.create(TAINT_RULES, {"metadata": {"name": cluster.namespace}, "spec": spec})
+        except NotFound:
+            pytest.skip(f"the cluster does not serve {TAINT_RULES}: feature gate DRADeviceTaintRules is off")
+        try:
+            await cluster.wait_gone("app")
+            await cluster.wait_unprepared()
+        finally:
+            await cluster.client.delete(TAINT_RULES, cluster.namespace)
 
 
 async def _tainted(cluster: Cluster, wanted: bool) -> bool:
