@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra.admission.verdict import Drivers
 from pydra.backends.check import find_object_violations
@@ -18,22 +19,39 @@ from pydra.backends.config import ConfigTypes
 from pydra.backends.discovery import find_backend
 from pydra.backends.environment import is_target
 from pydra.backends.loading import Unloadable, load_object
+from pydra.device_rules import is_driver_name
 from pydra.errors import BackendError, ContractError, SettingsError
 
 
 class KnownBackend(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend as far as admission knows it: its driver's name in the API, and its kinds of config."""
+    """A backend as far as admission knows it: its driver's name in the API, if it has one, and its kinds of config."""
 
     name: str
-    driver: str
+    driver: str = ""
     types: ConfigTypes
 
 
 def read_backend(name: str, *, driver: str = "") -> KnownBackend:
+    """The backend with the driver's name that it has, or is given here.
+
+    Raises:
+        SettingsError: it is not installed, or has no driver name and was given none, or what was given is no name.
+        BackendError: it cannot be imported, or breaks the contract.
+    """
+    if driver and not is_driver_name(driver):
+        raise SettingsError([f"driver: {driver!r} is no driver name: a lower-case DNS subdomain of at most 63 bytes"])
+    known = read_types(name)
+    if not (driver or known.driver):
+        problem = "names no driver: say which it serves, as in --driver gpu.example.com"
+        raise SettingsError([f"backend {known.name} {problem}"])
+    return replace(known, driver=driver or known.driver)
+
+
+def read_types(name: str) -> KnownBackend:
     """Import an installed backend, or `module:attribute` from where the caller stands, and read its types.
 
     Raises:
-        SettingsError: it is not installed, or has no driver name and was given none.
+        SettingsError: it is not installed.
         BackendError: it cannot be imported, or breaks the contract.
     """
     source = find_backend(name)
@@ -46,11 +64,8 @@ def read_backend(name: str, *, driver: str = "") -> KnownBackend:
         raise BackendError(source.name, str(error), details=error.fault.traceback) from error
     if violations := find_object_violations(backend):
         raise ContractError(source.name, violations)
-    driver = driver or getattr(backend, "DRIVER", "")
-    if not driver:
-        problem = "names no driver: say which it serves, as in --driver gpu.example.com"
-        raise SettingsError([f"backend {source.name} {problem}"])
-    return KnownBackend(name=source.name, driver=driver, types=dict(getattr(backend, "CONFIG_TYPES", {})))
+    types = dict(getattr(backend, "CONFIG_TYPES", {}))
+    return KnownBackend(name=source.name, driver=getattr(backend, "DRIVER", ""), types=types)
 
 
 def read_backends(names: Iterable[str], drivers: Mapping[str, str]) -> tuple[KnownBackend, ...]:

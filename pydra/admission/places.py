@@ -26,8 +26,9 @@ OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "resourceclaims": ("CREATE",),
     "resourceclaimtemplates": ("CREATE",),
 }
-"""The writes that can bring a config. Claims and templates keep theirs, and nothing may stand in the way of an update of
-a claim: the scheduler adds a finalizer by one before it allocates, and the claim is deleted by one that takes it off."""
+"""The writes that can bring a config. Claims and templates keep theirs, and nothing may stand in the way of a claim's
+updates: the scheduler adds a finalizer by one before it allocates, and another takes it off when the claim is deleted.
+"""
 
 MOST_CONFIGS = 32
 """In one object, as the API has it; further ones are not looked at."""

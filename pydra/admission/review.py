@@ -6,6 +6,7 @@ Source: k8s.io/api/admission/v1/types.go. Fields that decide nothing here (userI
 from __future__ import annotations
 
 import json
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -61,6 +62,9 @@ class _Review(msgspec.Struct, rename="camel"):
     request: Question
 
 
+_WIDE = 400
+"""Digits of a number that nobody takes for one of 64 bits."""
+
 _DECODER = msgspec.json.Decoder(_Review)
 
 
@@ -84,7 +88,7 @@ def _parse_leniently(body: bytes, error: Exception) -> _Review:
     Such a thing may be in another driver's config, which is none of our business.
     """
     try:
-        found = json.loads(body.decode(errors="replace"), parse_int=_parse_int)
+        found = json.loads(body.decode(errors="replace"), parse_int=_parse_int, parse_float=_parse_float)
         return msgspec.convert(found, _Review)
     except (ValueError, RecursionError):
         raise MalformedReview(f"the body is no AdmissionReview: {error}") from error
@@ -92,8 +96,12 @@ def _parse_leniently(body: bytes, error: Exception) -> _Review:
         raise MalformedReview(f"the body is no AdmissionReview: {problem}") from problem
 
 
-def _parse_int(digits: str) -> int | float:
-    return int(digits) if len(digits) < 400 else float(digits)  # Python refuses thousands of digits
+def _parse_int(digits: str) -> int:
+    return int(digits[:_WIDE])  # as wrong as all of them, of which Python refuses thousands
+
+
+def _parse_float(digits: str) -> float | int:
+    return number if isfinite(number := float(digits)) else 10**_WIDE
 
 
 def build_review(question: Question, verdict: Verdict) -> bytes:

@@ -34,7 +34,7 @@ def build_schema(backend: KnownBackend, *, kind: str = "") -> dict[str, Any]:
     closed: dict[str, Any] = {name: _close(one) for name, one in sorted(definitions.items())}
     tops = [_head(one, root, closed) for one, root in zip(chosen, roots, strict=True)]
     inner = _still_used(tops, closed)
-    top = tops[0] if len(tops) == 1 else {"title": f"Configs of {backend.driver}", "oneOf": tops}
+    top = tops[0] if len(tops) == 1 else {"title": f"Configs of {backend.driver or backend.name}", "oneOf": tops}
     return {"$schema": DIALECT, **top, **({"$defs": inner} if inner else {})}
 
 

@@ -9,12 +9,13 @@ import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from time import perf_counter
 
 import anyio
 from aiohttp import web
 
+from pydra.admission.connections import MOST_CONNECTIONS, Connections
 from pydra.admission.metrics import MALFORMED, OTHER, AdmissionMetrics
 from pydra.admission.places import PLACES
 from pydra.admission.review import MalformedReview, Question, Verdict, build_review, parse_review
@@ -24,8 +25,17 @@ from pydra.observe.http import build_routes
 _log = logging.getLogger(__name__)
 
 PATH = "/validate"
-MAX_BODY = 8 << 20
-"""Bytes of a review: it has the object twice, each as large as the API server's limit of 3 MiB at most."""
+MAX_BODY = 4 << 20
+"""Bytes of a review: etcd takes objects of 1.5 MiB, and that of an update comes twice."""
+
+SMALL_BODY = 256 << 10
+"""Bytes up to which a review is read at once; larger ones, of which there are hardly any, wait for each other."""
+
+MOST_LARGE = 4
+
+
+MOST_SAID = 1000
+"""Characters of somebody else's text in a log line."""
 
 
 class ReviewService:
@@ -47,6 +57,7 @@ class ReviewService:
         self._judge = judge
         self._metrics = metrics
         self.read_deadline = read_deadline
+        self._large = asyncio.Semaphore(MOST_LARGE)
 
     def missing(self) -> Sequence[str]:
         """Why no API server should come here, for /readyz."""
@@ -57,7 +68,7 @@ class ReviewService:
         response = await self._answer(request)
         if response.status != 200:
             self._metrics.reviews.labels(OTHER, MALFORMED).inc()
-            _log.warning("not a review from %s: %s", request.remote, (response.text or "").strip())
+            _log.warning("not a review from %s: %s", request.remote, (response.text or "").strip()[:MOST_SAID])
         if self.leaving:
             response.force_close()
         return response
@@ -65,13 +76,21 @@ class ReviewService:
     async def _answer(self, request: web.Request) -> web.Response:
         if request.content_type != "application/json":
             return _refuse(415, f"expected Content-Type application/json, found {request.content_type}")
+        if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
+            return _refuse(415, f"expected a body without Content-Encoding, found {encoding}")
+        small = request.content_length is not None and request.content_length <= SMALL_BODY
         try:
             with anyio.fail_after(self.read_deadline):
-                body = await request.read()
+                async with nullcontext() if small else self._large:
+                    return self._review(await request.read())
         except TimeoutError:
             return _refuse(408, f"the review did not arrive within {self.read_deadline:g} s")
         except web.HTTPRequestEntityTooLarge:
             return _refuse(413, f"a review has at most {MAX_BODY} bytes")
+        except web.RequestPayloadError as error:
+            return _refuse(400, f"the body cannot be read: {error}")
+
+    def _review(self, body: bytes) -> web.Response:
         start = perf_counter()
         try:
             question = parse_review(body)
@@ -91,34 +110,42 @@ class ReviewService:
         if verdict.allowed:
             _log.debug("%s", verdict.result, extra={"fields": fields})
         else:
-            _log.info("refused: %s", "; ".join(verdict.problems)[:1000], extra={"fields": fields})
+            _log.info("refused: %s", "; ".join(verdict.problems)[:MOST_SAID], extra={"fields": fields})
 
 
 @asynccontextmanager
 async def serve_reviews(
-    host: str, port: int, service: ReviewService, *, metrics: AdmissionMetrics, tls: ssl.SSLContext | None
+    host: str,
+    port: int,
+    service: ReviewService,
+    *,
+    metrics: AdmissionMetrics,
+    tls: ssl.SSLContext | None,
+    most_connections: int = MOST_CONNECTIONS,
 ) -> AsyncIterator[int]:
     """Serve while the block runs; yields the port. What is in work at its end is answered first.
 
     Raises:
         SettingsError: the address cannot be bound.
     """
-    application = web.Application(client_max_size=MAX_BODY)
+    connections = Connections(most=most_connections, first_deadline=service.read_deadline)
+    application = web.Application(client_max_size=MAX_BODY, middlewares=[connections.build_middleware()])
     application.add_routes([web.post(PATH, service.answer), *build_routes(metrics, service.missing)])
     runner = web.AppRunner(
         application,
         access_log=None,
         handle_signals=False,
+        auto_decompress=False,
         shutdown_timeout=5.0,
         lingering_time=service.read_deadline,  # for what a refused client still sends, so that it reads the refusal
     )
     await runner.setup()
     try:
-        assert runner.server is not None
+        connections.server = runner.server
         handshake = service.read_deadline if tls else None
         try:
             server = await asyncio.get_running_loop().create_server(
-                runner.server, host, port, ssl=tls, ssl_handshake_timeout=handshake
+                connections.open, host, port, ssl=tls, ssl_handshake_timeout=handshake
             )
         except OSError as error:
             raise SettingsError([f"address: cannot listen on {host}:{port}: {error.strerror}"]) from error

@@ -52,8 +52,8 @@ def _problems(question: Question, drivers: Drivers) -> Iterator[str]:
 def _faults(parameters: Any, types: ConfigTypes) -> Iterator[str]:
     try:
         size = len(msgspec.json.encode(parameters))
-    except (UnicodeError, OverflowError, RecursionError):
-        yield ": cannot be read on the node: allowed are valid Unicode, numbers of 64 bits, and lists in lists a few deep"
+    except UnicodeError:
+        yield ": is no valid Unicode, and cannot be read on the node"
         return
     if size > MOST_PARAMETERS:
         yield f": found {size} bytes, allowed are {MOST_PARAMETERS}"

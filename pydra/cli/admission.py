@@ -37,9 +37,9 @@ def _policy(parsed: argparse.Namespace) -> int:
 def _schema(parsed: argparse.Namespace) -> int:
     import json  # noqa: PLC0415
 
-    from pydra.admission.known import read_backend  # noqa: PLC0415
+    from pydra.admission.known import read_types  # noqa: PLC0415
     from pydra.admission.schema import build_schema  # noqa: PLC0415
 
-    backend = read_backend(parsed.backend, driver=parsed.backend)  # a schema needs no driver's name
-    print(json.dumps(build_schema(backend, kind=parsed.kind), indent=2, ensure_ascii=False))
+    schema = build_schema(read_types(parsed.backend), kind=parsed.kind)
+    print(json.dumps(schema, indent=2, ensure_ascii=False))
     return 0

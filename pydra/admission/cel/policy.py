@@ -16,7 +16,7 @@ from msgspec import inspect as mi
 from pydra.admission.cel.checks import Checks
 from pydra.admission.cel.text import NOTHING, Path, choose, gather, let, problem, quote, show
 from pydra.admission.known import KnownBackend
-from pydra.admission.places import PLACES, build_rules
+from pydra.admission.places import OPERATIONS, PLACES, build_rules
 from pydra.backends.mismatches import read_type
 
 UNCHECKED = "pydra.dev/unchecked"
@@ -76,13 +76,14 @@ def _places(backend: KnownBackend) -> Iterator[tuple[str, str]]:
     Objects are dyn: the type checker of policies knows the three kinds apart, and would warn of each other's fields.
     """
     yield "resource", "request.resource.resource"
-    place = entries = stored = ""
+    place = entries = stored = ""  # what was stored matters where an update can bring a config
     for resource, way in PLACES.items():
         test = f"variables.resource == {quote(resource)} ? "
         fields = ".?".join(way)
         place += f"{test}{quote('.'.join(way))}\n: "
         entries += f"{test}dyn(object).?{fields}.orValue([])\n: "
-        stored += f"{test}dyn(oldObject).?{fields}.orValue([])\n: "
+        if "UPDATE" in OPERATIONS[resource]:
+            stored += f"{test}dyn(oldObject).?{fields}.orValue([])\n: "
     yield "place", f"{place}{NOTHING}"
     yield "entries", f"{entries}[]"
     yield "stored", f"oldObject == null ? []\n: {stored}[]"

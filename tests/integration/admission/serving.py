@@ -36,13 +36,15 @@ class Webhook(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def serve_webhook(
-    *, tls: ssl.SSLContext | None = None, read_deadline: float = 5.0, port: int = 0
+    *, tls: ssl.SSLContext | None = None, read_deadline: float = 5.0, port: int = 0, most_connections: int = 500
 ) -> AsyncIterator[Webhook]:
     metrics = AdmissionMetrics()
     known = read_backend("sim")
     drivers = {known.driver: known.types}
     service = ReviewService(lambda question: judge(question, drivers), metrics, read_deadline=read_deadline)
-    async with serve_reviews("127.0.0.1", port, service, metrics=metrics, tls=tls) as bound:
+    async with serve_reviews(
+        "127.0.0.1", port, service, metrics=metrics, tls=tls, most_connections=most_connections
+    ) as bound:
         yield Webhook(f"{'https' if tls else 'http'}://127.0.0.1:{bound}", metrics, service)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import socket
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -12,7 +13,7 @@ import pytest
 
 from pydra.admission.server import MAX_BODY, PATH
 from pydra.errors import SettingsError
-from tests.integration.admission.serving import JSON, connect, review, serve_webhook
+from tests.integration.admission.serving import JSON, Webhook, connect, review, serve_webhook
 from tests.unit.admission.configs import sim
 from tests.unit.admission.questions import build_body, encode, entry
 
@@ -60,6 +61,13 @@ async def test_reviews_are_answered_and_counted() -> None:
             "expected Content-Type application/json, found application/yaml",
             id="another content type",
         ),
+        pytest.param(
+            b"{}",
+            {**JSON, "Content-Encoding": "gzip"},
+            415,
+            "expected a body without Content-Encoding, found gzip",
+            id="said to be compressed",
+        ),
         pytest.param(b"x" * (MAX_BODY + 1), JSON, 413, f"a review has at most {MAX_BODY} bytes", id="too large"),
     ],
 )
@@ -75,7 +83,7 @@ async def test_what_is_no_review_is_answered_in_words(
 
 
 async def test_the_largest_review_of_an_api_server_is_taken() -> None:
-    padding = {"metadata": {"annotations": {"a": "x" * (3 << 20)}}}
+    padding = {"metadata": {"annotations": {"a": "x" * (3 << 19)}}}
     async with serve_webhook() as webhook, connect() as session:
         answer = await review(session, webhook.url, configs=[WRONG], oldObject=padding, options=padding)
     assert answer["allowed"] is False
@@ -136,3 +144,49 @@ async def test_an_address_in_use_is_a_settings_error_that_names_it() -> None:
         with pytest.raises(SettingsError, match=f"address: cannot listen on 127.0.0.1:{port}"):
             async with serve_webhook(port=port):
                 pass
+
+
+async def test_a_body_in_broken_pieces_is_answered_in_words() -> None:
+    async with serve_webhook() as webhook:
+        reader, writer = await open_plain(webhook)
+        writer.write(f"POST {PATH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n".encode())
+        writer.write(b"Transfer-Encoding: chunked\r\n\r\n5\r\n{}\r\nnonsense\r\n")
+        with anyio.fail_after(10):
+            assert (await reader.readline()).split()[1] == b"400"
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_connection_that_never_asks_is_closed_and_one_that_asked_is_kept() -> None:
+    async with serve_webhook(read_deadline=0.3) as webhook, connect(limit=1) as session:
+        assert (await review(session, webhook.url, configs=[RIGHT]))["allowed"] is True
+        connections = [await open_plain(webhook) for _ in range(3)]
+        for _, writer in connections:
+            writer.write(f"POST {PATH} HTTP/1.1\r\nHost: ".encode())
+        with anyio.fail_after(10):
+            for reader, writer in connections:
+                with suppress(ConnectionResetError):
+                    assert await reader.read() == b""
+                writer.close()
+                with suppress(ConnectionResetError):
+                    await writer.wait_closed()
+        assert (await review(session, webhook.url, configs=[RIGHT]))["allowed"] is True
+
+
+async def test_more_connections_than_any_api_server_has_are_closed_at_once() -> None:
+    async with serve_webhook(most_connections=2) as webhook:
+        kept = [await open_plain(webhook) for _ in range(2)]
+        reader, writer = await open_plain(webhook)
+        with anyio.fail_after(10), suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        kept[0][1].write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+        with anyio.fail_after(10):
+            assert b" 200 " in await kept[0][0].readline()
+        for one in (writer, *(writer for _, writer in kept)):
+            one.close()
+            with suppress(ConnectionResetError):
+                await one.wait_closed()
+
+
+async def open_plain(webhook: Webhook) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", int(webhook.url.rpartition(":")[2]))

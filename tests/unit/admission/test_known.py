@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pydra.admission.known import index_drivers, read_backend, read_backends
+from pydra.admission.known import index_drivers, read_backend, read_backends, read_types
 from pydra.errors import BackendError, ContractError, SettingsError
 
 
@@ -72,6 +72,16 @@ def test_a_backend_that_cannot_be_read_is_told_in_words(
     with pytest.raises(error) as caught:
         read_backend("broken:")
     assert words in str(caught.value)
+
+
+def test_a_name_that_no_driver_can_have_is_refused_where_it_is_given() -> None:
+    with pytest.raises(SettingsError, match="""'Bad Driver"x' is no driver name"""):
+        read_backend("sim", driver='Bad Driver"x')
+
+
+def test_a_schema_needs_no_drivers_name(modules: Path) -> None:
+    (modules / "nameless.py").write_text(COROUTINES)
+    assert read_types("nameless:").driver == ""
 
 
 def test_all_that_are_not_installed_are_named_at_once() -> None:

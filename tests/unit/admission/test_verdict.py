@@ -155,7 +155,40 @@ WRONG = entry(SIM.driver, sim(clockMHz=1))
 def test_what_was_stored_before_stays_updatable(options: dict[str, Any], result: str) -> None:
     if "sub_resource" in options:
         options = {"subResource": options["sub_resource"]}
-    assert judge(ask(configs=[WRONG], **options), DRIVERS).result == result
+    assert judge(ask("deviceclasses", configs=[WRONG], **options), DRIVERS).result == result
+
+
+@pytest.mark.parametrize("resource", ["resourceclaims", "resourceclaimtemplates"])
+def test_nothing_stands_in_the_way_of_updates_that_can_bring_no_config(resource: str) -> None:
+    assert judge(ask(resource, configs=[WRONG], operation="UPDATE", old=[]), DRIVERS).result == "not_ours"
+
+
+STRANGE = {
+    "half a character": b'"\\ud800"',
+    "other bytes": b'"\xff\xfe"',
+    "many digits": b"1" * 5000,
+    "no finite number": b"1e999",
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE.values(), ids=STRANGE)
+def test_what_strict_json_lacks_costs_only_the_config_that_has_it(strange: bytes) -> None:
+    body = encode(build_body(configs=[entry("other.example.com", {"a": "STRANGE"}), entry(SIM.driver, sim())]))
+    assert judge(parse_review(body.replace(b'"STRANGE"', strange)), DRIVERS).result == "allowed"
+    body = encode(build_body(configs=[entry("other.example.com", {}), entry(SIM.driver, sim(env={"A": "STRANGE"}))]))
+    verdict = judge(parse_review(body.replace(b'"STRANGE"', strange)), DRIVERS)
+    if strange == STRANGE["other bytes"]:  # the API server itself sends them as U+FFFD, as they are read here
+        assert verdict.allowed
+    else:
+        (problem,) = verdict.problems
+        assert problem.startswith("spec.devices.config[1].opaque.parameters")
+    assert msgspec.json.decode(build_review(ask(), verdict))["response"]["allowed"] is verdict.allowed
+
+
+def test_parameters_that_are_larger_than_the_api_allows_are_not_judged() -> None:
+    verdict = judge(ask(configs=[entry(SIM.driver, {f"k{index}": 1 for index in range(100_000)})]), DRIVERS)
+    (problem,) = verdict.problems
+    assert problem == "spec.devices.config[0].opaque.parameters: found 1088891 bytes, allowed are 10240"
 
 
 @pytest.mark.parametrize(
@@ -214,7 +247,9 @@ def test_a_backend_whose_rules_fail_is_named_and_the_config_refused_as_on_the_no
 
 def test_no_more_faults_are_looked_for_than_anybody_reads() -> None:
     configs = [entry(SIM.driver, sim(**{f"k{index}": 1 for index in range(400)})) for _ in range(32)]
-    assert len(judge(ask(configs=configs), DRIVERS).problems) == MOST_PROBLEMS
+    problems = judge(ask(configs=configs), DRIVERS).problems
+    assert len(problems) == MOST_PROBLEMS + 1
+    assert problems[-1] == "these are the first 100, and there are more"
 
 
 def test_a_limit_that_is_no_quantity_is_told_beside_the_rest() -> None:
