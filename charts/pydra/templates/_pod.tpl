@@ -100,7 +100,7 @@ containers:
       # A variable, because backends read it too.
       - {name: PYDRA_HOST_ROOT, value: /host}
       {{- if $packages }}
-      - {name: PYTHONPATH, value: /packages}
+      - {name: PYTHONPATH, value: /packages/start}
       {{- end }}
       {{- range $name := $names }}
       {{- range $key, $value := default dict (get $.backends $name).settings }}

@@ -65,7 +65,7 @@ containers:
       {{- end }}
     {{- if $packages }}
     env:
-      - {name: PYTHONPATH, value: /packages}
+      - {name: PYTHONPATH, value: /packages/start}
     {{- end }}
     ports:
       - {name: webhook, containerPort: {{ $webhook.port }}}
@@ -102,7 +102,12 @@ Args: root, backends, packages, user. */ -}}
 {{- define "pydra.installPackages" -}}
 image: {{ include "pydra.image" . }}
 imagePullPolicy: {{ include "pydra.pullPolicy" . }}
-command: [python, -m, pip, install, --no-cache-dir, --disable-pip-version-check, --target, /packages]
+command:
+  - python
+  - -c
+  - |
+    {{- .root.Files.Get "files/install_packages.py" | nindent 4 }}
+  - /packages
 args:
   {{- toYaml (concat .root.Values.packages.pipArguments (uniq .packages)) | nindent 2 }}
 env:
