@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from anyio import to_thread
+
 from tests.e2e.cluster import KUBELET_ROOT, Cluster
 
 
@@ -84,7 +86,11 @@ def run_agent(
 async def open_agent(cluster: Cluster, scratch: Path, **options: Any) -> AsyncIterator[Agent]:
     """An agent that serves; the test's pods go before it does."""
     with run_agent(cluster.node, scratch, **options) as agent:
-        await agent.wait_serving(cluster)
-        yield agent
-        await cluster.clear()
-        await cluster.wait_unprepared()
+        try:
+            await agent.wait_serving(cluster)
+            yield agent
+            await cluster.clear()
+            await cluster.wait_unprepared()
+        finally:
+            if agent.process.poll() is None:
+                await to_thread.run_sync(agent.stop)

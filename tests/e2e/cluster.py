@@ -164,8 +164,11 @@ class Cluster:
         await self.wait("no CDI file and no checkpoint is left", look)
 
     async def clear(self) -> None:
-        """Delete all pods, and wait until they are gone."""
-        names = [pod["metadata"]["name"] for pod in (await self.client.list(PODS, namespace=self.namespace)).items]
+        """Delete all pods of the test, and wait until they are gone; those of a release serve on meanwhile."""
+        found = await self.client.list(
+            PODS, namespace=self.namespace, label_selector="app.kubernetes.io/managed-by!=Helm"
+        )
+        names = [pod["metadata"]["name"] for pod in found.items]
         for name in names:
             with suppress(NotFound):
                 await self.client.delete(PODS, name, namespace=self.namespace)

@@ -6,6 +6,7 @@ PYDRA_E2E_CHART_IMAGE names the images, which are on the node: with localhost/py
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -21,17 +22,23 @@ from pydra.kube.auth import load_credentials
 from pydra.kube.client import KubeClient
 from pydra.kube.resources import PODS, JsonObject, Resource
 from tests.chart.rendering import CHART, overlay
-from tests.e2e.cluster import KUBELET_ROOT, Cluster
+from tests.e2e.cluster import KUBELET_ROOT, Cluster, open_cluster
 
 IMAGE = os.environ.get("PYDRA_E2E_CHART_IMAGE", "")
 SECONDS = 100
+PRIVILEGED = {"pod-security.kubernetes.io/enforce": "privileged"}
 
 DAEMON_SETS = Resource(group="apps", version="v1", plural="daemonsets", kind="DaemonSet", namespaced=True)
+CLUSTER_ROLES, CLUSTER_ROLE_BINDINGS = (
+    Resource(group="rbac.authorization.k8s.io", version="v1", plural=f"{kind.lower()}s", kind=kind)
+    for kind in ("ClusterRole", "ClusterRoleBinding")
+)
 KINDS = tuple(
     Resource(group=group, version="v1", plural=plural, kind=plural, namespaced=namespaced)
     for group, plurals, namespaced in (
         ("", ("configmaps", "secrets", "serviceaccounts", "services", "pods", "resourcequotas"), True),
         ("apps", ("daemonsets", "deployments"), True),
+        ("networking.k8s.io", ("networkpolicies",), True),
         ("policy", ("poddisruptionbudgets",), True),
         ("rbac.authorization.k8s.io", ("roles", "rolebindings"), True),
         ("rbac.authorization.k8s.io", ("clusterroles", "clusterrolebindings"), False),
@@ -52,45 +59,71 @@ KINDS = tuple(
 
 
 class Release:
-    """The release `pydra` in the cluster's namespace; its driver is the cluster's."""
+    """The release `pydra` in the cluster's namespace; its driver is the cluster's. `state` is its hardware's."""
 
     def __init__(self, helm: helm_python.Config, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.state = KUBELET_ROOT / f"pydra-{cluster.driver}"
         self._helm = helm
-        self._state = f"/var/run/pydra-{cluster.driver}"
 
-    async def install(self, *values: Mapping[str, Any], name: str = "pydra") -> None:
+    async def install(self, *values: Mapping[str, Any], name: str = "pydra", wait: bool = True) -> None:
         """Install it, and wait until all of it is ready."""
-        await self._call(self._helm.install, CHART, name, self.values(*values), wait="watcher", timeout=SECONDS)
+        await self._apply(self._helm.install, *values, name=name, wait=wait)
 
-    async def upgrade(self, *values: Mapping[str, Any]) -> None:
+    async def upgrade(self, *values: Mapping[str, Any], wait: bool = True) -> None:
         """The same for an upgrade."""
-        await self._call(self._helm.upgrade, CHART, "pydra", self.values(*values), wait="watcher", timeout=SECONDS)
+        await self._apply(self._helm.upgrade, *values, name="pydra", wait=wait)
+
+    async def _apply(self, action: Any, *values: Mapping[str, Any], name: str, wait: bool) -> None:
+        waiting = {"wait": "watcher", "timeout": SECONDS} if wait else {}
+        await self._call(action, CHART, name, self.values(*values), **waiting)
+
+    async def roll_back(self, revision: int) -> None:
+        """Go back to what an earlier revision was, and wait until all of it is ready."""
+        await self._call(self._helm.rollback, "pydra", version=revision, wait="watcher", timeout=SECONDS)
 
     async def test(self) -> None:
         """`helm test`; raises HelmError."""
         await self._call(self._helm.test, "pydra", timeout=SECONDS)
 
     async def uninstall(self) -> None:
-        """Remove it, and what it left on the node."""
+        """Remove it, and wait until nothing of it is in the cluster; what is on the node stays."""
         await self._call(self._helm.uninstall, "pydra", wait="watcher", timeout=SECONDS, ignore_not_found=True)
-        for path in (self._state, KUBELET_ROOT / "plugins" / self.cluster.driver):
+        await self.cluster.wait("all of the release is gone", self._is_gone)
+
+    async def _is_gone(self) -> bool:
+        left = await self.objects() - {"pods/pydra-test"}  # Helm leaves a test that failed, for its log
+        return not [one for one in left if not one.startswith("deviceclasses/")]
+
+    def sockets(self) -> list[Path]:
+        """What the kubelet could find the driver by, and call it at."""
+        named = (KUBELET_ROOT / "plugins_registry").glob(f"*{self.cluster.driver}*")
+        return sorted((*named, *(KUBELET_ROOT / "plugins" / self.cluster.driver).glob("*.sock")))
+
+    def clean_node(self) -> None:
+        """Remove what the agent keeps on the node between two releases."""
+        for path in (self.state, KUBELET_ROOT / "plugins" / self.cluster.driver):
             shutil.rmtree(path, ignore_errors=True)
+
+    def hardware(self, scenario: str, *, name: str = "scenario") -> dict[str, Any]:
+        """The values for accelerators as this scenario has them, in a file of this name."""
+        path = self.state / f"{name}.yaml"
+        self.state.mkdir(exist_ok=True)
+        path.write_text(scenario)
+        return {"backends": {"sim": {"settings": {"scenario": str(path)}}}}
 
     def values(self, *values: Mapping[str, Any]) -> dict[str, Any]:
         """Its values, these over those that every test has."""
-        path, _, tag = IMAGE.rpartition(":")
-        registry, _, repository = path.rpartition("/")
         driver = self.cluster.driver
         backend = {
             "enabled": True,
             "driver": driver,
-            "hostPaths": [{"path": self._state, "type": "DirectoryOrCreate"}],
-            "settings": {"state": self._state},
+            "hostPaths": [{"path": str(self.state), "type": "DirectoryOrCreate"}],
+            "settings": {"state": str(self.state)},
             "deviceClasses": {"names": {"sim.pydra.dev": driver, "partition.sim.pydra.dev": f"partition.{driver}"}},
         }
-        image = {"registry": registry, "repository": repository, "tag": tag, "pullPolicy": "Never"}
-        return overlay({"image": image, "backends": {"sim": backend}}, *values)
+        common = {"kubelet": {"root": str(KUBELET_ROOT)}, "backends": {"sim": backend}}
+        return overlay(image_values(IMAGE), common, *values)
 
     async def objects(self) -> set[str]:
         """What is there of it, in the cluster as a whole."""
@@ -105,10 +138,14 @@ class Release:
 
     async def agent(self) -> JsonObject:
         """The agent's pod, the only one that runs."""
+        (pod,) = await self.agents()
+        return pod
+
+    async def agents(self) -> list[JsonObject]:
+        """The agents' pods that have not been told to end."""
         selector = "app.kubernetes.io/component=agent"
         pods = await self.cluster.client.list(PODS, namespace=self.cluster.namespace, label_selector=selector)
-        (pod,) = [one for one in pods.items if not one["metadata"].get("deletionTimestamp")]
-        return pod
+        return [one for one in pods.items if not one["metadata"].get("deletionTimestamp")]
 
     @asynccontextmanager
     async def as_agent(self, scratch: Path) -> AsyncIterator[KubeClient]:
@@ -128,13 +165,34 @@ class Release:
 
 @asynccontextmanager
 async def open_release(cluster: Cluster) -> AsyncIterator[Release]:
-    """None yet; whatever a test has installed goes with the test's pods."""
-    with helm_python.Config(kubeconfig_path=os.environ["KUBECONFIG"], namespace=cluster.namespace) as helm:
-        release = Release(helm, cluster)
+    """None yet; whatever a test has installed goes after the test's pods, which it must unprepare."""
+    connect = partial(helm_python.Config, kubeconfig_path=os.environ["KUBECONFIG"], namespace=cluster.namespace)
+    helm = await anyio.to_thread.run_sync(connect)  # which loads Helm
+    release = Release(helm, cluster)
+    try:
+        yield release
+    finally:
         try:
-            yield release
+            await cluster.clear()
         finally:
             await release.uninstall()
+            release.clean_node()
+            await anyio.to_thread.run_sync(helm.close)
+
+
+@asynccontextmanager
+async def open_place(driver: str = "") -> AsyncIterator[tuple[Cluster, Release]]:
+    """A namespace, and a driver name that nobody else serves, or this one."""
+    driver = driver or f"chart-{secrets.token_hex(3)}.sim.pydra.dev"
+    async with open_cluster(driver, **PRIVILEGED) as cluster, open_release(cluster) as release:
+        yield cluster, release
+
+
+def image_values(image: str) -> dict[str, Any]:
+    """The values for images of this name, which are on the node."""
+    path, _, tag = image.rpartition(":")
+    registry, _, repository = path.rpartition("/")
+    return {"image": {"registry": registry, "repository": repository, "tag": tag, "pullPolicy": "Never"}}
 
 
 def _is_ours(kind: Resource, name: str) -> bool:

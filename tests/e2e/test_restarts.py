@@ -27,7 +27,7 @@ async def test_what_is_prepared_outlives_the_agent_and_is_unprepared_by_the_next
             await agent.wait_serving(cluster)
             before = await cluster.slices()
             await cluster.start_pod("app", STAY, resourceClaimName="accel")
-            assert agent.stop() == 0
+            assert await anyio.to_thread.run_sync(agent.stop) == 0
         assert len(cdi_files()) == 1
         async with open_agent(cluster, tmp_path):
             await cluster.delete_pod("app")
@@ -43,7 +43,7 @@ async def test_an_agent_that_is_killed_leaves_pods_running_and_its_successor_ser
         with run_agent(cluster.node, tmp_path) as agent:
             for name in ("ends", "stays"):
                 await cluster.start_pod(name, STAY, resourceClaimTemplateName="accel")
-            assert agent.stop(signal.SIGKILL) == -signal.SIGKILL
+            assert await anyio.to_thread.run_sync(agent.stop, signal.SIGKILL) == -signal.SIGKILL
         async with open_agent(cluster, tmp_path):
             await cluster.delete_pod("ends")
             assert (await cluster.pod("stays"))["status"]["phase"] == "Running"

@@ -1,0 +1,34 @@
+"""What the kubelet counts of claims: the failures that it repeats until they are none, and tells nobody else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e.cluster import Cluster
+from tests.integration.api_handle import ApiHandle
+
+OPERATIONS = "dra_operations_duration_seconds_count"
+CALLS = "dra_grpc_operations_duration_seconds_count"
+
+
+async def count_failures(cluster: Cluster) -> Mapping[tuple[str, ...], float]:
+    """Failed operations for pods, and calls of the test's driver that ended without an answer, since it started.
+
+    An operation for a pod whose driver is not registered at that moment counts, as does one that the driver refuses.
+    """
+    async with ApiHandle(Path(os.environ["KUBECONFIG"]), None).connect() as client:
+        answer = await client.get(f"/api/v1/nodes/{cluster.node}/proxy/metrics")
+    assert answer.status == 200, answer.text
+    families = text_string_to_metric_families(answer.text)
+    samples = [one for family in families for one in family.samples if one.name in (OPERATIONS, CALLS)]
+    assert any(one.name == OPERATIONS for one in samples), "the kubelet counts what it does for claims"
+    return {
+        (one.name, *sorted(one.labels.values())): one.value
+        for one in samples
+        if one.labels.get("is_error") == "true"
+        or (one.labels.get("driver_name") == cluster.driver and one.labels["grpc_status_code"] != "OK")
+    }
