@@ -19,6 +19,7 @@ import yaml
 
 from pydra.admission.cel.policy import build_policy
 from pydra.admission.known import read_backend
+from pydra.admission.places import build_rules
 from pydra.backends.discovery import find_backend
 from pydra.backends.loading import load_object
 from pydra.backends.protocol import ENTRY_POINT_GROUP
@@ -61,6 +62,7 @@ def files() -> dict[Path, str]:
         "simSettings": closed({name: {"type": "string", "description": text} for name, text in SIM_SETTINGS.items()}),
     }
     made = {SCHEMA: json.dumps(schema, indent=2, ensure_ascii=False) + "\n"}
+    made[CHART / "files" / "webhook-rules.json"] = json.dumps(build_rules(), indent=2) + "\n"
     for name in backends():
         made[CHART / "files" / "backends" / f"{name}.json"] = describe_backend(name)
         made[CHART / "files" / "policies" / f"{name}.json"] = policy_of(name)

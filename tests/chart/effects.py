@@ -302,6 +302,20 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
     ("webhook.replicas", WEBHOOK, 3, of("Deployment", "spec", "replicas"), 3),
     ("webhook.failurePolicy", WEBHOOK, "Ignore", webhook("failurePolicy"), "Ignore"),
     ("webhook.timeoutSeconds", WEBHOOK, 9, webhook("timeoutSeconds"), 9),
+    (
+        "http.host",
+        WEBHOOK,
+        "127.0.0.1",
+        lambda objects: [one for one in webhook_pod("containers", "0", "args")(objects) if "address" in one],
+        ["--address=0.0.0.0:8443", "--http-address=127.0.0.1:9464"],
+    ),
+    (
+        "webhook.priorityClassName",
+        WEBHOOK,
+        "",
+        of("ResourceQuota", "spec", "scopeSelector", "matchExpressions", "0", "values"),
+        ["system-node-critical"],
+    ),
     ("webhook.port", WEBHOOK, 9443, webhook_pod("containers", "0", "ports", "0", "containerPort"), 9443),
     (
         "webhook.port",

@@ -207,6 +207,21 @@ def test_a_certificate_that_is_of_no_use_is_replaced(path: tuple[str, ...], valu
     with open_cluster(found) as config:
         after = render_in(config, WEBHOOK, upgrade=True)
     assert secret(after)["data"]["tls.crt"] != before["tls.crt"]
-    trusted = after.one("ValidatingWebhookConfiguration")["webhooks"][0]["clientConfig"]["caBundle"]
-    assert trusted == secret(after)["data"]["ca.crt"]
-    assert base64.b64decode(trusted).startswith(b"-----BEGIN CERTIFICATE-----")
+    # Pods serve the old one until they are replaced.
+    old, new = (base64.b64decode(one["ca.crt"]) for one in (found["data"], secret(after)["data"]))
+    assert trusted(after) == new + old
+    with open_cluster(secret(after)) as config:
+        assert trusted(render_in(config, WEBHOOK, upgrade=True)) == new
+
+
+def trusted(objects: Objects) -> bytes:
+    client = objects.one("ValidatingWebhookConfiguration")["webhooks"][0]["clientConfig"]
+    return base64.b64decode(client["caBundle"])
+
+
+def test_fewer_days_count_for_a_certificate_that_there_is() -> None:
+    with open_cluster() as config:
+        made = render_in(config, WEBHOOK)
+    with open_cluster(secret(made)) as config:
+        after = render_in(config, overlay(WEBHOOK, at("webhook.tls.days", 90)), upgrade=True)
+    assert secret(after)["data"]["tls.crt"] != secret(made)["data"]["tls.crt"]

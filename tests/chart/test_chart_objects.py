@@ -132,7 +132,8 @@ def without(*kinds: str) -> set[str]:
             | TEST
             | OF_SIM
             | WEBHOOK_OF_SIM - {"Secret/pydra-sim-webhook-tls"}
-            | {"Certificate/pydra-sim-webhook", "Issuer/pydra-webhook"},
+            | {"Certificate/pydra-sim-webhook", "Issuer/pydra-webhook"}
+            | {"Certificate/pydra-webhook-ca", "Issuer/pydra-webhook-root"},
             id="a certificate of cert-manager",
         ),
         pytest.param(

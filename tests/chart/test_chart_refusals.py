@@ -195,6 +195,23 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
             "webhook.tls.caBundle: found no certificate in it; it is PEM in base64, as `base64 -w0 ca.crt` prints it",
             id="a CA that is none",
         ),
+        *(
+            pytest.param(
+                overlay(SIM, {"webhook": {"enabled": True, "tls": tls}}),
+                f"webhook.tls.{key}: has no effect with webhook.tls.mode={mode}; set webhook.tls.mode={needed}",
+                id=f"{key} with {mode}",
+            )
+            for key, mode, needed, tls in (
+                ("secretName", "generated", "secret", {"secretName": "mine"}),
+                ("caBundle", "certManager", "secret", {"mode": "certManager", "caBundle": "bWluZQ=="}),
+                ("issuerRef", "generated", "certManager", {"issuerRef": {"name": "mine"}}),
+            )
+        ),
+        pytest.param(
+            overlay(SIM, {"webhook": {"enabled": True, "port": 9464}}),
+            "webhook.port and http.port are both 9464, and a pod can listen there once",
+            id="one port for two",
+        ),
         pytest.param(
             overlay(SIM, {"alerts": {"create": True, "disabled": ["PydraSlow"]}}),
             "alerts.disabled: there is no alert PydraSlow; there are PydraAgentNotReady, ",

@@ -11,6 +11,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store
 
+from pydra.admission.places import build_rules
 from tests.chart.rendering import BOTH, SIM, Object, Objects, at, overlay, render
 
 WEBHOOK = overlay(SIM, at("webhook.enabled", True))
@@ -77,14 +78,22 @@ def test_each_backend_has_a_webhook_that_is_asked_for_its_driver_only() -> None:
     assert '["gpu.nvidia.com","sim.pydra.dev"]' in one_pod["webhooks"][0]["matchConditions"][0]["expression"]
 
 
-def test_all_versions_of_what_may_have_a_config_are_asked_about() -> None:
-    (rule,) = render(WEBHOOK).one("ValidatingWebhookConfiguration")["webhooks"][0]["rules"]
-    assert rule == {
-        "apiGroups": ["resource.k8s.io"],
-        "apiVersions": ["v1", "v1beta1", "v1beta2"],
-        "operations": ["CREATE", "UPDATE"],
-        "resources": ["resourceclaims", "resourceclaimtemplates", "deviceclasses"],
+def test_the_webhook_is_asked_about_what_brings_a_config_and_not_about_finalizers_of_claims() -> None:
+    rules = render(WEBHOOK).one("ValidatingWebhookConfiguration")["webhooks"][0]["rules"]
+    asked = {
+        (resource, operation)
+        for rule in rules
+        for resource in rule["resources"]
+        for operation in rule["operations"]
+        if rule["apiGroups"] == ["resource.k8s.io"] and {*rule["apiVersions"]} == {"v1", "v1beta1", "v1beta2"}
     }
+    assert asked == {
+        ("resourceclaims", "CREATE"),
+        ("resourceclaimtemplates", "CREATE"),
+        ("deviceclasses", "CREATE"),
+        ("deviceclasses", "UPDATE"),
+    }
+    assert rules == build_rules()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -96,15 +105,36 @@ def test_the_network_policy_lets_reviews_in_where_there_is_a_webhook(*, enabled:
 
 def test_cert_manager_makes_a_certificate_for_the_service_and_tells_the_api_server() -> None:
     objects = render(WEBHOOK, at("webhook.tls.mode", "certManager"))
-    certificate, service = objects.one("Certificate"), objects.one("Service")["metadata"]
+    certificate, service = objects.one("Certificate", "pydra-sim-webhook"), objects.one("Service")["metadata"]
     assert certificate["spec"]["dnsNames"] == [f"{service['name']}.{service['namespace']}.svc"]
-    assert certificate["spec"]["issuerRef"]["name"] == objects.one("Issuer")["metadata"]["name"]
     volumes = objects.one("Deployment")["spec"]["template"]["spec"]["volumes"]
     assert volumes[0]["secret"]["secretName"] == certificate["spec"]["secretName"]
     configuration = objects.one("ValidatingWebhookConfiguration")
     wanted = f"{certificate['metadata']['namespace']}/{certificate['metadata']['name']}"
     assert configuration["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": wanted}
     assert "caBundle" not in configuration["webhooks"][0]["clientConfig"]
+
+
+def test_the_ca_of_cert_manager_outlives_what_it_signs() -> None:
+    objects = render(WEBHOOK, at("webhook.tls.mode", "certManager"))
+    issuer = objects.one("Issuer", objects.one("Certificate", "pydra-sim-webhook")["spec"]["issuerRef"]["name"])
+    (authority,) = [one for one in objects.all("Certificate") if one["spec"].get("isCA")]
+    assert issuer["spec"] == {"ca": {"secretName": authority["spec"]["secretName"]}}
+    assert (authority["spec"]["duration"], authority["spec"]["privateKey"]) == ("87600h", {"rotationPolicy": "Never"})
+    assert objects.one("Issuer", authority["spec"]["issuerRef"]["name"])["spec"] == {"selfSigned": {}}
+
+
+def test_pods_that_cannot_start_keep_no_node_from_being_drained() -> None:
+    budget = render(WEBHOOK).one("PodDisruptionBudget")["spec"]
+    assert (budget["maxUnavailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+
+
+def test_classes_of_the_release_itself_are_not_judged_and_those_of_a_namesake_are() -> None:
+    here, there = (render(WEBHOOK, namespace=one) for one in ("here", "there"))
+    condition = here.one("ValidatingWebhookConfiguration")["webhooks"][0]["matchConditions"][1]["expression"]
+    marks = [one.one("DeviceClass", "sim.pydra.dev")["metadata"]["annotations"] for one in (here, there)]
+    assert [one["pydra.dev/release"] for one in marks] == ["here/pydra", "there/pydra"]
+    assert condition.endswith("annotations[?'pydra.dev/release'].orValue('') != 'here/pydra'")
 
 
 def test_the_webhook_reads_what_the_chart_hands_to_it() -> None:

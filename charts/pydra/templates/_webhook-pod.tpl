@@ -9,7 +9,7 @@
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with $webhook.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with $values.imagePullSecrets }}
 imagePullSecrets:
@@ -45,7 +45,7 @@ initContainers:
 {{- end }}
 containers:
   - name: webhook
-    image: {{ include "pydra.image" . }}
+    image: {{ include "pydra.image" . | quote }}
     imagePullPolicy: {{ include "pydra.pullPolicy" . }}
     command: [pydra, webhook]
     args:
@@ -55,7 +55,8 @@ containers:
       {{- range $names }}
       - --driver={{ . }}={{ (get $.backends .).driver }}
       {{- end }}
-      - --address={{ $host }}:{{ $webhook.port }}
+      # The API server comes from outside, whoever may ask for metrics.
+      - --address={{ contains ":" $values.http.host | ternary "[::]" "0.0.0.0" }}:{{ $webhook.port }}
       - --http-address={{ $host }}:{{ $values.http.port }}
       - --tls-cert=/tls/tls.crt
       - --tls-key=/tls/tls.key
@@ -89,7 +90,7 @@ containers:
       - {name: packages, mountPath: /packages, readOnly: true}
       {{- end }}
 volumes:
-  - {name: tls, secret: {secretName: {{ .secret }}, defaultMode: 0440}}
+  - {name: tls, secret: {secretName: {{ .secret | quote }}, defaultMode: 0440}}
   - {name: tmp, emptyDir: {}}
   {{- if $packages }}
   - {name: packages, emptyDir: {}}
@@ -100,7 +101,7 @@ volumes:
 of its own (`user`): what is installed runs code, and user 0 may send signals to the host's processes where they are seen.
 Args: root, backends, packages, user. */ -}}
 {{- define "pydra.installPackages" -}}
-image: {{ include "pydra.image" . }}
+image: {{ include "pydra.image" . | quote }}
 imagePullPolicy: {{ include "pydra.pullPolicy" . }}
 command:
   - python
