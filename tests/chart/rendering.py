@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,17 @@ class Objects(list[Object]):
 
 
 class UniqueKeys(yaml.SafeLoader):
-    """Refuses a mapping with a key twice, which is always a mistake of a template."""
+    """Refuses a mapping with a key twice, always a mistake of a template; 1e3 is a number, as for Kubernetes."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         assert len(keys) == len(set(keys)), f"twice in one mapping: {sorted(k for k in keys if keys.count(k) > 1)}"
         return super().construct_mapping(node, deep)
+
+
+UniqueKeys.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
 
 
 def render_files(*values: Mapping[str, Any], name: str = "pydra", namespace: str = NAMESPACE) -> dict[str, str]:

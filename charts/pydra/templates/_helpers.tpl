@@ -4,15 +4,19 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 32 | trimSuffix "-" -}}
 {{- end -}}
 
-{{- /* At most 32 bytes, so that a Service called <this>-<backend>-webhook has at most 63. */ -}}
+{{- /* At most 32 bytes, so that a Service called <this>-<backend>-webhook has at most 63; without the dots that it may not
+have. A Service begins with a letter, other objects need not. */ -}}
 {{- define "pydra.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 32 | trimSuffix "-" -}}
-{{- else if contains (include "pydra.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 32 | trimSuffix "-" | trimSuffix "." -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name (include "pydra.name" .) | trunc 32 | trimSuffix "-" -}}
+{{- $name := .Values.fullnameOverride -}}
+{{- if not $name -}}
+{{- $chart := include "pydra.name" . -}}
+{{- $name = contains $chart .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $chart) -}}
 {{- end -}}
+{{- $name = $name | replace "." "-" | trunc 32 | trimSuffix "-" -}}
+{{- if and (regexMatch "^[0-9]" $name) (or .Values.webhook.enabled (and .Values.monitor.create (eq .Values.monitor.kind "ServiceMonitor"))) -}}
+{{- fail (printf "a Service's name begins with a letter, and %s-... does not: set fullnameOverride, or choose another name for the release" $name) -}}
+{{- end -}}
+{{- $name -}}
 {{- end -}}
 
 {{- define "pydra.namespace" -}}
@@ -33,15 +37,15 @@
 {{- end -}}
 
 {{- define "pydra.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "pydra.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "pydra.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "pydra.labels" -}}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ include "pydra.selectorLabels" . }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- end -}}
 
 {{- /* The image of a set of backends: of all, or of the one. Args: root, backends. */ -}}

@@ -35,10 +35,10 @@
 {{- if gt (len $runtimeClasses) 1 -}}
 {{- fail (printf "with onePod all backends have one runtimeClassName; found %s" (join ", " $runtimeClasses)) -}}
 {{- end -}}
-serviceAccountName: {{ include "pydra.serviceAccount" $root }}
+serviceAccountName: {{ include "pydra.serviceAccount" $root | quote }}
 automountServiceAccountToken: true
 {{- with $values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 terminationGracePeriodSeconds: {{ add (ceil (default 20 .settings.drainGrace)) 20 }}
 enableServiceLinks: false
@@ -46,7 +46,7 @@ enableServiceLinks: false
 hostPID: true
 {{- end }}
 {{- with $runtimeClasses }}
-runtimeClassName: {{ first . }}
+runtimeClassName: {{ first . | quote }}
 {{- end }}
 {{- with $values.imagePullSecrets }}
 imagePullSecrets:
@@ -83,7 +83,7 @@ initContainers:
 {{- end }}
 containers:
   - name: agent
-    image: {{ include "pydra.image" . }}
+    image: {{ include "pydra.image" . | quote }}
     imagePullPolicy: {{ include "pydra.pullPolicy" . }}
     command: [pydra-agent]
     args:
@@ -104,7 +104,7 @@ containers:
       {{- end }}
       {{- range $name := $names }}
       {{- range $key, $value := default dict (get $.backends $name).settings }}
-      - name: {{ include "pydra.variable" (dict "name" $name "key" $key) }}
+      - name: {{ include "pydra.variable" (dict "name" $name "key" $key) | quote }}
         value: {{ include "pydra.text" $value | quote }}
       {{- end }}
       {{- with (get $.backends $name).env }}
@@ -143,7 +143,7 @@ containers:
       {{- range $name := $names }}
       - {name: plugin-{{ $name }}, mountPath: {{ $values.kubelet.root }}/plugins/{{ (get $.backends $name).driver }}}
       {{- end }}
-      - {name: cdi, mountPath: {{ $values.cdi.path }}}
+      - {name: cdi, mountPath: {{ $values.cdi.path | quote }}}
       {{- if or $privileged $values.host.mountPropagation }}
       - {name: host, mountPath: /host, readOnly: true, mountPropagation: {{ default "HostToContainer" $values.host.mountPropagation }}}
       {{- else }}
@@ -154,8 +154,8 @@ containers:
       - {name: packages, mountPath: /packages, readOnly: true}
       {{- end }}
       {{- range $path, $host := $paths }}
-      - name: {{ include "pydra.volume" $path }}
-        mountPath: {{ default $path $host.mountPath }}
+      - name: {{ include "pydra.volume" $path | quote }}
+        mountPath: {{ default $path $host.mountPath | quote }}
         {{- if $host.readOnly }}
         readOnly: true
         {{- end }}
@@ -164,21 +164,21 @@ containers:
         {{- end }}
       {{- end }}
 volumes:
-  - {name: config, configMap: {name: {{ .name }}}}
+  - {name: config, configMap: {name: {{ .name | quote }}}}
   - {name: tmp, emptyDir: {}}
   - {name: registry, hostPath: {path: {{ $values.kubelet.root }}/plugins_registry, type: DirectoryOrCreate}}
   {{- range $name := $names }}
   - {name: plugin-{{ $name }}, hostPath: {path: {{ $values.kubelet.root }}/plugins/{{ (get $.backends $name).driver }}, type: DirectoryOrCreate}}
   {{- end }}
-  - {name: cdi, hostPath: {path: {{ $values.cdi.path }}, type: DirectoryOrCreate}}
+  - {name: cdi, hostPath: {path: {{ $values.cdi.path | quote }}, type: DirectoryOrCreate}}
   - {name: host, hostPath: {path: /, type: Directory}}
   {{- if $packages }}
   - {name: packages, emptyDir: {}}
   {{- end }}
   {{- range $path, $host := $paths }}
-  - name: {{ include "pydra.volume" $path }}
+  - name: {{ include "pydra.volume" $path | quote }}
     hostPath:
-      path: {{ $path }}
+      path: {{ $path | quote }}
       {{- with $host.type }}
       type: {{ . }}
       {{- end }}
