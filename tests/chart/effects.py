@@ -70,6 +70,14 @@ def mount(name: str) -> Look:
     return lambda objects: by_name(objects.agent()["volumeMounts"])[name]
 
 
+def only(entries: list[Object], **wanted: Any) -> Object:
+    """The only one that has these entries."""
+    found = [one for one in entries if wanted.items() <= one.items()]
+    if len(found) != 1:
+        raise LookupError(f"{len(found)} have {wanted}")
+    return found[0]
+
+
 def count(kind: str) -> Look:
     return lambda objects: len(objects.all(kind))
 
@@ -134,10 +142,18 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         f"{B}.hostPaths",
         SIM,
         [{"path": "/run/x", "mountPath": "/y", "readOnly": True, "mountPropagation": "HostToContainer"}],
-        mount("host-run-x"),
+        lambda objects: only(objects.agent()["volumeMounts"], mountPath="/y"),
         has({"mountPath": "/y", "readOnly": True, "mountPropagation": "HostToContainer"}),
     ),
-    (f"{B}.hostPaths", SIM, [{"path": "/run/x", "type": "Socket"}], volume("host-run-x"), has({"type": "Socket"})),
+    (
+        f"{B}.hostPaths",
+        SIM,
+        [{"path": "/run/x", "type": "Socket"}],
+        lambda objects: only(objects.pod()["volumes"], hostPath={"path": "/run/x", "type": "Socket"})["hostPath"][
+            "path"
+        ],
+        "/run/x",
+    ),
     (
         f"{B}.settings",
         SIM,

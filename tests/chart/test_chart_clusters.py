@@ -104,6 +104,13 @@ ADDITIONS = [
         "slicePolicy.create: this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy",
         id="no policies",
     ),
+    pytest.param(
+        lacking("apis/admissionregistration.k8s.io/v1"),
+        {"slicePolicy": {"create": False}, "configPolicy": {"create": True}},
+        "configPolicy.create: this cluster does not serve admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy;"
+        " leave it out, and judge configs with webhook.enabled=true",
+        id="no policies for configs",
+    ),
 ]
 
 
@@ -130,6 +137,13 @@ def test_what_a_cluster_does_not_serve_is_refused_in_words(kinds: Kinds, values:
         ),
         pytest.param(
             daemon_set(f"{NAMESPACE}/first"), SIM, f"is served by release {NAMESPACE}/first", id="in the same namespace"
+        ),
+        pytest.param(
+            {**daemon_set(f"{NAMESPACE}/first"), "spec": {"template": {"spec": {"serviceAccountName": "shared"}}}},
+            overlay(NVIDIA, {"serviceAccount": {"create": False, "name": "shared"}}),
+            f"serviceAccount.name: release {NAMESPACE}/first has the account shared too, and by slicePolicy.create each"
+            " would refuse the other's ResourceSlices: give each release an account of its own",
+            id="an account of another release",
         ),
         pytest.param(
             device_class("there/first"),

@@ -68,7 +68,7 @@ WELL: Answers = {
     SLICES: (200, {"items": [published({"name": "accel-0"}, node=node)[1]["items"][0] for node in NODES]}),
     f"{CLASSES}/sim.pydra.dev": (200, {"spec": {"extendedResourceName": RESOURCE}}),
     f"{CLASSES}/partition.sim.pydra.dev": (200, {}),
-    CLAIMS: refused("denied: spec.devices.config[0].opaque.parameters: no such kind", 422),
+    CLAIMS: refused('admission webhook "pydra-sim.configs.pydra.dev" denied the request: no such kind', 422),
 }
 
 
@@ -82,6 +82,15 @@ def run(
     return subprocess.run(
         command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=30, check=False
     )
+
+
+def test_a_policy_that_refuses_first_leaves_open_whether_the_webhook_answers(tmp_path: Path) -> None:
+    message = "ValidatingAdmissionPolicy 'configs.sim.pydra.dev' denied request: opaque.parameters: no such kind"
+    with serve_api({**WELL, CLAIMS: refused(message)}, tmp_path) as environ:
+        done = run(environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "note: webhook: was not asked about a config that driver sim.pydra.dev does not know" in done.stdout
+    assert message in done.stdout
 
 
 def test_a_release_that_is_well_passes_and_says_what_it_has(tmp_path: Path) -> None:
@@ -161,6 +170,12 @@ def test_a_release_that_is_well_passes_and_says_what_it_has(tmp_path: Path) -> N
             "webhook: failed calling webhook: context deadline exceeded; see the webhook's pods, and whether the API"
             " server reaches them",
             id="a firewall",
+        ),
+        pytest.param(
+            CLAIMS,
+            refused("exceeded quota, at spec.devices.config[0].opaque.parameters"),
+            "webhook: exceeded quota, at spec.devices.config[0].opaque.parameters; see the webhook's pods",
+            id="somebody else refuses",
         ),
     ],
 )

@@ -87,9 +87,9 @@ def look(release):
     for name, resource in release["classes"].items():
         yield from look_at_class(name, resource)
     if release["webhook"]:
-        for drivers in release["agents"].values():
+        for name, drivers in release["agents"].items():
             for driver in drivers:
-                yield from try_nonsense(release["namespace"], driver)
+                yield from try_nonsense(release["namespace"], f"{name}.configs.pydra.dev", driver)
 
 
 def look_at_agents(release, name, nodes):
@@ -225,7 +225,7 @@ def look_at_class(name, resource):
         yield FOUND, f"DeviceClass {name}: is there" + (f", and stands for {resource}" if resource else "")
 
 
-def try_nonsense(namespace, driver):
+def try_nonsense(namespace, webhook, driver):
     """Ask whether a claim with a config of a kind that nobody has could be stored; nothing is stored."""
     nonsense = {"apiVersion": "helm-test.pydra.dev/v1", "kind": "Nonsense"}
     devices = {"config": [{"opaque": {"driver": driver, "parameters": nonsense}}]}
@@ -241,8 +241,16 @@ def try_nonsense(namespace, driver):
                 " asked, or does not answer and webhook.failurePolicy is Ignore"
             ),
         )
-    elif "opaque.parameters" in message:
+    elif f'admission webhook "{webhook}" denied' in message:
         yield FOUND, f"webhook: refuses a config that driver {driver} does not know"
+    elif "ValidatingAdmissionPolicy" in message:
+        yield (
+            NOTE,
+            (
+                f"webhook: was not asked about a config that driver {driver} does not know, since a policy refuses it"
+                f" first ({message[:WORDS]}); see the webhook's pods"
+            ),
+        )
     elif "x509" in message:
         yield (
             PROBLEM,

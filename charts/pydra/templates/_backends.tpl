@@ -36,10 +36,37 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- include "pydra.refuseMeeting" (dict "root" . "backends" $enabled) -}}
 {{- if not $enabled -}}
 {{- fail (printf "no backend is enabled, so there is nothing to serve: set backends.NAME.enabled=true; the chart knows %s, others are added under the name that `pydra backends` prints, with their driver" (include "pydra.known" .)) -}}
 {{- end -}}
 {{- toJson $enabled -}}
+{{- end -}}
+
+{{- /* Fails when enabled backends would share what each must have for itself. Args: root, backends. */ -}}
+{{- define "pydra.refuseMeeting" -}}
+{{- $classes := dict -}}
+{{- $resources := dict -}}
+{{- $digests := list -}}
+{{- range $name, $backend := .backends -}}
+{{- range $class, $spec := $backend.classes -}}
+{{- if hasKey $classes $class -}}
+{{- fail (printf "backends.%s and backends.%s both have a DeviceClass %s: give one of them another name with backends.%s.deviceClasses.names" (get $classes $class) $name $class $name) -}}
+{{- end -}}
+{{- $_ := set $classes $class $name -}}
+{{- with $spec.extendedResourceName -}}
+{{- if hasKey $resources . -}}
+{{- fail (printf "the extended resource %s stands for the DeviceClasses %s and %s, and pods would get either: leave it to one of them, in deviceClasses.extendedResourceNames" . (get $resources .) $class) -}}
+{{- end -}}
+{{- $_ := set $resources . $class -}}
+{{- end -}}
+{{- end -}}
+{{- $own := default dict $backend.image -}}
+{{- if not (or $own.tag $own.digest) -}}{{- $digests = append $digests $name -}}{{- end -}}
+{{- end -}}
+{{- if and .root.Values.image.digest (not .root.Values.onePod) (gt (len $digests) 1) -}}
+{{- fail (printf "image.digest: backends %s have an image each, and a digest is of one image: set backends.NAME.image.digest" (join " and " $digests)) -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* The names of the backends that the chart knows. */ -}}
@@ -58,16 +85,29 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- /* In a class's CEL the driver is a string in quotes; vfio.gpu.nvidia.com is no driver but the name of a class. */ -}}
 {{- $text = $text | replace (printf "'%s'" .known.driver) (printf "'%s'" .driver) -}}
 {{- end -}}
-{{- $specs := mergeOverwrite (fromJson $text) (deepCopy (default dict .values.classes)) -}}
+{{- $specs := fromJson $text -}}
+{{- $left := list -}}
+{{- range $name, $spec := default dict .values.classes -}}
+{{- if kindIs "invalid" $spec -}}
+{{- $left = append $left $name -}}
+{{- $_ := unset $specs $name -}}
+{{- else -}}
+{{- $_ := mergeOverwrite $specs (dict $name (deepCopy $spec)) -}}
+{{- end -}}
+{{- end -}}
 {{- range $name, $resource := default dict .values.extendedResourceNames -}}
-{{- if not (hasKey $specs $name) -}}
+{{- if not (or (hasKey $specs $name) (has $name $left)) -}}
 {{- fail (printf "deviceClasses.extendedResourceNames: %s is no DeviceClass of driver %s; there are %s" $name $.driver (keys $specs | sortAlpha | join ", ")) -}}
 {{- end -}}
-{{- if $resource -}}{{- $_ := set (get $specs $name) "extendedResourceName" $resource -}}{{- end -}}
+{{- if and $resource (hasKey $specs $name) -}}{{- $_ := set (get $specs $name) "extendedResourceName" $resource -}}{{- end -}}
 {{- end -}}
 {{- $classes := dict -}}
 {{- range $name, $spec := $specs -}}
-{{- $_ := set $classes (default $name (get (default dict $.values.names) $name)) $spec -}}
+{{- $called := default $name (get (default dict $.values.names) $name) -}}
+{{- if hasKey $classes $called -}}
+{{- fail (printf "deviceClasses.names: two DeviceClasses of driver %s would be called %s" $.driver $called) -}}
+{{- end -}}
+{{- $_ := set $classes $called $spec -}}
 {{- end -}}
 {{- range $name, $_ := default dict .values.names -}}
 {{- if not (hasKey $specs $name) -}}
@@ -109,6 +149,10 @@ a DeviceClass is somebody else's. Finds nothing where there is no cluster to loo
 {{- $annotations := default dict .metadata.annotations -}}
 {{- $owner := printf "%s/%s" (get $annotations "meta.helm.sh/release-namespace") (get $annotations "meta.helm.sh/release-name") -}}
 {{- $theirs := splitList "," (get $annotations "pydra.dev/drivers") -}}
+{{- $account := .spec | default dict | dig "template" "spec" "serviceAccountName" "" -}}
+{{- if and (ne $owner $here) (get $annotations "pydra.dev/drivers") $.Values.slicePolicy.create (eq .metadata.namespace (include "pydra.namespace" $)) (eq $account (include "pydra.serviceAccount" $)) -}}
+{{- fail (printf "serviceAccount.name: release %s has the account %s too, and by slicePolicy.create each would refuse the other's ResourceSlices: give each release an account of its own" $owner $account) -}}
+{{- end -}}
 {{- range $name, $backend := $backends -}}
 {{- if and (ne $owner $here) (has $backend.driver $theirs) -}}
 {{- fail (printf "driver %s is served by release %s already, and two would fight over its devices: uninstall that one, leave backends.%s disabled here, or give the driver another name with backends.%s.driver" $backend.driver $owner $name $name) -}}

@@ -96,7 +96,49 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- end -}}
 {{- end -}}
 
-{{- /* A volume's name for a path of the host. */ -}}
+{{- /* The name of the volume that is mounted at a path: readable, and of this path only. */ -}}
 {{- define "pydra.volume" -}}
-{{- printf "host-%s" (regexReplaceAll "[^a-z0-9]+" (lower .) "-" | trimAll "-") | trunc 63 | trimSuffix "-" -}}
+{{- printf "%s-%s" (printf "host-%s" (regexReplaceAll "[^a-z0-9]+" (lower .) "-" | trimAll "-") | trunc 54 | trimSuffix "-") (sha256sum . | trunc 8) -}}
+{{- end -}}
+
+{{- /* The hostPaths of a set of backends by where they are mounted, as JSON. Args: root, backends. */ -}}
+{{- define "pydra.hostPaths" -}}
+{{- $kubelet := .root.Values.kubelet.root -}}
+{{- $taken := list "/" "/etc/pydra" "/tmp" "/host" "/packages" (clean .root.Values.cdi.path) (clean (printf "%s/plugins_registry" $kubelet)) -}}
+{{- range .backends -}}{{- $taken = append $taken (clean (printf "%s/plugins/%s" $kubelet .driver)) -}}{{- end -}}
+{{- $paths := dict -}}
+{{- $owners := dict -}}
+{{- range $name, $backend := .backends -}}
+{{- range default list $backend.hostPaths -}}
+{{- $place := clean (default .path .mountPath) -}}
+{{- $entry := merge (dict "path" (clean .path)) (omit . "mountPath") -}}
+{{- if has $place $taken -}}
+{{- fail (printf "backends.%s.hostPaths: the chart itself has something at %s in the pod; leave it out, or give it another mountPath" $name $place) -}}
+{{- end -}}
+{{- if and (hasKey $paths $place) (not (deepEqual $entry (get $paths $place))) -}}
+{{- fail (printf "backends.%s.hostPaths: %s is mounted otherwise by backends.%s.hostPaths, and a pod has it once: make both the same, or give one of them another mountPath" $name $place (get $owners $place)) -}}
+{{- end -}}
+{{- $_ := set $paths $place $entry -}}
+{{- $_ := set $owners $place $name -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $paths -}}
+{{- end -}}
+
+{{- /* Fails when a backend's env has what the pod has already. Args: root, backends. */ -}}
+{{- define "pydra.refuseTakenVariables" -}}
+{{- $taken := dict "PYDRA_NODE_NAME" "the chart" "PYDRA_POD_UID" "the chart" "PYDRA_CONFIG" "the chart" "PYDRA_HOST_ROOT" "the chart" "PYTHONPATH" "the chart" -}}
+{{- range $name, $backend := .backends -}}
+{{- range $key, $_ := default dict $backend.settings -}}
+{{- $_ := set $taken (include "pydra.variable" (dict "name" $name "key" $key)) (printf "backends.%s.settings.%s" $name $key) -}}
+{{- end -}}
+{{- end -}}
+{{- range $name, $backend := .backends -}}
+{{- range default list $backend.env -}}
+{{- if hasKey $taken .name -}}
+{{- fail (printf "backends.%s.env: %s is set by %s, and only one of them would count; leave it out here" $name .name (get $taken .name)) -}}
+{{- end -}}
+{{- $_ := set $taken .name (printf "backends.%s.env" $name) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

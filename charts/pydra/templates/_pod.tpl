@@ -7,7 +7,8 @@
 {{- $privileged := false -}}
 {{- $hostPID := false -}}
 {{- $capabilities := list -}}
-{{- $paths := dict -}}
+{{- $paths := include "pydra.hostPaths" (dict "root" .root "backends" .backends) | fromJson -}}
+{{- include "pydra.refuseTakenVariables" (dict "backends" .backends) -}}
 {{- $tolerations := $values.tolerations -}}
 {{- $terms := list -}}
 {{- $everywhere := false -}}
@@ -19,7 +20,6 @@
 {{- if include "pydra.hostPID" $backend -}}{{- $hostPID = true -}}{{- end -}}
 {{- with $backend.runtimeClassName -}}{{- $runtimeClasses = append $runtimeClasses . | uniq -}}{{- end -}}
 {{- $capabilities = concat $capabilities (default list $backend.capabilities) -}}
-{{- range default list $backend.hostPaths -}}{{- $_ := set $paths .path . -}}{{- end -}}
 {{- $tolerations = concat $tolerations (default list $backend.tolerations) -}}
 {{- $packages = concat $packages (default list $backend.packages) -}}
 {{- /* A backend's nodes are those of any of its expressions that have all labels of its selector. */ -}}
@@ -153,9 +153,9 @@ containers:
       {{- if $packages }}
       - {name: packages, mountPath: /packages, readOnly: true}
       {{- end }}
-      {{- range $path, $host := $paths }}
-      - name: {{ include "pydra.volume" $path | quote }}
-        mountPath: {{ default $path $host.mountPath | quote }}
+      {{- range $place, $host := $paths }}
+      - name: {{ include "pydra.volume" $place }}
+        mountPath: {{ $place | quote }}
         {{- if $host.readOnly }}
         readOnly: true
         {{- end }}
@@ -175,10 +175,10 @@ volumes:
   {{- if $packages }}
   - {name: packages, emptyDir: {}}
   {{- end }}
-  {{- range $path, $host := $paths }}
-  - name: {{ include "pydra.volume" $path | quote }}
+  {{- range $place, $host := $paths }}
+  - name: {{ include "pydra.volume" $place }}
     hostPath:
-      path: {{ $path | quote }}
+      path: {{ $host.path | quote }}
       {{- with $host.type }}
       type: {{ . }}
       {{- end }}
