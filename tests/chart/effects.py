@@ -290,7 +290,7 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
     ("alerts.create", SIM, True, count("PrometheusRule"), 1),
     ("alerts.labels", ALERTS, {"a": "b"}, of("PrometheusRule", "metadata", "labels"), has({"a": "b"})),
     ("alerts.ruleLabels", ALERTS, {"team": "gpu"}, first_rule("labels"), has({"team": "gpu"})),
-    ("alerts.disabled", ALERTS, ["PydraAgentNotReady"], first_rule("alert"), "PydraDriverNotRegistered"),
+    ("alerts.disabled", ALERTS, ["PydraAgentNotReady"], first_rule("alert"), "PydraClusterUnsupported"),
     (
         "alerts.runbookUrl",
         ALERTS,
@@ -340,7 +340,7 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         lambda objects: "--address=0.0.0.0:9443" in webhook_pod("containers", "0", "args")(objects),
         True,
     ),
-    ("webhook.tls.mode", WEBHOOK, "certManager", count("Certificate"), 1),
+    ("webhook.tls.mode", WEBHOOK, "certManager", count("Certificate"), 2),
     ("webhook.tls.days", WEBHOOK, 90, lambda objects: lasts(objects.one("Secret")), 90),
     (
         "webhook.tls.issuerRef",

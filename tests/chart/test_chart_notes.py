@@ -72,3 +72,12 @@ def test_notes_have_no_holes() -> None:
         assert "<no value>" not in text
         assert "\n\n\n" not in text
         assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_policy_for_another_image_than_the_charts_is_told() -> None:
+    values = overlay(SIM, at("configPolicy.create", True))
+    words = "Its policy knows the configs of 0.1.0, and the image is another"
+    assert words not in render_files(values)["NOTES.txt"]
+    assert words not in render_files(values, at("image.tag", "0.1.0"))["NOTES.txt"]
+    assert words in render_files(values, at("image.tag", "0.2.0"))["NOTES.txt"]
+    assert words in render_files(values, at("backends.sim.image.digest", f"sha256:{'0' * 64}"))["NOTES.txt"]

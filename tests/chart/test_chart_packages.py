@@ -58,9 +58,9 @@ class Image:
         arguments = ["--no-index", "--find-links", str(self.wheels)]
         pod = render(SIM, at("packages", {"names": [*names], "pipArguments": arguments})).pod()
         (installer,) = pod["initContainers"]
-        program, *command = [*installer["command"], *installer["args"]]
-        assert program == "python"
-        return self.pip(*(str(self.packages) if word == "/packages" else word for word in command))
+        words: list[str] = installer["command"] + installer["args"]
+        assert words[0] == "python"
+        return self.pip(*(str(self.packages) if word == "/packages" else word for word in words[1:]))
 
     def run(self, code: str) -> str:
         """What the agent's Python prints, with the agent's variables."""

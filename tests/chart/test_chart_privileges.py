@@ -212,3 +212,13 @@ def test_openshift_allows_what_the_enabled_backends_need_and_no_more() -> None:
 def test_the_paths_of_the_chart_are_there() -> None:
     for path in ("values.yaml", "values.schema.json", "README.md", "dashboards/pydra.json", "templates/NOTES.txt"):
         assert Path(CHART, path).exists()
+
+
+def test_a_token_that_names_no_node_is_refused_once_and_in_words() -> None:
+    spec = render(SIM).one("ValidatingAdmissionPolicy")["spec"]
+    told = {one["name"]: one["expression"] for one in spec["variables"]}
+    # A token of a Secret has no extra at all, which must be no error of the expression.
+    assert told["tokenNode"] == "request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][?0].orValue('')"
+    no_node, other_node, _ = (one["expression"] for one in spec["validations"])
+    assert no_node == "variables.tokenNode != ''"
+    assert other_node.startswith("variables.tokenNode == '' || ")
