@@ -20,8 +20,8 @@ class Connections:
     def __init__(self, *, most: int, first_deadline: float) -> None:
         self._first_deadline = first_deadline
         self._most = most
-        self._silent: set[web.RequestHandler[web.Request]] = set()
-        self.server: web.Server[web.Request] | None = None
+        self._silent: set[web.RequestHandler] = set()
+        self.server: web.Server | None = None
 
     def open(self) -> asyncio.BaseProtocol:
         """The protocol of one connection; of one too many, one that ends it."""
@@ -33,7 +33,7 @@ class Connections:
         asyncio.get_running_loop().call_later(self._first_deadline, self._end_silent, protocol)
         return protocol
 
-    def _end_silent(self, protocol: web.RequestHandler[web.Request]) -> None:
+    def _end_silent(self, protocol: web.RequestHandler) -> None:
         if protocol in self._silent:
             self._silent.discard(protocol)
             if protocol.transport is not None:
