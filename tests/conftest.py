@@ -41,10 +41,8 @@ def _guard_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable
         loop.slow_callback_duration = BLOCKED_SECONDS
         before = asyncio.all_tasks()
         with _BlockedLoop() as blocked:
-            await asyncio.sleep(0)  # debug mode measures from the next turn of the loop on
             await test(*args, **kwargs)
             await _settle(before)
-            await asyncio.sleep(0)
         leaked = asyncio.all_tasks() - before
         assert not leaked, f"tasks outlive the test: {sorted(task.get_name() for task in leaked)}"
         assert not blocked.lines(), f"the event loop was blocked: {blocked.lines()}"

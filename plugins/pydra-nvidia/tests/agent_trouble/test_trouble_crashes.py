@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DYNAMIC = {"dynamic_mig": True}
 VICTIM, OTHER = "victim", "other"
 QUICK = ("--prepare-deadline", "2", "--unprepare-deadline", "2", "--discover-deadline", "2")
-ALONE = {"PYDRA_NVIDIA_POLL_PERIOD": "3600"}
+ALONE = {"PYDRA_NVIDIA_POLL_PERIOD": "3600", "PYDRA_NVIDIA_HEALTH": "false"}
 """No discover beside the claim's call: of two calls none would be blamed, and both be called again."""
 
 PREPARE = (

@@ -227,6 +227,7 @@ ONE = {"gpus": [{"model": "h100-80gb"}]}
 @pytest.mark.parametrize("take", TAKEN)
 def test_the_driver_takes_nothing_from_who_has_nvml_open(simulate: Simulate, take: Callable[..., None]) -> None:
     rig = simulate(ONE)
+    rig.inject.recovery_action(0, 1)  # which a reset takes away
     nvml = rig.init()
     before = rig.machine.read().state
     with pytest.raises(InUse, match=f"in use, by the processes {os.getpid()}"):
