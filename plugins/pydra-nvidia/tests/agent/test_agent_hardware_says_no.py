@@ -28,14 +28,14 @@ async def test_a_gpu_that_processes_use_is_told_with_them_and_had_when_they_end(
         await scene.run("other", ask_for("mig", FIRST.format(scene.uuid(1)), profile="1g.10gb"))
         since = scene.traces()
         words = r"nvmlDeviceSetMigMode for GPU-\S+ failed with NVML_ERROR_IN_USE \(19\): .*stop them.*dcgm \(pid 4711\)"
-        await scene.event("part", "ClaimFailed", words)
+        await scene.event("part", "GpuBusy|NvmlError", words)
         await scene.undone(since)
         scene.inject.end_process(0, 4711)
         await scene.running("part")
         (instance,) = scene.gpus()[0].instances
         scene.inject.start_process(0, Process(pid=4712, name="/usr/bin/python3", gi=instance.id, ci=0))
         await scene.delete("part")
-        await scene.event("part", "ClaimFailed", r"NVML_ERROR_IN_USE .*python3 \(pid 4712\)")
+        await scene.event("part", "GpuBusy|NvmlError", r"NVML_ERROR_IN_USE .*python3 \(pid 4712\)")
         assert len(scene.partitions(0)) == 1
         scene.inject.end_process(0, 4712)
         await scene.leave("other")
@@ -47,7 +47,7 @@ async def test_a_gpu_in_use_is_not_passed_through(stage: Stage, ask_for: Ask) ->
         scene.inject.start_process(0, Process(pid=4711, name="python3"))
         since = scene.traces()
         await scene.ask("guest", ask_for("vfio"))
-        await scene.event("guest", "ClaimFailed", r"python3.*4711.*PYDRA_NVIDIA_VFIO_IDLE_DEADLINE")
+        await scene.event("guest", "DeviceBusy", r"python3.*4711.*PYDRA_NVIDIA_VFIO_IDLE_DEADLINE")
         await scene.undone(since)
         scene.inject.end_process(0, 4711)
         await scene.running("guest")
@@ -69,7 +69,7 @@ async def test_without_permission_only_what_needs_it_fails(
         configs = [configure("GpuConfig", sharing=config)] if config else []
         await scene.ask("refused", ask_for(**kind), config=configs)
         words = rf"{call} for \S+ failed with NVML_ERROR_NO_PERMISSION \(4\): the backend needs root"
-        await scene.event("refused", "ClaimFailed", words)
+        await scene.event("refused", "NvmlError", words)
         await scene.undone()
         await scene.run("plain", ask_for("gpu"))
 
@@ -80,7 +80,9 @@ async def test_without_permission_a_time_slice_is_refused_with_the_programs_word
     async with stage(TWO, scenario={"driver": {"privileged": False}}) as scene:
         slow = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
         await scene.ask("refused", ask_for("gpu"), config=[configure("GpuConfig", sharing=slow)])
-        await scene.event("refused", "ClaimFailed", r"nvidia-smi.*Insufficient Permissions.*the backend needs root")
+        await scene.event(
+            "refused", "DriverProgramFailed", r"nvidia-smi.*Insufficient Permissions.*the backend needs root"
+        )
         await scene.undone()
 
 
@@ -98,7 +100,7 @@ async def test_an_old_driver_without_a_symbol_is_told_by_it(stage: Stage, ask_fo
         words = (
             rf"{symbol} for GPU-\S+ failed with NVML_ERROR_FUNCTION_NOT_FOUND \(13\): .* too old for this; update it"
         )
-        await scene.event("part", "ClaimFailed", words)
+        await scene.event("part", "NvmlError", words)
         await scene.undone()
         await scene.run("whole", ask_for("gpu"))
 
@@ -118,7 +120,9 @@ async def test_a_gpu_that_falls_off_the_bus_in_mid_prepare_is_told_and_costs_no_
     fault = {"op": call, "do": "lost", "device": 0, "count": 1}
     async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True) as scene:
         await scene.ask("victim", ask_for("mig", FIRST.format(scene.uuid(0)), profile="1g.10gb"))
-        await scene.event("victim", "ClaimFailed|UnknownDevice", r"NVML_ERROR_GPU_IS_LOST \(15\).*reset it or reboot")
+        await scene.event(
+            "victim", "NvmlError|ClaimFailed|UnknownDevice", r"NVML_ERROR_GPU_IS_LOST \(15\).*reset it or reboot"
+        )
         since = scene.traces()
         assert (since["journal"], since["cdi"]) == ([], [])
         await scene.run("other", ask_for("mig", FIRST.format(scene.uuid(1)), profile="1g.10gb"))
@@ -139,7 +143,7 @@ async def test_a_gpu_that_falls_off_the_bus_while_mps_is_set_up_is_told_and_cost
         mps = configure("GpuConfig", sharing={"strategy": "MPS"})
         first = f"device.attributes['gpu.nvidia.com'].uuid == '{scene.uuid(0)}'"
         await scene.ask("victim", ask_for("gpu", first), config=[mps])
-        await scene.event("victim", "ClaimFailed", r"NVML_ERROR_GPU_IS_LOST \(15\).*reset it or reboot")
+        await scene.event("victim", "NvmlError", r"NVML_ERROR_GPU_IS_LOST \(15\).*reset it or reboot")
         await scene.undone()
         await scene.run("other", ask_for("gpu"), config=[mps])
         scene.inject.reset(0, force=True)
@@ -152,7 +156,7 @@ async def test_a_code_of_nvml_that_nobody_expects_is_told_and_undone(stage: Stag
     fault = {"op": "nvmlGpuInstanceCreateComputeInstance", "do": "raise", "code": "MEMORY", "count": 1}
     async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True) as scene:
         await scene.ask("part", ask_for("mig", profile="1g.10gb"))
-        await scene.event("part", "ClaimFailed", r"nvmlGpuInstanceCreateComputeInstance .* NVML_ERROR_MEMORY \(20\)")
+        await scene.event("part", "NvmlError", r"nvmlGpuInstanceCreateComputeInstance .* NVML_ERROR_MEMORY \(20\)")
         await scene.running("part")
         await scene.leave("part")
         await scene.undone()

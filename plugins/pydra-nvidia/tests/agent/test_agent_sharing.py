@@ -153,7 +153,7 @@ async def test_claims_that_share_a_gpu_have_one_time_slice(stage: Stage, ask_for
         await scene.run("same", ask_for("gpu"), config=[slicing("Long")])
         await scene.ask("other", ask_for("gpu"), config=[slicing("Short")])
         said = r'timeSlicingConfig.interval is "Short" here and "Long" there'
-        await scene.event("other", "ClaimFailed", said)
+        await scene.event("other", "SharesDiffer", said)
         await scene.leave("first")
         assert scene.gpus()[0].time_slice == 3
         await scene.leave("same")

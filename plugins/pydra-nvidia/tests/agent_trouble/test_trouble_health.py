@@ -148,7 +148,7 @@ async def test_a_gpu_that_is_lost_in_mid_prepare_costs_its_claim_that_try_and_le
         scene.fault({"op": "nvmlGpuInstanceCreateComputeInstance", "do": "lost", "count": 1})
         await scene.start("pod", "gpu-0-mig-1g10gb-19-6", profile="1g.10gb")
         await scene.wait_error("pod", "NVML_ERROR_GPU_IS_LOST")
-        await scene.wait_event("ClaimFailed", "NVML_ERROR_GPU_IS_LOST.*reset it or reboot the node")
+        await scene.wait_event("NvmlError", "NVML_ERROR_GPU_IS_LOST.*reset it or reboot the node")
         scene.inject.reset(0, force=True)
         await scene.wait_running("pod")
         await scene.remove("pod")
