@@ -28,14 +28,14 @@ async def test_a_gpu_that_processes_use_is_told_with_them_and_had_when_they_end(
         await scene.run("other", ask_for("mig", FIRST.format(scene.uuid(1)), profile="1g.10gb"))
         since = scene.traces()
         words = r"nvmlDeviceSetMigMode for GPU-\S+ failed with NVML_ERROR_IN_USE \(19\): .*stop them.*dcgm \(pid 4711\)"
-        await scene.event("part", "GpuBusy|NvmlError", words)
+        await scene.event("part", "GpuBusy", words)
         await scene.undone(since)
         scene.inject.end_process(0, 4711)
         await scene.running("part")
         (instance,) = scene.gpus()[0].instances
         scene.inject.start_process(0, Process(pid=4712, name="/usr/bin/python3", gi=instance.id, ci=0))
         await scene.delete("part")
-        await scene.event("part", "GpuBusy|NvmlError", r"NVML_ERROR_IN_USE .*python3 \(pid 4712\)")
+        await scene.event("part", "UndoFailed", r"NVML_ERROR_IN_USE .*python3 \(pid 4712\)")
         assert len(scene.partitions(0)) == 1
         scene.inject.end_process(0, 4712)
         await scene.leave("other")
