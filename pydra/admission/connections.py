@@ -26,7 +26,7 @@ class Connections:
     def open(self) -> asyncio.BaseProtocol:
         """The protocol of one connection; of one too many, one that ends it."""
         assert self.server is not None
-        if len(self.server.connections) + len(self._silent - set(self.server.connections)) >= self._most:
+        if len(self._silent.union(self.server.connections)) >= self._most:  # some are still in their handshake
             return _TooMany()
         protocol = self.server()
         self._silent.add(protocol)

@@ -19,8 +19,8 @@ from pydra.backends.config import ConfigTypes
 from pydra.backends.discovery import find_backend
 from pydra.backends.environment import is_target
 from pydra.backends.loading import Unloadable, load_object
-from pydra.device_rules import is_driver_name
 from pydra.errors import BackendError, ContractError, SettingsError
+from pydra.settings import find_backend_problems
 
 
 class KnownBackend(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +38,8 @@ def read_backend(name: str, *, driver: str = "") -> KnownBackend:
         SettingsError: it is not installed, or has no driver name and was given none, or what was given is no name.
         BackendError: it cannot be imported, or breaks the contract.
     """
-    if driver and not is_driver_name(driver):
-        raise SettingsError([f"driver: {driver!r} is no driver name: a lower-case DNS subdomain of at most 63 bytes"])
+    if driver and (problems := tuple(find_backend_problems([name], {name: driver}))):
+        raise SettingsError(problems)
     known = read_types(name)
     if not (driver or known.driver):
         problem = "names no driver: say which it serves, as in --driver gpu.example.com"

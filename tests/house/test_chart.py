@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
-from types import ModuleType
 
 import yaml
 
 import pydra
+from tests.house.scripts import load
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "pydra"
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_what_the_chart_knows_of_settings_and_backends_follows_from_the_code() -> None:

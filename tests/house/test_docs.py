@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +16,7 @@ from pydra.backends.config import find_config_problems
 from pydra.backends.discovery import list_backends
 from pydra.cli.tool import build_parser
 from tests.house.pages import PAGES, ROOT, find_yaml, read
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.house.scripts import load
 
 
 def test_the_reference_pages_follow_from_the_code() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -11,27 +10,18 @@ import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import pydra
 from tests.chart.rendering import BOTH, render
+from tests.house.scripts import load
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 PLUGIN = '[project]\nname = "pydra-fpga"\n[project.entry-points."pydra.backends"]\nfpga = "pydra_fpga"\n'
 RECORDS = '#!/bin/sh\nif [ "$1" = build ]; then echo "$@" >>"$RECORD"; else exit "${INFO:-0}"; fi\nexit "${BUILD:-0}"\n'
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def canonical(requirement: str) -> str:

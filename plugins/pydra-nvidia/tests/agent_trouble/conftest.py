@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
+from claim_requests import request_for
 from pydra.embedded.kubelet.steps import Called, HealthChanged, PodEnded, PodRunning, Step
 from pydra.embedded.node import EmbeddedNode, run_node
 from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
@@ -284,16 +285,6 @@ class Scene:
                 await anyio.sleep(0.02)
         if scope.cancelled_caught:
             assert set(await self.devices()) == wanted
-
-
-def request_for(device: str, profile: str = "") -> dict[str, Any]:
-    classes = {"gpu": "gpu.nvidia.com", "mig": "mig.nvidia.com", "vfio": "vfio.gpu.nvidia.com"}
-    kind = device if device in classes else "vfio" if "vfio" in device else "mig" if "-mig-" in device else "gpu"
-    exactly: dict[str, Any] = {"deviceClassName": classes[kind]}
-    if profile:
-        expression = f"device.attributes['{DRIVER}'].profile == '{profile}'"
-        exactly["selectors"] = [{"cel": {"expression": expression}}]
-    return {"name": "gpu", "exactly": exactly}
 
 
 def _is_there(pid: int) -> bool:

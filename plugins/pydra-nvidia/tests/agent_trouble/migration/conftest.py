@@ -10,22 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from claim_requests import request_for
 from pydra.kube.resources import RESOURCE_CLAIMS, JsonObject
 from pydra_nvidia import DRIVER
 from pydra_nvidia.config import GROUP_VERSION
 
 if TYPE_CHECKING:
     from conftest import Scene
-
-
-def request_for(device: str, profile: str = "") -> dict[str, Any]:
-    classes = {"gpu": "gpu.nvidia.com", "mig": "mig.nvidia.com", "vfio": "vfio.gpu.nvidia.com"}
-    kind = device if device in classes else "vfio" if "vfio" in device else "mig" if "-mig-" in device else "gpu"
-    exactly: dict[str, Any] = {"deviceClassName": classes[kind]}
-    if profile:
-        expression = f"device.attributes['{DRIVER}'].profile == '{profile}'"
-        exactly["selectors"] = [{"cel": {"expression": expression}}]
-    return {"name": "gpu", "exactly": exactly}
 
 
 class Vendor:
