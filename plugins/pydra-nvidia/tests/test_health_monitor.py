@@ -66,7 +66,8 @@ class Ward:
         """It happens, and is heard."""
         before = self.count()
         self.inject.xid(minor, code, **where)
-        return await self.until(lambda _: self.count() > before)
+        await self.until(lambda _: self.count() > before)
+        return await self.look()  # the last one may have ended as it was heard
 
     def count(self) -> int:
         """The XIDs that are remembered."""

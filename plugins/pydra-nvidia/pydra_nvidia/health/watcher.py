@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import STALE, NvmlError
@@ -24,7 +25,7 @@ _TOLERATED = 1
 
 
 class EventWatcher:
-    """`tell` is called from the thread: with each event, and with None when watching must begin anew, or does again."""
+    """`tell` is called from a thread: with each event, and with None when watching must begin anew, or does again."""
 
     def __init__(
         self, session: NvmlSession, tell: Callable[[Event | None], None], *, pause: float = _PAUSE_SECONDS
@@ -32,7 +33,7 @@ class EventWatcher:
         self._session = session
         self._tell = tell
         self._pause = pause
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
         self._watched: tuple[int, Mapping[str, int]] | None = None
         self._silent: frozenset[str] = frozenset()
@@ -49,23 +50,22 @@ class EventWatcher:
     def watch(self, uuids: Collection[str]) -> None:
         """Watch these GPUs, in the session as it is now; blocks until NVML has them. Cheap when that is done already.
 
-        What NVML refuses is tried again when `tell` was called. A GPU whose MIG mode was changed is registered anew:
-        what was registered by a handle from before may be heard no more.
+        What NVML refuses is tried again when `tell` was called.
         """
         wanted = self._session.generation, {uuid: self._session.epochs.get(uuid, 0) for uuid in uuids}
         if self._watched == wanted:
             return
-        self.stop()
-        self._silent = frozenset()
         if not uuids:
-            self._watched = wanted
+            self.stop()
+            self._silent, self._watched = frozenset(), wanted
             return
         try:
             self._session.run_here(lambda nvml: self._begin(nvml, wanted[1]))
         except NvmlError as error:
-            self._watched = wanted
-            self._count(error)
-            self._start(None)
+            self._silent, self._watched = frozenset(), wanted
+            self._try_later(error)
+        for replaced in self._threads[:-1]:
+            replaced.join()
 
     def stop(self, patience: float | None = None) -> bool:
         """Let the thread end; whether it did, within so many seconds. Without a limit it surely does not use NVML then.
@@ -74,11 +74,13 @@ class EventWatcher:
         end the session under it would let NVML use what is freed.
         """
         self._stop.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(patience)
-            if self._thread.is_alive():
-                return False
-        self._thread, self._watched = None, None
+        by = time.monotonic() + patience if patience is not None else None
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, by - time.monotonic()) if by is not None else None)
+                if thread.is_alive():
+                    return False
+        self._watched = None
         return True
 
     def _let_go(self) -> None:
@@ -88,44 +90,69 @@ class EventWatcher:
         if watched:
             self._tell(None)
 
-    def _renew(self, gpu: str) -> None:
-        if self._watched is not None and gpu in self._watched[1]:
+    def _renew(self, nvml: Nvml, gpu: str) -> None:
+        """A claim changed the MIG mode: what was registered by a handle from before may be heard no more.
+
+        The claim waits for this, and so does its container: none runs on a GPU that nobody listens to.
+        """
+        if self._watched is None or gpu not in self._watched[1]:
+            return
+        silent = self._silent
+        try:
+            self._begin(nvml, self._watched[1])
+        except NvmlError as error:
+            self._try_later(error)
+        if self._silent != silent:
             self._tell(None)
 
-    def _begin(self, nvml: Nvml, uuids: Mapping[str, int]) -> None:
-        """Within the session's lock, so that who ends the session finds the thread."""
+    def _begin(self, nvml: Nvml, uuids: Iterable[str]) -> None:
+        """Within the session's lock, so that who ends the session finds the thread.
+
+        The set from before is heard until this one is open: an event may be told twice, but none falls between them.
+        """
         events = open_events(nvml, uuids)
         self._silent = events.unmonitored
         self._watched = self._session.generation, {uuid: nvml.epochs[uuid] for uuid in uuids}
         self._start(events)
 
+    def _try_later(self, error: NvmlError) -> None:
+        self._count(error)
+        self._start(None)
+
     def _start(self, events: EventSet | None) -> None:
+        """In the place of the thread before, which ends by itself after its wait."""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(events, self._stop), name="GPU events", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(events, self._stop), name="GPU events", daemon=True)
+        thread.start()  # before it can be joined; who ends the session finds it, for that waits for the session's lock
+        self._threads = [*(one for one in self._threads if one.is_alive()), thread]
 
     def _run(self, events: EventSet | None, stop: threading.Event) -> None:
         if events is not None and self._wait(events, stop):
             return
-        if not stop.wait(retry_pause(self._pause, self._failures)):
+        if not stop.wait(retry_pause(self._pause, self._failures)) and self._goes_on(stop):
             self._watched = None
             self._tell(None)
 
     def _wait(self, events: EventSet, stop: threading.Event) -> bool:
-        """Until `stop`; False when NVML failed."""
+        """Until `stop`, or another thread began; False when NVML failed."""
         try:
-            while not stop.is_set():
+            while self._goes_on(stop):
                 event = events.wait(_WAIT_MS)
-                self._recover()
+                if stop is self._stop:
+                    self._recover()
                 if event is not None:
                     self._tell(event)
         except NvmlError as error:
-            self._count(error)
+            if stop is self._stop:
+                self._count(error)
             if error.code not in STALE:  # else the set has gone with its session, and its handle may be another's
                 _free(events)
             return False
         _free(events)
         return True
+
+    def _goes_on(self, stop: threading.Event) -> bool:
+        return stop is self._stop and not stop.is_set()
 
     def _count(self, error: NvmlError) -> None:
         """A driver that is away has refused nothing: it is watched as soon as it is back."""

@@ -37,7 +37,10 @@ class Nvml:
     """
 
     def __init__(
-        self, pynvml: ModuleType, meter: Meter | None = None, switched: Callable[[str], object] = lambda _gpu: None
+        self,
+        pynvml: ModuleType,
+        meter: Meter | None = None,
+        switched: Callable[[Nvml, str], object] = lambda _nvml, _gpu: None,
     ) -> None:
         self.pynvml = pynvml
         self.handles: dict[str, Any] = {}
@@ -109,7 +112,7 @@ class Nvml:
     def switched(self, gpu: str) -> None:
         """The GPU's MIG mode was changed here: somebody may have to register anew."""
         self.renew(gpu)
-        self._tell(gpu)
+        self._tell(self, gpu)
 
 
 def address_of(handle: Any) -> int:

@@ -39,7 +39,7 @@ class NvmlSession:
         self._lock = threading.Lock()
         self._nvml: Nvml | None = None
         self._before_close: list[Callable[[], None]] = []
-        self._when_switched: list[Callable[[str], None]] = []
+        self._when_switched: list[Callable[[Nvml, str], None]] = []
         self.generation = 0
         self.meter = Meter()
 
@@ -47,7 +47,7 @@ class NvmlSession:
         """Call `let_go` before each end of the session: it returns when its own use of NVML has ended."""
         self._before_close.append(let_go)
 
-    def when_switched(self, tell: Callable[[str], None]) -> None:
+    def when_switched(self, tell: Callable[[Nvml, str], None]) -> None:
         """Call `tell` with a GPU's UUID whenever its MIG mode was changed through this session, within its lock."""
         self._when_switched.append(tell)
 
@@ -118,9 +118,9 @@ class NvmlSession:
         nvml.call("nvmlInitWithFlags", INIT_NO_GPUS)
         return nvml
 
-    def _tell_switched(self, gpu: str) -> None:
+    def _tell_switched(self, nvml: Nvml, gpu: str) -> None:
         for tell in self._when_switched:
-            tell(gpu)
+            tell(nvml, gpu)
 
     def _close(self) -> None:
         nvml, self._nvml = self._nvml, None

@@ -333,6 +333,7 @@ def stage() -> Stage:
                 assert agent.process.returncode is None
                 await agent.wait_ready()
                 assert await agent.stop() == 0
-                assert "Traceback" not in agent.log.read_text()
+                if "Traceback" in (said := agent.messages()):
+                    pytest.fail(said)
 
     return make
