@@ -369,3 +369,10 @@ def test_the_script_is_handed_over_as_it_is() -> None:
 def test_the_log_of_a_test_that_failed_stays() -> None:
     annotations = render(SIM).one("Pod", "pydra-test")["metadata"]["annotations"]
     assert annotations["helm.sh/hook-delete-policy"] == "before-hook-creation,hook-succeeded"
+
+
+def test_it_may_run_where_agents_may() -> None:
+    mine, theirs = {"key": "team", "operator": "Exists"}, {"key": "lab", "operator": "Exists"}
+    values = overlay(SIM, {"tolerations": [mine], "backends": {"sim": {"tolerations": [theirs, mine]}}})
+    assert render(values).one("Pod")["spec"]["tolerations"] == [mine, theirs]
+    assert "tolerations" not in render(SIM).one("Pod")["spec"]
