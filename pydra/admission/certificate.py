@@ -74,9 +74,11 @@ def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 def _read_pem(path: str, label: bytes, what: str) -> bytes:
     try:
         with open(path, "rb") as file:
-            content = file.read(_LARGEST)
+            content = file.read(_LARGEST + 1)
     except OSError as error:
         raise BadCertificate(f"{path} cannot be read: {error.strerror}") from error
+    if len(content) > _LARGEST:
+        raise BadCertificate(f"{path} has more than {_LARGEST >> 20} MiB, which is no certificate or key")
     if label + b"-----" not in content:
         raise BadCertificate(f"{path} has no {what} in PEM")
     if b"ENCRYPTED" in content:

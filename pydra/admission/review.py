@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from pydra.backends.wording import show
+
 API_VERSION = "admission.k8s.io/v1"
 MAX_MESSAGE = 16 * 1024
 """Bytes of a refusal's text."""
@@ -76,8 +78,9 @@ def parse_review(body: bytes) -> Question:
         review = _parse_leniently(body, error)
     if (review.api_version, review.kind) != (API_VERSION, "AdmissionReview"):
         raise MalformedReview(
-            f"the body is a {review.api_version} {review.kind}, expected {API_VERSION} AdmissionReview:"
-            " the webhook's configuration must have admissionReviewVersions: [v1]"
+            f"the body is of apiVersion {show(review.api_version)}, kind {show(review.kind)},"
+            f" expected {API_VERSION} AdmissionReview: the webhook's configuration must have"
+            " admissionReviewVersions: [v1]"
         )
     return review.request
 

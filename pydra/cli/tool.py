@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -49,13 +51,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command: Callable[[argparse.Namespace], int] = parsed.command
     try:
         refuse_foreign_pydra()
-        return command(parsed)
+        code = command(parsed)
+        sys.stdout.flush()
     except SettingsError as error:
         return complain("pydra", error.problems, code=2)
     except PydraError as error:
         return complain("pydra", [str(error)], code=1)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever reads has read enough, as `head` does
+        _leave_stdout()
+        return 128 + signal.SIGPIPE
+    except OSError as error:  # as of a disk that is full
+        _leave_stdout()
+        return complain("pydra", [str(error)], code=1)
+    return code
+
+
+def _leave_stdout() -> None:
+    """What is not written by now never will be; the interpreter would try once more at its end, and say so."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dev(parsed: argparse.Namespace) -> int:

@@ -51,7 +51,7 @@ async def test_reviews_are_answered_and_counted() -> None:
             encode({**build_body(), "kind": "Pod"}),
             {"Content-Type": "application/json; charset=utf-8"},
             400,
-            "the body is a admission.k8s.io/v1 Pod, expected admission.k8s.io/v1 AdmissionReview",
+            'the body is of apiVersion "admission.k8s.io/v1", kind "Pod", expected admission.k8s.io/v1 AdmissionReview',
             id="another kind",
         ),
         pytest.param(

@@ -118,6 +118,11 @@ BAD = [
     pytest.param(Pair(GOOD.certificate, b"hello"), "tls.key has no private key in PEM", id="no key"),
     pytest.param(Pair(GOOD.key, GOOD.key), "tls.crt has no certificate in PEM", id="two keys"),
     pytest.param(Pair(GOOD.certificate[:200], GOOD.key), "cannot be served: it is damaged", id="torn"),
+    pytest.param(
+        Pair(GOOD.certificate + b"#" * (1 << 20), GOOD.key),
+        "tls.crt has more than 1 MiB, which is no certificate or key",
+        id="much",
+    ),
     pytest.param(Pair(GOOD.certificate, with_passphrase()), "tls.key has a passphrase; give one without", id="locked"),
     pytest.param(
         AUTHORITY.issue(usage=ExtendedKeyUsageOID.CLIENT_AUTH),

@@ -6,18 +6,27 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 import pydra
 
 
-def run(module: str, *arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    module: str, *arguments: str, path: Path | None = None, stdout: int | IO[str] = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYDRA_")}
     if path is not None:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), environ.get("PYTHONPATH", "")]))
     return subprocess.run(
-        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, timeout=30, check=False, env=environ
+        [sys.executable, "-m", module, *arguments],
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=30,
+        check=False,
+        env=environ,
     )
 
 
@@ -59,3 +68,17 @@ def test_checking_a_backend_that_is_not_installed_says_which_are() -> None:
     assert done.returncode != 0
     assert "simm" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_output_that_cannot_be_written_is_said_in_a_sentence() -> None:
+    with open("/dev/full", "w", encoding="ascii") as full:
+        done = run("pydra.cli.tool", "policy", "--backend", "sim", stdout=full)
+    assert (done.returncode, done.stderr) == (1, "pydra: [Errno 28] No space left on device\n")
+
+
+def test_a_reader_who_has_read_enough_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", encoding="ascii") as gone:
+        done = run("pydra.cli.tool", "policy", "--backend", "sim", stdout=gone)
+    assert (done.returncode, done.stderr) == (141, "")
