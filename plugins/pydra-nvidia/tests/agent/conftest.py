@@ -142,6 +142,14 @@ class Scene:
 
         await self.until(look, f"{devices} are {'gone' if gone else 'published'}")
 
+    async def tainted(self, *devices: str) -> None:
+        """These devices have taints, and no others."""
+
+        async def look() -> bool:
+            return {name for name, one in (await self.devices()).items() if one.get("taints")} == set(devices)
+
+        await self.until(look, f"{devices} are tainted")
+
     async def running(self, *pods: str) -> None:
         """These pods run."""
         for pod in pods:
