@@ -14,6 +14,9 @@ import msgspec
 
 from pydra.backends.wording import MAX_SHOWN
 
+_WHOLE = "9007199254740992.0"
+"""Below 2 to the 53rd, where a double has its point: JSON's 1500.0 is no integer, which a text of `1500` would deny."""
+
 NOTHING = '""'
 """The check that never finds anything."""
 
@@ -70,6 +73,8 @@ def show(value: str) -> str:
         f"(type({value}) == string ? {show_text(value)}"
         f' : type({value}) == map ? "an object"'
         f' : type({value}) == list ? "a list of " + string(size({value}))'
+        f' : type({value}) == double && {value} > -{_WHOLE} && {value} < {_WHOLE} && {value} == double(int({value}))'
+        f' ? string(int({value})) + ".0"'
         f' : "%s".format([{value}]))'
     )
 

@@ -48,6 +48,8 @@ CASES = (
     Case("sim", sim(sharing={"strategy": 5, "interval": True, "more": 1})),
     Case("sim", sim(clockMHz="fast")),
     Case("sim", sim(clockMHz=199)),
+    Case("sim", sim(clockMHz=1500.0)),
+    Case("sim", sim(clockMHz=-1500.5)),
     Case("sim", sim(clockmhz=1200)),
     Case("sim", sim(**{"a b": 1, "é": 2})),
     Case("sim", sim(env={"A": 1, "B": "x"})),
