@@ -1,12 +1,14 @@
 """Brings up a kind cluster that the tests in tests/e2e can be run against, where docker is.
 
-    python hack/kind.py up --load busybox:1.37 pydra-sim.tar     a cluster `pydra`, with these images; prints variables
-    eval "$(python hack/kind.py env)" && make e2e                as root: agents run beside the node's kubelet
+    make image ENGINE=docker IMAGE=localhost/pydra TAG=1
+    docker pull busybox:1.37
+    python hack/kind.py up --pods busybox:1.37 --chart localhost/pydra:1       a cluster `pydra`; prints variables
+    eval "$(python hack/kind.py env)" && make e2e                              as root: agents run beside the kubelet
     python hack/kind.py down
 
-An image is a name that docker has, or a tar file. The node shares SHARED with this machine, at the same path, so that a
-process of a test and the kubelet mean the same by it: the kubelet's root, sockets, and what pytest and the simulations
-write. Exit codes: 1 when a command fails, 2 when docker or kind is missing.
+Images are names that docker has. Without `--chart` no test installs the chart. The node shares SHARED with this
+machine, at the same path, so that a process of a test and the kubelet mean the same by it: the kubelet's root, sockets,
+and what pytest and the simulations write. Exit codes: 1 when a command fails, 2 when docker or kind is missing.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from typing import Any
 NAME = "pydra"
 NODE_IMAGE = "kindest/node:v1.34.0"
 SHARED = Path("/var/lib/pydra-kind")
+KUBECONFIG, VARIABLES = SHARED / "kubeconfig", SHARED / "variables.json"
 CDI = Path("/var/run/cdi")
 NEEDED = ("docker", "kind")
 OLDEST = 34
@@ -81,12 +84,15 @@ def build_config(minor: int) -> dict[str, Any]:
     }
 
 
-def build_environment(name: str) -> dict[str, str]:
-    """What the tests need to know of the cluster."""
+def build_environment(name: str, pods: str, chart: str, older: str) -> dict[str, str]:
+    """What the tests need to know of the cluster. Each variable is explained in tests/e2e/README.md."""
     serves = "until curl -sf http://127.0.0.1:10248/healthz; do sleep 1; done"
     restart = ["docker", "exec", f"{name}-control-plane", "sh", "-c", f"systemctl restart kubelet && {serves}"]
     return {
-        "KUBECONFIG": f"{SHARED}/kubeconfig",
+        "KUBECONFIG": str(KUBECONFIG),
+        "PYDRA_E2E_IMAGE": pods,
+        **({"PYDRA_E2E_CHART_IMAGE": chart} if chart else {}),
+        **({"PYDRA_E2E_OLDER_IMAGE": older} if older else {}),
         "PYDRA_E2E_NODE": f"{name}-control-plane",
         "PYDRA_E2E_KUBELET_ROOT": f"{SHARED}/kubelet",
         "PYDRA_E2E_KUBELET_RESTART": shlex.join(restart),
@@ -94,31 +100,44 @@ def build_environment(name: str) -> dict[str, str]:
     }
 
 
-def load_command(name: str, image: str) -> list[str]:
-    """How an image gets to the node."""
-    kind = "image-archive" if image.endswith(".tar") else "docker-image"
-    return ["kind", "load", kind, image, "--name", name]
+def list_images(pods: str, chart: str, older: str) -> list[str]:
+    """What the node must have: of a chart's images, the core's and the simulation's."""
+    ours = [name for image in (chart, older) if image for name in (image, "-sim:".join(image.rsplit(":", 1)))]
+    return [pods, *ours]
 
 
-def up(name: str, image: str, images: Sequence[str]) -> None:
+def up(name: str, image: str, pods: str, chart: str, older: str) -> None:
     """Make the cluster, and have the images on its node."""
     config = build_config(read_minor(image))
-    environment = build_environment(name)
+    for one in (chart, older):
+        if one and ":" not in one.rpartition("/")[2]:
+            raise Trouble(f"{one}: found no tag; `make image IMAGE=localhost/pydra TAG=1` makes localhost/pydra:1")
     for path in (SHARED / "kubelet", SHARED / "tmp", CDI):
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise Trouble(f"{path}: {error.strerror}; the tests need root, and so does this") from error
-    wanted = ["--config", "-", "--image", image, "--kubeconfig", environment["KUBECONFIG"], "--wait", "3m"]
+    wanted = ["--config", "-", "--image", image, "--kubeconfig", str(KUBECONFIG), "--wait", "3m"]
     call(["kind", "create", "cluster", "--name", name, *wanted], text=json.dumps(config))
-    for one in images:
-        call(load_command(name, one))
+    for one in list_images(pods, chart, older):
+        call(["kind", "load", "docker-image", one, "--name", name])
+    VARIABLES.write_text(json.dumps(build_environment(name, pods, chart, older)))
 
 
 def down(name: str) -> None:
     """Remove the cluster, and what its kubelet left."""
-    call(["kind", "delete", "cluster", "--name", name, "--kubeconfig", build_environment(name)["KUBECONFIG"]])
+    call(["kind", "delete", "cluster", "--name", name, "--kubeconfig", str(KUBECONFIG)])
     shutil.rmtree(SHARED, ignore_errors=True)
+
+
+def tell() -> None:
+    """Print what a shell takes for the variables."""
+    try:
+        variables = json.loads(VARIABLES.read_text())
+    except OSError as error:
+        raise Trouble(f"there is no cluster of this helper ({VARIABLES}: {error.strerror}); make one: up") from error
+    for key, value in variables.items():
+        print(f"export {key}={shlex.quote(value)}")
 
 
 def call(command: Sequence[str], *, text: str = "") -> None:
@@ -142,7 +161,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("what", choices=("up", "down", "env", "config"))
     parser.add_argument("--name", default=NAME, help="of the cluster (%(default)s)")
     parser.add_argument("--image", default=NODE_IMAGE, help="of the node, with its Kubernetes version (%(default)s)")
-    parser.add_argument("--load", nargs="*", default=[], metavar="IMAGE", help="for the node: of docker, or a tar file")
+    parser.add_argument("--pods", default="busybox:1.37", metavar="IMAGE", help="for pods: one with sh (%(default)s)")
+    parser.add_argument(
+        "--chart", default="", metavar="IMAGE", help="pydra's, such as localhost/pydra:1; -sim goes too"
+    )
+    parser.add_argument("--older", default="", metavar="IMAGE", help="of an earlier version, to upgrade from")
     asked = parser.parse_args(arguments)
     try:
         if asked.what == "config":
@@ -151,12 +174,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if asked.what in ("up", "down"):
             require_tools()
         if asked.what == "up":
-            up(asked.name, asked.image, asked.load)
+            up(asked.name, asked.image, asked.pods, asked.chart, asked.older)
         if asked.what == "down":
             down(asked.name)
         else:
-            for key, value in build_environment(asked.name).items():
-                print(f"export {key}={shlex.quote(value)}")
+            tell()
     except Trouble as trouble:
         print(f"kind.py: {trouble}", file=sys.stderr)
         return trouble.code

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.house.scripts import load
+
 ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "hack" / "kind.py"
 
 
 def kind(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, **({"PATH": str(path)} if path else {})}
-    command = [sys.executable, str(ROOT / "hack" / "kind.py"), *arguments]
+    command = [sys.executable, str(SCRIPT), *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environ)
 
 
@@ -44,7 +47,7 @@ def test_a_cluster_has_the_gates_that_its_version_knows(version: str, has: set[s
 
 def test_the_node_shares_the_directories_that_the_variables_name_and_reads_cdi_specs() -> None:
     config = json.loads(kind("config").stdout)
-    variables = dict(line.removeprefix("export ").split("=", 1) for line in kind("env").stdout.splitlines())
+    variables = load(SCRIPT).build_environment("pydra", "busybox:1.37", "", "")
     (node,) = config["nodes"]
     shared = {mount["hostPath"] for mount in node["extraMounts"] if mount["hostPath"] == mount["containerPath"]}
     assert "/var/run/cdi" in shared
@@ -84,13 +87,35 @@ def test_a_docker_that_does_not_answer_is_told_in_its_own_words(tmp_path: Path) 
     assert not (tmp_path / "kind.calls").exists()
 
 
-def test_images_are_loaded_from_docker_or_from_a_file() -> None:
-    sys.path.insert(0, str(ROOT / "hack"))
-    try:
-        helper = importlib.import_module("kind")
-    finally:
-        sys.path.pop(0)
-    assert helper.load_command("pydra", "busybox:1.37") == [
-        *("kind", "load", "docker-image", "busybox:1.37", "--name", "pydra")
+def test_a_release_that_is_tested_has_its_images_on_the_node_and_in_the_variables() -> None:
+    script = load(SCRIPT)
+    assert script.list_images("busybox:1.37", "localhost:5000/pydra:1", "") == [
+        *("busybox:1.37", "localhost:5000/pydra:1", "localhost:5000/pydra-sim:1")
     ]
-    assert helper.load_command("pydra", "x/pydra.tar")[2:4] == ["image-archive", "x/pydra.tar"]
+    variables = script.build_environment("pydra", "busybox:1.37", "localhost/pydra:2", "localhost/pydra:1")
+    names = ("PYDRA_E2E_IMAGE", "PYDRA_E2E_CHART_IMAGE", "PYDRA_E2E_OLDER_IMAGE")
+    assert [variables[name] for name in names] == ["busybox:1.37", "localhost/pydra:2", "localhost/pydra:1"]
+
+
+def test_variables_of_no_cluster_are_refused() -> None:
+    if load(SCRIPT).VARIABLES.exists():
+        pytest.skip("there is a cluster of this helper here")
+    done = kind("env")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "make one: up" in done.stderr
+
+
+def test_a_release_without_a_tag_is_refused_before_a_cluster_is_made(tmp_path: Path) -> None:
+    program(tmp_path, "docker")
+    program(tmp_path, "kind")
+    done = kind("up", "--chart", "localhost:5000/pydra", path=tmp_path)
+    assert done.returncode == 2
+    assert "localhost:5000/pydra: found no tag" in done.stderr
+    assert not (tmp_path / "kind.calls").exists()
+
+
+def test_every_variable_of_the_tests_is_explained() -> None:
+    sources = [*(ROOT / "tests").rglob("*.py"), SCRIPT]
+    names = {name for source in sources for name in re.findall(r"PYDRA_E2E_[A-Z_]+[A-Z]", source.read_text())}
+    page = (ROOT / "tests" / "e2e" / "README.md").read_text()
+    assert names == set(re.findall(r"PYDRA_E2E_[A-Z_]+[A-Z]", page))
