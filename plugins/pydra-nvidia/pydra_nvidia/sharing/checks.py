@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
+from pydra_nvidia.config import GpuSharing
 from pydra_nvidia.hardware import Gpu
 from pydra_nvidia.settings import Settings, Shares
 from pydra_nvidia.sharing.groups import Group, is_created
@@ -45,6 +46,24 @@ def resolve_limits(group: Group, settings: Settings) -> tuple[Mapping[str, int],
             by_key[device] = key
             limits[device] = parse_limit(quantity)
     return limits, tuple(problems)
+
+
+def check_daemons(groups: Iterable[Group]) -> Iterator[str]:
+    """More than one MPS daemon for a claim, told where the second comes in."""
+    before = ""
+    for group in groups:
+        if group.sharing.strategy != "MPS":
+            continue
+        names = [one.allocated.device for one in group.members]
+        daemons = [", ".join(names)] if isinstance(group.sharing, GpuSharing) else names
+        needed = " and for ".join(daemons)
+        if before or len(daemons) > 1:
+            yield (
+                f'{group.where}.strategy: found "MPS", which needs a daemon of its own for {needed}{before}; a claim'
+                " has one MPS daemon at most, since a container may get all of the claim and is the client of one;"
+                " allowed: a claim for each of them, or whole GPUs in requests of one config"
+            )
+        before = before or f", beside that for {needed}"
 
 
 def _check_time_slices(group: Group, settings: Settings) -> Iterator[str]:

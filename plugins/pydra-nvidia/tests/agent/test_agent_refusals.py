@@ -119,6 +119,26 @@ async def test_what_the_admin_switched_off_is_told_with_the_setting(
         await scene.undone()
 
 
+async def test_a_claim_that_would_need_two_mps_daemons_is_told_before_anything_is_done(
+    stage: Stage, ask_for: Ask, configure: Ask
+) -> None:
+    told = "needs a daemon of its own for .*; a claim has one MPS daemon at most"
+    async with stage([{**H100, "count": 2, "minors": [0, 1]}], dynamic_mig=True) as scene:
+        of_partitions = configure("MigDeviceConfig", sharing={"strategy": "MPS"})
+        await scene.ask("parts", ask_for("mig", count=2, profile="1g.10gb"), config=[of_partitions])
+        await scene.event("parts", "InvalidConfig", told)
+        await scene.leave("parts")
+        each = [configure("GpuConfig", name, sharing={"strategy": "MPS"}) for name in ("one", "two")]
+        both = [ask_for("gpu", name=name) for name in ("one", "two")]
+        await scene.ask("gpus", *both, config=each)
+        await scene.event("gpus", "InvalidConfig", told)
+        await scene.undone()
+        await scene.leave("gpus")
+        await scene.run("right", *both, config=[configure("GpuConfig", "one", "two", sharing={"strategy": "MPS"})])
+        await scene.leave("right")
+        await scene.undone()
+
+
 async def test_a_profile_that_no_gpu_has_waits_and_one_that_it_lost_is_told_beside_those_it_has(
     stage: Stage, ask_for: Ask
 ) -> None:

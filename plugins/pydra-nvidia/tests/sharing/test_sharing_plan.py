@@ -118,15 +118,56 @@ def test_the_gpus_of_one_config_share_a_daemon(node: Node, kit: Any) -> None:
     )
 
 
-def test_equal_configs_that_were_written_twice_have_daemons_of_their_own(node: Node, kit: Any) -> None:
-    steps = node.plan(
-        kit.give("gpu-0", mps(default_per_device_pinned_memory_limit={"0": "1Gi"})),
-        kit.give("gpu-1", mps(default_per_device_pinned_memory_limit={"0": "1Gi"})),
+ONE_DAEMON = (
+    "a claim has one MPS daemon at most, since a container may get all of the claim and is the client of one; allowed:"
+    " a claim for each of them, or whole GPUs in requests of one config"
+)
+FIRST, SECOND = "gpu-2-mig-1g10gb-19-0", "gpu-2-mig-1g10gb-19-1"
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, DYNAMIC], ids=["that exist", "made for the claim"])
+def test_two_partitions_of_one_claim_would_need_two_daemons_and_are_refused(
+    node: Node, kit: Any, settings: Settings
+) -> None:
+    config = mig_mps()
+    (problem,) = node.problems(kit.give(FIRST, config), kit.give(SECOND, config), settings=settings)
+    names = (FIRST, SECOND) if settings.dynamic_mig else (SECOND, FIRST)  # by place, or by UUID
+    assert problem == (
+        f'MigDeviceConfig of {", ".join(names)}: sharing.strategy: found "MPS", which needs a daemon of its own for'
+        f" {' and for '.join(names)}; {ONE_DAEMON}"
     )
-    assert [(step.devices, step.pinned_mib) for step in steps if isinstance(step, StartMps)] == [
-        (("GPU-b",), {"GPU-b": 1024}),
-        (("GPU-a",), {"GPU-a": 1024}),
-    ]
+
+
+@pytest.mark.parametrize(
+    ("devices", "refused"),
+    [
+        pytest.param([("gpu-0", mps()), ("gpu-1", mps())], "GpuConfig of gpu-1", id="equal configs written twice"),
+        pytest.param([(FIRST, mig_mps()), (SECOND, mig_mps())], f"MigDeviceConfig of {SECOND}", id="two partitions"),
+        pytest.param([("gpu-0", mps()), (FIRST, mig_mps())], f"MigDeviceConfig of {FIRST}", id="a GPU and a partition"),
+    ],
+)
+def test_each_further_config_with_mps_is_refused_with_what_it_comes_beside(
+    node: Node, kit: Any, devices: list[tuple[str, Any]], refused: str
+) -> None:
+    (problem,) = node.problems(*(kit.give(name, config) for name, config in devices))
+    (first, _), (second, _) = devices
+    assert problem == (
+        f'{refused}: sharing.strategy: found "MPS", which needs a daemon of its own for {second}, beside that for'
+        f" {first}; {ONE_DAEMON}"
+    )
+
+
+def test_one_daemon_goes_with_devices_that_need_none(node: Node, kit: Any) -> None:
+    steps = node.plan(
+        kit.give("gpu-0", mps()),
+        kit.give("gpu-1", sliced("Long")),
+        kit.give(FIRST),
+        kit.give(SECOND, mig_mps(), admin=True),
+    )
+    assert steps == (
+        SetTimeSlice(gpu="GPU-a", interval=3),
+        StartMps(id=named("u1", "GPU-b"), devices=("GPU-b",), exclusive=("GPU-b",)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,28 +193,29 @@ def test_limits_are_in_whole_mib_and_a_devices_own_comes_first(
     assert step.pinned_mib == wanted
 
 
-def test_each_partition_has_a_daemon_of_its_own(node: Node, kit: Any) -> None:
+@pytest.mark.parametrize(
+    ("device", "uuid", "limit"),
+    [(FIRST, "MIG-z", 4096), (SECOND, "MIG-y", 2048)],
+    ids=["the default", "a limit of its own"],
+)
+def test_a_partition_that_exists_has_a_daemon_by_its_uuid(
+    node: Node, kit: Any, device: str, uuid: str, limit: int
+) -> None:
+    own = {"0": "2Gi"} if limit == 2048 else None
     config = mig_mps(
         default_active_thread_percentage=25,
         default_pinned_device_memory_limit="4Gi",
-        default_per_device_pinned_memory_limit={"1": "2Gi"},
+        default_per_device_pinned_memory_limit=own,
     )
-    devices = (kit.give("gpu-2-mig-1g10gb-19-0", config), kit.give("gpu-2-mig-1g10gb-19-1", config))
-    common = {"thread_percentage": 25}
-    assert node.plan(*devices) == (
-        StartMps(id=named("u1", "MIG-y"), devices=("MIG-y",), default_pinned_mib=4096, **common),
-        StartMps(id=named("u1", "MIG-z"), devices=("MIG-z",), default_pinned_mib=2048, **common),
+    assert node.plan(kit.give(device, config)) == (
+        StartMps(id=named("u1", uuid), devices=(uuid,), default_pinned_mib=limit, thread_percentage=25),
     )
 
 
 def test_a_partition_that_is_made_for_the_claim_is_named_by_its_place(node: Node, kit: Any) -> None:
     config = mig_mps(default_per_device_pinned_memory_limit={"0": "2Gi"})
-    steps = node.plan(
-        kit.give("gpu-2-mig-3g40gb-9-4", config), kit.give("gpu-2-mig-1g10gb-19-3", config), settings=DYNAMIC
-    )
-    assert steps == (
-        StartMps(id=named("u1", "GPU-c/3+1"), partition=("GPU-c", Placement(3, 1)), default_pinned_mib=2048),
-        StartMps(id=named("u1", "GPU-c/4+4"), partition=("GPU-c", Placement(4, 4))),
+    assert node.plan(kit.give("gpu-2-mig-3g40gb-9-4", config), settings=DYNAMIC) == (
+        StartMps(id=named("u1", "GPU-c/4+4"), partition=("GPU-c", Placement(4, 4)), default_pinned_mib=2048),
     )
 
 
@@ -289,5 +331,6 @@ def test_the_problems_of_all_devices_are_told_at_once(kit: Any) -> None:
         'GpuConfig of gpu-1: sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit["5"]: found index 5, allowed: 0',
         'MigDeviceConfig of gpu-2-mig-1g10gb-19-0: sharing.strategy: found "MPS", which is switched off',
         'MigDeviceConfig of gpu-2-mig-1g10gb-19-0: sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit["GPU-c"]: no',
+        'MigDeviceConfig of gpu-2-mig-1g10gb-19-0: sharing.strategy: found "MPS", which needs a daemon of its own for',
     )
     assert [problem[: len(start)] for problem, start in zip(problems, starts, strict=True)] == list(starts)
