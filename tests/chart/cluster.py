@@ -16,6 +16,7 @@ Kinds: TypeAlias = Mapping[str, Mapping[str, tuple[str, bool]]]
 KINDS: Kinds = {
     "api/v1": {
         "Namespace": ("namespaces", False),
+        "Node": ("nodes", False),
         "Secret": ("secrets", True),
         "ConfigMap": ("configmaps", True),
         "ServiceAccount": ("serviceaccounts", True),

@@ -11,9 +11,9 @@ from tests.chart.cluster import open_cluster
 from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, at, overlay, render_files
 
 
-def notes(values: Mapping[str, Any], version: str) -> str:
-    """For a cluster of this version."""
-    with open_cluster(version=version) as config:
+def notes(values: Mapping[str, Any], version: str = "v1.36.2", *objects: Mapping[str, Any]) -> str:
+    """For a cluster of this version with these objects."""
+    with open_cluster(*objects, version=version) as config:
         text: str = config.install(CHART, "pydra", dict(values), dry_run="server")["notes"]
         return text
 
@@ -81,3 +81,26 @@ def test_a_policy_for_another_image_than_the_charts_is_told() -> None:
     assert words not in render_files(values, at("image.tag", "0.1.0"))["NOTES.txt"]
     assert words in render_files(values, at("image.tag", "0.2.0"))["NOTES.txt"]
     assert words in render_files(values, at("backends.sim.image.digest", f"sha256:{'0' * 64}"))["NOTES.txt"]
+
+
+def test_nodes_whose_devices_a_device_plugin_gives_out_too_are_told() -> None:
+    def node(name: str, **allocatable: str) -> dict[str, Any]:
+        return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {"allocatable": allocatable}}
+
+    nodes = [
+        node("a", **{"nvidia.com/gpu": "0"}),
+        node("b", **{"nvidia.com/gpu": "8"}),
+        node("c", cpu="4"),
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "new"}},
+        node("d", **{"nvidia.com/gpu": "4"}),
+    ]
+    told = " ".join(notes(NVIDIA, "v1.36.2", *nodes).split())
+    assert "WARNING: a device plugin offers nvidia.com/gpu on 2 nodes, b for one. Where an agent runs too" in told
+    assert "WARNING" not in notes(NVIDIA, "v1.36.2", nodes[0], nodes[2])
+    assert "WARNING" not in notes(SIM, "v1.36.2", *nodes)
+
+
+def test_images_of_no_registry_are_told() -> None:
+    words = "image.registry is not set"
+    assert words in render_files(SIM)["NOTES.txt"]
+    assert words not in render_files(SIM, at("image.registry", "registry.example.com"))["NOTES.txt"]

@@ -174,3 +174,14 @@ a DeviceClass is somebody else's. Finds nothing where there is no cluster to loo
 {{- end -}}
 {{- end -}}
 {{- end -}}
+
+{{- /*
+The nodes where a device plugin has devices of this resource; a JSON list. DRA never writes to a node's status.
+*/ -}}
+{{- define "pydra.pluginNodes" -}}
+{{- $names := list -}}
+{{- range $node := (lookup "v1" "Node" "" "").items -}}
+{{- if ne (dig "status" "allocatable" $ "0" $node | toString) "0" -}}{{- $names = append $names $node.metadata.name -}}{{- end -}}
+{{- end -}}
+{{- $names | toJson -}}
+{{- end -}}
