@@ -20,7 +20,7 @@ import yaml
 
 from pydra.kube.auth import load_credentials
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import PODS, JsonObject, Resource
+from pydra.kube.resources import NAMESPACES, PODS, JsonObject, Resource
 from tests.chart.rendering import CHART, overlay
 from tests.e2e.cluster import KUBELET_ROOT, Cluster, open_cluster
 
@@ -178,6 +178,17 @@ async def open_release(cluster: Cluster) -> AsyncIterator[Release]:
             await release.uninstall()
             release.clean_node()
             await anyio.to_thread.run_sync(helm.close)
+
+
+@asynccontextmanager
+async def open_served(cluster: Cluster, *, scenario: str = "") -> AsyncIterator[Release]:
+    """A release that serves the cluster's driver; the DeviceClasses are the test's."""
+    async with open_release(cluster) as release:
+        await cluster.client.patch(NAMESPACES, cluster.namespace, {"metadata": {"labels": PRIVILEGED}})
+        hardware = release.hardware(scenario) if scenario else {}
+        await release.install({"deviceClasses": {"create": False}}, hardware)
+        await cluster.wait("devices are published", cluster.devices)
+        yield release
 
 
 @asynccontextmanager

@@ -1,7 +1,13 @@
-"""Every way to ask for devices: what the scheduler allocates is what the containers get."""
+"""Every way to ask for devices: what the scheduler allocates is what the containers get.
+
+Of an agent that is a process beside the kubelet, and of one that the chart has installed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,11 +16,25 @@ from pydra.errors import KubeError
 from pydra.kube.resources import DEVICE_CLASSES, RESOURCE_CLAIMS, JsonObject
 from tests.e2e.agent import open_agent
 from tests.e2e.cluster import DRIVER, STAY, Cluster, open_cluster
+from tests.e2e.release import IMAGE as RELEASED
+from tests.e2e.release import open_served
+
+Serve = Callable[..., AbstractAsyncContextManager[object]]
 
 ONE = "groups: [{name: accel, count: 1}]"
 CUT = "groups: [{name: accel, count: 1, slices: 4, partitions: [1, 2]}]"
 MIXED = "groups: [{name: small, count: 2, memoryGiB: 16}, {name: large, count: 2}]"
 SHARED = "groups: [{name: accel, count: 1, shared: true}]"
+
+
+@pytest.fixture(params=["process", "release"])
+def serve(request: pytest.FixtureRequest, tmp_path: Path) -> Serve:
+    """`serve(cluster, scenario=...)`: simulated accelerators are offered within it."""
+    if request.param == "process":
+        return partial(open_agent, scratch=tmp_path)
+    if not RELEASED:
+        pytest.skip("PYDRA_E2E_CHART_IMAGE names no image that is on the node")
+    return open_served
 
 
 def ask(name: str, **exactly: object) -> JsonObject:
@@ -25,9 +45,9 @@ def names(found: list[str]) -> list[str]:
     return [line for line in found if line.startswith("accel-")]
 
 
-async def test_partitions_are_given_as_far_as_the_counters_reach(tmp_path: Path) -> None:
+async def test_partitions_are_given_as_far_as_the_counters_reach(serve: Serve) -> None:
     half = {"cel": {"expression": f"device.attributes['{DRIVER}'].profile == '2of4'"}}
-    async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=CUT):
+    async with open_cluster() as cluster, serve(cluster, scenario=CUT):
         await cluster.require("consumesCounters", "DRAPartitionableDevices")
         await cluster.create_class(f"partition.{DRIVER}", kind="partition")
         for name in ("one", "two", "three"):
@@ -45,8 +65,8 @@ async def test_partitions_are_given_as_far_as_the_counters_reach(tmp_path: Path)
         }
 
 
-async def test_two_claims_share_a_device_and_each_container_learns_its_share(tmp_path: Path) -> None:
-    async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=SHARED):
+async def test_two_claims_share_a_device_and_each_container_learns_its_share(serve: Serve) -> None:
+    async with open_cluster() as cluster, serve(cluster, scenario=SHARED):
         await cluster.require("allowMultipleAllocations", "DRAConsumableCapacity")
         await cluster.create_class(DRIVER)
         shares = {"small": "16Gi", "large": "40Gi", "extra": "9Gi"}
@@ -67,12 +87,12 @@ async def test_two_claims_share_a_device_and_each_container_learns_its_share(tmp
             assert "SIM_ACCEL_0_CORES=1" in found
 
 
-async def test_the_first_available_of_several_wishes_is_granted(tmp_path: Path) -> None:
+async def test_the_first_available_of_several_wishes_is_granted(serve: Serve) -> None:
     wishes = [
         {"name": "many", "deviceClassName": DRIVER, "allocationMode": "ExactCount", "count": 9},
         {"name": "one", "deviceClassName": DRIVER},
     ]
-    async with open_cluster() as cluster, open_agent(cluster, tmp_path):
+    async with open_cluster() as cluster, serve(cluster):
         await cluster.create_class(DRIVER)
         try:
             await cluster.create_claim("modest", requests=[{"name": "accel", "firstAvailable": wishes}])
@@ -86,9 +106,9 @@ async def test_the_first_available_of_several_wishes_is_granted(tmp_path: Path) 
         assert names(found["main"]) == [result["device"]]
 
 
-async def test_a_monitor_with_admin_access_sees_a_device_that_another_claim_holds(tmp_path: Path) -> None:
+async def test_a_monitor_with_admin_access_sees_a_device_that_another_claim_holds(serve: Serve) -> None:
     labels = {"resource.kubernetes.io/admin-access": "true"}
-    async with open_cluster(**labels) as cluster, open_agent(cluster, tmp_path, scenario=ONE):
+    async with open_cluster(**labels) as cluster, serve(cluster, scenario=ONE):
         await cluster.create_class(DRIVER)
         await cluster.create_claim("worker")
         await cluster.start_pod("worker", STAY, resourceClaimName="worker")
@@ -103,8 +123,8 @@ async def test_a_monitor_with_admin_access_sees_a_device_that_another_claim_hold
         assert (await cluster.pod("worker"))["status"]["phase"] == "Running"
 
 
-async def test_admin_access_is_refused_where_the_namespace_does_not_allow_it(tmp_path: Path) -> None:
-    async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=ONE):
+async def test_admin_access_is_refused_where_the_namespace_does_not_allow_it(serve: Serve) -> None:
+    async with open_cluster() as cluster, serve(cluster, scenario=ONE):
         await cluster.create_class(DRIVER)
         request = ask("all", allocationMode="All", adminAccess=True)
         for template in (False, True):
@@ -112,11 +132,11 @@ async def test_admin_access_is_refused_where_the_namespace_does_not_allow_it(tmp
                 await cluster.create_claim("spy", template=template, requests=[request])
 
 
-async def test_selectors_choose_by_what_the_slices_say(tmp_path: Path) -> None:
+async def test_selectors_choose_by_what_the_slices_say(serve: Serve) -> None:
     large = f"device.capacity['{DRIVER}'].memory.compareTo(quantity('32Gi')) >= 0"
     second = f"device.attributes['{DRIVER}'].index == 1"
     absent = f"device.attributes['{DRIVER}'].colour == 'red'"
-    async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=MIXED):
+    async with open_cluster() as cluster, serve(cluster, scenario=MIXED):
         await cluster.create_class(DRIVER)
         for name, expressions in (("fits", (large, second)), ("never", (absent,))):
             selectors = [{"cel": {"expression": one}} for one in expressions]
@@ -127,8 +147,8 @@ async def test_selectors_choose_by_what_the_slices_say(tmp_path: Path) -> None:
         assert "no such key: colour" in await cluster.stays_pending("never")
 
 
-async def test_configs_of_class_claim_and_request_reach_the_containers(tmp_path: Path) -> None:
-    async with open_cluster() as cluster, open_agent(cluster, tmp_path):
+async def test_configs_of_class_claim_and_request_reach_the_containers(serve: Serve) -> None:
+    async with open_cluster() as cluster, serve(cluster):
         fast = f"{cluster.namespace}.{DRIVER}"
         selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
         spec = {"selectors": [selector], "config": [opaque(clockMHz=1000)]}
@@ -156,8 +176,8 @@ def settings(found: list[str]) -> set[str]:
     return {one for one in told if not one.startswith(("UUID", "MEMORY", "CORES"))}
 
 
-async def test_containers_get_the_devices_of_the_requests_that_they_name(tmp_path: Path) -> None:
-    async with open_cluster() as cluster, open_agent(cluster, tmp_path):
+async def test_containers_get_the_devices_of_the_requests_that_they_name(serve: Serve) -> None:
+    async with open_cluster() as cluster, serve(cluster):
         await cluster.create_class(DRIVER)
         await cluster.create_claim("pair", requests=[ask("left"), ask("right", count=2)])
         containers = {
