@@ -208,7 +208,7 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
     ("kubelet.root", SIM, "/k", mount("registry"), has({"mountPath": "/k/plugins_registry"})),
     ("cdi.path", SIM, "/etc/cdi", settings, has({"cdiDir": "/etc/cdi"})),
     ("cdi.path", SIM, "/etc/cdi", volume("cdi"), has({"path": "/etc/cdi"})),
-    ("host.mountPropagation", SIM, "HostToContainer", mount("host"), has({"mountPropagation": "HostToContainer"})),
+    ("host.mountPropagation", SIM, "None", mount("host"), has({"mountPropagation": "None"})),
     ("http.host", SIM, "::", settings, has({"httpAddress": "[::]:9464"})),
     ("http.port", SIM, 8080, settings, has({"httpAddress": "0.0.0.0:8080"})),
     ("http.port", SIM, 8080, agent("ports", "0", "containerPort"), 8080),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, Object, Objects, at, by_name, overlay, render
@@ -136,13 +138,22 @@ def test_only_pods_that_ask_the_api_server_have_a_token() -> None:
     assert all(one["automountServiceAccountToken"] is False for one in objects.all("ServiceAccount"))
 
 
-def test_an_unprivileged_agent_cannot_write_below_the_hosts_root() -> None:
-    host = by_name(render(SIM).agent()["volumeMounts"])["host"]
-    assert (host["readOnly"], host["recursiveReadOnly"]) == (True, "IfPossible")
-    assert "mountPropagation" not in host, "Kubernetes allows no recursive read-only with it"
-    host = by_name(render(NVIDIA).agent()["volumeMounts"])["host"]
-    assert (host["readOnly"], host["mountPropagation"]) == (True, "HostToContainer")
-    assert "recursiveReadOnly" not in host
+UNPRIVILEGED = at("backends.nvidia.privileged", False)
+
+
+@pytest.mark.parametrize("values", [SIM, NVIDIA, overlay(NVIDIA, UNPRIVILEGED), overlay(BOTH, at("onePod", True))])
+def test_an_agent_lets_go_of_what_the_host_unmounts(values: Mapping[str, Any]) -> None:
+    host = by_name(render(values).agent()["volumeMounts"])["host"]
+    assert host == {"name": "host", "mountPath": "/host", "readOnly": True, "mountPropagation": "HostToContainer"}
+
+
+def test_without_propagation_an_unprivileged_agent_cannot_write_below_the_hosts_root() -> None:
+    none = at("host.mountPropagation", "None")
+    host = by_name(render(SIM, none).agent()["volumeMounts"])["host"]
+    assert (host["readOnly"], host["mountPropagation"], host["recursiveReadOnly"]) == (True, "None", "IfPossible")
+    host = by_name(render(NVIDIA, none).agent()["volumeMounts"])["host"]
+    assert (host["readOnly"], host["mountPropagation"]) == (True, "None")
+    assert "recursiveReadOnly" not in host, "who is privileged could mount it over again"
 
 
 def test_what_is_mounted_of_the_host_is_a_directory() -> None:

@@ -144,12 +144,15 @@ containers:
       - {name: plugin-{{ $name }}, mountPath: {{ $values.kubelet.root }}/plugins/{{ (get $.backends $name).driver }}}
       {{- end }}
       - {name: cdi, mountPath: {{ $values.cdi.path | quote }}}
-      {{- if or $privileged $values.host.mountPropagation }}
-      - {name: host, mountPath: /host, readOnly: true, mountPropagation: {{ default "HostToContainer" $values.host.mountPropagation }}}
-      {{- else }}
-      # Without this, what is mounted below the host's / could be written by user 0.
-      - {name: host, mountPath: /host, readOnly: true, recursiveReadOnly: IfPossible}
-      {{- end }}
+      # What the host unmounts is unmounted here too: else the agent would keep the volumes of other pods in use.
+      - name: host
+        mountPath: /host
+        readOnly: true
+        mountPropagation: {{ $values.host.mountPropagation }}
+        {{- if and (eq $values.host.mountPropagation "None") (not $privileged) }}
+        # Kubernetes has this for mounts that are not propagated only.
+        recursiveReadOnly: IfPossible
+        {{- end }}
       {{- if $packages }}
       - {name: packages, mountPath: /packages, readOnly: true}
       {{- end }}
