@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.hardware import Condition, Gpu, LostGpu, Placement, Reading
 from pydra_nvidia.health.incidents import Incident
 from pydra_nvidia.health.judge import diagnose
-from pydra_nvidia.health.verdicts import WELL, Verdict
+from pydra_nvidia.health.verdicts import WELL, Verdict, weigh
 from pydra_nvidia.settings import Reaction, Settings, Signal
 
 NOW = 10_000.0
@@ -111,10 +113,95 @@ def test_a_gpu_about_which_nothing_is_told_is_well() -> None:
     assert verdict(recovery=0, ecc_uncorrected=0, remap_failed=False, remap_pending=False) == WELL
 
 
-def test_the_gravest_signal_is_the_health_and_the_informing_ones_stay_beside_it() -> None:
-    found = verdict(xid(119), xid(13), recovery=2, ecc_uncorrected=1)
-    assert found.health.reason == "119"
-    assert found.taints == (tells("ecc"),)
+def beside(name: str, value: str = "", effect: TaintEffect = TaintEffect.NO_SCHEDULE) -> Taint:
+    return Taint(key=f"gpu.nvidia.com/{name}", value=value, effect=effect)
+
+
+@pytest.mark.parametrize(
+    ("reactions", "effect", "taints"),
+    [
+        pytest.param(
+            {},
+            None,
+            {beside("recovery-action", "NODE_REBOOT"), beside("row-remap-failed"), tells("ecc")},
+            id="by default",
+        ),
+        pytest.param(
+            {Signal.RECOVERY_ACTION: Reaction.NO_EXECUTE},
+            None,
+            {
+                beside("recovery-action", "NODE_REBOOT", TaintEffect.NO_EXECUTE),
+                beside("row-remap-failed"),
+                tells("ecc"),
+            },
+            id="one that evicts",
+        ),
+        pytest.param(
+            {Signal.XID: Reaction.NO_EXECUTE, Signal.ROW_REMAP_FAILED: Reaction.IGNORE, Signal.ECC: Reaction.UNHEALTHY},
+            TaintEffect.NO_EXECUTE,
+            {beside("recovery-action", "NODE_REBOOT"), beside("ecc")},
+            id="one that is ignored, and one that counts",
+        ),
+        pytest.param(
+            {Signal.IGNORED_XID: Reaction.NO_SCHEDULE, Signal.RECOVERY_ACTION: Reaction.NONE},
+            None,
+            {tells("recovery-action", "NODE_REBOOT"), beside("row-remap-failed"), tells("ecc")},
+            id="another of the same key that is not stronger",
+        ),
+        pytest.param(
+            {Signal.IGNORED_XID: Reaction.NO_EXECUTE},
+            TaintEffect.NO_EXECUTE,
+            {beside("recovery-action", "NODE_REBOOT"), beside("row-remap-failed"), tells("ecc")},
+            id="a stronger one of the same key",
+        ),
+    ],
+)
+def test_the_gravest_signal_is_the_health_and_each_other_is_a_taint_of_its_own(
+    reactions: dict[Signal, Reaction], effect: TaintEffect | None, taints: set[Taint]
+) -> None:
+    found = verdict(
+        xid(119), xid(13), recovery=2, remap_failed=True, ecc_uncorrected=1, settings=Settings(signals=reactions)
+    )
+    assert found.health == sick("xid", "119", "XID 119: the GPU's system processor did not answer", effect)
+    assert {taint.key: taint for taint in found.taints} == {taint.key: taint for taint in taints}
+    assert len(found.taints) == len(taints)
+
+
+def test_with_its_gravest_signal_only_told_the_next_one_is_the_health() -> None:
+    found = verdict(xid(119), recovery=1, settings=Settings(signals={Signal.XID: Reaction.NONE}))
+    assert found.health.taint == "gpu.nvidia.com/recovery-action"
+    assert found.taints == (tells("xid", "119"),)
+
+
+EFFECTS: list[TaintEffect | None] = [None, *TaintEffect]
+KEYS = ("gpu.nvidia.com/xid", "gpu.nvidia.com/ecc", "gpu.nvidia.com/fabric")
+HEALTHS = st.builds(
+    Health,
+    status=st.sampled_from(HealthStatus),
+    reason=st.sampled_from(["", "79", "95"]),
+    taint=st.sampled_from(KEYS),
+    effect=st.sampled_from(EFFECTS),
+)
+TAINTS = st.builds(Taint, key=st.sampled_from(KEYS), effect=st.sampled_from(TaintEffect))
+ORDER = [TaintEffect.NONE, TaintEffect.NO_SCHEDULE, TaintEffect.NO_EXECUTE]
+
+
+@given(healths=st.lists(HEALTHS, max_size=4), taints=st.lists(TAINTS, max_size=4))
+def test_of_all_that_is_wrong_each_key_is_told_once_with_its_strongest_effect(
+    healths: list[Health], taints: list[Taint]
+) -> None:
+    found = weigh(healths, taints)
+    sick_ones = [one for one in healths if one.status is HealthStatus.UNHEALTHY]
+    said = [(one.taint, one.effect or TaintEffect.NO_SCHEDULE) for one in sick_ones]
+    said += [(one.key, one.effect) for one in taints]
+    told = [(one.key, one.effect) for one in found.taints]
+    if sick_ones:
+        assert (found.health.status, found.health.taint) == (HealthStatus.UNHEALTHY, sick_ones[0].taint)
+        told.append((found.health.taint, found.health.effect or TaintEffect.NO_SCHEDULE))
+    else:
+        assert found.health.status is not HealthStatus.UNHEALTHY
+    strongest = {key: max((one for of, one in said if of == key), key=ORDER.index) for key, _ in said}
+    assert sorted(told, key=repr) == sorted(strongest.items(), key=repr)
 
 
 REACTIONS = {

@@ -1,7 +1,7 @@
 """How each GPU and partition is, from its condition and the incidents. Pure.
 
-A device has one verdict: of several signals the gravest is its health, and what only informs is a taint beside it. An
-ignored XID never weakens what another signal says.
+A device has one verdict: of several signals the gravest is its health, and each other is a taint beside it. An ignored
+XID never weakens what another signal says.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.hardware import Gpu, LostGpu, Placement, Reading
 from pydra_nvidia.health.incidents import Incident, explain, is_ignored, is_over
-from pydra_nvidia.health.verdicts import WELL, Diagnosis, Verdict
+from pydra_nvidia.health.verdicts import WELL, Diagnosis, Verdict, weigh
 from pydra_nvidia.settings import Reaction, Settings, Signal
 
 DOMAIN = "gpu.nvidia.com"
@@ -33,7 +33,7 @@ DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
     Signal.UNMONITORED: Reaction.NONE,
     Signal.IGNORED_XID: Reaction.NONE,
 }
-"""Gravest first: the first that makes a device unhealthy is told."""
+"""Gravest first: the first that makes a device unhealthy is its health."""
 
 RECOVERY_ACTIONS = {
     1: "GPU_RESET",
@@ -145,25 +145,27 @@ def _lost(lost: LostGpu) -> _Finding:
 
 
 def _judge(findings: Iterable[_Finding], settings: Settings, *, silence: str = "") -> Verdict:
-    health, taints = Health(), dict[str, Taint]()
+    sick: list[Health] = []
+    informing: list[Taint] = []
     order = list(DEFAULT_REACTIONS)
     for finding in sorted(findings, key=lambda one: order.index(one.signal)):
         reaction = settings.signals.get(finding.signal, DEFAULT_REACTIONS[finding.signal])
         key = _key(finding.signal)
         if reaction is Reaction.NONE:
-            taints.setdefault(key, Taint(key=key, value=finding.value, effect=TaintEffect.NONE))
-        elif reaction is not Reaction.IGNORE and health.status is HealthStatus.HEALTHY:
-            health = Health(
-                status=HealthStatus.UNHEALTHY,
-                message=finding.message,
-                reason=finding.value,
-                taint=key,
-                effect=_EFFECTS[reaction],
+            informing.append(Taint(key=key, value=finding.value, effect=TaintEffect.NONE))
+        elif reaction is not Reaction.IGNORE:
+            sick.append(
+                Health(
+                    status=HealthStatus.UNHEALTHY,
+                    message=finding.message,
+                    reason=finding.value,
+                    taint=key,
+                    effect=_EFFECTS[reaction],
+                )
             )
-    taints.pop(health.taint, None)
-    if silence and health.status is HealthStatus.HEALTHY:
-        health = Health(status=HealthStatus.UNKNOWN, message=f"the GPU does not answer: {silence}")
-    return Verdict(health=health, taints=tuple(taints.values()))
+    if silence and not sick:
+        sick.append(Health(status=HealthStatus.UNKNOWN, message=f"the GPU does not answer: {silence}"))
+    return weigh(sick, informing)
 
 
 def _key(signal: Signal) -> str:

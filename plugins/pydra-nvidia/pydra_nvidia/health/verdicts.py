@@ -1,17 +1,18 @@
-"""What health means for devices. Values only."""
+"""What health means for devices, and how several verdicts become one. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
-from pydra import Health, Taint
+from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.hardware import Placement
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """How a piece of hardware is, and taints that only inform (effect None)."""
+    """How a piece of hardware is; as taints, what else is wrong with it and what only informs (effect None)."""
 
     health: Health = Health()
     taints: tuple[Taint, ...] = ()
@@ -26,3 +27,34 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     gpus: Mapping[str, Verdict] = {}
     partitions: Mapping[tuple[str, Placement], Verdict] = {}
     functions: Mapping[str, Verdict] = {}
+
+
+_GRAVITY = {HealthStatus.HEALTHY: 0, HealthStatus.UNKNOWN: 1, HealthStatus.UNHEALTHY: 2}
+_STRENGTH = {TaintEffect.NONE: 0, TaintEffect.NO_SCHEDULE: 1, TaintEffect.NO_EXECUTE: 2}
+
+_AGENTS = TaintEffect.NO_SCHEDULE
+"""The effect where the agent's own is meant, which nobody but the agent knows: its default."""
+
+
+def weigh(healths: Iterable[Health], taints: Iterable[Taint]) -> Verdict:
+    """The gravest health, of two alike the first; the other unhealthy ones are taints beside it.
+
+    A key is there once, with the strongest effect that it has anywhere.
+    """
+    found = tuple(healths)
+    gravest = max(found, key=lambda one: _GRAVITY[one.status], default=Health())
+    others = (one for one in found if one is not gravest and one.status is HealthStatus.UNHEALTHY)
+    strongest: dict[str, Taint] = {}
+    for taint in (*map(_as_taint, others), *taints):
+        known = strongest.get(taint.key)
+        if known is None or _STRENGTH[taint.effect] > _STRENGTH[known.effect]:
+            strongest[taint.key] = taint
+    if gravest.status is HealthStatus.UNHEALTHY:
+        same = strongest.pop(gravest.taint, None)
+        if same is not None and _STRENGTH[same.effect] > _STRENGTH[gravest.effect or _AGENTS]:
+            gravest = replace(gravest, effect=same.effect)
+    return Verdict(health=gravest, taints=tuple(strongest.values()))
+
+
+def _as_taint(health: Health) -> Taint:
+    return Taint(key=health.taint, value=health.reason, effect=health.effect or _AGENTS)

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from pydra import HealthStatus, Taint
-from pydra_nvidia.health.verdicts import WELL, Verdict
-
-_GRAVITY = {HealthStatus.HEALTHY: 0, HealthStatus.UNKNOWN: 1, HealthStatus.UNHEALTHY: 2}
+from pydra_nvidia.health.verdicts import WELL, Verdict, weigh
 
 
 def join_verdicts(*verdicts: Verdict) -> Verdict:
-    """The gravest health, of two alike the first; all taints, of one key the first."""
+    """The gravest health, and all else that is said of any of it."""
     if all(verdict is WELL for verdict in verdicts):
         return WELL
-    gravest = max(verdicts, key=lambda verdict: _GRAVITY[verdict.health.status])
-    taints: dict[str, Taint] = {}
-    for taint in (taint for verdict in verdicts for taint in verdict.taints):
-        taints.setdefault(taint.key, taint)
-    return Verdict(health=gravest.health, taints=tuple(taints.values()))
+    return weigh((verdict.health for verdict in verdicts), (taint for verdict in verdicts for taint in verdict.taints))

@@ -77,10 +77,21 @@ async def test_a_gpu_is_well_again_after_quiet_unless_a_recovery_is_wanted(make_
         scene.inject.recovery_action(1, 1)
         await scene.wait_taints({"gpu-1": {ACTION: ("GPU_RESET", "NoSchedule")}})
         scene.inject.xid(1, 119)
-        await scene.wait_taints({"gpu-1": {XID: ("119", "NoSchedule")}})
+        await scene.wait_taints({"gpu-1": {XID: ("119", "NoSchedule"), ACTION: ("GPU_RESET", "NoSchedule")}})
         scene.inject.reset(1, force=True)
         await scene.wait_taints({})
         await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
+
+
+async def test_what_the_admin_wants_of_a_signal_counts_beside_a_graver_one(make_scene: MakeScene) -> None:
+    wanted = {"PYDRA_NVIDIA_SIGNALS": "recovery-action=NoExecute"}
+    async with make_scene() as scene, scene.agent(*SOON, environ={**LONG, **wanted}):
+        scene.inject.xid(0, 79)
+        await scene.wait_taints({"gpu-0": {XID: ("79", "NoSchedule")}})
+        scene.inject.recovery_action(0, 1)
+        await scene.wait_taints({"gpu-0": {XID: ("79", "NoSchedule"), ACTION: ("GPU_RESET", "NoExecute")}})
+        scene.inject.recovery_action(0, 0)
+        await scene.wait_taints({"gpu-0": {XID: ("79", "NoSchedule")}})
 
 
 async def test_what_applications_cause_only_informs_and_hides_nothing(make_scene: MakeScene) -> None:
