@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from cryptography import x509
 
-from tests.chart.rendering import NVIDIA, SIM, Object, Objects, at, by_name, overlay, variables
+from tests.chart.rendering import NVIDIA, SIM, Object, Objects, at, by_name, overlay, settings_file, variables
 
 TOLERATION = {"key": "mine", "operator": "Exists"}
 RESOURCES = {"limits": {"memory": "1Gi"}}
@@ -39,7 +39,7 @@ def installer(*path: str) -> Look:
 
 
 def settings(objects: Objects) -> Any:
-    return yaml.safe_load(objects.one("ConfigMap")["data"]["agent.yaml"])
+    return yaml.safe_load(settings_file(objects))
 
 
 def of(kind: str, *path: str, name: str = "") -> Look:

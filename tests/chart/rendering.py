@@ -104,6 +104,20 @@ def variables(container: Object) -> dict[str, str]:
     return {one["name"]: one["value"] for one in container.get("env", ()) if "value" in one}
 
 
+def settings_file(objects: Objects, daemon_set: str = "") -> str:
+    """What the kubelet shows in the pod as the file that PYDRA_CONFIG names."""
+    template = objects.one("DaemonSet", daemon_set)["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    volumes = by_name(template["spec"]["volumes"])
+    for mount in container["volumeMounts"]:
+        for item in volumes[mount["name"]].get("downwardAPI", {}).get("items", ()):
+            if f"{mount['mountPath']}/{item['path']}" == variables(container)["PYDRA_CONFIG"]:
+                _, key, _ = item["fieldRef"]["fieldPath"].split("'")
+                text: str = template["metadata"]["annotations"][key]
+                return text
+    raise LookupError("no volume has the file")
+
+
 def by_name(entries: Sequence[Object]) -> dict[str, Object]:
     """A list of Kubernetes by the entries' names."""
     named = {one["name"]: one for one in entries}

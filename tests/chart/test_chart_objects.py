@@ -29,13 +29,11 @@ TEST = {
     "Pod/pydra-test",
 }
 OF_SIM = {
-    "ConfigMap/pydra-sim",
     "DaemonSet/pydra-sim",
     "DeviceClass/sim.pydra.dev",
     "DeviceClass/partition.sim.pydra.dev",
 }
 OF_NVIDIA = {
-    "ConfigMap/pydra-nvidia",
     "DaemonSet/pydra-nvidia",
     "DeviceClass/gpu.nvidia.com",
     "DeviceClass/mig.nvidia.com",
@@ -65,8 +63,8 @@ def without(*kinds: str) -> set[str]:
         pytest.param(BOTH, AGENT | TEST | OF_SIM | OF_NVIDIA, id="a DaemonSet for each backend"),
         pytest.param(
             overlay(BOTH, {"onePod": True}),
-            {one for one in AGENT | TEST | OF_SIM | OF_NVIDIA if not one.startswith(("ConfigMap/", "DaemonSet/"))}
-            | {"ConfigMap/pydra", "DaemonSet/pydra"},
+            {one for one in AGENT | TEST | OF_SIM | OF_NVIDIA if not one.startswith("DaemonSet/")}
+            | {"DaemonSet/pydra"},
             id="one DaemonSet for all",
         ),
         pytest.param(

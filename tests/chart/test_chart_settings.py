@@ -19,16 +19,14 @@ from pydra.backends.environment import variable_prefix
 from pydra.cli.agent import build_parser, read_settings
 from pydra.settings import LogLevel, Settings
 from pydra_nvidia import settings as nvidia
-from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, Objects, at, overlay, render, variables
+from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, Objects, at, overlay, render, settings_file, variables
 
 
 def read_by_agent(objects: Objects, tmp_path: Path, name: str = "") -> Settings:
     """The settings that the pod's agent would have."""
     config = tmp_path / "agent.yaml"
-    daemon_set = objects.one("DaemonSet", name)["metadata"]["name"]
-    config.write_text(objects.one("ConfigMap", daemon_set)["data"]["agent.yaml"])
+    config.write_text(settings_file(objects, name))
     container = objects.agent(name)
-    assert variables(container)["PYDRA_CONFIG"] == "/etc/pydra/agent.yaml"
     environ = {
         **variables(container),
         "PYDRA_CONFIG": str(config),
@@ -88,14 +86,27 @@ def test_the_pod_has_the_time_that_the_agent_takes_to_leave(tmp_path: Path) -> N
         assert drain + 15 <= objects.pod()["terminationGracePeriodSeconds"] <= drain + 25
 
 
-def test_a_pod_is_replaced_when_its_settings_change() -> None:
-    def mark(**settings: Any) -> str:
-        metadata = render(SIM, {"settings": settings}).one("DaemonSet")["spec"]["template"]["metadata"]
-        found: str = metadata["annotations"]["pydra.dev/settings"]
-        return found
+def test_a_pod_is_replaced_when_its_settings_change_and_keeps_its_own_until_then() -> None:
+    def template(**settings: Any) -> Any:
+        objects = render(SIM, {"settings": settings})
+        pod = objects.pod()
+        # What is not in the template, such as a ConfigMap, an old pod would read of the new revision.
+        assert not [one for one in pod["volumes"] if {"configMap", "secret", "projected"} & set(one)]
+        assert "ConfigMap" not in {one["kind"] for one in objects}
+        (mount,) = [one for one in objects.agent()["volumeMounts"] if one["name"] == "config"]
+        assert mount == {"name": "config", "mountPath": "/etc/pydra", "readOnly": True}
+        return objects.one("DaemonSet")["spec"]["template"]
 
-    assert mark() == mark()
-    assert mark() != mark(logLevel="debug")
+    assert template() == template()
+    assert template() != template(logLevel="debug")
+
+
+def test_no_setting_is_a_text_of_any_length_that_an_annotation_would_not_hold() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["$defs"]["agentSettings"]["properties"]
+    unlimited = {key for key, one in schema.items() if "enum" not in one and one["type"] not in ("number", "boolean")}
+    assert unlimited == set(), "Kubernetes allows 256 KiB for all annotations of a pod: refuse longer ones in words"
+    most = {key: max(one.get("enum", [29.123456789]), key=lambda value: len(str(value))) for key, one in schema.items()}
+    assert len(settings_file(render(SIM, {"settings": most | {"verifyX509Strict": False}}))) < 4096
 
 
 EXAMPLES: dict[str, Any] = {
@@ -178,7 +189,7 @@ def test_variables_are_called_as_the_backend_expects(name: str) -> None:
 
 def test_the_agents_settings_in_the_schema_are_all_but_those_that_follow_from_others() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["$defs"]["agentSettings"]
-    written = set(yaml.safe_load(render(SIM).one("ConfigMap")["data"]["agent.yaml"]))
+    written = set(yaml.safe_load(settings_file(render(SIM))))
     left = {one.encode_name for one in msgspec.structs.fields(Settings)} - set(schema["properties"])
     assert left == written - {"logFormat"} | {
         *("backends", "drivers", "nodeName", "podUid", "kubeconfig", "hostRoot"),  # arguments and variables of the pod

@@ -1,4 +1,4 @@
-{{- /* The agent's pod. Args: root, name (of the DaemonSet), backends (by name). */ -}}
+{{- /* The agent's pod. Args: root, backends (by name), settings. */ -}}
 {{- define "pydra.pod" -}}
 {{- $root := .root -}}
 {{- $values := $root.Values -}}
@@ -167,7 +167,10 @@ containers:
         {{- end }}
       {{- end }}
 volumes:
-  - {name: config, configMap: {name: {{ .name | quote }}}}
+  - name: config
+    downwardAPI:
+      items:
+        - {path: agent.yaml, fieldRef: {fieldPath: "metadata.annotations['pydra.dev/settings']"}}
   - {name: tmp, emptyDir: {}}
   - {name: registry, hostPath: {path: {{ $values.kubelet.root }}/plugins_registry, type: DirectoryOrCreate}}
   {{- range $name := $names }}
