@@ -12,7 +12,7 @@ from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from pydra.admission.places import build_rules
-from tests.chart.rendering import BOTH, SIM, Object, Objects, at, overlay, render
+from tests.chart.rendering import BOTH, CHART, SIM, Object, Objects, at, overlay, render
 
 WEBHOOK = overlay(SIM, at("webhook.enabled", True))
 
@@ -113,6 +113,24 @@ def test_cert_manager_makes_a_certificate_for_the_service_and_tells_the_api_serv
     wanted = f"{certificate['metadata']['namespace']}/{certificate['metadata']['name']}"
     assert configuration["metadata"]["annotations"] == {"cert-manager.io/inject-ca-from": wanted}
     assert "caBundle" not in configuration["webhooks"][0]["clientConfig"]
+
+
+def test_no_mode_uses_the_secret_of_another_so_that_they_can_be_changed() -> None:
+    def secret_names(mode: str) -> set[str]:
+        objects = render(WEBHOOK, at("webhook.tls.mode", mode))
+        made = {one["spec"]["secretName"] for one in objects.all("Certificate")}
+        (volume,) = [
+            one["secret"]["secretName"]
+            for one in objects.one("Deployment")["spec"]["template"]["spec"]["volumes"]
+            if "secret" in one
+        ]
+        return made | {one["metadata"]["name"] for one in objects.all("Secret")} | {volume}
+
+    ours, theirs = secret_names("generated"), secret_names("certManager")
+    assert ours == {"pydra-sim-webhook-tls"}
+    assert theirs == {"pydra-sim-webhook-cert-manager", "pydra-webhook-ca"}
+    guide = (CHART.parents[1] / "docs" / "upgrade.md").read_text()
+    assert f"delete secret {' '.join(sorted(theirs))} " in guide, "cert-manager leaves them"
 
 
 def test_the_ca_of_cert_manager_outlives_what_it_signs() -> None:
