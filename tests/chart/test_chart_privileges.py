@@ -193,6 +193,12 @@ def test_the_test_pod_may_look_and_nothing_else() -> None:
     assert around == {"apiGroups": [""], "resources": ["pods", "events"], "verbs": ["list"]}
 
 
+def test_what_pip_installs_is_confined_by_selinux_where_the_agent_is_not() -> None:
+    pod = render(SIM, at("packages.names", ["a"]), at("seLinuxOptions.type", "spc_t")).pod()
+    assert pod["containers"][0]["securityContext"]["seLinuxOptions"] == {"type": "spc_t"}
+    assert "seLinuxOptions" not in {*pod["securityContext"], *pod["initContainers"][0]["securityContext"]}
+
+
 def test_openshift_allows_what_the_enabled_backends_need_and_no_more() -> None:
     on = at("openshift.enabled", True)
     sim = render(SIM, on).one("SecurityContextConstraints")

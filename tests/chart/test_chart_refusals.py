@@ -45,6 +45,7 @@ MISSPELT = [
     unknown("updateStrategy.rollingUpdate", "surge"),
     unknown("resources", "request"),
     unknown("serviceAccount", "annotation"),
+    unknown("seLinuxOptions", "domain"),
     unknown("rbac", "enabled"),
     unknown("slicePolicy", "enabled"),
     unknown("deviceClasses", "enabled"),

@@ -72,9 +72,6 @@ securityContext:
   runAsGroup: 0
   {{- if not $privileged }}
   seccompProfile: {type: RuntimeDefault}
-  {{- if $values.openshift.enabled }}
-  seLinuxOptions: {type: spc_t}
-  {{- end }}
   {{- end }}
 {{- if $packages }}
 initContainers:
@@ -132,6 +129,10 @@ containers:
         {{- end }}
       {{- end }}
       readOnlyRootFilesystem: true
+      {{- with merge (deepCopy $values.seLinuxOptions) (and $values.openshift.enabled (not $privileged) | ternary (dict "type" "spc_t") dict) }}
+      seLinuxOptions:
+        {{- toYaml . | nindent 8 }}
+      {{- end }}
     {{- with $values.onePod | ternary $values.resources (default $values.resources $one.resources) }}
     resources:
       {{- toYaml . | nindent 6 }}
