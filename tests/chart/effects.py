@@ -12,6 +12,7 @@ from cryptography import x509
 from tests.chart.rendering import NVIDIA, SIM, Object, Objects, at, by_name, overlay, settings_file, variables
 
 TOLERATION = {"key": "mine", "operator": "Exists"}
+LINUX = {"kubernetes.io/os": "linux"}
 RESOURCES = {"limits": {"memory": "1Gi"}}
 VARIABLE = {"name": "PIP_INDEX_URL", "valueFrom": {"secretKeyRef": {"name": "pip", "key": "url"}}}
 CA, OTHER_CA = (base64.b64encode(f"-----BEGIN CERTIFICATE-----\n{one}".encode()).decode() for one in ("one", "other"))
@@ -242,7 +243,7 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         agent("securityContext", "seLinuxOptions"),
         {"type": "spc_t", "level": "s0:c1"},
     ),
-    ("nodeSelector", SIM, {"a": "b"}, pod("nodeSelector"), {"a": "b"}),
+    ("nodeSelector", SIM, {"a": "b"}, pod("nodeSelector"), LINUX | {"a": "b"}),
     ("tolerations", SIM, [TOLERATION], pod("tolerations"), [TOLERATION]),
     ("serviceAccount.create", overlay(SIM, at("serviceAccount.name", "mine")), False, count("ServiceAccount"), 1),
     ("serviceAccount.name", SIM, "mine", pod("serviceAccountName"), "mine"),
@@ -367,6 +368,6 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         webhook_pod("containers", "0", "resources", "limits"),
         RESOURCES["limits"],
     ),
-    ("webhook.nodeSelector", WEBHOOK, {"a": "b"}, webhook_pod("nodeSelector"), {"a": "b"}),
+    ("webhook.nodeSelector", WEBHOOK, {"a": "b"}, webhook_pod("nodeSelector"), LINUX | {"a": "b"}),
     ("webhook.tolerations", WEBHOOK, [TOLERATION], webhook_pod("tolerations"), [TOLERATION]),
 ]

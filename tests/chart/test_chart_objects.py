@@ -157,6 +157,17 @@ def test_the_values_decide_which_objects_there_are(values: Mapping[str, Any], ex
     assert render(values).names() == expected
 
 
+def test_every_pod_is_for_nodes_of_linux_unless_somebody_knows_better() -> None:
+    def selectors(*values: Mapping[str, Any]) -> list[Any]:
+        objects = render(BOTH, at("webhook.enabled", True), *values)
+        owners = objects.all("DaemonSet") + objects.all("Deployment")
+        specs = [one["spec"]["template"]["spec"] for one in owners]
+        return [one["nodeSelector"] for one in (*specs, objects.one("Pod")["spec"])]
+
+    assert selectors() == [{"kubernetes.io/os": "linux"}] * 5
+    assert selectors(at("nodeSelector", {"kubernetes.io/os": "other"}))[0] == {"kubernetes.io/os": "other"}
+
+
 def test_a_backend_that_the_chart_does_not_know_is_served_with_its_classes() -> None:
     classes = {"fpga.example.com": {"selectors": [{"cel": {"expression": "device.driver == 'fpga.example.com'"}}]}}
     backend = {

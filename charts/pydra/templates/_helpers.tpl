@@ -48,6 +48,11 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- end -}}
 
+{{- /* Labels that a pod's nodes must have: the images are for Linux, and not all nodes of other systems have taints. */ -}}
+{{- define "pydra.nodeSelector" -}}
+{{- merge (deepCopy .) (dict "kubernetes.io/os" "linux") | toYaml -}}
+{{- end -}}
+
 {{- /* The image of a set of backends: of all, or of the one. Args: root, backends. */ -}}
 {{- define "pydra.image" -}}
 {{- $image := deepCopy .root.Values.image -}}

@@ -52,10 +52,8 @@ runtimeClassName: {{ first . | quote }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $values.nodeSelector }}
 nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- include "pydra.nodeSelector" $values.nodeSelector | nindent 2 }}
 {{- if and $terms (not $everywhere) }}
 affinity:
   nodeAffinity:

@@ -15,10 +15,8 @@ priorityClassName: {{ . | quote }}
 imagePullSecrets:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with $webhook.nodeSelector }}
 nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- include "pydra.nodeSelector" $webhook.nodeSelector | nindent 2 }}
 {{- with $webhook.tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
