@@ -96,7 +96,8 @@ def go_on(written: Entry, planned: Entry) -> Entry | None:
     """What to carry out for a claim that was begun: `written`, where that does what is planned now.
 
     A running claim is not undone because a setting has changed that would do the same by other steps. A change of mode
-    that is planned now and was not needed then is done as well. None: what was begun is to be undone.
+    that is planned now and was not needed then is done as well; MIG mode that need not be left any more, as on a GPU
+    that is passed through by now, is not left again. None: what was begun is to be undone.
     """
     if written.holds != planned.holds:
         return None
@@ -104,7 +105,8 @@ def go_on(written: Entry, planned: Entry) -> Entry | None:
     if any(effect not in done for step in planned.steps if (effect := _effect(step)) is not None):
         return None
     modes = [step for step in planned.steps if _effect(step) is None and step not in written.steps]
-    return replace(written, steps=(*modes, *written.steps)) if modes else written
+    needed = [step for step in written.steps if not isinstance(step, MigModeOff) or step in planned.steps]
+    return replace(written, steps=(*modes, *needed))
 
 
 def _effect(step: Step) -> object:

@@ -24,7 +24,7 @@ class MigModeOn(_Step, frozen=True, tag="mig-mode-on"):
 
 
 class MigModeOff(_Step, frozen=True, tag="mig-mode-off"):
-    """Leave MIG mode, so that the GPU can be given whole. There is nothing to undo."""
+    """Leave MIG mode, so that the GPU can be given whole or passed through. There is nothing to undo."""
 
     gpu: str
 

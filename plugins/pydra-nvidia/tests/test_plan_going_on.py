@@ -42,7 +42,9 @@ def entry(*steps: Step, device: str = "gpu-0") -> Entry:
         ((mps(),), (mps(id="one-67890", devices=(), partition=("GPU-0", PLACE)),), (mps(),)),
         ((SLICE,), (MigModeOff(gpu="GPU-0"), SLICE), (MigModeOff(gpu="GPU-0"), SLICE)),
         ((PART,), (MigModeOn(gpu="GPU-0"), PART), (MigModeOn(gpu="GPU-0"), PART)),
-        ((MigModeOff(gpu="GPU-0"), SLICE), (SLICE,), (MigModeOff(gpu="GPU-0"), SLICE)),
+        ((MigModeOff(gpu="GPU-0"), SLICE), (SLICE,), (SLICE,)),
+        ((MigModeOff(gpu="GPU-0"), BIND), (BIND,), (BIND,)),
+        ((MigModeOff(gpu="GPU-0"), BIND), (MigModeOff(gpu="GPU-0"), BIND), (MigModeOff(gpu="GPU-0"), BIND)),
         ((BIND,), (BindVfio(address=BIND.address, before="vfio-pci", target="vfio-pci"),), (BIND,)),
     ],
     ids=[
@@ -52,6 +54,8 @@ def entry(*steps: Step, device: str = "gpu-0") -> Entry:
         "a mode that is to be left now",
         "a mode that is to be entered now",
         "a mode that need not be left now",
+        "a mode that was left before the function was bound",
+        "a mode that is not left yet",
         "a function that is bound already",
     ],
 )

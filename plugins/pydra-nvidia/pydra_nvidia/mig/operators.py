@@ -111,7 +111,7 @@ class MigModeOnOperator(_Operator):
 
 
 class MigModeOffOperator(_Operator):
-    """Leaves MIG mode, so that the GPU can be used whole."""
+    """Leaves MIG mode, so that the GPU can be used whole or passed through."""
 
     async def apply(self, step: MigModeOff, _entry: Entry) -> None:
         """Raises NvmlError, GpuBusy, ModePending, PlaceTaken; the mode is then as it was."""

@@ -1,9 +1,9 @@
-"""What a claim's partitions and whole GPUs need of MIG. Pure.
+"""What a claim's partitions, whole GPUs and GPUs for passthrough need of MIG. Pure.
 
 A partition that exists and that no claim made is used as it is, and left as it is. With dynamic MIG a missing one is
 created at its place. Where the mode changes without a reset its step is always planned, though the mode may be right
 already: the plan of a claim is then the same before and after it was carried out, and the last claim on a GPU has the
-step whose undoing leaves MIG mode.
+step whose undoing leaves MIG mode. Only a GPU that is bound for passthrough by now has no mode any more, and no step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydra import ClaimError
 from pydra_nvidia.hardware import VGPU_GUEST, Gpu, GpuInstance, Placement, Profile, Reading
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import CreateMig, MigModeOff, MigModeOn, Step
-from pydra_nvidia.targets import Partition, Target, WholeGpu
+from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu
 
 
 def plan_partitions(
@@ -41,6 +41,8 @@ def plan_partitions(
             steps += _for_whole(target, _current(target.gpu, reading), owned, settings)
         elif isinstance(target, Partition):
             steps += _for_partition(target, _current(target.gpu, reading), partitions, owned, settings)
+        else:
+            steps += _for_passthrough(target, reading, settings)
     return tuple(dict.fromkeys(steps))
 
 
@@ -61,6 +63,11 @@ def can_change_mode(gpu: Gpu) -> bool:
     return gpu.mig is not None and gpu.mig.resetless and gpu.virtualization != VGPU_GUEST
 
 
+def leaves_mode(gpu: Gpu, settings: Settings) -> bool:
+    """Whether this driver switches the MIG mode off where the GPU is needed as a whole."""
+    return settings.dynamic_mig and can_change_mode(gpu)
+
+
 def _current(gpu: Gpu, reading: Reading) -> Gpu:
     return reading.gpu(gpu.uuid) or gpu
 
@@ -75,7 +82,7 @@ def _for_whole(
         first = mig.instances[0]
         remover = _remover(gpu, first, owned, settings)
         raise ClaimError(f"device {device} is partitioned, it has {describe(first, mig.profiles)}: {remover}")
-    if settings.dynamic_mig and can_change_mode(gpu):
+    if leaves_mode(gpu, settings):
         yield MigModeOff(gpu=gpu.uuid)
     elif mig.enabled:
         reset = "" if mig.resetless else ", then --gpu-reset"
@@ -107,6 +114,13 @@ def _for_partition(
         profile_name=target.profile.name if target.profile else str(target.profile_id),
         placement=target.placement,
     )
+
+
+def _for_passthrough(target: Passthrough, reading: Reading, settings: Settings) -> Iterator[Step]:
+    """What stands in the way of it otherwise is told by `vfio.plan`."""
+    for gpu in reading.gpus:
+        if gpu.pci == target.function.address and leaves_mode(gpu, settings):
+            yield MigModeOff(gpu=gpu.uuid)
 
 
 def _check_usable(target: Partition, instance: GpuInstance, gpu: Gpu) -> None:

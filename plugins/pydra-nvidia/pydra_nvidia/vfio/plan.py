@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pydra import ClaimError, TerminalError
 from pydra_nvidia.hardware import Gpu, PciFunction, Reading
 from pydra_nvidia.host.pci import DRIVER, is_vfio
+from pydra_nvidia.mig.plan import can_change_mode, leaves_mode
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio, Step
 from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu
@@ -38,7 +39,7 @@ def plan_passthrough(
         raise ClaimError(f"{names}: passthrough is switched off on this node; the admin can set PYDRA_NVIDIA_VFIO=true")
     _refuse_doubles(wanted, targets)
     known = {step.address: step for step in begun if isinstance(step, BindVfio) and step.before != step.target}
-    if problems := [text for target in wanted for text in _find_problems(target, reading, known)]:
+    if problems := [text for target in wanted for text in _find_problems(target, reading, known, settings)]:
         raise ClaimError("; ".join(problems))
     functions = (target.function for target in wanted if not target.allocated.admin_access)
     return tuple(dict.fromkeys(_bind(function, reading, known) for function in functions))
@@ -69,7 +70,9 @@ def _refuse_doubles(wanted: Sequence[Passthrough], targets: Sequence[Target]) ->
                     )
 
 
-def _find_problems(target: Passthrough, reading: Reading, known: Mapping[str, BindVfio]) -> Iterator[str]:
+def _find_problems(
+    target: Passthrough, reading: Reading, known: Mapping[str, BindVfio], settings: Settings
+) -> Iterator[str]:
     function = target.function
     where = f"{target.allocated.device} ({function.address})"
     if not reading.vfio.iommu:
@@ -91,10 +94,10 @@ def _find_problems(target: Passthrough, reading: Reading, known: Mapping[str, Bi
             " variants, no driver"
         )
     if not _is_begun(function, known):
-        yield from _find_gpu_problems(where, function, reading)
+        yield from _find_gpu_problems(where, function, reading, settings)
 
 
-def _find_gpu_problems(where: str, function: PciFunction, reading: Reading) -> Iterator[str]:
+def _find_gpu_problems(where: str, function: PciFunction, reading: Reading, settings: Settings) -> Iterator[str]:
     for lost in reading.lost:
         if lost.last is not None and lost.last.pci == function.address:
             yield f"{where}: the GPU is lost: {lost.message}"
@@ -103,8 +106,13 @@ def _find_gpu_problems(where: str, function: PciFunction, reading: Reading) -> I
         return
     if gpu.mig.instances:
         yield f"{where}: {len(gpu.mig.instances)} partitions of the GPU exist; it is free for passthrough without them"
-    elif gpu.mig.enabled or gpu.mig.pending:
-        yield f"{where}: the GPU is in MIG mode, or will be; the admin can leave it: nvidia-smi -i {gpu.uuid} -mig 0"
+    elif (gpu.mig.enabled or gpu.mig.pending) and not leaves_mode(gpu, settings):
+        reset = "" if gpu.mig.resetless else ", then --gpu-reset"
+        dynamic = ", or let this driver do it (PYDRA_NVIDIA_DYNAMIC_MIG=true)" if can_change_mode(gpu) else ""
+        yield (
+            f"{where}: the GPU is in MIG mode, or will be; the admin can leave it: nvidia-smi -i {gpu.uuid} -mig 0"
+            f"{reset}{dynamic}"
+        )
 
 
 def _is_begun(function: PciFunction, known: Mapping[str, BindVfio]) -> bool:

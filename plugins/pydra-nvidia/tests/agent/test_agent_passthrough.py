@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pydra_nvidia.simulation.state import Process
+
 if TYPE_CHECKING:
     from conftest import Scene
 
@@ -82,3 +84,32 @@ async def test_a_guests_monitor_gets_the_interface_that_it_asks_for(
         assert told == nodes
         await scene.leave("guest")
         await scene.undone()
+
+
+async def test_a_gpu_that_was_left_in_mig_mode_without_partitions_leaves_it_to_be_passed_through(
+    stage: Stage, ask_for: Ask
+) -> None:
+    async with stage([HOPPER], vfio=True, dynamic_mig=True) as scene:
+        scene.inject.set_mig_mode(1, enabled=True, force=True)
+        assert await scene.run("guest", ask_for("vfio")) == ["gpu-vfio-0"]
+        (gpu,) = scene.gpus()
+        assert (gpu.driver, gpu.mig) == ("vfio-pci", False)
+        await scene.leave("guest")
+        await scene.published("gpu-1")
+        (gpu,) = scene.gpus()
+        assert (gpu.driver, gpu.mig) == ("nvidia", False)
+        await scene.run("part", ask_for("mig", profile="1g.10gb"))
+        await scene.leave("part")
+
+
+async def test_mig_mode_that_cannot_be_left_now_leaves_the_function_where_it_is(stage: Stage, ask_for: Ask) -> None:
+    async with stage([HOPPER], vfio=True, dynamic_mig=True) as scene:
+        scene.inject.set_mig_mode(1, enabled=True, force=True)
+        scene.inject.start_process(1, Process(pid=4711, name="dcgm"))
+        since = scene.traces()
+        await scene.ask("guest", ask_for("vfio"))
+        await scene.event("guest", "GpuBusy", r"nvmlDeviceSetMigMode .*dcgm \(pid 4711\)")
+        await scene.undone(since)
+        scene.inject.end_process(1, 4711)
+        await scene.running("guest")
+        await scene.leave("guest")

@@ -113,6 +113,31 @@ async def test_claims_go_on_with_the_next_agent_when_the_last_was_killed(
             await scene.wait_clean()
 
 
+@pytest.mark.parametrize("preparing", ["nvmlDeviceSetMigMode", "write unbind", "write bind", "forget"])
+async def test_a_gpu_on_its_way_out_of_mig_mode_to_a_guest_goes_on_when_the_agent_was_killed(
+    make_scene: MakeScene, preparing: str
+) -> None:
+    """`forget`: the last that is done when it is given back."""
+    group = {"model": "h100-80gb"}
+    async with make_scene(group, settings={"dynamic_mig": True, "vfio": True}) as scene:
+        reaper = Reaper(scene)
+        async with scene.agent(*reaper.flags, environ=reaper.environ) as agent:
+            scene.inject.set_mig_mode(0, enabled=True, force=True)
+            reaper.come(preparing)
+            await scene.start("guest", "vfio")
+            if preparing == "forget":
+                await scene.wait_running("guest")
+                await scene.node.client.delete(PODS, "guest", namespace="default")
+            await agent.process.wait()
+        async with scene.agent(*reaper.flags, environ=reaper.environ):
+            if preparing != "forget":
+                await scene.wait_running("guest")
+                (gpu,) = scene.gpus()
+                assert (gpu.driver, gpu.mig) == ("vfio-pci", False)
+            await scene.remove("guest")
+            await scene.wait_clean()
+
+
 @pytest.mark.parametrize(
     ("kind", "preparing"),
     [

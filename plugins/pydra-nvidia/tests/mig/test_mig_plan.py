@@ -10,13 +10,23 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pydra import AllocatedDevice, ClaimError, TerminalError
-from pydra_nvidia.hardware import ComputeInstance, Gpu, GpuInstance, Mig, Placement, Profile, Reading
+from pydra_nvidia.hardware import (
+    VGPU_GUEST,
+    ComputeInstance,
+    Gpu,
+    GpuInstance,
+    Mig,
+    PciFunction,
+    Placement,
+    Profile,
+    Reading,
+)
 from pydra_nvidia.mig.plan import plan_partitions
 from pydra_nvidia.names import mig_name
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.scenario_file import bundled_model
 from pydra_nvidia.steps import CreateMig, MigModeOff, MigModeOn, Step
-from pydra_nvidia.targets import find_targets
+from pydra_nvidia.targets import Passthrough, find_targets
 
 STATIC, DYNAMIC = Settings(), Settings(dynamic_mig=True)
 MODELS = ("a30", "a100-40gb", "h100-80gb", "h200-141gb", "b200-180gb", "gb200-186gb")
@@ -289,3 +299,31 @@ def test_whatever_is_planned_takes_nothing_from_anybody(
 def _name(gpu: Gpu, profile: int) -> str:
     assert gpu.mig is not None
     return next(one.name for one in gpu.mig.profiles if one.id == profile)
+
+
+def passed_through(function: PciFunction, *, admin: bool = False) -> Passthrough:
+    allocated = AllocatedDevice(request="r", pool="node", device="gpu-vfio-0", admin_access=admin)
+    return Passthrough(allocated=allocated, function=function)
+
+
+FUNCTION = PciFunction(address="0000:00:00.0", vendor="0x10de", device="0x2330", pci_class="0x030200", driver="nvidia")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "settings", "admin", "steps"),
+    [
+        pytest.param(make_gpu(), DYNAMIC, False, (MigModeOff(gpu=UUID),), id="on"),
+        pytest.param(make_gpu(on=False), DYNAMIC, False, (MigModeOff(gpu=UUID),), id="off already"),
+        pytest.param(make_gpu(), DYNAMIC, True, (), id="for an admin who looks"),
+        pytest.param(make_gpu(), STATIC, False, (), id="static"),
+        pytest.param(make_gpu("a100-40gb"), DYNAMIC, False, (), id="only with a reset"),
+        pytest.param(make_gpu(virtualization=VGPU_GUEST), DYNAMIC, False, (), id="in the hands of a hypervisor"),
+        pytest.param(replace(make_gpu(), mig=None), DYNAMIC, False, (), id="without MIG"),
+        pytest.param(make_gpu(minor=1), DYNAMIC, False, (), id="of another GPU, as this one is bound already"),
+    ],
+)
+def test_a_gpu_to_pass_through_leaves_mig_mode_as_a_whole_one_does(
+    gpu: Gpu, settings: Settings, admin: bool, steps: tuple[Step, ...]
+) -> None:
+    target = passed_through(FUNCTION, admin=admin)
+    assert plan_partitions([target], Reading(gpus=(gpu,)), owned=(), settings=settings) == steps

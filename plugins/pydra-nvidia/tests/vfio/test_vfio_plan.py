@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pydra import AllocatedDevice, ClaimError, TerminalError
 from pydra_nvidia.hardware import (
+    VGPU_GUEST,
     Architecture,
     Gpu,
     GpuInstance,
@@ -43,8 +44,8 @@ GPU = Gpu(
 INSTANCE = GpuInstance(id=1, profile=19, placement=Placement(0, 1))
 
 
-def mig(*instances: GpuInstance, enabled: bool = True, pending: bool = True) -> Gpu:
-    return replace(GPU, mig=Mig(enabled=enabled, pending=pending, resetless=True, instances=instances))
+def mig(*instances: GpuInstance, enabled: bool = True, pending: bool = True, resetless: bool = True) -> Gpu:
+    return replace(GPU, mig=Mig(enabled=enabled, pending=pending, resetless=resetless, instances=instances))
 
 
 def target(function: PciFunction = FUNCTION, *, device: str = "gpu-vfio-0", admin: bool = False) -> Passthrough:
@@ -52,9 +53,12 @@ def target(function: PciFunction = FUNCTION, *, device: str = "gpu-vfio-0", admi
     return Passthrough(allocated=allocated, function=function)
 
 
-def plan(*targets: Any, gpu: Gpu | None = GPU, begun: tuple[BindVfio, ...] = (), **reading: Any) -> Any:
+def plan(
+    *targets: Any, gpu: Gpu | None = GPU, begun: tuple[BindVfio, ...] = (), dynamic: bool = False, **reading: Any
+) -> Any:
     options: dict[str, Any] = {"gpus": (gpu,) if gpu else (), "vfio": VfioHost(iommu=True), **reading}
-    return plan_passthrough(targets, Reading(**options), begun=begun, settings=Settings(vfio=True))
+    settings = Settings(vfio=True, dynamic_mig=dynamic)
+    return plan_passthrough(targets, Reading(**options), begun=begun, settings=settings)
 
 
 def bind(**fields: Any) -> BindVfio:
@@ -105,6 +109,11 @@ def test_each_function_has_one_step_that_says_what_it_had(
     assert plan(target(function), target(function), gpu=gpu, begun=begun) == (step,)
 
 
+@pytest.mark.parametrize("gpu", [mig(), mig(enabled=False), mig(pending=False)], ids=["on", "pending", "going off"])
+def test_mig_mode_that_is_left_for_the_claim_is_not_in_the_way(gpu: Gpu) -> None:
+    assert plan(target(), gpu=gpu, dynamic=True) == (bind(),)
+
+
 def test_other_claims_functions_and_devices_that_are_not_passed_through_need_nothing_here() -> None:
     whole = WholeGpu(allocated=AllocatedDevice(request="r", pool="n", device="gpu-0"), gpu=GPU)
     assert plan_passthrough([whole], Reading(gpus=(GPU,)), begun=[BEGUN], settings=Settings()) == ()
@@ -123,7 +132,25 @@ def test_admin_access_looks_at_a_function_that_is_passed_through_and_does_nothin
         pytest.param(replace(FUNCTION, has_virtual=True), {}, ["sriov_numvfs"], id="virtual functions"),
         pytest.param(replace(FUNCTION, driver="nouveau"), {}, ["bound to nouveau", "allowed: nvidia"], id="foreign"),
         pytest.param(replace(FUNCTION, driver="pci-stub"), {}, ["bound to pci-stub"], id="set aside"),
-        pytest.param(FUNCTION, {"gpu": mig()}, ["MIG mode", "nvidia-smi -i GPU-a -mig 0"], id="MIG mode"),
+        pytest.param(
+            FUNCTION,
+            {"gpu": mig()},
+            ["MIG mode", "nvidia-smi -i GPU-a -mig 0, or let this driver do it (PYDRA_NVIDIA_DYNAMIC_MIG=true)"],
+            id="MIG mode",
+        ),
+        pytest.param(
+            FUNCTION,
+            {"gpu": mig(resetless=False), "dynamic": True},
+            ["nvidia-smi -i GPU-a -mig 0, then --gpu-reset"],
+            id="MIG mode that needs a reset",
+        ),
+        pytest.param(
+            FUNCTION,
+            {"gpu": replace(mig(), virtualization=VGPU_GUEST), "dynamic": True},
+            ["nvidia-smi -i GPU-a -mig 0"],
+            id="MIG mode of a hypervisor",
+        ),
+        pytest.param(FUNCTION, {"gpu": mig(INSTANCE), "dynamic": True}, ["1 partitions"], id="partitions on demand"),
         pytest.param(FUNCTION, {"gpu": mig(enabled=False)}, ["MIG mode, or will be"], id="MIG mode pending"),
         pytest.param(FUNCTION, {"gpu": mig(INSTANCE)}, ["1 partitions"], id="partitions"),
         pytest.param(
