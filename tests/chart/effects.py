@@ -330,9 +330,9 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
     (
         "http.host",
         WEBHOOK,
-        "127.0.0.1",
+        "10.0.0.1",
         lambda objects: [one for one in webhook_pod("containers", "0", "args")(objects) if "address" in one],
-        ["--address=0.0.0.0:8443", "--http-address=127.0.0.1:9464"],
+        ["--address=0.0.0.0:8443", "--http-address=10.0.0.1:9464"],
     ),
     (
         "webhook.priorityClassName",

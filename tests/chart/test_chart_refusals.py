@@ -213,6 +213,14 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
             "webhook.port and http.port are both 9464, and a pod can listen there once",
             id="one port for two",
         ),
+        *(
+            pytest.param(
+                overlay(SIM, at("http.host", host)),
+                f"http.host: {host} is the pod's loopback, and the kubelet asks the pod's own address",
+                id=f"probes cannot reach {host}",
+            )
+            for host in ("127.0.0.1", "127.1.2.3", "::1", "0:0:0:0:0:0:0:1", "0000::0001", "::ffff:127.0.0.1")
+        ),
         pytest.param(
             overlay(SIM, {"alerts": {"create": True, "disabled": ["PydraSlow"]}}),
             "alerts.disabled: there is no alert PydraSlow; there are PydraAgentNotReady, ",
@@ -234,3 +242,8 @@ def test_values_that_do_not_go_together_are_refused(values: Mapping[str, Any], w
     with pytest.raises(helm_python.HelmRenderError) as caught:
         render(values)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0:0:0:0:0:0:0:0", "10.127.0.1", "fd00::1", "2001:db8::127"])
+def test_addresses_that_probes_may_reach_are_taken(host: str) -> None:
+    assert render(SIM, at("http.host", host)).all("DaemonSet")
