@@ -53,7 +53,7 @@ def plan(image: str, tag: str, wanted: Sequence[str]) -> dict[str, tuple[str, ..
     images: dict[str, tuple[str, ...]] = {f"{image}:{tag}": ()}
     for one in wanted or sorted(known):
         names = one.split("+")
-        images[f"{image}-{'-'.join(names)}:{tag}"] = tuple(sorted({known[name] for name in names}))
+        images[f"{image}-{'-'.join(sorted({*names}))}:{tag}"] = tuple(sorted({known[name] for name in names}))
     return images
 
 

@@ -189,6 +189,7 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
     ("onePod", SIM, True, of("DaemonSet", "metadata", "name"), "pydra"),
     ("image.registry", SIM, "r.io/team/", agent("image"), "r.io/team/pydra-sim:0.1.0"),
     ("image.repository", SIM, "mine", agent("image"), "mine-sim:0.1.0"),
+    ("image.onePodRepository", overlay(SIM, at("onePod", True)), "all", agent("image"), "all:0.1.0"),
     ("image.tag", SIM, "2.0", agent("image"), "pydra-sim:2.0"),
     ("image.digest", SIM, DIGEST, agent("image"), f"pydra-sim@{DIGEST}"),
     ("image.pullPolicy", SIM, "Never", agent("imagePullPolicy"), "Never"),

@@ -152,8 +152,14 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         ),
         pytest.param(
             overlay(SIM, {"onePod": True}, at("backends.sim.image.tag", "2")),
-            "backends.sim.image: has no effect with onePod, where all backends are in one container; set image",
+            "backends.sim.image: has no effect with onePod, where all backends are in one container;"
+            " set image, or image.onePodRepository",
             id="an image of one in a pod of all",
+        ),
+        pytest.param(
+            overlay(SIM, at("image.onePodRepository", "all")),
+            "image.onePodRepository: has no effect without onePod, where each backend has an image",
+            id="the image of a pod that there is not",
         ),
         pytest.param(
             overlay(SIM, {"onePod": True}, at("backends.sim.agentSettings.logLevel", "debug")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -73,6 +74,33 @@ def test_onepod_unites_what_its_backends_need() -> None:
     assert len(find_terms(objects)) == 5
     assert {"plugin-nvidia", "plugin-sim"} <= set(by_name(objects.agent()["volumeMounts"]))
     assert objects.one("DaemonSet")["metadata"]["annotations"]["pydra.dev/drivers"] == "gpu.nvidia.com,sim.pydra.dev"
+
+
+@pytest.mark.parametrize(
+    ("values", "image"),
+    [
+        pytest.param({}, "pydra-nvidia-sim:0.1.0", id="all in it"),
+        pytest.param(at("image", {"registry": "r.io", "repository": "team/p", "tag": "2"}), "r.io/team/p-nvidia-sim:2"),
+        pytest.param(at("backends.nvidia.enabled", False), "pydra-sim:0.1.0", id="one"),
+        pytest.param(at("packages.names", ["more"]), "pydra-nvidia-sim:0.1.0", id="more beside them"),
+        pytest.param(at("backends.sim.packages", ["pydra-sim"]), "pydra-nvidia:0.1.0", id="one by pip"),
+        pytest.param(
+            overlay(at("backends.sim.packages", ["a"]), at("image.onePodRepository", "all")), "all:0.1.0", id="named"
+        ),
+    ],
+)
+def test_onepod_asks_for_the_image_as_it_is_called_when_it_is_built(values: Mapping[str, Any], image: str) -> None:
+    objects = render(SIM, NVIDIA, at("onePod", True), at("webhook.enabled", True), values)
+    (webhook,) = objects.one("Deployment")["spec"]["template"]["spec"]["containers"]
+    (test,) = objects.one("Pod")["spec"]["containers"]
+    assert [objects.agent()["image"], webhook["image"], test["image"]] == [image] * 3
+
+
+def test_make_image_builds_what_onepod_asks_for_whatever_the_order() -> None:
+    plan = runpy.run_path(str(CHART.parents[1] / "hack" / "image" / "build.py"))["plan"]
+    asked = render(SIM, NVIDIA, at("onePod", True)).agent()["image"]
+    assert asked in plan("pydra", "0.1.0", ["nvidia+sim"])
+    assert asked in plan("pydra", "0.1.0", ["sim+nvidia"])
 
 
 def test_onepod_runs_everywhere_when_one_of_its_backends_does() -> None:

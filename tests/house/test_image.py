@@ -80,7 +80,7 @@ def test_every_folder_of_plugins_gets_an_image_by_the_name_that_the_chart_asks_f
     ("wanted", "images"),
     [
         (["sim"], {"r/p:1": (), "r/p-sim:1": ("pydra-sim",)}),
-        (["nvidia+sim"], {"r/p:1": (), "r/p-nvidia-sim:1": ("pydra-nvidia", "pydra-sim")}),
+        (["sim+nvidia"], {"r/p:1": (), "r/p-nvidia-sim:1": ("pydra-nvidia", "pydra-sim")}),
     ],
     ids=["one", "two in one"],
 )

@@ -30,7 +30,7 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- if $root.Values.onePod -}}
 {{- range list "image" "resources" "agentSettings" -}}
 {{- if get $values . -}}
-{{- fail (printf "backends.%s.%s: has no effect with onePod, where all backends are in one container; set %s" $name . (get (dict "image" "image" "resources" "resources" "agentSettings" "settings") .)) -}}
+{{- fail (printf "backends.%s.%s: has no effect with onePod, where all backends are in one container; set %s" $name . (get (dict "image" "image, or image.onePodRepository" "resources" "resources" "agentSettings" "settings") .)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -48,6 +48,9 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- $classes := dict -}}
 {{- $resources := dict -}}
 {{- $digests := list -}}
+{{- if and .root.Values.image.onePodRepository (not .root.Values.onePod) -}}
+{{- fail "image.onePodRepository: has no effect without onePod, where each backend has an image; set onePod=true, or backends.NAME.image.repository" -}}
+{{- end -}}
 {{- range $name, $backend := .backends -}}
 {{- range $class, $spec := $backend.classes -}}
 {{- if hasKey $classes $class -}}

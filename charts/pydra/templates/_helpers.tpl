@@ -56,7 +56,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- /* The image of a set of backends: of all, or of the one. Args: root, backends. */ -}}
 {{- define "pydra.image" -}}
 {{- $image := deepCopy .root.Values.image -}}
-{{- if not .root.Values.onePod -}}
+{{- if .root.Values.onePod -}}
+{{- /* As `make image BACKENDS=a+b` calls it; what pip brings when the pod starts is in no image. */ -}}
+{{- $names := list -}}
+{{- range $name, $backend := .backends -}}{{- if not $backend.packages -}}{{- $names = append $names $name -}}{{- end -}}{{- end -}}
+{{- $_ := set $image "repository" (default (prepend (sortAlpha $names) $image.repository | join "-") $image.onePodRepository) -}}
+{{- else -}}
 {{- $name := first (keys .backends | sortAlpha) -}}
 {{- $own := default dict (get .backends $name).image -}}
 {{- $_ := set $image "repository" (printf "%s-%s" $image.repository $name) -}}
