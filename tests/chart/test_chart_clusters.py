@@ -131,9 +131,15 @@ def test_what_a_cluster_does_not_serve_is_refused_in_words(kinds: Kinds, values:
             daemon_set("there/first"),
             SIM,
             "driver sim.pydra.dev is served by release there/first already, and two would fight over its devices:"
-            " uninstall that one, leave backends.sim disabled here, or give the driver another name with"
+            " remove that one, leave backends.sim disabled here, or give the driver another name with"
             " backends.sim.driver",
             id="a driver of another release",
+        ),
+        pytest.param(
+            daemon_set(""),
+            SIM,
+            f"driver sim.pydra.dev is served by DaemonSet {NAMESPACE}/any, which belongs to no release, already",
+            id="a driver of what was applied without Helm",
         ),
         pytest.param(
             daemon_set(f"{NAMESPACE}/first"), SIM, f"is served by release {NAMESPACE}/first", id="in the same namespace"

@@ -118,6 +118,14 @@ def without(*kinds: str) -> set[str]:
             | {"SecurityContextConstraints/pydra-agent.pydra-system", "Role/pydra-scc", "RoleBinding/pydra-scc"},
             id="OpenShift",
         ),
+        pytest.param(
+            overlay(SIM, at("openshift.enabled", True), at("rbac.create", False)),
+            AGENT - {"ClusterRole/pydra-agent.pydra-system", "ClusterRoleBinding/pydra-agent.pydra-system"}
+            | TEST
+            | OF_SIM
+            | {"SecurityContextConstraints/pydra-agent.pydra-system"},
+            id="OpenShift, no RBAC",
+        ),
         pytest.param(overlay(SIM, at("webhook.enabled", True)), AGENT | TEST | OF_SIM | WEBHOOK_OF_SIM, id="webhook"),
         pytest.param(
             overlay(SIM, {"webhook": {"enabled": True, "replicas": 1}}),

@@ -179,6 +179,12 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
             id="an extended resource for no class",
         ),
         pytest.param(
+            overlay(SIM, at("backends.sim.deviceClasses.classes", {"sim": None})),
+            "deviceClasses.classes: sim is null, to leave it out, and is no DeviceClass of driver sim.pydra.dev;"
+            " there are partition.sim.pydra.dev, sim.pydra.dev",
+            id="no class to leave out",
+        ),
+        pytest.param(
             overlay(SIM, at("backends.sim.deviceClasses.names", {"sim": "mine"})),
             "deviceClasses.names: sim is no DeviceClass of driver sim.pydra.dev",
             id="another name for no class",

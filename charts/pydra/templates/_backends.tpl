@@ -92,6 +92,9 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- $left := list -}}
 {{- range $name, $spec := default dict .values.classes -}}
 {{- if kindIs "invalid" $spec -}}
+{{- if not (hasKey $specs $name) -}}
+{{- fail (printf "deviceClasses.classes: %s is null, to leave it out, and is no DeviceClass of driver %s; there are %s" $name $.driver (keys $specs | sortAlpha | join ", ")) -}}
+{{- end -}}
 {{- $left = append $left $name -}}
 {{- $_ := unset $specs $name -}}
 {{- else -}}
@@ -151,14 +154,15 @@ a DeviceClass is somebody else's. Finds nothing where there is no cluster to loo
 {{- range (lookup "apps/v1" "DaemonSet" "" "").items -}}
 {{- $annotations := default dict .metadata.annotations -}}
 {{- $owner := printf "%s/%s" (get $annotations "meta.helm.sh/release-namespace") (get $annotations "meta.helm.sh/release-name") -}}
+{{- $known := ternary (printf "DaemonSet %s/%s, which belongs to no release," .metadata.namespace .metadata.name) (printf "release %s" $owner) (eq $owner "/") -}}
 {{- $theirs := splitList "," (get $annotations "pydra.dev/drivers") -}}
 {{- $account := .spec | default dict | dig "template" "spec" "serviceAccountName" "" -}}
 {{- if and (ne $owner $here) (get $annotations "pydra.dev/drivers") $.Values.slicePolicy.create (eq .metadata.namespace (include "pydra.namespace" $)) (eq $account (include "pydra.serviceAccount" $)) -}}
-{{- fail (printf "serviceAccount.name: release %s has the account %s too, and by slicePolicy.create each would refuse the other's ResourceSlices: give each release an account of its own" $owner $account) -}}
+{{- fail (printf "serviceAccount.name: %s has the account %s too, and by slicePolicy.create each would refuse the other's ResourceSlices: give each release an account of its own" $known $account) -}}
 {{- end -}}
 {{- range $name, $backend := $backends -}}
 {{- if and (ne $owner $here) (has $backend.driver $theirs) -}}
-{{- fail (printf "driver %s is served by release %s already, and two would fight over its devices: uninstall that one, leave backends.%s disabled here, or give the driver another name with backends.%s.driver" $backend.driver $owner $name $name) -}}
+{{- fail (printf "driver %s is served by %s already, and two would fight over its devices: remove that one, leave backends.%s disabled here, or give the driver another name with backends.%s.driver" $backend.driver $known $name $name) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
