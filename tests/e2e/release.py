@@ -123,6 +123,8 @@ class Release:
             "deviceClasses": {"names": {"sim.pydra.dev": driver, "partition.sim.pydra.dev": f"partition.{driver}"}},
         }
         common = {"kubelet": {"root": str(KUBELET_ROOT)}, "backends": {"sim": backend}}
+        if not _is_root_shared():
+            common["host"] = {"mountPropagation": "None"}
         return overlay(image_values(IMAGE), common, *values)
 
     async def objects(self) -> set[str]:
@@ -204,6 +206,12 @@ def image_values(image: str) -> dict[str, Any]:
     path, _, tag = image.rpartition(":")
     registry, _, repository = path.rpartition("/")
     return {"image": {"registry": registry, "repository": repository, "tag": tag, "pullPolicy": "Never"}}
+
+
+def _is_root_shared() -> bool:
+    """Whether what the host mounts can reach pods, as with every systemd; the chart's default needs it."""
+    mounts = (line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return any(fields[4] == "/" and any(tag.startswith("shared:") for tag in fields[6:]) for fields in mounts)
 
 
 def _is_ours(kind: Resource, name: str) -> bool:
