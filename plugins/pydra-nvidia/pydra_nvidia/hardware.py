@@ -54,6 +54,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is the hardware's profile id (H100 1g: 19), which is not NVML's enumeration of profiles. `name` is without
     the prefix `MIG `: `1g.10gb+me`. `slices` are compute slices, `most` how many instances the GPU can hold.
+    `placements` is empty where the driver does not tell them, as to others than root.
     """
 
     id: int

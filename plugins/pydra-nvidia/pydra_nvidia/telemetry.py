@@ -5,6 +5,7 @@ Everything here blocks, so it runs in a thread, one reading at a time.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ from pydra_nvidia.host.pci import DRIVER, PciBus, is_vfio
 from pydra_nvidia.host.pci_ids import PciIds
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.losses import find_lost
+from pydra_nvidia.names import gpu_name
 from pydra_nvidia.nvml.calls import Nvml, address_of
 from pydra_nvidia.nvml.conditions import read_condition, read_monitored
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
@@ -51,12 +53,24 @@ class _Known(msgspec.Struct, kw_only=True):
 
 
 class Hardware:
-    """The node's NVIDIA hardware; `session` is used by nobody else while a reading is made."""
+    """The node's NVIDIA hardware; `session` is used by nobody else while a reading is made.
 
-    def __init__(self, session: NvmlSession, tree: Tree, *, settings: Settings) -> None:
+    What the driver withholds that is wanted is said once, on stderr.
+    """
+
+    def __init__(
+        self,
+        session: NvmlSession,
+        tree: Tree,
+        *,
+        settings: Settings,
+        say: Callable[[str], object] = sys.stderr.write,
+    ) -> None:
         self._session = session
         self._tree = tree
         self._settings = settings
+        self._say = say
+        self._said = False
         self._bus = PciBus(tree)
         self._names = PciIds(tree)
         self._vfio_drivers = VfioDrivers(tree)
@@ -176,12 +190,23 @@ class Hardware:
                     failures[index] = error
                 else:  # it may answer the next time, and is no less there
                     gpus.append(replace(known, condition=replace(known.condition, silence=str(error))))
+        self._say_untold(gpus)
         return Reading(
             driver=self._driver,
             gpus=tuple(gpus),
             lost=find_lost(failures, gpus, self._last, functions),
             functions=functions,
         )
+
+    def _say_untold(self, gpus: Collection[Gpu]) -> None:
+        untold = {gpu.minor: known.offer.untold for gpu in gpus if (known := self._known.get(gpu.uuid)) is not None}
+        names = [gpu_name(minor) for minor, why in sorted(untold.items()) if why]
+        if names and self._settings.dynamic_mig and not self._said:
+            self._said = True
+            why = next(filter(None, untold.values()))
+            self._say(
+                f"no partitions are made for claims on {', '.join(names)}, since their places are not told: {why}\n"
+            )
 
     def _read_twice(self, nvml: Nvml, index: int, functions: Mapping[str, PciFunction]) -> Gpu:
         """One call of many may fail for a moment, as while the mode of the GPU is being changed."""
@@ -218,8 +243,9 @@ class Hardware:
         if known is not None and known.epoch == nvml.epochs[uuid] and _is_other(known, enabled, handle):
             nvml.renew(uuid)  # somebody else has changed its mode
         nvml.handles[uuid] = handle
-        if known is None or known.epoch != nvml.epochs[uuid]:
-            # A change of the mode can change the minor number and, before Hopper, what is offered.
+        if known is None or known.epoch != nvml.epochs[uuid] or known.offer.untold:
+            # A change of the mode can change the minor number and, before Hopper, what is offered. What was not told
+            # may be told now.
             facts = read_facts(nvml, handle, index=index, uuid=uuid)
             known = self._known[uuid] = _Known(
                 handle=handle,

@@ -24,7 +24,7 @@ from pydra_nvidia.nvml.fields import read_fields
 from pydra_nvidia.nvml.gpus import parse_bus_id, read_driver, read_facts
 from pydra_nvidia.nvml.link_errors import read_link_errors
 from pydra_nvidia.nvml.loading import load_pynvml, use_library
-from pydra_nvidia.nvml.partitions import derive_name, read_mode, read_offer, read_resetless
+from pydra_nvidia.nvml.partitions import Offer, derive_name, read_mode, read_offer, read_resetless
 
 H100 = 85520809984
 HANDLE = ctypes.c_void_p(0x10)
@@ -260,6 +260,37 @@ def test_profiles_that_cannot_be_placed_are_not_offered() -> None:
     offer = read_offer(nvml(nvmlDeviceGetGpuInstanceProfileInfoV=info), HANDLE, H100, subject="")
     assert offer.profiles == ()
     assert len(offer.kinds) == 18
+
+
+def of_one_profile(refusal: Code) -> Offer:
+    """What can be on a GPU of one profile, whose places NVML refuses to tell."""
+
+    def info(_handle: Any, profile: int, reference: Any) -> int:
+        one = reference._obj
+        one.id, one.sliceCount, one.instanceCount, one.memorySizeMB = 20, 1, 1, 9984
+        return int(Code.SUCCESS if profile == 7 else Code.NOT_SUPPORTED)
+
+    library = nvml(
+        nvmlDeviceGetGpuInstanceProfileInfo=info,
+        nvmlDeviceGetGpuInstancePossiblePlacements_v2=lambda *_: int(refusal),
+    )
+    return read_offer(library, HANDLE, H100, subject="GPU-a")
+
+
+@pytest.mark.parametrize("code", [Code.NO_PERMISSION, Code.INVALID_ARGUMENT])
+def test_a_profile_whose_places_are_not_told_is_known_without_them(code: Code) -> None:
+    offer = of_one_profile(code)
+    assert [(one.id, one.name, one.placements) for one in offer.profiles] == [(20, "1g.10gb+me", ())]
+    assert offer.untold.startswith(
+        f"nvmlDeviceGetGpuInstancePossiblePlacements for GPU-a failed with NVML_ERROR_{code.name}"
+    )
+
+
+@pytest.mark.parametrize("code", [Code.UNKNOWN, Code.TIMEOUT, Code.GPU_IS_LOST])
+def test_another_refusal_of_places_is_one_of_the_gpu(code: Code) -> None:
+    with pytest.raises(NvmlError) as caught:
+        of_one_profile(code)
+    assert caught.value.code == code
 
 
 def test_a_condition_of_which_nothing_is_told_is_empty() -> None:

@@ -59,8 +59,9 @@ def decide_offering(gpu: Gpu, *, owned: Collection[Placement], dynamic: bool, pa
 
 
 def _can_partition(gpu: Gpu, mig: Mig) -> bool:
-    """Whether partitions can be made when they are needed. Ampere needs a reset to change its mode."""
-    return gpu.virtualization != VGPU_GUEST and bool(mig.profiles) and (mig.resetless or mig.enabled)
+    """Whether partitions can be made when they are needed: it is known where. Ampere needs a reset for its mode."""
+    places = any(profile.placements for profile in mig.profiles)
+    return gpu.virtualization != VGPU_GUEST and places and (mig.resetless or mig.enabled)
 
 
 def _offer_places(mig: Mig, owned: Collection[Placement]) -> Offering:

@@ -33,6 +33,9 @@ _NOT_OFFERED = UNAVAILABLE | {Code.INVALID_ARGUMENT}
 _GONE = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT})
 """What NVML says of an instance that was destroyed after it was listed."""
 
+_UNTOLD = frozenset({Code.NO_PERMISSION, Code.INVALID_ARGUMENT})
+"""What NVML says where it does not tell the places of a profile: to others than root, for one."""
+
 
 class Kind(msgspec.Struct, frozen=True):
     """A profile of instances by its hardware id: how many slices one has and how many there can be."""
@@ -43,10 +46,21 @@ class Kind(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be on a GPU in its present mode. `kinds` has the profiles without any placement too."""
+    """What can be on a GPU in its present mode. `kinds` has the profiles without any placement too.
+
+    `untold` says why the placements of some profiles, which have none here, are not known; empty where all are.
+    """
 
     profiles: tuple[Profile, ...] = ()
     kinds: tuple[Kind, ...] = ()
+    untold: str = ""
+
+
+class Places(msgspec.Struct, frozen=True, kw_only=True):
+    """Where instances of a profile can be, taken or not; none, and why, where that is not told."""
+
+    known: tuple[Placement, ...] = ()
+    untold: str = ""
 
 
 def read_mode(nvml: Nvml, handle: Any, *, subject: str) -> tuple[bool, bool] | None:
@@ -67,12 +81,15 @@ def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> 
     """All profiles of the driver, by hardware id; `memory` is the GPU's, in bytes."""
     kinds: dict[int, Kind] = {}
     profiles: list[Profile] = []
+    untold = ""
     for number in range(PROFILES):
         info = read_profile_info(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, number, subject=subject)
         if info is None or info.id in kinds:
             continue
         kinds[info.id] = Kind(info.id, info.sliceCount, info.instanceCount)
-        if placements := read_placements(nvml, handle, info.id, subject=subject):
+        places = read_places(nvml, handle, info.id, subject=subject)
+        untold = untold or places.untold
+        if places.known or places.untold:
             profiles.append(
                 Profile(
                     id=info.id,
@@ -86,10 +103,10 @@ def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> 
                     encoders=info.encoderCount,
                     jpeg_engines=info.jpegCount,
                     ofa_engines=info.ofaCount,
-                    placements=placements,
+                    placements=places.known,
                 )
             )
-    return Offer(profiles=tuple(profiles), kinds=tuple(kinds.values()))
+    return Offer(profiles=tuple(profiles), kinds=tuple(kinds.values()), untold=untold)
 
 
 def profile_name(info: Any, number: int, memory: int | None) -> str:
@@ -174,8 +191,17 @@ def read_profile_info(nvml: Nvml, name: str, *arguments: Any, subject: str) -> A
     return None
 
 
-def read_placements(nvml: Nvml, handle: Any, profile: int, *, subject: str) -> tuple[Placement, ...]:
-    """Where instances of the profile can be on the GPU, taken or not."""
+def read_places(nvml: Nvml, handle: Any, profile: int, *, subject: str) -> Places:
+    """Where instances of the profile can be on the GPU. It is not given up for them where they are not told."""
+    try:
+        return Places(known=_read_placements(nvml, handle, profile, subject=subject))
+    except NvmlError as error:
+        if error.code not in _UNTOLD:
+            raise
+        return Places(untold=str(error))
+
+
+def _read_placements(nvml: Nvml, handle: Any, profile: int, *, subject: str) -> tuple[Placement, ...]:
     count = ctypes.c_uint()
     name = "nvmlDeviceGetGpuInstancePossiblePlacements"
     if nvml.ask(name, handle, profile, None, ctypes.byref(count), subject=subject) is None or not count.value:

@@ -66,7 +66,13 @@ _TOLD_BY_THE_MODEL = frozenset(
 """NOT_SUPPORTED from these is what a field of the model says."""
 
 _ABSENT = UNAVAILABLE - {Code.NOT_SUPPORTED} | {Code.NOT_FOUND, Code.INVALID_ARGUMENT}
-_ROOT = frozenset({"nvmlDeviceGetGpuInstances", "nvmlGpuInstanceGetComputeInstances"})
+_ROOT = frozenset(
+    {
+        "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
+        "nvmlDeviceGetGpuInstances",
+        "nvmlGpuInstanceGetComputeInstances",
+    }
+)
 """What only root may ask."""
 
 

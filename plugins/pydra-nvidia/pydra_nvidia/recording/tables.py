@@ -11,14 +11,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import Architecture, Gpu, GpuInstance
+from pydra_nvidia.hardware import Architecture, Gpu, GpuInstance, Placement
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.fields import read_fields
 from pydra_nvidia.nvml.partitions import (
     COMPUTE_PROFILES,
     PROFILES,
     profile_name,
-    read_placements,
+    read_places,
     read_profile_info,
 )
 from pydra_nvidia.simulation.model import ComputeProfile, GpuProfile, MigModel
@@ -96,12 +96,16 @@ def _start(nvml: Nvml, handle: Any, instance: GpuInstance, compute: int, gpu: Gp
 
 
 def _read_profiles(nvml: Nvml, handle: Any, gpu: Gpu) -> tuple[GpuProfile, ...]:
+    """Where places are not told, those of the instances that exist are known."""
+    existing: dict[int, tuple[Placement, ...]] = {}
+    for one in gpu.mig.instances if gpu.mig is not None else ():
+        existing[one.profile] = (*existing.get(one.profile, ()), one.placement)
     profiles: dict[int, GpuProfile] = {}
     for enum in range(PROFILES):
         info = read_profile_info(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, enum, subject=gpu.uuid)
         if info is None or info.id in profiles:
             continue
-        places = read_placements(nvml, handle, info.id, subject=gpu.uuid)
+        places = read_places(nvml, handle, info.id, subject=gpu.uuid).known or existing.get(info.id, ())
         profiles[info.id] = GpuProfile(
             enum=enum,
             id=info.id,
@@ -110,7 +114,7 @@ def _read_profiles(nvml: Nvml, handle: Any, gpu: Gpu) -> tuple[GpuProfile, ...]:
             most=info.instanceCount,
             memory=info.memorySizeMB,
             multiprocessors=info.multiprocessorCount,
-            starts=tuple(place.start for place in places),
+            starts=tuple(sorted(place.start for place in places)),
             size=max((place.size for place in places), default=1),
             copy_engines=info.copyEngineCount,
             decoders=info.decoderCount,

@@ -55,22 +55,23 @@ async def test_a_gpu_in_use_is_not_passed_through(stage: Stage, ask_for: Ask) ->
         await scene.undone()
 
 
-@pytest.mark.parametrize(
-    ("kind", "config", "call"),
-    [
-        pytest.param({"kind": "mig", "profile": "1g.10gb"}, None, "nvmlDeviceSetMigMode", id="a partition"),
-        pytest.param({"kind": "gpu"}, {"strategy": "MPS"}, "nvmlDeviceSetComputeMode", id="MPS"),
-    ],
-)
-async def test_without_permission_only_what_needs_it_fails(
-    stage: Stage, ask_for: Ask, configure: Ask, kind: dict[str, str], config: dict[str, str] | None, call: str
-) -> None:
+async def test_without_permission_only_what_needs_it_fails(stage: Stage, ask_for: Ask, configure: Ask) -> None:
     async with stage(TWO, scenario={"driver": {"privileged": False}}, dynamic_mig=True) as scene:
-        configs = [configure("GpuConfig", sharing=config)] if config else []
-        await scene.ask("refused", ask_for(**kind), config=configs)
-        words = rf"{call} for \S+ failed with NVML_ERROR_NO_PERMISSION \(4\): the backend needs root"
+        await scene.ask("refused", ask_for("gpu"), config=[configure("GpuConfig", sharing={"strategy": "MPS"})])
+        words = r"nvmlDeviceSetComputeMode for \S+ failed with NVML_ERROR_NO_PERMISSION \(4\): the backend needs root"
         await scene.event("refused", "NvmlError", words)
         await scene.undone()
+        await scene.run("plain", ask_for("gpu"))
+
+
+async def test_without_permission_no_partitions_are_offered_on_demand_and_the_log_says_why(
+    stage: Stage, ask_for: Ask
+) -> None:
+    async with stage(TWO, scenario={"driver": {"privileged": False}}, dynamic_mig=True) as scene:
+        assert sorted(await scene.devices()) == ["gpu-0", "gpu-1"]
+        told = "no partitions are made for claims on gpu-0, gpu-1, since their places are not told: "
+        said = await scene.agent.wait_log(lambda text: told in text)
+        assert "the backend needs root, or CAP_SYS_ADMIN, for this" in said
         await scene.run("plain", ask_for("gpu"))
 
 

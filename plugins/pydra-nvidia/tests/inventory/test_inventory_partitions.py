@@ -235,3 +235,14 @@ def test_beside_foreign_partitions_only_what_the_gpu_can_still_hold_is_given(boa
                 left[name] -= parse_quantity(value)
     assert all(value >= 0 for value in left.values())
     assert ("gpu-0" in offered) is (not foreign)
+
+
+def test_a_profile_whose_places_are_not_known_is_published_where_it_exists_beside_others_on_demand(boards: Any) -> None:
+    gpu = boards.gpu(mig=True, made=[(14, 2)])
+    profiles = tuple(replace(one, placements=() if one.id == 14 else one.placements) for one in gpu.mig.profiles)
+    gpu = replace(gpu, mig=replace(gpu.mig, profiles=profiles))
+    devices = boards.devices(boards.reading(gpu), dynamic_mig=True)
+    assert [name for name in devices if "-2g20gb-" in name] == ["gpu-0-mig-2g20gb-14-2"]
+    assert "uuid" in devices["gpu-0-mig-2g20gb-14-2"].attributes
+    assert "gpu-0-mig-3g40gb-9-4" in devices
+    assert "gpu-0-mig-3g40gb-9-0" not in devices

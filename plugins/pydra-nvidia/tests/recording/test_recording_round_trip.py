@@ -164,6 +164,15 @@ async def test_without_root_partitions_are_as_unreadable_as_they_were(simulate: 
     assert (await rig.record()).scenario.driver.privileged is False
 
 
+async def test_without_root_places_for_partitions_are_as_unknown_as_they_were(simulate: Simulate) -> None:
+    rig = simulate({"driver": {"privileged": False}, "gpus": [{"model": "h100-80gb"}]})
+    reading = await round_trip(rig, simulate)
+    (gpu,) = reading.gpus
+    assert gpu.mig is not None
+    assert {one.placements for one in gpu.mig.profiles} == {()}
+    assert (await rig.record()).scenario.driver.privileged is False
+
+
 @pytest.mark.parametrize("driver", ["vfio-pci", ""])
 async def test_a_gpu_that_another_driver_has_is_kept_as_a_function(simulate: Simulate, driver: str) -> None:
     group = {"model": "h100-80gb", "addresses": ADDRESSES[:1], "driver": driver}

@@ -250,6 +250,15 @@ def test_who_is_not_root_changes_nothing(simulate: Simulate, call: str, argument
     nvml.nvmlShutdown()
 
 
+def test_who_is_not_root_is_not_told_where_partitions_could_be(simulate: Simulate) -> None:
+    rig = simulate(FOUR | {"driver": {"privileged": False}})
+    nvml, handle = rig.opened()
+    ask, count = nvml.nvmlDeviceGetGpuInstancePossiblePlacements, ctypes.c_uint()
+    assert rig.code(ask, handle, 19, None, ctypes.byref(count)) == Code.NO_PERMISSION
+    assert nvml.nvmlDeviceGetGpuInstanceProfileInfo(handle, 0, version=2).id == 19
+    nvml.nvmlShutdown()
+
+
 def test_compute_mode_and_persistence_are_kept_until_the_machine_starts_anew(simulate: Simulate) -> None:
     rig = simulate(FOUR)
     nvml, handle = rig.opened()

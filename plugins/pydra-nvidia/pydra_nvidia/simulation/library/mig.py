@@ -61,7 +61,7 @@ def _profile_info_by_id(call: Call, profile: Any, info: Any) -> None:
     fill(info, PROFILE_INFO_V2, name=f"MIG {found.name}".encode(), **_figures(found))
 
 
-@gpu("nvmlDeviceGetGpuInstancePossiblePlacements_v2", "nvmlDeviceGetGpuInstancePossiblePlacements")
+@gpu("nvmlDeviceGetGpuInstancePossiblePlacements_v2", "nvmlDeviceGetGpuInstancePossiblePlacements", root=True)
 def _possible_placements(call: Call, profile: Any, placements: Any, count: Any) -> None:
     found = profile_of(call, profile)
     if placements is not None:
