@@ -70,7 +70,7 @@ ILL_TYPED = [
     wrong("backends.sim.tolerations", {"key": "x"}, "got object, want array"),
     wrong("backends.sim.env", [{"name": "A", "valueFrom": {"secretRef": {}}}], UNKNOWN.format("secretRef")),
     wrong("backends.nvidia.settings.dynamicMig", "true", "got string, want boolean"),
-    wrong("backends.nvidia.settings.consumableShares", 1, "minimum: got 1, want 2"),
+    wrong("backends.nvidia.settings.consumableShares", 0, "minimum: got 0, want 1"),
     wrong("backends.nvidia.settings.signals", {"eccc": "Ignore"}, UNKNOWN.format("eccc")),
     wrong("backends.nvidia.settings.signals.ecc", "Forget", "value must be one of 'Ignore', 'NoExecute'"),
     wrong("backends.nvidia.settings.pollPeriod", 0, "exclusiveMinimum: got 0, want 0"),

@@ -126,7 +126,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Whether claims may use MPS."""
     mps_launcher: MpsLauncher = MpsLauncher.DIRECT
     """Where MPS control daemons run: beside the agent (`direct`), or on the host, out of its container (`host`)."""
-    consumable_shares: Shares | Annotated[int, msgspec.Meta(ge=2, le=1024)] = Shares.DISABLED
+    consumable_shares: Shares | Annotated[int, msgspec.Meta(ge=1, le=1024)] = Shares.DISABLED
     """How several claims may have one GPU at once: by memory, without limit, or so many of them."""
     vfio: bool = False
     """Offer GPUs for passthrough to virtual machines (see [passthrough](passthrough.md))."""

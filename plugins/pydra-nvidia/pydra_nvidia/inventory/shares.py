@@ -31,8 +31,9 @@ def share_capacities(figures: Mapping[str, int], how: Shares | int) -> dict[str,
     if memory:
         capacities["memory"] = _divide_memory(memory, how)
     if isinstance(how, int):
+        step = 1 if how > 1 else None  # the API wants room for one
         capacities["shares"] = Capacity(
-            how, RequestPolicy(default=1, valid_range=CapacityRange(min=1, max=how, step=1))
+            how, RequestPolicy(default=1, valid_range=CapacityRange(min=1, max=how, step=step))
         )
     return capacities
 

@@ -107,6 +107,7 @@ async def test_each_partition_has_an_mps_daemon_of_its_own(
     [
         pytest.param("memory", {"memory": "6Gi"}, 2, {"memory": "6Gi"}, id="memory"),
         pytest.param("2", None, 2, {"memory": "0", "shares": "1"}, id="number"),
+        pytest.param("1", {"shares": "1"}, 1, {"memory": "0", "shares": "1"}, id="one"),
         pytest.param("unlimited", None, 5, {"memory": "0"}, id="unlimited"),
     ],
 )

@@ -38,6 +38,14 @@ def test_the_policies_are_those_of_nvidias_driver(
     assert device.capacity == expected
 
 
+def test_one_share_is_all_of_them_and_leaves_no_room_for_a_step(boards: Any) -> None:
+    (device,) = boards.inventory(boards.reading(boards.gpu("T4")), consumable_shares=1).devices
+    assert device.allow_multiple_allocations
+    assert device.capacity["shares"] == Capacity(
+        1, RequestPolicy(default=1, valid_range=CapacityRange(min=1, max=1, step=None))
+    )
+
+
 def test_memory_that_is_no_whole_number_of_steps_is_rounded_down(boards: Any) -> None:
     gpu = boards.gpu("T4", memory=(15 << 30) + 12345)
     (device,) = boards.inventory(boards.reading(gpu), consumable_shares=Shares.MEMORY).devices
