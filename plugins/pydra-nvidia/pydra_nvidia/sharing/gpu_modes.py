@@ -19,7 +19,7 @@ FORGOTTEN = LOST | {Code.NOT_FOUND, Code.GPU_NOT_FOUND, Code.DRIVER_NOT_LOADED, 
 
 def read_compute_mode(nvml: Nvml, uuid: str) -> int | None:
     """As NVML counts; None where it does not tell. Raises NvmlError."""
-    handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid, subject=uuid)
+    handle = nvml.find(uuid)
     mode = nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid)
     return None if mode is None else int(mode)
 
@@ -28,7 +28,7 @@ async def has_gpu(session: NvmlSession, uuid: str) -> bool:
     """Whether the GPU answers. Raises NvmlError for anything but that it is gone."""
 
     def ask(nvml: Nvml) -> bool:
-        handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid, subject=uuid)
+        handle = nvml.find(uuid)
         nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid)
         return True
 
@@ -45,7 +45,7 @@ async def set_mode(session: NvmlSession, uuid: str, mode: int) -> None:
 
     def set_it(nvml: Nvml) -> None:
         if read_compute_mode(nvml, uuid) not in (None, mode):
-            handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid, subject=uuid)
+            handle = nvml.find(uuid)
             nvml.call("nvmlDeviceSetComputeMode", handle, mode, subject=uuid)
 
     await session.run(set_it)
@@ -56,7 +56,7 @@ async def take_over(session: NvmlSession, uuids: Iterable[str]) -> None:
 
     def take(nvml: Nvml) -> None:
         for uuid in uuids:
-            handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid, subject=uuid)
+            handle = nvml.find(uuid)
             nvml.call("nvmlDeviceSetComputeMode", handle, EXCLUSIVE_PROCESS, subject=uuid)
 
     await session.run(take)
@@ -71,7 +71,7 @@ async def give_back(
     """
 
     def give(nvml: Nvml, uuid: str) -> None:
-        handle = nvml.call("nvmlDeviceGetHandleByUUID", uuid, subject=uuid)
+        handle = nvml.find(uuid)
         if nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid) == EXCLUSIVE_PROCESS:
             nvml.call("nvmlDeviceSetComputeMode", handle, modes.get(uuid, DEFAULT), subject=uuid)
 
