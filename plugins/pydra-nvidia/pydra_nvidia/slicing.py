@@ -25,7 +25,7 @@ from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.journal import Journal, JournalError
 from pydra_nvidia.nvml.errors import STALE, Code, NvmlError
 from pydra_nvidia.nvml.let_go import LetGo
-from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Hold, Step, leave_behind
+from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Hold, MigModeOff, Step, leave_behind
 from pydra_nvidia.targets import Partition, Target
 
 
@@ -182,14 +182,16 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
 def build_state(entry: Entry, target: Target) -> Any:
     """The claim's entry as the prepared device's state, plain JSON: the agent's record outlives the journal.
 
-    The entry is as the journal has it, with its boot. `target` is the device as it is now: the step that made its
-    partition learns the UUID.
+    Leaving MIG mode is not in it: there is nothing to undo, and a claim that is prepared again may not need it. The
+    entry is as the journal has it, with its boot. `target` is the device as it is now: the step that made its partition
+    learns the UUID.
     """
     holds = tuple(hold for hold in entry.holds if hold.device == target.allocated.device)
     uuids = {}
     if isinstance(target, Partition):
         uuids[target.gpu.uuid, target.profile_id, target.placement.start] = target.uuid
-    return msgspec.to_builtins(_State(version=2, boot=entry.boot, holds=holds, steps=_with_uuids(entry.steps, uuids)))
+    steps = _with_uuids((step for step in entry.steps if not isinstance(step, MigModeOff)), uuids)
+    return msgspec.to_builtins(_State(version=2, boot=entry.boot, holds=holds, steps=steps))
 
 
 def entry_from(

@@ -15,7 +15,7 @@ from pydra_nvidia.composition import open_backend
 from pydra_nvidia.journal import Journal
 from pydra_nvidia.simulation.install import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState, Process
-from pydra_nvidia.steps import BindVfio, Entry, SetTimeSlice
+from pydra_nvidia.steps import BindVfio, Entry, MigModeOff, SetTimeSlice
 from pydra_nvidia.vfio.binding import bind_function
 
 STARTED = Path(__file__).parent / "data" / "vendor-checkpoints" / "started.json"
@@ -209,9 +209,14 @@ async def test_what_was_before_is_written_down_with_the_steps(node: Node) -> Non
         prepared = await backend.prepare(passed)
         entry = node.journal().read("v")
         assert entry is not None
-        (step,) = entry.steps
+        mode, step = entry.steps
+        assert isinstance(mode, MigModeOff)
         assert isinstance(step, BindVfio)
         assert step.override == "nvidia"
+        assert await backend.prepare(passed) == prepared
+        again = node.journal().read("v")
+        assert again is not None
+        assert again.steps == (step,), "a GPU that is bound has no mode to leave"
         await backend.unprepare(passed, prepared)
         assert tree.read(tree.sys(f"bus/pci/devices/{node.address()}/driver_override")) == "nvidia"
         uuid = next(u for u, board in node.simulation.machine.read().boards.items() if board.minor == 1)
