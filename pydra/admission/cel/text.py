@@ -73,7 +73,7 @@ def show(value: str) -> str:
         f"(type({value}) == string ? {show_text(value)}"
         f' : type({value}) == map ? "an object"'
         f' : type({value}) == list ? "a list of " + string(size({value}))'
-        f' : type({value}) == double && {value} > -{_WHOLE} && {value} < {_WHOLE} && {value} == double(int({value}))'
+        f" : type({value}) == double && {value} > -{_WHOLE} && {value} < {_WHOLE} && {value} == double(int({value}))"
         f' ? string(int({value})) + ".0"'
         f' : "%s".format([{value}]))'
     )
