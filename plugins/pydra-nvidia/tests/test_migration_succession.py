@@ -1,8 +1,12 @@
-"""A checkpoint of NVIDIA's driver on a simulated machine, and what becomes of its functions when the claim ends."""
+"""What NVIDIA has on a simulated machine: a checkpoint, whose functions go back, and a device plugin."""
 
 from __future__ import annotations
 
 import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,3 +53,30 @@ async def test_a_function_goes_back_to_the_driver_only_if_that_driver_bound_it(
     (gpu,) = machine.machine.read().state.gpus.values()
     assert gpu.driver == ("nvidia" if overridden else "vfio-pci")
     assert not [*(tmp_path / "machine/run/claims").glob("*.json")]
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """For sockets, whose paths may not be long."""
+    with tempfile.TemporaryDirectory(prefix="pydra-") as path:
+        yield Path(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "listens", "told"),
+    [("nvidia-gpu.sock", True, True), ("nvidia-gpu.sock", False, False), ("kubelet.sock", True, False)],
+    ids=["serves", "has gone", "the kubelet's own"],
+)
+async def test_a_device_plugin_that_gives_out_the_same_gpus_is_told(
+    short_path: Path, name: str, listens: bool, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine, environ = make_machine(short_path, "nvidia")
+    place = machine.tree.here("/kubelet/device-plugins")
+    os.makedirs(place)
+    with socket.socket(socket.AF_UNIX) as plugin:
+        plugin.bind(f"{place}/{name}")
+        if listens:
+            plugin.listen()
+        async with open_backend(environ) as backend:
+            await backend.inherit("/kubelet/plugins/gpu.nvidia.com")
+    assert ("NVIDIA's device plugin serves on this node too" in capsys.readouterr().err) is told

@@ -1,4 +1,4 @@
-"""Whether another driver's kubelet plugin still answers on this node."""
+"""Whether another driver's kubelet plugin, or device plugin, answers on this node."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import os
 _SECONDS = 2.0
 
 
-async def find_live_socket(directory: str) -> str | None:
-    """A socket in the directory that somebody accepts connections on; None when all are left over."""
+async def find_live_socket(directory: str, prefix: str = "") -> str | None:
+    """A socket in the directory that somebody accepts connections on; None when all of that prefix are left over."""
     try:
         names = sorted(await asyncio.to_thread(os.listdir, directory))
     except OSError:
         return None
     for name in names:
         path = os.path.join(directory, name)
-        if name.endswith(".sock") and await _is_live(path):
+        if name.startswith(prefix) and name.endswith(".sock") and await _is_live(path):
             return path
     return None
 

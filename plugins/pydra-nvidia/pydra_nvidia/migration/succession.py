@@ -35,6 +35,10 @@ from pydra_nvidia.telemetry import Hardware
 from pydra_nvidia.vfio.functions import read_function
 
 
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(text)
+
+
 class VendorRuns(ClaimError):
     """NVIDIA's own plugin still serves on this node."""
 
@@ -53,7 +57,7 @@ class VendorSuccession:
         journal: Journal,
         slicer: Slicer,
         injection: Injection,
-        say: Callable[[str], object] = sys.stderr.write,
+        say: Callable[[str], object] = _to_stderr,
     ) -> None:
         self._settings = settings
         self._tree = tree
@@ -65,6 +69,7 @@ class VendorSuccession:
 
     async def inherit(self, directory: str) -> Inheritance:
         """What the plugin directory holds of that driver's. Raises VendorRuns, and what reading the hardware raises."""
+        await self._warn_of_device_plugin(directory)
         path = os.path.join(directory, FILE)
         text = await asyncio.to_thread(_read, path)
         if text is None:
@@ -96,6 +101,16 @@ class VendorSuccession:
         devices = {vendor.uid: vendor for vendor in checkpoint.claims}
         claims = [await self._take(one, devices[one.claim.uid], reading, directory) for one in successions]
         return Inheritance(claims=tuple(claims), files=(path,))
+
+    async def _warn_of_device_plugin(self, directory: str) -> None:
+        """Its sockets are below the kubelet's root, as plugins' directories are. It may have been left on purpose."""
+        kubelet = os.path.dirname(os.path.dirname(directory))
+        place = self._tree.here(os.path.join(kubelet, "device-plugins"))
+        if socket := await find_live_socket(place, "nvidia"):
+            self._say(
+                f"NVIDIA's device plugin serves on this node too ({socket} answers): each of both gives out GPUs that"
+                " the other has given, and nobody notices; keep one of them from this node\n"
+            )
 
     def _parse(self, path: str, text: bytes) -> VendorCheckpoint | None:
         try:
