@@ -121,7 +121,7 @@ class Calls(AbstractHandler):
 class Connection(H2Protocol):
     """An HTTP/2 connection that can tell its client to go elsewhere."""
 
-    transport: asyncio.WriteTransport
+    transport: GatheringTransport
 
     def __init__(
         self,

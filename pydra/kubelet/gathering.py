@@ -33,6 +33,12 @@ class GatheringTransport(asyncio.WriteTransport):
             self._loop.call_soon(self._send)
         self._gathered.append(bytes(data))
 
+    def write_eof(self) -> None:
+        """Say that nothing more is sent, when all is; what the client says is still read."""
+        self._send()
+        if not self._transport.is_closing():
+            self._transport.write_eof()
+
     def close(self) -> None:
         """Close when all is sent."""
         self._send()

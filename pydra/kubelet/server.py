@@ -24,6 +24,9 @@ CLOSE_SECONDS = 2.0
 """For the last bytes to reach the client, and for cancelled calls to end; after that the connection is cut."""
 
 
+LEAVE_SECONDS = 1.0
+"""For clients that were told to go elsewhere, and have all their answers, to leave by themselves."""
+
 _ACCEPTING_TURNS = 3
 
 
@@ -101,6 +104,8 @@ class DrainServer:
         with anyio.move_on_after(grace):
             await self._wait_idle()
         cut_off = len(self._running)
+        if not cut_off:
+            await self._let_leave()
         for connection in tuple(self._connections):
             connection.close()
         with anyio.move_on_after(CLOSE_SECONDS):
@@ -110,6 +115,17 @@ class DrainServer:
         for connection in tuple(self._connections):
             connection.transport.abort()
         return cut_off
+
+    async def _let_leave(self) -> None:
+        """Who closes first reads no more. A client that then still writes, if only an acknowledgement, gets an error
+        for an answer: gRPC's C core takes a broken pipe for the end of calls whose answers it has not read yet.
+        """
+        connections = tuple(self._connections)
+        for connection in connections:
+            connection.transport.write_eof()
+        with anyio.move_on_after(LEAVE_SECONDS):
+            for connection in connections:
+                await connection.gone.wait()
 
     def _stop_listening(self) -> None:
         # `wait_closed` is left out: from Python 3.12 on it waits for the clients, and the kubelet never leaves.

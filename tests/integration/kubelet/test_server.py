@@ -10,6 +10,7 @@ import anyio
 import pytest
 from grpclib import Status
 from h2.errors import ErrorCodes
+from hyperframe.frame import PingFrame
 
 from pydra.kubelet.pb import dra_v1
 from pydra.kubelet.server import DrainServer
@@ -194,9 +195,18 @@ async def test_a_drain_does_not_wait_for_clients_that_are_only_connected(root: P
     async with serving(root) as (server, node, path), grpcio_kubelet(path) as kubelet, raw_client(path) as idle:
         node.gate.set()
         await prepare(kubelet, "uid-1")
-        with anyio.fail_after(1):
+        with anyio.fail_after(30):
             assert await server.drain(60) == 0
         await idle.wait_end()
+
+
+async def test_a_client_that_still_writes_after_its_last_answer_meets_no_closed_door(root: Path) -> None:
+    async with raw_serving(root) as (client, server, node), anyio.create_task_group() as group:
+        node.gate.set()
+        assert await answered(client)
+        group.start_soon(server.drain, 60)
+        await client.wait_end()
+        await client.flush(PingFrame(opaque_data=b"a client").serialize())
 
 
 async def test_connections_outlive_a_change_of_sockets(root: Path) -> None:
