@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -94,13 +93,6 @@ def test_onepod_asks_for_the_image_as_it_is_called_when_it_is_built(values: Mapp
     (webhook,) = objects.one("Deployment")["spec"]["template"]["spec"]["containers"]
     (test,) = objects.one("Pod")["spec"]["containers"]
     assert [objects.agent()["image"], webhook["image"], test["image"]] == [image] * 3
-
-
-def test_make_image_builds_what_onepod_asks_for_whatever_the_order() -> None:
-    plan = runpy.run_path(str(CHART.parents[1] / "hack" / "image" / "build.py"))["plan"]
-    asked = render(SIM, NVIDIA, at("onePod", True)).agent()["image"]
-    assert asked in plan("pydra", "0.1.0", ["nvidia+sim"])
-    assert asked in plan("pydra", "0.1.0", ["sim+nvidia"])
 
 
 def test_onepod_runs_everywhere_when_one_of_its_backends_does() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import pydra
-from tests.chart.rendering import BOTH, render
+from tests.chart.rendering import BOTH, at, render
 from tests.house.scripts import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +86,12 @@ def test_every_folder_of_plugins_gets_an_image_by_the_name_that_the_chart_asks_f
 )
 def test_backends_choose_the_images(wanted: list[str], images: Mapping[str, tuple[str, ...]]) -> None:
     assert load(ROOT / "hack" / "image" / "build.py").plan("r/p", "1", wanted) == images
+
+
+@pytest.mark.parametrize("wanted", ["nvidia+sim", "sim+nvidia"])
+def test_the_image_of_several_backends_is_the_one_that_the_chart_asks_for_with_onepod(wanted: str) -> None:
+    asked = render(BOTH, at("onePod", True)).agent()["image"]
+    assert asked in load(ROOT / "hack" / "image" / "build.py").plan("pydra", "0.1.0", [wanted])
 
 
 class Tree:
