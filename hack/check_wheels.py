@@ -92,7 +92,7 @@ def run_tests(environment: Path, tree: Path, arguments: list[str]) -> None:
     # A plain entry adds the tools of development behind the wheels, without their links to the sources.
     site = next(environment.glob("lib/python*/site-packages"))
     site.joinpath("tools.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    command = [environment / "bin" / "python", "-m", "pytest", "-q", "-n", "2", "--ignore=tests/house", *arguments]
+    command = [str(environment / "bin" / "python"), "-m", "pytest", "-q", "-n", "2", "--ignore=tests/house", *arguments]
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run(command, cwd=tree, env=environ, check=False, timeout=1500)
     if done.returncode:

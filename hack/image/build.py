@@ -59,7 +59,7 @@ def plan(image: str, tag: str, wanted: Sequence[str]) -> dict[str, tuple[str, ..
 
 def backends() -> dict[str, str]:
     """The folder of plugins/ that each backend is in, by the backend's name."""
-    found = {}
+    found: dict[str, str] = {}
     for path in sorted(ROOT.glob("plugins/*/pyproject.toml")):
         points = tomllib.loads(path.read_text())["project"].get("entry-points", {})
         found |= dict.fromkeys(points.get("pydra.backends", {}), path.parent.name)
@@ -68,7 +68,8 @@ def backends() -> dict[str, str]:
 
 def version() -> str:
     """The core's, which the chart asks for when it is not told otherwise."""
-    return re.findall(r'^__version__ = "(.+)"$', (ROOT / "pydra" / "__init__.py").read_text(), flags=re.MULTILINE)[0]
+    (found,) = re.findall(r'^__version__ = "(.+)"$', (ROOT / "pydra" / "__init__.py").read_text(), flags=re.MULTILINE)
+    return str(found)
 
 
 def choose_engine(wanted: str) -> str:
