@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, PreparedDevice
 from pydra_nvidia.cdi.edits import merge
@@ -35,10 +35,6 @@ from pydra_nvidia.telemetry import Hardware
 from pydra_nvidia.vfio.functions import read_function
 
 
-def _to_stderr(text: str) -> None:
-    sys.stderr.write(text)
-
-
 class VendorRuns(ClaimError):
     """NVIDIA's own plugin still serves on this node."""
 
@@ -46,7 +42,7 @@ class VendorRuns(ClaimError):
 
 
 class VendorSuccession:
-    """`say` is told what the admin should know."""
+    """What the admin should know is said on stderr."""
 
     def __init__(
         self,
@@ -57,7 +53,6 @@ class VendorSuccession:
         journal: Journal,
         slicer: Slicer,
         injection: Injection,
-        say: Callable[[str], object] = _to_stderr,
     ) -> None:
         self._settings = settings
         self._tree = tree
@@ -65,7 +60,6 @@ class VendorSuccession:
         self._journal = journal
         self._slicer = slicer
         self._injection = injection
-        self._say = say
 
     async def inherit(self, directory: str) -> Inheritance:
         """What the plugin directory holds of that driver's. Raises VendorRuns, and what reading the hardware raises."""
@@ -89,7 +83,7 @@ class VendorSuccession:
             plan_succession(vendor, reading, settings=self._settings, overridden=overridden) for vendor in completed
         ]
         for note in (note for one in planned for note in one.notes):
-            self._say(f"{note}\n")
+            sys.stderr.write(f"{note}\n")
         successions = [one for one in planned if not one.is_void]
         await self._clean(
             checkpoint,
@@ -107,7 +101,7 @@ class VendorSuccession:
         kubelet = os.path.dirname(os.path.dirname(directory))
         place = self._tree.here(os.path.join(kubelet, "device-plugins"))
         if socket := await find_live_socket(place, "nvidia"):
-            self._say(
+            sys.stderr.write(
                 f"NVIDIA's device plugin serves on this node too ({socket} answers): each of both gives out GPUs that"
                 " the other has given, and nobody notices; keep one of them from this node\n"
             )
@@ -116,10 +110,10 @@ class VendorSuccession:
         try:
             checkpoint = parse_vendor_checkpoint(text)
         except NoCheckpoint as error:
-            self._say(f"{path} cannot be read, its claims are prepared anew: {error}\n")
+            sys.stderr.write(f"{path} cannot be read, its claims are prepared anew: {error}\n")
             return None
         for problem in checkpoint.problems:
-            self._say(f"{path}: {problem}\n")
+            sys.stderr.write(f"{path}: {problem}\n")
         return checkpoint
 
     def _is_of_this_boot(self, path: str, checkpoint: VendorCheckpoint) -> bool:
@@ -127,7 +121,7 @@ class VendorSuccession:
         now = self._tree.read(self._tree.proc("sys/kernel/random/boot_id"))
         if not checkpoint.boot_id or now is None or checkpoint.boot_id == now:
             return True
-        self._say(f"{path} is of another boot, its {len(checkpoint.claims)} claims are void\n")
+        sys.stderr.write(f"{path} is of another boot, its {len(checkpoint.claims)} claims are void\n")
         return False
 
     async def _clean(
@@ -147,15 +141,17 @@ class VendorSuccession:
                 vendor, reading, driver=driver, taken=taken, settings=self._settings, overridden=overridden
             )
             for note in cleaning.notes:
-                self._say(f"{note}\n")
+                sys.stderr.write(f"{note}\n")
             if cleaning.entry.steps:
                 await asyncio.to_thread(self._journal.write, cleaning.entry)
                 try:
                     await self._slicer.undo(cleaning.entry)
                 except ClaimError as error:
-                    self._say(f"claim {vendor.uid} was begun by NVIDIA's driver, which is not undone yet: {error}\n")
+                    sys.stderr.write(
+                        f"claim {vendor.uid} was begun by NVIDIA's driver, which is not undone yet: {error}\n"
+                    )
                 else:
-                    self._say(f"claim {vendor.uid} was begun by NVIDIA's driver; what it had done is undone\n")
+                    sys.stderr.write(f"claim {vendor.uid} was begun by NVIDIA's driver; what it had done is undone\n")
 
     def _find_overridden(self, reading: Reading) -> frozenset[str]:
         """The functions that are kept for a driver for passthrough. Blocks."""
