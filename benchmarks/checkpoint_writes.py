@@ -20,9 +20,9 @@ import anyio.to_thread
 from msgspec.structs import replace
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.checkpoint.directory import CheckpointDirectory
 from pydra.checkpoint.record import Record, Stage
-from pydra.claims.model import AllocatedDevice, Claim
+from pydra.checkpoint.store import CheckpointDirectory
+from pydra.claim import AllocatedDevice, Claim
 
 ROUNDS = 200
 TOGETHER = 16

@@ -50,7 +50,7 @@ def build(project: Path, wheels: Path) -> None:
 def pinned_for_users() -> str:
     """What the wheels need, without the tools of development, in the pinned versions and with their hashes."""
     wanted: set[str] = set()
-    waiting = ["pydra-dra", "pydra-nvidia", "pydra-sim"]
+    waiting = ["pydra-dra", "pydra-dev", "pydra-nvidia", "pydra-sim"]
     while waiting:
         name = waiting.pop()
         for requirement in metadata.requires(name) or ():

@@ -18,7 +18,7 @@ import msgspec
 from pydra.admission.metrics import AdmissionMetrics
 from pydra.cli.options import AGENT, OptionTable, default_text, flag_of, key_of, variable_of
 from pydra.cli.webhook import WEBHOOK
-from pydra.observe.metrics import Metrics
+from pydra.observability.metrics import Metrics
 from pydra_nvidia import settings as nvidia
 from pydra_nvidia.allowed import describe_allowed
 from pydra_nvidia.health.judge import DEFAULT_REACTIONS

@@ -4,9 +4,9 @@ This is the face for authors of backends: values, the contract's types, errors. 
 of Kubernetes, gRPC or the agent, so that a backend's process stays small.
 """
 
-from pydra.backends.protocol import Backend, Inherits, Measures, Watches
+from pydra.backends.contract import Backend, Inherits, Measures, Watches
 from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
-from pydra.claims.model import AllocatedDevice, Claim, Inheritance, InheritedClaim, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, Inheritance, InheritedClaim, PreparedDevice
 from pydra.devices import (
     Capacity,
     CapacityRange,

@@ -20,7 +20,7 @@ from pydra.admission.metrics import MALFORMED, OTHER, AdmissionMetrics
 from pydra.admission.places import PLACES
 from pydra.admission.review import MalformedReview, Question, Verdict, build_review, parse_review
 from pydra.errors import SettingsError
-from pydra.observe.http import build_routes
+from pydra.observability.http import build_routes
 
 _log = logging.getLogger(__name__)
 

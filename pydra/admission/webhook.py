@@ -19,8 +19,8 @@ from pydra.admission.server import ReviewService, serve_reviews
 from pydra.admission.settings import WebhookSettings
 from pydra.admission.verdict import judge
 from pydra.errors import SettingsError
-from pydra.observe.http import serve_http
-from pydra.observe.logs import configure_logs
+from pydra.observability.http import serve_http
+from pydra.observability.logging import configure_logs
 
 _log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import msgspec
 from pydra.backends.mismatches import find_mismatches
 from pydra.backends.wire import Method
 from pydra.cdi.edits import ContainerEdits
-from pydra.claims.model import Claim, Inheritance, InheritedClaim, PreparedDevice
+from pydra.claim import Claim, Inheritance, InheritedClaim, PreparedDevice
 from pydra.devices import CounterSet, Device, Inventory, Sample
 
 MAX_STATE = 256 * 1024

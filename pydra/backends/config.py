@@ -14,7 +14,7 @@ import msgspec
 from pydra.backends.mismatches import find_mismatches
 from pydra.backends.quantities import find_bad_quantities
 from pydra.backends.wording import show, suggest
-from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig
+from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import InvalidConfig
 
 ConfigTypes = Mapping[str, type[Any]]

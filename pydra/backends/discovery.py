@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 import msgspec
 
-from pydra.backends.protocol import ENTRY_POINT_GROUP
+from pydra.backends.contract import ENTRY_POINT_GROUP
 from pydra.backends.wording import suggest
 from pydra.errors import SettingsError
 

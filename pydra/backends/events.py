@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from pydra.backends.crash_attribution import Condemned
 from pydra.backends.diagnosis import Diagnosis, Flight
-from pydra.backends.guilt import Condemned
 from pydra.backends.wire import Method
-from pydra.claims.model import Claim
+from pydra.claim import Claim
 
 
 class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):

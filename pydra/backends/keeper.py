@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from pydra.backends.crash_attribution import Court, Verdict
 from pydra.backends.diagnosis import Cause, Diagnosis, Ending, Flight, diagnose
 from pydra.backends.discovery import BackendSource
 from pydra.backends.events import (
@@ -30,7 +31,6 @@ from pydra.backends.events import (
     ClaimSentenced,
 )
 from pydra.backends.faults import parse_fault
-from pydra.backends.guilt import Court, Verdict
 from pydra.backends.limits import Patience, RestartPolicy
 from pydra.backends.session import Session
 from pydra.backends.wire import Call, Hello, Method, Refusal

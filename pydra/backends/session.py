@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 
 import anyio
 
+from pydra.backends.crash_attribution import Verdict
 from pydra.backends.diagnosis import Cause, Ending, Flight
 from pydra.backends.discovery import BackendSource
 from pydra.backends.faults import FaultKind
-from pydra.backends.guilt import Verdict
 from pydra.backends.limits import Patience
 from pydra.backends.process import ChildProcess, spawn
 from pydra.backends.wire import Call, Cancel, Failure, Hello, Method, Refusal, Reply, ToAgent, WireError

@@ -23,6 +23,7 @@ from pydra.backends.answers import (
     find_sample_violations,
     find_value_violations,
 )
+from pydra.backends.crash_attribution import Condemned
 from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.events import (
     AnswerRejected,
@@ -33,12 +34,11 @@ from pydra.backends.events import (
     HintsFailed,
 )
 from pydra.backends.faults import FaultKind, parse_fault
-from pydra.backends.guilt import Condemned
 from pydra.backends.keeper import Keeper
 from pydra.backends.limits import Deadlines, Patience, RestartPolicy
 from pydra.backends.session import Session
 from pydra.backends.wire import Call, Failure, Method, Reply
-from pydra.claims.model import Claim, Inheritance, PreparedDevice
+from pydra.claim import Claim, Inheritance, PreparedDevice
 from pydra.devices import Inventory, Sample
 from pydra.errors import ClaimCondemned, ContractError, PydraError
 

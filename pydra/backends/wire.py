@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from pydra.backends.faults import Fault
-from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
 
 MAX_FRAME = 16 * 1024 * 1024
 """The largest body in bytes: 128 devices with 32 attributes each take about 200 KB."""

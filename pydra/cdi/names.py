@@ -6,7 +6,7 @@ specs and would serve the old one. Source: CDI specification 1.1.0.
 
 from __future__ import annotations
 
-from pydra.claims.model import PreparedDevice, is_file_name
+from pydra.claim import PreparedDevice, is_file_name
 
 CLASS = "claim"
 SUFFIX = ".json"

@@ -11,14 +11,14 @@ from pydra.cdi.merge import find_conflicts, normal_edits, share_edits
 from pydra.cdi.names import cdi_device_name, cdi_kind
 from pydra.cdi.validate import find_edit_problems, find_problems
 from pydra.cdi.version import EARLIEST, minimum_version
-from pydra.claims.model import PreparedDevice
+from pydra.claim import PreparedDevice
 from pydra.errors import CdiError, ContractError, EditConflict
 
 
 def build_spec(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -> Spec | None:
     """The claim's spec, one CDI device for each device that edits anything; None when none does.
 
-    Order of `prepared` does not matter. `prepared` has passed `pydra.cdi.presence`, so that nothing
+    Order of `prepared` does not matter. `prepared` has passed `pydra.cdi.host_paths`, so that nothing
     optional is in it that the host lacks.
 
     Raises:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.checkpoint.unknown import find_unknown, restore_unknown
-from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
 from pydra.errors import CheckpointError
 
 SCHEMA = 1

@@ -19,7 +19,7 @@ import msgspec
 from pydra import disk
 from pydra.checkpoint.pages import MAX_BYTES, StoredRecord, parse_file
 from pydra.checkpoint.record import NewerSchemaError
-from pydra.claims.model import is_file_name
+from pydra.claim import is_file_name
 from pydra.errors import CheckpointError
 
 SUFFIX = ".json"

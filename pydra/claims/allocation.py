@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig
+from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.claims.outcome import ClaimRef, PodRef
 from pydra.dns_names import LABEL
 from pydra.errors import ClaimError, NotAllocated, Replaced

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from pydra.cdi.document import build_document
 from pydra.cdi.spec import build_spec
 from pydra.checkpoint.record import Record, Stage
+from pydra.claim import Claim, PreparedDevice
 from pydra.claims.lifecycle import Prepare, begin, finish, undo
-from pydra.claims.model import Claim, PreparedDevice
 from pydra.claims.outside import CdiFiles, Checkpoints, ClaimBackend, Limits, ReadPresent
 from pydra.claims.stages import Stages
 from pydra.errors import BackendTimeout, CheckpointError, PydraError

@@ -9,8 +9,8 @@ import anyio
 
 from pydra.checkpoint.record import Record
 from pydra.checkpoint.scan import RecordTrouble
-from pydra.claims.holders import DeviceHolders
-from pydra.claims.model import Claim
+from pydra.claim import Claim
+from pydra.claims.device_index import DeviceHolders
 from pydra.claims.outside import Checkpoints, NodeLock
 
 

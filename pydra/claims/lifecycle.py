@@ -19,9 +19,9 @@ import msgspec
 
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.scan import RecordTooNew, RecordTrouble
+from pydra.claim import Claim
 from pydra.claims.allocation import same_devices
-from pydra.claims.holders import DeviceHolders
-from pydra.claims.model import Claim
+from pydra.claims.device_index import DeviceHolders
 from pydra.errors import CheckpointError, KubeError, NotFound, PydraError
 
 

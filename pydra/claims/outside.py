@@ -10,7 +10,7 @@ import msgspec
 
 from pydra.checkpoint.record import Record
 from pydra.checkpoint.scan import RecordTrouble
-from pydra.claims.model import Claim, PreparedDevice
+from pydra.claim import Claim, PreparedDevice
 from pydra.claims.outcome import ClaimRef
 
 FetchClaim: TypeAlias = Callable[[ClaimRef], Awaitable[Mapping[str, Any]]]

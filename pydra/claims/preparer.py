@@ -20,6 +20,7 @@ from anyio.abc import TaskGroup
 from pydra.cdi.names import cdi_ids
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.scan import RecordTooNew
+from pydra.claim import Claim
 from pydra.claims.allocation import base_request, check_ref, parse_allocation
 from pydra.claims.execution import Execution
 from pydra.claims.holdings import Holdings
@@ -34,14 +35,13 @@ from pydra.claims.lifecycle import (
     decide_tidy,
     decide_unprepare,
 )
-from pydra.claims.model import Claim
 from pydra.claims.outcome import ClaimRef, ContainerDevice, PodRef, PrepareOutcome, UnprepareOutcome
 from pydra.claims.outside import FetchClaim, Limits, Span
 from pydra.claims.reports import ClaimEvent, ClaimFailed, ClaimPrepared, ClaimUnprepared, Operation, OperationStarted
 from pydra.claims.stages import Stages, no_span
 from pydra.claims.turns import Turn, Turns
 from pydra.errors import BackendError, ClaimError, InternalError, PydraError, Unavailable
-from pydra.observe.context import logging_fields
+from pydra.observability.context import logging_fields
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         heed_sigterm()
         # Only now, so that --help and a wrong flag cost no more than reading them.
-        from pydra.start import run  # noqa: PLC0415
+        from pydra.agent.start import run  # noqa: PLC0415
 
         return run(settings, reread=lambda: read_settings(parsed, os.environ))
     except SettingsError as error:

@@ -74,7 +74,12 @@ def _leave_stdout() -> None:
 
 
 def _dev(parsed: argparse.Namespace) -> int:
-    from pydra.embedded.story import run  # noqa: PLC0415 - the control plane's imports are for this command only
+    try:
+        from pydra_dev.story import run  # noqa: PLC0415 - a distribution of its own, which no node has
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "pydra_dev":
+            raise
+        raise SettingsError(["`pydra dev` needs the package pydra-dev; run: pip install 'pydra-dra[dev]'"]) from error
 
     return run(backend=parsed.backend, scenario=parsed.scenario, once=parsed.once)
 

@@ -20,8 +20,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from yarl import URL
 
 from pydra.errors import Gone, KubeError, Unavailable
-from pydra.kube.auth import Credentials
-from pydra.kube.failures import Status, build_error, build_unanswered, parse_status
+from pydra.kube.credentials import Credentials
+from pydra.kube.errors import Status, build_error, build_unanswered, parse_status
 from pydra.kube.lines import LineSplitter, LineTooLong
 from pydra.kube.resources import JsonObject, ObjectList, Resource, WatchEvent, WatchEventType, build_path
 from pydra.kube.session import open_session

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from pydra.kube.auth import Credentials
+from pydra.kube.credentials import Credentials
 from pydra.kube.transport import aiohttp
 
 CONNECTIONS = 64

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 from pydra.kubelet.events import HealthStreams, KubeletEvent
-from pydra.kubelet.health import HealthReports, HealthServiceV1, HealthServiceV1alpha1, HealthSource
+from pydra.kubelet.grpc_server import DrainServer, Servable
+from pydra.kubelet.health_service import HealthReports, HealthServiceV1, HealthServiceV1alpha1, HealthSource
 from pydra.kubelet.names import SocketPaths
+from pydra.kubelet.node_service import ClaimService, NodeCalls, NodeServiceV1, NodeServiceV1beta1, Spawn
 from pydra.kubelet.registration import HEALTH_VERSIONS, NODE_VERSIONS, RegistrationService
-from pydra.kubelet.server import DrainServer, Servable
-from pydra.kubelet.service import ClaimService, NodeCalls, NodeServiceV1, NodeServiceV1beta1, Spawn
 from pydra.kubelet.serving import ServingStatus
 from pydra.kubelet.sockets import BoundSocket, bind_socket
 

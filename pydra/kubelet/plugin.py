@@ -16,10 +16,10 @@ import anyio
 from anyio.abc import TaskStatus
 
 from pydra.kubelet.events import KubeletEvent, Serving, Stopped, Waiting
-from pydra.kubelet.health import HealthSource
+from pydra.kubelet.health_service import HealthSource
 from pydra.kubelet.instance import Instance
 from pydra.kubelet.names import plan_socket_paths
-from pydra.kubelet.service import ClaimService, Spawn
+from pydra.kubelet.node_service import ClaimService, Spawn
 
 log = logging.getLogger(__name__)
 

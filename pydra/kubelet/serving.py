@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Sequence
 import anyio
 from grpclib import GRPCError, Status
 
+from pydra.kubelet.grpc_server import Servable
 from pydra.kubelet.pb.grpc_health_v1 import (
     HealthBase,
     HealthCheckRequest,
     HealthCheckResponse,
     HealthCheckResponseServingStatus,
 )
-from pydra.kubelet.server import Servable
 from pydra.kubelet.streaming import ClosingStreams
 
 

@@ -1,6 +1,6 @@
 """Notices fields that the API server dropped, and the feature gates that are to blame. Pure.
 
-What to publish without those gates is decided in `pydra.slices.fallback`; what was changed for a reason nobody knows is
+What to publish without those gates is decided in `pydra.slices.feature_gates`; what was changed for an unknown reason is
 adopted, slice by slice: asking for it again would never end.
 """
 
@@ -14,7 +14,7 @@ import msgspec
 from pydra.kube.resources import JsonObject
 from pydra.slices.build import WantedPool
 from pydra.slices.compare import CONTENT, same_content
-from pydra.slices.fallback import BINDING, LISTS, PARTITIONS, SHARES, TAINTS
+from pydra.slices.feature_gates import BINDING, LISTS, PARTITIONS, SHARES, TAINTS
 
 
 class Adoption(msgspec.Struct, frozen=True, kw_only=True):

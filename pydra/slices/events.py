@@ -8,7 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from pydra.errors import KubeError
-from pydra.slices.fallback import BINDING, PARTITIONS, SHARES, TAINTS
+from pydra.slices.feature_gates import BINDING, PARTITIONS, SHARES, TAINTS
 
 ON_BY_DEFAULT = dict.fromkeys((BINDING, PARTITIONS, SHARES, TAINTS), "1.36")
 """Source: the Kubernetes feature gate table."""

@@ -15,7 +15,7 @@ from pydra.kube.resources import JsonObject, WatchEvent, WatchEventType, parse_r
 
 
 class CacheState(Protocol):
-    """How far the watch cache is; `pydra.kube.watch.Reflector` says what the numbers mean."""
+    """How far the watch cache is; `pydra.kube.informer.Reflector` says what the numbers mean."""
 
     resource_version: int
     lists_begun: int

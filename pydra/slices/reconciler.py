@@ -19,6 +19,7 @@ from pydra.devices import Pool
 from pydra.errors import Conflict, Invalid, KubeError, NotFound
 from pydra.kube.resources import NODES, RESOURCE_SLICES, JsonObject, Resource, WatchEvent, WatchEventType
 from pydra.slices.build import WantedPool, build_wanted
+from pydra.slices.diff import Create, Delete, Owner, Plan, Update, check_pool, plan_slices, share_devices
 from pydra.slices.dropped import Adoption, adopt, find_adoption, name_gates
 from pydra.slices.events import (
     FieldsDropped,
@@ -30,10 +31,9 @@ from pydra.slices.events import (
     SliceWritten,
     WriteKind,
 )
-from pydra.slices.fallback import LISTS, fall_back, has_lists, needs_gates
+from pydra.slices.feature_gates import LISTS, fall_back, has_lists, needs_gates
 from pydra.slices.overlay import CacheState, Overlay
 from pydra.slices.pace import PUBLISH_PACE, REPAIR_PACE, Pace, retry_pause
-from pydra.slices.plan import Create, Delete, Owner, Plan, Update, check_pool, plan_slices, share_devices
 
 log = logging.getLogger(__name__)
 

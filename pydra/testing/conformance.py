@@ -25,7 +25,7 @@ from pydra.backends.limits import Deadlines, RestartPolicy
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.wire import Method
 from pydra.cdi.spec import build_spec
-from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
 from pydra.device_rules import check_counter_set, check_device, check_references, is_driver_name
 from pydra.devices import Capacity, Device, HealthStatus, Inventory, Quantity
 from pydra.errors import (

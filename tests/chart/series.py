@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pydra.admission.metrics import AdmissionMetrics
-from pydra.observe.metrics import Metrics
+from pydra.observability.metrics import Metrics
 
 
 def find_series() -> dict[str, set[str]]:

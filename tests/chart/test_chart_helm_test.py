@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from pydra.observe.metrics import Metrics
+from pydra.observability.metrics import Metrics
 from tests.chart.api_server import (
     AGENTS,
     CLAIMS,

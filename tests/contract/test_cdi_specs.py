@@ -12,9 +12,9 @@ from pydra.cdi.document import build_document
 from pydra.cdi.edits import ContainerEdits
 from pydra.cdi.merge import find_conflicts, normal_edits
 from pydra.cdi.spec import build_spec, parse_spec
-from pydra.claims.model import PreparedDevice
-from pydra.embedded import cdi_specs
+from pydra.claim import PreparedDevice
 from pydra.errors import CdiError
+from pydra_dev import cdi_specs
 from tests.unit.cdi import strategies
 
 

@@ -18,8 +18,8 @@ import anyio
 import pytest
 
 from pydra.errors import Conflict, KubeError, NotFound
-from pydra.kube.auth import load_credentials
 from pydra.kube.client import KubeClient
+from pydra.kube.credentials import load_credentials
 from pydra.kube.resources import (
     DEVICE_CLASSES,
     EVENTS,

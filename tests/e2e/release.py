@@ -18,8 +18,8 @@ import anyio.to_thread
 import helm_python
 import yaml
 
-from pydra.kube.auth import load_credentials
 from pydra.kube.client import KubeClient
+from pydra.kube.credentials import load_credentials
 from pydra.kube.resources import NAMESPACES, PODS, JsonObject, Resource
 from tests.chart.rendering import CHART, overlay
 from tests.e2e.cluster import KUBELET_ROOT, Cluster, open_cluster

@@ -8,10 +8,10 @@ from uuid import uuid4
 
 import pydra_sim
 from pydra.devices import Pool
-from pydra.embedded import schema
-from pydra.embedded.allocator import InUse, NamedClaim, allocate
-from pydra.embedded.pools import NamedSlice
 from pydra.slices.build import build_wanted
+from pydra_dev import schema
+from pydra_dev.allocator import InUse, NamedClaim, allocate
+from pydra_dev.pools import NamedSlice
 from pydra_sim.hardware import build_inventory
 from pydra_sim.scenario import parse_scenario
 from tests.house.pages import find_yaml

@@ -22,7 +22,7 @@ import msgspec
 import pytest
 import yaml
 
-from pydra.embedded.apiserver import ApiServer, serve_api
+from pydra_dev.apiserver import ApiServer, serve_api
 
 JsonObject = dict[str, Any]
 DRA = "/apis/resource.k8s.io/v1"

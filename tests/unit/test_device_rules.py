@@ -19,12 +19,12 @@ from pydra.devices import (
     Taint,
     Version,
 )
-from pydra.embedded.gates import build_gates
-from pydra.embedded.kinds import KINDS
-from pydra.embedded.status import StatusError
-from pydra.embedded.store import Store
-from pydra.embedded.verbs import Api
 from pydra.slices.build import build_device
+from pydra_dev.gates import build_gates
+from pydra_dev.kinds import KINDS
+from pydra_dev.status import StatusError
+from pydra_dev.store import Store
+from pydra_dev.verbs import Api
 
 SLICES = next(kind for kind in KINDS if kind.plural == "resourceslices")
 

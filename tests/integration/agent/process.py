@@ -15,7 +15,7 @@ import aiohttp
 import anyio
 from anyio.abc import Process
 
-from pydra.embedded.node import EmbeddedNode
+from pydra_dev.node import EmbeddedNode
 
 DEADLINE = 30.0
 BACKENDS = Path(__file__).parent / "backends"

@@ -15,9 +15,9 @@ from grpclib import GRPCError
 from grpclib.client import Channel
 from grpclib.exceptions import StreamTerminatedError
 
-from pydra.embedded.node import run_node
 from pydra.kube.resources import RESOURCE_SLICES
 from pydra.kubelet.pb.dra_v1 import Claim, DraPluginStub, NodePrepareResourcesRequest
+from pydra_dev.node import run_node
 from tests.integration.agent.process import run_agent
 
 

@@ -12,9 +12,9 @@ import anyio
 import msgspec
 import pytest
 
-from pydra.embedded.kubelet.steps import Called, PodRunning, Step
-from pydra.embedded.node import EmbeddedNode, run_node
 from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+from pydra_dev.kubelet.steps import Called, PodRunning, Step
+from pydra_dev.node import EmbeddedNode, run_node
 from tests.integration.agent.process import Agent, run_agent
 
 DEADLINE = 30.0

@@ -9,12 +9,12 @@ from pathlib import Path
 import anyio
 import pytest
 
+from pydra.agent.inheritance import Names, take_over
 from pydra.checkpoint.record import Record, Stage
-from pydra.claims.model import AllocatedDevice, Claim, Inheritance, InheritedClaim
-from pydra.embedded.node import EmbeddedNode, run_node
+from pydra.claim import AllocatedDevice, Claim, Inheritance, InheritedClaim
 from pydra.errors import CheckpointError, ClaimError
 from pydra.kube.resources import EVENTS
-from pydra.node.inheritance import Names, take_over
+from pydra_dev.node import EmbeddedNode, run_node
 from tests.integration.agent.process import DEADLINE, run_agent
 
 

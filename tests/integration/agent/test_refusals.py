@@ -7,8 +7,8 @@ import re
 import anyio
 import pytest
 
-from pydra.embedded.node import EmbeddedNode, run_node
 from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra_dev.node import EmbeddedNode, run_node
 from tests.integration.agent.process import run_agent
 
 DEADLINE = 90.0

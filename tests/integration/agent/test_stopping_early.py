@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pydra.embedded.node import run_node
+from pydra_dev.node import run_node
 from tests.integration.agent.process import DEADLINE, Agent, run_agent
 
 

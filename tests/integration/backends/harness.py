@@ -13,7 +13,7 @@ from pydra.backends.discovery import BackendSource
 from pydra.backends.events import BackendEvent
 from pydra.backends.limits import Deadlines, Patience, RestartPolicy
 from pydra.backends.supervisor import BackendSupervisor
-from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig
+from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 
 TROUBLE = Path(__file__).parent / "trouble"
 _PATH = [str(TROUBLE), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -14,7 +14,7 @@ from pydra.backends.faults import FaultKind
 from pydra.backends.serving import CallServer
 from pydra.backends.threads import CallThreads
 from pydra.backends.wire import Call, Cancel, Failure, Heartbeat, Method, Reply, ToAgent, parse_to_agent
-from pydra.claims.model import Claim, PreparedDevice
+from pydra.claim import Claim, PreparedDevice
 from pydra.devices import Inventory
 
 

@@ -20,7 +20,7 @@ from pydra.backends.events import (
     ClaimSentenced,
 )
 from pydra.backends.limits import Deadlines, Patience, RestartPolicy
-from pydra.claims.model import OpaqueConfig
+from pydra.claim import OpaqueConfig
 from pydra.devices import Capacity, Device, Inventory, Sample
 from pydra.errors import (
     BackendDied,

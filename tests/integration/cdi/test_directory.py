@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pydra.cdi.directory import CdiDirectory
+from pydra.cdi.store import CdiDirectory
 from pydra.errors import CdiError
 
 DRIVER = "gpu.example.com"

@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.presence import read_present
-from pydra.claims.model import PreparedDevice
+from pydra.cdi.host_paths import read_present
+from pydra.claim import PreparedDevice
 from pydra.errors import ClaimError, HostPathMissing
 
 NOTHING = ContainerEdits()

@@ -15,11 +15,11 @@ from pathlib import Path
 import anyio
 from msgspec.structs import replace
 
-from pydra.cdi.directory import CdiDirectory
 from pydra.cdi.edits import ContainerEdits
-from pydra.checkpoint.directory import CheckpointDirectory
+from pydra.cdi.store import CdiDirectory
 from pydra.checkpoint.record import Record, Stage
-from pydra.claims.model import AllocatedDevice, Claim
+from pydra.checkpoint.store import CheckpointDirectory
+from pydra.claim import AllocatedDevice, Claim
 
 DRIVER = "gpu.example.com"
 Operation = Callable[[], Awaitable[object]]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pydra.cdi.directory import CdiDirectory
-from pydra.checkpoint.directory import CheckpointDirectory
+from pydra.cdi.store import CdiDirectory
 from pydra.checkpoint.scan import RecordTrouble
+from pydra.checkpoint.store import CheckpointDirectory
 from tests.integration.checkpoint.crashing import DRIVER, FILE_STATES, RECORD_STATES, record
 
 REPOSITORY = Path(__file__).parents[3]

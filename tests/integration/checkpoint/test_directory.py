@@ -13,9 +13,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pydra.checkpoint.directory import CheckpointDirectory
 from pydra.checkpoint.record import Record
 from pydra.checkpoint.scan import RecordTrouble
+from pydra.checkpoint.store import CheckpointDirectory
 from pydra.errors import CdiError, CheckpointError
 from tests.integration.checkpoint.crashing import record
 

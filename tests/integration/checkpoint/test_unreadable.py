@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pydra.checkpoint.directory import CheckpointDirectory
 from pydra.checkpoint.scan import RecordSetAside, RecordTooNew, RecordTorn, RecordTrouble
+from pydra.checkpoint.store import CheckpointDirectory
 from pydra.errors import CheckpointError
 from tests.integration.checkpoint.crashing import record
 

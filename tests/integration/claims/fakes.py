@@ -13,10 +13,10 @@ from anyio.abc import TaskGroup
 from pydra.cdi.edits import ContainerEdits
 from pydra.checkpoint.record import Record
 from pydra.checkpoint.scan import RecordTrouble
+from pydra.claim import AllocatedDevice, Claim, PreparedDevice
+from pydra.claims.device_index import may_share
 from pydra.claims.execution import Execution
-from pydra.claims.holders import may_share
 from pydra.claims.holdings import Holdings
-from pydra.claims.model import AllocatedDevice, Claim, PreparedDevice
 from pydra.claims.outcome import ClaimRef
 from pydra.claims.outside import Limits, Span
 from pydra.claims.preparer import ClaimPreparer

@@ -10,18 +10,18 @@ from typing import Any
 
 import anyio
 
-from pydra.cdi.directory import CdiDirectory
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.presence import read_present
-from pydra.checkpoint.directory import CheckpointDirectory
+from pydra.cdi.host_paths import read_present
+from pydra.cdi.store import CdiDirectory
 from pydra.checkpoint.lock import InstanceLock
+from pydra.checkpoint.store import CheckpointDirectory
+from pydra.claim import Claim, PreparedDevice
 from pydra.claims.execution import Execution
+from pydra.claims.gc import Sweep
 from pydra.claims.holdings import Holdings
-from pydra.claims.model import Claim, PreparedDevice
 from pydra.claims.outcome import ClaimRef
 from pydra.claims.outside import Limits
 from pydra.claims.preparer import ClaimPreparer
-from pydra.claims.sweep import Sweep
 from pydra.errors import NotFound
 from tests.integration.claims.fakes import DRIVER, claim_object
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pydra.checkpoint.record import Stage
 from pydra.checkpoint.scan import RecordSetAside, RecordTooNew
-from pydra.claims.model import Claim, PreparedDevice
+from pydra.claim import Claim, PreparedDevice
 from pydra.claims.outcome import PodRef
 from pydra.claims.outside import Limits
 from pydra.claims.preparer import Tidied
@@ -27,7 +27,7 @@ from pydra.errors import (
     TerminalError,
     Unavailable,
 )
-from pydra.observe.context import log_fields
+from pydra.observability.context import log_fields
 from tests.integration.claims.fakes import DRIVER, Failing, FakeApi, FakeNode, ref, running_agent
 
 

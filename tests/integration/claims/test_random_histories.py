@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydra.checkpoint.record import Stage
-from pydra.claims.sweep import Sweep
+from pydra.claims.gc import Sweep
 from pydra.errors import CheckpointError, ClaimError, InternalError
 from tests.integration.claims.fakes import DRIVER, Agent, FakeApi, FakeCdi, FakeNode, ref, running_agent
 

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from pydra.checkpoint.record import Stage
+from pydra.claims.gc import Sweep
 from pydra.claims.reports import SweepCounts, SweepDone
-from pydra.claims.sweep import Sweep
 from pydra.errors import CdiError, ClaimError
 from tests.integration.claims.fakes import (
     DRIVER,

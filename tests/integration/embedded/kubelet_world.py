@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import anyio
 import msgspec
 
-from pydra.embedded.apiserver import ApiServer, serve_api
-from pydra.embedded.kubelet.kubelet import Kubelet
-from pydra.embedded.kubelet.settings import QUICK, KubeletSettings, Periods
-from pydra.embedded.kubelet.steps import Step
 from pydra.errors import NotFound
-from pydra.kube.auth import load_credentials
 from pydra.kube.client import KubeClient
+from pydra.kube.credentials import load_credentials
 from pydra.kube.resources import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+from pydra_dev.apiserver import ApiServer, serve_api
+from pydra_dev.kubelet.kubelet import Kubelet
+from pydra_dev.kubelet.settings import QUICK, KubeletSettings, Periods
+from pydra_dev.kubelet.steps import Step
 from tests.integration.embedded.fake_plugin import DRIVER, NODE, FakePlugin
 
 DEADLINE = 10.0

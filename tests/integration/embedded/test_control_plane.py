@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
-from pydra.embedded.apiserver import ApiServer
-from pydra.embedded.control_plane import serve_control_plane
-from pydra.embedded.kinds import (
+from pydra_dev.apiserver import ApiServer
+from pydra_dev.control_plane import serve_control_plane
+from pydra_dev.kinds import (
     DEVICE_CLASSES,
     EVENTS,
     NAMESPACES,
@@ -22,8 +22,8 @@ from pydra.embedded.kinds import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
 )
-from pydra.embedded.verbs import Api
-from pydra.embedded.watching import Signal
+from pydra_dev.verbs import Api
+from pydra_dev.watching import Signal
 
 JsonObject = dict[str, Any]
 DRIVER = "gpu.example.com"

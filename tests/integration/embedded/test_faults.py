@@ -6,7 +6,7 @@ import aiohttp
 import anyio
 import pytest
 
-from pydra.embedded.faults import Fault
+from pydra_dev.faults import Fault
 from tests.integration.api_handle import SLICES, ApiHandle, open_api
 from tests.integration.embedded.bodies import slice_body
 

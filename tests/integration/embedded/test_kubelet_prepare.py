@@ -6,8 +6,8 @@ import anyio
 import pytest
 from grpclib import GRPCError, Status
 
-from pydra.embedded.kubelet.steps import Called, ContainerCreated, PodEnded, PodFailed, PodRunning
 from pydra.kube.resources import RESOURCE_CLAIMS
+from pydra_dev.kubelet.steps import Called, ContainerCreated, PodEnded, PodFailed, PodRunning
 from tests.integration.embedded.kubelet_world import open_world, running_plugin
 
 OTHER = "nic.example.com"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from pydra.embedded.kubelet.kubelet import Kubelet
+from pydra_dev.kubelet.kubelet import Kubelet
 from tests.integration.embedded.kubelet_world import open_world, running_plugin
 
 

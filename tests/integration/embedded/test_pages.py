@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pydra.embedded.story import Story, tell
 from pydra.testing import check_backend
+from pydra_dev.story import Story, tell
 
 ROOT = Path(__file__).parents[3]
 PAGES = ["README.md", "docs/backend.md"]

@@ -13,9 +13,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pydra.embedded.node import scenario_environment
-from pydra.embedded.story import Story, run, tell
 from pydra.errors import SettingsError
+from pydra_dev.node import scenario_environment
+from pydra_dev.story import Story, run, tell
 
 TOLD = [
     "ready: API server",

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from pydra.kube.auth import load_credentials
 from pydra.kube.client import KubeClient
+from pydra.kube.credentials import load_credentials
 from tests.integration.api_handle import ApiHandle
 
 

@@ -18,11 +18,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from pydra.embedded.apiserver import ApiServer, serve_api
 from pydra.errors import KubeError, SettingsError, Unavailable
-from pydra.kube.auth import Credentials, load_credentials
 from pydra.kube.client import KubeClient
+from pydra.kube.credentials import Credentials, load_credentials
 from pydra.kube.resources import NAMESPACES
+from pydra_dev.apiserver import ApiServer, serve_api
 
 
 async def read(credentials: Credentials) -> str:

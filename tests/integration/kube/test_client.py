@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from pydra.embedded.faults import Fault
-from pydra.embedded.kinds import KINDS
 from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable
 from pydra.kube.client import RequestDone
 from pydra.kube.resources import DEVICE_CLASSES, NAMESPACES, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra_dev.faults import Fault
+from pydra_dev.kinds import KINDS
 from tests.integration.api_handle import ApiHandle
 from tests.integration.kube.opened import open_client
 from tests.integration.recorder import Recorder

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio.to_thread
 
-from pydra.embedded.apiserver import serve_api
+from pydra_dev.apiserver import serve_api
 from tests.integration.kube.test_auth import Authority
 
 PROGRAM = """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pydra.embedded.faults import Fault
 from pydra.errors import Unsupported
 from pydra.kube.version import check_server
+from pydra_dev.faults import Fault
 from tests.integration.api_handle import ApiHandle, open_api
 from tests.integration.kube.opened import open_client
 

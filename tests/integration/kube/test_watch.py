@@ -9,11 +9,11 @@ from typing import Any
 import anyio
 import pytest
 
-from pydra.embedded.faults import Fault
 from pydra.errors import Gone, Unavailable
 from pydra.kube.client import KubeClient, RequestDone
+from pydra.kube.informer import Reflector, WatchFailed
 from pydra.kube.resources import RESOURCE_CLAIMS
-from pydra.kube.watch import Reflector, WatchFailed
+from pydra_dev.faults import Fault
 from tests.integration.api_handle import ApiHandle, Scratch, open_api
 from tests.integration.kube.opened import open_client
 from tests.integration.recorder import Recorder

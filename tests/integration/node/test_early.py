@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import anyio
 
+from pydra.agent.early import EarlyBackend
 from pydra.backends.discovery import BackendSource, find_backend
 from pydra.backends.events import BackendEvent, BackendReady, BackendRefused, BackendState
 from pydra.errors import ContractError
-from pydra.node.early import EarlyBackend
 from pydra.settings import parse_settings
 
 SETTINGS = parse_settings({"nodeName": "n1", "backends": ["sim"]})

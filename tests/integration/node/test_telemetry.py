@@ -10,10 +10,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from pydra.agent.inventory_loop import Telemetry
 from pydra.devices import Device, Health, HealthStatus, Inventory
 from pydra.errors import BackendUnavailable
 from pydra.inventory import HealthPolicy, Published
-from pydra.node.telemetry import Telemetry
 
 SICK = Health(status=HealthStatus.UNHEALTHY, message="too hot")
 
@@ -135,7 +135,7 @@ async def test_a_condemned_device_is_tainted_at_the_next_look() -> None:
 
 
 async def test_the_log_says_once_who_fell_ill_of_what_and_who_is_well_again(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="pydra.node.telemetry")
+    caplog.set_level(logging.INFO, logger="pydra.agent.inventory_loop")
     well = tuple(Device(name=name) for name in ("a", "b", "c", "d", "e"))
     sick = tuple(Device(name=one.name, health=SICK) for one in well[1:])
     hardware = Hardware(*well)
@@ -152,7 +152,7 @@ async def test_the_log_says_once_who_fell_ill_of_what_and_who_is_well_again(capl
 
 
 async def test_devices_are_not_called_well_because_the_backend_is_down(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="pydra.node.telemetry")
+    caplog.set_level(logging.INFO, logger="pydra.agent.inventory_loop")
     hardware = Hardware(Device(name="a", health=SICK))
     async with telemetry(hardware, HealthPolicy(), {}) as (notes, runner):
         await notes.wait_count(1)

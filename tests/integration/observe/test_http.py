@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from pydra.errors import SettingsError
-from pydra.observe.http import serve_http
-from pydra.observe.metrics import Metrics
+from pydra.observability.http import serve_http
+from pydra.observability.metrics import Metrics
 
 
 async def fetch(port: int, path: str) -> tuple[int, str]:

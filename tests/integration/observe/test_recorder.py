@@ -7,8 +7,8 @@ from typing import Any
 import anyio
 
 from pydra.errors import KubeError, NotFound, Unavailable
-from pydra.observe.events import EventBook, Notice, Subject
-from pydra.observe.recorder import EventRecorder
+from pydra.observability.events import EventBook, Notice, Subject
+from pydra.observability.recorder import EventRecorder
 
 
 class Desk:

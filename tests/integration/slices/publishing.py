@@ -11,8 +11,8 @@ import anyio
 
 from pydra.devices import Device, Pool
 from pydra.kube.client import KubeClient
+from pydra.kube.informer import Reflector
 from pydra.kube.resources import NODES, RESOURCE_SLICES
-from pydra.kube.watch import Reflector
 from pydra.slices.events import PoolPublished, SliceWritten
 from pydra.slices.reconciler import SliceClient, SliceReconciler, slice_selector
 from tests.integration.api_handle import ApiHandle, Scratch

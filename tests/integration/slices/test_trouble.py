@@ -7,10 +7,6 @@ from typing import Any
 import pytest
 
 from pydra.devices import CounterConsumption, CounterSet, Device, Taint
-from pydra.embedded.faults import Fault
-from pydra.embedded.gates import PARTITIONS, build_gates
-from pydra.embedded.kinds import KINDS
-from pydra.embedded.verbs import Api
 from pydra.errors import Invalid, NotFound, Unavailable
 from pydra.kube.client import KubeClient
 from pydra.kube.resources import RESOURCE_SLICES, JsonObject, Resource
@@ -18,6 +14,10 @@ from pydra.slices.build import build_device
 from pydra.slices.compare import same_content
 from pydra.slices.events import FieldsDropped, FieldsKept, PoolPublished, PublishFailed
 from pydra.slices.pace import Pace
+from pydra_dev.faults import Fault
+from pydra_dev.gates import PARTITIONS, build_gates
+from pydra_dev.kinds import KINDS
+from pydra_dev.verbs import Api
 from tests.integration.api_handle import ApiHandle, open_api
 from tests.integration.slices.publishing import gpus, publishing
 

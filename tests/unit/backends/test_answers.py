@@ -16,7 +16,7 @@ from pydra.backends.answers import (
     find_value_violations,
 )
 from pydra.backends.wire import Method, build_result
-from pydra.claims.model import AllocatedDevice, Claim, Inheritance, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, Inheritance, PreparedDevice
 from pydra.devices import CounterConsumption, CounterSet, Device, Inventory, Sample
 
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec import Meta
 
 from pydra.backends.config import decode_claim, decode_config, decode_what_fits, find_config_problems
-from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig
+from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import InvalidConfig
 
 API = "gpu.example.com/v1"

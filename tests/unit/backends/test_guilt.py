@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pydra.backends.crash_attribution import MAX_CLAIMS, Court, Verdict, judge
 from pydra.backends.diagnosis import Cause, Ending, Flight
-from pydra.backends.guilt import MAX_CLAIMS, Court, Verdict, judge
 from pydra.backends.wire import Method
-from pydra.claims.model import AllocatedDevice, Claim
+from pydra.claim import AllocatedDevice, Claim
 
 GUILTY, SUSPECT, BYSTANDER = Verdict.GUILTY, Verdict.SUSPECT, Verdict.BYSTANDER
 

@@ -32,7 +32,7 @@ from pydra.backends.wire import (
     parse_to_backend,
 )
 from pydra.cdi.edits import ContainerEdits, DeviceNode
-from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
 
 CLAIM = Claim(
     uid="u",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pydra.cdi.edits import ContainerEdits
 from pydra.cdi.names import cdi_file_name, cdi_id, cdi_ids, cdi_kind, parse_file_name
-from pydra.claims.model import PreparedDevice
+from pydra.claim import PreparedDevice
 
 UID = "4f3c0e0a-0000-4000-8000-1d2e3f4a5b6c"
 

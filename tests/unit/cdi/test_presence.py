@@ -7,8 +7,8 @@ import stat
 import pytest
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.presence import plan_present
-from pydra.claims.model import PreparedDevice
+from pydra.cdi.host_paths import plan_present
+from pydra.claim import PreparedDevice
 from pydra.errors import HostPathMissing
 
 NOTHING = ContainerEdits()

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from pydra.cdi.document import Spec, SpecDevice, build_document
 from pydra.cdi.edits import ContainerEdits
 from pydra.cdi.spec import build_spec, parse_spec
-from pydra.claims.model import PreparedDevice
+from pydra.claim import PreparedDevice
 from pydra.errors import CdiError, ContractError, EditConflict
 
 UID = "a1b2"

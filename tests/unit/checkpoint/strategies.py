@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from pydra.checkpoint.record import Record, Stage
-from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
 from tests.unit.cdi import strategies as cdi
 
 words = st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from pydra.cdi.edits import ContainerEdits
 from pydra.checkpoint.record import NewerSchemaError, Record, Stage, build_record, migrate, parse_record
-from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig
+from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import CheckpointError
 from tests.unit.checkpoint import strategies
 

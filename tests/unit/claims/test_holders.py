@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pydra.claims.holders import DeviceHolders, may_share
-from pydra.claims.model import AllocatedDevice, Claim
+from pydra.claim import AllocatedDevice, Claim
+from pydra.claims.device_index import DeviceHolders, may_share
 
 
 def device(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pydra.checkpoint.record import Record, Stage
+from pydra.claim import AllocatedDevice, Claim
 from pydra.claims.leftovers import SweepPlan, plan_sweep
-from pydra.claims.model import AllocatedDevice, Claim
 from pydra.claims.outcome import ClaimRef
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.scan import RecordSetAside, RecordTooNew, RecordTrouble
-from pydra.claims.holders import DeviceHolders
+from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
+from pydra.claims.device_index import DeviceHolders
 from pydra.claims.lifecycle import (
     NEXT,
     Answer,
@@ -26,7 +27,6 @@ from pydra.claims.lifecycle import (
     finish,
     undo,
 )
-from pydra.claims.model import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import (
     CheckpointError,
     ClaimError,

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pydra.embedded import schema
-from pydra.embedded.allocator import AllocationError, NamedClaim, allocate, read_in_use
-from pydra.embedded.pools import NamedSlice
+from pydra_dev import schema
+from pydra_dev.allocator import AllocationError, NamedClaim, allocate, read_in_use
+from pydra_dev.pools import NamedSlice
 
 DRIVER = "gpu.example.com"
 NODE = {"metadata": {"name": "n1", "labels": {"zone": "a"}}, "spec": {}}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pydra.embedded.cdi_specs import Hook, IntelRdt, Mount, NetDevice
-from pydra.embedded.changes import describe_changes, shorten
-from pydra.embedded.oci import OciDevice, OciSpec
+from pydra_dev.cdi_specs import Hook, IntelRdt, Mount, NetDevice
+from pydra_dev.changes import describe_changes, shorten
+from pydra_dev.oci import OciDevice, OciSpec
 
 
 def mounts(count: int, *, inside: str = "/usr/lib", options: tuple[str, ...] = ("ro",)) -> tuple[Mount, ...]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pydra.embedded import schema
-from pydra.embedded.expressions import EvaluationError, UnsupportedExpressionError, compile_expression
+from pydra_dev import schema
+from pydra_dev.expressions import EvaluationError, UnsupportedExpressionError, compile_expression
 
 DEVICE: dict[str, Any] = {
     "name": "gpu-0",

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pydra.embedded.kubelet.registration import DraService, Plugin
-from pydra.embedded.kubelet.steps import (
+from pydra_dev.kubelet.registration import DraService, Plugin
+from pydra_dev.kubelet.steps import (
     Called,
     ContainerCreated,
     Deregistered,
@@ -20,7 +20,7 @@ from pydra.embedded.kubelet.steps import (
     SlicesWiped,
     Step,
 )
-from pydra.embedded.narration import (
+from pydra_dev.narration import (
     Passage,
     describe_allocation,
     describe_cdi_spec,
@@ -29,8 +29,8 @@ from pydra.embedded.narration import (
     describe_step,
     render,
 )
-from pydra.embedded.oci import OciSpec
-from pydra.embedded.samples import POD, read_sample
+from pydra_dev.oci import OciSpec
+from pydra_dev.samples import POD, read_sample
 
 PLUGIN = Plugin(driver="gpu.example.com", socket="/r/reg.sock", endpoint="/p/dra.sock", service=DraService.V1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydra.embedded.cdi_specs import (
+from pydra_dev.cdi_specs import (
     Device,
     DeviceNode,
     Edits,
@@ -15,7 +15,7 @@ from pydra.embedded.cdi_specs import (
     Resolved,
     Spec,
 )
-from pydra.embedded.oci import (
+from pydra_dev.oci import (
     HostNode,
     InjectionError,
     OciSpec,

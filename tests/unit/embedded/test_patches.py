@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.embedded.patches import JSON_PATCH, MERGE, STRATEGIC, apply_patch, merge_patch
-from pydra.embedded.status import StatusError
+from pydra_dev.patches import JSON_PATCH, MERGE, STRATEGIC, apply_patch, merge_patch
+from pydra_dev.status import StatusError
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=3),

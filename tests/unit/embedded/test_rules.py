@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from pydra.embedded.gates import build_gates
-from pydra.embedded.kinds import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES, Kind
-from pydra.embedded.rules import Context, admit_create, admit_update
-from pydra.embedded.status import StatusError
+from pydra_dev.gates import build_gates
+from pydra_dev.kinds import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES, Kind
+from pydra_dev.rules import Context, admit_create, admit_update
+from pydra_dev.status import StatusError
 
 JsonObject = dict[str, Any]
 CONTEXT = Context(gates=build_gates(36), now="2026-01-01T00:00:00Z")

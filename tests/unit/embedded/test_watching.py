@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import pytest
 
-from pydra.embedded.kinds import PODS
-from pydra.embedded.store import Change
-from pydra.embedded.watching import select_event
+from pydra_dev.kinds import PODS
+from pydra_dev.store import Change
+from pydra_dev.watching import select_event
 
 JsonObject = dict[str, Any]
 

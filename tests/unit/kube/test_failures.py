@@ -9,7 +9,7 @@ import pytest
 
 from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable
 from pydra.kube.client import LOWER_ERRORS
-from pydra.kube.failures import Status, build_error, build_unanswered, error_class, parse_status
+from pydra.kube.errors import Status, build_error, build_unanswered, error_class, parse_status
 
 CLASSES = {
     0: Unavailable,

@@ -10,7 +10,7 @@ import pytest
 
 from pydra.kube.lazy import EAGER_SWITCH, parse_exports
 
-CLIENT = "import pydra.kube.client, pydra.kube.watch"
+CLIENT = "import pydra.kube.client, pydra.kube.informer"
 COUNT = "import json, sys; print(json.dumps([name for name in sys.modules if name.startswith('kubernetes_asyncio')]))"
 
 

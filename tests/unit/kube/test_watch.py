@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydra.kube.informer import Key, diff
 from pydra.kube.resources import WatchEventType
-from pydra.kube.watch import Key, diff
 
 JsonObject = dict[str, Any]
 

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 from pydra.devices import DeviceHealth, HealthStatus
-from pydra.kubelet.health import build_report
+from pydra.kubelet.health_service import build_report
 from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1
 
 

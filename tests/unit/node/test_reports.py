@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from pydra.agent.reports import OWN_REASONS, Reports
 from pydra.backends.events import BackendEvent
 from pydra.checkpoint.scan import RecordSetAside, RecordTrouble
 from pydra.claims.outcome import ClaimRef
@@ -25,11 +26,10 @@ from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported
 from pydra.inventory import Published
 from pydra.kube.client import RequestDone
-from pydra.kube.watch import WatchFailed
+from pydra.kube.informer import WatchFailed
 from pydra.kubelet.events import HealthStreams, KubeletEvent, Registered, RegistrationRefused
-from pydra.node.reports import OWN_REASONS, Reports
-from pydra.observe.events import Notice
-from pydra.observe.metrics import Metrics
+from pydra.observability.events import Notice
+from pydra.observability.metrics import Metrics
 from pydra.slices.events import FieldsDropped, FieldsKept, SliceEvent
 
 DRIVER = "sim.pydra.dev"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.observe.events import REMEMBERED, Create, EventBook, Notice, Repeat, Subject, shorten
+from pydra.observability.events import REMEMBERED, Create, EventBook, Notice, Repeat, Subject, shorten
 
 CLAIM = Subject(api_version="resource.k8s.io/v1", kind="ResourceClaim", name="gpu", namespace="team", uid="u-1")
 

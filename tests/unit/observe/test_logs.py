@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pydra.observe.context import log_fields, logging_fields
-from pydra.observe.logs import JsonFormatter, TextFormatter, configure_logs
+from pydra.observability.context import log_fields, logging_fields
+from pydra.observability.logging import JsonFormatter, TextFormatter, configure_logs
 from pydra.settings import LogFormat, LogLevel
 
 

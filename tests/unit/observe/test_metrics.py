@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pydra.devices import Sample, SampleKind
-from pydra.observe.metrics import Metrics
+from pydra.observability.metrics import Metrics
 
 
 def lines(metrics: Metrics) -> list[str]:

@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pydra.observe.tracing import NoTracer, SdkTracer, open_tracer
+from pydra.observability.tracing import NoTracer, SdkTracer, open_tracer
 
 
 @pytest.mark.parametrize(

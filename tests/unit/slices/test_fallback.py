@@ -20,7 +20,7 @@ from pydra.devices import (
 )
 from pydra.slices.build import build_wanted
 from pydra.slices.dropped import name_gates
-from pydra.slices.fallback import BINDING, LISTS, PARTITIONS, SHARES, TAINTS, fall_back, has_lists, needs_gates
+from pydra.slices.feature_gates import BINDING, LISTS, PARTITIONS, SHARES, TAINTS, fall_back, has_lists, needs_gates
 
 GATES = (BINDING, LISTS, PARTITIONS, SHARES, TAINTS)
 BOARD = CounterSet(name="board", counters={"slots": 4, "memory": "16Gi"})

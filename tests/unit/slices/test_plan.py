@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from pydra.devices import CounterConsumption, CounterSet, Device, Pool
 from pydra.slices.build import WantedPool
 from pydra.slices.compare import same_content
+from pydra.slices.diff import Create, Owner, Plan, Update, check_pool, plan_slices
 from pydra.slices.dropped import Adoption, adopt, find_adoption, name_gates
-from pydra.slices.plan import Create, Owner, Plan, Update, check_pool, plan_slices
 
 DRIVER, NODE, POOL = "gpu.example.com", "node1", "pool1"
 OWNER = Owner(name=NODE, uid="node-uid")

@@ -6,8 +6,8 @@ import copy
 from typing import Any
 
 from pydra.slices.build import WantedPool
+from pydra.slices.diff import share_devices
 from pydra.slices.index import build_generate_name
-from pydra.slices.plan import share_devices
 
 JsonObject = dict[str, Any]
 

@@ -13,9 +13,6 @@ import anyio
 import msgspec
 import pytest
 
-from pydra.embedded.kubelet.steps import Called, ContainerCreated, PodRunning, Step
-from pydra.embedded.node import EmbeddedNode, run_node
-from pydra.embedded.oci import OciSpec
 from pydra.kube.resources import (
     DEVICE_CLASSES,
     EVENTS,
@@ -26,6 +23,9 @@ from pydra.kube.resources import (
     RESOURCE_SLICES,
     JsonObject,
 )
+from pydra_dev.kubelet.steps import Called, ContainerCreated, PodRunning, Step
+from pydra_dev.node import EmbeddedNode, run_node
+from pydra_dev.oci import OciSpec
 from pydra_nvidia import DEVICE_CLASSES as CLASSES
 from pydra_nvidia import DRIVER
 from pydra_nvidia.config import GROUP_VERSION

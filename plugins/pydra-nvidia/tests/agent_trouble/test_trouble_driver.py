@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pydra.embedded.kubelet.steps import ContainerCreated
 from pydra.kube.resources import RESOURCE_SLICES
+from pydra_dev.kubelet.steps import ContainerCreated
 from pydra_nvidia.simulation.inject import InUse
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pydra.embedded.kubelet.steps import PodEnded
+from pydra_dev.kubelet.steps import PodEnded
 
 if TYPE_CHECKING:
     from conftest import Scene

@@ -11,7 +11,7 @@ import pytest
 from cdi_claims import HOOK, LIB, MIG, V, gpu, nodes, partitioned, reading, settle, target
 from pydra import ClaimError
 from pydra.cdi.document import build_document
-from pydra.cdi.presence import read_present
+from pydra.cdi.host_paths import read_present
 from pydra.cdi.spec import build_spec
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.cdi.libraries import DriverIncomplete

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pydra.embedded.kubelet.claims import (
+from pydra_dev.kubelet.claims import (
     ClaimKey,
     PodClaim,
     PodClaimError,

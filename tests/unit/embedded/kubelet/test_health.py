@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pydra.embedded.kubelet.health import DeviceHealth, HealthCache, build_health, choose_streams
-from pydra.embedded.kubelet.registration import DraService, HealthService, Plugin
+from pydra_dev.kubelet.health import DeviceHealth, HealthCache, build_health, choose_streams
+from pydra_dev.kubelet.registration import DraService, HealthService, Plugin
 
 
 def well(expires: float = 30) -> DeviceHealth:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pydra.embedded.kubelet.registration import (
+from pydra_dev.kubelet.registration import (
     DraService,
     HealthService,
     Plugin,

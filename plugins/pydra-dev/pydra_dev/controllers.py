@@ -1,0 +1,177 @@
+"""The controllers of the embedded control plane: claims from templates, scheduling, clean-up.
+
+Each step looks at everything and does what is due, through the same verbs as an HTTP client;
+`run_controllers` takes them in turn after every write, until nothing is left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import anyio
+import anyio.lowlevel
+
+from pydra_dev.control_plan import (
+    FINALIZER,
+    build_claim,
+    claim_names,
+    find_generated,
+    is_finished,
+    is_orphan,
+    live_consumers,
+    template_claims,
+)
+from pydra_dev.events import attempt, emit_event
+from pydra_dev.kinds import (
+    KINDS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    SERVICE_ACCOUNTS,
+)
+from pydra_dev.scheduling import Scheduler
+from pydra_dev.status import JsonObject
+from pydra_dev.verbs import Api, Query
+from pydra_dev.watching import Signal
+
+Step: TypeAlias = Callable[[], float | None]
+"""One look at everything; returns the seconds until the next one is due without a write, if any."""
+
+_STORED = tuple(kind for kind in KINDS if not kind.stores)
+
+
+async def run_controllers(api: Api) -> None:
+    """Run every controller until cancelled."""
+    written = Signal()
+    steps = build_steps(api)
+    stop = api.store.listen(written.notify)
+    try:
+        while True:
+            wakeup, version = written.event, api.store.version
+            delays = [delay for step in steps if (delay := step()) is not None]
+            if api.store.version != version:
+                await anyio.lowlevel.checkpoint()
+                continue
+            with anyio.move_on_after(min(delays, default=float("inf"))):
+                await wakeup.wait()
+    finally:
+        stop()
+
+
+def build_steps(api: Api) -> Sequence[Step]:
+    """Every controller's step, in the order in which a pod's life needs them."""
+    scheduler = Scheduler(api)
+    looks = (step_claims, step_release, step_pods, step_owners, step_namespaces)
+    return (*(partial(look, api) for look in looks), scheduler.step, scheduler.step_eviction)
+
+
+def step_claims(api: Api) -> None:
+    """Give every pod the claims that its templates stand for, once."""
+    for pod in api.list(PODS).items:
+        wanted = template_claims(pod)
+        if not wanted or "deletionTimestamp" in pod["metadata"] or is_finished(pod):
+            continue
+        known = claim_names(pod)
+        for pod_claim, template in wanted.items():
+            if known[pod_claim] is None:
+                with attempt(f"create the claim {pod_claim} of pod {pod['metadata']['name']}"):
+                    _generate_claim(api, pod, pod_claim, template)
+
+
+def _generate_claim(api: Api, pod: JsonObject, pod_claim: str, template_name: str) -> None:
+    name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+    claims = api.list(RESOURCE_CLAIMS, Query(namespace=namespace)).items
+    claim = find_generated(pod, pod_claim, claims)
+    if claim is None:
+        template = api.find(RESOURCE_CLAIM_TEMPLATES, template_name, namespace=namespace)
+        if template is None:
+            return
+        claim = api.create(RESOURCE_CLAIMS, build_claim(pod, pod_claim, template), namespace=namespace)
+    current = api.get(PODS, name, namespace=namespace)
+    statuses = [one for one in current["status"].get("resourceClaimStatuses") or () if one["name"] != pod_claim]
+    statuses.append({"name": pod_claim, "resourceClaimName": claim["metadata"]["name"]})
+    status = {**current["status"], "resourceClaimStatuses": statuses}
+    api.update(PODS, name, {**current, "status": status}, namespace=namespace, subresource="status")
+
+
+def step_release(api: Api) -> None:
+    """Take claims back from pods that are gone or finished; delete those that were made for them."""
+    pods = {pod["metadata"]["uid"]: pod for pod in api.list(PODS).items}
+    for claim in api.list(RESOURCE_CLAIMS).items:
+        with attempt(f"release claim {claim['metadata']['name']}"):
+            reserved = claim["status"].get("reservedFor") or []
+            left = list(live_consumers(claim, pods))
+            deleting = "deletionTimestamp" in claim["metadata"]
+            if len(left) < len(reserved) or (deleting and not reserved):
+                claim = _release(api, claim, left)  # noqa: PLW2901 - what is below sees it released
+            if is_orphan(claim, pods) and not left and not deleting:
+                metadata = claim["metadata"]
+                api.delete(RESOURCE_CLAIMS, metadata["name"], namespace=metadata["namespace"])
+
+
+def _release(api: Api, claim: JsonObject, left: Sequence[JsonObject]) -> JsonObject:
+    name, namespace = claim["metadata"]["name"], claim["metadata"]["namespace"]
+    status = {**claim["status"], "reservedFor": list(left)}
+    if not left:
+        status.pop("allocation", None)
+    claim = api.update(RESOURCE_CLAIMS, name, {**claim, "status": status}, namespace=namespace, subresource="status")
+    finalizers = claim["metadata"].get("finalizers") or []
+    if left or FINALIZER not in finalizers:
+        return claim
+    # The finalizer last: the claim may vanish only when its devices are given back.
+    metadata = {**claim["metadata"], "finalizers": [one for one in finalizers if one != FINALIZER]}
+    return api.update(RESOURCE_CLAIMS, name, {**claim, "metadata": metadata}, namespace=namespace)
+
+
+def step_pods(api: Api) -> None:
+    """Finish the deletion of pods whose node is no more: no kubelet will."""
+    nodes = {node["metadata"]["name"] for node in api.list(NODES).items}
+    for pod in api.list(PODS).items:
+        node = pod["spec"].get("nodeName")
+        if "deletionTimestamp" in pod["metadata"] and node not in nodes:
+            emit_event(api, pod, "Normal", "DeletingOrphanedPod", f"node {node} does not exist")
+            metadata = pod["metadata"]
+            api.delete(PODS, metadata["name"], {"gracePeriodSeconds": 0}, namespace=metadata["namespace"])
+
+
+def step_owners(api: Api) -> None:
+    """Delete what belongs only to objects that are no more."""
+    owned = [(kind, obj) for kind in _STORED for obj in api.list(kind).items if obj["metadata"].get("ownerReferences")]
+    for kind, obj in owned:
+        metadata = obj["metadata"]
+        if "deletionTimestamp" in metadata or any(_exists(api, obj, owner) for owner in metadata["ownerReferences"]):
+            continue
+        with attempt(f"collect {kind.plural} {metadata['name']}"):
+            uid = {"preconditions": {"uid": metadata["uid"]}}
+            api.delete(kind, metadata["name"], uid, namespace=metadata.get("namespace", ""))
+
+
+def _exists(api: Api, obj: JsonObject, owner: JsonObject) -> bool:
+    identity = (owner["apiVersion"], owner["kind"])
+    kind = next((kind for kind in KINDS if (kind.api_version, kind.kind) == identity), None)
+    if kind is None:
+        return True  # of a kind that is not served here: nobody can say
+    found = api.find(kind, owner["name"], namespace=obj["metadata"].get("namespace", ""))
+    return found is not None and found["metadata"]["uid"] == owner["uid"]
+
+
+def step_namespaces(api: Api) -> None:
+    """Give each namespace its service account; empty those that are being deleted, then remove them."""
+    for namespace in api.list(NAMESPACES).items:
+        name = namespace["metadata"]["name"]
+        if "deletionTimestamp" not in namespace["metadata"]:
+            if api.find(SERVICE_ACCOUNTS, "default", namespace=name) is None:
+                api.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, namespace=name)
+            continue
+        content = [
+            (kind, obj) for kind in _STORED if kind.namespaced for obj in api.list(kind, Query(namespace=name)).items
+        ]
+        for kind, obj in content:
+            if "deletionTimestamp" not in obj["metadata"]:
+                api.delete(kind, obj["metadata"]["name"], namespace=name)
+        if not content:
+            api.remove_namespace(name)

@@ -1,0 +1,334 @@
+"""HTTP requests to verbs and back: the API server's one handler.
+
+Every path goes through `Handlers.handle`, which logs the call, lets the injected faults act,
+checks the token and answers refusals with a `Status` body.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from pydra_dev import patches
+from pydra_dev.faults import Call, ConnectionCutError, Faults, RawAnswerError, RequestLog
+from pydra_dev.kinds import Kind, Target, parse_path
+from pydra_dev.schema import refuse_fields
+from pydra_dev.status import (
+    JsonObject,
+    StatusError,
+    bad_request,
+    method_not_allowed,
+    no_resource,
+    unauthorized,
+    unsupported_media_type,
+)
+from pydra_dev.strictness import find_unknown_fields
+from pydra_dev.verbs import Api, Query
+from pydra_dev.watching import Signal, Watch, WatchOptions
+
+_METHODS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_HEALTH = frozenset({"/healthz", "/livez", "/readyz"})
+_JSON_BODIES = ("application/json",)
+MAX_BODY = 3 * 1024 * 1024
+"""Bytes of a request's body, as a real server limits it."""
+WATCH_SECONDS = (1800.0, 3600.0)
+"""Between these a watch ends that did not say when."""
+
+
+class Handlers:
+    """What stands between aiohttp and the verbs. `token` empty: nobody needs one."""
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        served: tuple[Kind, ...],
+        documents: Mapping[str, JsonObject],
+        faults: Faults,
+        requests: RequestLog,
+        token: str = "",
+        bookmark_period: float = 60.0,
+    ) -> None:
+        self.api = api
+        self.token = token
+        self.watches: dict[int, web.Request] = {}
+        self._served = frozenset(served)
+        self._documents = documents
+        self.faults = faults
+        self.requests = requests
+        self._bookmark_period = bookmark_period
+        self._written = Signal()
+        api.store.listen(self._written.notify)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer one request."""
+        target = parse_path(request.path)
+        call = _build_call(request, target)
+        self.requests.record(call)
+        try:
+            await self.faults.apply(call)
+            if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+                raise unauthorized()
+            response = await self._answer(request, target, call)
+        except ConnectionCutError:
+            cut_connection(request)
+            raise
+        except RawAnswerError as answer:
+            response = web.Response(status=answer.status, text=answer.body)
+        except StatusError as error:
+            response = _build_refusal(error)
+        call.status = response.status
+        return response
+
+    async def _answer(self, request: web.Request, target: Target | None, call: Call) -> web.StreamResponse:
+        if request.path in _HEALTH:
+            return web.Response(text="ok")
+        if request.path.rstrip("/") in self._documents:
+            return _build_answer(self._documents[request.path.rstrip("/")])
+        if target is None or target.kind not in self._served:
+            if any(path.startswith("/api") and request.path.startswith(f"{path}/") for path in self._documents):
+                raise no_resource()
+            return web.Response(status=404, text="404 page not found\n")
+        _refuse_bad_name(target.name)
+        if call.verb == "watch":
+            return await self._watch(request, target)
+        handler = _BY_VERB.get((call.verb, bool(target.name)))
+        if handler is None or (target.subresource == "binding") != (call.verb == "create" and bool(target.name)):
+            raise method_not_allowed()
+        body = await _read_body(request, call.verb)
+        warnings = _check_fields(request, target, call.verb, body)
+        answer = _build_answer(handler(self.api, request, target, body), status=201 if call.verb == "create" else 200)
+        for warning in warnings:
+            answer.headers.add("Warning", f'299 - "{warning}"')
+        return answer
+
+    async def _watch(self, request: web.Request, target: Target) -> web.StreamResponse:
+        query = _build_query(request, target)
+        seconds = float(request.query.get("timeoutSeconds") or self.api.random.uniform(*WATCH_SECONDS))
+        options = WatchOptions(
+            timeout=seconds,
+            bookmarks=_flag(request, "allowWatchBookmarks"),
+            bookmark_period=self._bookmark_period,
+            initial=_flag(request, "sendInitialEvents"),
+        )
+        events = Watch(self.api, target.kind, query, options).events(self._written)
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        self.watches[id(request)] = request
+        try:
+            await response.prepare(request)
+            async for event in events:
+                await response.write(msgspec.json.encode(event) + b"\n")
+            await response.write_eof()
+        except ConnectionError:
+            pass  # the watcher went away: there is nobody left to tell
+        finally:
+            del self.watches[id(request)]
+            await events.aclose()
+        return response
+
+    def stop(self) -> None:
+        """End every watch and let go of whatever is frozen."""
+        self._written.close()
+        self.faults.clear()
+
+    def break_watches(self) -> None:
+        """Reset the connection of every watch."""
+        for request in tuple(self.watches.values()):
+            cut_connection(request)
+
+
+def cut_connection(request: web.Request) -> None:
+    """Reset the connection under a request: its client gets no further byte."""
+    if request.transport is not None:
+        request.transport.abort()
+
+
+def _build_call(request: web.Request, target: Target | None) -> Call:
+    verb = _METHODS.get(request.method, request.method.lower())
+    agent = request.headers.get("User-Agent", "")
+    if target is None:
+        return Call(verb=verb, resource="", path=request.path, user_agent=agent)
+    if verb == "get" and _flag(request, "watch"):
+        verb = "watch"
+    elif not target.name and verb in {"get", "delete"}:
+        verb = "list" if verb == "get" else "deletecollection"
+    return Call(
+        verb=verb,
+        resource=target.kind.plural,
+        path=request.path,
+        subresource=target.subresource,
+        namespace=target.namespace,
+        name=target.name,
+        user_agent=agent,
+        dry_run=_dry_run(request),
+    )
+
+
+def _refuse_bad_name(name: str) -> None:
+    if name in {".", ".."}:
+        raise bad_request(f"Name parameter invalid: {json.dumps(name)}: may not be '{name}'")
+    if "%" in name:
+        raise bad_request(f"Name parameter invalid: {json.dumps(name)}: may not contain '%'")
+
+
+def _flag(request: web.Request, name: str) -> bool:
+    return request.query.get(name, "") in {"1", "true", "True"}
+
+
+def _build_query(request: web.Request, target: Target) -> Query:
+    query = request.query
+    limit = query.get("limit", "0")
+    if not limit.isdecimal():
+        raise bad_request(f'invalid limit "{limit}"')
+    # A watch or list of one name is a collection with one member.
+    selector = ",".join(
+        filter(None, [query.get("fieldSelector", ""), f"metadata.name={target.name}" if target.name else ""])
+    )
+    return Query(
+        namespace=target.namespace,
+        field_selector=selector,
+        label_selector=query.get("labelSelector", ""),
+        limit=int(limit),
+        token=query.get("continue", ""),
+        version=query.get("resourceVersion", ""),
+        exact=query.get("resourceVersionMatch") == "Exact",
+    )
+
+
+async def _read_body(request: web.Request, verb: str) -> Any:
+    if verb in {"get", "list"}:
+        return None
+    try:
+        raw = await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise StatusError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {MAX_BODY}") from error
+    if verb in {"delete", "deletecollection"} and not raw:
+        return {}
+    supported = patches.SUPPORTED if verb == "patch" else _JSON_BODIES
+    given = request.headers.get("Content-Type", "").partition(";")[0].strip()
+    if given not in supported and (given or verb == "patch"):
+        raise unsupported_media_type(given, supported)
+    try:
+        body = msgspec.json.decode(raw)
+    except msgspec.DecodeError as error:
+        raise bad_request(f"the object provided is unrecognized (must be of type JSON): {error}") from error
+    if not isinstance(body, dict) and verb != "patch":
+        raise bad_request("the object provided is unrecognized (must be a JSON object)")
+    return body
+
+
+def _check_fields(request: web.Request, target: Target, verb: str, body: Any) -> Sequence[str]:
+    """What to warn of; raises a 400 StatusError when the writer asked for strictness."""
+    mode = request.query.get("fieldValidation", "Warn")
+    if verb not in {"create", "update"} or mode == "Ignore":
+        return ()
+    unknown = [f'unknown field "{path}"' for path in find_unknown_fields(target.kind, body)]
+    if unknown and mode == "Strict":
+        raise refuse_fields(target.kind.kind, "strict decoding error: " + ", ".join(unknown))
+    return [text.replace('"', '\\"') for text in unknown]
+
+
+def _get(api: Api, _request: web.Request, target: Target, _body: Any) -> JsonObject:
+    return api.get(target.kind, target.name, namespace=target.namespace)
+
+
+def _list(api: Api, request: web.Request, target: Target, _body: Any) -> JsonObject:
+    page = api.list(target.kind, _build_query(request, target))
+    metadata: JsonObject = {"resourceVersion": str(page.version)}
+    if page.token:
+        metadata["continue"] = page.token
+    if page.remaining is not None:
+        metadata["remainingItemCount"] = page.remaining
+    return _build_list(target.kind, metadata, page.items)
+
+
+def _build_list(kind: Kind, metadata: JsonObject, items: tuple[JsonObject, ...]) -> JsonObject:
+    return {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata, "items": items}
+
+
+def _dry_run(request: web.Request) -> bool:
+    return request.query.get("dryRun") == "All"
+
+
+def _create(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:
+    if target.kind.namespaced and not target.namespace:
+        raise method_not_allowed()
+    return api.create(target.kind, body, namespace=target.namespace, dry_run=_dry_run(request))
+
+
+def _bind(api: Api, _request: web.Request, target: Target, body: Any) -> JsonObject:
+    node = (body.get("target") or {}).get("name")
+    if not node:
+        raise bad_request("a binding needs `target.name`, the node's name")
+    api.bind(target.name, node, namespace=target.namespace)
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
+
+def _update(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:
+    return api.update(
+        target.kind,
+        target.name,
+        body,
+        namespace=target.namespace,
+        subresource=target.subresource,
+        dry_run=_dry_run(request),
+    )
+
+
+def _patch(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:
+    return api.patch(
+        target.kind,
+        target.name,
+        body,
+        content_type=request.content_type,
+        namespace=target.namespace,
+        subresource=target.subresource,
+        dry_run=_dry_run(request),
+    )
+
+
+def _delete(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:
+    options = dict(body)
+    if request.query.get("gracePeriodSeconds", "").isdecimal():
+        options["gracePeriodSeconds"] = int(request.query["gracePeriodSeconds"])
+    dry_run = _dry_run(request) or body.get("dryRun") == ["All"]
+    obj = api.delete(target.kind, target.name, options, namespace=target.namespace, dry_run=dry_run)
+    gone = dry_run or api.find(target.kind, target.name, namespace=target.namespace) is None
+    if target.kind.returns_deleted or not gone:
+        return obj
+    kind, metadata = target.kind, obj["metadata"]
+    details = {"name": metadata["name"], "group": kind.group, "kind": kind.plural, "uid": metadata["uid"]}
+    details = {key: value for key, value in details.items() if value}
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+
+
+def _delete_collection(api: Api, request: web.Request, target: Target, body: Any) -> JsonObject:
+    page = api.delete_collection(target.kind, _build_query(request, target), body, dry_run=_dry_run(request))
+    return _build_list(target.kind, {"resourceVersion": str(page.version)}, page.items)
+
+
+_BY_VERB = {
+    ("get", True): _get,
+    ("list", False): _list,
+    ("create", False): _create,
+    ("create", True): _bind,
+    ("update", True): _update,
+    ("patch", True): _patch,
+    ("delete", True): _delete,
+    ("deletecollection", False): _delete_collection,
+}
+
+
+def _build_answer(body: JsonObject, *, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body) + b"\n", status=status, content_type="application/json")
+
+
+def _build_refusal(error: StatusError) -> web.Response:
+    response = _build_answer(error.build_status(), status=error.code)
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    return response

@@ -1,0 +1,82 @@
+"""The kubelet itself: its parts, put together, and the order in which they start."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+
+import anyio
+from anyio.abc import TaskStatus
+
+from pydra.errors import Conflict
+from pydra.kube.client import KubeClient
+from pydra.kube.resources import NODES
+from pydra_dev.kubelet.cache import ClaimCache
+from pydra_dev.kubelet.health import HealthCache
+from pydra_dev.kubelet.health_streams import HealthStreams
+from pydra_dev.kubelet.plugins import PluginRegistry
+from pydra_dev.kubelet.pods import PodWorkers
+from pydra_dev.kubelet.preparer import ClaimPreparer
+from pydra_dev.kubelet.registrar import Registrar
+from pydra_dev.kubelet.settings import KubeletSettings
+from pydra_dev.kubelet.steps import Report, Step
+from pydra_dev.kubelet.watcher import watch_registry
+from pydra_dev.kubelet.wipe import SliceWiper
+
+log = logging.getLogger(__name__)
+
+
+def ignore_step(_step: Step) -> None:
+    """Nobody listens."""
+
+
+class Kubelet:
+    """One kubelet on one node. Cancel `run` to stop it; another one over the same root is a restart.
+
+    Its pods' containers are imagined; its sockets, calls and files are real.
+    """
+
+    def __init__(self, settings: KubeletSettings, client: KubeClient, report: Report = ignore_step) -> None:
+        self._settings = settings
+        self._client = client
+        self._report = report
+
+    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Until cancelled; started when the node is known to the API server and plugins may register."""
+        settings, client, report = self._settings, self._client, self._report
+        os.makedirs(settings.registry, mode=0o755, exist_ok=True)
+        cache, health = ClaimCache(settings.claim_checkpoint), HealthCache()
+        cache.load()
+        await self._create_node()
+        wiper = SliceWiper(settings, client, report)
+        async with anyio.create_task_group() as tasks:
+            streams = HealthStreams(settings, tasks, health, report=report)
+            plugins = PluginRegistry(settings, tasks, wipe=wiper.wipe, followers_changed=streams.follow, report=report)
+            preparer = ClaimPreparer(client, plugins, cache, report)
+            pods = PodWorkers(settings, client, preparer, health, tasks=tasks, report=report)
+            registrar = Registrar(settings, plugins, report)
+            # The slices of all drivers go once at every start; whoever is still there publishes again.
+            tasks.start_soon(wiper.wipe, name="wipe slices at start")
+            watch = functools.partial(
+                watch_registry, settings, register=registrar.register, deregister=plugins.deregister
+            )
+            tasks.start_soon(watch, name="watch the registry")
+            await tasks.start(pods.follow, name="follow pods")
+            tasks.start_soon(streams.tell, pods.refresh, name="tell of health")
+            tasks.start_soon(self._reconcile, preparer, pods, name="reconcile claims")
+            task_status.started()
+
+    async def _create_node(self) -> None:
+        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self._settings.node_name}}
+        try:
+            await self._client.create(NODES, node)
+        except Conflict:
+            log.debug("node %s exists", self._settings.node_name)
+
+    async def _reconcile(self, preparer: ClaimPreparer, pods: PodWorkers) -> None:
+        """Now and then unprepare what was prepared for pods that are gone."""
+        while True:
+            for uid, error in (await preparer.reconcile(pods.uids)).items():
+                log.warning("cannot unprepare the claims of pod %s, which is gone: %s", uid, error)
+            await anyio.sleep(self._settings.periods.reconcile)

@@ -1,0 +1,101 @@
+"""What the kubelet did, told to whoever listens: frozen values, one for each thing worth telling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import msgspec
+
+from pydra_dev.kubelet.registration import Plugin
+from pydra_dev.oci import OciSpec
+
+
+class Registered(msgspec.Struct, frozen=True, kw_only=True):
+    """A plugin answered and was accepted."""
+
+    plugin: Plugin
+
+
+class RegistrationFailed(msgspec.Struct, frozen=True, kw_only=True):
+    """A registration socket did not lead to a registered plugin; it is tried again."""
+
+    socket: str
+    message: str
+
+
+class Deregistered(msgspec.Struct, frozen=True, kw_only=True):
+    """A registration socket is gone, and with it the plugin."""
+
+    plugin: Plugin
+
+
+class SlicesWiped(msgspec.Struct, frozen=True, kw_only=True):
+    """ResourceSlices were deleted: of one driver, or all of the node's when `driver` is empty."""
+
+    driver: str
+    names: tuple[str, ...]
+
+
+class Called(msgspec.Struct, frozen=True, kw_only=True):
+    """NodePrepareResources or NodeUnprepareResources was answered; `error` when it failed as a whole or for a claim."""
+
+    method: str
+    driver: str
+    claims: tuple[str, ...]
+    cdi_ids: tuple[str, ...] = ()
+    seconds: float
+    error: str = ""
+
+
+class PodFailed(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod could not be started or ended; it is tried again."""
+
+    pod: str
+    reason: str
+    message: str
+
+
+class ContainerCreated(msgspec.Struct, frozen=True, kw_only=True):
+    """The runtime made a container: its OCI configuration before and after the CDI devices."""
+
+    pod: str
+    container: str
+    cdi_ids: tuple[str, ...]
+    before: OciSpec
+    after: OciSpec
+
+
+class PodRunning(msgspec.Struct, frozen=True, kw_only=True):
+    """All containers of the pod run."""
+
+    pod: str
+
+
+class PodEnded(msgspec.Struct, frozen=True, kw_only=True):
+    """The pod's containers have ended and its claims are unprepared."""
+
+    pod: str
+
+
+class HealthChanged(msgspec.Struct, frozen=True, kw_only=True):
+    """The health that the kubelet knows of a driver's devices changed."""
+
+    driver: str
+    devices: tuple[tuple[str, str, str], ...]
+    """Pool, device, health in words of the pod's status."""
+
+
+Step: TypeAlias = (
+    Registered
+    | RegistrationFailed
+    | Deregistered
+    | SlicesWiped
+    | Called
+    | PodFailed
+    | ContainerCreated
+    | PodRunning
+    | PodEnded
+    | HealthChanged
+)
+Report: TypeAlias = Callable[[Step], None]

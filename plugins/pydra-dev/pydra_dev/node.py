@@ -1,0 +1,170 @@
+"""An embedded node: control plane and kubelet in this process, the real agent in one of its own.
+
+Everything lives below one temporary directory and on loopback; the agent finds the same sockets,
+directories and API as on a node of a cluster.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import Process
+
+from pydra.backends.environment import extend_module_path, is_target, variable_prefix
+from pydra.errors import SettingsError
+from pydra.kube.client import KubeClient
+from pydra.kube.credentials import load_credentials
+from pydra_dev.apiserver import ApiServer
+from pydra_dev.control_plane import serve_control_plane
+from pydra_dev.kubelet.kubelet import Kubelet
+from pydra_dev.kubelet.settings import QUICK, KubeletSettings
+from pydra_dev.kubelet.steps import Report
+
+STOP_DEADLINE = 30.0
+"""Seconds that the agent gets to drain; then it is killed."""
+LOG_TAIL, LOG_WIDTH = 20, 300
+
+
+class EmbeddedNode:
+    """A running node: `client` reaches its API server, `settings` are those of its kubelet."""
+
+    def __init__(self, root: str, server: ApiServer, client: KubeClient, settings: KubeletSettings) -> None:
+        self.root = root
+        self.server = server
+        self.client = client
+        self.settings = settings
+
+    @property
+    def cdi_directory(self) -> str:
+        """Where the agent writes CDI specs and the runtime reads them."""
+        return self.settings.cdi_directories[-1]
+
+    def agent_command(self, backend: str, http_address: str) -> list[str]:
+        """How the agent is started on this node, in a process of its own."""
+        return [
+            sys.executable,
+            "-m",
+            "pydra.cli.agent",
+            *("--backend", backend),
+            *("--node-name", self.settings.node_name),
+            *("--kubeconfig", str(self.server.kubeconfig)),
+            *("--kubelet-root", self.settings.root),
+            *("--cdi-dir", self.cdi_directory),
+            *("--http-address", http_address),
+            *("--log-format", "text"),
+        ]
+
+
+class AgentProcess:
+    """The agent at work; `log` is the file that has all it said."""
+
+    def __init__(self, process: Process, log: Path, http_address: str) -> None:
+        self.log = log
+        self.http_address = http_address
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._process.returncode
+
+    def log_tail(self) -> str:
+        """The last lines that it logged."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join(line[:LOG_WIDTH] for line in lines[-LOG_TAIL:])
+
+    async def stop(self) -> int:
+        """Ask it to stop, wait for it, and kill it if it does not; its exit status."""
+        with anyio.CancelScope(shield=True):
+            if self._process.returncode is None:
+                self._process.send_signal(signal.SIGTERM)
+            with anyio.move_on_after(STOP_DEADLINE):
+                await self._process.wait()
+            if self._process.returncode is None:
+                self._process.kill()
+                await self._process.wait()
+        status = self._process.returncode
+        assert status is not None  # it was waited for
+        return status
+
+
+@asynccontextmanager
+async def run_node(report: Report, *, node_name: str = "embedded-node", **options: Any) -> AsyncIterator[EmbeddedNode]:
+    """A node that lives as long as the block, its kubelet's steps told to `report`; `options` are the API server's."""
+    # Paths of sockets end at 107 bytes, and TMPDIR may be long.
+    place = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - mkdtemp makes the name
+    with tempfile.TemporaryDirectory(prefix="pydra-", dir=place) as root:
+        settings = KubeletSettings(
+            node_name=node_name, root=f"{root}/kubelet", cdi_directories=(f"{root}/cdi",), periods=QUICK
+        )
+        for directory in (settings.registry, f"{settings.root}/plugins", f"{root}/cdi"):
+            os.makedirs(directory)
+        async with serve_control_plane(kubeconfig=Path(root, "kubeconfig"), **options) as server:
+            credentials = await load_credentials(environ={}, kubeconfig=str(server.kubeconfig))
+            async with KubeClient(credentials, user_agent="pydra-dev") as client, anyio.create_task_group() as tasks:
+                await tasks.start(Kubelet(settings, client, report).run)
+                try:
+                    yield EmbeddedNode(root, server, client, settings)
+                finally:
+                    tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def run_agent(node: EmbeddedNode, backend: str, environment: Mapping[str, str]) -> AsyncIterator[AgentProcess]:
+    """The real agent beside the node, stopped at the end of the block.
+
+    A backend that is not installed, `module:attribute`, may lie in the working directory.
+    """
+    address = f"127.0.0.1:{_free_port()}"
+    log = Path(node.root, "agent.log")
+    # In a session of its own, so that a Ctrl-C at the terminal comes to the story, which stops it in order.
+    with open(log, "wb") as stream:  # noqa: ASYNC230 - a file that nobody waits for
+        process = await anyio.open_process(
+            node.agent_command(backend, address),
+            stdin=None,
+            stdout=stream,
+            stderr=stream,
+            env={**extend_module_path(os.environ, [""] if is_target(backend) else []), **environment},
+            start_new_session=True,
+        )
+    agent = AgentProcess(process, log, address)
+    try:
+        yield agent
+    finally:
+        await agent.stop()
+        await process.aclose()
+
+
+def scenario_environment(backend: str, scenario: str | None, root: str) -> dict[str, str]:
+    """The variables that tell a simulated backend its scenario and where its state belongs.
+
+    A bare name is left to the backend, which may come with scenarios; raises SettingsError for a file that is missing.
+    """
+    prefix = variable_prefix(backend)
+    variables = {f"{prefix}_STATE": f"{root}/hardware"}
+    if scenario:
+        if not os.path.exists(scenario) and (os.sep in scenario or scenario.endswith((".yaml", ".yml", ".json"))):
+            raise SettingsError([f"--scenario: there is no file {scenario}"])
+        variables[f"{prefix}_SCENARIO"] = os.path.abspath(scenario) if os.path.exists(scenario) else scenario
+    return variables
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

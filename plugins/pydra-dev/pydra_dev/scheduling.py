@@ -1,0 +1,278 @@
+"""The embedded scheduler: gives pods nodes and their claims devices, and evicts from tainted ones.
+
+It schedules by claims alone (and `spec.nodeSelector`): no node taints, resources or affinity. What
+it cannot do for a pod it says in the pod's `PodScheduled` condition and in an Event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+
+from msgspec.structs import replace
+
+from pydra_dev import schema
+from pydra_dev.allocator import (
+    AllocationError,
+    NamedClaim,
+    allocate,
+    find_blocking_taint,
+    read_in_use,
+)
+from pydra_dev.control_plan import (
+    FINALIZER,
+    build_condition,
+    claim_names,
+    is_schedulable,
+    set_condition,
+)
+from pydra_dev.events import attempt, emit_event
+from pydra_dev.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra_dev.metadata import build_uid
+from pydra_dev.pools import DeviceKey, NamedSlice, matches_node
+from pydra_dev.status import JsonObject
+from pydra_dev.verbs import Api
+
+MAX_RESERVED = 256
+NO_EXECUTE = frozenset({"NoExecute"})
+
+
+class UnschedulableError(Exception):
+    """The pod cannot be scheduled now; the message says why."""
+
+
+class Scheduler:
+    """Schedules the pods of one API."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        # Objects of the store are never changed, so an object's version names its content.
+        self._parse_slice = lru_cache(maxsize=4096)(self._parse_slice_version)
+
+    def step(self) -> None:
+        """Try to schedule every pod that waits, oldest first."""
+        waiting = [pod for pod in self._api.list(PODS).items if is_schedulable(pod)]
+        for pod in sorted(waiting, key=lambda pod: pod["metadata"]["creationTimestamp"]):
+            with attempt(f"schedule pod {pod['metadata']['name']}"):
+                self._schedule(pod)
+
+    def _schedule(self, pod: JsonObject) -> None:
+        try:
+            claims = self._find_claims(pod)
+            node, allocations = self._choose_node(pod, claims)
+            for claim in claims:
+                self._reserve(claim, allocations.get(claim["metadata"]["uid"]), pod)
+            self._wait_for_binding(pod)
+        except UnschedulableError as error:
+            self._report(pod, str(error))
+            return
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        self._api.bind(name, node, namespace=namespace)
+        self._set_scheduled(pod, build_condition("PodScheduled", status=True, now=self._api.now))
+        emit_event(self._api, pod, "Normal", "Scheduled", f"Successfully assigned {namespace}/{name} to {node}")
+
+    def _find_claims(self, pod: JsonObject) -> Sequence[JsonObject]:
+        claims = []
+        for pod_claim, name in claim_names(pod).items():
+            if name is None:
+                raise UnschedulableError(f"waiting for the ResourceClaim of pod claim {pod_claim!r} to be created")
+            claim = self._api.find(RESOURCE_CLAIMS, name, namespace=pod["metadata"]["namespace"])
+            if claim is None:
+                raise UnschedulableError(f'resourceclaim "{name}" not found')
+            if "deletionTimestamp" in claim["metadata"]:
+                raise UnschedulableError(f'resourceclaim "{name}" is being deleted')
+            claims.append(claim)
+        return claims
+
+    def _choose_node(
+        self, pod: JsonObject, claims: Sequence[JsonObject]
+    ) -> tuple[str, Mapping[str, schema.Allocation]]:
+        """The first node that fits, and the allocations to make there, by claim uid."""
+        nodes = self._api.list(NODES).items
+        if not nodes:
+            raise UnschedulableError("no nodes available to schedule pods")
+        reasons: dict[str, int] = {}
+        for node in nodes:
+            try:
+                return node["metadata"]["name"], self._plan(pod, claims, node)
+            except UnschedulableError as error:
+                reasons[str(error)] = reasons.get(str(error), 0) + 1
+        listed = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+        raise UnschedulableError(f"0/{len(nodes)} nodes are available: {listed}")
+
+    def _plan(self, pod: JsonObject, claims: Sequence[JsonObject], node: JsonObject) -> Mapping[str, schema.Allocation]:
+        labels, wanted = node["metadata"].get("labels") or {}, pod["spec"].get("nodeSelector") or {}
+        if node["spec"].get("unschedulable") or "deletionTimestamp" in node["metadata"]:
+            raise UnschedulableError("node(s) were unschedulable")
+        if any(labels.get(key) != value for key, value in wanted.items()):
+            raise UnschedulableError("node(s) didn't match the pod's node selector")
+        new = []
+        for claim in claims:
+            status = _parse_status(claim)
+            if status.allocation is None:
+                new.append(claim)
+            elif status.allocation.node_selector is not None and not matches_node(
+                status.allocation.node_selector, node
+            ):
+                raise UnschedulableError("node(s) cannot reach the devices that the claim was given")
+        return self._allocate(new, node)
+
+    def _allocate(self, claims: Sequence[JsonObject], node: JsonObject) -> Mapping[str, schema.Allocation]:
+        if not claims:
+            return {}
+        named = [
+            NamedClaim(
+                claim["metadata"]["name"],
+                schema.parse_fields("ResourceClaim", schema.ClaimSpec, claim["spec"]),
+            )
+            for claim in claims
+        ]
+        classes = {
+            one["metadata"]["name"]: schema.parse_fields("DeviceClass", schema.ClassSpec, one.get("spec") or {})
+            for one in self._api.list(DEVICE_CLASSES).items
+        }
+        try:
+            allocations = allocate(
+                named,
+                node=node,
+                slices=self._read_slices(),
+                classes=classes,
+                in_use=read_in_use(_parse_status(claim) for claim in self._api.list(RESOURCE_CLAIMS).items),
+                build_uid=lambda: build_uid(self._api.random),
+            )
+        except AllocationError as error:
+            raise UnschedulableError(f"cannot allocate all claims: {error}") from error
+        uids = [claim["metadata"]["uid"] for claim in claims]
+        return dict(zip(uids, allocations, strict=True))
+
+    def _read_slices(self) -> Sequence[NamedSlice]:
+        slices = self._api.list(RESOURCE_SLICES).items
+        return [self._parse_slice(one["metadata"]["name"], one["metadata"]["resourceVersion"]) for one in slices]
+
+    def _parse_slice_version(self, name: str, _version: str) -> NamedSlice:
+        spec = self._api.get(RESOURCE_SLICES, name)["spec"]
+        return NamedSlice(name, schema.parse_fields("ResourceSlice", schema.SliceSpec, spec))
+
+    def _reserve(self, claim: JsonObject, allocation: schema.Allocation | None, pod: JsonObject) -> None:
+        name, namespace = claim["metadata"]["name"], claim["metadata"]["namespace"]
+        status = _parse_status(claim)
+        consumer = schema.Consumer(resource="pods", name=pod["metadata"]["name"], uid=pod["metadata"]["uid"])
+        if consumer in status.reserved_for:
+            return
+        if len(status.reserved_for) >= MAX_RESERVED:
+            raise UnschedulableError(f'resourceclaim "{name}" is in use by {MAX_RESERVED} pods, the most it can be')
+        # The finalizer first: from the moment that devices are given out, the claim must not vanish.
+        finalizers = claim["metadata"].get("finalizers") or []
+        if FINALIZER not in finalizers:
+            metadata = {**claim["metadata"], "finalizers": [*finalizers, FINALIZER]}
+            claim = self._api.update(RESOURCE_CLAIMS, name, {**claim, "metadata": metadata}, namespace=namespace)
+        if allocation is not None:
+            status = replace(status, allocation=replace(allocation, allocation_timestamp=self._api.now))
+        status = replace(status, reserved_for=(*status.reserved_for, consumer))
+        body = {**claim, "status": schema.build_fields(status)}
+        self._api.update(RESOURCE_CLAIMS, name, body, namespace=namespace, subresource="status")
+
+    def _wait_for_binding(self, pod: JsonObject) -> None:
+        """Hold the pod back until its devices' binding conditions are all true; undo what has failed."""
+        for claim in self._find_claims(pod):
+            status = _parse_status(claim)
+            for result in status.allocation.devices.results if status.allocation is not None else ():
+                said = _read_conditions(status, result)
+                failed = [name for name in result.binding_failure_conditions if said.get(name) == "True"]
+                if failed:
+                    self._deallocate(claim)
+                    raise UnschedulableError(f"device {result.device} could not be bound: {', '.join(failed)}")
+                missing = [name for name in result.binding_conditions if said.get(name) != "True"]
+                if missing:
+                    raise UnschedulableError(f"waiting for device {result.device} to be bound: {', '.join(missing)}")
+
+    def _deallocate(self, claim: JsonObject) -> None:
+        name, namespace = claim["metadata"]["name"], claim["metadata"]["namespace"]
+        self._api.update(RESOURCE_CLAIMS, name, {**claim, "status": {}}, namespace=namespace, subresource="status")
+
+    def _report(self, pod: JsonObject, message: str) -> None:
+        condition = build_condition(
+            "PodScheduled", status=False, now=self._api.now, reason="Unschedulable", message=message
+        )
+        if self._set_scheduled(pod, condition):
+            emit_event(self._api, pod, "Warning", "FailedScheduling", message)
+
+    def _set_scheduled(self, pod: JsonObject, condition: JsonObject) -> bool:
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        current = self._api.get(PODS, name, namespace=namespace)
+        status = set_condition(current["status"], condition)
+        if status is current["status"]:
+            return False
+        self._api.update(PODS, name, {**current, "status": status}, namespace=namespace, subresource="status")
+        return True
+
+    def step_eviction(self) -> float | None:
+        """Delete the pods on devices whose NoExecute taints they do not tolerate (any longer).
+
+        Returns the seconds until a toleration runs out, None when none does.
+        """
+        devices = {
+            (one.spec.driver, one.spec.pool.name, device.name): device
+            for one in self._read_slices()
+            for device in one.spec.devices
+            if any(taint.effect in NO_EXECUTE for taint in device.taints)
+        }
+        delays = [
+            delay
+            for claim in self._api.list(RESOURCE_CLAIMS).items
+            if devices and (delay := self._evict(claim, devices)) is not None
+        ]
+        return min(delays, default=None)
+
+    def _evict(self, claim: JsonObject, tainted: Mapping[DeviceKey, schema.Device]) -> float | None:
+        status = _parse_status(claim)
+        delays = []
+        for result in status.allocation.devices.results if status.allocation is not None else ():
+            device = tainted.get((result.driver, result.pool, result.device))
+            if device is None:
+                continue
+            delay = _tolerated_seconds(device, result.tolerations, self._api.now)
+            if delay is not None and delay > 0:
+                delays.append(delay)
+            elif delay is not None:
+                self._evict_consumers(claim, status, result.device)
+        return min(delays, default=None)
+
+    def _evict_consumers(self, claim: JsonObject, status: schema.ClaimStatus, device: str) -> None:
+        namespace = claim["metadata"]["namespace"]
+        for consumer in status.reserved_for:
+            pod = self._api.find(PODS, consumer.name, namespace=namespace)
+            if pod is None or pod["metadata"]["uid"] != consumer.uid or "deletionTimestamp" in pod["metadata"]:
+                continue
+            with attempt(f"evict pod {consumer.name}"):
+                emit_event(self._api, pod, "Warning", "DeviceTaintManagerEviction", f"Device {device} is tainted")
+                self._api.delete(PODS, consumer.name, namespace=namespace)
+
+
+def _parse_status(claim: JsonObject) -> schema.ClaimStatus:
+    return schema.parse_fields("ResourceClaim", schema.ClaimStatus, claim.get("status") or {})
+
+
+def _read_conditions(status: schema.ClaimStatus, result: schema.Result) -> Mapping[str, str]:
+    identity = (result.driver, result.pool, result.device, result.share_id)
+    return {
+        condition["type"]: condition["status"]
+        for device in status.devices
+        if (device.driver, device.pool, device.device, device.share_id) == identity
+        for condition in device.conditions or ()
+    }
+
+
+def _tolerated_seconds(device: schema.Device, tolerations: Sequence[schema.Toleration], now: str) -> float | None:
+    """How long the device's NoExecute taints are still tolerated; None: for ever."""
+    forever = [toleration for toleration in tolerations if toleration.toleration_seconds is None]
+    left = find_blocking_taint(device, forever, NO_EXECUTE)
+    if left is None:
+        return None
+    timed = [toleration for toleration in tolerations if toleration.toleration_seconds is not None]
+    if find_blocking_taint(device, [*forever, *timed], NO_EXECUTE) is not None:
+        return 0.0
+    seconds = min(toleration.toleration_seconds or 0 for toleration in timed)
+    added = datetime.fromisoformat(left.time_added or now)
+    return seconds - (datetime.fromisoformat(now) - added).total_seconds()

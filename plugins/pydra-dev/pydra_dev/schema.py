@@ -1,0 +1,329 @@
+"""The fields of resource.k8s.io/v1 objects, as a server decodes them. Pure.
+
+Converting an object through these types drops what the API does not know, refuses what has the
+wrong JSON type, and writes quantities in their canonical form, as a real server does. Types carry
+no rules: those are in `slice_rules` and `claim_rules`. Source: Kubernetes 1.36 API reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import field
+
+from pydra_dev.quantity import canonical_quantity
+from pydra_dev.status import JsonObject, StatusError, bad_request
+
+T = TypeVar("T")
+
+
+class Quantity(str):
+    """A quantity in canonical form."""
+
+    __slots__ = ()
+
+
+class _Fields(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What all of these types have in common: camel-case names, absent when not set."""
+
+
+class Cel(_Fields, frozen=True, kw_only=True):
+    """A CEL expression over one device."""
+
+    expression: str = ""
+
+
+class Selector(_Fields, frozen=True, kw_only=True):
+    """One condition of a class or request."""
+
+    cel: Cel | None = None
+
+
+class Opaque(_Fields, frozen=True, kw_only=True):
+    """A driver's own configuration; `parameters` is a JSON object."""
+
+    driver: str = ""
+    parameters: Any = None
+
+
+class Attribute(_Fields, frozen=True, kw_only=True):
+    """One value, of one of these types."""
+
+    int_: int | None = field(default=None, name="int")
+    bool_: bool | None = field(default=None, name="bool")
+    string: str | None = None
+    version: str | None = None
+    ints: tuple[int, ...] | None = None
+    bools: tuple[bool, ...] | None = None
+    strings: tuple[str, ...] | None = None
+    versions: tuple[str, ...] | None = None
+
+
+class ValidRange(_Fields, frozen=True, kw_only=True):
+    """Amounts from `min` to `max` in steps."""
+
+    min: Quantity | None = None
+    max: Quantity | None = None
+    step: Quantity | None = None
+
+
+class RequestPolicy(_Fields, frozen=True, kw_only=True):
+    """Which shares of a capacity may be asked for."""
+
+    default: Quantity | None = None
+    valid_values: tuple[Quantity, ...] = ()
+    valid_range: ValidRange | None = None
+
+
+class Capacity(_Fields, frozen=True, kw_only=True):
+    """How much of something a device has."""
+
+    value: Quantity
+    request_policy: RequestPolicy | None = None
+
+
+class Counter(_Fields, frozen=True, kw_only=True):
+    """An amount in a counter set."""
+
+    value: Quantity
+
+
+class CounterSet(_Fields, frozen=True, kw_only=True):
+    """What several devices of a pool draw from."""
+
+    name: str = ""
+    counters: dict[str, Counter] = {}
+
+
+class Consumption(_Fields, frozen=True, kw_only=True):
+    """What a device draws from one counter set."""
+
+    counter_set: str = ""
+    counters: dict[str, Counter] = {}
+
+
+class Taint(_Fields, frozen=True, kw_only=True):
+    """A mark on a device."""
+
+    key: str = ""
+    value: str = ""
+    effect: str = ""
+    time_added: str | None = None
+
+
+class Toleration(_Fields, frozen=True, kw_only=True):
+    """Which taints a request puts up with."""
+
+    key: str = ""
+    operator: str = ""
+    value: str = ""
+    effect: str = ""
+    toleration_seconds: int | None = None
+
+
+class Device(_Fields, frozen=True, kw_only=True):
+    """One device of a slice."""
+
+    name: str = ""
+    attributes: dict[str, Attribute] = {}
+    capacity: dict[str, Capacity] = {}
+    consumes_counters: tuple[Consumption, ...] = ()
+    node_name: str | None = None
+    node_selector: JsonObject | None = None
+    all_nodes: bool | None = None
+    taints: tuple[Taint, ...] = ()
+    binds_to_node: bool | None = None
+    binding_conditions: tuple[str, ...] = ()
+    binding_failure_conditions: tuple[str, ...] = ()
+    allow_multiple_allocations: bool | None = None
+
+
+class Pool(_Fields, frozen=True, kw_only=True, omit_defaults=False):
+    """Which pool a slice belongs to, and how many slices that pool has in this generation."""
+
+    name: str = ""
+    generation: int = 0
+    resource_slice_count: int = 0
+
+
+class SliceSpec(_Fields, frozen=True, kw_only=True):
+    """ResourceSlice.spec."""
+
+    driver: str = ""
+    pool: Pool = Pool()
+    node_name: str | None = None
+    node_selector: JsonObject | None = None
+    all_nodes: bool | None = None
+    devices: tuple[Device, ...] = ()
+    per_device_node_selection: bool | None = None
+    shared_counters: tuple[CounterSet, ...] = ()
+
+
+class CapacityRequests(_Fields, frozen=True, kw_only=True):
+    """How much of each capacity a request asks for."""
+
+    requests: dict[str, Quantity] = {}
+
+
+class Request(_Fields, frozen=True, kw_only=True):
+    """What one request asks for; `name` is a subrequest's, `admin_access` never is."""
+
+    name: str = ""
+    device_class_name: str = ""
+    selectors: tuple[Selector, ...] = ()
+    allocation_mode: str = ""
+    count: int = 0
+    admin_access: bool | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    capacity: CapacityRequests | None = None
+
+
+class DeviceRequest(_Fields, frozen=True, kw_only=True):
+    """A request by name: exactly this, or the first of these."""
+
+    name: str = ""
+    exactly: Request | None = None
+    first_available: tuple[Request, ...] = ()
+
+
+class Constraint(_Fields, frozen=True, kw_only=True):
+    """What the devices of several requests must have in common, or must not."""
+
+    requests: tuple[str, ...] = ()
+    match_attribute: str | None = None
+    distinct_attribute: str | None = None
+
+
+class ClaimConfig(_Fields, frozen=True, kw_only=True):
+    """Configuration for some (none named: all) requests of a claim; in an allocation with its source."""
+
+    source: str = ""
+    requests: tuple[str, ...] = ()
+    opaque: Opaque | None = None
+
+
+class DeviceClaim(_Fields, frozen=True, kw_only=True):
+    """All that a claim asks for."""
+
+    requests: tuple[DeviceRequest, ...] | None = ()
+    constraints: tuple[Constraint, ...] = ()
+    config: tuple[ClaimConfig, ...] = ()
+
+
+class ClaimSpec(_Fields, frozen=True, kw_only=True, omit_defaults=False):
+    """ResourceClaim.spec."""
+
+    devices: DeviceClaim = DeviceClaim()
+
+
+class TemplateSpec(_Fields, frozen=True, kw_only=True):
+    """ResourceClaimTemplate.spec."""
+
+    metadata: JsonObject = {}
+    spec: ClaimSpec = ClaimSpec()
+
+
+class ClassSpec(_Fields, frozen=True, kw_only=True):
+    """DeviceClass.spec."""
+
+    selectors: tuple[Selector, ...] = ()
+    config: tuple[ClaimConfig, ...] = ()
+    extended_resource_name: str | None = None
+
+
+class Result(_Fields, frozen=True, kw_only=True):
+    """One allocated device."""
+
+    request: str = ""
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    admin_access: bool | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    binding_conditions: tuple[str, ...] = ()
+    binding_failure_conditions: tuple[str, ...] = ()
+    share_id: str | None = field(default=None, name="shareID")
+    consumed_capacity: dict[str, Quantity] = {}
+
+
+class Results(_Fields, frozen=True, kw_only=True):
+    """The devices of an allocation and their configuration."""
+
+    results: tuple[Result, ...] = ()
+    config: tuple[ClaimConfig, ...] = ()
+
+
+class Allocation(_Fields, frozen=True, kw_only=True):
+    """What the allocator decided."""
+
+    devices: Results = Results()
+    node_selector: JsonObject | None = None
+    allocation_timestamp: str | None = None
+
+
+class Consumer(_Fields, frozen=True, kw_only=True):
+    """Who may use the claim."""
+
+    api_group: str = ""
+    resource: str = ""
+    name: str = ""
+    uid: str = ""
+
+
+class NetworkData(_Fields, frozen=True, kw_only=True):
+    """A network device as the pod sees it."""
+
+    interface_name: str = ""
+    ips: tuple[str, ...] = ()
+    hardware_address: str = ""
+
+
+class DeviceStatus(_Fields, frozen=True, kw_only=True):
+    """What a driver says about one allocated device."""
+
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    share_id: str | None = field(default=None, name="shareID")
+    conditions: tuple[JsonObject, ...] | None = ()
+    data: Any = None
+    network_data: NetworkData | None = None
+
+
+class ClaimStatus(_Fields, frozen=True, kw_only=True):
+    """ResourceClaim.status."""
+
+    allocation: Allocation | None = None
+    reserved_for: tuple[Consumer, ...] = ()
+    devices: tuple[DeviceStatus, ...] = ()
+
+
+def _decode(type_: type, value: Any) -> Any:
+    if type_ is Quantity:
+        if not isinstance(value, (str, int)):
+            raise ValueError(
+                "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+            )
+        return Quantity(canonical_quantity(value))
+    raise NotImplementedError(type_)
+
+
+def parse_fields(kind: str, type_: type[T], value: Any) -> T:
+    """A part of an object as a typed value; raises a 400 StatusError that says where the type is wrong."""
+    try:
+        return msgspec.convert(value, type_, dec_hook=_decode)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise refuse_fields(kind, str(error)) from error
+
+
+def refuse_fields(kind: str, why: str) -> StatusError:
+    """The 400 for an object that cannot be read as its kind."""
+    return bad_request(f'{kind} in version "v1" cannot be handled as a {kind}: {why}')
+
+
+def build_fields(value: msgspec.Struct) -> JsonObject:
+    """The typed value as plain JSON data."""
+    # Through JSON, so that lists are lists: an object must equal itself however it came here.
+    built: JsonObject = msgspec.json.decode(msgspec.json.encode(value, enc_hook=str))
+    return built

@@ -1,0 +1,329 @@
+"""What the API server demands of a ResourceSlice, and what it fills in. Pure.
+
+Source: `pkg/apis/resource/validation/validation.go` and `v1/defaults.go`, Kubernetes 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from msgspec.structs import astuple, replace
+
+from pydra_dev import schema
+from pydra_dev.formats import (
+    SEMVER,
+    Errors,
+    check_attribute_name,
+    check_driver,
+    check_label,
+    check_label_key,
+    check_label_value,
+    check_list,
+    check_pool,
+    check_set,
+    check_subdomain,
+    size,
+)
+from pydra_dev.quantity import parse_quantity
+from pydra_dev.status import duplicate, forbidden, invalid, required, too_long, too_many, unsupported
+
+MAX_DEVICES = 128
+MAX_ADVANCED_DEVICES = 64
+MAX_COUNTER_SETS = 8
+MAX_COUNTERS = 32
+MAX_ATTRIBUTES = 32
+MAX_ATTRIBUTE_VALUES = 48
+MAX_VALUE_BYTES = 64
+MAX_TAINTS = 16
+MAX_CONSUMPTIONS = 2
+MAX_VALID_VALUES = 10
+MAX_CONDITIONS = 4
+EFFECTS = ("NoExecute", "NoSchedule", "None")
+
+
+def default_slice(spec: schema.SliceSpec, now: str) -> schema.SliceSpec:
+    """The spec with every taint's `timeAdded` filled in."""
+    if not any(device.taints for device in spec.devices):
+        return spec
+    devices = tuple(
+        replace(device, taints=tuple(t if t.time_added else replace(t, time_added=now) for t in device.taints))
+        for device in spec.devices
+    )
+    return replace(spec, devices=devices)
+
+
+def check_slice(spec: schema.SliceSpec, old: schema.SliceSpec | None, path: str = "spec") -> Errors:
+    """Everything wrong with a slice's spec; `old` is the stored one of an update."""
+    yield from check_driver(f"{path}.driver", spec.driver)
+    yield from check_pool(f"{path}.pool.name", spec.pool.name)
+    if spec.pool.resource_slice_count <= 0:
+        count = spec.pool.resource_slice_count
+        yield invalid(f"{path}.pool.resourceSliceCount", count, "must be greater than zero")
+    if spec.pool.generation < 0:
+        yield invalid(f"{path}.pool.generation", spec.pool.generation, "must be greater than or equal to zero")
+    if old is not None:
+        for field, new_value, old_value in (
+            ("pool.name", spec.pool.name, old.pool.name),
+            ("driver", spec.driver, old.driver),
+            ("nodeName", spec.node_name, old.node_name),
+        ):
+            if new_value != old_value:
+                yield invalid(f"{path}.{field}", new_value, "field is immutable")
+    yield from _check_slice_nodes(spec, path)
+    if spec.shared_counters and spec.devices:
+        yield invalid(path, "", "only one of `sharedCounters` or `devices` is allowed")
+    per_device = bool(spec.per_device_node_selection)
+    yield from check_set(
+        f"{path}.devices",
+        spec.devices,
+        MAX_ADVANCED_DEVICES if _is_advanced(spec) else MAX_DEVICES,
+        lambda at, device: _check_device(at, device, per_device),
+        lambda device: device.name,
+    )
+    yield from check_set(
+        f"{path}.sharedCounters", spec.shared_counters, MAX_COUNTER_SETS, _check_counter_set, lambda s: s.name
+    )
+
+
+def _is_advanced(spec: schema.SliceSpec) -> bool:
+    return any(
+        device.taints
+        or device.consumes_counters
+        or any((a.ints, a.bools, a.strings, a.versions) != (None,) * 4 for a in device.attributes.values())
+        for device in spec.devices
+    )
+
+
+def _check_slice_nodes(spec: schema.SliceSpec, path: str) -> Errors:
+    chosen = []
+    if spec.node_name is not None:
+        if spec.node_name:
+            chosen.append("`nodeName`")
+            yield from check_subdomain(f"{path}.nodeName", spec.node_name)
+        else:
+            yield invalid(f"{path}.nodeName", "", "must be either unset or set to a non-empty string")
+    if spec.node_selector is not None:
+        chosen.append("`nodeSelector`")
+        terms = spec.node_selector.get("nodeSelectorTerms") or []
+        if not terms:
+            yield required(f"{path}.nodeSelector.nodeSelectorTerms", "must have at least one node selector term")
+        if len(terms) != 1:
+            detail = "must have exactly one node selector term"
+            yield invalid(f"{path}.nodeSelector.nodeSelectorTerms", terms, detail)
+    for name, flag in (("allNodes", spec.all_nodes), ("perDeviceNodeSelection", spec.per_device_node_selection)):
+        if flag:
+            chosen.append(f"`{name}`")
+        elif flag is not None:
+            yield invalid(f"{path}.{name}", flag, "must be either unset or set to true")
+    rule = "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required"
+    if not chosen:
+        yield required(path, rule)
+    elif len(chosen) > 1:
+        yield invalid(path, "{" + ", ".join(chosen) + "}", f"{rule}, but multiple fields are set")
+
+
+def _check_counter_set(path: str, counter_set: schema.CounterSet) -> Errors:
+    if counter_set.name:
+        yield from check_label(f"{path}.name", counter_set.name)
+    else:
+        yield required(f"{path}.name")
+    yield from _check_counters(f"{path}.counters", counter_set.counters)
+
+
+def _check_counters(path: str, counters: dict[str, schema.Counter]) -> Errors:
+    if not counters:
+        yield required(path)
+    elif len(counters) > MAX_COUNTERS:
+        yield too_many(path, len(counters), MAX_COUNTERS)
+    else:
+        for name in counters:
+            yield from check_label(path, name)
+
+
+def _check_device(path: str, device: schema.Device, per_device_nodes: bool) -> Errors:
+    yield from check_label(f"{path}.name", device.name)
+    yield from _check_sizes(path, device)
+    for name, attribute in device.attributes.items():
+        yield from check_attribute_name(f"{path}.attributes", name)
+        yield from _check_attribute(f"{path}.attributes[{name}]", attribute)
+    for name, capacity in device.capacity.items():
+        yield from check_attribute_name(f"{path}.capacity", name)
+        yield from _check_policy(f"{path}.capacity[{name}].requestPolicy", capacity, device)
+    yield from check_list(f"{path}.taints", device.taints, MAX_TAINTS, check_taint)
+    yield from check_set(
+        f"{path}.consumesCounters",
+        device.consumes_counters,
+        MAX_CONSUMPTIONS,
+        _check_consumption,
+        lambda consumption: consumption.counter_set,
+    )
+    yield from _check_device_nodes(path, device, per_device_nodes)
+    yield from check_binding(path, device.binding_conditions, device.binding_failure_conditions)
+
+
+def _check_sizes(path: str, device: schema.Device) -> Errors:
+    total = len(device.attributes) + len(device.capacity)
+    if total > MAX_ATTRIBUTES:
+        detail = f"the total number of attributes and capacities must not exceed {MAX_ATTRIBUTES}"
+        yield invalid(path, total, detail)
+    values = sum(len(a.ints or a.bools or a.strings or a.versions or (0,)) for a in device.attributes.values())
+    if values > MAX_ATTRIBUTE_VALUES:
+        yield invalid(path, values, f"the total number of attribute values must not exceed {MAX_ATTRIBUTE_VALUES}")
+
+
+def _check_attribute(path: str, attribute: schema.Attribute) -> Errors:
+    values = [value for value in astuple(attribute) if value is not None]
+    if len(values) == 1 and isinstance(values[0], int):
+        return
+    for name in ("ints", "bools", "strings", "versions") if () in values else ():
+        if getattr(attribute, name) == ():
+            yield invalid(f"{path}.{name}", [], "must not be empty if specified")
+    for field, text in _each_text(attribute):
+        if "version" in field and not SEMVER.fullmatch(text):
+            yield invalid(f"{path}.{field}", text, "must be a string compatible with semver.org spec 2.0.0")
+        if size(text) > MAX_VALUE_BYTES:
+            yield too_long(f"{path}.{field}", MAX_VALUE_BYTES)
+    if len(values) != 1:
+        yield invalid(path, schema.build_fields(attribute) or "", "exactly one value must be specified")
+
+
+def _each_text(attribute: schema.Attribute) -> list[tuple[str, str]]:
+    single = [("string", attribute.string), ("version", attribute.version)]
+    texts = [(field, text) for field, text in single if text is not None]
+    texts += [(f"strings[{index}]", text) for index, text in enumerate(attribute.strings or ())]
+    return texts + [(f"versions[{index}]", text) for index, text in enumerate(attribute.versions or ())]
+
+
+def check_taint(path: str, taint: schema.Taint) -> Errors:
+    """A taint's key, value and effect."""
+    yield from check_label_key(f"{path}.key", taint.key)
+    if taint.value:
+        yield from check_label_value(f"{path}.value", taint.value)
+    if not taint.effect:
+        yield required(f"{path}.effect")
+    elif taint.effect not in EFFECTS:
+        yield unsupported(f"{path}.effect", taint.effect, EFFECTS)
+
+
+def _check_consumption(path: str, consumption: schema.Consumption) -> Errors:
+    if consumption.counter_set:
+        yield from check_label(f"{path}.counterSet", consumption.counter_set)
+    else:
+        yield required(f"{path}.counterSet")
+    yield from _check_counters(f"{path}.counters", consumption.counters)
+
+
+def _check_device_nodes(path: str, device: schema.Device, expected: bool) -> Errors:
+    fields = {"nodeName": device.node_name, "nodeSelector": device.node_selector, "allNodes": device.all_nodes}
+    chosen = [f"`{name}`" for name, value in fields.items() if value]
+    if not expected:
+        if any(value is not None for value in fields.values()):
+            yield invalid(
+                path,
+                None,
+                "`nodeName`, `nodeSelector` and `allNodes` can only be set if `perDeviceNodeSelection` is set to true "
+                "in the ResourceSlice spec",
+            )
+        return
+    rule = (
+        "exactly one of `nodeName`, `nodeSelector`, or `allNodes` is required when `perDeviceNodeSelection` is set to "
+        "true in the ResourceSlice spec"
+    )
+    if device.node_name == "":
+        yield invalid(f"{path}.nodeName", "", "must not be empty")
+    if device.all_nodes is False:
+        yield invalid(f"{path}.allNodes", False, "must be either unset or set to true")
+    if not chosen:
+        yield required(path, rule)
+    elif len(chosen) > 1:
+        yield invalid(path, "{" + ", ".join(chosen) + "}", rule)
+
+
+def check_binding(path: str, conditions: tuple[str, ...], failures: tuple[str, ...]) -> Errors:
+    """Binding conditions and what says that binding failed: both or neither, and nothing twice."""
+    for name, own, seen in (("bindingConditions", conditions, ()), ("bindingFailureConditions", failures, conditions)):
+        yield from check_set(f"{path}.{name}", own, MAX_CONDITIONS, check_label_key, lambda text: text)
+        for index, condition in enumerate(own):
+            if condition in seen:
+                detail = "bindingFailureConditions must not overlap with bindingConditions"
+                yield invalid(f"{path}.{name}[{index}]", condition, detail)
+    if bool(conditions) != bool(failures):
+        names = ["bindingConditions", "bindingFailureConditions"]
+        present, missing = names if conditions else reversed(names)
+        yield invalid(f"{path}.{missing}", None, f"{missing} are required to use {present}")
+
+
+def _check_policy(path: str, capacity: schema.Capacity, device: schema.Device) -> Errors:
+    policy = capacity.request_policy
+    if policy is None:
+        return
+    if not device.allow_multiple_allocations:
+        yield forbidden(path, "allowMultipleAllocations must be true")
+    elif policy.valid_values and policy.valid_range is not None:
+        yield forbidden(
+            path,
+            'exactly one policy can be specified, cannot specify "validValues" and "validRange" at the same time',
+        )
+    elif policy.valid_values:
+        yield from _check_valid_values(path, parse_quantity(capacity.value), policy)
+    elif policy.valid_range is not None:
+        yield from _check_valid_range(path, parse_quantity(capacity.value), policy, policy.valid_range)
+
+
+def _check_valid_values(path: str, whole: Fraction, policy: schema.RequestPolicy) -> Errors:
+    if policy.default is None:
+        yield required(f"{path}.default", "required when validValues is defined")
+        return
+    path = f"{path}.validValues"
+    if len(policy.valid_values) > MAX_VALID_VALUES:
+        yield too_many(path, len(policy.valid_values), MAX_VALID_VALUES)
+        return
+    values = [parse_quantity(value) for value in policy.valid_values]
+    for index, (text, value) in enumerate(zip(policy.valid_values, values, strict=True)):
+        if index and value < values[index - 1]:
+            yield invalid(f"{path}[{index}]", text, "values must be sorted in ascending order")
+        if value in values[:index]:
+            yield duplicate(f"{path}[{index}]", text)
+        if value > whole:
+            yield invalid(f"{path}[{index}]", text, f"option is larger than capacity value: {whole}")
+    if parse_quantity(policy.default) not in values:
+        yield invalid(path, policy.default, "default value is not valid according to the requestPolicy")
+
+
+def _check_valid_range(path: str, whole: Fraction, policy: schema.RequestPolicy, valid: schema.ValidRange) -> Errors:
+    if policy.default is None:
+        yield required(f"{path}.default", "required when validRange is defined")
+        return
+    path = f"{path}.validRange"
+    if valid.min is None:
+        yield required(f"{path}.min", "required when validRange is defined")
+        return
+    default, low = parse_quantity(policy.default), parse_quantity(valid.min)
+    high = parse_quantity(valid.max) if valid.max is not None else None
+    if low > whole:
+        yield invalid(f"{path}.min", valid.min, f"min is larger than capacity value: {whole}")
+    if default < low:
+        yield invalid(f"{path}.min", policy.default, f"default is less than min: {valid.min}")
+    if high is not None:
+        if low > high:
+            yield invalid(f"{path}.max", valid.min, f"min is larger than max: {valid.max}")
+        if high > whole:
+            yield invalid(f"{path}.max", valid.max, f"max is larger than capacity value: {whole}")
+        if default > high:
+            yield invalid(f"{path}.max", policy.default, f"default is more than max: {valid.max}")
+    if valid.step is not None:
+        bounds = [policy.default] if valid.max is None else [policy.default, valid.max]
+        yield from _check_step(f"{path}.step", whole, low, valid.step, bounds)
+
+
+def _check_step(path: str, whole: Fraction, low: Fraction, text: str, bounds: Sequence[str]) -> Errors:
+    step = parse_quantity(text)
+    if step <= 0:
+        yield invalid(path, text, "must be greater than zero")
+        return
+    if low + step > whole:
+        yield invalid(path, text, f"one step {low + step} is larger than capacity value: {whole}")
+    for bound in bounds:
+        if (parse_quantity(bound) - low) % step:
+            yield invalid(path, bound, f"value is not a multiple of a given step ({text}) from ({low})")

@@ -1,0 +1,312 @@
+"""The API's verbs, without HTTP: what a request does to the store.
+
+Synchronous: each call is one atomic step. `Api` is what the HTTP handlers and the controllers
+share; objects that it returns are shared too and must not be changed.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from random import Random
+from typing import Any
+
+import msgspec
+
+from pydra_dev.core_rules import convert_event
+from pydra_dev.gates import Gates
+from pydra_dev.kinds import NAMESPACES, NEW_EVENTS, PODS, Kind
+from pydra_dev.metadata import begin_metadata, carry_metadata, format_time, mark_deleted, refuse_stale_delete
+from pydra_dev.patches import apply_patch
+from pydra_dev.rules import Context, admit_create, admit_update
+from pydra_dev.selectors import build_matcher
+from pydra_dev.status import (
+    JsonObject,
+    already_exists,
+    bad_request,
+    expired,
+    forbidden_request,
+    internal_error,
+    not_found,
+    too_large_version,
+)
+from pydra_dev.store import HistoryLostError, Store
+
+_LATE_CONTINUE = (
+    "The provided continue parameter is too old to display a consistent list result. You can start a new list without "
+    "the continue parameter, or use the continue token in this response to retrieve the remainder of the results. "
+    "Continuing with the provided token results in an inconsistent list - objects that were created, modified, or "
+    "deleted between the time the first chunk was returned and now may show up in the list."
+)
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True):
+    """What a list or watch asks for."""
+
+    namespace: str = ""
+    field_selector: str = ""
+    label_selector: str = ""
+    limit: int = 0
+    token: str = ""
+    version: str = ""
+    exact: bool = False
+
+
+_EVERYTHING = Query()
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """A list, or part of one: `token` is where the next part begins."""
+
+    items: tuple[JsonObject, ...]
+    version: int
+    token: str = ""
+    remaining: int | None = None
+
+
+class _Position(msgspec.Struct, frozen=True):
+    version: int
+    namespace: str
+    name: str
+
+
+class Api:
+    """The verbs over one store. `clock` gives the time in UTC; `random` makes uids and generated names."""
+
+    def __init__(self, *, store: Store, gates: Gates, clock: Callable[[], datetime], random: Random) -> None:
+        self.store = store
+        self.gates = gates
+        self.random = random
+        self._clock = clock
+
+    @property
+    def now(self) -> str:
+        """The time as metadata has it."""
+        return format_time(self._clock())
+
+    def find(self, kind: Kind, name: str, *, namespace: str = "") -> JsonObject | None:
+        """The object, or None."""
+        found = self.store.get(kind.storage, (namespace if kind.namespaced else "", name))
+        return present(kind, found) if found is not None else None
+
+    def get(self, kind: Kind, name: str, *, namespace: str = "") -> JsonObject:
+        """The object; raises a 404 StatusError."""
+        found = self.find(kind, name, namespace=namespace)
+        if found is None:
+            raise not_found(kind, name)
+        return found
+
+    def list(self, kind: Kind, query: Query = _EVERYTHING) -> Page:
+        """The objects that a query asks for; raises 400, 410 and 504 StatusErrors."""
+        matches = build_matcher(kind, query.field_selector, query.label_selector)
+        position = _parse_token(query.token) if query.token else None
+        version = position.version if position is not None else self._read_version(query)
+        try:
+            objects = self.store.list(kind.storage, namespace=query.namespace, version=version)
+        except HistoryLostError as error:
+            if position is None:
+                raise expired(str(error)) from error
+            token = _build_token(_Position(self.store.version, position.namespace, position.name))
+            raise expired(_LATE_CONTINUE, continue_token=token) from error
+        shown = self.store.version if version is None else version
+        if position is not None:
+            after = (position.namespace, position.name)
+            objects = tuple(obj for obj in objects if _key(obj) > after)
+        chosen = [obj for obj in objects if matches(obj)]
+        page, rest = (chosen[: query.limit], chosen[query.limit :]) if query.limit else (chosen, [])
+        token = _build_token(_Position(shown, *_key(page[-1]))) if rest else ""
+        counted = len(rest) if rest and not (query.field_selector or query.label_selector) else None
+        items = tuple(present(kind, obj) for obj in page)
+        return Page(items=items, version=shown, token=token, remaining=counted)
+
+    def _read_version(self, query: Query) -> int | None:
+        if query.version in {"", "0"}:
+            return None
+        asked = parse_version(query.version)
+        if asked > self.store.version:
+            raise too_large_version(asked, self.store.version)
+        return asked if query.exact else None
+
+    def create(self, kind: Kind, obj: JsonObject, *, namespace: str = "", dry_run: bool = False) -> JsonObject:
+        """Admit and store a new object; raises 400, 403, 404, 409 and 422 StatusErrors."""
+        _refuse_other_kind(kind, obj)
+        labels = self._namespace_labels(kind, obj, namespace)
+        begun = begin_metadata(kind, obj, namespace=namespace, now=self.now, random=self.random)
+        body = admit_create(kind, begun, self._context(labels))
+        key = _key(body)
+        if self.store.get(kind.storage, key) is not None:
+            raise already_exists(kind, key[1])
+        return present(kind, body if dry_run else self.store.put(kind.storage, key, body))
+
+    def _namespace_labels(self, kind: Kind, obj: JsonObject, namespace: str) -> Mapping[str, str]:
+        if not kind.namespaced:
+            return {}
+        home = self.get(NAMESPACES, namespace)
+        if "deletionTimestamp" in home["metadata"]:
+            name = str((obj.get("metadata") or {}).get("name", ""))
+            why = f"unable to create new content in namespace {namespace} because it is being terminated"
+            raise forbidden_request(kind, name, why)
+        labels: Mapping[str, str] = home["metadata"].get("labels") or {}
+        return labels
+
+    def _context(self, labels: Mapping[str, str]) -> Context:
+        return Context(gates=self.gates, now=self.now, namespace_labels=labels)
+
+    def update(
+        self,
+        kind: Kind,
+        name: str,
+        obj: JsonObject,
+        *,
+        namespace: str = "",
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> JsonObject:
+        """Admit and store a changed object; raises 400, 404, 409 and 422 StatusErrors.
+
+        An update that changes nothing is not a write. One that takes the last finalizer off an
+        object that is being deleted deletes it.
+        """
+        _refuse_other_kind(kind, obj)
+        given = (obj.get("metadata") or {}).get("name", name)
+        if given != name:
+            raise bad_request(f"the name of the object ({given}) does not match the name on the URL ({name})")
+        old = self.get(kind, name, namespace=namespace)
+        carried = carry_metadata(kind, obj, old)
+        body = admit_update(kind, carried, old, self._context({}), status=subresource == "status")
+        if kind == NEW_EVENTS:
+            body, old = store_form(body), store_form(old)
+        if body == old or dry_run:
+            return present(kind, body)
+        if kind.generation and body.get("spec") != old.get("spec"):
+            generation = old["metadata"].get("generation", 0) + 1
+            body = {**body, "metadata": {**body["metadata"], "generation": generation}}
+        return present(kind, self._store_or_finish(kind, body))
+
+    def _store_or_finish(self, kind: Kind, body: JsonObject) -> JsonObject:
+        metadata = body["metadata"]
+        finished = not metadata.get("finalizers") and metadata.get("deletionGracePeriodSeconds", 0) == 0
+        stored = self.store.put(kind.storage, _key(body), body)
+        if "deletionTimestamp" in metadata and finished and kind != NAMESPACES:
+            return self.store.remove(kind.storage, _key(body))
+        return stored
+
+    def patch(
+        self,
+        kind: Kind,
+        name: str,
+        patch: Any,
+        *,
+        content_type: str,
+        namespace: str = "",
+        subresource: str = "",
+        dry_run: bool = False,
+    ) -> JsonObject:
+        """Patch an object as it is now; a resource version in the patch makes it conditional."""
+        patched = apply_patch(content_type, self.get(kind, name, namespace=namespace), patch)
+        return self.update(kind, name, patched, namespace=namespace, subresource=subresource, dry_run=dry_run)
+
+    def bind(self, name: str, node: str, *, namespace: str) -> None:
+        """Give a pod its node, once; raises 404 and 409 StatusErrors."""
+        pod = self.get(PODS, name, namespace=namespace)
+        if pod["spec"].get("nodeName"):
+            bound = pod["spec"]["nodeName"]
+            raise already_exists(PODS, f"{name} is already assigned to node {bound}")
+        body = {**pod, "spec": {**pod["spec"], "nodeName": node}}
+        self.store.put(PODS.storage, _key(body), body)
+
+    def delete(
+        self, kind: Kind, name: str, options: JsonObject | None = None, *, namespace: str = "", dry_run: bool = False
+    ) -> JsonObject:
+        """Delete an object, or begin to; returns it as it is then. Raises 404 and 409 StatusErrors.
+
+        It goes at once when it has no finalizers and, for a pod, no grace period to wait for.
+        """
+        options = options or {}
+        obj = store_form(self.get(kind, name, namespace=namespace))
+        refuse_stale_delete(kind, obj, options.get("preconditions") or {})
+        if dry_run:
+            return obj
+        grace = _grace_period(kind, obj, options)
+        held = bool(obj["metadata"].get("finalizers")) or kind == NAMESPACES
+        if not grace and not held:
+            gone = self.store.remove(kind.storage, _key(obj))
+            return mark_deleted(gone, now=self.now, grace=0) if kind == PODS else gone
+        left = obj["metadata"].get("deletionGracePeriodSeconds")
+        if "deletionTimestamp" in obj["metadata"] and (left is None or grace >= left):
+            return obj
+        marked = mark_deleted(obj, now=obj["metadata"].get("deletionTimestamp", self.now), grace=grace)
+        if kind == NAMESPACES:
+            marked = {**marked, "status": {**marked.get("status", {}), "phase": "Terminating"}}
+        return self.store.put(kind.storage, _key(obj), marked)
+
+    def remove_namespace(self, name: str) -> None:
+        """Finish the deletion of a namespace whose content is gone."""
+        self.store.remove(NAMESPACES.storage, ("", name))
+
+    def delete_collection(
+        self, kind: Kind, query: Query, options: JsonObject | None = None, *, dry_run: bool = False
+    ) -> Page:
+        """Delete everything that a query matches; returns what was deleted."""
+        page = self.list(kind, query)
+        deleted = tuple(
+            self.delete(
+                kind,
+                obj["metadata"]["name"],
+                options,
+                namespace=obj["metadata"].get("namespace", ""),
+                dry_run=dry_run,
+            )
+            for obj in page.items
+        )
+        return Page(items=deleted, version=self.store.version)
+
+
+def _grace_period(kind: Kind, obj: JsonObject, options: JsonObject) -> int:
+    if kind != PODS or not obj["spec"].get("nodeName") or obj["status"].get("phase") in {"Succeeded", "Failed"}:
+        return 0
+    grace = options.get("gracePeriodSeconds")
+    return int(obj["spec"].get("terminationGracePeriodSeconds", 30) if grace is None else grace)
+
+
+def _key(obj: JsonObject) -> tuple[str, str]:
+    return obj["metadata"].get("namespace", ""), obj["metadata"]["name"]
+
+
+def present(kind: Kind, obj: JsonObject) -> JsonObject:
+    """A stored object as this version of its kind shows it."""
+    return convert_event(obj, api_version=kind.api_version) if kind == NEW_EVENTS else obj
+
+
+def store_form(obj: JsonObject) -> JsonObject:
+    """An object as it is stored, whichever version showed it."""
+    return convert_event(obj, api_version="v1") if obj["apiVersion"] == NEW_EVENTS.api_version else obj
+
+
+def _refuse_other_kind(kind: Kind, obj: JsonObject) -> None:
+    found_kind, found_version = obj.get("kind", kind.kind), obj.get("apiVersion", kind.api_version)
+    if (found_kind, found_version) != (kind.kind, kind.api_version):
+        raise bad_request(
+            f"{found_kind} in version {found_version!r} cannot be handled as a {kind.kind} of {kind.api_version}"
+        )
+
+
+def parse_version(text: str) -> int:
+    """A resource version as a number; raises a 500 StatusError, as a real server answers it."""
+    if not text.isdecimal():
+        raise internal_error(
+            f'resourceVersion: Invalid value: "{text}": strconv.ParseUint: parsing "{text}": invalid syntax'
+        )
+    return int(text)
+
+
+def _build_token(position: _Position) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(position)).decode()
+
+
+def _parse_token(token: str) -> _Position:
+    try:
+        return msgspec.json.decode(base64.urlsafe_b64decode(token), type=_Position)
+    except ValueError as error:
+        raise bad_request(f"continue key is not valid: {error}") from error

@@ -1,0 +1,1 @@
+"""One driver on one node: the parts of every other room, put together. `pydra.agent.main` runs it."""

@@ -1,0 +1,94 @@
+"""Takes over what another driver of the same name prepared before pydra came. A shell.
+
+The claims are kept first, then that driver's own files are renamed: killed in between, the next start asks again, and
+claims that have a record already are left as they are. Their CDI files are written by the first sweep, from the
+records; those of the other driver stay for the containers that run with them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol, TypeAlias
+
+import anyio.to_thread
+from msgspec.structs import replace
+
+from pydra import disk
+from pydra.checkpoint.record import Record, Stage
+from pydra.claim import Claim, Inheritance
+from pydra.errors import CheckpointError
+
+SUFFIX = ".inherited"
+
+Names: TypeAlias = Mapping[str, tuple[str, str]]
+"""Namespace and name of every claim in the cluster, by uid."""
+
+_log = logging.getLogger(__name__)
+
+
+class KeepsRecords(Protocol):
+    """The part of a checkpoint directory that is used here."""
+
+    def records(self) -> Mapping[str, Record]:
+        """By claim uid."""
+        ...
+
+    async def write(self, record: Record) -> None:
+        """Keep it, durably."""
+        ...
+
+
+async def take_over(
+    inherit: Callable[[str], Awaitable[Inheritance]],
+    records: KeepsRecords,
+    *,
+    find_names: Callable[[], Awaitable[Names]],
+    driver: str,
+    directory: str,
+    boot_id: str,
+    wall_clock: Callable[[], float],
+) -> int:
+    """Keep what `inherit` finds in the plugin directory; how many claims that were.
+
+    `find_names` is asked only where a name is missing. Raises PydraError: what the backend says, or the disk, or the
+    API server.
+    """
+    inheritance = await inherit(directory)
+    new = [one for one in inheritance.claims if one.claim.uid not in records.records()]
+    names = await find_names() if any(not one.claim.name for one in new) else {}
+    for inherited in new:
+        record = Record(
+            claim=_name(inherited.claim, names),
+            driver=driver,
+            stage=Stage.COMPLETED,
+            boot_id=boot_id,
+            prepared=inherited.prepared,
+            created=wall_clock(),
+        )
+        await records.write(record)
+    if inheritance.files:
+        await anyio.to_thread.run_sync(_put_aside, directory, inheritance.files)
+    return len(new)
+
+
+def _name(claim: Claim, names: Names) -> Claim:
+    """The claim with its name; one that the cluster no longer has gets one that nothing has, and the sweep ends it."""
+    if claim.name:
+        return claim
+    namespace, name = names.get(claim.uid, ("default", f"gone-{claim.uid}"))
+    return replace(claim, namespace=namespace, name=name)
+
+
+def _put_aside(directory: str, files: Iterable[str]) -> None:
+    for file in files:
+        if os.path.dirname(os.path.abspath(file)) != os.path.abspath(directory):
+            raise CheckpointError(f"the backend names {file}, which is not in {directory}; it is left alone")
+        try:
+            os.replace(file, file + SUFFIX)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CheckpointError(disk.explain(error, f"renaming {file}")) from error
+        _log.info("%s is taken over, and renamed to %s", file, os.path.basename(file) + SUFFIX)

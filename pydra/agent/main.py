@@ -1,0 +1,122 @@
+"""The composition root: build the parts, run them in one task group, stop them in order.
+
+`pydra.agent.start` has the backends' processes running by then. Order of stopping: sockets and calls in flight first
+(each driver drains), then the connection to the API server, then the backends. What is prepared stays prepared, and what
+is published stays published.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+
+import anyio
+
+from pydra import __version__
+from pydra.agent.cluster import Cluster
+from pydra.agent.driver import Driver
+from pydra.agent.early import EarlyBackend
+from pydra.agent.event_writer import KubeEventWriter
+from pydra.agent.memory import give_back_memory
+from pydra.agent.reports import Reports
+from pydra.agent.surroundings import Surroundings
+from pydra.errors import SettingsError
+from pydra.kube.client import KubeClient
+from pydra.kube.credentials import load_credentials
+from pydra.kube.resources import EVENTS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra.observability.events import EventBook
+from pydra.observability.http import serve_http
+from pydra.observability.metrics import Metrics
+from pydra.observability.recorder import EventRecorder
+from pydra.observability.tracing import open_tracer
+from pydra.settings import Settings
+
+_log = logging.getLogger(__name__)
+_STARTED = 10.0
+"""Seconds after which the start is over, and with it the use of much memory."""
+
+
+async def serve(settings: Settings, backends: Sequence[EarlyBackend], reread: Callable[[], Settings]) -> None:
+    """Serve the backends on this node until a signal says to stop.
+
+    `reread` gives the settings as they are at a SIGHUP, and applies those of the log.
+
+    Raises:
+        SettingsError: there is no way to the API server, an address is taken.
+    """
+    metrics = Metrics()
+    metrics.build.labels(__version__).set(1)
+    metrics.announce_requests([str(resource) for resource in (RESOURCE_CLAIMS, RESOURCE_SLICES, EVENTS)])
+    stop = anyio.Event()
+    credentials = await load_credentials(
+        environ=os.environ, kubeconfig=settings.kubeconfig, verify_x509_strict=settings.verify_x509_strict
+    )
+    async with AsyncExitStack() as stack:
+        counts = Reports(metrics, lambda _: None, node=settings.node_name)
+        agent = f"pydra-agent/{__version__}"
+        client = await stack.enter_async_context(KubeClient(credentials, user_agent=agent, report=counts))
+        recorder = _build_recorder(client, settings, metrics)
+        tracer = open_tracer(os.environ, node=settings.node_name, version=__version__)
+        around = Surroundings(settings=settings, client=client, metrics=metrics, record=recorder.record, tracer=tracer)
+        cluster = Cluster(client, Reports(metrics, recorder.record, node=settings.node_name))
+        drivers = [Driver(backend, around) for backend in backends]
+        if endpoint := settings.http_endpoint:
+            missing = _build_readiness(cluster, drivers)
+            await stack.enter_async_context(serve_http(*endpoint, metrics=metrics, missing=missing))
+        tasks = await stack.enter_async_context(anyio.create_task_group())
+        await tasks.start(_listen_to_signals, settings, reread, stop)
+        tasks.start_soon(recorder.run, name="Events")
+        tasks.start_soon(cluster.run, name="version of the cluster")
+        tasks.start_soon(give_back_memory, _STARTED, name="memory of the start")
+        names = ", ".join(str(backend.source) for backend in backends)
+        _log.info("pydra %s serves %s on node %s", __version__, names, settings.node_name)
+        async with anyio.create_task_group() as serving:
+            for driver in drivers:
+                serving.start_soon(driver.run, stop, name=f"driver of {driver.backend}")
+        _log.info("stopped; what is prepared stays prepared")
+        tasks.cancel_scope.cancel()
+
+
+async def _listen_to_signals(
+    settings: Settings,
+    reread: Callable[[], Settings],
+    stop: anyio.Event,
+    *,
+    task_status: anyio.abc.TaskStatus[None],
+) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        task_status.started()
+        async for number in signals:
+            if number == signal.SIGHUP:
+                _take_over(settings, reread)
+            elif stop.is_set():
+                _log.warning("told to stop again: calls in flight are cut off")
+                raise KeyboardInterrupt
+            else:
+                _log.info("told to stop by %s: calls in flight end first", signal.Signals(number).name)
+                stop.set()
+
+
+def _take_over(settings: Settings, reread: Callable[[], Settings]) -> None:
+    """The log settings change at once; the rest is compared with what the agent runs with, and named."""
+    try:
+        fresh = reread()
+    except SettingsError as error:
+        _log.error("the settings are as before; what was read is wrong: %s", error)
+        return
+    later = [name for name in settings.__struct_fields__ if not name.startswith("log_")]
+    changed = [name for name in later if getattr(fresh, name) != getattr(settings, name)]
+    _log.info("settings read again%s", f"; need a restart: {', '.join(changed)}" if changed else "")
+
+
+def _build_recorder(client: KubeClient, settings: Settings, metrics: Metrics) -> EventRecorder:
+    instance = f"pydra-agent-{settings.pod_uid or settings.node_name}"
+    book = EventBook(controller="pydra-agent", instance=instance, default_namespace="default")
+    return EventRecorder(KubeEventWriter(client), book, report=lambda result: metrics.events.labels(result).inc())
+
+
+def _build_readiness(cluster: Cluster, drivers: Sequence[Driver]) -> Callable[[], Sequence[str]]:
+    return lambda: [text for text in (cluster.missing(), *(driver.missing() for driver in drivers)) if text]

@@ -1,0 +1,290 @@
+"""What each part has to tell, turned into metrics and Kubernetes Events. One handler for each kind of event.
+
+Log lines are the parts' own; here is only what a dashboard counts and what `kubectl describe` shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import singledispatchmethod
+
+from pydra.backends.events import (
+    AnswerRejected,
+    BackendEnded,
+    BackendReady,
+    BackendRefused,
+    BackendStartFailed,
+    BackendUndead,
+    ClaimSentenced,
+    HintsFailed,
+)
+from pydra.checkpoint.scan import RecordSetAside, RecordTooNew, RecordTorn
+from pydra.claims.outcome import ClaimRef
+from pydra.claims.reports import (
+    ClaimFailed,
+    ClaimPrepared,
+    ClaimUnprepared,
+    Operation,
+    OperationStarted,
+    SweepDone,
+)
+from pydra.devices import HealthStatus
+from pydra.errors import PydraError, Unavailable, Unsupported
+from pydra.inventory import Published
+from pydra.kube.client import RequestDone
+from pydra.kube.informer import WatchFailed
+from pydra.kubelet.events import HealthStreams, Registered, RegistrationRefused, Serving, Stopped, Waiting
+from pydra.observability.events import Notice, Subject
+from pydra.observability.metrics import Metrics
+from pydra.slices.events import FieldsDropped, FieldsKept, PoolInvalid, PoolPublished, PublishFailed, SliceWritten
+
+Record = Callable[[Notice], None]
+OWN_REASONS = 32
+"""Reasons of a backend's own that are labels; of any more, pydra's word for the error is."""
+
+
+class Reports:
+    """Callable with any event of any part. `driver` is empty while no backend has said its driver yet."""
+
+    def __init__(self, metrics: Metrics, record: Record, *, node: str, driver: str = "") -> None:
+        self._metrics = metrics
+        self._record = record
+        # The kubelet's own Events name its Node by name as uid, and kubectl describe looks for that.
+        self._node = Subject(api_version="v1", kind="Node", name=node, uid=node)
+        self._driver = driver
+        self._dropped: Sequence[str] = ()
+        self._own_reasons: set[str] = set()
+        self._gates_off: frozenset[str] = frozenset()
+
+    def __call__(self, event: object) -> None:
+        """Take note of an event."""
+        _find_handler(type(event))(self, event)
+
+    @singledispatchmethod
+    def _handle(self, event: object) -> None:
+        raise TypeError(f"no handler for {type(event).__name__}")
+
+    # The backend's process
+
+    @_handle.register
+    def _(self, event: BackendReady) -> None:
+        self._metrics.backend_up.labels(event.backend).set(1)
+        if event.starts > 1:
+            self._metrics.backend_restarts.labels(event.backend).inc()
+
+    @_handle.register
+    def _(self, event: BackendEnded) -> None:
+        self._metrics.backend_up.labels(event.backend).set(0)
+        how = event.diagnosis.signal or ("hang" if event.diagnosis.hung else "exit")
+        self._metrics.backend_crashes.labels(event.backend, how).inc()
+        # Claims hear of it by ClaimFailed if it cost them their call; the others need not know whose fault it was.
+        self._tell(self._node, "BackendDied", f"backend {event.backend}: {event.diagnosis.line}", "Run")
+
+    @_handle.register
+    def _(self, event: BackendStartFailed) -> None:
+        self._metrics.backend_up.labels(event.backend).set(0)
+        self._tell(self._node, "BackendStartFailed", f"backend {event.backend}: {event.message}", "Start")
+
+    @_handle.register
+    def _(self, event: BackendRefused) -> None:
+        self._metrics.backend_up.labels(event.backend).set(0)
+        self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
+        note = f"backend {event.backend} is not served: " + "; ".join(event.violations)
+        self._tell(self._node, "BackendContract", note, "Start")
+
+    @_handle.register
+    def _(self, event: BackendUndead) -> None:
+        note = f"backend {event.backend}: process {event.pid} does not die; it hangs in the kernel, in a device driver"
+        self._tell(self._node, "BackendUndead", note, "Run")
+
+    @_handle.register
+    def _(self, event: AnswerRejected) -> None:
+        self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
+        if event.claim is None:
+            note = f"backend {event.backend} broke its contract: " + "; ".join(event.violations)
+            self._tell(self._node, "BackendContract", note, "Run")
+
+    @_handle.register
+    def _(self, event: HintsFailed) -> None:
+        self._tell(self._node, "BackendHintsFailed", f"backend {event.backend}: {event.message}", "Run")
+
+    @_handle.register
+    def _(self, event: ClaimSentenced) -> None:
+        """The failure of the call, with the same words, follows."""
+
+    def not_served(self, why: str) -> None:
+        """A backend that keeps its contract and cannot be served as the settings are."""
+        self._tell(self._node, "BackendNotServed", why, "Start")
+
+    def not_yet_served(self, why: str) -> None:
+        """A driver that waits for what must be before it can be served."""
+        self._tell(self._node, "DriverNotServed", why, "Start")
+
+    # Claims
+
+    @_handle.register
+    def _(self, event: OperationStarted) -> None:
+        self._metrics.in_flight.labels(event.driver, event.operation.value).inc()
+
+    @_handle.register
+    def _(self, event: ClaimPrepared) -> None:
+        self._finish(event.driver, Operation.PREPARE, "ok", event.seconds)
+
+    @_handle.register
+    def _(self, event: ClaimUnprepared) -> None:
+        self._finish(event.driver, Operation.UNPREPARE, "ok", event.seconds)
+
+    @_handle.register
+    def _(self, event: ClaimFailed) -> None:
+        self._finish(event.driver, event.operation, self._label(event.error), event.seconds)
+        self._tell(claim_subject(event.ref), event.error.reason, str(event.error), event.operation.value)
+
+    @_handle.register
+    def _(self, event: SweepDone) -> None:
+        failed = bool(event.problem or event.counts.failed)
+        self._metrics.sweeps.labels(event.driver, "failed" if failed else "ok").inc()
+        counts = event.counts
+        for kind, count in (
+            ("record", counts.claims_unprepared + counts.started_undone),
+            ("cdi_file", counts.files_removed),
+            ("cdi_restored", counts.files_restored),
+        ):
+            self._metrics.swept.labels(event.driver, kind).inc(count)
+
+    @_handle.register
+    def _(self, event: RecordSetAside) -> None:
+        self._metrics.records_set_aside.labels(self._driver).inc()
+        note = f"driver {self._driver}: the checkpoint of claim {event.uid} could not be read: {event.why}; "
+        self._tell(self._node, "CheckpointSetAside", note + f"it was set aside as {event.path}", "Read")
+
+    @_handle.register
+    def _(self, event: RecordTorn) -> None:
+        note = f"driver {self._driver}: the last write of the checkpoint of claim {event.uid} is damaged: {event.why}; "
+        self._tell(self._node, "CheckpointTorn", note + f"the one before it counts ({event.path})", "Read")
+
+    @_handle.register
+    def _(self, event: RecordTooNew) -> None:
+        note = f"driver {self._driver}: the checkpoint of claim {event.uid} was written by a newer pydra: {event.why}"
+        self._tell(self._node, "CheckpointTooNew", note, "Read")
+
+    # The kubelet
+
+    @_handle.register
+    def _(self, event: Registered) -> None:
+        self._metrics.registered.labels(event.driver).set(1)
+
+    @_handle.register
+    def _(self, event: RegistrationRefused) -> None:
+        self._metrics.registered.labels(event.driver).set(0)
+        self._tell(self._node, "RegistrationRefused", f"driver {event.driver}: {event.message}", "Register")
+
+    @_handle.register
+    def _(self, event: Waiting) -> None:
+        self._metrics.registered.labels(event.driver).set(0)
+
+    @_handle.register
+    def _(self, event: Serving) -> None:
+        """The kubelet's own word, Registered, follows."""
+
+    @_handle.register
+    def _(self, event: Stopped) -> None:
+        self._metrics.registered.labels(event.driver).set(0)
+
+    @_handle.register
+    def _(self, event: HealthStreams) -> None:
+        self._metrics.health_streams.labels(event.driver).set(event.count)
+
+    # Slices and the API server
+
+    @_handle.register
+    def _(self, event: SliceWritten) -> None:
+        self._metrics.slice_writes.labels(self._driver, event.kind.value).inc()
+
+    @_handle.register
+    def _(self, event: PoolPublished) -> None:
+        self._metrics.slices.labels(self._driver).set(event.slices)
+
+    @_handle.register
+    def _(self, event: PublishFailed) -> None:
+        self._metrics.publish_failures.labels(self._driver, event.error.reason).inc()
+        self._tell(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
+
+    @_handle.register
+    def _(self, event: PoolInvalid) -> None:
+        self._metrics.publish_failures.labels(self._driver, "PoolInvalid").inc()
+        note = f"driver {self._driver}: nothing new is published: " + "; ".join(event.problems)
+        self._tell(self._node, "PoolInvalid", note, "Publish")
+
+    @_handle.register
+    def _(self, event: FieldsDropped) -> None:
+        if event.gates:
+            self._count_gates(event.gates, withheld=len(event.withheld))
+        self._tell(self._node, "FieldsDropped", f"driver {self._driver}: {event}", "Publish")
+
+    @_handle.register
+    def _(self, event: FieldsKept) -> None:
+        self._count_gates((), withheld=0)
+
+    def cluster_unsupported(self, error: Unsupported) -> None:
+        """The cluster is none that pydra works with."""
+        self._metrics.cluster_unsupported.set(1)
+        self._tell(self._node, "ClusterUnsupported", f"nothing is served to this cluster: {error}", "Start")
+
+    def cluster_supported(self) -> None:
+        """It is one."""
+        self._metrics.cluster_unsupported.set(0)
+
+    @_handle.register
+    def _(self, event: WatchFailed) -> None:
+        # It is counted as a request. What is refused stays so until somebody grants it, and without a list of the
+        # slices none is written, which nobody else would tell.
+        if not isinstance(event.error, Unavailable):
+            self._metrics.publish_failures.labels(self._driver, event.error.reason).inc()
+            self._tell(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
+
+    @_handle.register
+    def _(self, event: RequestDone) -> None:
+        self._metrics.requests.labels(event.verb, event.resource, str(event.status)).observe(event.seconds)
+
+    def published(self, published: Published) -> None:
+        """Devices by health, and those that were left out."""
+        for status in HealthStatus:
+            count = sum(device.status is status for device in published.health)
+            self._metrics.devices.labels(self._driver, status.value).set(count)
+        self._metrics.devices_dropped.labels(self._driver).set(len(published.problems))
+        # At each look the same ones are left out again; only a new word is worth a write to the API server.
+        for problem in published.problems:
+            if problem not in self._dropped:
+                self._tell(self._node, "DeviceDropped", f"driver {self._driver}: {problem}", "Discover")
+        self._dropped = published.problems
+
+    def _count_gates(self, gates: Sequence[str], *, withheld: int) -> None:
+        for gate in self._gates_off.union(gates):
+            self._metrics.fields_dropped.labels(self._driver, gate).set(gate in gates)
+        self._gates_off = frozenset(gates)
+        self._metrics.devices_withheld.labels(self._driver).set(withheld)
+
+    def _finish(self, driver: str, operation: Operation, result: str, seconds: float) -> None:
+        self._metrics.in_flight.labels(driver, operation.value).dec()
+        self._metrics.calls.labels(driver, operation.value, result).observe(seconds)
+
+    def _label(self, error: PydraError) -> str:
+        """The error's reason as a label, of which there are never more than a few: backends are strangers."""
+        pydras = type(error).reason
+        if error.reason != pydras and len(self._own_reasons) < OWN_REASONS:
+            self._own_reasons.add(error.reason)
+        return error.reason if error.reason in self._own_reasons else pydras
+
+    def _tell(self, subject: Subject, reason: str, note: str, action: str) -> None:
+        self._record(Notice(subject=subject, reason=reason, note=note, action=action[:1].upper() + action[1:]))
+
+
+# A singledispatchmethod that is called makes a function for each call; its table alone does not.
+_find_handler = Reports.__dict__["_handle"].dispatcher.dispatch
+
+
+def claim_subject(ref: ClaimRef) -> Subject:
+    """The claim, as an Event names it."""
+    return Subject(
+        api_version="resource.k8s.io/v1", kind="ResourceClaim", name=ref.name, namespace=ref.namespace, uid=ref.uid
+    )

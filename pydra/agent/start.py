@@ -1,0 +1,83 @@
+"""The start of the agent: its log, its backends' processes, and only then the import of its own parts.
+
+A backend's process needs a tenth of a second or more to come up, the import of aiohttp, grpclib and the rest two:
+one after the other they are a fifth of the time to the first slice.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+
+import anyio
+
+from pydra.agent.early import EarlyBackend
+from pydra.backends.discovery import BackendSource, find_backend
+from pydra.errors import SettingsError
+from pydra.observability.logging import configure_logs
+from pydra.settings import Settings
+
+
+def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
+    """Run until SIGTERM or SIGINT; the exit code. `reread` gives the settings as they are at a SIGHUP.
+
+    Raises:
+        SettingsError: a backend is not installed, there is no way to the API server, an address is taken.
+    """
+
+    def take_over() -> Settings:
+        fresh = reread()
+        _open_log(fresh)
+        return fresh
+
+    _open_log(settings)
+    sources = tuple(_find_all(settings.backends))
+    try:
+        anyio.run(_start, settings, sources, take_over, backend_options={"use_uvloop": True})
+    except* SettingsError as group:
+        raise SettingsError([problem for error in _leaves(group) for problem in error.problems]) from group
+    return 0
+
+
+async def _start(settings: Settings, sources: Sequence[BackendSource], reread: Callable[[], Settings]) -> None:
+    backends = [
+        EarlyBackend(source, settings, driver=settings.drivers.get(name, ""))
+        for name, source in zip(settings.backends, sources, strict=True)
+    ]
+    async with anyio.create_task_group() as processes:
+        for backend in backends:
+            processes.start_soon(backend.supervisor.run, name=f"backend {backend.source.name}")
+        for backend in backends:
+            await backend.supervisor.wait_spawned()
+        gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the import
+        from pydra.agent.main import serve  # noqa: PLC0415 - see above
+
+        gc.enable()
+        await serve(settings, backends, reread)
+        processes.cancel_scope.cancel()
+
+
+def _open_log(settings: Settings) -> None:
+    try:
+        configure_logs(level=settings.log_level, form=settings.log_format, file=settings.log_file)
+    except OSError as error:
+        raise SettingsError([f"logFile: {settings.log_file} cannot be opened: {error.strerror}"]) from error
+
+
+def _find_all(names: Sequence[str]) -> Iterator[BackendSource]:
+    problems: list[str] = []
+    for name in names:
+        try:
+            yield find_backend(name)
+        except SettingsError as error:
+            problems += error.problems
+    if problems:
+        raise SettingsError(problems)
+
+
+def _leaves(group: BaseExceptionGroup[SettingsError]) -> Iterator[SettingsError]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

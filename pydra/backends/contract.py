@@ -1,0 +1,82 @@
+"""The contract between pydra and a backend, as types. Nothing here is subclassed.
+
+A backend is any object, usually a module, named by an entry point of the group `pydra.backends`,
+that has the coroutines below. It runs in a process of its own, and imports vendor libraries inside
+the coroutines, so that reading its types needs no hardware.
+
+Calls run side by side on one event loop, prepares of different claims too: what must not overlap is
+for the backend to lock. Those of one claim come one after the other. What blocks goes through
+`asyncio.to_thread`; a loop that stands still gives no sign of life, and its process is replaced. A
+cancelled call counts as ended when its threads have. What a backend prints goes to the agent's log.
+
+Beside the coroutines it may have:
+
+- `DRIVER: str`, the driver name in the API, such as `gpu.example.com`;
+- `CONFIG_TYPES: Mapping[str, type]`, from `"group/version/Kind"` to the msgspec Struct that opaque
+  parameters of that kind are decoded into, strictly;
+- `DEVICE_CLASSES: Mapping[str, Mapping]`, from the name of a DeviceClass to its spec, for the chart;
+- `connect() -> AsyncContextManager[Backend]`, when handles and sessions must live somewhere:
+  the object it yields has the coroutines instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pydra.claim import Claim, Inheritance, PreparedDevice
+from pydra.devices import Inventory, Sample
+
+ENTRY_POINT_GROUP = "pydra.backends"
+
+
+class Backend(Protocol):
+    """What every backend has."""
+
+    async def discover(self) -> Inventory:
+        """The whole truth of the hardware, now. Called at start, on a hint, and at every rescan."""
+        ...
+
+    async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
+        """Configure the hardware for the claim and return one entry for each of its devices.
+
+        Idempotent: called again for the same claim it returns the same. Raise `ClaimError` for what
+        the claim's author should read, `TerminalError` when trying again cannot help.
+        """
+        ...
+
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
+        """Undo `prepare`. Idempotent, and never in need of the claim's API object.
+
+        `prepared` is what `prepare` returned, or empty when the node died inside `prepare`: undo
+        whatever may have been begun.
+        """
+        ...
+
+
+class Watches(Protocol):
+    """A backend that notices changes."""
+
+    async def wait_changed(self) -> None:
+        """Return when `discover` is worth calling again. May wait forever."""
+        ...
+
+
+class Measures(Protocol):
+    """A backend with numbers for `/metrics`."""
+
+    async def measure(self) -> Sequence[Sample]:
+        """Gauges and counters of the hardware, read now."""
+        ...
+
+
+class Inherits(Protocol):
+    """A backend that takes the place of another driver of the same name."""
+
+    async def inherit(self, directory: str, /) -> Inheritance:
+        """What that driver left in its plugin directory; called at each start, before the driver is served.
+
+        Raise `ClaimError` with words for the admin when the driver cannot be served now, as when the other one
+        still runs; it is called again until it returns.
+        """
+        ...

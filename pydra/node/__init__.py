@@ -1,1 +1,0 @@
-"""One driver on one node: the parts of every other room, put together. `pydra.agent` runs it."""

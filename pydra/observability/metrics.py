@@ -1,0 +1,178 @@
+"""Every Prometheus series of the agent, in one registry; each exists from the start, at zero.
+
+Only a claim's operations that fail begin with their first failure: there is a histogram for each reason.
+Names and help texts only: who counts what is in `pydra.agent.reports`. Conventions: base units,
+`_total` for counters, label values from small closed sets (claims are never labels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from pydra.devices import HealthStatus, Sample, SampleKind
+from pydra.errors import KubeError
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGKILL", "exit", "hang")
+_VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
+
+
+class Metrics:
+    """The registry and its series; `driver` labels are the drivers' names, `backend` those of the backends."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        counter, gauge, histogram = self._counter, self._gauge, self._histogram
+        self.build = gauge("build_info", "Always 1; the version is in the label.", "version")
+
+        self.calls = histogram(
+            "claim_operation_duration_seconds",
+            "How long one claim's prepare or unprepare took, by result: ok, or the reason of the error.",
+            ("driver", "operation", "result"),
+        )
+        self.in_flight = gauge(
+            "claim_operations_in_flight", "Claims being prepared or unprepared now.", "driver", "operation"
+        )
+        self.registered = gauge("registered", "1 while the kubelet has the driver registered.", "driver")
+        self.health_streams = gauge("health_streams", "Health streams the kubelet holds open.", "driver")
+
+        self.backend_up = gauge("backend_up", "1 while the backend's process serves calls.", "backend")
+        self.backend_restarts = counter("backend_restarts", "Starts of the process after its first.", "backend")
+        self.backend_crashes = counter(
+            "backend_crashes", "Ends of the backend's process nobody asked for, by signal.", "backend", "signal"
+        )
+        self.backend_violations = counter(
+            "backend_contract_violations", "Answers of the backend that broke its contract.", "backend"
+        )
+
+        self.devices = gauge("devices", "Devices by health.", "driver", "health")
+        self.devices_dropped = gauge("devices_dropped", "Devices left out: they break the API's rules.", "driver")
+        self.slices = gauge("resourceslices", "ResourceSlices that should exist.", "driver")
+        self.slice_writes = counter("resourceslice_writes", "Writes of ResourceSlices.", "driver", "verb")
+        self.publish_failures = counter(
+            "resourceslice_publish_failures", "Attempts to publish that failed, by reason.", "driver", "reason"
+        )
+        self.fields_dropped = gauge(
+            "resourceslice_fields_dropped",
+            "1 while the API server drops fields because this feature gate is off.",
+            "driver",
+            "feature",
+        )
+        self.devices_withheld = gauge(
+            "devices_withheld",
+            "Devices not published: the API server drops the fields without which they would be unsafe.",
+            "driver",
+        )
+        self.cluster_unsupported = gauge(
+            "cluster_unsupported", "1 while the cluster is too old for pydra, or does not serve resource.k8s.io/v1."
+        )
+        self.requests = histogram(
+            "kubernetes_request_duration_seconds",
+            "Requests to the API server, by HTTP status (0: no answer).",
+            ("verb", "resource", "status"),
+        )
+
+        self.records = gauge("checkpoint_records", "Claims with a checkpoint, by stage.", "driver", "stage")
+        self.records_set_aside = counter(
+            "checkpoint_records_set_aside", "Checkpoints that could not be read and were set aside.", "driver"
+        )
+        self.sweeps = counter("sweeps", "Sweeps, by result.", "driver", "result")
+        self.swept = counter("swept", "What sweeps put right, by kind.", "driver", "kind")
+        self.events = counter("events", "Kubernetes Events, by result.", "result")
+        for result in ("ok", "failed", "gone", "dropped"):
+            self.events.labels(result)
+        self.samples = BackendSamples()
+        self.registry.register(self.samples)
+
+    def announce_backend(self, backend: str) -> None:
+        """Create the series of a backend's process at zero, before it starts: one that never does is down."""
+        self.backend_up.labels(backend).set(0)
+        self.backend_restarts.labels(backend)
+        self.backend_violations.labels(backend)
+        for name in _CRASHES:
+            self.backend_crashes.labels(backend, name)
+
+    def announce_driver(self, driver: str) -> None:
+        """Create the series of a driver at zero, so that a rate over the first failure is not lost."""
+        for operation in ("prepare", "unprepare"):
+            self.calls.labels(driver, operation, "ok")
+            self.in_flight.labels(driver, operation)
+        for status in HealthStatus:
+            self.devices.labels(driver, status.value).set(0)
+        errors: tuple[type[KubeError], ...] = (KubeError, *KubeError.__subclasses__())
+        for reason in ("PoolInvalid", *(error.reason for error in errors)):
+            self.publish_failures.labels(driver, reason)
+        for verb in ("create", "update", "delete"):
+            self.slice_writes.labels(driver, verb)
+        for stage in ("started", "completed"):
+            self.records.labels(driver, stage).set(0)
+        for result in ("ok", "failed"):
+            self.sweeps.labels(driver, result)
+        for kind in ("record", "cdi_file", "cdi_restored"):
+            self.swept.labels(driver, kind)
+        for gauge in (self.devices_dropped, self.devices_withheld, self.slices, self.registered, self.health_streams):
+            gauge.labels(driver).set(0)
+        self.records_set_aside.labels(driver)
+
+    def announce_requests(self, resources: Sequence[str]) -> None:
+        """Create the series of API requests for these resources."""
+        for resource in resources:
+            for verb in _VERBS:
+                self.requests.labels(verb, resource, "200")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"pydra_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"pydra_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, labels: tuple[str, ...]) -> Histogram:
+        return Histogram(f"pydra_{name}", text, labels, buckets=_SECONDS, registry=self.registry)
+
+    def text(self) -> bytes:
+        """All series in the Prometheus text format."""
+        return bytes(generate_latest(self.registry))
+
+
+class BackendSamples(Collector):
+    """The backends' own measurements, replaced as a whole at each reading."""
+
+    def __init__(self) -> None:
+        self._by_backend: dict[str, tuple[Sample, ...]] = {}
+
+    def replace(self, backend: str, samples: Sequence[Sample]) -> None:
+        """Keep these as the backend's newest."""
+        self._by_backend[backend] = tuple(samples)
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing is known before the first reading."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        """One family for each name; a sample whose labels differ from its family's first is left out."""
+        for backend, samples in sorted(self._by_backend.items()):
+            families: dict[str, tuple[tuple[str, ...], Metric]] = {}
+            for sample in samples:
+                labels = _labels(sample)
+                name = f"pydra_{backend.replace('-', '_')}_{sample.name}"
+                names, family = families.setdefault(name, (tuple(labels), _family(name, sample, tuple(labels))))
+                if names == tuple(labels) and isinstance(family, GaugeMetricFamily | CounterMetricFamily):
+                    family.add_metric(list(labels.values()), sample.value)
+            yield from (family for _, family in families.values())
+
+
+def _labels(sample: Sample) -> Mapping[str, str]:
+    device = {"device": sample.device} if sample.device else {}
+    return {**device, **dict(sorted(sample.labels.items()))}
+
+
+def _family(name: str, sample: Sample, labels: tuple[str, ...]) -> Metric:
+    kind = CounterMetricFamily if sample.kind is SampleKind.COUNTER else GaugeMetricFamily
+    return kind(name, sample.help or f"Measured by the backend: {sample.name}.", labels=list(labels))
