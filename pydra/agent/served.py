@@ -8,10 +8,12 @@ The sockets come last, since the kubelet calls as soon as it finds them, and go 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -55,6 +57,7 @@ from pydra.slices.reconciler import SliceReconciler, slice_selector
 
 _log = logging.getLogger(__name__)
 _OPEN_RETRY = 5.0
+OutcomeT = TypeVar("OutcomeT")
 
 
 class Served:
@@ -105,7 +108,10 @@ class Served:
             async with anyio.create_task_group() as front:
                 front.start_soon(self._build_plugin(claims).run, name=f"kubelet plugin {self._driver}")
                 await stop.wait()
+                deadline = anyio.current_time() + self._settings.drain_grace
                 front.cancel_scope.cancel()
+            with anyio.CancelScope(deadline=deadline):
+                await claims.wait_idle()  # claims for which the kubelet no longer waits have the rest of the grace
             parts.cancel_scope.cancel()
 
     async def open(self) -> None:
@@ -228,7 +234,8 @@ class Served:
     def _build_plugin(self, claims: ClaimPreparer) -> KubeletPlugin:
         return KubeletPlugin(
             self._driver,
-            claims,
+            prepare=_claim_by_claim(claims.prepare),
+            unprepare=_claim_by_claim(claims.unprepare),
             registry_directory=self._settings.registry_directory,
             plugin_directory=self._directory,
             health=self._board,
@@ -277,6 +284,17 @@ class Served:
 
     def _count(self, stage: Stage) -> float:
         return sum(record.stage is stage for record in self._checkpoints.records().values())
+
+
+def _claim_by_claim(
+    operation: Callable[[Sequence[ClaimRef]], Awaitable[Mapping[str, OutcomeT]]],
+) -> Callable[[ClaimRef], asyncio.Future[OutcomeT]]:
+    """The preparer's operation in the form that the kubelet plugin calls."""
+
+    async def serve(ref: ClaimRef) -> OutcomeT:
+        return (await operation([ref]))[ref.uid]
+
+    return lambda ref: asyncio.get_running_loop().create_task(serve(ref))
 
 
 _TAINTS = {

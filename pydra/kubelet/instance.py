@@ -9,7 +9,7 @@ from pydra.kubelet.events import HealthStreams, KubeletEvent
 from pydra.kubelet.grpc_server import DrainServer, Servable
 from pydra.kubelet.health_service import HealthReports, HealthServiceV1, HealthServiceV1alpha1, HealthSource
 from pydra.kubelet.names import SocketPaths
-from pydra.kubelet.node_service import ClaimService, NodeCalls, NodeServiceV1, NodeServiceV1beta1, Spawn
+from pydra.kubelet.node_service import NodeCalls, NodeServiceV1, NodeServiceV1beta1, StartPrepare, StartUnprepare
 from pydra.kubelet.registration import HEALTH_VERSIONS, NODE_VERSIONS, RegistrationService
 from pydra.kubelet.serving import ServingStatus
 from pydra.kubelet.sockets import BoundSocket, bind_socket
@@ -28,13 +28,13 @@ class Instance:
         driver: str,
         paths: SocketPaths,
         *,
-        claims: ClaimService,
+        prepare: StartPrepare,
+        unprepare: StartUnprepare,
         health: HealthSource | None,
         health_period: float,
-        spawn: Spawn,
         report: Callable[[KubeletEvent], None],
     ) -> None:
-        node = _node_services(NodeCalls(driver, claims, spawn))
+        node = _node_services(NodeCalls(driver, prepare, unprepare))
         versions = [*NODE_VERSIONS]
         self._reports: HealthReports | None = None
         if health is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
 
 import msgspec
 
@@ -33,8 +32,6 @@ _RULES = (
     ("namespace", LABEL, 63, "a DNS label"),
     ("name", SUBDOMAIN, 253, "a DNS subdomain"),
 )
-
-OutcomeT = TypeVar("OutcomeT")
 
 
 class ClaimCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,17 +74,6 @@ def _problem(values: Mapping[str, object]) -> str:
             found = f"the kubelet names a claim whose {field} is {value[:limit]!r}"
             return f"{found}; it must be {rule}, at most {limit} bytes"
     return ""
-
-
-def complete(
-    call: ClaimCall, outcomes: Mapping[str, OutcomeT | PydraError], missing: PydraError
-) -> dict[str, OutcomeT | PydraError]:
-    """One outcome for each uid of the call: the given one, the reason of the refusal, or `missing`.
-
-    Outcomes for claims that the call does not name are left out: the kubelet would refuse the whole answer.
-    """
-    answered = {ref.uid: outcomes.get(ref.uid, missing) for ref in call.refs}
-    return {**answered, **call.refused}
 
 
 def build_prepare_v1(outcomes: Mapping[str, PrepareOutcome]) -> dra_v1.NodePrepareResourcesResponse:

@@ -19,7 +19,7 @@ from pydra.kubelet.events import KubeletEvent, Serving, Stopped, Waiting
 from pydra.kubelet.health_service import HealthSource
 from pydra.kubelet.instance import Instance
 from pydra.kubelet.names import plan_socket_paths
-from pydra.kubelet.node_service import ClaimService, Spawn
+from pydra.kubelet.node_service import StartPrepare, StartUnprepare
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +32,9 @@ class KubeletPlugin:
     def __init__(
         self,
         driver: str,
-        claims: ClaimService,
         *,
+        prepare: StartPrepare,
+        unprepare: StartUnprepare,
         registry_directory: str,
         plugin_directory: str,
         health: HealthSource | None = None,
@@ -55,7 +56,8 @@ class KubeletPlugin:
             driver, registry_directory=registry_directory, plugin_directory=plugin_directory, pod_uid=pod_uid
         )
         self._driver = driver
-        self._claims = claims
+        self._prepare = prepare
+        self._unprepare = unprepare
         self._health = health
         self._registry_directory = registry_directory
         self._plugin_directory = plugin_directory
@@ -81,26 +83,21 @@ class KubeletPlugin:
     async def _run_shielded(self, stop: anyio.Event, task_status: TaskStatus[None]) -> None:
         """All of it out of the reach of cancellation, which would take the calls in flight with it."""
         with anyio.CancelScope(shield=True):
-            cut_off = 0
-            async with anyio.create_task_group() as work:
-                instance = self._build_instance(work.start_soon)
-                try:
-                    await self._keep_serving(instance, stop, task_status)
-                finally:
-                    deadline = anyio.current_time() + self._drain_grace
-                    cut_off = await instance.stop(self._drain_grace)
-                    # What the kubelet gave up on, and nobody waits for, has the rest of the grace.
-                    work.cancel_scope.deadline = deadline
+            instance = self._build_instance()
+            try:
+                await self._keep_serving(instance, stop, task_status)
+            finally:
+                cut_off = await instance.stop(self._drain_grace)
             self._report(Stopped(driver=self._driver, cut_off=cut_off))
 
-    def _build_instance(self, spawn: Spawn) -> Instance:
+    def _build_instance(self) -> Instance:
         return Instance(
             self._driver,
             self.paths,
-            claims=self._claims,
+            prepare=self._prepare,
+            unprepare=self._unprepare,
             health=self._health,
             health_period=self._health_period,
-            spawn=spawn,
             report=self._report,
         )
 

@@ -25,3 +25,8 @@ def logging_fields(**fields: str) -> Iterator[None]:
         yield
     finally:
         _FIELDS.reset(token)
+
+
+def set_logging_fields(**fields: str) -> None:
+    """Add fields for the rest of this task, and for every task started in it; new values hide earlier ones."""
+    _FIELDS.set({**_FIELDS.get(), **fields})

@@ -18,7 +18,7 @@ from grpclib.exceptions import StreamTerminatedError
 from pydra.kube.resources import RESOURCE_SLICES
 from pydra.kubelet.pb.dra_v1 import Claim, DraPluginStub, NodePrepareResourcesRequest
 from pydra_dev.node import run_node
-from tests.integration.agent.process import run_agent
+from tests.integration.agent.process import DEADLINE, run_agent
 
 
 def ignore(step: object) -> None:
@@ -139,6 +139,29 @@ async def test_a_second_signal_to_stop_cuts_off_the_calls_without_a_traceback() 
         await agent.wait_log(lambda text: "calls in flight end first" in text)
         assert await agent.stop() == 1
         assert "calls in flight are cut off" in agent.messages()
+
+
+async def test_a_stop_lets_the_work_end_for_which_the_kubelet_no_longer_waits() -> None:
+    async with run_node(ignore) as node, run_agent(node, "--backend", "sim") as agent:
+        await agent.wait_ready()
+        request = NodePrepareResourcesRequest(claims=[Claim(namespace="ns", uid="uid-1", name="claim")])
+        with node.server.faults.frozen():
+            before = len(node.server.requests.select("get", "resourceclaims"))
+            async with Channel(path=f"{node.settings.root}/plugins/sim.pydra.dev/dra.sock") as channel:
+                with anyio.CancelScope() as patience:
+                    async with anyio.create_task_group() as calls:
+                        calls.start_soon(DraPluginStub(channel).node_prepare_resources, request)
+                        await node.server.requests.wait_count(before + 1, "get", "resourceclaims")
+                        patience.cancel()
+            await agent.wait_log(lambda text: "stopped waiting for 1 claims" in text)
+            agent.process.terminate()
+            await agent.wait_log(lambda text: "calls in flight end first" in text)
+        with anyio.fail_after(DEADLINE):
+            assert await agent.process.wait() == 0
+        assert "the agent is stopping" not in agent.messages()
+        assert [line["reason"] for line in agent.lines() if line.get("claim") == "ns/claim" and "reason" in line] == [
+            "NotFound"
+        ]
 
 
 async def call_in_vain(plugin: DraPluginStub, request: NodePrepareResourcesRequest) -> None:

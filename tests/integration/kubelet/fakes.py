@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -38,35 +39,44 @@ async def wait_until(condition: Callable[[], T]) -> T:
 
 
 class Claims:
-    """Prepares at once, or when `gate` opens; `fail` may raise instead. Remembers what it was asked."""
+    """Prepares at once, or when `gate` opens. Remembers what it was asked."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, ...]] = []
-        self.done: list[tuple[str, ...]] = []
+        self.asked: list[str] = []
+        self.done: list[str] = []
         self.gate: anyio.Event | None = None
-        self.fail: Callable[[], None] = lambda: None
         self.answer: Callable[[ClaimRef], PrepareOutcome] = lambda ref: (
             ContainerDevice(
                 requests=("gpu",), pool="node-1", device="gpu-0", cdi_ids=(f"{DRIVER}/claim={ref.uid}:gpu:gpu-0",)
             ),
         )
-        self.forget: frozenset[str] = frozenset()
+        self._work: set[asyncio.Future[Any]] = set()
 
-    async def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, PrepareOutcome]:
-        await self._work(refs)
-        return {ref.uid: self.answer(ref) for ref in refs if ref.uid not in self.forget}
+    def prepare(self, ref: ClaimRef) -> asyncio.Future[PrepareOutcome]:
+        return self._start(ref, self.answer)
 
-    async def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, UnprepareOutcome]:
-        await self._work(refs)
-        return {ref.uid: None for ref in refs if ref.uid not in self.forget}
+    def unprepare(self, ref: ClaimRef) -> asyncio.Future[UnprepareOutcome]:
+        return self._start(ref, lambda _: None)
 
-    async def _work(self, refs: Sequence[ClaimRef]) -> None:
-        uids = tuple(ref.uid for ref in refs)
-        self.asked.append(uids)
-        if self.gate is not None:
-            await self.gate.wait()
-        self.fail()
-        self.done.append(uids)
+    def _start(self, ref: ClaimRef, answer: Callable[[ClaimRef], T]) -> asyncio.Future[T]:
+        async def work() -> T:
+            if self.gate is not None:
+                await self.gate.wait()
+            self.done.append(ref.uid)
+            return answer(ref)
+
+        self.asked.append(ref.uid)
+        task = asyncio.get_running_loop().create_task(work())
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return task
+
+    async def stop(self) -> None:
+        """End what was never let through."""
+        for task in tuple(self._work):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
 class Running(msgspec.Struct):
@@ -96,7 +106,8 @@ async def serve(root: Path, *, driver: str = DRIVER, wait: bool = True, **option
     options = {"drain_grace": DEADLINE, "check_period": 0.01, **options}
     plugin = KubeletPlugin(
         driver,
-        claims,
+        prepare=claims.prepare,
+        unprepare=claims.unprepare,
         registry_directory=str(registry),
         plugin_directory=str(root / "plugins" / driver),
         health=board,
@@ -118,6 +129,7 @@ async def serve(root: Path, *, driver: str = DRIVER, wait: bool = True, **option
             yield running
         finally:
             scope.cancel()
+    await claims.stop()
 
 
 class Failed(Exception):

@@ -85,7 +85,7 @@ async def test_a_hostile_claim_never_reaches_the_driver_and_spoils_no_other(
 ) -> None:
     async with serve(root) as running, connect(running.plugin.paths.service) as kubelet:
         response = await prepare(kubelet, "../../etc/cron.d/x", "uid-1", "", "ünicode")
-        assert running.claims.asked == [("uid-1",)]
+        assert running.claims.asked == ["uid-1"]
     errors = {uid: answer.error for uid, answer in response.claims.items()}
     assert errors.pop("uid-1") == ""
     assert sorted(errors) == ["", "../../etc/cron.d/x", "ünicode"]
@@ -93,40 +93,6 @@ async def test_a_hostile_claim_never_reaches_the_driver_and_spoils_no_other(
     assert [line for line in caplog.messages if "; and 2 more" in line and "etc/cron.d" in line], (
         "the admin reads it too"
     )
-
-
-async def test_a_claim_that_the_driver_forgets_is_answered_with_an_error(root: Path, connect: Connect) -> None:
-    async with serve(root) as running, connect(running.plugin.paths.service) as kubelet:
-        running.claims.forget = frozenset({"uid-2"})
-        prepared = await prepare(kubelet, "uid-1", "uid-2")
-        undone = await unprepare(kubelet, "uid-1", "uid-2")
-    text = "driver gpu.example.com gave no answer for this claim"
-    assert {uid: answer.error for uid, answer in prepared.claims.items()} == {"uid-1": "", "uid-2": text}
-    assert {uid: answer.error for uid, answer in undone.claims.items()} == {"uid-1": "", "uid-2": text}
-
-
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (ClaimError("no such claim"), "no such claim"),
-        (ExceptionGroup("a task group's", [ClaimError("no such claim")]), "no such claim"),
-        (ValueError("a bug\nin two lines"), "internal error: ValueError: a bug in two lines"),
-        (ExceptionGroup("both", [ClaimError("one"), ClaimError("two")]), "internal error: ExceptionGroup: one; two"),
-    ],
-    ids=["own error", "group of one", "bug", "group"],
-)
-async def test_the_kubelet_reads_what_went_wrong_with_a_call(
-    root: Path, connect: Connect, error: Exception, text: str
-) -> None:
-    def fail() -> None:
-        raise error
-
-    async with serve(root) as running, connect(running.plugin.paths.service) as kubelet:
-        running.claims.fail = fail
-        response = await prepare(kubelet, "uid-1")
-        assert response.claims["uid-1"].error == text
-        running.claims.fail = lambda: None
-        assert (await prepare(kubelet, "uid-1")).claims["uid-1"].error == ""
 
 
 async def test_a_call_without_claims_is_answered(root: Path, connect: Connect) -> None:
@@ -157,10 +123,10 @@ async def test_a_call_that_the_kubelet_gives_up_on_is_finished(root: Path, conne
         running.claims.gate = anyio.Event()
         with pytest.raises(Failed, match="DEADLINE_EXCEEDED"):
             await prepare(kubelet, "uid-1", timeout=0.1)
-        assert running.claims.asked == [("uid-1",)]
+        assert running.claims.asked == ["uid-1"]
         assert running.claims.done == []
         running.claims.gate.set()
-        await wait_until(lambda: running.claims.done == [("uid-1",)])
+        await wait_until(lambda: running.claims.done == ["uid-1"])
         assert (await prepare(kubelet, "uid-1")).claims["uid-1"].error == ""
 
 
@@ -172,7 +138,7 @@ async def test_a_call_that_the_kubelet_cancels_is_finished(root: Path, connect: 
             await wait_until(lambda: running.claims.asked)
             group.cancel_scope.cancel()
         running.claims.gate.set()
-        await wait_until(lambda: running.claims.done == [("uid-1",)])
+        await wait_until(lambda: running.claims.done == ["uid-1"])
         assert (await prepare(kubelet, "uid-2")).claims["uid-2"].error == ""
 
 
@@ -189,7 +155,7 @@ async def test_a_kubelet_that_vanishes_leaves_its_call_to_be_finished(root: Path
             await wait_until(lambda: running.claims.asked)
             group.cancel_scope.cancel()
         running.claims.gate.set()
-        await wait_until(lambda: running.claims.done == [("uid-1",)])
+        await wait_until(lambda: running.claims.done == ["uid-1"])
 
 
 async def test_calls_run_side_by_side(root: Path, connect: Connect) -> None:

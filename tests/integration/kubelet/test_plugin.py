@@ -167,18 +167,6 @@ async def test_a_stop_lets_the_call_in_flight_end(root: Path) -> None:
         assert not exists(running.plugin.paths.registration)
 
 
-async def test_a_stop_lets_the_work_end_that_the_kubelet_gave_up_on(root: Path) -> None:
-    async with serve(root) as running, grpclib_kubelet(running.plugin.paths.service) as kubelet:
-        running.claims.gate = anyio.Event()
-        with pytest.raises(Failed, match="DEADLINE_EXCEEDED"):
-            await prepare(kubelet, "uid-1", timeout=0.05)
-        running.stop()
-        await wait_until(lambda: not exists(running.plugin.paths.registration))
-        running.claims.gate.set()
-        await wait_until(lambda: running.heard(Stopped))
-        assert running.claims.done == [("uid-1",)]
-
-
 async def test_a_stop_cuts_off_what_does_not_end_within_the_grace(root: Path) -> None:
     async with (
         serve(root, drain_grace=0.05) as running,
@@ -298,7 +286,13 @@ async def test_many_drivers_serve_in_one_process(root: Path) -> None:
 
 
 def test_a_directory_that_is_too_deep_is_refused_before_anything_is_touched(root: Path) -> None:
-    deep = root / ("d" * 100)
+    deep, claims = root / ("d" * 100), Claims()
     with pytest.raises(SettingsError, match=r"too deep: the socket .* has a path of \d+ bytes, and Linux allows 107"):
-        KubeletPlugin(DRIVER, Claims(), registry_directory=str(deep), plugin_directory=str(root))
+        KubeletPlugin(
+            DRIVER,
+            prepare=claims.prepare,
+            unprepare=claims.unprepare,
+            registry_directory=str(deep),
+            plugin_directory=str(root),
+        )
     assert names(root) == []

@@ -87,18 +87,6 @@ def test_a_call_with_too_many_claims_is_refused_as_a_whole() -> None:
         messages.parse_claims(many)
 
 
-def test_every_claim_is_answered_and_no_other() -> None:
-    call = messages.parse_claims([GOOD, dra_v1.Claim(uid="uid-2", namespace="team", name="b"), dra_v1.Claim(uid="/")])
-    missing = PydraError("no answer")
-    outcomes = messages.complete(call, {"uid-1": (DEVICE,), "stranger": ()}, missing)
-    assert outcomes == {"uid-1": (DEVICE,), "uid-2": missing, "/": call.refused["/"]}
-
-
-def test_an_unprepared_claim_is_not_taken_for_a_missing_answer() -> None:
-    call = messages.parse_claims([GOOD])
-    assert messages.complete(call, {"uid-1": None}, PydraError("no answer")) == {"uid-1": None}
-
-
 def test_v1_tells_the_kubelet_everything_of_a_device() -> None:
     response = messages.build_prepare_v1({"uid-1": (DEVICE,), "uid-2": ClaimError("taken"), "uid-3": ()})
     assert response == dra_v1.NodePrepareResourcesResponse(
