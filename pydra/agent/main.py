@@ -1,8 +1,8 @@
 """The composition root: build the parts, run them in one task group, stop them in order.
 
 `pydra.agent.start` has the backends' processes running by then. Order of stopping: sockets and calls in flight first
-(each driver drains), then the connection to the API server, then the backends. What is prepared stays prepared, and what
-is published stays published.
+(each driver drains), then the connection to the API server, then the backends. What is prepared stays prepared,
+and what is published stays published.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Notices fields that the API server dropped, and the feature gates that are to blame. Pure.
 
-What to publish without those gates is decided in `pydra.slices.feature_gates`; what was changed for an unknown reason is
-adopted, slice by slice: asking for it again would never end.
+What to publish without those gates is decided in `pydra.slices.feature_gates`; what was changed for an unknown reason
+is adopted, slice by slice: asking for it again would never end.
 """
 
 from __future__ import annotations
