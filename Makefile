@@ -56,7 +56,7 @@ wheels: setup ## build the wheels, install them into an empty environment, and r
 e2e: setup ## the tests against the cluster that KUBECONFIG names (hack/kind.py makes one)
 	@test -n "$$KUBECONFIG" || { echo "make e2e needs KUBECONFIG: the cluster to test against; hack/kind.py makes one" >&2; exit 2; }
 	@test -n "$$PYDRA_E2E_CHART_IMAGE" || echo "make e2e: without PYDRA_E2E_CHART_IMAGE no test installs the chart (tests/e2e/README.md)" >&2
-	$(BIN)/pytest -q tests/e2e tests/integration/kube tests/integration/slices tests/integration/embedded/test_api_server.py tests/integration/admission/test_on_cluster.py $(ARGS)
+	$(BIN)/pytest -q tests/e2e tests/integration/kube tests/integration/slices plugins/pydra-dev/tests/test_api_server.py tests/integration/admission/test_on_cluster.py $(ARGS)
 
 .PHONY: bench
 bench: setup ## what the claims of speed and memory are measured with

@@ -32,9 +32,9 @@ def main() -> None:
         requirements = Path(scratch, "requirements.txt")
         requirements.write_text(pinned_for_users())
         run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements)
-        run(
-            python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", *wheels.glob("*.whl")
-        )
+        # By name, so that the extra `dev` is what brings pydra-dev and pydra-sim.
+        ours = ("--no-index", "--find-links", wheels, "pydra-dra[dev]", "pydra-nvidia")
+        run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *ours)
         run(python, "-m", "pip", "check", "--disable-pip-version-check")
         try_out(environment / "bin", Path(scratch))
         print(

@@ -74,7 +74,8 @@ def files() -> dict[Path, str]:
 def backends() -> list[str]:
     """The names of the backends in this repository."""
     projects = [tomllib.loads(path.read_text()) for path in ROOT.glob("plugins/*/pyproject.toml")]
-    return sorted(name for one in projects for name in one["project"]["entry-points"][ENTRY_POINT_GROUP])
+    points = [one["project"].get("entry-points", {}) for one in projects]
+    return sorted(name for one in points for name in one.get(ENTRY_POINT_GROUP, ()))
 
 
 def describe_backend(name: str) -> str:

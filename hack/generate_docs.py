@@ -107,7 +107,7 @@ def nvidia_settings_page() -> str:
         "",
         "`PYDRA_NVIDIA_SCENARIO` puts a simulated machine in the place of the node's hardware: the path of a scenario,",
         "or the name of a bundled one. `PYDRA_NVIDIA_STATE` is then that machine's directory, and the scenario may",
-        "bring other defaults.",
+        "bring other defaults. The simulation comes with `pip install pydra-nvidia`; images for nodes leave it out.",
         "",
         "| variable | allowed | default | |",
         "|---|---|---|---|",

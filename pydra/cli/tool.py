@@ -79,8 +79,8 @@ def _dev(parsed: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "pydra_dev":
             raise
-        raise SettingsError(["`pydra dev` needs the package pydra-dev; run: pip install 'pydra-dra[dev]'"]) from error
-
+        print("pydra: `pydra dev` needs the package pydra-dev; run: pip install 'pydra-dra[dev]'", file=sys.stderr)
+        return 2
     return run(backend=parsed.backend, scenario=parsed.scenario, once=parsed.once)
 
 

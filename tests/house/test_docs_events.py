@@ -25,7 +25,7 @@ def reasons(error: type[errors.PydraError]) -> Iterator[str]:
 
 
 def test_every_reason_of_an_event_is_explained_with_what_to_do() -> None:
-    source = (Path(pydra.__file__).parent / "node" / "reports.py").read_text()
+    source = "".join(path.read_text() for path in (Path(pydra.__file__).parent / "agent").glob("*.py"))
     said = re.findall(r'self\._tell\(self\._node, "(\w+)"', source)
     assert len(set(said)) >= 10
     assert [reason for reason in set(reasons(errors.PydraError)) if f"`{reason}`" not in OF_CLAIMS] == []

@@ -67,11 +67,17 @@ def test_all_that_wheels_are_built_from_is_in_the_context_and_no_tests_are() -> 
     assert "plugins/*/tests" in rules
 
 
-def test_every_folder_of_plugins_gets_an_image_by_the_name_that_the_chart_asks_for() -> None:
+def test_no_image_has_pydra_dev_or_the_simulation_of_a_vendors_library() -> None:
+    rules = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {"plugins/pydra-dev", "plugins/*/*/simulation"} <= set(rules)
+    assert list(ROOT.glob("plugins/*/*/simulation")), "the rule leaves something out"
+
+
+def test_every_plugin_with_a_backend_gets_an_image_by_the_name_that_the_chart_asks_for() -> None:
     build = load(ROOT / "hack" / "image" / "build.py")
     images = build.plan("pydra", build.version(), [])
     assert images.pop(f"pydra:{pydra.__version__}") == ()
-    assert {folder for (folder,) in images.values()} == {project.name for project in PROJECTS[1:]}
+    assert {folder for (folder,) in images.values()} == {project.name for project in PROJECTS[1:]} - {"pydra-dev"}
     sets = render(BOTH).all("DaemonSet")
     assert {one["spec"]["template"]["spec"]["containers"][0]["image"] for one in sets} == set(images)
 

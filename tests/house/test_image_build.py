@@ -169,5 +169,9 @@ def test_each_image_has_its_backend(ids: dict[str, str], tmp_path: Path) -> None
     assert found == {IMAGES[0]: [], IMAGES[1]: ["nvidia"], IMAGES[2]: ["sim"]}
 
 
+def test_no_image_has_what_only_developers_need(image: Image) -> None:
+    assert not [path for path in image.files if "/pydra_dev/" in path or "/simulation/" in path]
+
+
 def test_two_builds_from_nothing_are_one(ids: dict[str, str]) -> None:
     assert make("--no-cache") == ids

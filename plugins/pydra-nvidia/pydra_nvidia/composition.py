@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from types import ModuleType
 from typing import NamedTuple
 
-from pydra import ClaimError
+from pydra import ClaimError, PydraError
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.before import Before
 from pydra_nvidia.cdi.injection import Injection
@@ -35,6 +35,24 @@ from pydra_nvidia.telemetry import Hardware
 from pydra_nvidia.vfio.operators import BindVfioOperator
 
 
+class SimulationMissing(PydraError):
+    """A simulated machine was asked for where `pydra_nvidia.simulation` is not installed."""
+
+    reason = "SimulationMissing"
+
+
+@contextmanager
+def needs_simulation() -> Iterator[None]:
+    """Around imports of `pydra_nvidia.simulation`, which images for nodes leave out. Raises SimulationMissing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not f"{error.name}.".startswith("pydra_nvidia.simulation."):
+            raise
+        message = "the simulation is not part of this image; it comes with `pip install pydra-nvidia`"
+        raise SimulationMissing(message) from None
+
+
 class Node(NamedTuple):
     """A machine to serve: its settings, its files, how NVML is loaded there, and whether it may be."""
 
@@ -45,10 +63,11 @@ class Node(NamedTuple):
 
 
 def find_node(environ: Mapping[str, str]) -> Node:
-    """The node that this runs on, or the simulated one of the scenario. Raises SettingError, ScenarioError."""
+    """The node that this runs on, or the scenario's. Raises SettingError, ScenarioError, SimulationMissing."""
     if scenario := environ.get(f"{PREFIX}SCENARIO", ""):
         # Imported only here: a node with hardware has no use for one without.
-        from pydra_nvidia.simulation.install import default_state, open_simulation  # noqa: PLC0415
+        with needs_simulation():
+            from pydra_nvidia.simulation.install import default_state, open_simulation  # noqa: PLC0415
 
         simulation = open_simulation(scenario, environ.get(f"{PREFIX}STATE") or default_state())
         own = {name: value for name, value in environ.items() if name != f"{PREFIX}STATE"}

@@ -82,3 +82,10 @@ def test_a_reader_who_has_read_enough_is_no_error() -> None:
     with open(writer, "w", encoding="ascii") as gone:
         done = run("pydra.cli.tool", "policy", "--backend", "sim", stdout=gone)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_pydra_dev_without_pydra_dev_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['pydra_dev'] = None\n")
+    done = run("pydra.cli.tool", "dev", path=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "pydra: `pydra dev` needs the package pydra-dev; run: pip install 'pydra-dra[dev]'\n"

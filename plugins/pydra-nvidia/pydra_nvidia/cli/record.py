@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydra_nvidia.cli.arguments import add_node_arguments, node_of
+from pydra_nvidia.composition import needs_simulation
 
 _SALT_BYTES = 32
 
@@ -36,7 +37,8 @@ def add_command(commands: Any) -> None:
 
 def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Raises PydraError, OSError."""
-    from pydra_nvidia.recording.record import record  # noqa: PLC0415 - the simulation, for this command only
+    with needs_simulation():
+        from pydra_nvidia.recording.record import record  # noqa: PLC0415 - the simulation, for this command only
 
     node = node_of(parsed, environ)
     salt = parsed.salt.encode() if parsed.salt else secrets.token_bytes(_SALT_BYTES)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydra_nvidia.cli.arguments import minor
+from pydra_nvidia.composition import needs_simulation
 from pydra_nvidia.settings import PREFIX
 
 if TYPE_CHECKING:
@@ -210,8 +211,9 @@ def add_command(commands: Any) -> None:
 
 
 def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Raises InjectionError for what cannot happen, ScenarioError when there is no machine."""
-    from pydra_nvidia.simulation.install import default_state, reopen_simulation  # noqa: PLC0415 - only for this
+    """Raises InjectionError for what cannot happen, ScenarioError when there is no machine, SimulationMissing."""
+    with needs_simulation():
+        from pydra_nvidia.simulation.install import default_state, reopen_simulation  # noqa: PLC0415 - only for this
 
     state = parsed.state or environ.get(f"{PREFIX}STATE") or default_state()
     event: Event = parsed.event

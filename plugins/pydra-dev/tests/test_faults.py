@@ -6,9 +6,9 @@ import aiohttp
 import anyio
 import pytest
 
+from bodies import slice_body
 from pydra_dev.faults import Fault
 from tests.integration.api_handle import SLICES, ApiHandle, open_api
-from tests.integration.embedded.bodies import slice_body
 
 
 async def test_a_fault_answers_as_often_as_it_says(api_server: ApiHandle) -> None:

@@ -6,9 +6,9 @@ import anyio
 import pytest
 from grpclib import GRPCError, Status
 
+from kubelet_world import open_world, running_plugin
 from pydra.kube.resources import RESOURCE_CLAIMS
 from pydra_dev.kubelet.steps import Called, ContainerCreated, PodEnded, PodFailed, PodRunning
-from tests.integration.embedded.kubelet_world import open_world, running_plugin
 
 OTHER = "nic.example.com"
 

@@ -8,8 +8,8 @@ import anyio
 import pytest
 from grpclib import GRPCError, Status
 
+from kubelet_world import World, open_world, running_plugin
 from pydra_dev.kubelet.steps import HealthChanged
-from tests.integration.embedded.kubelet_world import World, open_world, running_plugin
 
 UNKNOWN, HEALTHY, UNHEALTHY = 0, 1, 2
 

@@ -8,9 +8,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from answers import connected
+from bodies import claim_body, slice_body
 from tests.integration.api_handle import SLICES, ApiHandle, RawClient, open_api
-from tests.integration.embedded.answers import connected
-from tests.integration.embedded.bodies import claim_body, slice_body
 
 JsonObject = dict[str, Any]
 

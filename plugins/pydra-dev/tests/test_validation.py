@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from answers import assert_refused, causes, connected
+from bodies import allocation, claim_body, pod_body, slice_body
 from tests.integration.api_handle import CLASSES, SLICES, ApiHandle
-from tests.integration.embedded.answers import assert_refused, causes, connected
-from tests.integration.embedded.bodies import allocation, claim_body, pod_body, slice_body
 
 JsonObject = dict[str, Any]
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import anyio
 import msgspec
 
+from fake_plugin import DRIVER, NODE, FakePlugin
 from pydra.errors import NotFound
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
@@ -19,7 +20,6 @@ from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.kubelet.kubelet import Kubelet
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings, Periods
 from pydra_dev.kubelet.steps import Step
-from tests.integration.embedded.fake_plugin import DRIVER, NODE, FakePlugin
 
 DEADLINE = 10.0
 StepT = TypeVar("StepT", bound=Step)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from kubelet_world import open_world, running_plugin
 from pydra_dev.kubelet.kubelet import Kubelet
-from tests.integration.embedded.kubelet_world import open_world, running_plugin
 
 
 async def test_a_pod_made_while_the_kubelet_was_down_runs_after_it_started() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from answers import assert_refused, connected
+from bodies import claim_body, slice_body
 from tests.integration.api_handle import SLICES, ApiHandle
-from tests.integration.embedded.answers import assert_refused, connected
-from tests.integration.embedded.bodies import claim_body, slice_body
 
 
 async def test_a_missing_object_is_named_in_the_refusal(api_server: ApiHandle) -> None:

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from answers import assert_refused, causes, connected
+from bodies import allocation, claim_body, pod_body, slice_body
 from tests.integration.api_handle import SLICES, ApiHandle
-from tests.integration.embedded.answers import assert_refused, causes, connected
-from tests.integration.embedded.bodies import allocation, claim_body, pod_body, slice_body
 
 
 async def test_a_created_object_gets_its_metadata_from_the_server(api_server: ApiHandle) -> None:
