@@ -4,10 +4,11 @@ This is the face for authors of backends: values, the contract's types, errors. 
 of Kubernetes, gRPC or the agent, so that a backend's process stays small.
 """
 
-from pydra.backends.contract import Backend, Inherits, Measures, Watches
+from pydra.backends.contract import Backend, Inherits, Measures, Plans, Restores, Watches, time_left
 from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
-from pydra.claim import AllocatedDevice, Claim, Inheritance, InheritedClaim, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, HeldClaim, Inheritance, InheritedClaim, PreparedDevice
 from pydra.devices import (
+    AttributeValue,
     Capacity,
     CapacityRange,
     CounterConsumption,
@@ -16,6 +17,7 @@ from pydra.devices import (
     Health,
     HealthStatus,
     Inventory,
+    Quantity,
     RequestPolicy,
     Sample,
     SampleKind,
@@ -31,11 +33,13 @@ from pydra.errors import (
     TerminalError,
     UnknownDevice,
 )
+from pydra.quantity import canonical_quantity, is_quantity, parse_quantity
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AllocatedDevice",
+    "AttributeValue",
     "Backend",
     "Capacity",
     "CapacityRange",
@@ -49,6 +53,7 @@ __all__ = [
     "DeviceNode",
     "Health",
     "HealthStatus",
+    "HeldClaim",
     "Hook",
     "Inheritance",
     "InheritedClaim",
@@ -59,9 +64,12 @@ __all__ = [
     "Measures",
     "Mount",
     "NetDevice",
+    "Plans",
     "PreparedDevice",
     "PydraError",
+    "Quantity",
     "RequestPolicy",
+    "Restores",
     "Sample",
     "SampleKind",
     "Taint",
@@ -70,4 +78,8 @@ __all__ = [
     "UnknownDevice",
     "Version",
     "Watches",
+    "canonical_quantity",
+    "is_quantity",
+    "parse_quantity",
+    "time_left",
 ]

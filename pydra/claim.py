@@ -91,13 +91,34 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
     state: Any = None
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """A ResourceClaim with this driver's devices only. At least one device."""
+class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A ResourceClaim with this driver's devices only. At least one device.
+
+    `plan` is the JSON value that the backend's `plan` returned for it; None before that, and for a backend without.
+    """
 
     uid: str
     namespace: str
     name: str
     devices: tuple[AllocatedDevice, ...]
+    plan: Any = None
+
+
+class HeldClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim whose devices this node holds.
+
+    `completed` is false while its prepare has begun and not ended: `prepared` is then empty, and what may have been
+    done is in `plan`.
+    """
+
+    claim: Claim
+    prepared: tuple[PreparedDevice, ...] = ()
+    completed: bool
+
+    @property
+    def plan(self) -> Any:
+        """What the backend's `plan` returned for the claim."""
+        return self.claim.plan
 
 
 class InheritedClaim(msgspec.Struct, frozen=True, kw_only=True):

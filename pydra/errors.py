@@ -43,6 +43,8 @@ class PydraError(Exception):
 
     retryable: ClassVar[bool] = True
     reason: str = "Error"
+    reached_backend: bool = True
+    """False when a call failed before the backend's code ran, so that there is nothing to undo."""
 
 
 class SettingsError(PydraError):
@@ -185,10 +187,10 @@ class TerminalError(ClaimError):
     reason = "ClaimFailedTerminally"
 
 
-class ClaimCondemned(TerminalError):
-    """The claim ended its backend's process too often, and is not let near it again."""
+class ClaimQuarantined(TerminalError):
+    """The claim ended its backend's process too often; it is refused until the claim or the backend changes."""
 
-    reason = "ClaimCondemned"
+    reason = "ClaimQuarantined"
 
 
 class CheckpointError(PydraError):

@@ -23,12 +23,7 @@ class EarlyBackend:
         self.driver = driver
         self.supervisor = BackendSupervisor(
             source,
-            deadlines=Deadlines(
-                connect=settings.connect_deadline,
-                discover=settings.discover_deadline,
-                prepare=settings.prepare_deadline,
-                unprepare=settings.unprepare_deadline,
-            ),
+            deadlines=Deadlines(connect=settings.connect_deadline, discover=settings.discover_deadline),
             environ=dict(os.environ),
             report=self._tell,
         )

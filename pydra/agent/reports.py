@@ -17,6 +17,7 @@ from pydra.backends.events import (
     BackendUndead,
     ClaimSentenced,
     HintsFailed,
+    RestoreFailed,
 )
 from pydra.checkpoint.scan import RecordSetAside, RecordTooNew, RecordTorn
 from pydra.claims.outcome import ClaimRef
@@ -107,6 +108,11 @@ class Reports:
     @_handle.register
     def _(self, event: HintsFailed) -> None:
         self._tell(self._node, "BackendHintsFailed", f"backend {event.backend}: {event.message}", "Run")
+
+    @_handle.register
+    def _(self, event: RestoreFailed) -> None:
+        note = f"backend {event.backend}: {event.message}; no claim is served until restore succeeds"
+        self._tell(self._node, "BackendRestoreFailed", note, "Start")
 
     @_handle.register
     def _(self, event: ClaimSentenced) -> None:

@@ -155,7 +155,10 @@ class Served:
             ) from error
 
     def _build_claims(self, parts: TaskGroup) -> ClaimPreparer:
-        limits = Limits(fetch=self._settings.fetch_deadline)
+        settings = self._settings
+        limits = Limits(
+            fetch=settings.fetch_deadline, prepare=settings.prepare_deadline, unprepare=settings.unprepare_deadline
+        )
         execution = Execution(
             driver=self._driver,
             boot_id=self._boot_id,
@@ -208,7 +211,7 @@ class Served:
                 healthy_after=settings.healthy_after,
             ),
             rescan_period=settings.rescan_period,
-            condemned=lambda: {one.device: "KillsBackend" for one in supervisor.condemned()},
+            condemned=lambda: {one.device: "KillsBackend" for one in supervisor.quarantined()},
             publish=publish,
         )
         parts.start_soon(cache.run, name=f"watch of the slices of {self._driver}")
@@ -266,7 +269,7 @@ class Served:
     def _hear_claims(self, event: ClaimEvent) -> None:
         match event:
             case ClaimUnprepared(ref=ref):
-                self._supervisor.pardon(ref.uid)
+                self._supervisor.release(ref.uid)
             case ClaimFailed(error=DeviceInUse()):
                 self._sweep.hint()  # whoever holds the device may be gone
         self._report(event)

@@ -56,7 +56,9 @@ def _answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
                 yield f"{name} returned a {type(answer).__name__}, not a pydra.Inheritance"
                 return
             yield from _wrong_items(f"{name}: claims", answer.claims, InheritedClaim)
-        case Method.UNPREPARE | Method.WAIT_CHANGED:
+        case Method.PLAN:
+            yield from find_plan_violations(answer)
+        case Method.UNPREPARE | Method.WAIT_CHANGED | Method.RESTORE:
             if answer is not None:
                 yield f"{name} returned a {type(answer).__name__}; it must return nothing"
 
@@ -119,6 +121,14 @@ def _prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> It
     size = sum(len(msgspec.json.encode(device.state)) for device in prepared)
     if size > MAX_STATE:
         yield f"the states of the claim's devices take {size} bytes of JSON, the limit is {MAX_STATE}"
+
+
+def find_plan_violations(plan: Any) -> tuple[str, ...]:
+    """Whether the plan is JSON, and small enough for the claim's record."""
+    problems = tuple(find_json_problems(plan, "the plan"))
+    if not problems and (size := len(msgspec.json.encode(plan))) > MAX_STATE:
+        return (f"plan returned {size} bytes of JSON, the limit is {MAX_STATE}",)
+    return tuple(f"plan: {problem}" for problem in problems)
 
 
 def find_inheritance_violations(inheritance: Inheritance) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ from pydra.dns_names import SUBDOMAIN
 
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
 OPTIONAL: dict[Method, tuple[str, ...]] = {
+    Method.PLAN: ("claim", "held"),
+    Method.RESTORE: ("held",),
     Method.WAIT_CHANGED: (),
     Method.MEASURE: (),
     Method.INHERIT: ("directory",),
@@ -53,6 +55,9 @@ def _object_violations(backend: Any) -> Iterator[str]:
     else:
         yield from _signature_violations("connect", connect, ())
     yield from _driver_violations(getattr(backend, "DRIVER", ""))
+    survives = getattr(backend, "SURVIVES_REBOOT", False)
+    if not isinstance(survives, bool):
+        yield f"SURVIVES_REBOOT is a {type(survives).__name__}; it must be True or False"
     yield from _config_type_violations(getattr(backend, "CONFIG_TYPES", {}))
     yield from _device_class_violations(getattr(backend, "DEVICE_CLASSES", {}))
 

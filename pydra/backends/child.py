@@ -152,6 +152,7 @@ def _hello(backend: Any, live: Any) -> Hello:
         config_kinds=tuple(sorted(getattr(backend, "CONFIG_TYPES", {}))),
         device_classes=dict(sorted(getattr(backend, "DEVICE_CLASSES", {}).items())),
         reasons=find_own_reasons(),
+        survives_reboot=getattr(backend, "SURVIVES_REBOOT", False),
     )
 
 

@@ -15,19 +15,34 @@ Beside the coroutines it may have:
 - `CONFIG_TYPES: Mapping[str, type]`, from `"group/version/Kind"` to the msgspec Struct that opaque
   parameters of that kind are decoded into, strictly;
 - `DEVICE_CLASSES: Mapping[str, Mapping]`, from the name of a DeviceClass to its spec, for the chart;
+- `SURVIVES_REBOOT = True`, when the hardware remembers across a reboot of the node what `prepare` did to it;
 - `connect() -> AsyncContextManager[Backend]`, when handles and sessions must live somewhere:
   the object it yields has the coroutines instead.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
-from typing import Protocol
+from contextvars import ContextVar
+from typing import Any, Protocol
 
-from pydra.claim import Claim, Inheritance, PreparedDevice
+from pydra.claim import Claim, HeldClaim, Inheritance, PreparedDevice
 from pydra.devices import Inventory, Sample
 
 ENTRY_POINT_GROUP = "pydra.backends"
+
+call_deadline: ContextVar[float] = ContextVar("pydra_call_deadline", default=math.inf)
+"""When the running call will be cancelled, on the clock of `time.monotonic`; set by the backend's process."""
+
+
+def time_left() -> float:
+    """Seconds until the running call is cancelled, never below 0; `inf` outside a call and for one without a deadline.
+
+    Known in the coroutine, in the tasks that it starts and in `asyncio.to_thread`.
+    """
+    return max(0.0, call_deadline.get() - time.monotonic())
 
 
 class Backend(Protocol):
@@ -40,16 +55,41 @@ class Backend(Protocol):
     async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
         """Configure the hardware for the claim and return one entry for each of its devices.
 
-        Idempotent: called again for the same claim it returns the same. Raise `ClaimError` for what
-        the claim's author should read, `TerminalError` when trying again cannot help.
+        Idempotent: called again for the same claim it returns the same. `claim.plan` is what `plan` returned. Raise
+        `ClaimError` for what the claim's author should read, `TerminalError` when trying again cannot help.
         """
         ...
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
         """Undo `prepare`. Idempotent, and never in need of the claim's API object.
 
-        `prepared` is what `prepare` returned, or empty when the node died inside `prepare`: undo
-        whatever may have been begun.
+        `prepared` is what `prepare` returned, or empty when the process died inside `prepare`: undo
+        what may have been begun, which `claim.plan` says where the backend plans.
+        """
+        ...
+
+
+class Plans(Protocol):
+    """A backend that decides before it acts."""
+
+    async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
+        """What `prepare` will do for the claim, as a JSON value of at most 256 KiB. Touches nothing.
+
+        `held` is everything that this node holds, each claim with its plan and its prepared devices. One call at a
+        time for each backend. The answer is on disk before `prepare` runs, which finds it in `claim.plan`, as does
+        `unprepare`. Raises `ClaimError` for a claim that cannot be served, which then needs no undoing.
+        """
+        ...
+
+
+class Restores(Protocol):
+    """A backend that puts right what a crash left behind."""
+
+    async def restore(self, held: Sequence[HeldClaim], /) -> None:
+        """Called after each start of the process, before any call but `inherit`; called again until it returns.
+
+        Everything in `held`, completed or not, is owned by its claim. What no held claim explains may be ended: no
+        claim is being prepared meanwhile. A claim that is not completed is unprepared by the agent afterwards.
         """
         ...
 

@@ -18,7 +18,7 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A backend that can be called. `driver` is its default driver name, empty when the settings must give one.
 
     `reasons` are those of its errors that have one of their own, by the name of the class, whether they can be used
-    or not.
+    or not. `survives_reboot`: the hardware keeps what `prepare` did to it across a reboot of the node.
     """
 
     name: str
@@ -29,6 +29,7 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     config_kinds: tuple[str, ...]
     device_classes: Mapping[str, Any]
     reasons: Mapping[str, str]
+    survives_reboot: bool = False
 
 
 class BackendReady(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +92,15 @@ class HintsFailed(msgspec.Struct, frozen=True, kw_only=True):
     details: str
 
 
+class RestoreFailed(msgspec.Struct, frozen=True, kw_only=True):
+    """`restore` failed; until it succeeds nothing else is called. The next attempt is in `retry_in` seconds."""
+
+    backend: str
+    message: str
+    details: str
+    retry_in: float
+
+
 class ClaimSentenced(msgspec.Struct, frozen=True, kw_only=True):
     """A claim killed the backend too often and is not let near it again."""
 
@@ -108,6 +118,7 @@ BackendEvent: TypeAlias = (
     | BackendUndead
     | AnswerRejected
     | HintsFailed
+    | RestoreFailed
     | ClaimSentenced
 )
 

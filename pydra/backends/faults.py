@@ -61,7 +61,8 @@ class FaultKind(Enum):
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One error: `problems` for the kinds that list them, `device` and `holder` for a device in use.
 
-    `reason` is the backend's own word for it, as it stands in its code; empty where it has none.
+    `reason` is the backend's own word for it, as it stands in its code; empty where it has none. `reached` is false
+    when the call failed before the backend's code ran.
     """
 
     kind: FaultKind
@@ -71,6 +72,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     device: str = ""
     holder: str = ""
     traceback: str = ""
+    reached: bool = True
 
 
 # Subclasses before their bases: the first match names the kind.
@@ -125,6 +127,7 @@ def parse_fault(fault: Fault, backend: str, doing: str) -> PydraError:
     error = _parse_error(fault, backend, doing)
     if is_reason(fault.reason):
         error.reason = fault.reason
+    error.reached_backend = fault.reached
     return error
 
 

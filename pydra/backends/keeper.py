@@ -29,6 +29,7 @@ from pydra.backends.events import (
     BackendStatistics,
     BackendUndead,
     ClaimSentenced,
+    RestoreFailed,
 )
 from pydra.backends.faults import parse_fault
 from pydra.backends.limits import Patience, RestartPolicy
@@ -39,7 +40,7 @@ from pydra.errors import (
     BackendError,
     BackendTimeout,
     BackendUnavailable,
-    ClaimCondemned,
+    ClaimQuarantined,
     ContractError,
     PydraError,
 )
@@ -202,8 +203,10 @@ class Keeper:
             config_kinds=hello.config_kinds,
             device_classes=hello.device_classes,
             reasons=hello.reasons,
+            survives_reboot=hello.survives_reboot,
         )
-        self._move(BackendState.READY, "")
+        session.restored = Method.RESTORE not in hello.methods
+        self._move(BackendState.READY, "" if session.restored else "has not yet been told what this node holds")
         _log.info("backend %s: ready in process %d after %.2f s", source, session.pid, session.age)
         self._report(
             BackendReady(
@@ -233,7 +236,7 @@ class Keeper:
         name, line = self._source.name, diagnosis.blame(flight)
         if call.claim is not None and self.court.convict(call.claim, call.method, line):
             condemned = self.court.sentence(call.claim, call.method)
-            error = ClaimCondemned(condemned.explain(name) if condemned else line)
+            error = ClaimQuarantined(condemned.explain(name) if condemned else line)
             _log.error("%s", error)
             self._report(ClaimSentenced(backend=name, claim=call.claim, method=call.method, message=str(error)))
             return error
@@ -264,6 +267,15 @@ class Keeper:
         )
         self._move(BackendState.DOWN, f"{brief}; it starts again {event.restart_in:.1f} s after that")
         self._report(event)
+
+    def tell_not_restored(self, error: PydraError, retry_in: float) -> None:
+        """Nothing is called until `restore` has succeeded."""
+        details = error.details if isinstance(error, BackendError) else ""
+        fields = {"backend": self._source.name, **({"details": details} if details else {})}
+        message = str(error).removeprefix(f"backend {self._source.name}: ")
+        _log.error("backend %s: %s; tried again in %.1f s", self._source, message, retry_in, extra={"fields": fields})
+        self._move(self._state, f"cannot be called until restore has succeeded: {message}")
+        self._report(RestoreFailed(backend=self._source.name, message=message, details=details, retry_in=retry_in))
 
     def _reject_stray(self, call_id: int) -> None:
         violation = f"an answer to call {call_id}, which is not in flight"

@@ -10,23 +10,21 @@ from pydra.backends.wire import Method
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     """How long a call may take, waiting for a restart included; `connect` from spawning to the first call.
 
-    The kubelet gives up on a prepare after 45 s; the defaults answer it before that.
+    Calls for claims are absent: their callers set the deadline. `restore` has that of `connect`, `inherit` that of
+    `discover`.
     """
 
     connect: float = 60.0
     discover: float = 30.0
-    prepare: float = 40.0
-    unprepare: float = 40.0
     measure: float = 10.0
 
     def of(self, method: Method) -> float:
-        """The deadline of a call; `wait_changed` has none."""
+        """The deadline of a call that is not for a claim; `wait_changed` has none."""
         return {
             Method.DISCOVER: self.discover,
-            Method.PREPARE: self.prepare,
-            Method.UNPREPARE: self.unprepare,
             Method.MEASURE: self.measure,
             Method.INHERIT: self.discover,
+            Method.RESTORE: self.connect,
         }.get(method, float("inf"))
 
 

@@ -8,18 +8,32 @@ backend raises, `SystemExit` included, costs the call that raised it.
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from pydra.backends.answers import find_answer_type_violations
 from pydra.backends.config import decode_claim, decode_what_fits
+from pydra.backends.contract import call_deadline
 from pydra.backends.faults import Fault, FaultKind, build_fault
 from pydra.backends.stacks import format_wait
 from pydra.backends.threads import account_for_threads, wait_ended
 from pydra.backends.wire import Call, Cancel, Failure, Method, Reply, ToAgent, ToBackend, WireError, build_result
+from pydra.claim import Claim, HeldClaim
+from pydra.errors import InvalidConfig
 
 _OBEY_SECONDS = 0.1
+
+
+class _Unreached(Exception):
+    """The call failed before the backend's code ran, because of `cause`."""
+
+    def __init__(self, cause: InvalidConfig) -> None:
+        self.cause = cause
+        super().__init__(str(cause))
 
 
 class CallServer:
@@ -66,7 +80,8 @@ class CallServer:
         """A call that was cancelled before its first step never began, and so cannot answer for itself."""
         del self._running[call_id], self._of_claim[call_id]
         if task.cancelled():
-            self._send(Failure(id=call_id, fault=Fault(kind=FaultKind.CANCELLED, message="it was cancelled")))
+            fault = Fault(kind=FaultKind.CANCELLED, message="it was cancelled", reached=False)
+            self._send(Failure(id=call_id, fault=fault))
 
     async def _serve(self, call: Call, earlier: Sequence[asyncio.Task[None]]) -> None:
         answer = await self._answer(call, earlier)
@@ -77,6 +92,7 @@ class CallServer:
 
     async def _answer(self, call: Call, earlier: Sequence[asyncio.Task[None]]) -> Reply | Failure:
         threads = account_for_threads()
+        call_deadline.set(math.inf if call.until is None else call.until)
         try:
             if earlier:
                 await asyncio.wait(earlier)
@@ -91,6 +107,8 @@ class CallServer:
             return Failure(
                 id=call.id, fault=Fault(kind=FaultKind.CANCELLED, message="it was cancelled", traceback=trace)
             )
+        except _Unreached as error:
+            return Failure(id=call.id, fault=replace(build_fault(error.cause), reached=False, traceback=""))
         except BaseException as error:  # noqa: BLE001 - the child's call boundary
             return Failure(id=call.id, fault=build_fault(error))
 
@@ -103,14 +121,28 @@ class CallServer:
     async def _perform(self, call: Call) -> Any:
         coroutine = getattr(self._backend, call.method.value)
         match call:
+            case Call(method=Method.PLAN, claim=claim) if claim is not None:
+                return await coroutine(self._decode(claim), self._decode_held(call))
+            case Call(method=Method.RESTORE):
+                return await coroutine(self._decode_held(call))
             case Call(method=Method.PREPARE, claim=claim) if claim is not None:
-                return await coroutine(decode_claim(claim, self._config_types))
+                return await coroutine(self._decode(claim))
             case Call(method=Method.UNPREPARE, claim=claim) if claim is not None:
                 return await coroutine(decode_what_fits(claim, self._config_types), call.prepared)
             case Call(method=Method.INHERIT):
                 return await coroutine(call.directory)
             case _:
                 return await coroutine()
+
+    def _decode(self, claim: Claim) -> Claim:
+        """Raises _Unreached: the claim's author has to change something, and the backend saw nothing of it."""
+        try:
+            return decode_claim(claim, self._config_types)
+        except InvalidConfig as error:
+            raise _Unreached(error) from error
+
+    def _decode_held(self, call: Call) -> tuple[HeldClaim, ...]:
+        return tuple(replace(one, claim=decode_what_fits(one.claim, self._config_types)) for one in call.held)
 
 
 def _tell_where_it_waits(task: asyncio.Task[None]) -> None:

@@ -79,6 +79,7 @@ class Session:
         self._ending: Ending | None = None
         self.hello: Hello | None = None
         self.refusal: Refusal | None = None
+        self.restored = False
 
     @property
     def alive(self) -> bool:
@@ -272,7 +273,9 @@ class Session:
         try:
             recalled = await self._fly(flying, until)
         except WireError as error:
-            raise TerminalError(f"the claim is too large for its backend: {error}") from error
+            failure = TerminalError(f"the claim is too large for its backend: {error}")
+            failure.reached_backend = False
+            raise failure from error
         finally:
             del self._flying[call.id]
             if flying.outcome is None and self._child is not None:

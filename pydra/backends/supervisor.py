@@ -11,7 +11,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeAlias, TypeVar
 
 import anyio
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from pydra.backends.answers import (
     find_inheritance_violations,
     find_inventory_violations,
+    find_plan_violations,
     find_prepared_violations,
     find_sample_violations,
     find_value_violations,
@@ -38,15 +40,19 @@ from pydra.backends.keeper import Keeper
 from pydra.backends.limits import Deadlines, Patience, RestartPolicy
 from pydra.backends.session import Session
 from pydra.backends.wire import Call, Failure, Method, Reply
-from pydra.claim import Claim, Inheritance, PreparedDevice
+from pydra.claim import Claim, HeldClaim, Inheritance, PreparedDevice
 from pydra.devices import Inventory, Sample
-from pydra.errors import ClaimCondemned, ContractError, PydraError
+from pydra.errors import BackendError, BackendUnavailable, ClaimQuarantined, ContractError, PydraError
 
 T = TypeVar("T")
+E = TypeVar("E", bound=PydraError)
+
+HeldClaims: TypeAlias = Callable[[], AbstractAsyncContextManager[Sequence[HeldClaim]]]
 
 _log = logging.getLogger(__name__)
 _HINT_PAUSE_SECONDS = 0.1
 _HINT_RETRY_CAP_SECONDS = 60.0
+_RESTORE_RETRY_CAP_SECONDS = 30.0
 
 
 def ignore_event(event: BackendEvent) -> None:
@@ -88,6 +94,7 @@ class BackendSupervisor:
         self._ids = itertools.count(1)
         self._hinted = anyio.Event()
         self._hint_taken = anyio.Event()
+        self._held: HeldClaims | None = None
 
     @property
     def name(self) -> str:
@@ -98,6 +105,7 @@ class BackendSupervisor:
         """Until cancelled: keep the process running. Ends it in good order when cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._keep_hinting, name=f"hints of {self._name}")
+            tasks.start_soon(self._keep_restoring, name=f"restore of {self._name}")
             tasks.start_soon(self._keeper.run, name=f"process of {self._name}")
 
     async def wait_spawned(self) -> None:
@@ -111,6 +119,14 @@ class BackendSupervisor:
             await self._keeper.wait_changed()
         return self._keeper.facts
 
+    def restore_from(self, held: HeldClaims) -> None:
+        """What this node holds, for `restore`: entered for each new process, and left when `restore` has ended.
+
+        Without it a backend that has `restore` is not called, except for `inherit`.
+        """
+        self._held = held
+        self._keeper.note_change()
+
     # Its coroutines
 
     async def discover(self) -> Inventory:
@@ -120,18 +136,28 @@ class BackendSupervisor:
         self._reject(Method.DISCOVER, find_inventory_violations(inventory))
         return inventory
 
-    async def prepare(self, claim: Claim) -> tuple[PreparedDevice, ...]:
+    async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float) -> Any:
+        """What `prepare` will do for the claim, as JSON; only for a backend that has PLAN. One call at a time.
+
+        `until`, here and below, is the call's deadline, a time of the event loop's clock.
+        """
+        reply = await self._ask(self._new_call(Method.PLAN, claim, held=held), until)
+        plan = self._decode(reply, object, Method.PLAN, claim)
+        self._reject(Method.PLAN, find_plan_violations(plan), claim)
+        return plan
+
+    async def prepare(self, claim: Claim, *, until: float) -> tuple[PreparedDevice, ...]:
         """One prepared device for each of the claim's, in their order."""
         call = self._new_call(Method.PREPARE, claim)
-        reply = await self._ask(call)
+        reply = await self._ask(call, until)
         prepared = self._decode(reply, tuple[PreparedDevice, ...], Method.PREPARE, claim)
         self._reject(Method.PREPARE, find_prepared_violations(claim, prepared), claim)
         order = {_identity(device): place for place, device in enumerate(claim.devices)}
         return tuple(sorted(prepared, key=lambda device: order[_identity(device)]))
 
-    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice]) -> None:
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
         """Undo."""
-        await self._ask(self._new_call(Method.UNPREPARE, claim, prepared))
+        await self._ask(self._new_call(Method.UNPREPARE, claim, prepared), until)
 
     async def measure(self) -> tuple[Sample, ...]:
         """Numbers for `/metrics`; none when the backend does not measure."""
@@ -165,33 +191,47 @@ class BackendSupervisor:
         """A snapshot."""
         return self._keeper.statistics()
 
-    def condemned(self) -> tuple[Condemned, ...]:
-        """The devices of claims that are not let near the backend any more."""
+    def quarantined(self) -> tuple[Condemned, ...]:
+        """The devices of quarantined claims."""
         return self._keeper.court.condemned()
 
-    def pardon(self, uid: str) -> None:
+    def release(self, uid: str) -> None:
         """Forget what a claim did: it no longer exists. What kept others from its devices is worth another look."""
         if self._keeper.court.pardon(uid):
             self._hinted.set()
 
     # Calls
 
-    def _new_call(self, method: Method, claim: Claim | None = None, prepared: Sequence[PreparedDevice] = ()) -> Call:
-        return Call(id=next(self._ids), method=method, claim=claim, prepared=tuple(prepared))
+    def _new_call(
+        self,
+        method: Method,
+        claim: Claim | None = None,
+        prepared: Sequence[PreparedDevice] = (),
+        held: Sequence[HeldClaim] = (),
+    ) -> Call:
+        return Call(id=next(self._ids), method=method, claim=claim, prepared=tuple(prepared), held=tuple(held))
 
-    async def _ask(self, call: Call) -> Reply:
-        """Call until there is an answer; several times only if the process ended through no fault of this call."""
+    async def _ask(self, call: Call, until: float | None = None) -> Reply:
+        """Call until there is an answer; several times only if the process ended through no fault of this call.
+
+        An error of a call that was never handed to the backend's code says so, in `reached_backend`.
+        """
         court, method = self._keeper.court, call.method
         condemned = court.sentence(call.claim, method) if call.claim is not None else None
         if condemned is not None:
-            raise ClaimCondemned(condemned.explain(self._name))
+            raise _unreached(ClaimQuarantined(condemned.explain(self._name)))
         if call.claim is not None:
             court.admit(call.id, call.claim, method)
-        deadline = self._deadlines.of(method)
-        until = time.monotonic() + deadline
+        now = time.monotonic()
+        until = now + self._deadlines.of(method) if until is None else until
+        call, deadline, reached = msgspec.structs.replace(call, until=until), until - now, False
         try:
             while True:
-                session = await self._admission(call.id, until)
+                try:
+                    session = await self._admission(call, until)
+                except BackendError as failure:
+                    raise failure if reached else _unreached(failure) from None
+                reached = True
                 match await session.call(call, deadline=deadline, until=until):
                     case Reply() as reply:
                         if call.claim is not None:
@@ -209,13 +249,17 @@ class BackendSupervisor:
             court.dismiss(call.id)
             self._keeper.note_change()
 
-    async def _admission(self, call_id: int, until: float) -> Session:
+    async def _admission(self, call: Call, until: float) -> Session:
         """A process that this call may use now. Raises BackendUnavailable when there is none in time."""
         with anyio.move_on_after(until - time.monotonic()):
             while True:
                 self._keeper.refuse_if_over()
                 session = self._keeper.session
-                if session is not None and self._keeper.court.may_call(call_id, busy=session.busy):
+                if (
+                    session is not None
+                    and (session.restored or call.method is Method.INHERIT)
+                    and self._keeper.court.may_call(call.id, busy=session.busy)
+                ):
                     return session
                 await self._keeper.wait_changed()
         raise self._keeper.unavailable()
@@ -234,6 +278,50 @@ class BackendSupervisor:
             _log.error("%s", error)
             self._report(AnswerRejected(backend=self._name, method=method, claim=claim, violations=violations))
             raise error
+
+    # What the node holds
+
+    async def _keep_restoring(self) -> None:
+        """Give each new process what this node holds, before anything else is asked of it."""
+        failures = 0
+        while True:
+            session = self._keeper.session
+            if session is None or session.restored or self._held is None:
+                await self._keeper.wait_changed()
+                continue
+            try:
+                async with self._held() as held:
+                    error = await self._restore(session, held)
+            except PydraError as failure:  # what is held cannot be read
+                error = failure
+            if error is None:
+                failures = 0
+                session.restored = True
+                self._keeper.note_change()
+            elif session is self._keeper.session:
+                failures += 1
+                delay = min(2.0 ** (failures - 1), _RESTORE_RETRY_CAP_SECONDS)
+                self._keeper.tell_not_restored(error, delay)
+                await anyio.sleep(delay)
+
+    async def _restore(self, session: Session, held: Sequence[HeldClaim]) -> PydraError | None:
+        call, seconds = self._new_call(Method.RESTORE, held=held), self._deadlines.connect
+        until = time.monotonic() + seconds
+        try:
+            match await session.call(msgspec.structs.replace(call, until=until), deadline=seconds, until=until):
+                case Reply():
+                    return None
+                case Failure(fault=fault):
+                    return parse_fault(fault, self._name, Method.RESTORE.value)
+                case PydraError() as error:
+                    return error
+                case _:  # a bystander of the process's end: there is nobody to restore
+                    return BackendUnavailable(self._name, "its process ended")
+        except PydraError as error:
+            return error
+        finally:
+            self._keeper.court.dismiss(call.id)
+            self._keeper.note_change()
 
     # Hints
 
@@ -270,7 +358,7 @@ class BackendSupervisor:
         """A process, outside of trials: what else is in flight would blur them."""
         while True:
             session = self._keeper.session
-            if session is not None and self._keeper.court.may_call(call_id):
+            if session is not None and session.restored and self._keeper.court.may_call(call_id):
                 return session
             await self._keeper.wait_changed()
 
@@ -280,6 +368,11 @@ class BackendSupervisor:
         self._hinted.set()
         await self._hint_taken.wait()
         await anyio.sleep(_HINT_PAUSE_SECONDS)
+
+
+def _unreached(error: E) -> E:
+    error.reached_backend = False
+    return error
 
 
 def _identity(device: Any) -> tuple[str, str, str, str | None]:

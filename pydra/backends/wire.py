@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from pydra.backends.faults import Fault
-from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
 
 MAX_FRAME = 16 * 1024 * 1024
 """The largest body in bytes: 128 devices with 32 attributes each take about 200 KB."""
@@ -31,24 +31,29 @@ class Method(Enum):
     """The coroutines of a backend, by name."""
 
     DISCOVER = "discover"
+    PLAN = "plan"
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
     MEASURE = "measure"
     WAIT_CHANGED = "wait_changed"
     INHERIT = "inherit"
+    RESTORE = "restore"
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=True):
     """Agent to backend: run a coroutine.
 
-    `claim` for prepare and unprepare, `prepared` for unprepare, `directory` for inherit.
+    `claim` for plan, prepare and unprepare, `prepared` for unprepare, `held` for plan and restore, `directory` for
+    inherit. `until` is the deadline on the clock of `time.monotonic`, which both processes share.
     """
 
     id: int
     method: Method
     claim: Claim | None = None
     prepared: tuple[PreparedDevice, ...] = ()
+    held: tuple[HeldClaim, ...] = ()
     directory: str = ""
+    until: float | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -68,6 +73,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     config_kinds: tuple[str, ...] = ()
     device_classes: Mapping[str, Any] = {}
     reasons: Mapping[str, str] = {}
+    survives_reboot: bool = False
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
@@ -129,8 +135,10 @@ def build_result(result: Any) -> msgspec.Raw:
 def parse_to_backend(body: bytes) -> ToBackend:
     """A message that the agent sent. Raises WireError."""
     message = _parse(_to_backend, body)
-    if isinstance(message, Call) and message.claim is not None:
-        return msgspec.structs.replace(message, claim=_with_opaque_configs(message.claim))
+    if isinstance(message, Call) and (message.claim is not None or message.held):
+        claim = None if message.claim is None else _with_opaque_configs(message.claim)
+        held = tuple(msgspec.structs.replace(one, claim=_with_opaque_configs(one.claim)) for one in message.held)
+        return msgspec.structs.replace(message, claim=claim, held=held)
     return message
 
 

@@ -20,7 +20,7 @@ from pydra.claim import Claim, PreparedDevice
 from pydra.claims.lifecycle import Prepare, begin, finish, undo
 from pydra.claims.outside import CdiFiles, Checkpoints, ClaimBackend, Limits, ReadPresent
 from pydra.claims.stages import Stages
-from pydra.errors import BackendTimeout, CheckpointError, PydraError
+from pydra.errors import CheckpointError, PydraError
 
 _log = logging.getLogger(__name__)
 
@@ -144,18 +144,11 @@ class Execution:
             _log.warning("what was begun could not be undone; the next attempt or the sweep undoes it: %s", error)
 
     async def _call_prepare(self, claim: Claim) -> Sequence[PreparedDevice]:
-        try:
-            with anyio.fail_after(self._limits.prepare):
-                return await self._backend.prepare(claim)
-        except TimeoutError as error:
-            raise BackendTimeout(self._driver, "prepare", self._limits.prepare) from error
+        return await self._backend.prepare(claim, until=anyio.current_time() + self._limits.prepare)
 
     async def _call_unprepare(self, record: Record) -> None:
-        try:
-            with anyio.fail_after(self._limits.unprepare):
-                await self._backend.unprepare(record.claim, record.prepared)
-        except TimeoutError as error:
-            raise BackendTimeout(self._driver, "unprepare", self._limits.unprepare) from error
+        until = anyio.current_time() + self._limits.unprepare
+        await self._backend.unprepare(record.claim, record.prepared, until=until)
 
     def _spec(self, record: Record) -> bytes | None:
         spec = build_spec(self._driver, record.claim.uid, record.prepared)

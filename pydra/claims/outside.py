@@ -32,11 +32,11 @@ ReadPresent: TypeAlias = Callable[[Sequence[PreparedDevice]], Awaitable[tuple[Pr
 class ClaimBackend(Protocol):
     """The hardware code, behind its supervisor; every failure is a PydraError."""
 
-    async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
+    async def prepare(self, claim: Claim, /, *, until: float) -> Sequence[PreparedDevice]:
         """One entry for each of the claim's devices."""
         ...
 
-    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /, *, until: float) -> None:
         """Undo it; `prepared` is empty when nothing is known of what was done."""
         ...
 
@@ -105,11 +105,10 @@ class CdiFiles(Protocol):
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long each wait for the outside may take, in seconds.
 
-    `fetch_known`: the wait for the API server when a record can answer in its place. `prepare` and
-    `unprepare` are longer than the supervisor's own deadlines (40 s), whose errors know more.
+    `fetch_known`: the wait for the API server when a record can answer in its place.
     """
 
     fetch: float = 10.0
     fetch_known: float = 2.0
-    prepare: float = 60.0
-    unprepare: float = 60.0
+    prepare: float = 40.0
+    unprepare: float = 40.0

@@ -39,6 +39,9 @@ from pydra.errors import (
 )
 from pydra.testing.report import Check, Report
 
+CLAIM_SECONDS = 40.0
+"""What a call for a claim may take; the agent's default."""
+
 _ABSENT = "pydra-no-such-device"
 _POOL = "conformance"
 _DRIVER = "conformance.example.com"
@@ -84,7 +87,7 @@ async def examine(
         try:
             checks = await examination.run(supervisor, connect=deadlines.connect, prepare=prepare)
         finally:
-            with anyio.move_on_after(deadlines.unprepare, shield=True):
+            with anyio.move_on_after(CLAIM_SECONDS, shield=True):
                 await examination.undo(supervisor)
         tasks.cancel_scope.cancel()
     return Report(backend=source.name, checks=checks)
@@ -128,7 +131,7 @@ class _Examination:
         """Give back what a probe that failed still holds; it has been told already what is wrong."""
         for claim in tuple(self._held.values()):
             with suppress(PydraError):
-                await supervisor.unprepare(claim, ())
+                await supervisor.unprepare(claim, (), until=_claim_deadline())
 
     async def _read(self, facts: BackendFacts) -> None:
         await self._probe("it names its driver", self._driver)
@@ -279,14 +282,14 @@ class _Examination:
 
     async def _hold(self, claim: Claim) -> tuple[PreparedDevice, ...]:
         self._held[claim.uid] = claim
-        return await self._backend.prepare(claim)
+        return await self._backend.prepare(claim, until=_claim_deadline())
 
     async def _release(self, claim: Claim, prepared: Sequence[PreparedDevice]) -> None:
-        await self._backend.unprepare(claim, prepared)
+        await self._backend.unprepare(claim, prepared, until=_claim_deadline())
         self._held.pop(claim.uid, None)
 
     async def _unprepare_nothing(self) -> list[str]:
-        await self._backend.unprepare(self._claim("never", self._device), ())
+        await self._backend.unprepare(self._claim("never", self._device), (), until=_claim_deadline())
         return []
 
     async def _prepare(self) -> list[str]:
@@ -354,6 +357,10 @@ class _Examination:
 
     async def _hints(self) -> list[str]:
         return [f"{event.message}\n{event.details}" for event in self._events if isinstance(event, HintsFailed)]
+
+
+def _claim_deadline() -> float:
+    return anyio.current_time() + CLAIM_SECONDS
 
 
 def _is_usable(device: Device) -> bool:

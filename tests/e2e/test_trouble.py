@@ -16,7 +16,7 @@ async def test_a_claim_that_crashes_the_backend_is_told_so_and_the_others_are_se
         await start_one_bad_pod_among_good_ones(cluster)
         await cluster.wait_note("BackendDied", about="bad", saying="died of SIGSEGV")
         await cluster.wait_note("FailedPrepareDynamicResources", about="bad", saying="died of SIGSEGV")
-        await cluster.wait_note("ClaimCondemned", about="bad", saying="Delete the claim")
+        await cluster.wait_note("ClaimQuarantined", about="bad", saying="Delete the claim")
         assert await cluster.notes("BackendDied", about="good-0") == []
         assert agent.process.poll() is None
         await cluster.delete_pod("bad")
@@ -28,7 +28,7 @@ async def test_a_claim_that_hangs_the_backend_is_told_so_and_the_others_are_serv
         await start_one_bad_pod_among_good_ones(cluster)
         await cluster.wait_note("BackendTimeout", about="bad", saying="did not end within 3 s")
         await cluster.wait_note("FailedPrepareDynamicResources", about="bad", saying="did not end within 3 s")
-        await cluster.wait_note("ClaimCondemned", about="bad", saying="Delete the claim")
+        await cluster.wait_note("ClaimQuarantined", about="bad", saying="Delete the claim")
         assert agent.process.poll() is None
         await cluster.delete_pod("bad")
 

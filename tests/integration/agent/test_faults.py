@@ -156,7 +156,7 @@ async def test_a_claim_that_kills_the_backend_is_told_how_and_kept_away_while_ot
         await scene.start(OTHER)
         await scene.wait_error(told)
         await scene.wait_event("BackendDied", told)
-        await scene.wait_event("ClaimCondemned", "ended the process of backend sim 2 times and is not tried again")
+        await scene.wait_event("ClaimQuarantined", "ended the process of backend sim 2 times and is not tried again")
         await scene.wait_running(OTHER)
         assert scene.errors(OTHER) == []
         deaths = await scene.metric(f'pydra_backend_crashes_total{{backend="sim",signal="{signal}"}}')

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
 
@@ -13,7 +14,7 @@ from pydra.backends.discovery import BackendSource
 from pydra.backends.events import BackendEvent
 from pydra.backends.limits import Deadlines, Patience, RestartPolicy
 from pydra.backends.supervisor import BackendSupervisor
-from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
+from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
 
 TROUBLE = Path(__file__).parent / "trouble"
 _PATH = [str(TROUBLE), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -22,6 +23,26 @@ SOURCE = BackendSource(name="faulty", target="faulty:", distribution="pydra-faul
 
 PATIENCE = Patience(heartbeat=0.05, silence=0.6, recall=0.3, stacks=1.0, burial=5.0, leave=5.0)
 DEADLINES = Deadlines()
+
+
+class Backend(BackendSupervisor):
+    """A supervisor whose calls for claims have a deadline of `seconds` unless the test gives one."""
+
+    seconds = 20.0
+
+    async def prepare(self, claim: Claim, *, until: float | None = None) -> tuple[PreparedDevice, ...]:
+        return await super().prepare(claim, until=self._default(until))
+
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float | None = None) -> None:
+        await super().unprepare(claim, prepared, until=self._default(until))
+
+    async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float | None = None) -> Any:
+        return await super().plan(claim, held, until=self._default(until))
+
+    def _default(self, until: float | None) -> float:
+        return anyio.current_time() + self.seconds if until is None else until
+
+
 RESTARTS = RestartPolicy(first=0.01, cap=0.05)
 
 
@@ -35,15 +56,16 @@ async def supervised(
     directory: Path | None = None,
     *,
     source: BackendSource = SOURCE,
+    seconds: float = 20.0,
     deadlines: Deadlines = DEADLINES,
     patience: Patience = PATIENCE,
     restarts: RestartPolicy = RESTARTS,
     refresh: Callable[[BackendSource], BackendSource] = lambda source: source,
     environ: Mapping[str, str] = ENVIRON,
     events: list[BackendEvent] | None = None,
-) -> AsyncIterator[BackendSupervisor]:
+) -> AsyncIterator[Backend]:
     """A supervisor that runs until the block ends."""
-    supervisor = BackendSupervisor(
+    supervisor = Backend(
         source,
         deadlines=deadlines,
         patience=patience,
@@ -52,6 +74,7 @@ async def supervised(
         refresh=refresh,
         report=events.append if events is not None else lambda event: None,
     )
+    supervisor.seconds = seconds
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(supervisor.run)
         with anyio.fail_after(30):

@@ -34,7 +34,6 @@ from pydra.errors import (
 )
 from tests.integration.backends.harness import claim, supervised, until
 
-SHORT = Deadlines(prepare=0.3)
 PATIENT = Patience(heartbeat=0.05, silence=30.0, recall=0.2, stacks=1.0, burial=5.0, leave=5.0)
 
 
@@ -146,7 +145,7 @@ async def test_the_end_of_the_process_is_diagnosed_and_repaired(
 
 
 async def test_a_call_past_its_deadline_is_cancelled_and_shows_where_it_waited() -> None:
-    async with supervised(deadlines=SHORT) as backend:
+    async with supervised(seconds=0.3) as backend:
         await backend.wait_ready()
         pid = backend.statistics().pid
         with pytest.raises(BackendTimeout) as caught:
@@ -159,7 +158,7 @@ async def test_a_call_past_its_deadline_is_cancelled_and_shows_where_it_waited()
 @pytest.mark.parametrize("device", ["hang-in-thread", "hang-stubborn", "hang-loop", "hang-gil"])
 async def test_a_call_that_cannot_be_cancelled_costs_the_process(device: str) -> None:
     events: list[BackendEvent] = []
-    async with supervised(deadlines=SHORT, patience=PATIENT, events=events) as backend:
+    async with supervised(seconds=0.3, patience=PATIENT, events=events) as backend:
         await backend.wait_ready()
         with pytest.raises(BackendTimeout) as caught:
             await backend.prepare(claim(device))
@@ -214,7 +213,7 @@ async def test_a_bystander_of_a_call_that_wedged_is_called_again(tmp_path: Path)
     async def prepare(backend: Any) -> None:
         results["slow"] = await backend.prepare(claim("very-slow"))
 
-    deadlines = Deadlines(prepare=30.0, discover=0.3)
+    deadlines = Deadlines(discover=0.3)
     async with supervised(tmp_path, deadlines=deadlines, patience=PATIENT) as backend:
         await backend.wait_ready()
         async with anyio.create_task_group() as callers:
@@ -236,7 +235,7 @@ async def test_calls_made_while_the_process_is_replaced_wait_for_it() -> None:
 
 async def test_a_call_that_waits_in_vain_says_why() -> None:
     policy = RestartPolicy(first=60.0, cap=60.0)
-    async with supervised(deadlines=SHORT, restarts=policy) as backend:
+    async with supervised(seconds=0.3, restarts=policy) as backend:
         await backend.wait_ready()
         with pytest.raises(BackendDied):
             await backend.prepare(claim("segfault"))
@@ -251,17 +250,17 @@ async def test_a_claim_that_kills_twice_is_condemned_without_touching_the_hardwa
             with pytest.raises(error):
                 await backend.prepare(claim("segfault"))
         assert (tmp_path / "journal").read_text().splitlines() == ["prepare u1"] * 2
-        assert [(one.pool, one.device, one.claim) for one in backend.condemned()] == [("node", "segfault", "ns/c-u1")]
+        assert [(one.pool, one.device, one.claim) for one in backend.quarantined()] == [("node", "segfault", "ns/c-u1")]
         with pytest.raises(BackendDied):  # the same name, another claim
             await backend.prepare(claim("segfault", "u2"))
         await backend.unprepare(claim("segfault"), ())
-        assert len(backend.condemned()) == 1
+        assert len(backend.quarantined()) == 1
         with pytest.raises(TerminalError, match="ended the process of backend faulty 2 times"):
             await backend.prepare(claim("segfault"))
         await backend.wait_changed()  # the last restart's
-        backend.pardon("u1")
+        backend.release("u1")
         await backend.wait_changed()
-        assert backend.condemned() == ()
+        assert backend.quarantined() == ()
         with pytest.raises(BackendDied):
             await backend.prepare(claim("segfault"))
     assert [event.claim.uid for event in events if isinstance(event, ClaimSentenced)] == ["u1"]
@@ -274,7 +273,7 @@ async def test_another_version_of_the_backend_is_not_judged_by_the_last() -> Non
             await backend.prepare(claim("segfault"))
         await until(lambda: backend.statistics().state is BackendState.READY)
         assert (await backend.wait_ready()).version == "2.0"
-        assert backend.condemned() == ()
+        assert backend.quarantined() == ()
 
 
 async def test_telemetry_that_crashes_is_guarded_too(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ class FakeBackend:
     def __init__(self, node: FakeNode) -> None:
         self._node = node
 
-    async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
+    async def prepare(self, claim: Claim, /, *, until: float) -> Sequence[PreparedDevice]:
         await self._node.step("begin prepare", claim.uid)
         mine = self._node.hardware.setdefault(claim.uid, {})
         for device in claim.devices:
@@ -215,7 +215,7 @@ class FakeBackend:
             for device in claim.devices
         ]
 
-    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /, *, until: float) -> None:
         await self._node.step("begin unprepare", claim.uid)
         self._node.hardware.pop(claim.uid, None)
         await self._node.step("unprepared", claim.uid)

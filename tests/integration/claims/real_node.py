@@ -35,7 +35,7 @@ class DirectoryHardware:
         self._path = path
         self._step = step
 
-    async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
+    async def prepare(self, claim: Claim, /, *, until: float) -> Sequence[PreparedDevice]:
         for device in claim.devices:
             self._step("configure device")
             holder = self._path / device.device
@@ -45,7 +45,7 @@ class DirectoryHardware:
         edits = ContainerEdits().with_env("CLAIM", claim.uid)
         return [device.prepared(edits, state={"since": 1}) for device in claim.devices]
 
-    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /, *, until: float) -> None:
         for device in claim.devices:
             self._step("free device")
             (self._path / device.device).unlink(missing_ok=True)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import anyio
 import pytest
 from msgspec.structs import replace
 
 from pydra.checkpoint.record import Stage
 from pydra.checkpoint.scan import RecordSetAside, RecordTooNew
-from pydra.claim import Claim, PreparedDevice
+from pydra.claim import PreparedDevice
 from pydra.claims.outcome import PodRef
-from pydra.claims.outside import Limits
 from pydra.claims.preparer import Tidied
 from pydra.claims.reports import ClaimFailed, Operation
 from pydra.errors import (
     BackendError,
-    BackendTimeout,
     CheckpointError,
     ClaimError,
     DeviceInUse,
@@ -122,26 +119,6 @@ async def test_a_failure_is_reported_with_the_pods_that_wait() -> None:
     assert isinstance(failed, ClaimFailed)
     assert (failed.operation, failed.ref, failed.terminal) == (Operation.PREPARE, ref("a"), True)
     assert failed.pods == (PodRef(uid="pod-uid-a", namespace="ns", name="pod-a"),)
-
-
-async def test_a_backend_that_does_not_answer_is_given_up_on() -> None:
-    class Hanging:
-        async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
-            await anyio.sleep_forever()
-            raise AssertionError
-
-        async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
-            await anyio.sleep_forever()
-
-    api, node = FakeApi(), FakeNode()
-    api.allocate("a", "gpu-0")
-    limits = Limits(prepare=0.01, unprepare=0.01)
-    async with running_agent(node, api, limits=limits, backend=Hanging()) as agent:
-        prepared = (await agent.preparer.prepare([ref("a")]))["a"]
-        unprepared = (await agent.preparer.unprepare([ref("a")]))["a"]
-    assert isinstance(prepared, BackendTimeout)
-    assert isinstance(unprepared, BackendTimeout)
-    assert node.records["a"].stage is Stage.STARTED
 
 
 async def test_a_bug_costs_only_its_claim_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -125,7 +125,7 @@ async def test_a_claim_that_kills_the_backend_each_time_is_condemned_and_costs_n
     async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK, environ=ALONE) as agent:
         scene.fault(fatal)
         await scene.start(VICTIM, "mig", profile="1g.10gb")
-        await scene.wait_event("ClaimCondemned", "ended the process of backend nvidia 2 times")
+        await scene.wait_event("ClaimQuarantined", "ended the process of backend nvidia 2 times")
         scene.fault()
         await scene.start(OTHER, "gpu")
         await scene.wait_running(OTHER)

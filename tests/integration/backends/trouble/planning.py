@@ -1,0 +1,53 @@
+"""A backend that plans and restores; `PLANNING_DIR` holds what it is to do, and its journal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pydra
+
+DRIVER = "planning.example.com"
+SURVIVES_REBOOT = True
+_DIRECTORY = Path(os.environ["PLANNING_DIR"])
+
+
+def _note(what: str, *details: Any) -> None:
+    with (_DIRECTORY / "journal").open("a") as journal:
+        journal.write(" ".join([what, *map(json.dumps, details)]) + "\n")
+
+
+async def discover() -> pydra.Inventory:
+    _note("discover")
+    return pydra.Inventory()
+
+
+async def plan(claim: pydra.Claim, held: Sequence[pydra.HeldClaim]) -> Any:
+    if claim.devices[0].device == "unplannable":
+        return {"a": float("nan")}
+    return {"slot": 1 + max((one.plan["slot"] for one in held), default=0)}
+
+
+async def restore(held: Sequence[pydra.HeldClaim]) -> None:
+    _note("restore", [[one.claim.uid, one.completed, len(one.prepared), one.plan] for one in held])
+    if (_DIRECTORY / "broken").exists():
+        raise RuntimeError("a register is stuck")
+
+
+async def prepare(claim: pydra.Claim) -> list[pydra.PreparedDevice]:
+    seconds = await asyncio.to_thread(pydra.time_left)
+    _note("prepare", claim.plan, seconds > 1)
+    return [device.prepared(state=claim.plan) for device in claim.devices]
+
+
+async def unprepare(claim: pydra.Claim, prepared: Sequence[pydra.PreparedDevice]) -> None:
+    _note("unprepare", claim.plan, len(prepared))
+
+
+async def inherit(directory: str) -> pydra.Inheritance:
+    _note("inherit")
+    return pydra.Inheritance()
