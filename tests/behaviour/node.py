@@ -1,0 +1,302 @@
+"""A node: directories, an API server in a thread of this process, boards, and the real agent as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+from anyio.from_thread import start_blocking_portal
+
+from pydra_dev.apiserver import ApiServer, serve_api
+from pydra_dev.faults import Fault
+from tests.behaviour.api import Api
+from tests.behaviour.kubelet import Claim, Device, Kubelet
+from tests.behaviour.waiting import DEADLINE, wait_for
+
+HERE = Path(__file__).parent
+NODE = "node-1"
+DRIVER = "board.example.com"
+
+
+class Board:
+    """The hardware, of which the test backend's docstring says more."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        for name in ("held", "orders", "reached", "processes"):
+            (path / name).mkdir(parents=True)
+        self.set_devices(*(f"d{number}" for number in range(48)), *(f"shared{number}" for number in range(4)))
+        self._next = 0
+
+    def set_devices(self, *healthy: str, **unhealthy: str) -> None:
+        """The devices that are there: names of healthy ones, and of others with what is wrong with them."""
+        fresh = self.path / "devices.json.new"
+        fresh.write_text(json.dumps({**dict.fromkeys(healthy, ""), **unhealthy}))
+        fresh.rename(self.path / "devices.json")
+
+    def device(self) -> str:
+        """A device that no test has used yet."""
+        self._next += 1
+        return f"d{self._next - 1}"
+
+    def holders(self, device: str) -> set[str]:
+        """The uids of the claims that the device is configured for."""
+        place = self.path / "held" / device
+        return set(os.listdir(place)) if place.exists() else set()
+
+    def history(self, claim: Claim) -> list[dict[str, Any]]:
+        """What the backend did for a claim, step by step."""
+        with suppress(FileNotFoundError):
+            lines = [json.loads(line) for line in (self.path / "history").read_text().splitlines()]
+            return [line for line in lines if line["uid"] == claim.uid]
+        return []
+
+    def steps(self, claim: Claim) -> list[str]:
+        """The names of those steps: prepare, prepared, unprepare, unprepared."""
+        return [line["step"] for line in self.history(claim)]
+
+    def order(self, call: str, claim: str, what: str, *, at: str = "begin", times: int | None = None) -> None:
+        """What goes wrong in calls for the claim of this name: each time, or this often."""
+        (self.path / "orders" / f"{call}.{claim}.{at}").write_text(f"{what} {times}" if times else what)
+
+    def wait_reached(self, call: str, claim: str, *, at: str = "begin") -> None:
+        """Return when a call has come to this order."""
+        wait_for((self.path / "reached" / f"{call}.{claim}.{at}").exists, f"{call} of {claim} comes to {at}")
+
+    def dismiss(self, call: str, claim: str, *, at: str = "begin") -> None:
+        """Let calls go on, now and from now on."""
+        (self.path / "orders" / f"{call}.{claim}.{at}").unlink(missing_ok=True)
+        (self.path / "reached" / f"{call}.{claim}.{at}").unlink(missing_ok=True)
+
+    def end_processes(self) -> None:
+        """Kill backends that outlived their agent."""
+        for name in os.listdir(self.path / "processes"):
+            with suppress(OSError):
+                if f"BOARD_DIRECTORY={self.path}\0".encode() in Path("/proc", name, "environ").read_bytes():
+                    os.kill(int(name), signal.SIGKILL)
+
+
+class Agent:
+    """An agent that was started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, port: int) -> None:
+        self.process = process
+        self.log = log
+        self._port = port
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What it logged; each line is JSON."""
+        text = self.log.read_text(errors="replace")
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def messages(self) -> str:
+        """The messages that it logged, one to a line."""
+        return "\n".join(str(line["message"]) for line in self.lines())
+
+    def wait_log(self, text: str) -> None:
+        """Return when it has logged this."""
+        wait_for(lambda: text in self.messages(), f"the agent logs {text!r}")
+
+    def get(self, path: str) -> tuple[int, str]:
+        """Status and text of a GET on its HTTP endpoint; (0, "") while nothing listens."""
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=10)
+        try:
+            connection.request("GET", path)
+            response = connection.getresponse()
+            return response.status, response.read().decode()
+        except (OSError, HTTPException):
+            return 0, ""
+        finally:
+            connection.close()
+
+    def wait_ready(self) -> None:
+        """Return when /readyz is content."""
+        wait_for(lambda: self.get("/readyz")[0] == 200, "the agent is ready")
+
+    def metric(self, series: str) -> float:
+        """The value of a series of /metrics; 0 when there is none."""
+        for line in self.get("/metrics")[1].splitlines():
+            if line.startswith(f"{series} "):
+                return float(line.rpartition(" ")[2])
+        return 0.0
+
+    def stop(self) -> int:
+        """SIGTERM, and its exit code."""
+        self.process.terminate()
+        return self.process.wait(timeout=DEADLINE)
+
+    def kill(self) -> None:
+        """SIGKILL: it has no chance to clean up."""
+        self.process.kill()
+        self.process.wait(timeout=DEADLINE)
+
+
+class Node:
+    """A node on which agents are started. `server` is the API server, `api` a client of it."""
+
+    def __init__(self, root: Path, server: ApiServer, call: Any, stack: ExitStack) -> None:
+        self.root = root
+        self.server = server
+        self.api = Api(server.url, NODE)
+        self.board = Board(root / "board")
+        self.cdi = root / "cdi"
+        self.plugins = root / "kubelet" / "plugins"
+        self.kubelet = Kubelet(root / "kubelet" / "plugins_registry")
+        for path in (self.cdi, self.plugins, self.kubelet.registry, root / "run"):
+            path.mkdir(parents=True, exist_ok=True)
+        (root / "boot_id").write_text("8a9b1d0e-0000-4000-8000-000000000001\n")
+        (root / "clock").write_text("0")
+        stack.callback(self.kubelet.close)
+        stack.callback(self.board.end_processes)
+        self._call = call
+        self._stack = stack
+        self._agents = 0
+
+    def start(self, *flags: str, backend: str = "board:", kubeconfig: str = "", **environ: str) -> Agent:
+        """Start an agent; killed at the end."""
+        self._agents += 1
+        log, port = self.root / f"agent-{self._agents}.log", free_port()
+        command = [
+            *(sys.executable, "-m", "pydra.cli.agent", "--backend", backend, "--node-name", NODE),
+            *("--kubeconfig", kubeconfig or str(self.server.kubeconfig)),
+            *("--kubelet-root", str(self.root / "kubelet"), "--cdi-dir", str(self.cdi)),
+            *("--http-address", f"127.0.0.1:{port}", "--log-format", "json", *flags),
+        ]
+        clean = {name: text for name, text in os.environ.items() if not name.startswith(("PYDRA_", "KUBE"))}
+        environment = {
+            **clean,
+            "PYTHONPATH": os.pathsep.join([str(HERE / "backends"), str(HERE / "clock")]),
+            "BOARD_DIRECTORY": str(self.board.path),
+            "CLOCK_FILE": str(self.root / "clock"),
+            "PYDRA_BOOT_ID_FILE": str(self.root / "boot_id"),
+            **({"PYDRA_RECORDS_DIR": str(self.root / "run")} if has_setting("--records-dir") else {}),
+            **environ,
+        }
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+        agent = Agent(process, log, port)
+        self._stack.callback(self._end, agent)
+        return agent
+
+    def serve(self, *flags: str, **environ: str) -> Agent:
+        """Start an agent, and register it with the kubelet."""
+        agent = self.start(*flags, **environ)
+        self.register(agent)
+        return agent
+
+    def register(self, agent: Agent) -> None:
+        """Register the agent's driver with the kubelet, over new connections."""
+        self.kubelet.close()
+        try:
+            self.kubelet.register()
+            agent.wait_ready()
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the agent said:\n{agent.log.read_text()[-4000:]}") from error
+
+    def restart(self, agent: Agent, *flags: str) -> Agent:
+        """Kill the agent and start the next."""
+        agent.kill()
+        return self.serve(*flags)
+
+    def reboot(self, agent: Agent) -> Agent:
+        """Cut the power and boot again: what lies on a tmpfs is gone, and the hardware has forgotten all."""
+        agent.kill()
+        self.board.end_processes()
+        for path in (self.cdi, self.root / "run", self.board.path / "held"):
+            shutil.rmtree(path)
+            path.mkdir()
+        (self.root / "boot_id").write_text("8a9b1d0e-0000-4000-8000-000000000002\n")
+        return self.serve()
+
+    def advance_clock(self, seconds: float) -> None:
+        """Set the agent's clock forward."""
+        ahead = float((self.root / "clock").read_text())
+        fresh = self.root / "clock.new"
+        fresh.write_text(str(ahead + seconds))
+        fresh.rename(self.root / "clock")
+
+    def cdi_files(self, claim: Claim) -> list[Path]:
+        """The CDI files that belong to the claim."""
+        return [path for path in self.cdi.iterdir() if claim.uid in path.name]
+
+    def cdi_edits(self, device: Device) -> list[dict[str, Any]]:
+        """What a container runtime makes of a device's CDI ids: the container edits of spec and device."""
+        specs = [json.loads(path.read_bytes()) for path in self.cdi.iterdir() if path.suffix == ".json"]
+        found: list[dict[str, Any]] = []
+        for cdi_id in device.cdi_ids:
+            kind, _, name = cdi_id.partition("=")
+            (match,) = ((s, d) for s in specs if s["kind"] == kind for d in s["devices"] if d["name"] == name)
+            found += [match[0].get("containerEdits") or {}, match[1].get("containerEdits") or {}]
+        return found
+
+    def files_about(self, claim: Claim) -> list[Path]:
+        """All files of the agent in which the claim's uid stands, but CDI files: whatever records it keeps."""
+        places = (self.plugins, self.root / "run")
+        files = (path for place in places for path in sorted(place.rglob("*")) if path.is_file())
+        return [path for path in files if claim.uid.encode() in path.read_bytes()]
+
+    def is_clean(self, claim: Claim) -> bool:
+        """Whether nothing is left of the claim: no record, CDI file or configured device."""
+        held = any(claim.uid in self.board.holders(device) for device in os.listdir(self.board.path / "held"))
+        return not held and not self.cdi_files(claim) and not self.files_about(claim)
+
+    @contextmanager
+    def api_silent(self) -> Iterator[None]:
+        """Inside the block the API server takes requests and answers none."""
+        self._call(self.server.faults.freeze)
+        try:
+            yield
+        finally:
+            self._call(self.server.faults.thaw)
+
+    def api_fault(self, **fields: Any) -> None:
+        """Trouble in the API server, in the fields of pydra_dev.faults.Fault."""
+        self.server.faults.add(Fault(**fields))
+
+    def _end(self, agent: Agent) -> None:
+        if agent.process.poll() is None:
+            agent.kill()
+
+
+@cache
+def has_setting(flag: str) -> bool:
+    """Whether the agent that is tested has this flag."""
+    command = [sys.executable, "-m", "pydra.cli.agent", "--help"]
+    return flag in subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+@contextmanager
+def run_node(**options: Any) -> Iterator[Node]:
+    """A node that lives as long as the block; `options` are those of pydra_dev's `serve_api`."""
+    with ExitStack() as stack:
+        # Not pytest's own directory: paths of sockets end at 107 bytes.
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pydra-", dir="/tmp")))
+        portal = stack.enter_context(start_blocking_portal())
+        server = stack.enter_context(
+            portal.wrap_async_context_manager(serve_api(kubeconfig=root / "kubeconfig", **options))
+        )
+        node = Node(root, server, portal.call, stack)
+        node.api.create_node()
+        yield node
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below those that the kernel gives to clients."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

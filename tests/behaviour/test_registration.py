@@ -1,0 +1,119 @@
+"""How the kubelet finds the agent, and how an agent leaves."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import grpc
+import pytest
+
+from tests.behaviour.kubelet import parse_answers
+from tests.behaviour.node import Agent, Node
+from tests.behaviour.waiting import wait_for
+
+
+def test_the_plugin_says_who_it_is_and_where_it_serves(quiet: Node) -> None:
+    info = quiet.kubelet.get_info(quiet.kubelet.sockets()[0])
+    assert (info.type, info.name) == ("DRAPlugin", "board.example.com")
+    assert info.endpoint == str(quiet.plugins / "board.example.com" / "dra.sock")
+    assert info.versions[0] == "v1.DRAPlugin"
+    assert {"v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"} < set(info.versions)
+
+
+def test_sockets_and_the_plugins_directory_are_closed_to_other_users(quiet: Node) -> None:
+    info = quiet.kubelet.get_info(quiet.kubelet.sockets()[0])
+    for socket in (info.socket, info.endpoint):
+        assert stat.S_IMODE(os.stat(socket).st_mode) & 0o077 == 0
+    assert stat.S_IMODE(os.stat(os.path.dirname(info.endpoint)).st_mode) & 0o022 == 0
+
+
+def test_a_refused_registration_is_told_by_readyz_until_the_kubelet_accepts(quiet: Node, quiet_agent: Agent) -> None:
+    (socket,) = quiet.kubelet.sockets()
+    quiet.kubelet.notify(socket, registered=False, error="wrong moon")
+    wait_for(lambda: "wrong moon" in quiet_agent.get("/readyz")[1], "/readyz tells of the refusal")
+    assert quiet_agent.get("/readyz")[0] == 503
+    quiet.kubelet.notify(socket, registered=True)
+    quiet_agent.wait_ready()
+    assert quiet_agent.metric('pydra_registered{driver="board.example.com"}') == 1
+
+
+def test_before_the_kubelet_has_registered_it_readyz_says_so(node: Node) -> None:
+    agent = node.start()
+    wait_for(lambda: "has not registered it yet" in agent.get("/readyz")[1], "/readyz says what is missing")
+    assert agent.get("/readyz")[0] == 503
+
+
+def test_an_agent_that_is_told_to_stop_ends_with_0_and_leaves_no_socket(node: Node) -> None:
+    agent = node.serve()
+    assert node.kubelet.plugin is not None
+    assert agent.stop() == 0
+    assert node.kubelet.sockets() == []
+    assert not os.path.exists(node.kubelet.plugin.endpoint)
+
+
+def test_a_stop_lets_the_call_in_flight_end(node: Node) -> None:
+    agent = node.serve()
+    claim = node.api.create_claim(node.board.device())
+    node.board.order("prepare", claim.name, "wait")
+    call = node.kubelet.start_prepare(claim)
+    node.board.wait_reached("prepare", claim.name)
+    agent.process.terminate()
+    agent.wait_log("told to stop")
+    assert not call.done()
+    node.board.dismiss("prepare", claim.name)
+    assert parse_answers(call.result())[claim.uid].error == ""
+    assert agent.process.wait(timeout=45) == 0
+
+
+def test_a_second_signal_to_stop_does_not_wait_for_calls(node: Node) -> None:
+    agent = node.serve()
+    claim = node.api.create_claim(node.board.device())
+    node.board.order("prepare", claim.name, "wait")
+    call = node.kubelet.start_prepare(claim)
+    node.board.wait_reached("prepare", claim.name)
+    agent.process.terminate()
+    agent.wait_log("told to stop")
+    agent.process.terminate()
+    assert agent.process.wait(timeout=45) == 1
+    with pytest.raises(grpc.RpcError):
+        call.result()
+
+
+def test_two_instances_with_pod_uids_serve_at_once_and_know_of_each_others_claims(node: Node) -> None:
+    device = node.board.device()
+    first, second = node.api.create_claim(device), node.api.create_claim(device)
+    old = node.serve("--pod-uid", "pod-1")
+    (old_socket,) = node.kubelet.sockets()
+    devices = node.kubelet.prepare_one(first)
+    new = node.start("--pod-uid", "pod-2")
+    node.kubelet.register(not_at=(old_socket,))
+    assert len(node.kubelet.sockets()) == 2
+    assert node.kubelet.prepare_one(first) == devices
+    assert device in node.kubelet.refusal(second)
+    assert old.stop() == 0
+    assert node.kubelet.prepare_one(first) == devices
+    node.kubelet.release(first)
+    node.kubelet.prepare_one(second)
+    assert node.board.steps(first) == ["prepare", "prepared", "unprepare", "unprepared"]
+    assert new.stop() == 0
+
+
+def test_the_sockets_of_a_killed_instance_are_taken_over_by_the_next(node: Node) -> None:
+    agent = node.serve()
+    sockets = node.kubelet.sockets()
+    agent.kill()
+    assert node.kubelet.sockets() == sockets
+    claim = node.api.create_claim(node.board.device())
+    node.serve()
+    assert node.kubelet.sockets() == sockets
+    node.kubelet.prepare_one(claim)
+
+
+def test_a_registration_socket_that_is_removed_under_the_agent_comes_back(node: Node) -> None:
+    node.serve()
+    (socket,) = node.kubelet.sockets()
+    os.unlink(socket)
+    wait_for(lambda: os.path.exists(socket), "the socket is there again")
+    node.kubelet.close()
+    assert node.kubelet.register().name == "board.example.com"
