@@ -28,8 +28,8 @@ from pydra.agent.surroundings import Surroundings
 from pydra.backends.events import BackendFacts
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.wire import Method
-from pydra.cdi.host_paths import read_present
-from pydra.cdi.store import CdiDirectory
+from pydra.cdi.host_paths import resolve
+from pydra.cdi.store import CdiStore
 from pydra.checkpoint.boot import read_boot_id
 from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.record import Stage
@@ -39,7 +39,7 @@ from pydra.claims.execution import Execution
 from pydra.claims.gc import Sweep
 from pydra.claims.holdings import Holdings
 from pydra.claims.outcome import ClaimRef
-from pydra.claims.outside import Limits
+from pydra.claims.outside import Limits, StoredCdiFiles
 from pydra.claims.preparer import ClaimPreparer
 from pydra.claims.reports import ClaimEvent, ClaimFailed, ClaimUnprepared
 from pydra.devices import TaintEffect
@@ -82,7 +82,7 @@ class Served:
         self._report = Reports(around.metrics, around.record, node=settings.node_name, driver=driver)
         self._directory = settings.plugin_directory(driver)
         self._checkpoints = CheckpointDirectory(f"{self._directory}/claims", report=self._report)
-        self._cdi = CdiDirectory(settings.cdi_dir, driver)
+        self._cdi = CdiStore(settings.cdi_dir, driver)
         self._lock = InstanceLock(f"{self._directory}/instance.lock")
         self._board = HealthBoard()
         self._sockets_tried = anyio.Event()
@@ -123,7 +123,7 @@ class Served:
                 # Under the lock: another instance that serves now is not disturbed.
                 async with self._lock.hold():
                     await self._checkpoints.open()
-                    await self._cdi.open()
+                    self._cdi.open()
                     await self._take_over()
             except PydraError as error:
                 self._missing(str(error))
@@ -164,7 +164,7 @@ class Served:
             boot_id=self._boot_id,
             backend=self._supervisor,
             checkpoints=self._checkpoints,
-            cdi=self._cdi,
+            cdi=StoredCdiFiles(self._cdi),
             read_present=self._read_present,
             limits=limits,
             wall_clock=time.time,
@@ -227,7 +227,7 @@ class Served:
             boot_id=self._boot_id,
             fetch_claim=self._fetch_claim,
             checkpoints=self._checkpoints,
-            cdi=self._cdi,
+            cdi=StoredCdiFiles(self._cdi),
             service=claims,
             period=self._settings.sweep_period,
             fetch_deadline=self._settings.fetch_deadline,
@@ -283,7 +283,7 @@ class Served:
         return {one["uid"]: (one["namespace"], one["name"]) for one in metadata}
 
     async def _read_present(self, prepared: Sequence[PreparedDevice]) -> tuple[PreparedDevice, ...]:
-        return await read_present(prepared, root=self._settings.host_root)
+        return await resolve(prepared, root=self._settings.host_root)
 
     def _count(self, stage: Stage) -> float:
         return sum(record.stage is stage for record in self._checkpoints.records().values())

@@ -7,8 +7,7 @@
         .with_mount("/usr/lib/libacme.so.1", options=("ro", "nosuid", "nodev", "rbind"))
     )
 
-The rules of the fields are in `pydra.cdi.validate`, the file format is in `pydra.cdi.document`.
-Source: CDI specification 1.1.0, containerEdits.
+The rules of the fields and the file format are in `pydra.cdi.spec`. Source: CDI specification 1.1.0, containerEdits.
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ import msgspec
 from msgspec.structs import replace
 
 DEFAULT_MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "bind")
+BIND_TYPES = ("", "bind", "none")
+"""Types of mounts whose source is a path of the host, not the name of a file system such as tmpfs."""
 
 
 class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,12 +87,6 @@ class ContainerEdits(msgspec.Struct, frozen=True, kw_only=True):
     net_devices: tuple[NetDevice, ...] = ()
     intel_rdt: IntelRdt | None = None
     additional_gids: tuple[int, ...] = ()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing changes in the container; group 0 counts as nothing, as in the specification."""
-        lists = (self.env, self.device_nodes, self.mounts, self.hooks, self.net_devices)
-        return not any(lists) and self.intel_rdt is None and not any(self.additional_gids)
 
     def with_env(self, name: str, value: str) -> ContainerEdits:
         """The environment variable `name`; a value that these edits gave it before is replaced."""

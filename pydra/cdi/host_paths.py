@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import posixpath
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from os import lstat, readlink, stat_result
 from time import monotonic
@@ -19,25 +19,30 @@ from typing import TypeAlias
 import anyio.to_thread
 from msgspec.structs import replace
 
-from pydra.cdi.edits import ContainerEdits, DeviceNode
-from pydra.cdi.validate import is_bind
+from pydra.cdi.edits import BIND_TYPES, ContainerEdits, DeviceNode
 from pydra.claim import PreparedDevice
 from pydra.errors import ClaimError, HostPathMissing
 
 _MAX_LINKS = 40
 _COARSENESS = 0.01
 """Seconds by which an event loop's clock may be ahead of the time."""
-_MODES = {"b": stat.S_ISBLK, "c": stat.S_ISCHR, "u": stat.S_ISCHR, "p": stat.S_ISFIFO}
+_FORMATS = {
+    "": {stat.S_IFBLK, stat.S_IFCHR, stat.S_IFIFO},
+    "b": {stat.S_IFBLK},
+    "c": {stat.S_IFCHR},
+    "u": {stat.S_IFCHR},
+    "p": {stat.S_IFIFO},
+}
 
 Found: TypeAlias = Mapping[str, int | str]
-"""Of each path the host's file mode, or the reason why there is none."""
+"""For each path the host's file mode, or the reason why there is none."""
 
 
 _asked: dict[object, tuple[Sequence[str], float]] = {}
-"""What threads are looking up at this moment, and since when: paths on a dead mount hold their thread for good."""
+"""What threads are looking up at this moment, and since when: a path on a dead mount holds its thread for good."""
 
 
-async def read_present(
+async def resolve(
     prepared: Sequence[PreparedDevice],
     *,
     root: str = "/",
@@ -47,51 +52,51 @@ async def read_present(
     """The same devices, without the optional edits that the host lacks.
 
     `root` is where the host's root directory is seen (an agent in a container); links that point to
-    absolute paths are followed below it. `deadline` in seconds. `look_up` asks the file system, in a thread.
+    absolute paths are followed below it. `deadline` in seconds. Nodes in /dev are looked up at once,
+    without awaiting; for everything else `look_up` asks the file system, in a thread.
 
     Raises:
-        HostPathMissing: a path that is not optional is not there, or is no device node; all of them.
+        HostPathMissing: a path that is not optional is not there, or is not a device node; all of them.
         ClaimError: the host's file system did not answer within the deadline.
     """
-    wanted = {path for device in prepared for path in _host_paths(device.edits)}
-    found: Found = _look_up_devices(wanted, root)
-    if paths := sorted(wanted - found.keys()):
-        work = partial(_look_up_noted, look_up or _look_up, paths, root, monotonic())
-        try:
-            with anyio.fail_after(0 if _is_stuck(paths, deadline) else deadline):
-                # Abandoned when late: a thread that a dead network mount holds cannot be stopped.
-                found = {**found, **await anyio.to_thread.run_sync(work, abandon_on_cancel=True)}
-        except TimeoutError as error:
-            raise ClaimError(
-                f"the node did not say within {deadline:g} s whether it has {', '.join(paths[:3])}"
-                f"{' and more' if len(paths) > 3 else ''}; a mounted file system may hang"
-            ) from error
-    return plan_present(prepared, found)
+    found, left = _look_up_devices(prepared, root)
+    if left:
+        found = {**found, **await _look_up_in_thread(sorted(left), root, deadline, look_up or _look_up)}
+    return drop_absent(prepared, found)
 
 
-def plan_present(prepared: Sequence[PreparedDevice], found: Found) -> tuple[PreparedDevice, ...]:
+def drop_absent(prepared: Sequence[PreparedDevice], found: Found) -> tuple[PreparedDevice, ...]:
     """The devices without the optional edits that were not found. Pure.
 
     Raises:
         HostPathMissing: something that is not optional was not found, or is of the wrong kind.
     """
-    missing = [
-        f"{problem}, which device {device.device} (request {device.request}) needs"
-        for device in prepared
-        for problem in _missing(device.edits, found)
-    ]
+    missing: list[str] = []
+    present: list[PreparedDevice] = []
+    for device in prepared:
+        absent: list[object] = []
+        for node in device.edits.device_nodes:
+            if not _needs_host(node):
+                continue
+            mode = found[node.host_path or node.path]
+            if isinstance(mode, int) and stat.S_IFMT(mode) in _FORMATS.get(node.type, ()):
+                continue
+            absent.append(node)
+            if not node.optional:
+                problem = _describe_node_problem(node, mode)
+                missing.append(f"{problem}, which device {device.device} (request {device.request}) needs")
+        for mount in device.edits.mounts:
+            mode = found[mount.host_path] if mount.type in BIND_TYPES else 0
+            if not isinstance(mode, str):
+                continue
+            absent.append(mount)
+            if not mount.optional:
+                problem = f"the node has no {mount.host_path} ({mode})"
+                missing.append(f"{problem}, which device {device.device} (request {device.request}) needs")
+        present.append(replace(device, edits=_without(device.edits, absent)) if absent else device)
     if missing:
         raise HostPathMissing(*missing)
-    return tuple(replace(device, edits=_without_absent(device.edits, found)) for device in prepared)
-
-
-def _host_paths(edits: ContainerEdits) -> Iterator[str]:
-    for node in edits.device_nodes:
-        if _needs_host(node):
-            yield node.host_path or node.path
-    for mount in edits.mounts:
-        if is_bind(mount):
-            yield mount.host_path
+    return tuple(present)
 
 
 def _needs_host(node: DeviceNode) -> bool:
@@ -99,59 +104,72 @@ def _needs_host(node: DeviceNode) -> bool:
     return node.optional or not (node.type and node.major is not None)
 
 
-def _missing(edits: ContainerEdits, found: Found) -> Iterator[str]:
-    for node in edits.device_nodes:
-        if _needs_host(node) and not node.optional:
-            yield from _node_problem(node, found)
-    for mount in edits.mounts:
-        mode = found.get(mount.host_path)
-        if isinstance(mode, str) and not mount.optional:
-            yield f"the node has no {mount.host_path} ({mode})"
-
-
-def _node_problem(node: DeviceNode, found: Found) -> Iterator[str]:
+def _describe_node_problem(node: DeviceNode, mode: int | str) -> str:
     path = node.host_path or node.path
-    mode = found.get(path, "not looked up")
     if isinstance(mode, str):
-        yield f"the node has no device node {path} ({mode})"
-    elif not any(is_kind(mode) for is_kind in _MODES.values()):
-        yield f"{path} on the node is no device node"
-    elif (is_kind := _MODES.get(node.type)) is not None and not is_kind(mode):
-        yield f"{path} on the node is a device node of another type than {node.type!r}"
+        return f"the node has no device node {path} ({mode})"
+    if stat.S_IFMT(mode) not in _FORMATS[""]:
+        return f"{path} on the node is not a device node"
+    return f"{path} on the node is a device node of another type than {node.type!r}"
 
 
-def _without_absent(edits: ContainerEdits, found: Found) -> ContainerEdits:
-    nodes = tuple(node for node in edits.device_nodes if not node.optional or not any(_node_problem(node, found)))
-    mounts = tuple(
-        mount for mount in edits.mounts if not mount.optional or not isinstance(found.get(mount.host_path), str)
+def _without(edits: ContainerEdits, absent: Sequence[object]) -> ContainerEdits:
+    return replace(
+        edits,
+        device_nodes=tuple(node for node in edits.device_nodes if node not in absent),
+        mounts=tuple(mount for mount in edits.mounts if mount not in absent),
     )
-    return replace(edits, device_nodes=nodes, mounts=mounts)
 
 
-def _look_up_devices(paths: Iterable[str], root: str) -> dict[str, int | str]:
-    """The nodes that are plainly there: /dev is the kernel's own file system and answers at once, without a thread."""
-    return {path: mode for path in paths if path.startswith("/dev/") and (mode := _plain_mode(root, path)) is not None}
+def _look_up_devices(prepared: Sequence[PreparedDevice], root: str) -> tuple[dict[str, int | str], set[str]]:
+    """The nodes that are plainly there, and the paths that need a closer look.
+
+    /dev is the kernel's own file system and answers at once. A link in it may lead anywhere.
+    """
+    found: dict[str, int | str] = {}
+    left: set[str] = set()
+    base = root.rstrip("/")
+    for device in prepared:
+        for node in device.edits.device_nodes:
+            if not _needs_host(node):
+                continue
+            path = node.host_path or node.path
+            left.add(path)
+            if not path.startswith("/dev/"):
+                continue
+            here, mode = base, 0
+            for part in path.split("/")[1:]:
+                here = f"{here}/{part}"
+                try:
+                    mode = lstat(here).st_mode
+                except (OSError, ValueError):
+                    break
+                if part in ("", ".", "..") or stat.S_ISLNK(mode):
+                    break
+            else:
+                found[path] = mode
+        for mount in device.edits.mounts:
+            if mount.type in BIND_TYPES:
+                left.add(mount.host_path)
+    return found, left - found.keys()
 
 
-def _plain_mode(root: str, path: str) -> int | None:
-    """The mode of what lies there; None for what takes a closer look: a link, which may lead anywhere, or an error."""
-    here, mode = root.rstrip("/"), None
-    for part in path.split("/")[1:]:
-        here = f"{here}/{part}"
-        try:
-            mode = lstat(here).st_mode
-        except (OSError, ValueError):
-            return None
-        if part in ("", ".", "..") or stat.S_ISLNK(mode):
-            return None
-    return mode
-
-
-def _is_stuck(paths: Sequence[str], deadline: float) -> bool:
-    """Whether an earlier look at these has not come back in time: another would hold one more thread."""
-    return any(
+async def _look_up_in_thread(
+    paths: Sequence[str], root: str, deadline: float, look_up: Callable[[Sequence[str], str], Found]
+) -> Found:
+    is_stuck = any(
         asked == paths and monotonic() - since >= deadline - _COARSENESS for asked, since in tuple(_asked.values())
     )
+    try:
+        # No second thread for paths that already hold one. A thread that is late is abandoned: it cannot be stopped.
+        with anyio.fail_after(0 if is_stuck else deadline):
+            work = partial(_look_up_noted, look_up, paths, root, monotonic())
+            return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+    except TimeoutError as error:
+        raise ClaimError(
+            f"timed out after {deadline:g} s looking up {', '.join(paths[:3])}{' and more' if len(paths) > 3 else ''} "
+            "on the node; a mounted file system may hang"
+        ) from error
 
 
 def _look_up_noted(
@@ -178,7 +196,7 @@ def _look_up(paths: Iterable[str], root: str) -> Found:
 
 
 def _stat_below(root: str, path: str) -> stat_result:
-    """What `stat` would say of the path, were `root` the root directory: no link leads out of it.
+    """What `stat` would say of the path if `root` were the root directory: no link leads out of it.
 
     Raises:
         OSError: as `stat` raises it.

@@ -1,62 +1,430 @@
-"""The CDI spec of a claim, from what a backend prepared: merged, validated, in the lowest sufficient version. Pure."""
+"""From a claim's prepared devices to the bytes of its CDI spec file: names, rules, merging, version, JSON. Pure.
+
+One spec per claim, one CDI device per prepared device that edits anything. Every name holds the claim's
+uid, so no name is ever used again with other content; runtimes cache specs and would serve the old one.
+
+A container may get all devices of a claim, and a runtime lets the last writer win. So each setting is
+recorded with the device that made it, and a second device that wants another value is an error that
+names both: nothing is decided by the order of devices.
+
+Source: CDI specification 1.1.0, and the rules to which its Go library holds every runtime. Stricter on
+purpose where a container would fail later anyway: paths are absolute, and nothing holds a NUL byte.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
+from operator import attrgetter, itemgetter
+from posixpath import normpath
+from typing import Any, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
-from pydra.cdi.document import Spec, SpecDevice, parse_document
-from pydra.cdi.merge import find_conflicts, normal_edits, share_edits
-from pydra.cdi.names import cdi_device_name, cdi_kind
-from pydra.cdi.validate import find_edit_problems, find_problems
-from pydra.cdi.version import EARLIEST, minimum_version
+from pydra.cdi.edits import BIND_TYPES, ContainerEdits, DeviceNode, Hook, Mount, NetDevice
 from pydra.claim import PreparedDevice
-from pydra.errors import CdiError, ContractError, EditConflict
+from pydra.errors import ContractError, EditConflict
+
+CLASS = "claim"
+HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
+NODE_TYPES = ("", "b", "c", "u", "p")
+
+ItemT = TypeVar("ItemT", bound=Hashable)
+_NOTHING = ContainerEdits()
+_UINT32 = 2**32 - 1
+_INT64 = 2**63 - 1
+_SHOWN = 120
+
+_path_of_node: Callable[[DeviceNode], str] = attrgetter("path")
+_path_of_mount: Callable[[Mount], str] = attrgetter("container_path")
+_required: Callable[[Mount], Mount] = partial(replace, optional=False)
+_interface_of: Callable[[NetDevice], str] = attrgetter("host_interface_name")
 
 
-def build_spec(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -> Spec | None:
-    """The claim's spec, one CDI device for each device that edits anything; None when none does.
+def cdi_vendor(driver: str) -> str:
+    """The vendor in a CDI kind: the driver's name, after `k8s.` where CDI would refuse its leading digit."""
+    return driver if driver[:1].isalpha() else f"k8s.{driver}"
 
-    Order of `prepared` does not matter. `prepared` has passed `pydra.cdi.host_paths`, so that nothing
-    optional is in it that the host lacks.
+
+def cdi_ids(driver: str, uid: str, device: PreparedDevice) -> tuple[str, ...]:
+    """The ids to answer the kubelet with; none for a device that edits nothing, since CDI has no empty devices.
+
+    An id is `<vendor>/claim=<claim uid>:<base request>:<device>[:<share id>]`.
+    """
+    if _normal_edits(device.edits) == _NOTHING:
+        return ()
+    return (f"{cdi_vendor(driver)}/{CLASS}={_device_name(uid, device)}",)
+
+
+def build_spec_file(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -> bytes | None:
+    """The content of the claim's CDI file; None when no device edits anything.
+
+    The order of `prepared` does not matter. It has passed `pydra.cdi.host_paths`, so that nothing
+    optional is in it that the host lacks. The same devices always give the same bytes.
 
     Raises:
         EditConflict: two devices want different things of one container; names both.
         ContractError: the backend's edits break CDI's rules; all violations.
     """
-    editing = sorted((one for one in prepared if not one.edits.is_empty), key=lambda one: cdi_device_name(uid, one))
+    editing: list[tuple[str, str, ContainerEdits]] = []
+    violations: list[str] = []
+    for one in prepared:
+        normal = _normal_edits(one.edits)
+        if normal == _NOTHING:
+            continue
+        owner = f"device {one.device} (request {one.request})"
+        for problem in _find_edit_problems(one.edits):
+            violations.append(f"{owner}: {problem}")
+        editing.append((_device_name(uid, one), owner, normal))
     if not editing:
         return None
-    owners = [f"device {one.device} (request {one.request})" for one in editing]
-    violations = tuple(
-        f"{owner}: {problem}"
-        for owner, one in zip(owners, editing, strict=True)
-        for problem in find_edit_problems(one.edits)
-    )
+    editing.sort(key=itemgetter(0))
+    names, owners, edits = zip(*editing, strict=True)
+    if len(set(names)) < len(names):
+        violations.append(f"a device was prepared twice; the CDI devices would be {', '.join(names)}")
     if violations:
         raise ContractError(driver, violations)
-    normal = [normal_edits(one.edits) for one in editing]
-    if conflicts := find_conflicts(zip(owners, normal, strict=True)):
+    if conflicts := _find_conflicts(zip(owners, edits, strict=True)):
         raise EditConflict(*conflicts)
-    shared, kept = share_edits(normal)
-    devices = tuple(
-        SpecDevice(name=cdi_device_name(uid, one), edits=edits) for one, edits in zip(editing, kept, strict=True)
+    shared, kept = (_NOTHING, edits) if len(edits) == 1 else _share_edits(edits)
+    devices: list[_Device] = []
+    for name, own in zip(names, kept, strict=True):
+        devices.append(_Device(name=name, container_edits=_build_edits(own)))
+    document = _Spec(
+        cdi_version=_lowest_version(names, edits),
+        kind=f"{cdi_vendor(driver)}/{CLASS}",
+        devices=tuple(devices),
+        container_edits=None if shared == _NOTHING else _build_edits(shared),
     )
-    spec = Spec(version=EARLIEST, kind=cdi_kind(driver), devices=devices, edits=shared)
-    spec = replace(spec, version=minimum_version(spec))
-    if problems := find_problems(spec):
-        raise ContractError(driver, problems)
-    return spec
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
 
 
-def parse_spec(content: bytes) -> Spec:
-    """A valid spec from the bytes of a CDI file in JSON.
+def _device_name(uid: str, device: PreparedDevice) -> str:
+    name = f"{uid}:{device.request.partition('/')[0]}:{device.device}"
+    return name if device.share_id is None else f"{name}:{device.share_id}"
 
-    Raises:
-        CdiError: it is not a CDI spec, or breaks CDI's rules; all problems that can be told at once.
+
+# Rules
+
+
+def _find_edit_problems(edits: ContainerEdits) -> list[str]:
+    """What a runtime would refuse in the edits: every problem, each with its place."""
+    problems: list[str] = []
+    for name in edits.env:
+        if not name or "=" in name:
+            problems.append(f"env: {name!r} is not a valid name of an environment variable")
+    for index, node in enumerate(edits.device_nodes):
+        for problem in _find_node_problems(node):
+            problems.append(f"deviceNodes[{index}].{problem}")
+    for index, mount in enumerate(edits.mounts):
+        for problem in _find_mount_problems(mount):
+            problems.append(f"mounts[{index}].{problem}")
+    for index, hook in enumerate(edits.hooks):
+        for problem in _find_hook_problems(hook):
+            problems.append(f"hooks[{index}].{problem}")
+    if edits.net_devices:
+        problems += _find_net_device_problems(edits.net_devices)
+    if edits.intel_rdt is not None or edits.additional_gids:
+        problems += _find_process_problems(edits)
+    # JSON escapes a NUL byte, so nearly always this is one search; a backslash in a text may look like one.
+    if b"u0000" in msgspec.json.encode(edits) and _has_nul(msgspec.to_builtins(edits)):
+        problems.append("a text holds a NUL byte, which no path, variable or argument can")
+    return problems
+
+
+def _find_node_problems(node: DeviceNode) -> list[str]:
+    problems: list[str] = []
+    if not node.path.startswith("/"):
+        problems.append(f"path: {node.path!r} must be an absolute path")
+    if node.host_path and not node.host_path.startswith("/"):
+        problems.append(f"hostPath: {node.host_path!r} must be an absolute path")
+    if node.type not in NODE_TYPES:
+        problems.append(f"type: {node.type!r} must be one of {', '.join(NODE_TYPES[1:])}, or empty")
+    if node.permissions != "none" and node.permissions.strip("rwm"):
+        problems.append(f"permissions: {node.permissions!r} must be made of r, w and m, or be 'none'")
+    for field, value, least, most in (
+        ("major", node.major, -_INT64 - 1, _INT64),
+        ("minor", node.minor, -_INT64 - 1, _INT64),
+        ("fileMode", node.file_mode, 0, _UINT32),
+        ("uid", node.uid, 0, _UINT32),
+        ("gid", node.gid, 0, _UINT32),
+    ):
+        if value is not None and not least <= value <= most:
+            problems.append(f"{field}: {value} must be between {least} and {most}")
+    return problems
+
+
+def _find_mount_problems(mount: Mount) -> list[str]:
+    problems: list[str] = []
+    if not mount.container_path.startswith("/"):
+        problems.append(f"containerPath: {mount.container_path!r} must be an absolute path")
+    if mount.type in BIND_TYPES and not mount.host_path.startswith("/"):
+        problems.append(f"hostPath: {mount.host_path!r} must be an absolute path")
+    elif not mount.host_path:
+        problems.append("hostPath: must not be empty; a mount needs a source")
+    return problems
+
+
+def _find_hook_problems(hook: Hook) -> list[str]:
+    problems: list[str] = []
+    if hook.hook_name not in HOOK_NAMES:
+        problems.append(f"hookName: {hook.hook_name!r} must be one of {', '.join(HOOK_NAMES)}")
+    if not hook.path.startswith("/"):
+        problems.append(f"path: {hook.path!r} must be an absolute path")
+    problems += [f"env: {one[:100]!r} must be NAME=VALUE" for one in hook.env if one.find("=") < 1]
+    if not 0 <= hook.timeout <= _UINT32:
+        problems.append(f"timeout: {hook.timeout} must be between 0 and {_UINT32}")
+    return problems
+
+
+def _find_net_device_problems(devices: Sequence[NetDevice]) -> list[str]:
+    problems: list[str] = []
+    for field, names in (
+        ("hostInterfaceName", [one.host_interface_name for one in devices]),
+        ("name", [one.name for one in devices]),
+    ):
+        problems += [f"netDevices[{index}].{field}: must not be empty" for index, one in enumerate(names) if not one]
+        problems += [
+            f"netDevices: {names.count(one)} entries have the {field} {one!r}"
+            for one in dict.fromkeys(names)
+            if one and names.count(one) > 1
+        ]
+    return problems
+
+
+def _find_process_problems(edits: ContainerEdits) -> list[str]:
+    problems = [
+        f"additionalGids: {gid} must be between 0 and {_UINT32}"
+        for gid in edits.additional_gids
+        if not 0 <= gid <= _UINT32
+    ]
+    name = "" if edits.intel_rdt is None else edits.intel_rdt.clos_id
+    if name != "/" and (len(name.encode()) >= 4096 or name in (".", "..") or "/" in name or "\n" in name):
+        problems.append(f"intelRdt.closID: {name[:100]!r} must be '/' or the name of one directory")
+    return problems
+
+
+def _has_nul(value: object) -> bool:
+    match value:
+        case str():
+            return "\0" in value
+        case dict():
+            return any(_has_nul(key) or _has_nul(item) for key, item in value.items())
+        case list() | tuple():
+            return any(map(_has_nul, value))
+        case _:
+            return False
+
+
+# Merging
+
+
+def _normal_edits(edits: ContainerEdits) -> ContainerEdits:
+    """The edits in one form: what the order cannot change is sorted, repeated and meaningless entries are gone.
+
+    `optional` has been decided by now and goes; hooks keep their order, and the same hook twice is run once.
+    Group 0 counts as nothing, as in the specification.
     """
-    spec = parse_document(content)
-    if problems := find_problems(spec):
-        raise CdiError(*problems)
-    return spec
+    nodes: list[DeviceNode] = []
+    for node in edits.device_nodes:
+        host_path = "" if node.host_path == node.path else node.host_path
+        nodes.append(replace(node, host_path=host_path, optional=False))
+    mounts = map(_required, edits.mounts)
+    return replace(
+        edits,
+        env=dict(sorted(edits.env.items())),
+        device_nodes=tuple(dict.fromkeys(sorted(nodes, key=_path_of_node))),
+        mounts=tuple(dict.fromkeys(sorted(mounts, key=_path_of_mount))),
+        hooks=tuple(dict.fromkeys(edits.hooks)),
+        net_devices=tuple(dict.fromkeys(sorted(edits.net_devices, key=_interface_of))),
+        additional_gids=tuple(sorted({*edits.additional_gids} - {0})),
+    )
+
+
+def _find_conflicts(owned: Iterable[tuple[str, ContainerEdits]]) -> tuple[str, ...]:
+    """Settings that two owners, or one owner twice, give different values; owners are named as given."""
+    made: dict[str, tuple[str, object]] = {}
+    conflicts: list[str] = []
+    for owner, edits in owned:
+        settings: list[tuple[str, object]] = []
+        for name, value in edits.env.items():
+            settings.append((f"environment variable {name}", value))
+        for node in edits.device_nodes:
+            settings.append((f"device node {normpath(node.path)}", node))
+        for mount in edits.mounts:
+            settings.append((f"mount at {normpath(mount.container_path)}", mount))
+        for device in edits.net_devices:
+            settings.append((f"host interface {device.host_interface_name}", device))
+            settings.append((f"container interface {device.name}", device))
+        if edits.intel_rdt is not None:
+            settings.append(("Intel RDT", edits.intel_rdt))
+        for setting, wanted in settings:
+            first_owner, first = made.setdefault(setting, (owner, wanted))
+            if wanted != first:
+                one, other = _show_difference(first, wanted)
+                conflicts.append(f"{setting}: {first_owner} sets {one}, {owner} sets {other}")
+    return tuple(conflicts)
+
+
+def _share_edits(edits: Sequence[ContainerEdits]) -> tuple[ContainerEdits, tuple[ContainerEdits, ...]]:
+    """What several devices have in common, and what is left of each.
+
+    The common part goes into the spec's own edits, which a runtime applies once, before those of the
+    first device: eight GPUs name their libraries once, and a hook that all want runs once. Hooks are
+    shared only as far as all begin with the same ones, since their order matters. Where nothing would
+    be left of a device it keeps its own (applying the same twice changes nothing), except for hooks.
+    """
+    first, *others = edits
+    shared = ContainerEdits(
+        env=dict(item for item in first.env.items() if all(item in other.env.items() for other in others)),
+        device_nodes=_in_all(first.device_nodes, [other.device_nodes for other in others]),
+        mounts=_in_all(first.mounts, [other.mounts for other in others]),
+        hooks=_common_beginning(first.hooks, [other.hooks for other in others]),
+        net_devices=_in_all(first.net_devices, [other.net_devices for other in others]),
+        intel_rdt=first.intel_rdt if all(other.intel_rdt == first.intel_rdt for other in others) else None,
+        additional_gids=_in_all(first.additional_gids, [other.additional_gids for other in others]),
+    )
+    left = tuple(_without(one, shared) for one in edits)
+    kept = tuple(replace(one, hooks=()) if rest == _NOTHING else rest for one, rest in zip(edits, left, strict=True))
+    return (_NOTHING, tuple(edits)) if _NOTHING in kept else (shared, kept)
+
+
+def _without(edits: ContainerEdits, shared: ContainerEdits) -> ContainerEdits:
+    return ContainerEdits(
+        env={name: value for name, value in edits.env.items() if name not in shared.env},
+        device_nodes=_not_in(edits.device_nodes, shared.device_nodes),
+        mounts=_not_in(edits.mounts, shared.mounts),
+        hooks=edits.hooks[len(shared.hooks) :],
+        net_devices=_not_in(edits.net_devices, shared.net_devices),
+        intel_rdt=None if shared.intel_rdt is not None else edits.intel_rdt,
+        additional_gids=_not_in(edits.additional_gids, shared.additional_gids),
+    )
+
+
+def _show_difference(first: object, second: object) -> tuple[str, str]:
+    if not isinstance(first, msgspec.Struct) or not isinstance(second, msgspec.Struct):
+        return _clip(json.dumps(first, ensure_ascii=False)), _clip(json.dumps(second, ensure_ascii=False))
+    one, other = msgspec.to_builtins(first), msgspec.to_builtins(second)
+    fields = [field for field in one if one[field] != other[field]]
+    return _show_fields(one, fields), _show_fields(other, fields)
+
+
+def _show_fields(values: Mapping[str, object], fields: Sequence[str]) -> str:
+    return _clip(" ".join(f"{field}={json.dumps(values[field], ensure_ascii=False)}" for field in fields))
+
+
+def _clip(text: str) -> str:
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+
+
+def _in_all(items: Sequence[ItemT], others: Iterable[Sequence[ItemT]]) -> tuple[ItemT, ...]:
+    everywhere = set(items).intersection(*others)
+    return tuple(item for item in items if item in everywhere)
+
+
+def _not_in(items: Sequence[ItemT], taken: Sequence[ItemT]) -> tuple[ItemT, ...]:
+    gone = set(taken)
+    return tuple(item for item in items if item not in gone)
+
+
+def _common_beginning(items: Sequence[ItemT], others: Sequence[Sequence[ItemT]]) -> tuple[ItemT, ...]:
+    same = takewhile(lambda column: all(one == column[0] for one in column), zip(items, *others, strict=False))
+    return tuple(column[0] for column in same)
+
+
+# The file
+
+
+def _lowest_version(names: Iterable[str], edits: Iterable[ContainerEdits]) -> str:
+    """The lowest CDI version that has everything the devices use: a runtime refuses versions that it does not know."""
+    version = "0.3.0"
+    for name in names:
+        if name[0].isdigit():
+            version = "0.5.0"
+    for one in edits:
+        rdt = one.intel_rdt
+        if one.net_devices or (rdt is not None and (rdt.schemata or rdt.enable_monitoring)):
+            return "1.1.0"
+        if rdt is not None or one.additional_gids:
+            version = "0.7.0"
+        for node in one.device_nodes:
+            if node.host_path:
+                version = max(version, "0.5.0")
+        for mount in one.mounts:
+            if mount.type:
+                version = max(version, "0.4.0")
+    return version
+
+
+class _Json(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """The specification's own names; defaults are left out."""
+
+
+class _DeviceNode(_Json, frozen=True, kw_only=True):
+    path: str
+    host_path: str = ""
+    type: str = ""
+    major: int | None = None
+    minor: int | None = None
+    file_mode: int | None = None
+    permissions: str = ""
+    uid: int | None = None
+    gid: int | None = None
+
+
+class _Mount(_Json, frozen=True, kw_only=True):
+    host_path: str
+    container_path: str
+    options: tuple[str, ...] = ()
+    type: str = ""
+
+
+class _Hook(_Json, frozen=True, kw_only=True):
+    hook_name: str
+    path: str
+    args: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    timeout: int = 0
+
+
+class _NetDevice(_Json, frozen=True, kw_only=True):
+    host_interface_name: str
+    name: str
+
+
+class _IntelRdt(_Json, frozen=True, kw_only=True):
+    clos_id: str = msgspec.field(default="", name="closID")
+    l3_cache_schema: str = msgspec.field(default="", name="l3CacheSchema")
+    mem_bw_schema: str = ""
+    schemata: tuple[str, ...] = ()
+    enable_monitoring: bool = False
+
+
+class _Edits(_Json, frozen=True, kw_only=True):
+    env: tuple[str, ...] = ()
+    device_nodes: tuple[_DeviceNode, ...] = ()
+    net_devices: tuple[_NetDevice, ...] = ()
+    hooks: tuple[_Hook, ...] = ()
+    mounts: tuple[_Mount, ...] = ()
+    intel_rdt: _IntelRdt | None = None
+    additional_gids: tuple[int, ...] = ()
+
+
+class _Device(_Json, frozen=True, kw_only=True):
+    name: str
+    container_edits: _Edits
+
+
+class _Spec(_Json, frozen=True, kw_only=True):
+    cdi_version: str
+    kind: str
+    devices: tuple[_Device, ...]
+    container_edits: _Edits | None = None
+
+
+def _build_edits(edits: ContainerEdits) -> _Edits:
+    variables: Any = tuple(map("=".join, edits.env.items()))
+    return msgspec.convert(replace(edits, env=variables), _Edits, from_attributes=True)

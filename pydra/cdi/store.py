@@ -1,128 +1,136 @@
 """The directory where container runtimes read CDI specs: this driver's files in it, one for each claim.
 
-Writes are atomic but not durable: the directory usually lies on tmpfs, and every file can be built
-again from the claim's record. Files of others are never touched. `open` removes what a killed
-writer left; it is called under the instance lock, as all writes are, so that no other writer is at work.
+Writes are atomic but not durable: the directory lies on a tmpfs (/var/run/cdi), and every file can be
+built again from the claim's record. That is also why they do not block for long and need no thread.
+Files of others are never touched.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import secrets
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
 
 import anyio.to_thread
 
 from pydra import disk
-from pydra.cdi.document import MAX_BYTES
-from pydra.cdi.names import cdi_file_name, parse_file_name
+from pydra.cdi.spec import CLASS, cdi_vendor
 from pydra.errors import CdiError
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
+_MAX_BYTES = 16 * 1024 * 1024
+"""What the specification allows a file."""
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# Not blocking: to open a named pipe would wait for a writer.
+_READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class CdiDirectory:
+class CdiStore:
     """The files `<vendor>-claim_<uid>.json` of one driver below `path`.
 
-    Every method raises CdiError with what to do when the disk refuses. Those that end in `_now` block; they are for
-    whoever is in a worker thread already.
+    A uid has been checked to be fit for a file name. Every method raises CdiError, with what to do, when
+    the file system refuses.
     """
 
-    def __init__(self, path: str, driver: str, *, step: disk.Step = disk.no_step) -> None:
+    def __init__(self, path: str, driver: str) -> None:
         self._path = path
-        self._driver = driver
-        self._step = step
+        self._prefix = f"{cdi_vendor(driver)}-{CLASS}_"
 
-    async def open(self) -> None:
-        """Create the directory when absent, and remove temporary files of a killed writer of this driver."""
-        await anyio.to_thread.run_sync(self._open)
-
-    async def write(self, uid: str, spec: bytes) -> None:
-        """Put the claim's file in place. A directory that was removed meanwhile is created again."""
-        await anyio.to_thread.run_sync(self.write_now, uid, spec)
-
-    def write_now(self, uid: str, spec: bytes) -> None:
-        """Put the claim's file in place."""
-        self._write(self._name(uid), spec)
-
-    async def ensure(self, uid: str, spec: bytes) -> bool:
-        """Write the claim's file unless it says so already; True when it was written."""
-        return await anyio.to_thread.run_sync(self._ensure, self._name(uid), spec)
-
-    async def remove(self, uid: str) -> None:
-        """Remove the claim's file, if there is one."""
-        await anyio.to_thread.run_sync(self.remove_now, uid)
-
-    def remove_now(self, uid: str) -> None:
-        """Remove the claim's file, if there is one."""
-        self._remove(self._name(uid))
-
-    async def read(self) -> Mapping[str, bytes]:
-        """This driver's files by claim uid; a file that cannot be read as one is there, but empty."""
-        return await anyio.to_thread.run_sync(self._read)
-
-    def _name(self, uid: str) -> str:
+    def open(self) -> None:
+        """Create the directory when it is absent, and remove temporary files of a killed writer of this driver."""
         try:
-            return cdi_file_name(self._driver, uid)
-        except ValueError as error:
-            raise CdiError(str(error)) from error
-
-    def _open(self) -> None:
-        with self._explained("creating"):
             disk.make_directory(self._path, DIRECTORY_MODE)
-        with self._explained("cleaning"), disk.opened(self._path) as directory:
-            for name in os.listdir(directory):
-                if self._is_left_over(name):
-                    disk.remove_file(directory, name)
+            for name in os.listdir(self._path):
+                if name.startswith(f".{self._prefix}") and name.endswith(".tmp"):
+                    with suppress(FileNotFoundError):
+                        os.unlink(f"{self._path}/{name}")
+        except OSError as error:
+            raise self._failed("opening", error) from error
 
-    def _is_left_over(self, name: str) -> bool:
-        if not disk.is_temporary(name, ".json"):
-            return False
-        finished = name[1:].removesuffix(".tmp").rpartition(".")[0]
-        return parse_file_name(self._driver, finished) is not None
+    def write(self, uid: str, content: bytes) -> None:
+        """Put the claim's file in place: a reader sees the old content or the new one, nothing between."""
+        try:
+            try:
+                self._replace(uid, content)
+            except FileNotFoundError:
+                # The directory was wiped, or another instance's `open` removed the temporary file.
+                disk.make_directory(self._path, DIRECTORY_MODE)
+                self._replace(uid, content)
+        except OSError as error:
+            raise self._failed(f"writing {self._prefix}{uid}.json in", error) from error
 
-    def _write(self, name: str, spec: bytes) -> None:
-        with self._explained("creating"):
-            disk.make_directory(self._path, DIRECTORY_MODE)
-        with self._explained(f"writing {name} in"), disk.opened(self._path) as directory:
-            disk.replace_file(directory, name, spec, mode=FILE_MODE, durable=False, step=self._step)
-
-    def _ensure(self, name: str, spec: bytes) -> bool:
+    def ensure(self, uid: str, content: bytes) -> bool:
+        """Write the claim's file unless it has this content already; True when it was written."""
         # Whatever keeps the file from being read, writing it either mends it or says what is wrong.
-        with suppress(OSError), disk.opened(self._path) as directory:
-            if disk.read_file(directory, name, MAX_BYTES) == spec:
+        with suppress(OSError):
+            if self._read_file(f"{self._prefix}{uid}.json") == content:
                 return False
-        self._write(name, spec)
+        self.write(uid, content)
         return True
 
-    def _remove(self, name: str) -> None:
-        with (
-            self._explained(f"removing {name} from"),
-            suppress(FileNotFoundError),
-            disk.opened(self._path) as directory,
-        ):
-            self._step("unlink")
-            disk.remove_file(directory, name)
+    def remove(self, uid: str) -> None:
+        """Remove the claim's file, if there is one."""
+        try:
+            os.unlink(f"{self._path}/{self._prefix}{uid}.json")
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise self._failed(f"removing {self._prefix}{uid}.json from", error) from error
+
+    async def read(self) -> Mapping[str, bytes]:
+        """This driver's files by claim uid; a file that cannot be read is there, but empty. In a thread."""
+        return await anyio.to_thread.run_sync(self._read)
 
     def _read(self) -> Mapping[str, bytes]:
         files: dict[str, bytes] = {}
-        with self._explained("reading"), suppress(FileNotFoundError), disk.opened(self._path) as directory:
-            for name in sorted(os.listdir(directory)):
-                uid = parse_file_name(self._driver, name)
-                if uid is None:
-                    continue
-                try:
-                    files[uid] = disk.read_file(directory, name, MAX_BYTES)
-                except FileNotFoundError:
-                    continue
-                except OSError:
-                    files[uid] = b""
+        try:
+            names = sorted(os.listdir(self._path))
+        except FileNotFoundError:
+            return files
+        except OSError as error:
+            raise self._failed("reading", error) from error
+        for name in names:
+            uid = name.removeprefix(self._prefix).removesuffix(".json")
+            if not uid or name != f"{self._prefix}{uid}.json":
+                continue
+            try:
+                files[uid] = self._read_file(name)
+            except FileNotFoundError:
+                continue
+            except OSError:
+                files[uid] = b""
         return files
 
-    @contextmanager
-    def _explained(self, doing: str) -> Iterator[None]:
+    def _replace(self, uid: str, content: bytes) -> None:
+        name = f"{self._prefix}{uid}.json"
+        temporary = f"{self._path}/.{name}.{secrets.token_hex(4)}.tmp"
+        descriptor = os.open(temporary, _NEW_FILE, FILE_MODE)
         try:
-            yield
-        except OSError as error:
-            raise CdiError(disk.explain(error, f"{doing} the CDI directory {self._path}")) from error
+            try:
+                os.fchmod(descriptor, FILE_MODE)  # whatever the umask
+                left = memoryview(content)
+                while left:
+                    left = left[os.write(descriptor, left) :]
+            finally:
+                os.close(descriptor)
+            os.rename(temporary, f"{self._path}/{name}")
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def _read_file(self, name: str) -> bytes:
+        descriptor = os.open(f"{self._path}/{name}", _READ_FILE)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return b""
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read(_MAX_BYTES + 1)
+        finally:
+            os.close(descriptor)
+
+    def _failed(self, doing: str, error: OSError) -> CdiError:
+        return CdiError(disk.explain(error, f"{doing} the CDI directory {self._path}"))

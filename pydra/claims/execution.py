@@ -13,8 +13,7 @@ from functools import partial
 import anyio
 from msgspec.structs import replace
 
-from pydra.cdi.document import build_document
-from pydra.cdi.spec import build_spec
+from pydra.cdi.spec import build_spec_file
 from pydra.checkpoint.record import Record, Stage
 from pydra.claim import Claim, PreparedDevice
 from pydra.claims.lifecycle import Prepare, begin, finish, undo
@@ -151,5 +150,4 @@ class Execution:
         await self._backend.unprepare(record.claim, record.prepared, until=until)
 
     def _spec(self, record: Record) -> bytes | None:
-        spec = build_spec(self._driver, record.claim.uid, record.prepared)
-        return None if spec is None else build_document(spec)
+        return build_spec_file(self._driver, record.claim.uid, record.prepared)

@@ -14,8 +14,7 @@ from typing import Protocol
 
 import anyio
 
-from pydra.cdi.document import build_document
-from pydra.cdi.spec import build_spec
+from pydra.cdi.spec import build_spec_file
 from pydra.checkpoint.record import Record
 from pydra.claims.allocation import read_uid
 from pydra.claims.leftovers import SweepPlan, plan_sweep
@@ -193,7 +192,6 @@ class Sweep:
 
     def _expected_file(self, record: Record) -> bytes | None:
         try:
-            spec = build_spec(self._driver, record.claim.uid, record.prepared)
+            return build_spec_file(self._driver, record.claim.uid, record.prepared)
         except PydraError:
             return None  # so that it is tidied, and the error is that claim's
-        return None if spec is None else build_document(spec)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Record
 from pydra.checkpoint.scan import RecordTrouble
 from pydra.claim import Claim, PreparedDevice
@@ -100,6 +101,24 @@ class CdiFiles(Protocol):
     async def read(self) -> Mapping[str, bytes]:
         """All files of this driver."""
         ...
+
+
+class StoredCdiFiles:
+    """The files of a `CdiStore`."""
+
+    def __init__(self, store: CdiStore) -> None:
+        self.write_now = store.write
+        self.remove_now = store.remove
+        self.read = store.read
+        self._store = store
+
+    async def ensure(self, uid: str, spec: bytes, /) -> bool:
+        """Write the file unless it says the same already; whether it was written."""
+        return self._store.ensure(uid, spec)
+
+    async def remove(self, uid: str, /) -> None:
+        """Remove the claim's file; nothing happens when there is none."""
+        self._store.remove(uid)
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from typing import Generic, TypeAlias, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from pydra.cdi.names import cdi_ids
+from pydra.cdi.spec import cdi_ids
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.scan import RecordTooNew
 from pydra.claim import Claim

@@ -24,7 +24,7 @@ from pydra.backends.faults import MAX_REASON, is_reason
 from pydra.backends.limits import Deadlines, RestartPolicy
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.wire import Method
-from pydra.cdi.spec import build_spec
+from pydra.cdi.spec import build_spec_file
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
 from pydra.device_rules import check_counter_set, check_device, check_references, is_driver_name
 from pydra.devices import Capacity, Device, HealthStatus, Inventory, Quantity
@@ -307,7 +307,7 @@ class _Examination:
                 continue
             self._device, self._claims["one"] = device, claim
             driver = self._facts.driver if self._facts is not None else ""
-            build_spec(driver or _DRIVER, claim.uid, self._prepared)
+            build_spec_file(driver or _DRIVER, claim.uid, self._prepared)
             break
         return []
 

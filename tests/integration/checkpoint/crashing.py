@@ -16,7 +16,6 @@ import anyio
 from msgspec.structs import replace
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.store import CdiDirectory
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import CheckpointDirectory
 from pydra.claim import AllocatedDevice, Claim
@@ -45,13 +44,6 @@ RECORD_STATES: tuple[dict[str, Record], ...] = (
     {"a": record("a", completed=True)},
     {},
 )
-FILE_STATES: tuple[dict[str, bytes], ...] = (
-    {},
-    {"a": b"1" * 10_000},
-    {"a": b"2" * 20_000},
-    {"a": b"2" * 20_000, "b": b"1"},
-    {"b": b"1"},
-)
 
 
 def _record_operations(directory: CheckpointDirectory) -> list[Operation]:
@@ -72,17 +64,7 @@ def last_of(state: int, uid: str) -> Record:
     return RECORD_STATES[state][uid]
 
 
-def _file_operations(directory: CdiDirectory) -> list[Operation]:
-    return [
-        directory.open,
-        lambda: directory.write("a", FILE_STATES[1]["a"]),
-        lambda: directory.ensure("a", FILE_STATES[2]["a"]),
-        lambda: directory.write("b", FILE_STATES[3]["b"]),
-        lambda: directory.remove("a"),
-    ]
-
-
-def _run(kind: str, place: Path, fatal: int) -> None:
+def _run(place: Path, fatal: int) -> None:
     steps = 0
 
     def step(name: str) -> None:
@@ -93,10 +75,7 @@ def _run(kind: str, place: Path, fatal: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     path = str(place / "directory")
-    if kind == "records":
-        operations = _record_operations(CheckpointDirectory(path, step=step))
-    else:
-        operations = _file_operations(CdiDirectory(path, DRIVER, step=step))
+    operations = _record_operations(CheckpointDirectory(path, step=step))
 
     async def main() -> None:
         for operation in operations:
@@ -107,7 +86,7 @@ def _run(kind: str, place: Path, fatal: int) -> None:
     anyio.run(main)
 
 
-def main(kind: str, root: Path) -> None:
+def main(root: Path) -> None:
     fatal = 0
     while True:
         fatal += 1
@@ -115,7 +94,7 @@ def main(kind: str, root: Path) -> None:
         place.mkdir()
         child = os.fork()
         if not child:
-            _run(kind, place, fatal)
+            _run(place, fatal)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
@@ -123,4 +102,4 @@ def main(kind: str, root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

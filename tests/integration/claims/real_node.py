@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.host_paths import read_present
-from pydra.cdi.store import CdiDirectory
+from pydra.cdi.host_paths import resolve
+from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.store import CheckpointDirectory
 from pydra.claim import Claim, PreparedDevice
@@ -20,7 +20,7 @@ from pydra.claims.execution import Execution
 from pydra.claims.gc import Sweep
 from pydra.claims.holdings import Holdings
 from pydra.claims.outcome import ClaimRef
-from pydra.claims.outside import Limits
+from pydra.claims.outside import Limits, StoredCdiFiles
 from pydra.claims.preparer import ClaimPreparer
 from pydra.errors import NotFound
 from tests.integration.claims.fakes import DRIVER, claim_object
@@ -52,6 +52,24 @@ class DirectoryHardware:
         self._step("freed")
 
 
+class SteppedCdiStore(CdiStore):
+    """A store of CDI files that says before and after each change that it is about to happen, or has."""
+
+    def __init__(self, path: str, step: Callable[[str], None]) -> None:
+        super().__init__(path, DRIVER)
+        self._step = step
+
+    def write(self, uid: str, content: bytes) -> None:
+        self._step("write CDI file")
+        super().write(uid, content)
+        self._step("CDI file written")
+
+    def remove(self, uid: str) -> None:
+        self._step("remove CDI file")
+        super().remove(uid)
+        self._step("CDI file removed")
+
+
 class RealNode:
     """One instance of the claims' part of the agent over the directories below `root`."""
 
@@ -60,7 +78,7 @@ class RealNode:
         self.claims = dict(claims)
         (root / "hardware").mkdir(exist_ok=True)
         self.checkpoints = CheckpointDirectory(str(root / "records"), step=step)
-        self.cdi = CdiDirectory(str(root / "cdi"), DRIVER, step=step)
+        self.cdi = SteppedCdiStore(str(root / "cdi"), step)
         self.lock = InstanceLock(str(root / "lock"))
         self._step = step
 
@@ -73,15 +91,15 @@ class RealNode:
     async def running(self) -> AsyncIterator[ClaimPreparer]:
         async with self.lock.hold():
             await self.checkpoints.open()
-            await self.cdi.open()
+            self.cdi.open()
         async with anyio.create_task_group() as tasks:
             execution = Execution(
                 driver=DRIVER,
                 boot_id=BOOT,
                 backend=DirectoryHardware(self.root / "hardware", self._step),
                 checkpoints=self.checkpoints,
-                cdi=self.cdi,
-                read_present=read_present,
+                cdi=StoredCdiFiles(self.cdi),
+                read_present=resolve,
                 limits=Limits(),
                 wall_clock=lambda: 1.0,
             )
@@ -101,7 +119,7 @@ class RealNode:
             boot_id=BOOT,
             fetch_claim=self.fetch_claim,
             checkpoints=self.checkpoints,
-            cdi=self.cdi,
+            cdi=StoredCdiFiles(self.cdi),
             service=preparer,
             grace=0.0,
         )

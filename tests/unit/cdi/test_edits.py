@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
 
 
@@ -71,21 +69,3 @@ def test_every_field_of_every_part_can_be_given() -> None:
         ),
         additional_gids=(44, 110, 7),
     )
-
-
-@pytest.mark.parametrize(
-    ("edits", "empty"),
-    [
-        pytest.param(ContainerEdits(), True, id="nothing"),
-        pytest.param(ContainerEdits(additional_gids=(0,)), True, id="only group 0, which is ignored"),
-        pytest.param(ContainerEdits(env={"A": ""}), False, id="a variable"),
-        pytest.param(ContainerEdits().with_device_node("/dev/a"), False, id="a device node"),
-        pytest.param(ContainerEdits().with_mount("/a"), False, id="a mount"),
-        pytest.param(ContainerEdits().with_hook("poststop", "/a"), False, id="a hook"),
-        pytest.param(ContainerEdits().with_net_device("a", "b"), False, id="a network device"),
-        pytest.param(ContainerEdits().with_intel_rdt(), False, id="Intel RDT"),
-        pytest.param(ContainerEdits().with_additional_gids(1), False, id="a group"),
-    ],
-)
-def test_edits_are_empty_when_nothing_changes_in_the_container(edits: ContainerEdits, empty: bool) -> None:
-    assert edits.is_empty is empty

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +11,8 @@ import pytest
 
 from cdi_claims import HOOK, LIB, MIG, V, gpu, nodes, partitioned, reading, settle, target
 from pydra import ClaimError
-from pydra.cdi.document import build_document
-from pydra.cdi.host_paths import read_present
-from pydra.cdi.spec import build_spec
+from pydra.cdi.host_paths import resolve
+from pydra.cdi.spec import build_spec_file
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.cdi.libraries import DriverIncomplete
 from pydra_nvidia.hardware import (
@@ -29,32 +29,39 @@ async def test_two_gpus_and_a_partition_of_one_claim_make_one_spec(machine: Any)
     seen, injection = reading(), Injection(machine.tree, Settings())
     targets = [target(name, seen) for name in ("gpu-0", MIG, "gpu-2")]
     prepared = [one.allocated.prepared(own) for one, own in zip(targets, injection.look(targets, seen), strict=True)]
-    present = await read_present(prepared, root=str(machine.path))
+    present = await resolve(prepared, root=str(machine.path))
     assert list(present) == prepared, "nothing that was found is missing"
-    spec = build_spec("gpu.nvidia.com", "uid", present)
-    assert spec is not None
-    assert spec.edits.env == {"NVIDIA_CTK_LIBCUDA_DIR": LIB, "NVIDIA_VISIBLE_DEVICES": "void"}
-    assert nodes(spec.edits) == ["/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidiactl"]
-    assert {mount.container_path for mount in spec.edits.mounts} == {
+    content = build_spec_file("gpu.nvidia.com", "uid", present)
+    assert content is not None
+    spec = json.loads(content)
+    shared = spec["containerEdits"]
+    assert shared["env"] == [f"NVIDIA_CTK_LIBCUDA_DIR={LIB}", "NVIDIA_VISIBLE_DEVICES=void"]
+    assert [one["path"] for one in shared["deviceNodes"]] == [
+        "/dev/nvidia-uvm",
+        "/dev/nvidia-uvm-tools",
+        "/dev/nvidiactl",
+    ]
+    assert {one["containerPath"] for one in shared["mounts"]} == {
         f"{LIB}/libcuda.so.{V}",
         f"{LIB}/libnvidia-ml.so.{V}",
         "/usr/bin/nvidia-smi",
     }
-    assert [hook.args[1] for hook in spec.edits.hooks] == [
+    assert [hook["args"][1] for hook in shared["hooks"]] == [
         "create-symlinks",
         "enable-cuda-compat",
         "update-ldcache",
         "disable-device-node-modification",
     ]
-    assert [
-        (nodes(one.edits), one.edits.mounts, [hook.args[2:] for hook in one.edits.hooks]) for one in spec.devices
-    ] == [
-        (["/dev/dri/card1", "/dev/nvidia0"], (), [("--link", "../card1::/dev/dri/by-path/pci-0000:00:00.0-card")]),
-        (["/dev/nvidia-caps/nvidia-cap201", "/dev/nvidia-caps/nvidia-cap202", "/dev/nvidia1"], (), []),
-        (["/dev/nvidia2"], (), []),
+    own = [one["containerEdits"] for one in spec["devices"]]
+    assert [([node["path"] for node in one["deviceNodes"]], sorted(one)) for one in own] == [
+        (["/dev/dri/card1", "/dev/nvidia0"], ["deviceNodes", "hooks"]),
+        (["/dev/nvidia-caps/nvidia-cap201", "/dev/nvidia-caps/nvidia-cap202", "/dev/nvidia1"], ["deviceNodes"]),
+        (["/dev/nvidia2"], ["deviceNodes"]),
     ]
+    (hook,) = own[0]["hooks"]
+    assert hook["args"][2:] == ["--link", "../card1::/dev/dri/by-path/pci-0000:00:00.0-card"]
     again = [one.allocated.prepared(await Injection(machine.tree, Settings()).edits(one, seen)) for one in targets]
-    assert build_document(spec) == build_document(build_spec("gpu.nvidia.com", "uid", again[::-1]) or spec)
+    assert build_spec_file("gpu.nvidia.com", "uid", again[::-1]) == content
 
 
 async def test_a_partition_opens_its_own_capabilities_only(machine: Any) -> None:

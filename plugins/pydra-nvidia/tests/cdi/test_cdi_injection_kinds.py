@@ -9,8 +9,8 @@ import pytest
 
 from cdi_claims import HOOK, LIB, nodes, reading, settle, target
 from pydra import ClaimError
-from pydra.cdi.host_paths import read_present
-from pydra.cdi.spec import build_spec
+from pydra.cdi.host_paths import resolve
+from pydra.cdi.spec import build_spec_file
 from pydra_nvidia.cdi.injection import HookMissing, Injection
 from pydra_nvidia.config import Iommu, VfioDeviceConfig
 from pydra_nvidia.settings import Settings
@@ -28,8 +28,8 @@ async def test_without_the_hook_a_container_gets_names_and_a_path_and_the_log_a_
     assert {f"{LIB}/libcuda.so.1", f"{LIB}/libnvidia-ml.so.1"} < {mount.container_path for mount in edits.mounts}
     assert "not on this node" in await injection.statement()
     assert not await injection.has_hook()
-    present = await read_present([target("gpu-0", seen).allocated.prepared(edits)], root=str(machine.path))
-    assert build_spec("gpu.nvidia.com", "uid", present) is not None
+    present = await resolve([target("gpu-0", seen).allocated.prepared(edits)], root=str(machine.path))
+    assert build_spec_file("gpu.nvidia.com", "uid", present) is not None
 
 
 @pytest.mark.parametrize("mode", [pytest.param(None, id="absent"), pytest.param(0o644, id="not executable")])

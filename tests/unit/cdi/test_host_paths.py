@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.host_paths import plan_present
+from pydra.cdi.host_paths import drop_absent
 from pydra.claim import PreparedDevice
 from pydra.errors import HostPathMissing
 
@@ -34,7 +34,7 @@ def _device(edits: ContainerEdits) -> PreparedDevice:
     ],
 )
 def test_what_the_host_has_stays(edits: ContainerEdits, found: dict[str, int | str]) -> None:
-    assert plan_present([_device(edits)], found) == (_device(edits),)
+    assert drop_absent([_device(edits)], found) == (_device(edits),)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_the_host_has_stays(edits: ContainerEdits, found: dict[str, int | s
             id="node absent",
         ),
         pytest.param(
-            NOTHING.with_device_node("/dev/a"), {"/dev/a": FILE}, "/dev/a on the node is no device node", id="a file"
+            NOTHING.with_device_node("/dev/a"), {"/dev/a": FILE}, "/dev/a on the node is not a device node", id="a file"
         ),
         pytest.param(
             NOTHING.with_device_node("/dev/a", type="b"),
@@ -73,7 +73,7 @@ def test_what_the_host_lacks_is_named_with_its_device(
     edits: ContainerEdits, found: dict[str, int | str], problem: str
 ) -> None:
     with pytest.raises(HostPathMissing) as caught:
-        plan_present([_device(edits)], found)
+        drop_absent([_device(edits)], found)
     assert caught.value.missing == (f"{problem}, which device gpu-0 (request gpu) needs",)
     assert caught.value.retryable
 
@@ -81,7 +81,7 @@ def test_what_the_host_lacks_is_named_with_its_device(
 def test_all_that_is_missing_is_told_at_once() -> None:
     edits = NOTHING.with_device_node("/dev/a").with_device_node("/dev/b").with_mount("/c")
     with pytest.raises(HostPathMissing) as caught:
-        plan_present([_device(edits)], {"/dev/a": ABSENT, "/dev/b": ABSENT, "/c": ABSENT})
+        drop_absent([_device(edits)], {"/dev/a": ABSENT, "/dev/b": ABSENT, "/c": ABSENT})
     assert len(caught.value.missing) == 3
 
 
@@ -94,4 +94,4 @@ def test_what_is_optional_is_left_out_when_absent_and_kept_when_there() -> None:
     )
     found: dict[str, int | str] = {"/dev/a": ABSENT, "/dev/b": CHARACTER, "/c": ABSENT, "/d": FILE}
     expected = NOTHING.with_device_node("/dev/b", optional=True).with_mount("/d", optional=True)
-    assert plan_present([_device(edits)], found) == (_device(expected),)
+    assert drop_absent([_device(edits)], found) == (_device(expected),)

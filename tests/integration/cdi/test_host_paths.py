@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.host_paths import read_present
+from pydra.cdi.host_paths import resolve
 from pydra.claim import PreparedDevice
 from pydra.errors import ClaimError, HostPathMissing
 
@@ -26,13 +26,13 @@ def _device(edits: ContainerEdits) -> PreparedDevice:
 
 async def test_what_this_machine_has_is_found(tmp_path: Path) -> None:
     edits = NOTHING.with_device_node("/dev/null", type="c").with_mount(str(tmp_path)).with_env("A", "1")
-    assert await read_present([_device(edits)]) == (_device(edits),)
+    assert await resolve([_device(edits)]) == (_device(edits),)
 
 
 async def test_what_it_lacks_is_named(tmp_path: Path) -> None:
     edits = NOTHING.with_device_node("/dev/no-such-thing").with_mount(str(tmp_path / "absent"))
     with pytest.raises(HostPathMissing) as caught:
-        await read_present([_device(edits)])
+        await resolve([_device(edits)])
     assert len(caught.value.missing) == 2
     assert "the node has no device node /dev/no-such-thing (no such file or directory)" in caught.value.missing[0]
 
@@ -40,13 +40,13 @@ async def test_what_it_lacks_is_named(tmp_path: Path) -> None:
 async def test_what_is_optional_and_absent_is_left_out(tmp_path: Path) -> None:
     edits = NOTHING.with_device_node("/dev/null").with_device_node("/dev/no-such-thing", optional=True)
     expected = NOTHING.with_device_node("/dev/null")
-    assert await read_present([_device(edits)]) == (_device(expected),)
+    assert await resolve([_device(edits)]) == (_device(expected),)
 
 
-async def test_a_file_is_no_device_node(tmp_path: Path) -> None:
+async def test_a_file_is_not_a_device_node(tmp_path: Path) -> None:
     (tmp_path / "acme0").touch()
-    with pytest.raises(HostPathMissing, match="is no device node"):
-        await read_present([_device(NOTHING.with_device_node(str(tmp_path / "acme0")))])
+    with pytest.raises(HostPathMissing, match="is not a device node"):
+        await resolve([_device(NOTHING.with_device_node(str(tmp_path / "acme0")))])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ async def test_paths_are_looked_up_below_the_root_that_stands_for_the_host(tmp_p
     (tmp_path / "dev" / "absolute").symlink_to("/dev/acme0")
     (tmp_path / "run" / "dev").symlink_to("/dev")
     device = _device(NOTHING.with_device_node(path, type="p"))
-    assert await read_present([device], root=str(tmp_path)) == (device,)
+    assert await resolve([device], root=str(tmp_path)) == (device,)
 
 
 async def test_no_link_leads_out_of_the_root(tmp_path: Path) -> None:
@@ -77,24 +77,24 @@ async def test_no_link_leads_out_of_the_root(tmp_path: Path) -> None:
     root.mkdir()
     (root / "link").symlink_to(tmp_path / "outside")
     with pytest.raises(HostPathMissing, match="no such file or directory"):
-        await read_present([_device(NOTHING.with_mount("/link"))], root=str(root))
+        await resolve([_device(NOTHING.with_mount("/link"))], root=str(root))
 
 
 async def test_links_in_a_circle_are_given_up(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(HostPathMissing, match="too many"):
-        await read_present([_device(NOTHING.with_mount("/a"))], root=str(tmp_path))
+        await resolve([_device(NOTHING.with_mount("/a"))], root=str(tmp_path))
 
 
 async def test_a_path_with_a_nul_byte_is_absent() -> None:
     with pytest.raises(HostPathMissing, match="null"):
-        await read_present([_device(NOTHING.with_mount("/a\0b"))])
+        await resolve([_device(NOTHING.with_mount("/a\0b"))])
 
 
-async def test_a_host_that_does_not_answer_is_not_waited_for_without_end() -> None:
-    with pytest.raises(ClaimError, match="did not say within 0 s whether it has /proc; a mounted"):
-        await read_present([_device(NOTHING.with_mount("/proc"))], deadline=0)
+async def test_waiting_for_a_host_that_does_not_answer_ends() -> None:
+    with pytest.raises(ClaimError, match="timed out after 0 s looking up /proc on the node; a mounted"):
+        await resolve([_device(NOTHING.with_mount("/proc"))], deadline=0)
 
 
 async def test_a_host_that_hangs_holds_one_thread_however_often_it_is_asked() -> None:
@@ -108,28 +108,30 @@ async def test_a_host_that_hangs_holds_one_thread_however_often_it_is_asked() ->
     devices = [_device(NOTHING.with_mount("/mnt/dead"))]
     try:
         for _ in range(3):
-            with pytest.raises(ClaimError, match="has /mnt/dead; a mounted file system may hang"):
-                await read_present(devices, deadline=0.05, look_up=look_up)
+            with pytest.raises(ClaimError, match="looking up /mnt/dead on the node; a mounted file system may hang"):
+                await resolve(devices, deadline=0.05, look_up=look_up)
         assert asked == [["/mnt/dead"]]
     finally:
         answers.set()
     with anyio.fail_after(5):
         while True:
             with suppress(ClaimError):
-                await read_present(devices, deadline=0.05, look_up=look_up)
+                await resolve(devices, deadline=0.05, look_up=look_up)
                 break
 
 
-async def test_a_node_in_dev_is_seen_without_waiting_for_a_thread() -> None:
-    device = _device(NOTHING.with_device_node("/dev/null"))
-    assert await read_present([device], deadline=0) == (device,)
+def test_nodes_in_dev_are_looked_up_without_awaiting() -> None:
+    device = _device(NOTHING.with_device_node("/dev/null").with_env("A", "1"))
+    with pytest.raises(StopIteration) as returned:
+        resolve([device]).send(None)
+    assert returned.value.value == (device,)
 
 
 async def test_a_link_in_dev_is_followed_where_waiting_has_an_end(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "gpu").symlink_to("/elsewhere/gpu")
     edits = NOTHING.with_device_node("/dev/gpu")
-    with pytest.raises(ClaimError, match="did not say within 0 s"):
-        await read_present([_device(edits)], root=str(tmp_path), deadline=0)
+    with pytest.raises(ClaimError, match="timed out after 0 s"):
+        await resolve([_device(edits)], root=str(tmp_path), deadline=0)
     with pytest.raises(HostPathMissing, match="/dev/gpu"):
-        await read_present([_device(edits)], root=str(tmp_path))
+        await resolve([_device(edits)], root=str(tmp_path))
