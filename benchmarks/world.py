@@ -95,7 +95,8 @@ class World:
         """Start the agent with this backend and its variables."""
         arguments = [
             "--backend", backend, "--node-name", objects.NODE, "--kubeconfig", f"{self.root}/kubeconfig",
-            "--kubelet-root", f"{self.root}", "--cdi-dir", f"{self.volatile}/cdi", "--http-address", "",
+            "--kubelet-root", f"{self.root}", "--cdi-dir", f"{self.volatile}/cdi",
+            "--records-dir", f"{self.volatile}/run", "--http-address", "",
         ]  # fmt: skip
         environ = {**os.environ, **settings}
         # As installed: with bytecode beside the sources. Compiling them takes half a second at each start.

@@ -104,6 +104,7 @@ def agent_settings() -> dict[str, Any]:
         if one.field not in DECIDED_BY_THE_CHART
     }
     for key, limit in BELOW.items():
+        settings[key].pop("maximum")
         settings[key]["exclusiveMaximum"] = int(limit)
     return closed(settings)
 

@@ -52,7 +52,10 @@ class LogLevel(Enum):
     ERROR = "error"
 
 
-Seconds = Annotated[float, Meta(gt=0)]
+_YEAR = 31_536_000
+
+Seconds = Annotated[float, Meta(gt=0, le=_YEAR)]
+SecondsOrNone = Annotated[float, Meta(ge=0, le=_YEAR)]
 AbsolutePath = Annotated[str, Meta(pattern="^/")]
 
 
@@ -69,6 +72,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kubelet_root: AbsolutePath = "/var/lib/kubelet"
     registry_dir: AbsolutePath | None = None
     plugins_dir: AbsolutePath | None = None
+    records_dir: AbsolutePath = "/run/pydra"
     cdi_dir: AbsolutePath = "/var/run/cdi"
     host_root: AbsolutePath = "/"
     boot_id_file: AbsolutePath = "/proc/sys/kernel/random/boot_id"
@@ -85,8 +89,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     health_period: Seconds = 10.0
 
     health_taint: HealthTaint = HealthTaint.NO_SCHEDULE
-    unhealthy_after: Annotated[float, Meta(ge=0)] = 0.0
-    healthy_after: Annotated[float, Meta(ge=0)] = 30.0
+    unhealthy_after: SecondsOrNone = 0.0
+    healthy_after: SecondsOrNone = 30.0
 
     http_address: str = "0.0.0.0:9464"
     log_format: LogFormat = LogFormat.AUTO
@@ -103,8 +107,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.registry_dir or f"{self.kubelet_root}/plugins_registry"
 
     def plugin_directory(self, driver: str) -> str:
-        """Where the driver's service socket, lock and checkpoints are."""
+        """Where the driver's service socket and lock are, and what has to outlive a reboot."""
         return f"{self.plugins_dir or f'{self.kubelet_root}/plugins'}/{driver}"
+
+    def records_directory(self, driver: str) -> str:
+        """Where the records of the driver's prepared claims are; a reboot empties it, as it resets what they record."""
+        return f"{self.records_dir}/{driver}"
 
     @property
     def http_endpoint(self) -> tuple[str, int] | None:
@@ -120,7 +128,7 @@ def parse_settings(values: Mapping[str, Any]) -> Settings:
     """
     problems = [*find_value_problems(values, Settings, program="pydra-agent")]
     if not values.get("nodeName"):
-        problems.append("nodeName: name this node, as in --node-name; in a DaemonSet from spec.nodeName")
+        problems.append("nodeName: must name this node, as in --node-name; in a DaemonSet from spec.nodeName")
     if problems:
         raise SettingsError(problems)
     return msgspec.convert(values, Settings, strict=False)
@@ -133,35 +141,43 @@ def find_value_problems(values: Mapping[str, Any], kind: type[msgspec.Struct], *
     for key, field in fields.items():
         if key not in values:
             continue
+        found = values[key]
         try:
-            msgspec.convert(values[key], field.type, strict=False)
+            msgspec.convert(found, field.type, strict=False)
         except msgspec.ValidationError as error:
-            yield f"{key}: {_explain(field.type, error)} (found {values[key]!r})"
+            yield f"{key}: {_explain(field.type, error)} (found {_shorten(repr(found))})"
+        else:
+            if isinstance(found, str) and not found.isprintable():  # NUL and half characters name no file or host
+                yield f"{key}: must not contain control characters (found {_shorten(repr(found))})"
     if not values.get("backends"):
-        yield "backends: name at least one backend, as in --backend sim"
+        yield "backends: must name at least one backend, as in --backend sim"
 
 
 def find_backend_problems(backends: Sequence[str], drivers: Mapping[str, str]) -> Iterator[str]:
-    """Backends that are named twice, and driver names that are none or of nobody."""
+    """Backends that are named twice, and driver names that are invalid or of a backend that is not served."""
     for name in sorted({name for name in backends if backends.count(name) > 1}):
         yield f"backends: {name!r} is named twice"
     for backend, driver in drivers.items():
         if backend not in backends:
             yield f"drivers: {backend!r} is not among the backends {', '.join(backends)}"
         if len(driver) > 63 or not SUBDOMAIN.fullmatch(driver):
-            yield f"drivers: {driver!r} is no driver name: a lower-case DNS subdomain of at most 63 bytes"
+            yield f"drivers: {driver!r} is not a driver name: a lower-case DNS subdomain of at most 63 bytes"
 
 
 def is_address(text: str) -> bool:
     """Whether it is HOST:PORT; the host may be empty."""
     _, colon, port = text.rpartition(":")
-    return bool(colon) and port.isdecimal() and int(port) < 65536
+    return bool(colon) and re.fullmatch("[0-9]{1,5}", port) is not None and int(port) < 65536
 
 
 def split_address(text: str) -> tuple[str, int]:
     """Host, without the brackets of IPv6, and port."""
     host, _, port = text.rpartition(":")
     return host.strip("[]") or "0.0.0.0", int(port)
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 def _explain(kind: Any, error: msgspec.ValidationError) -> str:
@@ -179,7 +195,10 @@ _PLAIN_WORDS = {
     "`float`": "a number of seconds",
     "`bool`": "true or false",
     "`str` matching regex '^/'": "an absolute path",
-    "`str`": "a text",
+    "`str`": "text",
+    "`array`": "a list",
+    "`object`": "a mapping",
+    "Number out of range": "a smaller number",
 }
 
 
@@ -190,9 +209,9 @@ def _problems(settings: Settings) -> list[str]:
 def _name_problems(settings: Settings) -> Iterator[str]:
     yield from find_backend_problems(settings.backends, settings.drivers)
     if settings.pod_uid and not _POD_UID.fullmatch(settings.pod_uid):
-        yield f"podUid: {settings.pod_uid!r} is no pod uid: letters, digits and '-', at most 64 bytes"
+        yield f"podUid: {settings.pod_uid!r} is not a pod uid: letters, digits and '-', at most 64 bytes"
     if len(settings.node_name) > 253 or not SUBDOMAIN.fullmatch(settings.node_name):
-        yield f"nodeName: {settings.node_name!r} is no node name: a lower-case DNS subdomain of at most 253 bytes"
+        yield f"nodeName: {settings.node_name!r} is not a node name: a lower-case DNS subdomain of at most 253 bytes"
 
 
 def _time_problems(settings: Settings) -> Iterator[str]:
@@ -209,8 +228,13 @@ def _time_problems(settings: Settings) -> Iterator[str]:
 
 def _place_problems(settings: Settings) -> Iterator[str]:
     if settings.http_address and not is_address(settings.http_address):
-        yield f"httpAddress: {settings.http_address!r} is no HOST:PORT; leave it empty to serve no HTTP"
-    places = {"kubeletRoot": settings.kubelet_root, "cdiDir": settings.cdi_dir, "hostRoot": settings.host_root}
+        yield f"httpAddress: {settings.http_address!r} is not HOST:PORT; leave it empty to serve no HTTP"
+    places = {
+        "kubeletRoot": settings.kubelet_root,
+        "recordsDir": settings.records_dir,
+        "cdiDir": settings.cdi_dir,
+        "hostRoot": settings.host_root,
+    }
     for key, path in places.items():
         if ".." in PurePosixPath(path).parts:
             yield f"{key}: {path!r} must not contain '..'"

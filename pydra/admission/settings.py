@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
 from pydra.errors import SettingsError
 from pydra.settings import (
@@ -14,6 +13,7 @@ from pydra.settings import (
     LogFormat,
     LogLevel,
     Seconds,
+    SecondsOrNone,
     find_backend_problems,
     find_value_problems,
     is_address,
@@ -34,7 +34,7 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     tls_period: Seconds = 10.0
 
     read_deadline: Seconds = 10.0
-    drain_grace: Annotated[float, Meta(ge=0)] = 5.0
+    drain_grace: SecondsOrNone = 5.0
 
     log_format: LogFormat = LogFormat.AUTO
     log_level: LogLevel = LogLevel.INFO
@@ -64,9 +64,9 @@ def parse_webhook_settings(values: Mapping[str, Any]) -> WebhookSettings:
 def _problems(settings: WebhookSettings) -> Iterator[str]:
     yield from find_backend_problems(settings.backends, settings.drivers)
     if not is_address(settings.address):
-        yield f"address: {settings.address!r} is no HOST:PORT"
+        yield f"address: {settings.address!r} is not HOST:PORT"
     if settings.http_address and not is_address(settings.http_address):
-        yield f"httpAddress: {settings.http_address!r} is no HOST:PORT; leave it empty for none"
+        yield f"httpAddress: {settings.http_address!r} is not HOST:PORT; leave it empty for none"
     if bool(settings.tls_cert) != bool(settings.tls_key):
         given, lacks = ("tlsCert", "tlsKey") if settings.tls_cert else ("tlsKey", "tlsCert")
         yield f"{lacks}: missing, {given} is given; both are needed, or neither to speak plain HTTP"

@@ -34,8 +34,12 @@ def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
     sources = tuple(_find_all(settings.backends))
     try:
         anyio.run(_start, settings, sources, take_over, backend_options={"use_uvloop": True})
-    except* SettingsError as group:
-        raise SettingsError([problem for error in _leaves(group) for problem in error.problems]) from group
+    except BaseExceptionGroup as group:
+        # Not by `except*`: on Python 3.11.2 what is raised inside it leaves in a group again.
+        wrong, others = group.split(SettingsError)
+        if wrong is None or others is not None:
+            raise
+        raise SettingsError([problem for error in _leaves(wrong) for problem in error.problems]) from group
     return 0
 
 

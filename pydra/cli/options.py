@@ -46,6 +46,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("kubelet_root", PLACES, "DIR", "the kubelet's directory, at the same path here as on the host"),
     Option("registry_dir", PLACES, "DIR", "where the kubelet looks for plugins (KUBELET_ROOT/plugins_registry)"),
     Option("plugins_dir", PLACES, "DIR", "where sockets and checkpoints go, below DIR/DRIVER (KUBELET_ROOT/plugins)"),
+    Option("records_dir", PLACES, "DIR", "where the records of prepared claims go, below DIR/DRIVER; on a tmpfs"),
     Option("cdi_dir", PLACES, "DIR", "where the container runtime reads CDI specs"),
     Option(
         "host_root",
@@ -110,7 +111,7 @@ def read_values(
     """Raw settings by YAML key, the strongest source first.
 
     Raises:
-        SettingsError: the file cannot be read or is no YAML mapping, or a variable is unknown or malformed.
+        SettingsError: the file cannot be read or is not a YAML mapping, or a variable is unknown or malformed.
     """
     path = arguments.config or environ.get(f"{table.prefix}CONFIG")
     values = _read_file(path) if path else {}
@@ -121,12 +122,15 @@ def read_values(
         given = getattr(arguments, option.field)
         if given is not None:
             values[key_of(option, table)] = _parse_text(option, given)
-    if unknown := _unknown_variables(environ, table, values.get("backends") or ()):
-        raise SettingsError([f"{name}: no such variable; see {table.program} --help" for name in unknown])
+    backends = values.get("backends", ())
+    if isinstance(backends, list | tuple):  # anything else is refused by the settings, and names no backend's variables
+        unknown = _unknown_variables(environ, table, backends)
+        if unknown:
+            raise SettingsError([f"{name}: no such variable; see {table.program} --help" for name in unknown])
     return values
 
 
-def _unknown_variables(environ: Mapping[str, str], table: OptionTable, backends: Sequence[str]) -> list[str]:
+def _unknown_variables(environ: Mapping[str, str], table: OptionTable, backends: Sequence[object]) -> list[str]:
     # PYDRA_SIM_SCENARIO and the like belong to the backend named in them, and reach its process unread.
     known = {variable_of(option, table) for option in table.options} | {f"{table.prefix}CONFIG"}
     theirs = (*(f"{variable_prefix(str(name))}_" for name in backends), *_service_prefixes(environ))
@@ -187,8 +191,9 @@ def _read_file(path: str) -> dict[str, Any]:
         document = yaml.safe_load(Path(path).read_bytes())
     except OSError as error:
         raise SettingsError([f"{path}: cannot be read: {error.strerror}"]) from error
-    except yaml.YAMLError as error:
-        raise SettingsError([f"{path}: is no YAML: {' '.join(str(error).split())}"]) from error
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
+        # PyYAML lets the last four out of values such as 2026-13-45, `!!bool x` and ten thousand brackets.
+        raise SettingsError([f"{path}: is not valid YAML: {' '.join(str(error).split())}"]) from error
     if document is None:
         return {}
     if not isinstance(document, dict) or not all(isinstance(key, str) for key in document):

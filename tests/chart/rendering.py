@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +52,7 @@ class Objects(list[Object]):
         return found
 
 
-class UniqueKeys(yaml.SafeLoader):
+class UniqueKeys(yaml.CSafeLoader):
     """Refuses a mapping with a key twice, always a mistake of a template; 1e3 is a number, as for Kubernetes."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -65,14 +68,23 @@ UniqueKeys.add_implicit_resolver(
 
 def render_files(*values: Mapping[str, Any], name: str = "pydra", namespace: str = NAMESPACE) -> dict[str, str]:
     """The text of each template by its path in the chart, for these values, later ones over earlier."""
-    with helm_python.Chart.load(CHART) as chart:
-        files = chart.render(overlay(*values), name=name, namespace=namespace)
+    files = _load_chart().render(overlay(*values), name=name, namespace=namespace)
     return {path.removeprefix("pydra/templates/"): text for path, text in files.items()}
+
+
+@cache
+def _load_chart() -> helm_python.Chart:
+    return helm_python.Chart.load(CHART)
 
 
 def render(*values: Mapping[str, Any], name: str = "pydra", namespace: str = NAMESPACE) -> Objects:
     """The objects."""
-    files = render_files(*values, name=name, namespace=namespace)
+    return deepcopy(_render(json.dumps(overlay(*values), sort_keys=True), name, namespace))
+
+
+@cache
+def _render(values: str, name: str, namespace: str) -> Objects:
+    files = render_files(json.loads(values), name=name, namespace=namespace)
     return Objects(one for path, text in files.items() if path.endswith(".yaml") for one in parse(text))
 
 

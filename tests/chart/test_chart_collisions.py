@@ -31,6 +31,7 @@ def paths(*entries: Mapping[str, Any], backend: str = "sim") -> dict[str, Any]:
             for path in (
                 *("/", "/tmp/", "/host", "/etc/pydra", "/packages", "/var/run/cdi"),
                 *("/var/lib/kubelet/plugins_registry", "/var/lib/kubelet/plugins/sim.pydra.dev"),
+                "/run/pydra/sim.pydra.dev",
             )
         ),
         pytest.param(

@@ -77,7 +77,7 @@ def test_the_agents_pod_is_that_of_the_guide() -> None:
 
 def test_the_directories_of_the_guide_are_mounted_at_the_hosts_paths() -> None:
     written = set(re.findall(r"^\| `([^`]+)` \| write", GUIDE, flags=re.MULTILINE))
-    assert len(written) == 3
+    assert len(written) == 4
     pod = render(SIM).pod()
     volumes = by_name(pod["volumes"])
     places = {
@@ -169,7 +169,8 @@ def test_an_agent_mounts_its_own_drivers_directory_only() -> None:
         assert [path for path in paths if path.startswith("/var/lib/kubelet/plugins/")] == [
             f"/var/lib/kubelet/plugins/{driver}"
         ]
-        assert "/var/lib/kubelet" not in paths
+        assert [path for path in paths if path.startswith("/run/pydra/")] == [f"/run/pydra/{driver}"]
+        assert not {"/var/lib/kubelet", "/run/pydra"} & set(paths)
 
 
 def test_nothing_is_called_as_what_the_host_has_in_dev() -> None:

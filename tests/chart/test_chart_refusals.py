@@ -98,7 +98,18 @@ ILL_TYPED = [
     wrong("webhook.tls.mode", "none", "value must be one of 'generated', 'certManager', 'secret'"),
     wrong("webhook.tls.caBundle", "-----BEGIN", "does not match pattern"),
 ]
-GOVERNED = ["nodeName", "podUid", "kubeletRoot", "cdiDir", "hostRoot", "httpAddress", "backends", "drivers", "logFile"]
+GOVERNED = [
+    "nodeName",
+    "podUid",
+    "kubeletRoot",
+    "recordsDir",
+    "cdiDir",
+    "hostRoot",
+    "httpAddress",
+    "backends",
+    "drivers",
+    "logFile",
+]
 
 
 @pytest.mark.parametrize(

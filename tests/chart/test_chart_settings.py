@@ -40,13 +40,19 @@ def read_by_agent(objects: Objects, tmp_path: Path, name: str = "") -> Settings:
 def test_the_agent_reads_what_the_chart_writes(tmp_path: Path) -> None:
     objects = render(
         SIM,
-        {"kubelet": {"root": "/k"}, "cdi": {"path": "/etc/cdi"}, "http": {"host": "::", "port": 8080}},
+        {
+            "kubelet": {"root": "/k"},
+            "records": {"path": "/state"},
+            "cdi": {"path": "/etc/cdi"},
+            "http": {"host": "::", "port": 8080},
+        },
         {"settings": {"logLevel": "debug", "drainGrace": 7.5, "verifyX509Strict": True, "prepareDeadline": 30}},
         at("backends.sim.agentSettings", {"prepareDeadline": 20}),
     )
     settings = read_by_agent(objects, tmp_path)
     assert settings.backends == ("sim",)
     assert settings.drivers == {"sim": "sim.pydra.dev"}
+    assert settings.records_directory("sim.pydra.dev") == "/state/sim.pydra.dev"
     assert (settings.kubelet_root, settings.cdi_dir, settings.host_root) == ("/k", "/etc/cdi", "/host")
     assert settings.http_endpoint == ("::", 8080)
     assert (settings.log_level, settings.verify_x509_strict) == (LogLevel.DEBUG, True)

@@ -61,6 +61,19 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
     assert [str(path) for path in SOURCES if path.stem.lstrip("_") in vague] == []
 
 
+def test_nothing_is_raised_inside_except_star_which_wraps_it_in_a_group_on_some_releases_of_python() -> None:
+    found = [
+        f"{path}:{line.lineno}"
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.TryStar)
+        for handler in node.handlers
+        for line in ast.walk(handler)
+        if isinstance(line, ast.Raise)
+    ]
+    assert found == []
+
+
 def test_the_changelog_speaks_of_the_version_that_is_built() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert "## Unreleased" in text or f"## {pydra.__version__}" in text

@@ -17,6 +17,7 @@ def test_the_least_an_admin_must_say_is_a_backend_and_the_node() -> None:
     assert settings.backends == ("sim",)
     assert settings.registry_directory == "/var/lib/kubelet/plugins_registry"
     assert settings.plugin_directory("gpu.example.com") == "/var/lib/kubelet/plugins/gpu.example.com"
+    assert settings.records_directory("gpu.example.com") == "/run/pydra/gpu.example.com"
     assert settings.http_endpoint == ("0.0.0.0", 9464)
 
 
@@ -37,8 +38,8 @@ def test_texts_from_flags_and_variables_become_what_they_mean() -> None:
 @pytest.mark.parametrize(
     ("values", "problem"),
     [
-        pytest.param({"backends": []}, "backends: name at least one backend", id="no backend"),
-        pytest.param({"nodeName": ""}, "nodeName: name this node", id="no node"),
+        pytest.param({"backends": []}, "backends: must name at least one backend", id="no backend"),
+        pytest.param({"nodeName": ""}, "nodeName: must name this node", id="no node"),
         pytest.param({"nodeNmae": "x"}, "nodeNmae: no such setting", id="misspelt key"),
         pytest.param(
             {"prepareDeadline": "soon"}, "prepareDeadline: must be a number of seconds (found 'soon')", id="no number"
@@ -52,15 +53,22 @@ def test_texts_from_flags_and_variables_become_what_they_mean() -> None:
         pytest.param({"healthPeriod": 30}, "healthPeriod: 30 s is too long", id="longer than the lease"),
         pytest.param({"logLevel": "loud"}, "logLevel: must be one of debug, info, warning, error", id="unknown level"),
         pytest.param({"kubeletRoot": "var"}, "kubeletRoot: must be an absolute path", id="relative path"),
+        pytest.param({"recordsDir": "run"}, "recordsDir: must be an absolute path", id="relative records"),
         pytest.param({"cdiDir": "/a/../b"}, "cdiDir: '/a/../b' must not contain '..'", id="path that climbs"),
         pytest.param({"backends": ["sim", "sim"]}, "backends: 'sim' is named twice", id="twice the same"),
         pytest.param(
             {"drivers": {"gpu": "a.b"}}, "drivers: 'gpu' is not among the backends sim", id="driver of nobody"
         ),
-        pytest.param({"drivers": {"sim": "A_b"}}, "drivers: 'A_b' is no driver name", id="bad driver name"),
-        pytest.param({"podUid": "../x"}, "podUid: '../x' is no pod uid", id="bad pod uid"),
-        pytest.param({"nodeName": "Node"}, "nodeName: 'Node' is no node name", id="bad node name"),
-        pytest.param({"httpAddress": "9464"}, "httpAddress: '9464' is no HOST:PORT", id="no port"),
+        pytest.param({"drivers": {"sim": "A_b"}}, "drivers: 'A_b' is not a driver name", id="bad driver name"),
+        pytest.param({"podUid": "../x"}, "podUid: '../x' is not a pod uid", id="bad pod uid"),
+        pytest.param({"nodeName": "Node"}, "nodeName: 'Node' is not a node name", id="bad node name"),
+        pytest.param({"httpAddress": "9464"}, "httpAddress: '9464' is not HOST:PORT", id="no port"),
+        pytest.param({"httpAddress": f":{'9' * 5000}"}, "httpAddress: ':9999", id="a port of 5000 digits"),
+        pytest.param({"rescanPeriod": float("inf")}, "rescanPeriod: must be a number of seconds <= ", id="for ever"),
+        pytest.param({"rescanPeriod": 10**400}, "rescanPeriod: must be a smaller number (found 1000", id="too large"),
+        pytest.param({"backends": 5}, "backends: must be a list (found 5)", id="a number of backends"),
+        pytest.param({"drivers": ["a"]}, "drivers: must be a mapping (found ['a'])", id="a list of drivers"),
+        pytest.param({"logFile": "/a\0b"}, "logFile: must not contain control characters", id="NUL in a path"),
     ],
 )
 def test_a_wrong_setting_is_named_with_what_is_allowed(values: dict[str, Any], problem: str) -> None:

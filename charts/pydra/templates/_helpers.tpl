@@ -114,8 +114,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- /* The hostPaths of a set of backends by where they are mounted, as JSON. Args: root, backends. */ -}}
 {{- define "pydra.hostPaths" -}}
 {{- $kubelet := .root.Values.kubelet.root -}}
+{{- $records := .root.Values.records.path -}}
 {{- $taken := list "/" "/etc/pydra" "/tmp" "/host" "/packages" (clean .root.Values.cdi.path) (clean (printf "%s/plugins_registry" $kubelet)) -}}
-{{- range .backends -}}{{- $taken = append $taken (clean (printf "%s/plugins/%s" $kubelet .driver)) -}}{{- end -}}
+{{- range .backends -}}{{- $taken = concat $taken (list (clean (printf "%s/plugins/%s" $kubelet .driver)) (clean (printf "%s/%s" $records .driver))) -}}{{- end -}}
 {{- $paths := dict -}}
 {{- $owners := dict -}}
 {{- range $name, $backend := .backends -}}

@@ -141,6 +141,7 @@ containers:
       - {name: registry, mountPath: {{ $values.kubelet.root }}/plugins_registry}
       {{- range $name := $names }}
       - {name: plugin-{{ $name }}, mountPath: {{ $values.kubelet.root }}/plugins/{{ (get $.backends $name).driver }}}
+      - {name: records-{{ $name }}, mountPath: {{ printf "%s/%s" $values.records.path (get $.backends $name).driver | quote }}}
       {{- end }}
       - {name: cdi, mountPath: {{ $values.cdi.path | quote }}}
       # What the host unmounts is unmounted here too: else the agent would keep the volumes of other pods in use.
@@ -174,6 +175,7 @@ volumes:
   - {name: registry, hostPath: {path: {{ $values.kubelet.root }}/plugins_registry, type: DirectoryOrCreate}}
   {{- range $name := $names }}
   - {name: plugin-{{ $name }}, hostPath: {path: {{ $values.kubelet.root }}/plugins/{{ (get $.backends $name).driver }}, type: DirectoryOrCreate}}
+  - {name: records-{{ $name }}, hostPath: {path: {{ printf "%s/%s" $values.records.path (get $.backends $name).driver | quote }}, type: DirectoryOrCreate}}
   {{- end }}
   - {name: cdi, hostPath: {path: {{ $values.cdi.path | quote }}, type: DirectoryOrCreate}}
   - {name: host, hostPath: {path: /, type: Directory}}

@@ -58,6 +58,7 @@ class EmbeddedNode:
             *("--node-name", self.settings.node_name),
             *("--kubeconfig", str(self.server.kubeconfig)),
             *("--kubelet-root", self.settings.root),
+            *("--records-dir", f"{self.root}/run"),
             *("--cdi-dir", self.cdi_directory),
             *("--http-address", http_address),
             *("--log-format", "text"),

@@ -187,7 +187,7 @@ def run(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("webhook",), 2, "pydra: backends: name at least one backend, as in --backend sim\npydra: see pydra --help\n"),
+        (("webhook",), 2, "pydra: backends: must name at least one backend, as in --backend sim\npydra: see pydra --h"),
         (("webhook", "--backend", "simm"), 2, 'pydra: backend simm is not installed (did you mean "sim"?)'),
         (("webhook", "--backend", "sim", "--tls-cert", "/nowhere/a", "--tls-key", "/nowhere/b"), 2,
          "pydra: tlsCert, tlsKey: /nowhere/a cannot be read: No such file or directory\n"),

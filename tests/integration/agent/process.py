@@ -84,7 +84,7 @@ async def run_agent(
     log, port = Path(node.root, f"{name}.log"), free_port()
     arguments = [
         *("--node-name", node.settings.node_name, "--kubeconfig", str(node.server.kubeconfig)),
-        *("--kubelet-root", node.settings.root, "--cdi-dir", node.cdi_directory),
+        *("--kubelet-root", node.settings.root, "--cdi-dir", node.cdi_directory, "--records-dir", f"{node.root}/run"),
         *("--http-address", f"127.0.0.1:{port}", "--log-format", "json", *flags),
     ]
     python_path = os.pathsep.join([str(BACKENDS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)

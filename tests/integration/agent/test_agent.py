@@ -172,18 +172,20 @@ async def call_in_vain(plugin: DraPluginStub, request: NodePrepareResourcesReque
 async def test_a_hangup_rereads_the_log_level_and_names_what_needs_a_restart() -> None:
     async with run_node(ignore) as node:
         config = Path(node.root, "config.yaml")
-        config.write_text("logLevel: error\n")
-        async with run_agent(node, "--backend", "sim", "--config", str(config)) as agent:
+        config.write_text("backends: [sim]\nlogLevel: error\n")
+        environ = {"PYDRA_SIM_STATE": f"{node.root}/hardware"}
+        async with run_agent(node, "--config", str(config), environ=environ) as agent:
             await agent.wait_ready()
             assert agent.lines() == []
-            config.write_text("logLevel: info\nsweepPeriod: 60\n")
+            config.write_text("backends: [sim]\nlogLevel: info\nsweepPeriod: 60\n")
             agent.process.send_signal(signal.SIGHUP)
             await agent.wait_log(lambda text: "settings read again; need a restart: sweep_period" in text)
             agent.process.send_signal(signal.SIGHUP)
             await agent.wait_log(lambda text: text.count("need a restart: sweep_period") == 2)
-            config.write_text("logLevel: shout\n")
-            agent.process.send_signal(signal.SIGHUP)
-            await agent.wait_log(lambda text: "the settings are as before" in text)
+            for count, wrong in enumerate(("logLevel: shout", "backends: 5", 'logFile: "/a\\0b"', "a: 2026-13-45"), 1):
+                config.write_text(f"{wrong}\n")
+                agent.process.send_signal(signal.SIGHUP)
+                await agent.wait_log(lambda text, count=count: text.count("the settings are as before") == count)  # type: ignore[misc]
             assert await agent.stop() == 0
 
 

@@ -63,6 +63,35 @@ def test_a_command_that_does_not_exist_ends_with_2() -> None:
     assert run("pydra.cli.tool", "deploy").returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        pytest.param(("--kubeconfig", "/nowhere"), "kubeconfig /nowhere", id="no kubeconfig"),
+        pytest.param(("--http-address", "192.0.2.1:1"), "httpAddress: cannot listen on 192.0.2.1:1", id="no address"),
+        pytest.param(("--log-file", "/nowhere/log"), "logFile: /nowhere/log", id="no log"),
+    ],
+)
+def test_what_keeps_the_agent_from_starting_is_one_line_and_exit_code_2(
+    arguments: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(KUBECONFIG)
+    places = ("--kubelet-root", str(tmp_path), "--records-dir", str(tmp_path), "--cdi-dir", str(tmp_path))
+    known = ("--backend", "sim", "--node-name", "n", "--http-address", "", "--kubeconfig", str(kubeconfig), *places)
+    done = run("pydra.cli.agent", *known, *arguments)
+    assert done.returncode == 2
+    assert f"pydra-agent: {words}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+KUBECONFIG = """
+clusters: [{name: c, cluster: {server: "http://127.0.0.1:9"}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {token: t}}]
+current-context: c
+"""
+
+
 def test_checking_a_backend_that_is_not_installed_says_which_are() -> None:
     done = run("pydra.cli.tool", "check", "simm")
     assert done.returncode != 0

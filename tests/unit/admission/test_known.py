@@ -75,7 +75,7 @@ def test_a_backend_that_cannot_be_read_is_told_in_words(
 
 
 def test_a_name_that_no_driver_can_have_is_refused_where_it_is_given() -> None:
-    with pytest.raises(SettingsError, match="""'Bad Driver"x' is no driver name"""):
+    with pytest.raises(SettingsError, match="""'Bad Driver"x' is not a driver name"""):
         read_backend("sim", driver='Bad Driver"x')
 
 

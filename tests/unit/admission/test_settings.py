@@ -86,9 +86,9 @@ def test_the_agent_beside_the_service_starts_too() -> None:
 @pytest.mark.parametrize(
     ("flags", "environ", "problem"),
     [
-        ((), {}, "backends: name at least one backend, as in --backend sim"),
-        (("--address", "8443"), {}, "address: '8443' is no HOST:PORT"),
-        (("--http-address", "x:y"), {}, "httpAddress: 'x:y' is no HOST:PORT; leave it empty for none"),
+        ((), {}, "backends: must name at least one backend, as in --backend sim"),
+        (("--address", "8443"), {}, "address: '8443' is not HOST:PORT"),
+        (("--http-address", "x:y"), {}, "httpAddress: 'x:y' is not HOST:PORT; leave it empty for none"),
         (
             ("--tls-cert", "/a"),
             {},

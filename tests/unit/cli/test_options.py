@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pydra.cli.options import OPTIONS, add_options, flag_of, key_of, read_values, variable_of
 from pydra.errors import SettingsError
-from pydra.settings import Settings
+from pydra.settings import Settings, parse_settings
 
 
 def read(*flags: str, **environ: str) -> dict[str, Any]:
@@ -72,13 +76,36 @@ def test_what_cannot_be_read_is_named(flags: tuple[str, ...], environ: dict[str,
     assert caught.value.problems[0].startswith(problem)
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "a: [", "1: 2", "just words"])
-def test_a_file_that_is_no_mapping_is_refused_without_a_traceback(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("[1, 2]", "a: [", "1: 2", "just words", "a: \0", "a: 2026-13-45", "a: 0b_", "a: !!bool x"),
+        *("a: !!timestamp x", "a: " + "[" * 5000),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_file_that_is_not_a_mapping_is_refused_without_a_traceback(text: str, tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(text)
     with pytest.raises(SettingsError) as caught:
         read("--config", str(file))
     assert caught.value.problems[0].startswith(str(file))
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.dates(),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=3) | st.integers(), below, max_size=3),
+)
+
+
+@given(st.dictionaries(st.sampled_from([key_of(option) for option in OPTIONS]), VALUES, max_size=4))
+def test_a_file_with_any_values_makes_settings_or_a_settings_error(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]
+) -> None:
+    file = tmp_path_factory.mktemp("values") / "config.yaml"
+    file.write_text(yaml.safe_dump(values))
+    with contextlib.suppress(SettingsError):
+        parse_settings(read("--config", str(file)))
 
 
 def test_names_follow_one_rule() -> None:
