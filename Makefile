@@ -11,20 +11,37 @@ PLUGINS := $(sort $(dir $(wildcard plugins/*/pyproject.toml)))
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-# pip checks the hashes of everything it installs; the project itself is installed from the sources without them.
-$(VENV)/.installed: constraints.txt pyproject.toml $(addsuffix pyproject.toml,$(PLUGINS))
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pydra needs Python 3.11 or newer, this is " + sys.version.split()[0])'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e . $(addprefix -e ./,$(PLUGINS))
-	touch $@
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pydra needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+# pip checks the hashes of everything it installs; the projects themselves are installed from the sources without them.
+# The pins are complete, so there is nothing to resolve; most modules are never imported, so none is compiled yet.
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile --no-deps
+SOURCES = --quiet --no-build-isolation -e . $(addprefix -e ./,$(PLUGINS))
+PROJECTS := pyproject.toml $(addsuffix pyproject.toml,$(PLUGINS))
+
+$(VENV)/.run: constraints-run.txt $(PROJECTS) | $(BIN)/python
+	@echo "installing the $$(grep -c == constraints-run.txt) packages that running needs into $(VENV)"
+	@$(PIP_INSTALL) --require-hashes -r constraints-run.txt
+	@echo "installing pydra and its plugins from the sources"
+	@$(PIP_INSTALL) $(SOURCES)
+	@touch $@
+
+$(VENV)/.installed: constraints.txt constraints-run.txt $(PROJECTS) | $(BIN)/python
+	@echo "installing the $$(grep -c == constraints.txt) packages that development needs into $(VENV)"
+	@$(PIP_INSTALL) --require-hashes -r constraints.txt
+	@echo "installing pydra and its plugins from the sources"
+	@$(PIP_INSTALL) $(SOURCES)
+	@touch $(VENV)/.run $@
 
 .PHONY: setup
 setup: $(VENV)/.installed ## create .venv with everything that development needs
 
 .PHONY: run
-run: setup ## an embedded node with simulated accelerators, explained as it happens (ARGS=--once to end by itself)
-	$(BIN)/pydra dev $(ARGS)
+run: $(VENV)/.run ## a simulated node and one pod on it, explained step by step (ARGS=--once to end by itself)
+	@$(BIN)/pydra dev $(ARGS)
 
 .PHONY: test
 test: lint types house wheels ## lint, types and all tests, against the installed wheels: what CI runs
@@ -84,11 +101,12 @@ format: setup ## let ruff format and sort
 	$(BIN)/ruff format --quiet .
 
 .PHONY: lock
-lock: ## pin what development needs, with hashes, for every supported Python
+lock: ## pin what development and running need, with hashes, for every supported Python
 	$(PYTHON) -m venv $(VENV) && $(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --group dev --extra tracing --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-emit-package pydra-dra --no-emit-package pydra-dev --no-emit-package pydra-nvidia --no-emit-package pydra-sim \
 		--no-annotate --no-header -o constraints.txt pyproject.toml
+	$(MAKE) setup && $(BIN)/python hack/lock.py
 
 .PHONY: clean
 clean: ## remove what was made

@@ -7,30 +7,29 @@ only here. Arguments go to pytest.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tempfile
 import venv
-from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-PROJECTS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+import lock
+
+ROOT = lock.ROOT
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="pydra-wheels-") as scratch:
         os.chmod(scratch, 0o755)  # some tests become another user, who must be able to read what is installed
         wheels, environment = Path(scratch, "wheels"), Path(scratch, "env")
-        for project in PROJECTS:
+        for project in lock.PROJECTS:
             build(project, wheels)
         venv.create(environment, with_pip=True)
         python = environment / "bin" / "python"
         requirements = Path(scratch, "requirements.txt")
-        requirements.write_text(pinned_for_users())
+        requirements.write_text(lock.select(lock.project_names()))
         run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements)
         # By name, so that the extra `dev` is what brings pydra-dev and pydra-sim.
         ours = ("--no-index", "--find-links", wheels, "pydra-dra[dev]", "pydra-nvidia")
@@ -45,31 +44,6 @@ def main() -> None:
 
 def build(project: Path, wheels: Path) -> None:
     run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", wheels, project)
-
-
-def pinned_for_users() -> str:
-    """What the wheels need, without the tools of development, in the pinned versions and with their hashes."""
-    wanted: set[str] = set()
-    waiting = ["pydra-dra", "pydra-dev", "pydra-nvidia", "pydra-sim"]
-    while waiting:
-        name = waiting.pop()
-        for requirement in metadata.requires(name) or ():
-            needed = (
-                re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0].lower().replace("_", "-").replace(".", "-")
-            )
-            if "extra ==" not in requirement and needed not in wanted and installed(needed):
-                wanted.add(needed)
-                waiting.append(needed)
-    blocks = re.split(r"\n(?=\S)", (ROOT / "constraints.txt").read_text())
-    return "\n".join(block for block in blocks if block.partition("==")[0].strip().lower() in wanted) + "\n"
-
-
-def installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def try_out(programs: Path, scratch: Path) -> None:

@@ -1,0 +1,61 @@
+"""`make lock` pins with uv what development needs; this takes out of constraints.txt what running needs.
+
+The result, constraints-run.txt, is what `make run` installs. Hashes are kept; neither file names an index.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ALL = ROOT / "constraints.txt"
+RUN = ROOT / "constraints-run.txt"
+PROJECTS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+BUILDING = ("hatchling", "editables")
+"""What installs the sources as they are."""
+
+
+def main() -> None:
+    RUN.write_text(chosen())
+
+
+def chosen() -> str:
+    """The text of constraints-run.txt."""
+    return select([*project_names(), *BUILDING])
+
+
+def project_names() -> list[str]:
+    """The distributions of this repository."""
+    return [tomllib.loads((one / "pyproject.toml").read_text())["project"]["name"] for one in PROJECTS]
+
+
+def select(names: Iterable[str]) -> str:
+    """The pins of everything that these distributions need, without their extras, in the order of constraints.txt."""
+    blocks = {canonical(block): block for block in re.split(r"\n(?=\S)", ALL.read_text().strip())}
+    ours = {canonical(name) for name in project_names()}
+    needed: set[str] = set()
+    waiting = [canonical(name) for name in names]
+    while waiting:
+        name = waiting.pop()
+        if name in needed or name not in ours | blocks.keys():
+            continue
+        needed.add(name)
+        try:
+            requirements = metadata.requires(name) or ()
+        except metadata.PackageNotFoundError:  # pinned for another platform or Python
+            requirements = ()
+        waiting += [canonical(one) for one in requirements if "extra ==" not in one]
+    return "".join(f"{block}\n" for name, block in blocks.items() if name in needed)
+
+
+def canonical(requirement: str) -> str:
+    """The name in a requirement or a pin, as indexes spell it."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]).lower()
+
+
+if __name__ == "__main__":
+    main()
