@@ -72,8 +72,3 @@ def test_nothing_is_raised_inside_except_star_which_wraps_it_in_a_group_on_some_
         if isinstance(line, ast.Raise)
     ]
     assert found == []
-
-
-def test_the_changelog_speaks_of_the_version_that_is_built() -> None:
-    text = (ROOT / "CHANGELOG.md").read_text()
-    assert "## Unreleased" in text or f"## {pydra.__version__}" in text

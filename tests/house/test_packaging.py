@@ -1,0 +1,67 @@
+"""What every distribution of the repository states about itself, and what it is installed from."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import pydra
+from tests.house.scripts import load
+
+ROOT = Path(__file__).resolve().parents[2]
+PROJECTS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+
+
+def about(project: Path) -> dict[str, Any]:
+    found: dict[str, Any] = tomllib.loads((project / "pyproject.toml").read_text())
+    return found
+
+
+def canonical(requirement: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[^A-Za-z0-9._-]", requirement, maxsplit=1)[0]).lower()
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.name if path != ROOT else "core")
+def test_every_distribution_is_under_the_apache_license(project: Path) -> None:
+    metadata = about(project)["project"]
+    assert (metadata["license"], metadata["license-files"]) == ("Apache-2.0", ["LICENSE"])
+    assert metadata["authors"] == [{"name": "pydra authors"}]
+    assert "urls" not in metadata
+    assert (project / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.name if path != ROOT else "core")
+def test_what_a_distribution_needs_to_be_built_and_to_run_is_pinned_by_hash(project: Path) -> None:
+    blocks = re.split(r"\n(?=\S)", (ROOT / "constraints.txt").read_text().strip())
+    pinned = {canonical(block) for block in blocks if "--hash=sha256:" in block}
+    ours = {canonical(about(one)["project"]["name"]) for one in PROJECTS}
+    needed = [*about(project)["build-system"]["requires"], *about(project)["project"]["dependencies"]]
+    for extra in about(project)["project"].get("optional-dependencies", {}).values():
+        needed += extra
+    assert {canonical(one) for one in needed} <= pinned | ours
+
+
+def test_what_running_needs_is_taken_from_the_pins_of_development() -> None:
+    assert (ROOT / "constraints-run.txt").read_text() == load(ROOT / "hack" / "lock.py").chosen(), "stale: make lock"
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "constraints-run.txt"])
+def test_pins_have_hashes_and_name_no_index(name: str) -> None:
+    text = (ROOT / name).read_text().strip()
+    assert [block for block in re.split(r"\n(?=\S)", text) if "==" not in block or "--hash=sha256:" not in block] == []
+    assert not re.search(r"://|--(extra-)?index-url|--find-links", text)
+
+
+def test_hooks_before_a_commit_come_from_the_repository() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert {one["repo"] for one in config["repos"]} == {"local"}
+
+
+def test_the_changelog_has_a_section_for_new_lines_and_one_for_the_version_that_is_built() -> None:
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
+    assert headings[:2] == ["Unreleased", pydra.__version__]
