@@ -58,7 +58,7 @@ def try_out(programs: Path, scratch: Path) -> None:
 
 def run_tests(environment: Path, tree: Path, arguments: list[str]) -> None:
     """All tests but those of the house, in a tree without the sources, so that only the wheels can answer."""
-    folders = ("tests", "charts", "docs", "proto", "hack", "benchmarks")
+    folders = ("tests", "charts", "docs", "examples", "proto", "hack", "benchmarks")
     for name in (*folders, "README.md", "CHANGELOG.md", "pyproject.toml"):
         copy(ROOT / name, tree / name)
     for part in (found for name in ("tests", "docs", "README.md") for found in ROOT.glob(f"plugins/*/{name}")):

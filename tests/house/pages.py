@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     str(path.relative_to(ROOT))
     for pattern in (
-        *("README.md", "docs/*.md", "charts/*.md", "charts/*/*.md"),
+        *("*.md", "docs/*.md", "examples/*/*.md", "charts/*.md", "charts/*/*.md"),
         *("plugins/*/README.md", "plugins/*/docs/*.md"),
     )
     for path in ROOT.glob(pattern)
