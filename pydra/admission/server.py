@@ -15,12 +15,10 @@ from time import perf_counter
 import anyio
 from aiohttp import web
 
-from pydra.admission.connections import MOST_CONNECTIONS, Connections
 from pydra.admission.metrics import MALFORMED, OTHER, AdmissionMetrics
 from pydra.admission.places import PLACES
 from pydra.admission.review import MalformedReview, Question, Verdict, build_review, parse_review
-from pydra.errors import SettingsError
-from pydra.observability.http import build_routes
+from pydra.observability.http import Limits, build_routes, serve_routes
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +31,8 @@ SMALL_BODY = 256 << 10
 
 MOST_LARGE = 4
 
+MOST_CONNECTIONS = 500
+"""An API server has one connection for each review that waits."""
 
 MOST_SAID = 1000
 """Characters of somebody else's text in a log line."""
@@ -128,35 +128,13 @@ async def serve_reviews(
     Raises:
         SettingsError: the address cannot be bound.
     """
-    connections = Connections(most=most_connections, first_deadline=service.read_deadline)
-    application = web.Application(client_max_size=MAX_BODY, middlewares=[connections.build_middleware()])
-    application.add_routes([web.post(PATH, service.answer), *build_routes(metrics, service.missing)])
-    runner = web.AppRunner(
-        application,
-        access_log=None,
-        handle_signals=False,
-        auto_decompress=False,
-        shutdown_timeout=5.0,
-        lingering_time=service.read_deadline,  # for what a refused client still sends, so that it reads the refusal
-    )
-    await runner.setup()
-    try:
-        connections.server = runner.server
-        handshake = service.read_deadline if tls else None
-        try:
-            server = await asyncio.get_running_loop().create_server(
-                connections.open, host, port, ssl=tls, ssl_handshake_timeout=handshake
-            )
-        except OSError as error:
-            raise SettingsError([f"address: cannot listen on {host}:{port}: {error.strerror}"]) from error
-        bound = int(server.sockets[0].getsockname()[1])
+    limits = Limits(connections=most_connections, head=service.read_deadline)
+    routes = [web.post(PATH, service.answer), *build_routes(metrics, service.missing)]
+    async with serve_routes(
+        routes, host, port, setting="address", limits=limits, largest_body=MAX_BODY, tls=tls, stop_seconds=5.0
+    ) as bound:
         _log.info("answering reviews on %s://%s:%d%s", "https" if tls else "http", host, bound, PATH)
-        try:
-            yield bound
-        finally:
-            server.close()
-    finally:
-        await runner.cleanup()
+        yield bound
 
 
 def _refuse(status: int, words: str) -> web.Response:

@@ -7,6 +7,7 @@ one after the other they are a fifth of the time to the first slice.
 from __future__ import annotations
 
 import gc
+import resource
 from collections.abc import Callable, Iterator, Sequence
 
 import anyio
@@ -31,6 +32,7 @@ def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
         return fresh
 
     _open_log(settings)
+    _raise_descriptor_limit()
     sources = tuple(_find_all(settings.backends))
     try:
         anyio.run(_start, settings, sources, take_over, backend_options={"use_uvloop": True})
@@ -59,6 +61,16 @@ async def _start(settings: Settings, sources: Sequence[BackendSource], reread: C
         gc.enable()
         await serve(settings, backends, reread)
         processes.cancel_scope.cancel()
+
+
+def _raise_descriptor_limit() -> None:
+    """As many descriptors as the agent may have: 50 pods at once need several for each claim.
+
+    The soft limit is 1024 for the sake of programs that use select(), which the agent does not. A backend's libraries
+    may: `backends.process` gives its processes the limit that the agent was started with.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _open_log(settings: Settings) -> None:

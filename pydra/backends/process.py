@@ -6,8 +6,10 @@ Calls and their meaning are not known here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -20,6 +22,8 @@ from pydra.backends.output import OutputLog, is_stack
 from pydra.backends.wire import ToAgent, WireError, parse_to_agent
 
 _QUIET_SECONDS = 0.05
+_DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)
+"""What this process was started with. The agent raises its own; a backend's libraries may use select()."""
 
 
 def build_command(target: str, fd: int, *, parent: int, heartbeat: float) -> list[str]:
@@ -104,6 +108,8 @@ class ChildProcess:
                 env=environ,
                 start_new_session=True,  # Ctrl-C is for the agent, which then ends the process in good order
             )
+            with contextlib.suppress(OSError):  # it may have ended already
+                resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, _DESCRIPTORS)
             await self.channel.open(ours)
         except BaseException:
             ours.close()

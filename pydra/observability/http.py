@@ -2,21 +2,41 @@
 
 `/readyz` answers 503 with one line for each thing that is missing. It asks for nothing that another
 instance of the agent could hold, so that two overlapping instances can both be ready.
+
+Anybody in the cluster may connect, so that a server bounds what a client can take from the process (`Limits`). aiohttp
+bounds neither the number of connections nor the time until a request's head has arrived.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
+import msgspec
 from aiohttp import web
 
 from pydra.errors import SettingsError
 from pydra.observability.metrics import CONTENT_TYPE
 
 _log = logging.getLogger(__name__)
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What clients may take, in connections and seconds."""
+
+    connections: int = 100
+    head: float = 10.0
+    """Until the head of a connection's first request has arrived, its TLS handshake included."""
+    idle: float = 120.0
+    """Between requests. Go's clients, such as API servers and Prometheus, close an idle connection after 90 s."""
+
+
+_DEFAULTS = Limits()
 
 
 class Exposed(Protocol):
@@ -45,26 +65,171 @@ def build_routes(metrics: Exposed, missing: Callable[[], Sequence[str]]) -> list
 
 @asynccontextmanager
 async def serve_http(
-    host: str, port: int, *, metrics: Exposed, missing: Callable[[], Sequence[str]]
+    host: str,
+    port: int,
+    *,
+    metrics: Exposed,
+    missing: Callable[[], Sequence[str]],
+    limits: Limits = _DEFAULTS,
 ) -> AsyncIterator[int]:
-    """Serve while the block runs; yields the port, which matters when `port` is 0.
+    """Serve the three pages while the block runs; yields the port, which matters when `port` is 0.
 
     Raises:
         SettingsError: the address cannot be bound.
     """
-
-    application = web.Application()
-    application.add_routes(build_routes(metrics, missing))
-    runner = web.AppRunner(application, access_log=None, handle_signals=False, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            raise SettingsError([f"httpAddress: cannot listen on {host}:{port}: {error.strerror}"]) from error
-        bound = int(runner.addresses[0][1])
+    routes = build_routes(metrics, missing)
+    async with serve_routes(routes, host, port, setting="httpAddress", limits=limits) as bound:
         _log.info("serving /metrics, /healthz and /readyz on %s:%d", host, bound)
         yield bound
+
+
+@asynccontextmanager
+async def serve_routes(
+    routes: Sequence[web.RouteDef],
+    host: str,
+    port: int,
+    *,
+    setting: str,
+    limits: Limits,
+    largest_body: int = 1024,
+    tls: ssl.SSLContext | None = None,
+    stop_seconds: float = 1.0,
+) -> AsyncIterator[int]:
+    """Serve these routes within the limits while the block runs; yields the port. `setting` has the address.
+
+    Requests in progress at the end of the block are answered first, within `stop_seconds`.
+
+    Raises:
+        SettingsError: the address cannot be bound.
+    """
+    connections = _Connections(limits)
+    application = web.Application(client_max_size=largest_body, middlewares=[connections.build_middleware()])
+    application.add_routes(routes)
+    runner = web.AppRunner(
+        application,
+        access_log=None,
+        handle_signals=False,
+        auto_decompress=False,
+        shutdown_timeout=stop_seconds,
+        keepalive_timeout=limits.idle,
+        lingering_time=limits.head,  # for what a refused client still sends, so that it reads the refusal
+    )
+    await runner.setup()
+    try:
+        assert runner.server is not None
+        connections.server = runner.server
+        try:
+            server = await asyncio.get_running_loop().create_server(
+                connections.accept, host, port, ssl=tls, ssl_handshake_timeout=limits.head if tls else None
+            )
+        except OSError as error:
+            raise SettingsError([f"{setting}: cannot listen on {host}:{port}: {error.strerror}"]) from error
+        try:
+            yield int(server.sockets[0].getsockname()[1])
+        finally:
+            server.close()
     finally:
         await runner.cleanup()
+
+
+class _Connections:
+    """The open connections. One too many takes the place of the one that has been without a request the longest."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.server: web.Server | None = None
+        self._limits = limits
+        self._open: dict[asyncio.BaseProtocol, _Connection] = {}
+        # In the order in which they would be closed. Those in the middle of a request are in neither.
+        self._silent: dict[_Connection, None] = {}
+        self._idle: dict[_Connection, None] = {}
+
+    def accept(self) -> asyncio.BaseProtocol:
+        """The protocol of a new connection."""
+        assert self.server is not None
+        connection = _Connection(self.server(), self._forget)
+        if len(self._open) >= self._limits.connections:
+            ready = (one for waiting in (self._silent, self._idle) for one in waiting if one.transport is not None)
+            oldest = next(ready, connection)
+            oldest.refuse()
+            if oldest is connection:
+                return connection
+        self._open[connection.http] = connection
+        self._silent[connection] = None
+        connection.end_after(self._limits.head)
+        return connection
+
+    def build_middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
+        """Tells connections that have a request from those that have none."""
+
+        @web.middleware
+        async def note(request: web.Request, handler: _Handler) -> web.StreamResponse:
+            connection = self._open.get(request.protocol)
+            if connection is None:  # it was ended in this turn of the loop, and nobody reads the answer
+                return await handler(request)
+            self._silent.pop(connection, None)
+            self._idle.pop(connection, None)
+            connection.end_after(None)
+            try:
+                return await handler(request)
+            finally:
+                if request.protocol in self._open:
+                    self._idle[connection] = None
+                    connection.end_after(self._limits.idle)
+
+        return note
+
+    def _forget(self, connection: _Connection) -> None:
+        self._open.pop(connection.http, None)
+        self._silent.pop(connection, None)
+        self._idle.pop(connection, None)
+
+
+class _Connection(asyncio.Protocol):
+    """One connection: hands everything on to aiohttp's protocol, and can be ended at any time."""
+
+    def __init__(self, http: asyncio.Protocol, forget: Callable[[_Connection], None]) -> None:
+        self.http = http
+        self.transport: asyncio.WriteTransport | None = None
+        self._forget = forget
+        self._refused = False
+        self._end: asyncio.TimerHandle | None = None
+
+    def end_after(self, seconds: float | None) -> None:
+        """End the connection so much later instead of at the time that was set before; None for never."""
+        if self._end is not None:
+            self._end.cancel()
+        self._end = asyncio.get_running_loop().call_later(seconds, self.refuse) if seconds is not None else None
+
+    def refuse(self) -> None:
+        """End it now; one whose TLS handshake has not ended is ended by that handshake's own deadline."""
+        self._refused = True
+        self.end_after(None)
+        self._forget(self)
+        if self.transport is not None:
+            self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        made = cast("asyncio.WriteTransport", transport)  # those of uvloop are not registered as such
+        if self._refused:
+            made.abort()
+            return
+        self.transport = made
+        self.http.connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.end_after(None)
+        self._forget(self)
+        if self.transport is not None:
+            self.http.connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self.http.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self.http.eof_received()
+
+    def pause_writing(self) -> None:
+        self.http.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.http.resume_writing()

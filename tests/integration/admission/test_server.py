@@ -173,20 +173,5 @@ async def test_a_connection_that_never_asks_is_closed_and_one_that_asked_is_kept
         assert (await review(session, webhook.url, configs=[RIGHT]))["allowed"] is True
 
 
-async def test_more_connections_than_any_api_server_has_are_closed_at_once() -> None:
-    async with serve_webhook(most_connections=2) as webhook:
-        kept = [await open_plain(webhook) for _ in range(2)]
-        reader, writer = await open_plain(webhook)
-        with anyio.fail_after(10), suppress(ConnectionResetError):
-            assert await reader.read() == b""
-        kept[0][1].write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-        with anyio.fail_after(10):
-            assert b" 200 " in await kept[0][0].readline()
-        for one in (writer, *(writer for _, writer in kept)):
-            one.close()
-            with suppress(ConnectionResetError):
-                await one.wait_closed()
-
-
 async def open_plain(webhook: Webhook) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     return await asyncio.open_connection("127.0.0.1", int(webhook.url.rpartition(":")[2]))
