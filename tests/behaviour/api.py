@@ -108,6 +108,14 @@ class Api:
         found = self.request("GET", f"{RESOURCE}/resourceslices")["items"]
         return [one for one in found if one["spec"]["driver"] == driver]
 
+    def delete_slice(self, found: Json) -> None:
+        """Delete a ResourceSlice."""
+        self.request("DELETE", f"{RESOURCE}/resourceslices/{found['metadata']['name']}")
+
+    def replace_slice(self, changed: Json) -> None:
+        """Write a changed ResourceSlice."""
+        self.request("PUT", f"{RESOURCE}/resourceslices/{changed['metadata']['name']}", changed)
+
     def devices(self) -> dict[str, Json]:
         """The published devices by name."""
         return {device["name"]: device for one in self.slices() for device in one["spec"].get("devices") or ()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -164,7 +164,7 @@ class Kubelet:
         """Unprepare claims that are expected to be unprepared without an error."""
         assert self.unprepare(*claims) == dict.fromkeys((one.uid for one in claims), "")
 
-    def watch_health(self, version: str = "v1") -> Iterator[dict[str, tuple[str, str]]]:
+    def watch_health(self, version: str = "v1") -> Generator[dict[str, tuple[str, str]], None, None]:
         """The health stream: for each message, status and message of each device by name."""
         assert self.plugin is not None
         request, response = (messages()[f"{version}.NodeWatchResources{kind}"] for kind in ("Request", "Response"))

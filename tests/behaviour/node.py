@@ -18,7 +18,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
-from anyio.from_thread import start_blocking_portal
+from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.faults import Fault
@@ -67,6 +67,12 @@ class Board:
     def steps(self, claim: Claim) -> list[str]:
         """The names of those steps: prepare, prepared, unprepare, unprepared."""
         return [line["step"] for line in self.history(claim)]
+
+    def discovered(self) -> int:
+        """How often the backend was asked for its devices."""
+        with suppress(FileNotFoundError):
+            return (self.path / "discovered").stat().st_size
+        return 0
 
     def order(self, call: str, claim: str, what: str, *, at: str = "begin", times: int | None = None) -> None:
         """What goes wrong in calls for the claim of this name: each time, or this often."""
@@ -147,7 +153,7 @@ class Agent:
 class Node:
     """A node on which agents are started. `server` is the API server, `api` a client of it."""
 
-    def __init__(self, root: Path, server: ApiServer, call: Any, stack: ExitStack) -> None:
+    def __init__(self, root: Path, server: ApiServer, portal: BlockingPortal, stack: ExitStack) -> None:
         self.root = root
         self.server = server
         self.api = Api(server.url, NODE)
@@ -161,7 +167,7 @@ class Node:
         (root / "clock").write_text("0")
         stack.callback(self.kubelet.close)
         stack.callback(self.board.end_processes)
-        self._call = call
+        self._portal = portal
         self._stack = stack
         self._agents = 0
 
@@ -256,11 +262,32 @@ class Node:
     @contextmanager
     def api_silent(self) -> Iterator[None]:
         """Inside the block the API server takes requests and answers none."""
-        self._call(self.server.faults.freeze)
+        self._portal.call(self.server.faults.freeze)
         try:
             yield
         finally:
-            self._call(self.server.faults.thaw)
+            self._portal.call(self.server.faults.thaw)
+
+    @contextmanager
+    def api_down(self) -> Iterator[None]:
+        """Inside the block nothing listens where the API server was."""
+        with self._portal.wrap_async_context_manager(self.server.down()):
+            yield
+
+    def wait_lookups_of(self, claim: Claim, count: int) -> None:
+        """Return when an agent has asked the API server for this claim so often from now on."""
+
+        def lookups() -> int:
+            calls = self.server.requests.select("get", "resourceclaims")
+            return sum(one.name == claim.name and one.user_agent.startswith("pydra-agent") for one in calls)
+
+        before = lookups()
+        wait_for(lambda: lookups() >= before + count, f"the agent looks {claim.name} up {count} times")
+
+    def wait_calls_of_discover(self, count: int) -> None:
+        """Return when the backend was asked for its devices so often from now on."""
+        before = self.board.discovered()
+        wait_for(lambda: self.board.discovered() >= before + count, f"discover is called {count} times")
 
     def api_fault(self, **fields: Any) -> None:
         """Trouble in the API server, in the fields of pydra_dev.faults.Fault."""
@@ -288,7 +315,7 @@ def run_node(**options: Any) -> Iterator[Node]:
         server = stack.enter_context(
             portal.wrap_async_context_manager(serve_api(kubeconfig=root / "kubeconfig", **options))
         )
-        node = Node(root, server, portal.call, stack)
+        node = Node(root, server, portal, stack)
         node.api.create_node()
         yield node
 

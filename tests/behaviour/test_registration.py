@@ -59,7 +59,7 @@ def test_a_stop_lets_the_call_in_flight_end(node: Node) -> None:
     call = node.kubelet.start_prepare(claim)
     node.board.wait_reached("prepare", claim.name)
     agent.process.terminate()
-    agent.wait_log("told to stop")
+    agent.wait_log("SIGTERM")
     assert not call.done()
     node.board.dismiss("prepare", claim.name)
     assert parse_answers(call.result())[claim.uid].error == ""
@@ -73,7 +73,7 @@ def test_a_second_signal_to_stop_does_not_wait_for_calls(node: Node) -> None:
     call = node.kubelet.start_prepare(claim)
     node.board.wait_reached("prepare", claim.name)
     agent.process.terminate()
-    agent.wait_log("told to stop")
+    agent.wait_log("SIGTERM")
     agent.process.terminate()
     assert agent.process.wait(timeout=45) == 1
     with pytest.raises(grpc.RpcError):

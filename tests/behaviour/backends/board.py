@@ -9,6 +9,7 @@ Below `$BOARD_DIRECTORY`:
                             "begin", before anything was done, or "effect", after everything was done
     reached/CALL.CLAIM.AT   the call has come to this order
     processes/PID           this process has run
+    discovered              a byte for each `discover`
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from pydra import Claim, ClaimError, ContainerEdits, Device, Health, HealthStatu
 
 DRIVER = "board.example.com"
 POLL = 0.02
+SEEN = {"devices.json": 0}
+"""When the file that `discover` answered from was written."""
 
 
 def board() -> Path:
@@ -34,7 +37,10 @@ def board() -> Path:
 
 async def discover() -> Inventory:
     (board() / "processes" / str(os.getpid())).touch()
+    with (board() / "discovered").open("a") as file:
+        file.write(".")
     await obey("discover", "")
+    SEEN["devices.json"] = (board() / "devices.json").stat().st_mtime_ns
     devices = []
     for name, message in json.loads((board() / "devices.json").read_bytes()).items():
         health = Health(status=HealthStatus.UNHEALTHY, message=message) if message else Health()
@@ -43,8 +49,7 @@ async def discover() -> Inventory:
 
 
 async def wait_changed() -> None:
-    seen = (board() / "devices.json").stat().st_mtime_ns
-    while (board() / "devices.json").stat().st_mtime_ns == seen:
+    while (board() / "devices.json").stat().st_mtime_ns == SEEN["devices.json"]:
         await asyncio.sleep(POLL)
 
 

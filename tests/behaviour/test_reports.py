@@ -1,0 +1,151 @@
+"""What the agent publishes and tells: ResourceSlices, health, Events, metrics, /readyz, exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.behaviour.node import NODE, Agent, Node
+from tests.behaviour.waiting import wait_for
+
+
+def test_the_devices_are_published_in_a_pool_of_the_node(quiet: Node) -> None:
+    slices = wait_for(quiet.api.slices, "a slice is published")
+    assert {one["spec"]["nodeName"] for one in slices} == {one["spec"]["pool"]["name"] for one in slices} == {NODE}
+    assert {"d0", "d47", "shared0"} <= set(quiet.api.devices())
+    assert quiet.api.devices()["shared0"]["allowMultipleAllocations"] is True
+    assert all(one["metadata"]["ownerReferences"][0]["kind"] == "Node" for one in slices)
+
+
+def test_a_slice_that_somebody_deletes_or_edits_is_put_right(quiet: Node) -> None:
+    (published,) = wait_for(quiet.api.slices, "a slice is published")
+    quiet.api.delete_slice(published)
+    wait_for(lambda: set(quiet.api.devices()) >= {"d0"}, "the slice is published again")
+    (again,) = quiet.api.slices()
+    again["spec"]["devices"] = again["spec"]["devices"][1:]
+    quiet.api.replace_slice(again)
+    wait_for(lambda: "d0" in quiet.api.devices(), "the edit is undone")
+
+
+def test_prepared_claims_and_the_backends_own_samples_are_counted(quiet: Node, quiet_agent: Agent) -> None:
+    series = 'pydra_checkpoint_records{driver="board.example.com",stage="completed"}'
+    before = quiet_agent.metric(series)
+    claim = quiet.api.create_claim(quiet.board.device())
+    quiet.kubelet.prepare_one(claim)
+    assert quiet_agent.metric(series) == before + 1
+    quiet.kubelet.release(claim)
+    assert quiet_agent.metric(series) == before
+    assert quiet_agent.metric('pydra_backend_up{backend="board"}') == 1
+    wait_for(lambda: quiet_agent.metric("pydra_board_temperature_celsius") == 40.0, "the backend's own sample")
+
+
+def test_a_claim_that_fails_has_an_event_with_the_reason_and_one_that_succeeds_has_none(quiet: Node) -> None:
+    broken, good = (quiet.api.create_claim(quiet.board.device()) for _ in range(2))
+    quiet.board.order("prepare", broken.name, "refuse")
+    quiet.kubelet.prepare(broken, good)
+    (event,) = wait_for(lambda: quiet.api.events(broken), "an Event on the claim")
+    assert "the board says no" in event["note"]
+    assert event["type"] == "Warning"
+    assert event["reason"] == "ClaimFailed"
+    assert event["regarding"]["kind"] == "ResourceClaim"
+    quiet.kubelet.refusal(broken)
+    assert quiet.api.events(good) == []
+    assert len(quiet.api.events(broken)) == 1, "a repetition is no second Event"
+
+
+def test_a_claim_that_fails_is_logged_as_a_warning_with_its_reason(quiet: Node, quiet_agent: Agent) -> None:
+    claim = quiet.api.create_claim(quiet.board.device())
+    quiet.board.order("prepare", claim.name, "refuse")
+    quiet.kubelet.refusal(claim)
+    lines = wait_for(lambda: [one for one in quiet_agent.lines() if one.get("uid") == claim.uid], "a line of the claim")
+    assert lines[0]["level"].lower() == "warning"
+    assert lines[0]["reason"] == "ClaimFailed"
+
+
+def test_an_unhealthy_device_is_tainted_and_told_on_the_kubelets_health_stream_until_it_is_well(node: Node) -> None:
+    node.board.set_devices("d0", "d1")
+    agent = node.serve("--healthy-after", "0.1")
+    health = node.kubelet.watch_health()
+    assert {name: status for name, (status, _) in next(health).items()} == {"d0": "HEALTHY", "d1": "HEALTHY"}
+    node.board.set_devices("d1", d0="too hot")
+    wait_for(lambda: next(health)["d0"] == ("UNHEALTHY", "too hot"), "the stream tells")
+    wait_for(lambda: set(node.api.taints()) == {"d0"}, "the device is tainted")
+    (taint,) = node.api.taints()["d0"]
+    assert taint["effect"] == "NoSchedule"
+    assert agent.metric('pydra_devices{driver="board.example.com",health="Unhealthy"}') == 1
+    node.board.set_devices("d0", "d1")
+    wait_for(lambda: next(health)["d0"][0] == "HEALTHY", "the stream tells that it is well again")
+    wait_for(lambda: not node.api.taints(), "the taint goes")
+    health.close()
+
+
+def test_a_device_that_goes_and_one_that_comes_are_seen_without_a_restart(node: Node) -> None:
+    node.board.set_devices("d0", "d1")
+    node.serve()
+    wait_for(lambda: set(node.api.devices()) == {"d0", "d1"}, "what is there is published")
+    node.board.set_devices("d1", "d2")
+    wait_for(lambda: set(node.api.devices()) == {"d1", "d2"}, "what is there now is published")
+
+
+def test_one_device_that_breaks_the_apis_rules_is_left_out_and_told_while_the_others_are_published(node: Node) -> None:
+    node.board.set_devices("d0", "Not_A_Name")
+    node.serve()
+    wait_for(lambda: set(node.api.devices()) == {"d0"}, "the good device is published")
+    (event,) = wait_for(node.api.events, "an Event tells of the other")
+    assert event["regarding"]["kind"] == "Node"
+    assert "Not_A_Name" in event["note"]
+
+
+def test_at_rest_and_after_a_restart_nothing_is_written_to_the_api_server(node: Node) -> None:
+    agent = node.serve("--rescan-period", "0.1", "--sweep-period", "0.1")
+    claim = node.api.create_claim("d0")
+    node.kubelet.prepare_one(claim)
+    wait_for(node.api.slices, "the slices are published")
+    (published,) = node.api.slices()
+    node.wait_calls_of_discover(10)
+    assert agent.stop() == 0
+    node.serve("--rescan-period", "0.1", "--sweep-period", "0.1")
+    node.wait_calls_of_discover(10)
+    assert node.api.slices() == [published]
+    writes = [call for call in node.server.requests.writes() if call.user_agent.startswith("pydra-agent")]
+    assert [(call.verb, call.resource) for call in writes] == [("create", "resourceslices")]
+
+
+def test_an_api_server_that_comes_late_is_waited_for(node: Node) -> None:
+    with node.api_down():
+        agent = node.start()
+        node.kubelet.register()
+        wait_for(node.board.discovered, "there is something to publish")
+        assert agent.process.poll() is None
+    wait_for(node.api.slices, "the slices are published")
+
+
+def test_an_agent_outlives_an_api_server_that_goes_and_comes_back(node: Node) -> None:
+    node.board.set_devices("d0")
+    agent = node.serve()
+    held, fresh = node.api.create_claim("d0"), node.api.create_claim("d1")
+    node.kubelet.prepare_one(held)
+    with node.api_down():
+        node.kubelet.prepare_one(held)
+        node.kubelet.refusal(fresh)
+        node.board.set_devices("d0", "d1")
+    wait_for(lambda: set(node.api.devices()) == {"d0", "d1"}, "what changed meanwhile is published")
+    node.kubelet.prepare_one(fresh)
+    assert agent.process.poll() is None
+
+
+def test_a_backend_that_cannot_be_imported_is_told_by_readyz_and_the_agent_goes_on(node: Node) -> None:
+    agent = node.start(backend="no_such_module:")
+    wait_for(lambda: "no_such_module" in agent.get("/readyz")[1], "/readyz names the backend")
+    assert agent.get("/readyz")[0] == 503
+    assert agent.stop() == 0
+
+
+def test_a_wrong_setting_ends_the_agent_with_2_and_a_sentence_on_stderr() -> None:
+    command = [sys.executable, "-m", "pydra.cli.agent", "--backend", "board:", "--node-name", "n"]
+    done = subprocess.run(
+        [*command, "--prepare-deadline", "99"], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("pydra-agent: prepareDeadline: 99 s is too long")
+    assert "Traceback" not in done.stderr
