@@ -37,7 +37,7 @@ from pydra.kube.informer import WatchFailed
 from pydra.kubelet.events import HealthStreams, Registered, RegistrationRefused, Serving, Stopped, Waiting
 from pydra.observability.events import Notice, Subject
 from pydra.observability.metrics import Metrics
-from pydra.slices.events import FieldsDropped, FieldsKept, PoolInvalid, PoolPublished, PublishFailed, SliceWritten
+from pydra.slices.reconciler import FieldsDropped, FieldsKept, PoolPublished, PublishFailed, SliceWritten
 
 Record = Callable[[Notice], None]
 OWN_REASONS = 32
@@ -214,12 +214,6 @@ class Reports:
     def _(self, event: PublishFailed) -> None:
         self._metrics.publish_failures.labels(self._driver, event.error.reason).inc()
         self._tell(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
-
-    @_handle.register
-    def _(self, event: PoolInvalid) -> None:
-        self._metrics.publish_failures.labels(self._driver, "PoolInvalid").inc()
-        note = f"driver {self._driver}: nothing new is published: " + "; ".join(event.problems)
-        self._tell(self._node, "PoolInvalid", note, "Publish")
 
     @_handle.register
     def _(self, event: FieldsDropped) -> None:

@@ -102,10 +102,11 @@ class Served:
     async def _serve(self, stop: anyio.Event) -> None:
         async with anyio.create_task_group() as parts:
             claims = self._build_claims(parts)
-            self._start_telemetry(parts)
             self._sweep = self._build_sweep(claims)
             parts.start_soon(self._run_sweep, name=f"sweep of {self._driver}")
             async with anyio.create_task_group() as front:
+                # Slices are written until `stop` only: what an instance that takes over publishes is not undone.
+                self._start_telemetry(parts, front)
                 front.start_soon(self._build_plugin(claims).run, name=f"kubelet plugin {self._driver}")
                 await stop.wait()
                 deadline = anyio.current_time() + self._settings.drain_grace
@@ -183,7 +184,7 @@ class Served:
             span=self._around.tracer.span,
         )
 
-    def _start_telemetry(self, parts: TaskGroup) -> None:
+    def _start_telemetry(self, parts: TaskGroup, front: TaskGroup) -> None:
         settings, supervisor = self._settings, self._supervisor
         cache = Reflector(
             self._around.client,
@@ -192,7 +193,12 @@ class Served:
             report=self._report,
         )
         reconciler = SliceReconciler(
-            self._around.client, cache, driver=self._driver, node=settings.node_name, report=self._report
+            self._around.client,
+            cache,
+            driver=self._driver,
+            node=settings.node_name,
+            started=time.time(),
+            report=self._report,
         )
 
         def publish(published: Published) -> None:
@@ -214,8 +220,8 @@ class Served:
             condemned=lambda: {one.device: "KillsBackend" for one in supervisor.quarantined()},
             publish=publish,
         )
-        parts.start_soon(cache.run, name=f"watch of the slices of {self._driver}")
-        parts.start_soon(reconciler.run, name=f"slices of {self._driver}")
+        front.start_soon(cache.run, name=f"watch of the slices of {self._driver}")
+        front.start_soon(reconciler.run, name=f"slices of {self._driver}")
         parts.start_soon(telemetry.run, name=f"telemetry of {self._driver}")
         if Method.MEASURE in self._facts.methods:
             keep = partial(self._around.metrics.samples.replace, self._facts.name)

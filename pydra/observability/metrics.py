@@ -107,7 +107,7 @@ class Metrics:
         for status in HealthStatus:
             self.devices.labels(driver, status.value).set(0)
         errors: tuple[type[KubeError], ...] = (KubeError, *KubeError.__subclasses__())
-        for reason in ("PoolInvalid", *(error.reason for error in errors)):
+        for reason in (error.reason for error in errors):
             self.publish_failures.labels(driver, reason)
         for verb in ("create", "update", "delete"):
             self.slice_writes.labels(driver, verb)

@@ -1,7 +1,8 @@
-"""From a pool to the specs of its slices, as the API's JSON. Pure and deterministic."""
+"""From a pool to its slices as the API's JSON: their content, and the index in their names. Pure and deterministic."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,7 @@ ADVANCED_DEVICES = 64
 COUNTER_SETS = 8
 SLICE_BYTES = 1_000_000
 """Devices' JSON in a slice: etcd takes 1.5 MiB a request, and stores less than JSON."""
+INDEX_WIDTH = 5
 
 
 class WantedPool(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,3 +172,23 @@ def _build_taint(taint: Taint) -> JsonObject:
     if taint.time_added is not None:
         body["timeAdded"] = taint.time_added
     return body
+
+
+def _index_width(count: int) -> int:
+    """Hexadecimal digits for the indexes of `count` slices."""
+    return max(INDEX_WIDTH, len(f"{max(count - 1, 0):x}"))
+
+
+def build_generate_name(index: int, count: int, driver: str, owner: str) -> str:
+    """`<index>-<driver>-<owner>-`; the API server adds five characters (and cuts what is too long before them).
+
+    The scheduler tries slices in the order of their names, so the index keeps the pool's order.
+    """
+    parts = [f"{index:0{_index_width(count)}x}", driver, *([owner] if owner else [])]
+    return "-".join(parts) + "-"
+
+
+def parse_index(name: str, count: int) -> int | None:
+    """The index in a slice's name when the pool has `count` slices; None when it has none of that width."""
+    match = re.match(rf"([0-9a-f]{{{_index_width(count)}}})-", name)
+    return int(match[1], 16) if match else None

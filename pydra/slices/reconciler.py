@@ -1,8 +1,11 @@
-"""The reconciler shell: keeps one driver's ResourceSlices of one node as they are wanted.
+"""Keeps one driver's ResourceSlices of one node as they are wanted.
 
 Level-triggered: a published pool, an event of the watch and a period all mean "look again"; a look compares the
 wanted pool with the cache and writes the difference, usually nothing. Slices outlive the agent on purpose: they
-go with the Node, or when the kubelet misses the plugin.
+are removed with the Node, or by the kubelet when no plugin of the driver is registered for a while.
+
+Two instances of the agent may run at once, and want different slices. The one that started later wins: each write
+carries the start of its instance, and an instance that sees a later one's write waits before it writes again.
 """
 
 from __future__ import annotations
@@ -11,41 +14,132 @@ import logging
 import math
 import random
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Protocol, TypeAlias
 
 import anyio
+import msgspec
 
 from pydra.devices import Pool
-from pydra.errors import Conflict, Invalid, KubeError, NotFound
-from pydra.kube.resources import NODES, RESOURCE_SLICES, JsonObject, Resource, WatchEvent, WatchEventType
-from pydra.slices.build import WantedPool, build_wanted
-from pydra.slices.diff import Create, Delete, Owner, Plan, Update, check_pool, plan_slices, share_devices
-from pydra.slices.dropped import Adoption, adopt, find_adoption, name_gates
-from pydra.slices.events import (
-    FieldsDropped,
-    FieldsKept,
-    PoolInvalid,
-    PoolPublished,
-    PublishFailed,
-    SliceEvent,
-    SliceWritten,
-    WriteKind,
+from pydra.errors import Conflict, Invalid, KubeError, NotFound, Unavailable
+from pydra.kube.resources import (
+    NODES,
+    RESOURCE_SLICES,
+    JsonObject,
+    Resource,
+    WatchEvent,
+    WatchEventType,
+    parse_resource_version,
 )
-from pydra.slices.feature_gates import LISTS, fall_back, has_lists, needs_gates
-from pydra.slices.overlay import CacheState, Overlay
-from pydra.slices.pace import PUBLISH_PACE, REPAIR_PACE, Pace, retry_pause
+from pydra.slices.build import WantedPool, build_wanted
+from pydra.slices.diff import Create, Delete, Owner, Plan, Update, plan_slices, share_devices
+from pydra.slices.feature_gates import (
+    BINDING,
+    LISTS,
+    PARTITIONS,
+    SHARES,
+    TAINTS,
+    Adoption,
+    adopt,
+    fall_back,
+    find_adoption,
+    has_lists,
+    name_gates,
+    needs_gates,
+)
 
 log = logging.getLogger(__name__)
 
+STARTED = "pydra-agent/started"
+"""The annotation of a slice that says when the instance of the agent that wrote it had started."""
 SETTLE_SECONDS = 0.1
-"""A wipe is one event per slice: mended in one round when they have all come."""
+"""A wipe is one event per slice: undone in one round when they have all come."""
 LOOK_PERIOD = 600.0
+"""How often everything is compared although nothing has changed."""
 GATE_PERIOD = 600.0
 """How often a server that drops fields is asked whether it still does: gates change when it is upgraded."""
 
 
-class SliceCache(CacheState, Protocol):
-    """The watch cache of this driver's and node's slices; see `slice_selector`."""
+ON_BY_DEFAULT = dict.fromkeys((BINDING, PARTITIONS, SHARES, TAINTS), "1.36")
+"""Source: the Kubernetes feature gate table."""
+_SHOWN = 8
+
+
+class WriteKind(Enum):
+    """What was done to a slice."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    DELETE = "delete"
+
+
+class SliceWritten(msgspec.Struct, frozen=True, kw_only=True):
+    """The API server took a write."""
+
+    pool: str
+    name: str
+    kind: WriteKind
+
+
+class PoolPublished(msgspec.Struct, frozen=True, kw_only=True):
+    """The API has all of the pool, after writes or at the first look. `slices` 0: the pool was withdrawn."""
+
+    pool: str
+    generation: int
+    slices: int
+    devices: int
+
+
+class PublishFailed(msgspec.Struct, frozen=True, kw_only=True):
+    """The API server did not take a write; tried again after `pause` seconds."""
+
+    pool: str
+    error: KubeError
+    pause: float
+
+
+class FieldsDropped(msgspec.Struct, frozen=True, kw_only=True):
+    """The API server drops fields of a pool's slices; `gates` are the feature gates that are probably off, if known.
+
+    `withheld` are the devices that are not published, because they would be unsafe without their fields.
+    """
+
+    pool: str
+    gates: tuple[str, ...]
+    withheld: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.gates:
+            return f'pool "{self.pool}": some fields were dropped by the API server, for a reason that is not known'
+        gates = ", ".join(self.gates)
+        text = (
+            f'pool "{self.pool}": some fields are dropped by the API server, probably because these feature gates are '
+            f"off: {gates}. Turn them on in the control plane and the kubelets"
+        )
+        if since := [gate for gate in self.gates if gate in ON_BY_DEFAULT]:
+            text += f" ({', '.join(since)}: on by default from Kubernetes {ON_BY_DEFAULT[since[0]]})"
+        if self.withheld:
+            shown = ", ".join(self.withheld[:_SHOWN]) + (", ..." if len(self.withheld) > _SHOWN else "")
+            text += f". Not published until then, since unsafe without: {len(self.withheld)} devices: {shown}"
+        return text
+
+
+class FieldsKept(msgspec.Struct, frozen=True, kw_only=True):
+    """The API server keeps what it dropped before: the whole pool is published."""
+
+    pool: str
+
+
+SliceEvent: TypeAlias = SliceWritten | PoolPublished | PublishFailed | FieldsDropped | FieldsKept
+
+
+class SliceCache(Protocol):
+    """The informer of this driver's and node's slices (see `slice_selector`), which says what the numbers mean."""
+
+    resource_version: int
+    lists_begun: int
+    list_shown: int
 
     @property
     def objects(self) -> Mapping[tuple[str, str], JsonObject]:
@@ -90,13 +184,69 @@ class SliceClient(Protocol):
     ) -> None: ...
 
 
+class Backoff(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit on rounds of writes: `free` rounds at once, each further one after twice the pause, at most `limit`.
+
+    After `quiet` seconds without a round, which must be more than `limit`, all is forgotten.
+    """
+
+    free: int
+    pause: float
+    limit: float
+    quiet: float
+    rounds: int = 0
+    last: float = -math.inf
+
+    def next_at(self, now: float) -> float:
+        """When the next round may begin; `now` if at once."""
+        over = self.rounds - self.free
+        if over < 0 or now - self.last >= self.quiet:
+            return now
+        return max(now, self.last + min(self.pause * 2.0 ** min(over, 32), self.limit))
+
+    def after(self, now: float) -> Backoff:
+        """The backoff after a round at `now`."""
+        rounds = 1 if now - self.last >= self.quiet else self.rounds + 1
+        return msgspec.structs.replace(self, rounds=rounds, last=now)
+
+
+REPAIRS = Backoff(free=3, pause=0.4, limit=60.0, quiet=300.0)
+"""For undoing what others do to our slices: a wipe or an edit is undone at once, a fight costs a round a minute."""
+
+PUBLISHES = Backoff(free=10, pause=0.2, limit=10.0, quiet=60.0)
+"""For what the driver wants: hardware that flaps costs a round every ten seconds."""
+
+YIELDS = Backoff(free=1, pause=60.0, limit=600.0, quiet=3600.0)
+"""For writing although an instance that started later has written: it may have ended since."""
+
+_PAUSES: tuple[tuple[type[KubeError], float, float], ...] = (
+    (Unavailable, 0.1, 2.0),  # an outage: back within a second or two of its end
+    (Conflict, 0.05, 5.0),  # the cache is behind: its event is on the way
+    (NotFound, 0.1, 2.0),  # the node is not registered yet, or a slice went before its event came
+    (Invalid, 10.0, 300.0),  # the same again will be refused again, until the driver or the cluster changes
+    (KubeError, 1.0, 60.0),  # forbidden, and the like: an admin has to act
+)
+
+
+def retry_pause(error: KubeError, failures: int) -> tuple[float, float]:
+    """Between which seconds to wait, by chance, after `failures` (1 and more) in a row, the last with `error`."""
+    first, limit = next((first, limit) for kind, first, limit in _PAUSES if isinstance(error, kind))
+    longest = min(first * 2.0 ** min(failures - 1, 32), limit)
+    if isinstance(error, Unavailable) and error.retry_after > longest:
+        return error.retry_after, error.retry_after + longest
+    return longest / 2, longest
+
+
 def slice_selector(driver: str, node: str) -> str:
     """The field selector of the cache that a reconciler needs."""
     return f"spec.driver={driver},spec.nodeName={node}"
 
 
 class SliceReconciler:
-    """One driver's pool on one node. `publish` says what is wanted, `run` brings it about."""
+    """One driver's pool on one node. `publish` says what is wanted, `run` brings it about.
+
+    `started`, in seconds since 1970, is when this instance of the agent started: the latest one wins.
+    """
 
     def __init__(
         self,
@@ -106,8 +256,10 @@ class SliceReconciler:
         driver: str,
         node: str,
         report: Callable[[SliceEvent], None] = lambda _: None,
-        repair_pace: Pace = REPAIR_PACE,
-        publish_pace: Pace = PUBLISH_PACE,
+        started: float,
+        repairs: Backoff = REPAIRS,
+        publishes: Backoff = PUBLISHES,
+        yields: Backoff = YIELDS,
         settle: float = SETTLE_SECONDS,
         gate_period: float = GATE_PERIOD,
         uniform: Callable[[float, float], float] = random.uniform,
@@ -130,10 +282,13 @@ class SliceReconciler:
         self._gated: frozenset[str] = frozenset()
         self._withheld: tuple[str, ...] = ()
         self._told: FieldsDropped | None = None
-        self._overlay = Overlay()
+        self._pending = PendingWrites(cache)
         self._owner: Owner | None = None
-        self._repairs = repair_pace
-        self._publishes = publish_pace
+        self._started = datetime.fromtimestamp(started, UTC).isoformat(timespec="microseconds")
+        self._repairs = repairs
+        self._publishes = publishes
+        self._yields = yields
+        self._yielding_until = -math.inf
         self._settle_seconds = settle
         self._failures = 0
         self._not_before = -math.inf
@@ -149,10 +304,6 @@ class SliceReconciler:
     def publish(self, pool: Pool | None) -> None:
         """Want this pool, whole, from now on; None: no slice at all. Returns at once; the same again costs nothing."""
         if self._decided and pool == self._pool:
-            return
-        if pool is not None and (problems := check_pool(pool)):
-            log.error("pool %s is not published: %s", pool.name, "; ".join(problems))
-            self._report(PoolInvalid(pool=pool.name, problems=problems))
             return
         self._pool, self._decided, self._settled = pool, True, False
         self._want(self._gates_off)
@@ -183,14 +334,28 @@ class SliceReconciler:
                 self._fail(error, anew=self._wanted is not wanted)
 
     def _notice(self, event: WatchEvent) -> None:
-        if self._overlay.take_echo(event):
+        if self._pending.take_echo(event):
             if self._wanted is not None:
                 share_devices(self._wanted, (event.object,))
             return
         if event.type is WatchEventType.DELETED:
-            self._owner = None  # it may have gone with a Node that has another uid now
+            self._owner = None  # it may have been deleted with a Node that has another uid now
+        elif self._achieved is not None and _read_start(event.object) > self._started:
+            self._yield()
         now = anyio.current_time()
         self._look_at(max(now + self._settle_seconds, self._repairs.next_at(now)))
+
+    def _yield(self) -> None:
+        """Leave the slices to an instance that started later, until it may have ended."""
+        now = anyio.current_time()
+        if now < self._yielding_until:
+            return
+        self._yields = self._yields.after(now)
+        self._yielding_until = self._yields.next_at(now)
+        log.info(
+            "an instance of the agent that started later publishes the devices; this one waits %.0f s",
+            self._yielding_until - now,
+        )
 
     def _look_at(self, when: float) -> None:
         self._due = min(self._due, when)
@@ -199,7 +364,7 @@ class SliceReconciler:
     async def _wait_due(self) -> None:
         while True:
             due = min(self._due, self._doubt_at) if self._decided else math.inf
-            pause = max(due, self._not_before) - anyio.current_time()
+            pause = max(due, self._not_before, self._yielding_until) - anyio.current_time()
             if pause <= 0:
                 break
             self._wake = anyio.Event()
@@ -214,7 +379,7 @@ class SliceReconciler:
         if self._wanted is not None and self._owner is None:
             self._owner = await self._fetch_owner()
         wanted = self._wanted  # after the wait: from here to the first write nothing can come between
-        observed = self._overlay.look(self._cache.objects.values(), self._cache)
+        observed = self._pending.look()
         adopted = None if wanted is None else adopt(wanted, self._adoptions)
         if adopted is not None:
             share_devices(adopted, observed)
@@ -266,7 +431,7 @@ class SliceReconciler:
         for delete in plan.deletes:
             await self._delete(delete)
         for write in plan.writes:
-            if wanted is None or wanted is not self._wanted:
+            if wanted is None or wanted is not self._wanted or anyio.current_time() < self._yielding_until:
                 return False
             answer = await self._write(write, wanted)
             if answer is None:
@@ -274,7 +439,7 @@ class SliceReconciler:
             kind = WriteKind.UPDATE if isinstance(write, Update) else WriteKind.CREATE
             pool = write.body["spec"]["pool"]["name"]
             self._report(SliceWritten(pool=pool, name=answer["metadata"]["name"], kind=kind))
-            self._overlay.note_write(answer, self._cache)
+            self._pending.note_write(answer)
             if self._find_gates(wanted, write, answer):
                 return False
             self._adopt(wanted, write, answer)
@@ -284,10 +449,13 @@ class SliceReconciler:
         self, write: Update | Create, wanted: WantedPool | None, *, dry_run: bool = False
     ) -> JsonObject | None:
         """The answer; None when the slice was refused for what is not wanted any more."""
+        metadata = write.body["metadata"]
+        annotations = {**(metadata.get("annotations") or {}), STARTED: self._started}
+        body = {**write.body, "metadata": {**metadata, "annotations": annotations}}
         try:
             if isinstance(write, Update):
-                return await self._client.replace(RESOURCE_SLICES, write.name, write.body, dry_run=dry_run)
-            return await self._client.create(RESOURCE_SLICES, write.body, dry_run=dry_run)
+                return await self._client.replace(RESOURCE_SLICES, write.name, body, dry_run=dry_run)
+            return await self._client.create(RESOURCE_SLICES, body, dry_run=dry_run)
         except Invalid as error:
             # With the gate for list attributes off, the server empties such an attribute and refuses the slice for it.
             if "attributes" not in str(error) or not has_lists(write.body["spec"]):
@@ -302,7 +470,7 @@ class SliceReconciler:
             )
         except NotFound:
             log.debug("slice %s is gone already", delete.name)
-        self._overlay.note_delete(delete.uid)
+        self._pending.note_delete(delete.uid)
         self._report(SliceWritten(pool=delete.pool, name=delete.name, kind=WriteKind.DELETE))
 
     def _find_gates(self, wanted: WantedPool | None, write: Update | Create, answer: JsonObject) -> bool:
@@ -359,3 +527,68 @@ class SliceReconciler:
     async def _fetch_owner(self) -> Owner:
         node = await self._client.get(NODES, self._node)
         return Owner(name=self._node, uid=node["metadata"]["uid"])
+
+
+def _read_start(body: JsonObject) -> str:
+    """When the instance of the agent that wrote the slice started; empty when the slice does not say it."""
+    return str((body["metadata"].get("annotations") or {}).get(STARTED, ""))
+
+
+class _Written(msgspec.Struct, frozen=True):
+    body: JsonObject
+    version: int
+    lists_begun: int
+
+
+class PendingWrites:
+    """What the API has, by the cache and by own writes whose events have not come yet.
+
+    The answer to a write is known before its event comes through the watch; without it, the next look would write
+    the same again. It is forgotten as soon as the cache must know better.
+    """
+
+    def __init__(self, cache: SliceCache) -> None:
+        self._cache = cache
+        self._written: dict[str, _Written] = {}
+        self._deleted: set[str] = set()
+
+    def note_write(self, answer: JsonObject) -> None:
+        """The API server stored this."""
+        metadata = answer["metadata"]
+        version = parse_resource_version(metadata.get("resourceVersion", ""))
+        if version > self._cache.resource_version:
+            self._written[metadata["uid"]] = _Written(answer, version, self._cache.lists_begun)
+        else:
+            self._written.pop(metadata["uid"], None)  # its event was faster than the answer
+
+    def note_delete(self, uid: str) -> None:
+        """The API server deleted this; a uid never comes back."""
+        self._deleted.add(uid)
+        self._written.pop(uid, None)
+
+    def take_echo(self, event: WatchEvent) -> bool:
+        """Whether the event, which the cache has by now, tells of a write that was noted here."""
+        metadata = event.object["metadata"]
+        uid = metadata["uid"]
+        if event.type is WatchEventType.DELETED:
+            echo = uid in self._deleted
+            self._deleted.discard(uid)
+            return echo
+        written = self._written.get(uid)
+        if written is None or written.body["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
+            return False
+        del self._written[uid]
+        return True
+
+    def look(self) -> list[JsonObject]:
+        """All objects that there are now, as far as can be known."""
+        by_uid = {body["metadata"]["uid"]: body for body in self._cache.objects.values()}
+        self._deleted &= by_uid.keys()
+        self._written = {
+            uid: written
+            for uid, written in self._written.items()
+            # Seen up to its version, or listed since: what the cache has is newer, also when it has nothing.
+            if written.version > self._cache.resource_version and self._cache.list_shown <= written.lists_begun
+        }
+        merged = by_uid | {uid: written.body for uid, written in self._written.items()}
+        return [body for uid, body in merged.items() if uid not in self._deleted]

@@ -17,6 +17,7 @@ from grpclib.exceptions import StreamTerminatedError
 
 from pydra.kube.resources import RESOURCE_SLICES
 from pydra.kubelet.pb.dra_v1 import Claim, DraPluginStub, NodePrepareResourcesRequest
+from pydra_dev.faults import Fault
 from pydra_dev.node import run_node
 from tests.integration.agent.process import DEADLINE, run_agent
 
@@ -162,6 +163,28 @@ async def test_a_stop_lets_the_work_end_for_which_the_kubelet_no_longer_waits() 
         assert [line["reason"] for line in agent.lines() if line.get("claim") == "ns/claim" and "reason" in line] == [
             "NotFound"
         ]
+
+
+async def test_an_instance_that_was_told_to_stop_publishes_no_more() -> None:
+    async with run_node(ignore) as node, run_agent(node, "--backend", "sim") as agent:
+        await agent.wait_ready()
+        await agent.wait_log(lambda text: "is published" in text)
+        node.server.faults.add(Fault(verb="get", resource="resourceclaims", delay=2.0))
+        request = NodePrepareResourcesRequest(claims=[Claim(namespace="ns", uid="uid-1", name="claim")])
+        before = len(node.server.requests.select("get", "resourceclaims"))
+        async with (
+            Channel(path=f"{node.settings.root}/plugins/sim.pydra.dev/dra.sock") as channel,
+            anyio.create_task_group() as calls,
+        ):
+            calls.start_soon(call_in_vain, DraPluginStub(channel), request)
+            await node.server.requests.wait_count(before + 1, "get", "resourceclaims")
+            agent.process.terminate()
+            await agent.wait_log(lambda text: "calls in flight end first" in text)
+            [published] = (await node.client.list(RESOURCE_SLICES)).items
+            await node.client.delete(RESOURCE_SLICES, published["metadata"]["name"])
+        with anyio.fail_after(DEADLINE):
+            assert await agent.process.wait() == 0
+        assert not (await node.client.list(RESOURCE_SLICES)).items
 
 
 async def call_in_vain(plugin: DraPluginStub, request: NodePrepareResourcesRequest) -> None:

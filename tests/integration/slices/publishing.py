@@ -13,8 +13,7 @@ from pydra.devices import Device, Pool
 from pydra.kube.client import KubeClient
 from pydra.kube.informer import Reflector
 from pydra.kube.resources import NODES, RESOURCE_SLICES
-from pydra.slices.events import PoolPublished, SliceWritten
-from pydra.slices.reconciler import SliceClient, SliceReconciler, slice_selector
+from pydra.slices.reconciler import PoolPublished, SliceClient, SliceReconciler, SliceWritten, slice_selector
 from tests.integration.api_handle import ApiHandle, Scratch
 from tests.integration.kube.opened import open_client
 from tests.integration.recorder import Recorder
@@ -45,7 +44,7 @@ class Publishing:
             driver=scratch.driver,
             node=scratch.node,
             report=self.events,
-            **{"settle": 0.0, **options},
+            **{"settle": 0.0, "started": 100.0, **options},
         )
 
     def pool(self, *devices: Device, **fields: Any) -> Pool:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 
 from pydra.devices import Capacity, CounterConsumption, CounterSet, Device, Taint
 from pydra.kube.resources import NODES, RESOURCE_SLICES
-from pydra.slices.events import FieldsDropped, PoolInvalid, PoolPublished, SliceWritten
-from pydra.slices.reconciler import SETTLE_SECONDS, SliceReconciler
+from pydra.slices.reconciler import (
+    SETTLE_SECONDS,
+    Backoff,
+    FieldsDropped,
+    PoolPublished,
+    SliceReconciler,
+    SliceWritten,
+)
 from tests.integration.api_handle import ApiHandle
 from tests.integration.recorder import Recorder
-from tests.integration.slices.publishing import JsonObject, gpus, publishing
+from tests.integration.slices.publishing import JsonObject, Publishing, gpus, publishing
 
 
 async def test_a_pool_is_published_and_belongs_to_its_node(api_server: ApiHandle) -> None:
@@ -65,7 +73,9 @@ async def test_an_agent_that_starts_again_finds_its_slices_and_writes_nothing(ap
         await it.publish(*gpus(3))
         before = await it.slices()
         events = Recorder()
-        second = SliceReconciler(it.client, it.reflector, driver=it.scratch.driver, node=it.scratch.node, report=events)
+        second = SliceReconciler(
+            it.client, it.reflector, driver=it.scratch.driver, node=it.scratch.node, started=200.0, report=events
+        )
         second.publish(it.pool(*gpus(3)))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(second.run)
@@ -79,7 +89,9 @@ async def test_slices_of_a_former_agent_stay_until_something_is_published(api_se
     async with publishing(api_server) as it:
         await it.publish(*gpus(1))
         silent = Recorder()
-        other = SliceReconciler(it.client, it.reflector, driver=it.scratch.driver, node=it.scratch.node, report=silent)
+        other = SliceReconciler(
+            it.client, it.reflector, driver=it.scratch.driver, node=it.scratch.node, started=200.0, report=silent
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(other.run)
             await anyio.wait_all_tasks_blocked()
@@ -210,12 +222,64 @@ async def test_partitions_and_their_counters_come_in_slices_of_their_own(api_ser
         assert sizes == [(8, 0), (1, 0), (0, 9)]
 
 
-async def test_a_pool_that_contradicts_itself_is_reported_and_changes_nothing(api_server: ApiHandle) -> None:
-    async with publishing(api_server) as it:
-        await it.publish(*gpus(1))
-        it.events.clear()
-        it.reconciler.publish(it.pool(Device(name="twice"), Device(name="twice")))
-        [invalid] = it.events.of(PoolInvalid)
-        assert invalid.problems == ("device 'twice' is there twice",)
-        await it.at_rest()
-        assert it.writes() == []
+@asynccontextmanager
+async def another_instance(it: Publishing, *, started: float, **options: Any) -> AsyncIterator[Publishing]:
+    """A second instance of the agent for the same driver and node, with a cache and a reconciler of its own."""
+    async with anyio.create_task_group() as tasks:
+        other = Publishing(it.api, it.client, it.scratch, started=started, **options)
+        tasks.start_soon(other.reflector.run)
+        tasks.start_soon(other.reconciler.run)
+        yield other
+        tasks.cancel_scope.cancel()
+
+
+async def test_of_two_instances_that_disagree_the_one_that_started_later_wins(api_server: ApiHandle) -> None:
+    async with publishing(api_server, started=100.0) as old:
+        await old.publish(*gpus(2))
+        async with another_instance(old, started=200.0) as new:
+            old.events.clear()
+            await new.publish(*gpus(3))
+            [body] = await new.slices()
+            await old.caught_up(body)
+            old.reconciler.publish(old.pool(*gpus(1)))
+            await anyio.wait_all_tasks_blocked()
+            assert old.writes() == []
+            assert new.writes() == ["update"]
+            assert len((await new.slices())[0]["spec"]["devices"]) == 3
+
+
+async def test_an_instance_whose_slices_an_older_one_replaced_publishes_them_again(api_server: ApiHandle) -> None:
+    async with publishing(api_server, started=200.0) as new:
+        await new.publish(*gpus(3))
+        async with another_instance(new, started=100.0) as old:
+            new.events.clear()
+            await old.publish(*gpus(2))
+            await new.events.next(PoolPublished)
+            [body] = await new.slices()
+            assert len(body["spec"]["devices"]) == 3
+            old.events.clear()
+            await old.caught_up(body)
+            assert old.writes() == []
+
+
+async def test_an_instance_publishes_again_when_the_one_that_started_later_has_ended(api_server: ApiHandle) -> None:
+    yields = Backoff(free=1, pause=0.1, limit=0.2, quiet=60.0)
+    async with publishing(api_server, started=100.0, yields=yields) as old:
+        await old.publish(*gpus(2))
+        async with another_instance(old, started=200.0) as new:
+            await new.publish(*gpus(3))
+            old.events.clear()
+        await old.mended()
+        assert len((await old.slices())[0]["spec"]["devices"]) == 2
+
+
+async def test_a_start_after_which_nothing_changed_leaves_the_slices_of_the_instance_before(
+    api_server: ApiHandle,
+) -> None:
+    async with publishing(api_server, started=100.0) as old:
+        await old.publish(*gpus(2))
+        before = await old.slices()
+        async with another_instance(old, started=200.0) as new:
+            await new.publish(*gpus(2))
+            assert new.writes() == []
+            assert await new.slices() == before

@@ -11,9 +11,8 @@ from pydra.errors import Invalid, NotFound, Unavailable
 from pydra.kube.client import KubeClient
 from pydra.kube.resources import RESOURCE_SLICES, JsonObject, Resource
 from pydra.slices.build import build_device
-from pydra.slices.compare import same_content
-from pydra.slices.events import FieldsDropped, FieldsKept, PoolPublished, PublishFailed
-from pydra.slices.pace import Pace
+from pydra.slices.diff import same_content
+from pydra.slices.reconciler import Backoff, FieldsDropped, FieldsKept, PoolPublished, PublishFailed
 from pydra_dev.faults import Fault
 from pydra_dev.gates import PARTITIONS, build_gates
 from pydra_dev.kinds import KINDS
@@ -191,8 +190,8 @@ async def test_slices_lost_during_an_outage_come_back(api_server: ApiHandle) -> 
 
 
 async def test_somebody_who_keeps_fighting_causes_no_storm(api_server: ApiHandle) -> None:
-    pace = Pace(free=3, pause=3600.0, limit=3600.0, quiet=7200.0)
-    async with publishing(api_server, repair_pace=pace) as it:
+    repairs = Backoff(free=3, pause=3600.0, limit=3600.0, quiet=7200.0)
+    async with publishing(api_server, repairs=repairs) as it:
         await it.publish(*gpus(1))
         [body] = await it.slices()
         name = body["metadata"]["name"]

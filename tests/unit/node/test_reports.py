@@ -30,7 +30,7 @@ from pydra.kube.informer import WatchFailed
 from pydra.kubelet.events import HealthStreams, KubeletEvent, Registered, RegistrationRefused
 from pydra.observability.events import Notice
 from pydra.observability.metrics import Metrics
-from pydra.slices.events import FieldsDropped, FieldsKept, SliceEvent
+from pydra.slices.reconciler import FieldsDropped, FieldsKept, SliceEvent
 
 DRIVER = "sim.pydra.dev"
 REF = ClaimRef(uid="u-1", namespace="team", name="gpu")

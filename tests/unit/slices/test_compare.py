@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pydra.slices.compare import keep_times, same_content
+from pydra.slices.diff import keep_times, same_content
 
 JsonObject = dict[str, Any]
 

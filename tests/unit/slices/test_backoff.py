@@ -5,48 +5,48 @@ from __future__ import annotations
 import pytest
 
 from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable
-from pydra.slices.pace import PUBLISH_PACE, REPAIR_PACE, Pace, retry_pause
+from pydra.slices.reconciler import PUBLISHES, REPAIRS, YIELDS, Backoff, retry_pause
 
-PACE = Pace(free=2, pause=1.0, limit=8.0, quiet=100.0)
+BACKOFF = Backoff(free=2, pause=1.0, limit=8.0, quiet=100.0)
 
 
-def rounds(pace: Pace, until: float, now: float = 0.0) -> list[float]:
+def rounds(backoff: Backoff, until: float, now: float = 0.0) -> list[float]:
     """When the rounds are, if somebody makes another one necessary at once."""
     times = []
-    while (now := pace.next_at(now)) <= until:
+    while (now := backoff.next_at(now)) <= until:
         times.append(now)
-        pace = pace.after(now)
+        backoff = backoff.after(now)
     return times
 
 
 def test_rounds_come_at_once_and_then_ever_slower_up_to_a_limit() -> None:
-    assert rounds(PACE, until=40.0) == [0.0, 0.0, 1.0, 3.0, 7.0, 15.0, 23.0, 31.0, 39.0]
+    assert rounds(BACKOFF, until=40.0) == [0.0, 0.0, 1.0, 3.0, 7.0, 15.0, 23.0, 31.0, 39.0]
 
 
 def test_a_round_that_comes_late_waits_for_nothing() -> None:
-    pace = PACE.after(0.0).after(0.0).after(1.0)
-    assert pace.next_at(50.0) == 50.0
+    backoff = BACKOFF.after(0.0).after(0.0).after(1.0)
+    assert backoff.next_at(50.0) == 50.0
 
 
 def test_after_a_quiet_time_all_is_forgotten() -> None:
-    pace = PACE
+    backoff = BACKOFF
     for now in (0.0, 0.0, 1.0, 3.0):
-        pace = pace.after(now)
-    pace = pace.after(200.0)
-    assert (pace.rounds, pace.next_at(200.0)) == (1, 200.0)
+        backoff = backoff.after(now)
+    backoff = backoff.after(200.0)
+    assert (backoff.rounds, backoff.next_at(200.0)) == (1, 200.0)
 
 
 def test_a_fight_of_an_hour_costs_about_a_round_a_minute() -> None:
-    assert len(rounds(REPAIR_PACE, until=3600.0)) < 75
+    assert len(rounds(REPAIRS, until=3600.0)) < 75
 
 
 def test_three_accidents_in_a_row_are_mended_at_once() -> None:
-    assert rounds(REPAIR_PACE, until=0.1) == [0.0, 0.0, 0.0]
+    assert rounds(REPAIRS, until=0.1) == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("pace", [REPAIR_PACE, PUBLISH_PACE], ids=["repair", "publish"])
-def test_a_fight_is_not_forgotten_between_its_rounds(pace: Pace) -> None:
-    assert pace.quiet > pace.limit
+@pytest.mark.parametrize("backoff", [REPAIRS, PUBLISHES, YIELDS], ids=["repair", "publish", "yield"])
+def test_a_fight_is_not_forgotten_between_its_rounds(backoff: Backoff) -> None:
+    assert backoff.quiet > backoff.limit
 
 
 PAUSES = {

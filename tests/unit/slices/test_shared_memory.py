@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from pydra.slices.build import WantedPool
+from pydra.slices.build import WantedPool, build_generate_name
 from pydra.slices.diff import share_devices
-from pydra.slices.index import build_generate_name
 
 JsonObject = dict[str, Any]
 

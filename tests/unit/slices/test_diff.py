@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.devices import CounterConsumption, CounterSet, Device, Pool
 from pydra.slices.build import WantedPool
-from pydra.slices.compare import same_content
-from pydra.slices.diff import Create, Owner, Plan, Update, check_pool, plan_slices
-from pydra.slices.dropped import Adoption, adopt, find_adoption, name_gates
+from pydra.slices.diff import Create, Owner, Plan, Update, plan_slices, same_content
+from pydra.slices.feature_gates import Adoption, adopt, find_adoption, name_gates
 
 DRIVER, NODE, POOL = "gpu.example.com", "node1", "pool1"
 OWNER = Owner(name=NODE, uid="node-uid")
@@ -337,42 +335,6 @@ def test_slices_of_a_pool_of_no_node_have_no_owner_in_their_name() -> None:
 def test_deletes_come_in_the_order_of_names_whatever_the_cache_gives() -> None:
     before = [stored(name, A) for name in "zaqm"]
     assert [delete.name for delete in plan_slices(None, before).deletes] == ["a", "m", "q", "z"]
-
-
-BAD_POOLS = {
-    "a counter set that is there twice": (
-        Pool(
-            name=POOL, counter_sets=(CounterSet(name="c", counters={"m": 1}), CounterSet(name="c", counters={"m": 1}))
-        ),
-        "counter set 'c' is there twice",
-    ),
-    "a device that is there twice": (
-        Pool(name=POOL, devices=(Device(name="gpu-0"), Device(name="gpu-0"))),
-        "device 'gpu-0' is there twice",
-    ),
-    "an unknown counter set": (
-        Pool(
-            name=POOL,
-            devices=(Device(name="p", consumes_counters=(CounterConsumption(counter_set="c", counters={"m": 1}),)),),
-        ),
-        "device 'p' consumes from counter set 'c', which the pool does not have",
-    ),
-    "an unknown counter": (
-        Pool(
-            name=POOL,
-            counter_sets=(CounterSet(name="c", counters={"m": 1}),),
-            devices=(Device(name="p", consumes_counters=(CounterConsumption(counter_set="c", counters={"x": 1}),)),),
-        ),
-        "device 'p' consumes counter 'x', which counter set 'c' does not have",
-    ),
-    "a pool name with an empty part": (Pool(name="node//x"), "pool name 'node//x' must be one or more DNS subdomains"),
-}
-
-
-@pytest.mark.parametrize(("pool", "problem"), BAD_POOLS.values(), ids=BAD_POOLS)
-def test_a_pool_that_the_scheduler_would_ignore_is_refused(pool: Pool, problem: str) -> None:
-    [said] = check_pool(pool)
-    assert said.startswith(problem)
 
 
 names = st.lists(st.sampled_from([f"gpu-{n}" for n in range(6)]), max_size=3, unique=True)
