@@ -19,7 +19,6 @@ from pydra import __version__
 from pydra.agent.cluster import Cluster
 from pydra.agent.driver import Driver
 from pydra.agent.early import EarlyBackend
-from pydra.agent.event_writer import KubeEventWriter
 from pydra.agent.memory import give_back_memory
 from pydra.agent.reports import Reports
 from pydra.agent.surroundings import Surroundings
@@ -27,10 +26,9 @@ from pydra.errors import SettingsError
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra.kube.resources import EVENTS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra.observability.events import EventBook
+from pydra.observability.events import Create, EventBook, EventRecorder, Repeat
 from pydra.observability.http import serve_http
 from pydra.observability.metrics import Metrics
-from pydra.observability.recorder import EventRecorder
 from pydra.observability.tracing import open_tracer
 from pydra.settings import Settings
 
@@ -115,7 +113,14 @@ def _take_over(settings: Settings, reread: Callable[[], Settings]) -> None:
 def _build_recorder(client: KubeClient, settings: Settings, metrics: Metrics) -> EventRecorder:
     instance = f"pydra-agent-{settings.pod_uid or settings.node_name}"
     book = EventBook(controller="pydra-agent", instance=instance, default_namespace="default")
-    return EventRecorder(KubeEventWriter(client), book, report=lambda result: metrics.events.labels(result).inc())
+
+    async def write(event: Create | Repeat) -> None:
+        if isinstance(event, Create):
+            await client.create(EVENTS, event.body, namespace=event.namespace)
+        else:
+            await client.patch(EVENTS, event.name, event.body, namespace=event.namespace)
+
+    return EventRecorder(write, book, report=lambda result: metrics.events.labels(result).inc())
 
 
 def _build_readiness(cluster: Cluster, drivers: Sequence[Driver]) -> Callable[[], Sequence[str]]:

@@ -59,7 +59,7 @@ class Reports:
 
     def __call__(self, event: object) -> None:
         """Take note of an event."""
-        _find_handler(type(event))(self, event)
+        _HANDLERS[type(event)](self, event)
 
     @singledispatchmethod
     def _handle(self, event: object) -> None:
@@ -130,7 +130,7 @@ class Reports:
 
     @_handle.register
     def _(self, event: OperationStarted) -> None:
-        self._metrics.in_flight.labels(event.driver, event.operation.value).inc()
+        self._metrics.claims(event.driver).started(event.operation.value)
 
     @_handle.register
     def _(self, event: ClaimPrepared) -> None:
@@ -244,7 +244,7 @@ class Reports:
 
     @_handle.register
     def _(self, event: RequestDone) -> None:
-        self._metrics.requests.labels(event.verb, event.resource, str(event.status)).observe(event.seconds)
+        self._metrics.count_request(event.verb, event.resource, event.status, event.seconds)
 
     def published(self, published: Published) -> None:
         """Devices by health, and those that were left out."""
@@ -265,8 +265,7 @@ class Reports:
         self._metrics.devices_withheld.labels(self._driver).set(withheld)
 
     def _finish(self, driver: str, operation: Operation, result: str, seconds: float) -> None:
-        self._metrics.in_flight.labels(driver, operation.value).dec()
-        self._metrics.calls.labels(driver, operation.value, result).observe(seconds)
+        self._metrics.claims(driver).ended(operation.value, seconds, result)
 
     def _label(self, error: PydraError) -> str:
         """The error's reason as a label, of which there are never more than a few: backends are strangers."""
@@ -280,7 +279,7 @@ class Reports:
 
 
 # A singledispatchmethod that is called makes a function for each call; its table alone does not.
-_find_handler = Reports.__dict__["_handle"].dispatcher.dispatch
+_HANDLERS = Reports.__dict__["_handle"].dispatcher.registry
 
 
 def claim_subject(ref: ClaimRef) -> Subject:

@@ -42,6 +42,7 @@ from pydra.claims.outcome import ClaimRef
 from pydra.claims.outside import Limits, StoredCdiFiles
 from pydra.claims.preparer import ClaimPreparer
 from pydra.claims.reports import ClaimEvent, ClaimFailed, ClaimUnprepared
+from pydra.claims.stages import no_span
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, DeviceInUse, PydraError
 from pydra.inventory import HealthPolicy, Published
@@ -51,7 +52,7 @@ from pydra.kubelet.board import HealthBoard
 from pydra.kubelet.events import KubeletEvent, Registered, RegistrationRefused, Serving, Waiting
 from pydra.kubelet.names import plan_socket_paths
 from pydra.kubelet.plugin import DIRECTORY_MODE, KubeletPlugin
-from pydra.observability.context import logging_fields
+from pydra.observability.logging import logging_fields
 from pydra.settings import HealthTaint
 from pydra.slices.reconciler import SliceReconciler, slice_selector
 
@@ -181,7 +182,7 @@ class Served:
             execution=execution,
             limits=limits,
             report=self._hear_claims,
-            span=self._around.tracer.span,
+            span=self._around.tracer.span if self._around.tracer else no_span,
         )
 
     def _start_telemetry(self, parts: TaskGroup, front: TaskGroup) -> None:

@@ -20,5 +20,5 @@ class Surroundings:
     client: KubeClient
     metrics: Metrics
     record: Callable[[Notice], None]
-    tracer: Tracer
+    tracer: Tracer | None
     taken: dict[str, str] = field(default_factory=dict)

@@ -41,7 +41,7 @@ from pydra.claims.reports import ClaimEvent, ClaimFailed, ClaimPrepared, ClaimUn
 from pydra.claims.stages import Stages, no_span
 from pydra.claims.turns import Turn, Turns
 from pydra.errors import BackendError, ClaimError, InternalError, PydraError, Unavailable
-from pydra.observability.context import logging_fields
+from pydra.observability.logging import logging_fields
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from pydra.claims.outcome import ClaimRef, PrepareOutcome, UnprepareOutcome
 from pydra.errors import ClaimError, PydraError
 from pydra.kubelet import messages
 from pydra.kubelet.pb import dra_v1, dra_v1beta1
-from pydra.observability.context import set_logging_fields
+from pydra.observability.logging import set_logging_fields
 
 log = logging.getLogger(__name__)
 

@@ -1,15 +1,27 @@
-"""Kubernetes Events as values: what is said, about what, and when to say it again. Pure.
+"""Kubernetes Events: what is said about which object, when a repetition is written, and the task that writes.
 
-An Event is a word to a person, so repetition is counted in the one that exists (`series`) instead
-of written anew, and a subject that never stops failing is heard a few times a minute at most.
+An Event speaks to a person, so repetitions are counted in the Event that exists (`series`) instead of written anew, and
+an object that never stops failing is heard a few times a minute at most. `EventBook` decides that, without a clock
+or I/O; `EventRecorder` writes in a task of its own, so that nobody who records an Event waits for the API server.
 Source: Kubernetes API reference, events.k8s.io/v1 Event (note at most 1024 bytes, reason 128).
 """
 
 from __future__ import annotations
 
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from time import monotonic
 from typing import Any
 
+import anyio
 import msgspec
+
+from pydra.errors import KubeError, NotFound
+
+_log = logging.getLogger(__name__)
+_WAITING = 256
 
 NOTE_BYTES = 1024
 REMEMBERED = 1000
@@ -114,6 +126,54 @@ class EventBook:
             "note": note,
             "type": "Warning" if notice.warning else "Normal",
         }
+
+
+class EventRecorder:
+    """`record` never waits; `run` writes. When the API server is slower than the trouble, the newest are dropped.
+
+    `write` makes the request of a Create or Repeat, or raises KubeError; `report` hears of every result.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[Create | Repeat], Awaitable[None]],
+        book: EventBook,
+        *,
+        report: Callable[[str], None] = lambda result: None,
+    ) -> None:
+        self._write = write
+        self._book = book
+        self._report = report
+        self._send, self._receive = anyio.create_memory_object_stream[Notice](_WAITING)
+
+    def record(self, notice: Notice) -> None:
+        """Queue the notice."""
+        try:
+            self._send.send_nowait(notice)
+        except (anyio.WouldBlock, anyio.ClosedResourceError):
+            self._report("dropped")
+            _log.warning("Event dropped: too many wait, or the agent stops: %s %s", notice.reason, notice.note)
+
+    async def run(self) -> None:
+        """Write until cancelled. An Event that cannot be written is given up: the log has its words too."""
+        async with self._send, self._receive:
+            async for notice in self._receive:
+                stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+                write = self._book.decide(notice, now=monotonic(), stamp=stamp, suffix=secrets.token_hex(8))
+                if write is not None:
+                    await self._try(write)
+
+    async def _try(self, write: Create | Repeat) -> None:
+        try:
+            await self._write(write)
+        except NotFound:
+            # The namespace, or the Event itself (they expire after an hour), no longer exists: nobody can read it.
+            self._report("gone")
+        except KubeError as error:
+            self._report("failed")
+            _log.warning("Event not written: %s", error)
+        else:
+            self._report("ok")
 
 
 def shorten(text: str, limit: int) -> str:

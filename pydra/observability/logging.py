@@ -1,58 +1,116 @@
-"""Log lines: text for a person at a terminal, JSON for everybody else; each with the fields of its call."""
+"""Log lines: text for a person at a terminal, JSON for everybody else; each with the fields of its call.
+
+The fields (claim, uid, backend, request id, ...) are in a context variable: the tasks started for a call inherit
+them. Every prepare writes a line, so a line is made with few calls: no search for the caller's file and line, which no
+line has, one write without a buffer, and a clock text that is made once a second.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
 import time
-from logging.handlers import WatchedFileHandler
+from _thread import allocate_lock
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 
 import msgspec
 
-from pydra.observability.context import log_fields
 from pydra.settings import LogFormat, LogLevel
 
+_STDERR = 2
 _COLOURS = {"WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31;1m", "DEBUG": "\033[2m"}
+_FIELDS: ContextVar[Mapping[str, str]] = ContextVar("pydra_log_fields", default={})  # noqa: B039 - never mutated
+_TRACEBACKS = logging.Formatter()
 
 
-class TextFormatter(logging.Formatter):
-    """`12:03:04.567 INFO  slices: published 8 devices  driver=gpu.example.com`, the field `details` below the line."""
+def log_fields() -> Mapping[str, str]:
+    """The fields of the call that runs now; empty outside of calls."""
+    return _FIELDS.get()
 
-    def __init__(self, *, colours: bool) -> None:
+
+def set_logging_fields(**fields: str) -> None:
+    """Add fields for the rest of this task, and for every task started in it; new values hide earlier ones."""
+    _FIELDS.set({**_FIELDS.get(), **fields})
+
+
+@contextmanager
+def logging_fields(**fields: str) -> Iterator[None]:
+    """Add fields for the block, and for every task started in it; inner values hide outer ones."""
+    token = _FIELDS.set({**_FIELDS.get(), **fields})
+    try:
+        yield
+    finally:
+        _FIELDS.reset(token)
+
+
+def format_text(record: logging.LogRecord, *, colours: bool = False) -> bytes:
+    """`12:03:04.567 INFO  slices: published 8 devices  driver=gpu.example.com`, and below it details and traceback."""
+    known = _fields(record)
+    details = known.pop("details", "")
+    fields = "".join([f"  {name}={value}" for name, value in known.items()])
+    clock = f"{_local_time(int(record.created))}.{int(record.msecs):03d}"
+    line = f"{clock} {record.levelname:<7} {record.name.removeprefix('pydra.')}: {record.getMessage()}{fields}"
+    if colours and record.levelname in _COLOURS:
+        line = f"{_COLOURS[record.levelname]}{line}\033[0m"
+    if details:
+        line += f"\n{str(details).rstrip()}"
+    if record.exc_info:
+        line += f"\n{_TRACEBACKS.formatException(record.exc_info)}"
+    return line.encode(errors="backslashreplace")
+
+
+def format_json(record: logging.LogRecord) -> bytes:
+    """A JSON object: `time` (RFC 3339, UTC), `level`, `logger`, `message`, the call's fields, `traceback` if any."""
+    line: dict[str, Any] = {
+        "time": f"{_utc_time(int(record.created))}.{int(record.msecs):03d}Z",
+        "level": record.levelname.lower(),
+        "logger": record.name,
+        "message": record.getMessage(),
+    }
+    line.update(_fields(record))
+    if record.exc_info:
+        line["traceback"] = _TRACEBACKS.formatException(record.exc_info)
+    try:
+        return msgspec.json.encode(line, enc_hook=str)
+    except UnicodeEncodeError:  # half a character of somebody else's text, which only an escape can hold
+        return json.dumps(line, default=str).encode()
+
+
+class LineHandler(logging.Handler):
+    """Writes each record as a line, at once: to stderr, or to a file, which is closed with the handler."""
+
+    def __init__(self, format_line: Callable[[logging.LogRecord], bytes], *, file: str = "") -> None:
+        """Raises OSError when the file cannot be opened."""
         super().__init__()
-        self._colours = colours
+        self._format_line = format_line
+        self._writing = allocate_lock()  # threads log too, and a long line may need two writes
+        self._descriptor = _open_to_append(file) if file else _STDERR
+        self._owned = bool(file)
 
-    def format(self, record: logging.LogRecord) -> str:
-        """One line, and the traceback below it where there is one."""
-        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        known = _fields(record)
-        details = known.pop("details", "")
-        fields = "".join(f"  {name}={value}" for name, value in known.items())
-        where = record.name.removeprefix("pydra.")
-        line = f"{clock}.{record.msecs:03.0f} {record.levelname:<7} {where}: {record.getMessage()}{fields}"
-        if self._colours and record.levelname in _COLOURS:
-            line = f"{_COLOURS[record.levelname]}{line}\033[0m"
-        below = [str(details).rstrip()] if details else []
-        below += [self.formatException(record.exc_info)] if record.exc_info else []
-        return "\n".join([line, *below])
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Write it. What cannot be formatted or written is told as `logging` does, and stops nobody."""
+        try:
+            rest = self._format_line(record) + b"\n"
+            with self._writing:
+                while rest:
+                    rest = rest[os.write(self._descriptor, rest) :]
+        except (OSError, ArithmeticError, LookupError, TypeError, ValueError):
+            self.handleError(record)
+        return True
 
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object per line: `time` (RFC 3339, UTC), `level`, `logger`, `message`, and the call's fields."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The object, with `traceback` where there is one."""
-        line: dict[str, Any] = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **_fields(record),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+    def close(self) -> None:
+        """Let go of the file."""
+        with self._writing:
+            if self._owned:
+                os.close(self._descriptor)
+            self._descriptor, self._owned = -1, False
+        super().close()
 
 
 def configure_logs(*, level: LogLevel, form: LogFormat, file: str) -> None:
@@ -61,10 +119,9 @@ def configure_logs(*, level: LogLevel, form: LogFormat, file: str) -> None:
     Raises:
         OSError: the file cannot be opened; the former destination stays.
     """
-    handler: logging.Handler = WatchedFileHandler(file) if file else logging.StreamHandler(sys.stderr)
     terminal = not file and sys.stderr.isatty()
     text = form is LogFormat.TEXT or (form is LogFormat.AUTO and terminal)
-    handler.setFormatter(TextFormatter(colours=terminal) if text else JsonFormatter())
+    handler = LineHandler((lambda record: format_text(record, colours=terminal)) if text else format_json, file=file)
     root = logging.getLogger()
     former = list(root.handlers)
     root.addHandler(handler)
@@ -72,11 +129,31 @@ def configure_logs(*, level: LogLevel, form: LogFormat, file: str) -> None:
         root.removeHandler(old)
         old.close()
     root.setLevel(level.value.upper())
-    # These tell of every request at INFO or DEBUG, which the agent's own lines already do with the claim's name.
+    # What no line has need not be found out for each; the switches are those that the logging HOWTO names.
+    logging._srcfile = None  # noqa: SLF001
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    # These log every request at INFO or DEBUG, which the agent's own lines already do with the claim's name.
     for chatty in ("asyncio", "hpack", "grpclib", "aiohttp.access"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
 
 
+def _open_to_append(path: str) -> int:
+    # Without O_NONBLOCK the open of a pipe would wait for its reader, and the agent with it.
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)
+    os.set_blocking(descriptor, True)
+    return descriptor
+
+
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     extra = getattr(record, "fields", None)
-    return {**log_fields(), **(extra if isinstance(extra, dict) else {})}
+    return {**_FIELDS.get(), **extra} if isinstance(extra, dict) else {**_FIELDS.get()}
+
+
+@lru_cache(maxsize=4)
+def _local_time(second: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(second))
+
+
+@lru_cache(maxsize=4)
+def _utc_time(second: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))

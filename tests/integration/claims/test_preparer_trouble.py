@@ -24,7 +24,7 @@ from pydra.errors import (
     TerminalError,
     Unavailable,
 )
-from pydra.observability.context import log_fields
+from pydra.observability.logging import log_fields
 from tests.integration.claims.fakes import DRIVER, Failing, FakeApi, FakeNode, ref, running_agent
 
 

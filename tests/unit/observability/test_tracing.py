@@ -7,23 +7,20 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pydra.observability.tracing import NoTracer, SdkTracer, open_tracer
+from pydra.observability.tracing import Tracer, open_tracer
 
 
 @pytest.mark.parametrize(
     "environ", [{}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318", "OTEL_SDK_DISABLED": "true"}]
 )
 def test_without_an_exporter_nothing_is_traced(environ: dict[str, str]) -> None:
-    tracer = open_tracer(environ, node="n", version="1")
-    assert isinstance(tracer, NoTracer)
-    with tracer.span("fetch", claim="team/gpu"):
-        pass
+    assert open_tracer(environ, node="n", version="1") is None
 
 
 def test_a_span_has_its_name_its_parent_and_what_failed() -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracer = SdkTracer(provider)
+    tracer = Tracer(provider)
     with pytest.raises(ValueError, match="broken"), tracer.span("prepare", claim="team/gpu"), tracer.span("backend"):
         raise ValueError("broken")
     inner, outer = exporter.get_finished_spans()

@@ -7,25 +7,20 @@ from typing import Any
 import anyio
 
 from pydra.errors import KubeError, NotFound, Unavailable
-from pydra.observability.events import EventBook, Notice, Subject
-from pydra.observability.recorder import EventRecorder
+from pydra.observability.events import Create, EventBook, EventRecorder, Notice, Repeat, Subject
 
 
 class Desk:
-    """An EventWriter that keeps what it is given, or refuses it."""
+    """Keeps the Events that it is given to write, or refuses them."""
 
     def __init__(self, refusal: KubeError | None = None) -> None:
-        self.created: list[tuple[str, dict[str, Any]]] = []
-        self.patched: list[tuple[str, str, dict[str, Any]]] = []
+        self.created: list[dict[str, Any]] = []
         self.refusal = refusal
 
-    async def create_event(self, namespace: str, body: dict[str, Any]) -> None:
+    async def write(self, event: Create | Repeat) -> None:
         if self.refusal is not None:
             raise self.refusal
-        self.created.append((namespace, body))
-
-    async def patch_event(self, namespace: str, name: str, body: dict[str, Any]) -> None:
-        self.patched.append((namespace, name, body))
+        self.created.append(event.body)
 
 
 def notice(number: int = 0) -> Notice:
@@ -36,7 +31,7 @@ def notice(number: int = 0) -> Notice:
 async def results(desk: Desk, notices: int, expected: int) -> list[str]:
     said: list[str] = []
     book = EventBook(controller="pydra-agent", instance="pydra-agent-n", default_namespace="default")
-    recorder = EventRecorder(desk, book, report=said.append)
+    recorder = EventRecorder(desk.write, book, report=said.append)
     for number in range(notices):
         recorder.record(notice(number))
     async with anyio.create_task_group() as tasks:
@@ -51,7 +46,7 @@ async def results(desk: Desk, notices: int, expected: int) -> list[str]:
 async def test_what_was_recorded_before_the_start_is_sent_afterwards() -> None:
     desk = Desk()
     assert await results(desk, notices=2, expected=2) == ["ok", "ok"]
-    assert [body["regarding"]["name"] for _, body in desk.created] == ["node-0", "node-1"]
+    assert [body["regarding"]["name"] for body in desk.created] == ["node-0", "node-1"]
 
 
 async def test_an_api_server_that_refuses_costs_the_event_and_nothing_else() -> None:
