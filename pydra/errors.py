@@ -24,6 +24,7 @@ PydraError
     ├── NotFound             404
     ├── Gone                 410: the resource version is too old
     ├── Invalid              422: the object breaks the API's rules
+    ├── Unreadable           one object cannot be decoded
     ├── Unsupported          the cluster lacks what pydra needs
     └── Unavailable          no answer, or an answer that says to come back
 
@@ -264,6 +265,12 @@ class Invalid(KubeError):
 
     retryable = False
     reason = "Invalid"
+
+
+class Unreadable(KubeError):
+    """The API server has the object, and its JSON cannot be decoded: nested too deep, or not a Kubernetes object."""
+
+    reason = "Unreadable"
 
 
 class Unsupported(KubeError):

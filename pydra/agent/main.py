@@ -62,7 +62,7 @@ async def serve(settings: Settings, backends: Sequence[EarlyBackend], reread: Ca
         cluster = Cluster(client, Reports(metrics, recorder.record, node=settings.node_name))
         drivers = [Driver(backend, around) for backend in backends]
         if endpoint := settings.http_endpoint:
-            missing = _build_readiness(cluster, drivers)
+            missing = _build_readiness(client, cluster, drivers)
             await stack.enter_async_context(serve_http(*endpoint, metrics=metrics, missing=missing))
         tasks = await stack.enter_async_context(anyio.create_task_group())
         await tasks.start(_listen_to_signals, settings, reread, stop)
@@ -123,5 +123,7 @@ def _build_recorder(client: KubeClient, settings: Settings, metrics: Metrics) ->
     return EventRecorder(write, book, report=lambda result: metrics.events.labels(result).inc())
 
 
-def _build_readiness(cluster: Cluster, drivers: Sequence[Driver]) -> Callable[[], Sequence[str]]:
-    return lambda: [text for text in (cluster.missing(), *(driver.missing() for driver in drivers)) if text]
+def _build_readiness(client: KubeClient, cluster: Cluster, drivers: Sequence[Driver]) -> Callable[[], Sequence[str]]:
+    return lambda: [
+        text for text in (client.problem(), cluster.missing(), *(driver.missing() for driver in drivers)) if text
+    ]

@@ -46,7 +46,7 @@ from pydra.claims.stages import no_span
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, DeviceInUse, PydraError
 from pydra.inventory import HealthPolicy, Published
-from pydra.kube.informer import Reflector
+from pydra.kube.informer import Informer
 from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra.kubelet.board import HealthBoard
 from pydra.kubelet.events import KubeletEvent, Registered, RegistrationRefused, Serving, Waiting
@@ -187,7 +187,7 @@ class Served:
 
     def _start_telemetry(self, parts: TaskGroup, front: TaskGroup) -> None:
         settings, supervisor = self._settings, self._supervisor
-        cache = Reflector(
+        cache = Informer(
             self._around.client,
             RESOURCE_SLICES,
             field_selector=slice_selector(self._driver, settings.node_name),
@@ -232,7 +232,7 @@ class Served:
         return Sweep(
             driver=self._driver,
             boot_id=self._boot_id,
-            fetch_claim=self._fetch_claim,
+            fetch_claim=self._fetch_claim_metadata,
             checkpoints=self._checkpoints,
             cdi=StoredCdiFiles(self._cdi),
             service=claims,
@@ -284,8 +284,11 @@ class Served:
     async def _fetch_claim(self, ref: ClaimRef) -> JsonObject:
         return await self._around.client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace)
 
+    async def _fetch_claim_metadata(self, ref: ClaimRef) -> JsonObject:
+        return await self._around.client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace, metadata_only=True)
+
     async def _find_claim_names(self) -> Names:
-        found = await self._around.client.list(RESOURCE_CLAIMS)
+        found = await self._around.client.list(RESOURCE_CLAIMS, metadata_only=True)
         metadata = (claim["metadata"] for claim in found.items)
         return {one["uid"]: (one["namespace"], one["name"]) for one in metadata}
 

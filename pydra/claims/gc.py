@@ -22,7 +22,7 @@ from pydra.claims.outcome import ClaimRef, UnprepareOutcome
 from pydra.claims.outside import CdiFiles, Checkpoints, FetchClaim
 from pydra.claims.preparer import Tidied, TidyOutcome
 from pydra.claims.reports import SweepCounts, SweepDone, SweepEvent
-from pydra.errors import CdiError, CheckpointError, KubeError, NotFound, PydraError, Unavailable
+from pydra.errors import CdiError, CheckpointError, KubeError, NotFound, PydraError, Unavailable, Unreadable
 
 _log = logging.getLogger(__name__)
 _AT_ONCE = 8
@@ -158,6 +158,8 @@ class Sweep:
             if error.is_of_object:
                 return True
             raise
+        except Unreadable:
+            return False  # the API server has it
         except TimeoutError as error:
             message = f"the API server did not return claim {ref} within {self._fetch_deadline:g} s"
             raise Unavailable(message) from error

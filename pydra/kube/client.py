@@ -6,37 +6,56 @@ request path costs much more CPU, and its session asks a thread for proxies at e
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from functools import partial
 from types import MappingProxyType, TracebackType
+from typing import TypeVar
 from urllib.parse import urlencode
 
-import anyio
 import msgspec
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_before_delay
 from yarl import URL
 
 from pydra.errors import Gone, KubeError, Unavailable
 from pydra.kube.credentials import Credentials
-from pydra.kube.errors import Status, build_error, build_unanswered, parse_status
-from pydra.kube.lines import LineSplitter, LineTooLong
+from pydra.kube.decoding import (
+    LineSplitter,
+    LineTooLong,
+    NotJson,
+    TooLarge,
+    Undecodable,
+    decode_document,
+    decode_event,
+    decode_object,
+    decode_page,
+)
+from pydra.kube.errors import build_error, build_unanswered, describe, find_tls_error, parse_status, read_status
 from pydra.kube.resources import JsonObject, ObjectList, Resource, WatchEvent, WatchEventType, build_path
-from pydra.kube.session import open_session
-from pydra.kube.transport import aiohttp
+from pydra.kube.transport import aiohttp, open_session
 
 log = logging.getLogger(__name__)
 
 REQUEST_DEADLINE = 10.0
 RETRY_FOR = 20.0
-PAGE_SIZE = 500
 RETRY_PAUSE, RETRY_PAUSE_LIMIT = 0.05, 2.0
+REQUESTS = 256
+"""Requests in flight, watches apart. The kubelet prepares as many claims at once as a node has pods, 110 to 250; more
+would cost descriptors and handshakes. What waits for its turn is not counted as waiting for the API server."""
+PAGE_SIZE = 500
 WATCH_SECONDS = (300.0, 600.0)
-WATCH_LINE_LIMIT = 16 * 1024 * 1024
-_DRY_RUN: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {"dryRun": "All"})
+MEBIBYTE = 1024 * 1024
+BODY_LIMIT = 64 * MEBIBYTE
+"""Bytes of one answer: 500 objects of 128 KiB. etcd takes objects of up to 1.5 MiB."""
+REFUSAL_LIMIT = 64 * 1024
+LINE_LIMIT = 16 * MEBIBYTE
+JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
+METADATA_ONLY = "application/json;as={};g=meta.k8s.io;v=v1,application/json"
+"""Kinds without their spec and status. A server that does not know the form answers with the whole objects."""
 METHODS = {
     "get": "GET",
     "list": "GET",
@@ -49,6 +68,8 @@ METHODS = {
 
 LOWER_ERRORS = (aiohttp.ClientError, OSError)
 """All that a request without an answer raises; TimeoutError is an OSError."""
+_UNUSABLE = (*LOWER_ERRORS, NotJson, Undecodable, TooLarge, LineTooLong)
+T = TypeVar("T")
 
 
 class RequestDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,50 +95,85 @@ class KubeClient:
         user_agent: str = "pydra-agent",
         deadline: float = REQUEST_DEADLINE,
         retry_for: float = RETRY_FOR,
+        requests: int = REQUESTS,
         report: Callable[[RequestDone], None] = lambda _: None,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
         self._credentials = credentials
-        self._headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": user_agent}
-        self._deadline = aiohttp.ClientTimeout(total=deadline)
+        self._headers = {"Accept": JSON, "Accept-Encoding": "identity", "User-Agent": user_agent}
+        self._deadline = deadline
+        self._timeout = _build_timeout(deadline)
         self._retry_for = retry_for
         self._report = report
         self._uniform = uniform
+        self._turns = asyncio.Semaphore(requests)
+        self._problem = ""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> KubeClient:
-        self._session = open_session(self._credentials)
+        self._session = open_session()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._session is not None:
-            with anyio.CancelScope(shield=True):
-                await self._session.close()
-            self._session = None
+            session, self._session = self._session, None
+            await asyncio.shield(session.close())
 
-    async def get(self, resource: Resource, name: str, *, namespace: str = "") -> JsonObject:
-        """One object."""
-        return await self._read("get", resource, build_path(resource, namespace=namespace, name=name))
+    def problem(self) -> str:
+        """Why the API server cannot be used as configured: a certificate or token that is refused. Empty when fine."""
+        return self._problem or self._credentials.problem
+
+    async def get(
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        namespace: str = "",
+        metadata_only: bool = False,
+        deadline: float | None = None,
+    ) -> JsonObject:
+        """One object, or its metadata alone.
+
+        With a `deadline`, in seconds, the error after it is the last that the API server, or the way to it, gave.
+        """
+        path = build_path(resource, namespace=namespace, name=name)
+        accept = METADATA_ONLY.format("PartialObjectMetadata") if metadata_only else JSON
+        attempt = partial(self._request, "get", resource, path, decode=decode_object, accept=accept)
+        began = time.monotonic()
+        try:  # as _read does, which is one step more for each claim
+            return await attempt(seconds=deadline)
+        except Unavailable as error:
+            return await self._repeat(error, attempt, began, deadline)
 
     async def list(
-        self, resource: Resource, *, namespace: str = "", field_selector: str = "", label_selector: str = ""
+        self,
+        resource: Resource,
+        *,
+        namespace: str = "",
+        field_selector: str = "",
+        label_selector: str = "",
+        metadata_only: bool = False,
     ) -> ObjectList:
-        """All objects, page by page; a list whose continuation expires is read once more in one piece."""
+        """All objects, page by page; a list whose continuation expires is read once more in one piece.
+
+        Objects that cannot be decoded are left out, with a warning, and named in the result.
+        """
         query = {"fieldSelector": field_selector, "labelSelector": label_selector}
         path = build_path(resource, namespace=namespace)
+        accept = METADATA_ONLY.format("PartialObjectMetadataList") if metadata_only else JSON
         try:
-            return await self._read_pages(resource, path, {**query, "limit": str(PAGE_SIZE)})
+            return await self._read_pages(resource, path, {**query, "limit": str(PAGE_SIZE)}, accept)
         except Gone:
-            return await self._read_pages(resource, path, query)
+            return await self._read_pages(resource, path, query, accept)
 
     async def create(
         self, resource: Resource, body: JsonObject, *, namespace: str = "", dry_run: bool = False
     ) -> JsonObject:
         """The object as stored, or as it would be. Conflict: it exists already."""
-        path = build_path(resource, namespace=namespace)
-        return await self._request("create", resource, path, query=_DRY_RUN[dry_run], body=body)
+        path = build_path(resource, namespace=namespace) + _DRY_RUN[dry_run]
+        return await self._request("create", resource, path, decode=decode_object, body=body)
 
     async def replace(
         self,
@@ -130,15 +186,15 @@ class KubeClient:
         dry_run: bool = False,
     ) -> JsonObject:
         """The object as stored, or as it would be. Conflict: it is not the one that `metadata.resourceVersion` says."""
-        path = build_path(resource, namespace=namespace, name=name, subresource=subresource)
-        return await self._request("update", resource, path, query=_DRY_RUN[dry_run], body=body)
+        path = build_path(resource, namespace=namespace, name=name, subresource=subresource) + _DRY_RUN[dry_run]
+        return await self._request("update", resource, path, decode=decode_object, body=body)
 
     async def patch(
         self, resource: Resource, name: str, body: JsonObject, *, namespace: str = "", subresource: str = ""
     ) -> JsonObject:
         """The object after a JSON merge patch."""
         path = build_path(resource, namespace=namespace, name=name, subresource=subresource)
-        return await self._request("patch", resource, path, body=body)
+        return await self._request("patch", resource, path, decode=decode_object, body=body)
 
     async def delete(
         self,
@@ -153,22 +209,24 @@ class KubeClient:
         """Delete, only if uid and resource version still are those given (Conflict otherwise); seconds of grace."""
         options: JsonObject = {"kind": "DeleteOptions", "apiVersion": "v1"}
         preconditions = {"uid": uid, "resourceVersion": resource_version}
-        if kept := {key: value for key, value in preconditions.items() if value}:
-            options["preconditions"] = kept
+        if given := {key: value for key, value in preconditions.items() if value}:
+            options["preconditions"] = given
         if grace_period is not None:
             options["gracePeriodSeconds"] = grace_period
-        await self._request("delete", resource, build_path(resource, namespace=namespace, name=name), body=options)
+        path = build_path(resource, namespace=namespace, name=name)
+        await self._request("delete", resource, path, decode=decode_document, body=options)
 
     async def fetch(self, path: str) -> JsonObject:
         """Any document by its path, such as `/version`."""
-        return await self._read("get", None, path)
+        return await self._read(partial(self._request, "get", None, path, decode=decode_document))
 
     async def watch(
         self, resource: Resource, *, resource_version: str, namespace: str = "", field_selector: str = ""
     ) -> AsyncGenerator[WatchEvent, None]:
         """What happens after `resource_version`, bookmarks included, until the server ends it, after 5 to 10 minutes.
 
-        Raises Gone when it must be listed again, Unavailable when the connection breaks. Close the iterator.
+        Events that cannot be decoded are left out, with a warning. Raises Gone when it must be listed again,
+        Unavailable when the connection breaks. Close the iterator.
         """
         lifetime = int(self._uniform(*WATCH_SECONDS))
         query = {
@@ -178,67 +236,88 @@ class KubeClient:
             "timeoutSeconds": str(lifetime),
             "fieldSelector": field_selector,
         }
-        url = self._url(build_path(resource, namespace=namespace), query)
-        doing = _describe("watch", resource, url)
+        path = build_path(resource, namespace=namespace)
+        response: aiohttp.ClientResponse | None = None
         try:
-            async with self._send(
-                "watch", resource, url, timeout=aiohttp.ClientTimeout(total=lifetime + 30)
-            ) as response:
+            async with asyncio.timeout(self._deadline):  # for the head of the answer
+                response = await self._send("watch", resource, _add_query(path, query), seconds=lifetime + 30)
                 if response.status != 200:
-                    with anyio.fail_after(self._deadline.total):
-                        raise await _read_refusal(doing, response)
-                lines = LineSplitter(WATCH_LINE_LIMIT)
-                async for chunk in response.content.iter_any():
-                    for line in lines.feed(chunk):
-                        yield _parse_event(doing, line)
-        except (*LOWER_ERRORS, msgspec.DecodeError, LineTooLong) as error:
-            raise build_unanswered(doing, self._credentials.server, error) from error
+                    raise await self._read_refusal("watch", resource, path, response)
+            lines = LineSplitter(LINE_LIMIT)
+            async for chunk in response.content.iter_any():
+                for line in lines.feed(chunk):
+                    try:
+                        event = decode_event(line)
+                    except Undecodable as error:
+                        log.warning("watch of %s: left out %s", resource, error)
+                        continue
+                    if event.type is WatchEventType.ERROR:
+                        status = read_status(event.object)
+                        raise build_error(describe("watch", resource, path), status.code or 500, status)
+                    yield event
+        except _UNUSABLE as error:
+            raise self._explain("watch", resource, path, error, self._deadline) from error
+        finally:
+            if response is not None:
+                response.close()
 
-    async def _read_pages(self, resource: Resource, path: str, query: Mapping[str, str]) -> ObjectList:
+    async def _read_pages(self, resource: Resource, path: str, query: Mapping[str, str], accept: str) -> ObjectList:
         items: list[JsonObject] = []
-        page = await self._read("list", resource, path, query)
+        unreadable: list[str] = []
+        token = ""
         while True:
-            items += page.get("items") or ()
-            metadata = page.get("metadata") or {}
-            token = metadata.get("continue")
+            url = _add_query(path, {**query, "continue": token})
+            read_page = partial(self._request, "list", resource, url, decode=decode_page, accept=accept)
+            metadata, found, left_out = await self._read(read_page)
+            items += found
+            unreadable += left_out
+            token = str(metadata.get("continue") or "")
             if not token:
                 break
-            page = await self._read("list", resource, path, {**query, "continue": token})
         for item in items:  # a list leaves out what is the same for all its items
             item.setdefault("apiVersion", resource.api_version)
             item.setdefault("kind", resource.kind)
-        return ObjectList(items=tuple(items), resource_version=metadata.get("resourceVersion", ""))
-
-    async def _read(
-        self, verb: str, resource: Resource | None, path: str, query: Mapping[str, str] = MappingProxyType({})
-    ) -> JsonObject:
-        try:
-            return await self._request(verb, resource, path, query=query)
-        except Unavailable as error:
-            first: Unavailable | None = error
-
-        async def attempt() -> JsonObject:
-            nonlocal first
-            if first is not None:
-                error, first = first, None
-                raise error
-            return await self._request(verb, resource, path, query=query)
-
-        # Built after the first failure only: tenacity's machinery costs half as much as the request itself.
-        retrying = AsyncRetrying(
-            retry=retry_if_exception_type(Unavailable),
-            stop=stop_before_delay(self._retry_for),
-            wait=self._pause,
-            before_sleep=_tell_retry,
-            reraise=True,
+        if unreadable:
+            log.warning("list of %s: left out %s", resource, "; ".join(unreadable))
+        return ObjectList(
+            items=tuple(items), resource_version=str(metadata.get("resourceVersion") or ""), left_out=tuple(unreadable)
         )
-        return await retrying(attempt)
 
-    def _pause(self, state: RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome is not None else None
-        asked = error.retry_after if isinstance(error, Unavailable) else 0.0
-        longest = min(RETRY_PAUSE * 2**state.attempt_number, RETRY_PAUSE_LIMIT)
-        return max(asked, self._uniform(longest / 2, longest))
+    async def _read(self, attempt: Callable[..., Awaitable[T]]) -> T:
+        began = time.monotonic()
+        try:
+            return await attempt()
+        except Unavailable as error:
+            return await self._repeat(error, attempt, began, None)
+
+    async def _repeat(
+        self,
+        error: Unavailable,
+        attempt: Callable[..., Awaitable[T]],
+        began: float,
+        deadline: float | None,
+    ) -> T:
+        """Repeat what failed with `error`, until the deadline; then raise the last error that says a cause."""
+        patience = self._retry_for if deadline is None else deadline
+        attempts = 1
+        while True:
+            longest = min(RETRY_PAUSE * 2**attempts, RETRY_PAUSE_LIMIT)
+            pause = max(error.retry_after, self._uniform(longest / 2, longest))
+            left = patience - (time.monotonic() - began) - pause
+            if left <= 0:
+                if attempts == 1:
+                    raise error
+                text = f"{error}; gave up after {patience:g} s"
+                raise Unavailable(text, status=error.status, cause=error.cause, retry_after=error.retry_after)
+            log.log(logging.WARNING if attempts == 1 else logging.INFO, "%s; trying again in %.1f s", error, pause)
+            await asyncio.sleep(pause)
+            attempts += 1
+            try:
+                return await attempt(seconds=left)
+            except Unavailable as again:
+                # Cut off by the deadline of the whole, the last attempt says less than the one before it.
+                if again.cause != "Timeout" or left >= self._deadline:
+                    error = again
 
     async def _request(
         self,
@@ -246,98 +325,136 @@ class KubeClient:
         resource: Resource | None,
         path: str,
         *,
-        query: Mapping[str, str] = MappingProxyType({}),
+        decode: Callable[[bytes], T],
         body: JsonObject | None = None,
-    ) -> JsonObject:
-        url = self._url(path, query)
-        data = None if body is None else msgspec.json.encode(body)
-        try:
-            async with self._send(verb, resource, url, data=data, timeout=self._deadline) as response:
+        accept: str = JSON,
+        seconds: float | None = None,
+    ) -> T:
+        headers = {"Accept": accept}
+        data = None
+        if body is not None:
+            data = msgspec.json.encode(body)
+            headers["Content-Type"] = MERGE_PATCH if verb == "patch" else JSON
+        seconds = self._deadline if seconds is None else min(seconds, self._deadline)
+        response: aiohttp.ClientResponse | None = None
+        async with self._turns:
+            try:
+                response = await self._send(verb, resource, path, headers=headers, data=data, seconds=seconds)
                 if response.status >= 300:
-                    raise await _read_refusal(_describe(verb, resource, url), response)
-                return msgspec.json.decode(await response.read(), type=JsonObject)
-        except (*LOWER_ERRORS, msgspec.DecodeError) as error:
-            raise build_unanswered(_describe(verb, resource, url), self._credentials.server, error) from error
+                    raise await self._read_refusal(verb, resource, path, response)
+                content = response.content
+                answer = await content.readany()
+                if not content.at_eof():
+                    answer = await _read_on(content, answer)
+                return decode(answer)
+            except BaseException as error:
+                if response is not None:
+                    response.close()
+                if isinstance(error, _UNUSABLE):
+                    raise self._explain(verb, resource, path, error, seconds) from error
+                raise
 
-    @asynccontextmanager
     async def _send(
         self,
         verb: str,
         resource: Resource | None,
-        url: URL,
+        path: str,
         *,
-        timeout: aiohttp.ClientTimeout,
+        headers: Mapping[str, str] = MappingProxyType({}),
         data: bytes | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """The answer's head, its body still to be read. Refused credentials are renewed, once."""
+        seconds: float,
+    ) -> aiohttp.ClientResponse:
+        """The answer's head, its body still to be read. Refused credentials are read again, once."""
+        if self._session is None:
+            raise RuntimeError("the KubeClient is not open: use it in `async with`")
+        credentials = self._credentials
+        url: str | URL = credentials.server + path
+        if "%" in path or "?" in path:
+            url = URL(url, encoded=True)  # yarl would decode what it thinks needs no encoding
         start = time.perf_counter()
         status = 0
         try:
-            if self._credentials.stale:
-                await self._credentials.renew()
-            response = await self._dispatch(verb, url, data, timeout)
-            if response.status == 401:
-                refused = self._credentials.authorization
-                await self._credentials.renew(refused=refused)
-                if self._credentials.authorization != refused:
-                    response.release()
-                    response = await self._dispatch(verb, url, data, timeout)
+            if credentials.clock() >= credentials.fresh_until:
+                await credentials.renew()
+            last = False
+            while True:
+                access = credentials.access
+                try:
+                    response = await self._session.request(
+                        METHODS[verb],
+                        url,
+                        data=data,
+                        headers={**self._headers, **headers, **access.headers},
+                        timeout=self._timeout if seconds == self._deadline else _build_timeout(seconds),
+                        allow_redirects=False,
+                        ssl=access.ssl,
+                        proxy=access.proxy,
+                        server_hostname=access.server_hostname,
+                    )
+                except LOWER_ERRORS as error:
+                    # Also a server that hangs up may refuse the certificate, but it may have done what was asked.
+                    distrust = find_tls_error(error) is not None
+                    suspect = distrust or isinstance(error, aiohttp.ServerDisconnectedError)
+                    if last or not suspect or not await credentials.renew(refused=access) or not distrust:
+                        raise
+                else:
+                    if response.status != 401 or last or not await credentials.renew(refused=access):
+                        break
+                    response.close()
+                last = True
             status = response.status
+            if self._problem and status != 401:
+                self._problem = ""
+            return response
         finally:
             self._report(
                 RequestDone(verb=verb, resource=str(resource or ""), status=status, seconds=time.perf_counter() - start)
             )
-        async with response:
-            yield response
 
-    async def _dispatch(
-        self, verb: str, url: URL, data: bytes | None, timeout: aiohttp.ClientTimeout
-    ) -> aiohttp.ClientResponse:
-        if self._session is None:
-            raise RuntimeError("the KubeClient is not open: use it in `async with`")
-        headers = self._headers
-        if self._credentials.authorization:
-            headers = {**headers, "Authorization": self._credentials.authorization}
-        if data is not None:
-            headers = {**headers, "Content-Type": MERGE_PATCH if verb == "patch" else "application/json"}
-        answering = self._session.request(
-            METHODS[verb],
-            url,
-            data=data,
-            headers=headers,
-            timeout=timeout,
-            allow_redirects=False,
-            proxy=self._credentials.proxy,
-            server_hostname=self._credentials.server_hostname,
+    async def _read_refusal(
+        self, verb: str, resource: Resource | None, path: str, response: aiohttp.ClientResponse
+    ) -> KubeError:
+        body = b""
+        while len(body) < REFUSAL_LIMIT and (chunk := await response.content.readany()):
+            body += chunk
+        retry_after = response.headers.get("Retry-After", "")
+        error = build_error(
+            describe(verb, resource, path), response.status, parse_status(body), retry_after=retry_after
         )
-        if timeout is self._deadline:
-            return await answering
-        with anyio.fail_after(self._deadline.total):  # a watch has a longer limit, but not for its head
-            return await answering
+        if response.status == 401:
+            self._problem = str(error)
+        return error
 
-    def _url(self, path: str, query: Mapping[str, str]) -> URL:
-        given = {key: value for key, value in query.items() if value}
-        return URL(f"{self._credentials.server}{path}{'?' if given else ''}{urlencode(given)}", encoded=True)
-
-
-def _tell_retry(state: RetryCallState) -> None:
-    level = logging.WARNING if state.attempt_number == 1 else logging.INFO
-    error = state.outcome.exception() if state.outcome is not None else None
-    log.log(level, "%s; trying again in %.1f s", error, state.upcoming_sleep)
-
-
-def _parse_event(doing: str, line: bytes) -> WatchEvent:
-    event = msgspec.json.decode(line, type=WatchEvent)
-    if event.type is WatchEventType.ERROR:
-        status = msgspec.convert(event.object, Status)
-        raise build_error(doing, status.code or 500, status)
-    return event
+    def _explain(
+        self, verb: str, resource: Resource | None, path: str, error: BaseException, seconds: float
+    ) -> KubeError:
+        credentials = self._credentials
+        found = build_unanswered(
+            describe(verb, resource, path), credentials.server, error, seconds=seconds, trust=credentials.trust
+        )
+        if found.cause == "TLS":
+            self._problem = str(found)
+        return found
 
 
-async def _read_refusal(doing: str, response: aiohttp.ClientResponse) -> KubeError:
-    answer = parse_status(await response.read())
-    return build_error(doing, response.status, answer, retry_after=response.headers.get("Retry-After", ""))
+_DRY_RUN = ("", "?dryRun=All")
 
 
-def _describe(verb: str, resource: Resource | None, url: URL) -> str:
-    return f"{verb} {resource or 'document'} {url.path}"
+def _build_timeout(seconds: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=seconds, ceil_threshold=math.inf)
+
+
+def _add_query(path: str, query: Mapping[str, str]) -> str:
+    given = {key: value for key, value in query.items() if value}
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+async def _read_on(content: aiohttp.StreamReader, begun: bytes) -> bytes:
+    """The whole of a body whose beginning is `begun`. Raises TooLarge."""
+    chunks, size = [begun], len(begun)
+    while chunk := await content.readany():
+        size += len(chunk)
+        if size > BODY_LIMIT:
+            raise TooLarge(f"more than {BODY_LIMIT // MEBIBYTE} MiB")
+        chunks.append(chunk)
+    return b"".join(chunks)

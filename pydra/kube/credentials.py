@@ -1,30 +1,31 @@
-"""Where the API server is and as whom to talk to it: kubeconfig or service account, with renewal.
+"""Where the API server is and as whom to talk to it: kubeconfig or service account, followed as their files change.
 
-Reading the many forms of credentials is kubernetes-asyncio's; choosing a source, keeping tokens
-fresh and saying plainly what is wrong is done here.
+kubernetes-asyncio reads the many forms of a kubeconfig. Two things are done here instead: keys that stand in it are
+kept in memory, not in temporary files, and a credential plugin that hangs is ended.
 """
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import contextlib
+import datetime
+import json
 import logging
 import os
+import re
+import signal
 import ssl
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
-import anyio
+import msgspec
 
 from pydra.errors import SettingsError
-from pydra.kube import lazy
-
-lazy.install()
-
-# After the lazy packages are in place, or these lines load 770 modules.
-from kubernetes_asyncio.client.configuration import Configuration  # noqa: E402
-from kubernetes_asyncio.config.config_exception import ConfigException  # noqa: E402
-
-from pydra.kube.kubeconfig import kubeconfig_loader  # noqa: E402
-from pydra.kube.transport import aiohttp  # noqa: E402
+from pydra.kube.transport import aiohttp, import_kubeconfig_loader
 
 log = logging.getLogger(__name__)
 
@@ -32,88 +33,141 @@ SERVICE_ACCOUNT_DIRECTORY = "/var/run/secrets/kubernetes.io/serviceaccount"
 RENEWAL_PERIOD = 60.0
 """Projected tokens are replaced on disk when 80 % of their life (at least 10 minutes) is over; looking once a minute
 is what client-go does."""
-EXEC_DEADLINE = 30.0
+LOAD_DEADLINE = 30.0
+"""Seconds for a credential plugin or an identity provider."""
+INLINE = ("certificate-authority", "client-certificate", "client-key")
+"""Fields that name a file, or with `-data` behind carry it in base64."""
+_HEADER_SAFE = re.compile(r"[\x20-\x7e]*").fullmatch
+
+
+class _UnusableError(Exception):
+    """The source cannot be used, in words."""
+
 
 # What the loaders raise for files that are missing, unreadable, of the wrong shape, or refused by an
 # identity provider; they check little before they index.
 _LOADER_ERRORS = (
-    ConfigException,
     OSError,
     aiohttp.ClientError,
     ValueError,
     TypeError,
-    KeyError,
+    LookupError,
     AttributeError,
     AssertionError,
     RuntimeError,
+    _UnusableError,
 )
+
+
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """What a source says now; an empty string or None for what it does not say."""
+
+    host: str
+    authorization: str = ""
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+    verify: bool = True
+    server_hostname: str | None = None
+    proxy: str | None = None
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """With what one request goes out; replaced as a whole, so that requests in flight keep theirs."""
+
+    headers: Mapping[str, str]
+    ssl: ssl.SSLContext | bool
+    server_hostname: str | None
+    proxy: str | None
+
+
+Load: TypeAlias = Callable[[], Awaitable[Loaded]]
 
 
 class Credentials:
     """The API server's address, how to trust it, and the `Authorization` header.
 
-    `server` is a URL without a trailing slash; `ssl_context` is None for plain http.
+    `server` is a URL without a trailing slash. `problem` says why the files cannot be used at the moment.
     """
 
     def __init__(
         self,
-        load: Callable[[Configuration], Awaitable[None]],
+        load: Load,
         *,
         source: str,
         verify_x509_strict: bool = False,
+        deadline: float = LOAD_DEADLINE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.source = source
         self.server = ""
-        self.authorization = ""
-        self.ssl_context: ssl.SSLContext | None = None
-        self.server_hostname: str | None = None
-        self.proxy: str | None = None
+        self.access = Access(headers={}, ssl=True, server_hostname=None, proxy=None)
+        self.problem = ""
+        self.clock = clock
+        self.fresh_until = 0.0
         self._load = load
+        self._deadline = deadline + 1  # the loader says best what hung
         self._verify_x509_strict = verify_x509_strict
-        self._clock = clock
-        self._fresh_until = 0.0
-        self._renewing = anyio.Lock()
+        self._loaded = Loaded(host="")
+        self._tls_content: tuple[bytes, ...] = ()
+        self._renewing = asyncio.Lock()
+
+    @property
+    def trust(self) -> str:
+        """The certificate files in use, for a message about TLS."""
+        names = {"CA file": self._loaded.ca_file, "client certificate": self._loaded.cert_file}
+        return ", ".join(f"{what} {self._name_file(file)}" for what, file in names.items() if file) or self.source
 
     async def open(self) -> None:
         """Read everything once; raises SettingsError when the source cannot be used."""
         try:
-            configuration = await self._read()
-            self.ssl_context = _build_ssl_context(configuration, strict=self._verify_x509_strict)
+            await self._read()
         except _LOADER_ERRORS as error:
             raise SettingsError([f"{self.source}: {_say(error)}"]) from error
-        self.server = (configuration.host or "").rstrip("/")
+        self.server = self._loaded.host.rstrip("/")
         if not self.server.startswith(("http://", "https://")):
             raise SettingsError([f"{self.source}: the server {self.server!r} must begin with https:// or http://"])
-        self.server_hostname = configuration.tls_server_name
-        self.proxy = configuration.proxy
 
-    @property
-    def stale(self) -> bool:
-        """Whether the token should be read again before the next request."""
-        return self._clock() >= self._fresh_until
+    async def renew(self, *, refused: Access | None = None) -> bool:
+        """Read the files again; whether `refused`, which the server did not accept or which did not accept the server,
+        has been replaced since.
 
-    async def renew(self, *, refused: str | None = None) -> None:
-        """Read the token again; `refused` is the header that the server did not accept.
-
-        Never raises: the old token may be good still, and the server's answer says so best.
+        Never raises: the old credentials may be good still, and the server's answer says so best.
         """
         async with self._renewing:
-            if not self.stale and refused != self.authorization:
-                return  # another request renewed it while this one waited
-            try:
-                await self._read()
-            except _LOADER_ERRORS as error:
-                self._fresh_until = self._clock() + RENEWAL_PERIOD
-                log.warning("cannot renew the credentials of %s, going on with the old: %s", self.source, _say(error))
+            if self.clock() >= self.fresh_until or (refused is not None and refused is self.access):
+                try:
+                    await self._read()
+                except _LOADER_ERRORS as error:
+                    self.fresh_until = self.clock() + RENEWAL_PERIOD
+                    self.problem = f"cannot read the credentials again, {self.source}: {_say(error)}"
+                    log.warning("%s; the old ones stay in use", self.problem)
+        return refused is not self.access
 
-    async def _read(self) -> Configuration:
-        configuration = Configuration(host="")
-        with anyio.fail_after(EXEC_DEADLINE):
-            await self._load(configuration)
-        self.authorization = str(configuration.api_key.get("BearerToken", "")).strip()
-        self._fresh_until = self._clock() + RENEWAL_PERIOD
-        return configuration
+    async def _read(self) -> None:
+        async with asyncio.timeout(self._deadline):
+            loaded = await self._load()
+        if not _HEADER_SAFE(loaded.authorization):
+            raise _UnusableError(
+                "the token has several lines or characters that a header cannot carry; it must be one line"
+            )
+        context, content = self.access.ssl, self._tls_content
+        if loaded.host.startswith("https://"):
+            content = tuple(_read_file(file) for file in (loaded.ca_file, loaded.cert_file, loaded.key_file))
+            if context is True or content != self._tls_content:
+                context = _build_ssl_context(loaded, strict=self._verify_x509_strict)
+        headers = {"Authorization": loaded.authorization} if loaded.authorization else {}
+        access = Access(headers=headers, ssl=context, server_hostname=loaded.server_hostname, proxy=loaded.proxy)
+        if access != self.access:
+            if self._tls_content and content != self._tls_content:
+                log.info("the certificates of %s changed, and are used for new connections", self.source)
+            self.access = access
+        self._loaded, self._tls_content = loaded, content
+        self.problem = ""
+        self.fresh_until = self.clock() + RENEWAL_PERIOD
+
+    def _name_file(self, file: str) -> str:
+        return f"in {self.source}" if file.startswith("/proc/self/fd/") else file
 
 
 async def load_credentials(
@@ -123,6 +177,7 @@ async def load_credentials(
     context: str = "",
     verify_x509_strict: bool = False,
     service_account: str = SERVICE_ACCOUNT_DIRECTORY,
+    deadline: float = LOAD_DEADLINE,
     clock: Callable[[], float] = time.monotonic,
 ) -> Credentials:
     """The first that there is: `kubeconfig`, $KUBECONFIG, the pod's service account, ~/.kube/config.
@@ -135,7 +190,7 @@ async def load_credentials(
     if not path and environ.get("KUBERNETES_SERVICE_HOST"):
         load, source = _service_account_loader(environ, service_account), "the pod's service account"
     elif path or _is_file(home):
-        load, source = kubeconfig_loader(path or home, context), f"kubeconfig {path or home}"
+        load, source = _KubeconfigLoader(path or home, context, deadline).load, f"kubeconfig {path or home}"
     else:
         raise SettingsError(
             [
@@ -143,37 +198,184 @@ async def load_credentials(
                 f"and {home} does not exist; name a kubeconfig with --kubeconfig or KUBECONFIG"
             ]
         )
-    credentials = Credentials(load, source=source, verify_x509_strict=verify_x509_strict, clock=clock)
+    credentials = Credentials(
+        load, source=source, verify_x509_strict=verify_x509_strict, deadline=deadline, clock=clock
+    )
     await credentials.open()
     return credentials
 
 
-def _service_account_loader(environ: Mapping[str, str], directory: str) -> Callable[[Configuration], Awaitable[None]]:
-    async def load(configuration: Configuration) -> None:
-        from kubernetes_asyncio.config.incluster_config import InClusterConfigLoader  # noqa: PLC0415 - one of two
+def _service_account_loader(environ: Mapping[str, str], directory: str) -> Load:
+    host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
+    address = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
-        loader = InClusterConfigLoader(
-            token_filename=os.path.join(directory, "token"),
-            cert_filename=os.path.join(directory, "ca.crt"),
-            try_refresh_token=False,
-            environ=dict(environ),
-        )
-        loader.load_and_set(configuration)
+    async def load() -> Loaded:
+        token = _read_file(os.path.join(directory, "token")).decode(errors="replace").strip()
+        if not token:
+            raise _UnusableError(f"the token file {directory}/token is empty")
+        return Loaded(host=address, authorization=f"Bearer {token}", ca_file=os.path.join(directory, "ca.crt"))
 
     return load
+
+
+class _KubeconfigLoader:
+    """Loads a kubeconfig, of one file or several, and loads it anew when a file has changed.
+
+    kubernetes-asyncio's loader would write each certificate and key that stands in the file to the shared temporary
+    directory, where they outlive a process that is killed. OpenSSL and the loader want paths: those of memfds, which go
+    with the process, whatever ends it.
+    """
+
+    def __init__(self, path: str, context: str, deadline: float) -> None:
+        self._path = path
+        self._context = context
+        self._deadline = deadline
+        self._content: tuple[bytes, ...] = ()
+        self._loader: Any = None
+
+    async def load(self) -> Loaded:
+        """What the kubeconfig says now; raises one of _LOADER_ERRORS."""
+        parts = [part for part in self._path.split(os.pathsep) if part]
+        if missing := [part for part in parts if not _is_file(part)]:
+            raise _UnusableError(f"there is no file {missing[0]}")
+        content = tuple(map(_read_file, parts))
+        module = import_kubeconfig_loader()
+        found: Any = SimpleNamespace(host="", api_key={})
+        try:
+            if self._loader is None or content != self._content:
+                self._loader, self._content = _build_loader(module, self._path, self._context, self._deadline), content
+            await self._loader.load_and_set(found)
+        except (module.ConfigException, module.yaml.YAMLError) as error:
+            raise _UnusableError(str(error)) from error
+        said = vars(found)
+        return Loaded(
+            host=found.host or "",
+            authorization=str(found.api_key.get("BearerToken", "")).strip(),
+            ca_file=said.get("ssl_ca_cert"),
+            cert_file=said.get("cert_file"),
+            key_file=said.get("key_file"),
+            verify=said.get("verify_ssl", True),
+            server_hostname=said.get("tls_server_name"),
+            proxy=said.get("proxy"),
+        )
+
+
+def _build_loader(module: Any, path: str, context: str, deadline: float) -> Any:
+    class Loader(module.KubeConfigLoader):  # type: ignore[misc]
+        """Runs a credential plugin in a process group of its own, which ends with it or at the deadline."""
+
+        plugin_until = 0.0
+
+        async def load_from_exec_plugin(self) -> bool:
+            if time.time() < self.plugin_until:
+                return True
+            status = await _run_plugin(self._user["exec"].value, deadline)
+            if token := status.get("token"):
+                self.token = f"Bearer {token}"
+            if (certificate := status.get("clientCertificateData")) and (key := status.get("clientKeyData")):
+                _close_all(plugin_files)
+                self.cert_file = _keep_in_memory("certificate", certificate.encode(), plugin_files)
+                self.key_file = _keep_in_memory("key", key.encode(), plugin_files)
+            elif not token:
+                raise _UnusableError("exec: the plugin gave neither a token nor a certificate with its key")
+            if expiry := status.get("expirationTimestamp"):
+                self.plugin_until = datetime.datetime.fromisoformat(expiry).timestamp() - RENEWAL_PERIOD
+            return True
+
+    config = module.KubeConfigMerger(path).config
+    if config is None:
+        raise _UnusableError("it is empty")
+    entries = [entry.value.get(kind[:-1]) for kind in ("clusters", "users") for entry in config.value.get(kind) or ()]
+    files: list[int] = []
+    plugin_files: list[int] = []
+    for entry in entries:
+        for name in INLINE if isinstance(entry, dict) else ():
+            if data := entry.pop(f"{name}-data", None):  # preferred to a file of the same name
+                entry[name] = _keep_in_memory(name, base64.b64decode(data), files)
+    loader = Loader(config_dict=config, active_context=context or None, config_base_path=None)
+    weakref.finalize(loader, _close_all, files)
+    weakref.finalize(loader, _close_all, plugin_files)
+    return loader
+
+
+async def _run_plugin(config: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
+    """The status that a credential plugin of `client.authentication.k8s.io` gives."""
+    for key in ("command", "apiVersion"):
+        if not config.get(key):
+            raise _UnusableError(f"exec: {key} is missing")
+    command = [str(config["command"]), *(str(argument) for argument in config.get("args") or ())]
+    info = {"apiVersion": config["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
+    given = {str(item["name"]): str(item["value"]) for item in config.get("env") or ()}
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env={**os.environ, **given, "KUBERNETES_EXEC_INFO": json.dumps(info)},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    ended = False
+    try:
+        async with asyncio.timeout(deadline):
+            output, errors = await process.communicate()
+        ended = True
+    except TimeoutError as error:
+        raise _UnusableError(f"exec: {command[0]} did not end within {deadline:g} s, and was killed") from error
+    finally:
+        if not ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode != 0:
+        raise _UnusableError(
+            f"exec: {command[0]} ended with {process.returncode}: {errors[:500].decode(errors='replace')}"
+        )
+    try:
+        answer = json.loads(output)
+        if answer["apiVersion"] != config["apiVersion"]:
+            raise _UnusableError(f"exec: {command[0]} answered in {answer['apiVersion']}, not {config['apiVersion']}")
+        return dict(answer["status"])
+    except (ValueError, TypeError, LookupError) as error:
+        raise _UnusableError(f"exec: {command[0]} did not answer with an ExecCredential that has a status") from error
+
+
+def _keep_in_memory(name: str, content: bytes, descriptors: list[int]) -> str:
+    """The path of a memfd with this content."""
+    descriptor = os.memfd_create(f"pydra-{name}")  # not inherited: a plugin has no use for it
+    descriptors.append(descriptor)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(content)
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
 
 
 def _is_file(path: str) -> bool:
     return os.path.isfile(os.path.expanduser(path))
 
 
-def _build_ssl_context(configuration: Configuration, *, strict: bool) -> ssl.SSLContext | None:
-    if not (configuration.host or "").startswith("https://"):
-        return None
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
-    if not configuration.verify_ssl:
+def _read_file(path: str | None) -> bytes:
+    if path is None:
+        return b""
+    with open(os.path.expanduser(path), "rb") as file:
+        return file.read()
+
+
+def _build_ssl_context(loaded: Loaded, *, strict: bool) -> ssl.SSLContext:
+    """Raises OSError that names the file which OpenSSL refuses."""
+    try:
+        context = ssl.create_default_context(cafile=loaded.ca_file)
+    except ssl.SSLError as error:
+        raise _UnusableError(f"the CA file {loaded.ca_file} is not a usable certificate: {error.reason}") from error
+    if loaded.cert_file:
+        try:
+            context.load_cert_chain(loaded.cert_file, keyfile=loaded.key_file)
+        except ssl.SSLError as error:
+            text = f"the client certificate {loaded.cert_file} with the key {loaded.key_file} is not usable"
+            raise _UnusableError(f"{text}: {error.reason}") from error
+    if not loaded.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if not strict:
@@ -183,6 +385,8 @@ def _build_ssl_context(configuration: Configuration, *, strict: bool) -> ssl.SSL
 
 def _say(error: BaseException) -> str:
     text = str(error)
-    if isinstance(error, ConfigException | OSError) and text:
+    if isinstance(error, TimeoutError):
+        return "timed out while reading the credentials"
+    if isinstance(error, _UnusableError | OSError) and text:
         return text
     return f"not a usable kubeconfig ({type(error).__name__}{': ' + text if text else ''})"

@@ -1,10 +1,20 @@
-"""From what went wrong with a request to one error of pydra's tree: one table, one place. Pure."""
+"""Turns what went wrong with a request into one error of pydra's tree, in words that name the cause. Pure."""
 
 from __future__ import annotations
 
+import os
+import ssl
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import unquote
+
 import msgspec
 
-from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable
+from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable, Unreadable
+from pydra.kube.decoding import LineTooLong, NotJson, TooLarge, Undecodable, decode_document
+from pydra.kube.resources import JsonObject, Resource
+from pydra.kube.transport import aiohttp
 
 ERROR_BY_STATUS: dict[int, type[KubeError]] = {
     404: NotFound,
@@ -21,14 +31,21 @@ ADVICE_BY_STATUS: dict[int, str] = {
     403: "check the RBAC rules of this ServiceAccount",
 }
 MESSAGE_LIMIT = 2000
+LINE_LIMIT = 200
+RETRY_AFTER_LIMIT = 30.0
+"""Seconds. A gateway that asks for hours must not keep an agent from noticing that the API server is back."""
+
+_WORDS = {"get": "read", "update": "replace"}
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the API's Status object that errors are made of."""
+    """The part of the API's Status object that errors are made of; `foreign` is the first line of any other body."""
 
     message: str = ""
     reason: str = ""
     code: int = 0
+    foreign: str = ""
 
 
 def error_class(status: int) -> type[KubeError]:
@@ -38,32 +55,108 @@ def error_class(status: int) -> type[KubeError]:
     return ERROR_BY_STATUS.get(status, KubeError)
 
 
-def parse_status(payload: bytes) -> Status:
-    """The Status in an answer's body; for a body that is none (a proxy's HTML page), its first line as the message."""
+def parse_status(body: bytes) -> Status:
+    """The Status in the body of a refusal, whatever that body is."""
     try:
-        return msgspec.json.decode(payload, type=Status)
-    except msgspec.DecodeError:
-        lines = payload[:MESSAGE_LIMIT].decode(errors="replace").strip().splitlines()
-        return Status(message=lines[0] if lines else "")
+        return read_status(decode_document(body))
+    except (NotJson, Undecodable):
+        return Status(foreign=first_line(body))
+
+
+def read_status(document: JsonObject) -> Status:
+    """The Status in a decoded document; fields of a wrong type count as absent."""
+    message, reason, code = (document.get(key) for key in ("message", "reason", "code"))
+    return Status(
+        message=message if isinstance(message, str) else "",
+        reason=reason if isinstance(reason, str) else "",
+        code=code if isinstance(code, int) else 0,
+    )
+
+
+def first_line(body: bytes) -> str:
+    """The first line of a body that is not the API server's, cut short for a message."""
+    lines = body[:MESSAGE_LIMIT].decode(errors="replace").strip().splitlines()
+    return lines[0][:LINE_LIMIT] if lines else ""
+
+
+def describe(verb: str, resource: Resource | None, path: str) -> str:
+    """A request in words: `read ResourceClaim ns/name`, `list resourceslices.resource.k8s.io`, `read /version`."""
+    word = _WORDS.get(verb, verb)
+    if resource is None:
+        return f"{word} {path}"
+    scope, _, name = path.partition("?")[0].partition(f"/{resource.plural}")
+    _, _, namespace = scope.partition("/namespaces/")
+    if not name:
+        return f"{word} {resource}" + (f" in namespace {unquote(namespace)}" if namespace else "")
+    return f"{word} {resource.kind} {unquote(namespace + name).lstrip('/')}"
 
 
 def build_error(doing: str, status: int, answer: Status, *, retry_after: str = "") -> KubeError:
-    """The error for an answer that is no success; `doing` says the request in words."""
-    text = f"{doing}: {status} {answer.reason}".rstrip()
+    """The error for an answer other than success; `doing` is the request in words."""
+    phrase = answer.reason or _PHRASES.get(status, "")
+    text = f"cannot {doing}: the API server answered {status} {phrase}".rstrip()
     if answer.message:
         text += f": {answer.message[:MESSAGE_LIMIT]}"
+    if answer.foreign:
+        text += f", and the body is not from the Kubernetes API (is there a proxy?): {answer.foreign}"
     if status in ADVICE_BY_STATUS:
         text += f" ({ADVICE_BY_STATUS[status]})"
     kind = error_class(status)
     if issubclass(kind, Unavailable):
         seconds = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
-        return kind(text, status=status, cause=answer.reason, retry_after=seconds)
+        return kind(text, status=status, cause=answer.reason, retry_after=min(seconds, RETRY_AFTER_LIMIT))
     return kind(text, status=status, cause=answer.reason)
 
 
-def build_unanswered(doing: str, server: str, error: BaseException) -> Unavailable:
-    """The error for a request that got no answer: refused, reset, timed out, or not understood."""
-    said = str(error) or type(error).__name__
-    if isinstance(error, TimeoutError):
-        said = f"no answer in time ({said})"
-    return Unavailable(f"{doing}: {server} does not answer: {said}", cause=type(error).__name__)
+def build_unanswered(doing: str, server: str, error: BaseException, *, seconds: float, trust: str = "") -> KubeError:
+    """The error for a request without a usable answer: refused, reset, timed out, distrusted, not understood.
+
+    `seconds` is the time that it had; `trust` names the certificate files that were used, for an error of TLS.
+    """
+    if isinstance(error, Undecodable):
+        return Unreadable(f"cannot {doing}: {error}", cause="Unreadable")
+    cause = type(error).__name__
+    if isinstance(error, NotJson | TooLarge | LineTooLong):
+        text = f"the answer of {server} is not from the Kubernetes API (is there a proxy?): {error}"
+        if not isinstance(error, NotJson):
+            text = f"the answer of {server} is too large: {error}"
+    elif (tls := find_tls_error(error)) is not None:
+        text = f"TLS with {server} failed: {tls}{f' ({trust})' if trust else ''}"
+        cause = "TLS"
+    elif isinstance(error, TimeoutError):
+        text = f"{server} did not answer within {seconds:g} s"
+        cause = "Timeout"
+    else:
+        text = f"no answer from {server}: {_explain(error)}"
+        if isinstance(error, aiohttp.ServerDisconnectedError) and "client certificate" in trust:
+            text += f"; it may refuse the client certificate ({trust})"
+    return Unavailable(f"cannot {doing}: {text}", cause=cause)
+
+
+def find_tls_error(error: BaseException) -> str | None:
+    """What TLS says is wrong, if it is the cause: a certificate that one of the two sides refuses."""
+    causes = list(_causes(error))
+    for one in causes:
+        if message := getattr(one, "verify_message", ""):
+            return f"certificate verify failed: {message}"
+    for one in causes:
+        if isinstance(one, ssl.SSLError) and (reason := getattr(one, "reason", None)):
+            return str(reason).replace("_", " ").lower()
+        if isinstance(one, OSError) and "[SSL: " in str(one):  # aiohttp keeps the text and not the type
+            return str(one).partition("[SSL: ")[2].partition("]")[0].replace("_", " ").lower()
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    for _ in range(5):
+        if error is None:
+            return
+        yield error
+        error = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error.__cause__
+
+
+def _explain(error: BaseException) -> str:
+    inner: Any = getattr(error, "os_error", error)
+    if isinstance(inner, OSError) and inner.errno:
+        return os.strerror(inner.errno) if inner.errno > 0 else str(inner.strerror)
+    return str(error) or type(error).__name__

@@ -1,15 +1,16 @@
-"""A Reflector: a cache of one list of objects that follows the API server through every fault of a watch."""
+"""An Informer: a cache of one list of objects that follows the API server through every fault of a watch."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Protocol
 
-import anyio
 import msgspec
 
 from pydra.errors import Gone, KubeError, Unavailable
@@ -58,7 +59,7 @@ class WatchFailed(msgspec.Struct, frozen=True, kw_only=True):
     pause: float
 
 
-class Reflector:
+class Informer:
     """The objects of one resource and selector, as of the last event.
 
     `objects` maps (namespace, name) to the object, without its managedFields; it is not to be changed.
@@ -87,7 +88,7 @@ class Reflector:
         self._uniform = uniform
         self._objects: dict[Key, JsonObject] = {}
         self._callbacks: list[Callable[[WatchEvent], None]] = []
-        self._synced = anyio.Event()
+        self._synced = asyncio.Event()
         self._position = ""
         self._failures = 0
 
@@ -113,19 +114,19 @@ class Reflector:
         """Follow the API server until cancelled. An error of the server is reported and never ends it."""
         while True:
             error: KubeError | None = None
-            began = anyio.current_time()
+            began = time.monotonic()
             try:
                 if not self._position:
                     await self._relist()
                 await self._follow()
             except KubeError as raised:
                 error = raised
-            pause = self._decide(error, lasted=anyio.current_time() - began)
+            pause = self._decide(error, lasted=time.monotonic() - began)
             if error is not None and not isinstance(error, Gone):
                 log.warning("watch of %s broke, trying again in %.1f s: %s", self._resource, pause, error)
                 self._report(WatchFailed(resource=str(self._resource), error=error, pause=pause))
             if pause:
-                await anyio.sleep(pause)
+                await asyncio.sleep(pause)
 
     def _decide(self, error: KubeError | None, *, lasted: float) -> float:
         """How long to pause, and whether the next round lists again or resumes.

@@ -6,6 +6,7 @@ a newer cluster knows is lost between a read and a write.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, TypeAlias
@@ -39,10 +40,12 @@ class ObjectList(msgspec.Struct, frozen=True, kw_only=True):
 
     items: tuple[JsonObject, ...]
     resource_version: str
+    left_out: tuple[str, ...] = ()
+    """Items that could not be decoded: name and reason of each."""
 
 
 class WatchEventType(Enum):
-    """What a watch tells of an object. ERROR never leaves the client: it is raised."""
+    """What happened to an object. The client raises ERROR events; it never returns them."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -58,23 +61,27 @@ class WatchEvent(msgspec.Struct, frozen=True):
     object: JsonObject
 
 
+_PLAIN = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*").fullmatch
+
+
 def build_path(resource: Resource, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
     """The URL path of a collection or an object, every part percent-encoded.
 
     Raises ValueError for a name or namespace that cannot be a path segment: it would address another object.
     """
-    parts = ["apis", resource.group, resource.version] if resource.group else ["api", resource.version]
-    if resource.namespaced and namespace:
-        parts += ["namespaces", namespace]
-    parts.append(resource.plural)
+    path = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
+    if namespace and resource.namespaced:
+        path += f"/namespaces/{namespace if _PLAIN(namespace) else _quote(resource, namespace)}"
+    path += f"/{resource.plural}"
     if name:
-        parts.append(name)
-    if subresource:
-        parts.append(subresource)
-    for part in (namespace, name):
-        if part in (".", "..") or "/" in part:
-            raise ValueError(f"{part!r} cannot be the name or namespace of one of the {resource}")
-    return "/" + "/".join(quote(part, safe="") for part in parts)
+        path += f"/{name if _PLAIN(name) else _quote(resource, name)}"
+    return f"{path}/{subresource}" if subresource else path
+
+
+def _quote(resource: Resource, part: str) -> str:
+    if part in (".", "..") or "/" in part:
+        raise ValueError(f"{part!r} cannot be the name or namespace of one of the {resource}")
+    return quote(part, safe="", errors="replace")
 
 
 def object_key(body: Mapping[str, Any]) -> tuple[str, str]:
@@ -84,7 +91,7 @@ def object_key(body: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def parse_resource_version(version: str) -> int:
-    """A resource version as a number that grows with every write; 0 when the server's is none.
+    """A resource version as a number that grows with every write; 0 when it is not a number.
 
     Kubernetes 1.35 promises the order (KEP-5504); all versions from 1.34 on keep it for built-in kinds.
     """

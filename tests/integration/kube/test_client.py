@@ -178,7 +178,10 @@ async def test_a_write_is_never_repeated(api_server: ApiHandle) -> None:
     server = api_server.embedded
     server.faults.add(Fault(verb="create", status=503, body="upstream connect error\nmore", times=None))
     async with open_client(api_server) as client:
-        with pytest.raises(Unavailable, match=r"create deviceclasses\.resource.* 503: upstream connect error$"):
+        with pytest.raises(
+            Unavailable,
+            match=r"cannot create deviceclasses\.resource.* 503 Service Unavailable.*: upstream connect error$",
+        ):
             await client.create(DEVICE_CLASSES, device_class("one"))
     assert server.requests.count("create", "deviceclasses") == 1
 
@@ -187,7 +190,7 @@ async def test_a_server_that_is_silent_is_unavailable_after_the_deadline(api_ser
     server = api_server.embedded
     recorder = Recorder()
     async with open_client(api_server, deadline=0.05, retry_for=0.0, report=recorder) as client:
-        with server.faults.frozen(), pytest.raises(Unavailable, match="no answer in time") as silence:
+        with server.faults.frozen(), pytest.raises(Unavailable, match=r"did not answer within 0\.05 s") as silence:
             await client.get(NAMESPACES, "default")
     assert silence.value.status == 0
     assert [event.status for event in recorder.of(RequestDone)] == [0]
@@ -195,7 +198,7 @@ async def test_a_server_that_is_silent_is_unavailable_after_the_deadline(api_ser
 
 async def test_a_server_that_is_away_is_unavailable(api_server: ApiHandle) -> None:
     async with open_client(api_server, retry_for=0.0) as client, api_server.embedded.down():
-        with pytest.raises(Unavailable, match="does not answer"):
+        with pytest.raises(Unavailable, match=r"no answer from http.*: Connection refused"):
             await client.get(NAMESPACES, "default")
 
 

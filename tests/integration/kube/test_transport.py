@@ -1,4 +1,4 @@
-"""What importing aiohttp through the client reads, and that it still trusts whom the system trusts."""
+"""What importing the client reads and loads, seen in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 import anyio.to_thread
+import pytest
 
 from pydra_dev.apiserver import serve_api
-from tests.integration.kube.test_auth import Authority
+from tests.integration.kube.authority import Authority
 
 PROGRAM = """
 import asyncio, ssl, sys
@@ -63,3 +64,25 @@ async def test_an_aiohttp_that_is_loaded_already_is_left_as_it_is(tmp_path: Path
     authority = Authority(tmp_path)
     async with serve_api(tls=authority.context) as api:
         assert await run(api.url, system=str(authority.ca), first="import aiohttp") == ["False 1", "200", "False 1"]
+
+
+@pytest.mark.parametrize(
+    ("program", "modules"),
+    [
+        ("import pydra.kube.client, pydra.kube.informer", 0),
+        ("from pydra.kube.transport import import_kubeconfig_loader; import_kubeconfig_loader().KubeConfigLoader", 0),
+        ("import kubernetes_asyncio; import pydra.kube.transport as t; t.import_kubeconfig_loader()", 700),
+    ],
+    ids=["the client", "a kubeconfig", "a program that uses the package itself"],
+)
+def test_kubernetes_asyncio_is_loaded_only_by_those_who_want_it(program: str, modules: int) -> None:
+    count = "import sys; print(sum(name.startswith('kubernetes_asyncio') for name in sys.modules))"
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", f"{program}; {count}"],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": ":".join(filter(None, sys.path))},
+    )
+    assert int(run.stdout) in (range(1) if modules == 0 else range(modules, 10_000))

@@ -11,7 +11,7 @@ import anyio
 
 from pydra.devices import Device, Pool
 from pydra.kube.client import KubeClient
-from pydra.kube.informer import Reflector
+from pydra.kube.informer import Informer
 from pydra.kube.resources import NODES, RESOURCE_SLICES
 from pydra.slices.reconciler import PoolPublished, SliceClient, SliceReconciler, SliceWritten, slice_selector
 from tests.integration.api_handle import ApiHandle, Scratch
@@ -37,7 +37,7 @@ class Publishing:
         self.scratch = scratch
         self.events = Recorder()
         selector = slice_selector(scratch.driver, scratch.node)
-        self.reflector = Reflector(client, RESOURCE_SLICES, field_selector=selector)
+        self.reflector = Informer(client, RESOURCE_SLICES, field_selector=selector)
         self.reconciler = SliceReconciler(
             through(client),
             self.reflector,

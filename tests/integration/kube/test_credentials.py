@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import base64
-import datetime
-import ipaddress
 import itertools
-import ssl
 import sys
 import tempfile
 from pathlib import Path
 
+import anyio
 import pytest
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from pydra.errors import KubeError, SettingsError, Unavailable
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import Credentials, load_credentials
 from pydra.kube.resources import NAMESPACES
 from pydra_dev.apiserver import ApiServer, serve_api
+from tests.integration.kube.authority import Authority
 
 
 async def read(credentials: Credentials) -> str:
@@ -41,48 +36,6 @@ def write_kubeconfig(path: Path, server: str, user: dict[str, object], **cluster
     }
     path.write_text(yaml.safe_dump(document))
     return str(path)
-
-
-class Authority:
-    """A certificate authority without key identifiers, as several clouds have, and a server's certificate of it."""
-
-    def __init__(self, directory: Path) -> None:
-        self.ca = directory / "ca.crt"
-        key, name = ec.generate_private_key(ec.SECP256R1()), self._name("ca")
-        authority = self._build(name, name, key.public_key(), x509.BasicConstraints(ca=True, path_length=None))
-        self.ca.write_bytes(authority.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
-        server_key = ec.generate_private_key(ec.SECP256R1())
-        names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        server = self._build(self._name("server"), name, server_key.public_key(), names).sign(key, hashes.SHA256())
-        pair = directory / "server.pem"
-        pair.write_bytes(
-            server.public_bytes(serialization.Encoding.PEM)
-            + server_key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        self.context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        self.context.load_cert_chain(pair)
-
-    @staticmethod
-    def _name(name: str) -> x509.Name:
-        return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-    @staticmethod
-    def _build(
-        subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, extension: x509.ExtensionType
-    ) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(subject)
-            .issuer_name(issuer)
-            .public_key(key)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=1))
-            .add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
-        )
 
 
 @pytest.fixture
@@ -118,30 +71,101 @@ async def test_a_token_is_read_again_every_minute(tmp_path: Path, authority: Aut
             environ=pod_environment(server), service_account=str(tmp_path), clock=lambda: now[0]
         )
         (tmp_path / "token").write_text("second")
-        before, now[0] = credentials.stale, now[0] + 61
-        assert (before, credentials.stale) == (False, True)
-        await credentials.renew()
-        assert (credentials.authorization, credentials.stale) == ("Bearer second", False)
+        async with KubeClient(credentials) as client:
+            await client.get(NAMESPACES, "default")
+            before, now[0] = credentials.access.headers["Authorization"], now[0] + 61
+            await client.get(NAMESPACES, "default")
+        assert (before, credentials.access.headers["Authorization"]) == ("Bearer first", "Bearer second")
 
 
-async def test_a_token_that_cannot_be_read_leaves_the_old_one(tmp_path: Path, authority: Authority) -> None:
-    (tmp_path / "token").write_text("first")
+@pytest.mark.parametrize(
+    "content", [None, "", "two\nlines", "caf\xe9"], ids=["absent", "empty", "two lines", "not ASCII"]
+)
+async def test_a_token_that_cannot_be_used_leaves_the_old_one(
+    tmp_path: Path, authority: Authority, content: str | None
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("first")
+    clock = itertools.count(step=61.0).__next__
+    async with serve_api(tls=authority.context, token="first") as server:
+        credentials = await load_credentials(
+            environ=pod_environment(server), service_account=str(tmp_path), clock=clock
+        )
+        if content is None:
+            token.unlink()
+        else:
+            token.write_text(content)
+        async with KubeClient(credentials) as client:
+            assert await client.get(NAMESPACES, "default")
+            assert "cannot read the credentials again, the pod's service account: " in client.problem()
+            token.write_text("first\n")
+            assert await client.get(NAMESPACES, "default")
+            assert client.problem() == ""
+
+
+async def test_a_token_of_two_lines_is_refused_at_the_start(tmp_path: Path, authority: Authority) -> None:
+    (tmp_path / "token").write_text("two\nlines")
+    async with serve_api(tls=authority.context) as server:
+        with pytest.raises(SettingsError, match="the token has several lines"):
+            await load_credentials(environ=pod_environment(server), service_account=str(tmp_path))
+
+
+async def test_a_server_with_another_authority_is_not_trusted_and_the_error_names_the_file(
+    tmp_path: Path, authority: Authority
+) -> None:
+    other = Authority(tmp_path / "other")
+    (other.directory / "token").write_text("x")
+    async with serve_api(tls=authority.context) as server:
+        credentials = await load_credentials(environ=pod_environment(server), service_account=str(other.directory))
+        with pytest.raises(Unavailable, match=rf"certificate verify failed: .* \(CA file {other.ca}\)"):
+            await read(credentials)
+
+
+async def test_a_rotated_authority_is_followed(tmp_path: Path, authority: Authority) -> None:
+    """Old connections are cut, as by a restart of the API server with a certificate of another authority."""
+    (tmp_path / "token").write_text("x")
+    fresh = Authority(tmp_path / "fresh")
     async with serve_api(tls=authority.context) as server:
         credentials = await load_credentials(environ=pod_environment(server), service_account=str(tmp_path))
-        (tmp_path / "token").unlink()
-        await credentials.renew(refused=credentials.authorization)
-        assert credentials.authorization == "Bearer first"
+        async with KubeClient(credentials, retry_for=0.0) as client:
+            assert await client.get(NAMESPACES, "default")
+            authority.context.load_cert_chain(fresh.server)
+            async with server.down():
+                pass
+            with pytest.raises(Unavailable, match=rf"certificate verify failed.*CA file {authority.ca}"):
+                await client.get(NAMESPACES, "default")
+            assert str(authority.ca) in client.problem()
+            authority.ca.write_bytes(fresh.ca.read_bytes())
+            assert await client.get(NAMESPACES, "default")
+            assert client.problem() == ""
 
 
-async def test_a_server_with_another_authority_is_not_trusted(tmp_path: Path, authority: Authority) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    Authority(other)
-    (other / "token").write_text("x")
+async def test_a_rotated_client_certificate_is_followed(tmp_path: Path, authority: Authority) -> None:
+    outdated = Authority(tmp_path / "outdated")
+    user = {"client-certificate": str(outdated.client), "client-key": str(outdated.client)}
+    authority.require_clients()
     async with serve_api(tls=authority.context) as server:
-        credentials = await load_credentials(environ=pod_environment(server), service_account=str(other))
-        with pytest.raises(Unavailable, match="certificate verify failed"):
-            await read(credentials)
+        path = write_kubeconfig(
+            tmp_path / "config", server.url, dict(user), **{"certificate-authority": str(authority.ca)}
+        )
+        credentials = await load_credentials(environ={}, kubeconfig=path)
+        async with KubeClient(credentials, retry_for=0.0) as client:
+            with pytest.raises(Unavailable, match=rf"client certificate {outdated.client}"):
+                await client.get(NAMESPACES, "default")
+            outdated.client.write_bytes(authority.client.read_bytes())
+            with pytest.raises(Unavailable):
+                await client.get(NAMESPACES, "default")
+            assert await client.get(NAMESPACES, "default")
+
+
+async def test_a_kubeconfig_that_is_replaced_is_read_again(tmp_path: Path) -> None:
+    async with serve_api(token="first") as server:
+        path = write_kubeconfig(tmp_path / "config", server.url, {"token": "first"})
+        async with KubeClient(await load_credentials(environ={"KUBECONFIG": path})) as client:
+            assert await client.get(NAMESPACES, "default")
+            write_kubeconfig(tmp_path / "config", server.url, {"token": "second"})
+            server.token = "second"
+            assert await client.get(NAMESPACES, "default")
 
 
 @pytest.mark.skipif(sys.version_info < (3, 13), reason="Python is strict about certificates from 3.13 on")
@@ -175,6 +199,27 @@ async def test_a_kubeconfig_may_run_a_program_for_the_token(tmp_path: Path) -> N
         assert await read(await load_credentials(environ={}, kubeconfig=path)) == "default"
 
 
+async def test_a_program_for_the_token_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    script = f"sleep 600 & echo $$ $! > {pids}; wait"
+    user: dict[str, object] = {
+        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]}
+    }
+    path = write_kubeconfig(tmp_path / "config", "http://127.0.0.1:1", user)
+    with pytest.raises(SettingsError, match=r"exec: sh did not end within 1 s, and was killed"):
+        await load_credentials(environ={}, kubeconfig=path, deadline=1.0)
+    with anyio.fail_after(10):
+        while any(is_running(int(pid)) for pid in pids.read_text().split()):
+            await anyio.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 async def test_a_kubeconfig_with_authority_data_is_verified(tmp_path: Path, authority: Authority) -> None:
     async with serve_api(tls=authority.context) as server:
         path = write_kubeconfig(
@@ -193,8 +238,6 @@ async def test_a_kubeconfig_may_carry_its_certificates_which_come_to_no_disk(
         (tmp_path / "shared").mkdir()
         credentials = await load_credentials(environ={}, kubeconfig=path, clock=itertools.count(step=3600.0).__next__)
         assert await read(credentials) == "default"
-        assert credentials.stale
-        await credentials.renew()
         assert await read(credentials) == "default", "also after it was loaded again"
         assert list((tmp_path / "shared").iterdir()) == [], "a process that is killed leaves no key behind"
 
@@ -203,7 +246,7 @@ async def test_a_home_directory_with_a_kubeconfig_is_the_last_resort(tmp_path: P
     (tmp_path / ".kube").mkdir()
     write_kubeconfig(tmp_path / ".kube" / "config", "http://127.0.0.1:1/", {})
     credentials = await load_credentials(environ={"HOME": str(tmp_path)})
-    assert (credentials.server, credentials.authorization) == ("http://127.0.0.1:1", "")
+    assert (credentials.server, credentials.access.headers) == ("http://127.0.0.1:1", {})
 
 
 async def test_without_any_credentials_it_says_what_it_looked_for(tmp_path: Path) -> None:

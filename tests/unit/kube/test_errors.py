@@ -9,7 +9,8 @@ import pytest
 
 from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable
 from pydra.kube.client import LOWER_ERRORS
-from pydra.kube.errors import Status, build_error, build_unanswered, error_class, parse_status
+from pydra.kube.errors import Status, build_error, build_unanswered, describe, error_class, parse_status
+from pydra.kube.resources import NODES, PODS, RESOURCE_CLAIMS, Resource, build_path
 
 CLASSES = {
     0: Unavailable,
@@ -54,26 +55,48 @@ def test_whatever_aiohttp_raises_is_caught_by_the_client() -> None:
 
 def test_the_message_says_what_was_done_what_came_and_what_to_do() -> None:
     answer = parse_status(b'{"message": "nodes is forbidden", "reason": "Forbidden", "code": 403, "details": {}}')
-    error = build_error("list nodes /api/v1/nodes", 403, answer)
+    error = build_error(describe("list", NODES, "/api/v1/nodes?limit=500"), 403, answer)
     assert str(error) == (
-        "list nodes /api/v1/nodes: 403 Forbidden: nodes is forbidden (check the RBAC rules of this ServiceAccount)"
+        "cannot list nodes: the API server answered 403 Forbidden: nodes is forbidden "
+        "(check the RBAC rules of this ServiceAccount)"
     )
     assert error.cause == "Forbidden"
 
 
+@pytest.mark.parametrize(
+    ("verb", "resource", "path", "words"),
+    [
+        ("get", None, "/version", "read /version"),
+        ("get", NODES, build_path(NODES, name="n"), "read Node n"),
+        (
+            "update",
+            RESOURCE_CLAIMS,
+            build_path(RESOURCE_CLAIMS, namespace="a b", name="c"),
+            "replace ResourceClaim a b/c",
+        ),
+        ("list", RESOURCE_CLAIMS, build_path(RESOURCE_CLAIMS), "list resourceclaims.resource.k8s.io"),
+        ("create", PODS, build_path(PODS, namespace="ns") + "?dryRun=All", "create pods in namespace ns"),
+    ],
+)
+def test_a_request_is_described_by_what_it_is_about(
+    verb: str, resource: Resource | None, path: str, words: str
+) -> None:
+    assert describe(verb, resource, path) == words
+
+
 BODIES = {
-    "a page": (b"<html>\nBad Gateway\n</html>", "<html>"),
-    "a text": (b"  upstream connect error\n", "upstream connect error"),
-    "nothing": (b"", ""),
-    "garbage": (b"\xff\xfe", "\ufffd\ufffd"),
-    "a list": (b"[]", "[]"),
-    "a status of wrong types": (b'{"message": 5}', '{"message": 5}'),
+    "a page": (b"<html>\nBad Gateway\n</html>", Status(foreign="<html>")),
+    "a text": (b"  upstream connect error\n", Status(foreign="upstream connect error")),
+    "nothing": (b"", Status()),
+    "garbage": (b"\xff\xfe", Status(foreign="\ufffd\ufffd")),
+    "a list": (b"[]", Status(foreign="[]")),
+    "a status of wrong types": (b'{"message": 5, "reason": "x"}', Status(reason="x")),
 }
 
 
-@pytest.mark.parametrize(("body", "message"), BODIES.values(), ids=BODIES)
-def test_a_body_that_is_no_status_gives_its_first_line(body: bytes, message: str) -> None:
-    assert parse_status(body) == Status(message=message)
+@pytest.mark.parametrize(("body", "status"), BODIES.values(), ids=BODIES)
+def test_a_body_that_is_not_a_status_gives_its_first_line(body: bytes, status: Status) -> None:
+    assert parse_status(body) == status
 
 
 def test_a_message_without_end_is_cut() -> None:
@@ -81,7 +104,8 @@ def test_a_message_without_end_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
-    ("header", "seconds"), [("7", 7.0), ("", 0.0), ("soon", 0.0), ("-1", 0.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0)]
+    ("header", "seconds"),
+    [("7", 7.0), ("", 0.0), ("soon", 0.0), ("-1", 0.0), ("9" * 400, 30.0), ("Wed, 21 Oct 2026 07:28:00 GMT", 0.0)],
 )
 def test_the_time_that_a_server_asks_for_is_kept(header: str, seconds: float) -> None:
     error = build_error("get x", 429, Status(), retry_after=header)
@@ -90,8 +114,8 @@ def test_the_time_that_a_server_asks_for_is_kept(header: str, seconds: float) ->
 
 
 def test_no_answer_says_so() -> None:
-    timeout = build_unanswered("get x", "https://api", TimeoutError())
-    assert str(timeout) == "get x: https://api does not answer: no answer in time (TimeoutError)"
-    reset = build_unanswered("get x", "https://api", ConnectionResetError(104, "Connection reset by peer"))
-    assert "Connection reset by peer" in str(reset)
+    timeout = build_unanswered("read x", "https://api", TimeoutError(), seconds=10)
+    assert str(timeout) == "cannot read x: https://api did not answer within 10 s"
+    reset = build_unanswered("read x", "https://api", ConnectionResetError(104, "Connection reset by peer"), seconds=10)
+    assert str(reset) == "cannot read x: no answer from https://api: Connection reset by peer"
     assert (timeout.status, reset.cause) == (0, "ConnectionResetError")

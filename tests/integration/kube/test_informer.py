@@ -11,7 +11,7 @@ import pytest
 
 from pydra.errors import Gone, Unavailable
 from pydra.kube.client import KubeClient, RequestDone
-from pydra.kube.informer import Reflector, WatchFailed
+from pydra.kube.informer import Informer, WatchFailed
 from pydra.kube.resources import RESOURCE_CLAIMS
 from pydra_dev.faults import Fault
 from tests.integration.api_handle import ApiHandle, Scratch, open_api
@@ -36,7 +36,7 @@ class Following:
         self.namespace = scratch.namespace
         self.changes = Recorder()
         self.failures = Recorder()
-        self.reflector = Reflector(client, RESOURCE_CLAIMS, namespace=scratch.namespace, report=self.failures)
+        self.reflector = Informer(client, RESOURCE_CLAIMS, namespace=scratch.namespace, report=self.failures)
         self.reflector.subscribe(lambda event: self.changes((event.type.value, event.object["metadata"]["name"])))
 
     @property

@@ -1,0 +1,204 @@
+"""Decodes what the API server sends: one document, a page of a list, a line of a watch. Pure.
+
+Objects carry bytes that other drivers and tenants wrote, and Kubernetes stores more than a strict JSON decoder accepts:
+opaque parameters with invalid UTF-8, with half of a surrogate pair, nested thousands of levels deep. The strict decoder
+runs first. Only when it refuses a body, the bytes are repaired, a list is cut into its items, and what still cannot be
+decoded is left out and named: one unreadable object never speaks for the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from pydra.kube.resources import JsonObject, WatchEvent, WatchEventType
+
+_NOT_STRICT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_EVENT_TYPES = {kind.value: kind for kind in WatchEventType}
+_ESCAPES = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a whole surrogate pair
+    r"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of one
+    r"|\\.",
+    re.DOTALL,
+)
+_STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_NAMES = {
+    key: re.compile(rb'"metadata"\s*:\s*\{[^{}]*?"%s"\s*:\s*"([^"\\]*)"' % key) for key in (b"namespace", b"name")
+}
+
+
+class NotJson(ValueError):
+    """The bytes are not a JSON document of the Kubernetes API; a proxy may have answered in its place."""
+
+
+class Undecodable(ValueError):
+    """The object is JSON, and cannot be used: nested too deep, or not in the shape of a Kubernetes object."""
+
+
+class TooLarge(ValueError):
+    """The body is longer than the limit, and was not read to its end."""
+
+
+def decode_document(body: bytes) -> JsonObject:
+    """Any JSON object, such as `/version`. Raises NotJson, Undecodable."""
+    try:
+        document = msgspec.json.decode(body)
+    except _NOT_STRICT:
+        document = _decode_repaired(body)
+    if type(document) is not dict:
+        raise NotJson(f"a JSON {type(document).__name__} in place of an object")
+    return document
+
+
+def decode_object(body: bytes) -> JsonObject:
+    """A Kubernetes object: its `metadata` is an object. Raises NotJson, Undecodable."""
+    try:
+        found = msgspec.json.decode(body)
+    except _NOT_STRICT:
+        found = _decode_repaired(body)
+    return _check(found)
+
+
+def decode_page(body: bytes) -> tuple[JsonObject, list[JsonObject], list[str]]:
+    """The metadata of a list, its items, and what was left out: each unreadable item with its name and the reason.
+
+    Raises NotJson.
+    """
+    try:
+        page = decode_document(body)
+        items = page.get("items")
+    except Undecodable:
+        envelope, items = _cut_items(body)
+        try:
+            page = decode_document(envelope)
+        except Undecodable as error:
+            raise NotJson(str(error)) from error
+    metadata = page.get("metadata")
+    if type(metadata) is not dict or not isinstance(items, list | None):
+        raise NotJson("it is not a list of Kubernetes objects")
+    kept: list[JsonObject] = []
+    left_out: list[str] = []
+    for number, item in enumerate(items or ()):
+        try:
+            kept.append(decode_object(item) if isinstance(item, bytes) else _check(item))
+        except (NotJson, Undecodable) as error:
+            left_out.append(f"{_find_name(item) or f'item {number}'} ({error})")
+    return metadata, kept, left_out
+
+
+def decode_event(line: bytes) -> WatchEvent:
+    """One line of a watch. The object of an ERROR event is a Status.
+
+    Raises Undecodable, with the object's name if there is one, for a line that can be passed over, and NotJson for one
+    that shows that this is not the stream of a watch.
+    """
+    try:
+        event = decode_document(line)
+        kind, found = _EVENT_TYPES.get(event.get("type", "")), event.get("object")
+        if kind is WatchEventType.ERROR and type(found) is dict:
+            return WatchEvent(kind, found)
+        if kind is None:
+            raise Undecodable(f"its type {event.get('type')!r} is not a type of a watch event")
+        return WatchEvent(kind, _check(found))
+    except (NotJson, Undecodable, TypeError) as error:
+        if not line.startswith(b"{"):
+            raise NotJson(str(error)) from error
+        raise Undecodable(f"{_find_name(line) or 'an event'} ({error})") from error
+
+
+def _check(found: object) -> JsonObject:
+    if type(found) is not dict:
+        raise NotJson(f"a JSON {type(found).__name__} in place of an object")
+    if type(found.get("metadata")) is not dict:
+        raise Undecodable("it is not a Kubernetes object: metadata is missing, or not an object")
+    return found
+
+
+def _decode_repaired(body: bytes) -> Any:
+    """Decode with U+FFFD in place of bytes that are not UTF-8 and of halves of surrogate pairs."""
+    text = _ESCAPES.sub(lambda found: "\\ufffd" if found[1] else found[0], body.decode(errors="replace"))
+    try:
+        return msgspec.json.decode(text)
+    except RecursionError as error:
+        raise Undecodable("it is nested too deep") from error
+    except _NOT_STRICT as error:
+        raise NotJson(str(error)) from error
+
+
+def _cut_items(body: bytes) -> tuple[bytes, list[bytes]]:
+    """A list without its items, and the items, found by the brackets alone: the only array directly in a list."""
+    spans = list(_find_items(body))
+    if not spans:
+        return body, []
+    return body[: spans[0][0]] + body[spans[-1][1] :], [body[start:end] for start, end in spans]
+
+
+def _find_items(body: bytes) -> Iterator[tuple[int, int]]:
+    depth = start = 0
+    in_items = False
+    for token in _STRUCTURE.finditer(body):
+        match token[0]:
+            case b"{" | b"[" as opening:
+                if depth == 1:
+                    in_items = opening == b"["
+                elif depth == 2:
+                    start = token.start()
+                depth += 1
+            case b"}" | b"]":
+                depth -= 1
+                if depth == 2 and in_items:
+                    yield start, token.end()
+
+
+def _find_name(item: object) -> str:
+    """Namespace and name of an object that cannot be decoded, for a message; empty when there is none to be found."""
+    if not isinstance(item, bytes):
+        return ""
+    parts = [found[1].decode(errors="replace") for pattern in _NAMES.values() if (found := pattern.search(item))]
+    return "/".join(part for part in parts if part)
+
+
+class LineTooLong(ValueError):
+    """A line is longer than the limit; the stream cannot be read further."""
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines: feed it chunks, get whole lines without their newline; empty ones are dropped.
+
+    Work is linear in the bytes fed, also for a line that comes in many chunks.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that this chunk completes; raises LineTooLong."""
+        head, newline, rest = chunk.partition(b"\n")
+        self._keep(head)
+        if not newline:
+            return []
+        lines = [self._take()]
+        *whole, tail = rest.split(b"\n")
+        if any(len(line) > self._limit for line in whole):
+            raise LineTooLong(f"a line of more than {self._limit} bytes")
+        lines += whole
+        self._keep(tail)
+        return [line for line in lines if line.strip()]
+
+    def _keep(self, part: bytes) -> None:
+        self._size += len(part)
+        if self._size > self._limit:
+            raise LineTooLong(f"a line of more than {self._limit} bytes")
+        if part:
+            self._parts.append(part)
+
+    def _take(self) -> bytes:
+        line = b"".join(self._parts)
+        self._parts.clear()
+        self._size = 0
+        return line
