@@ -75,7 +75,7 @@ def _leave_stdout() -> None:
 
 def _dev(parsed: argparse.Namespace) -> int:
     try:
-        from pydra_dev.story import run  # noqa: PLC0415 - a distribution of its own, which no node has
+        from pydra_dev.demo import run  # noqa: PLC0415 - a distribution of its own, which no node has
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "pydra_dev":
             raise

@@ -1,28 +1,107 @@
 """First-fit allocation of a pod's claims on one node. Pure.
 
-Devices are tried in the order of pools, slices and devices, with backtracking, and the first
-combination that satisfies every request, counter, share and constraint is taken. Scoring and full
-CEL are not here: a selector that `expressions` cannot evaluate is refused by name. Source: the
-structured allocator of k8s.io/dynamic-resource-allocation, Kubernetes 1.36.
+Devices are tried in the order of pools, slices and devices, with backtracking, and the first combination that
+satisfies every request, constraint, counter and share is taken. Devices are not scored, and a selector that
+`expressions` cannot evaluate is refused by name. Source: the structured allocator of
+k8s.io/dynamic-resource-allocation, Kubernetes 1.36.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
+from math import ceil
 
 import msgspec
 
 from pydra_dev import schema
-from pydra_dev.allocation_result import Chosen, Pick, build_allocation
-from pydra_dev.constraints import satisfies_constraints
 from pydra_dev.expressions import EvaluationError, UnsupportedExpressionError, compile_expression
-from pydra_dev.pools import Candidate, DeviceKey, NamedSlice, PoolView, build_pools
+from pydra_dev.pools import Candidate, Chosen, DeviceKey, NamedSlice, Pick, PoolView, build_allocation, build_pools
 from pydra_dev.quantity import parse_quantity
-from pydra_dev.shares import plan_share
 from pydra_dev.status import JsonObject
+
+
+def satisfies_constraints(constraints: Sequence[schema.Constraint], picks: Sequence[Pick]) -> bool:
+    """Whether the picks of one claim keep all its constraints."""
+    return all(_holds(constraint, picks) for constraint in constraints)
+
+
+def covers(requests: Sequence[str], request: str) -> bool:
+    """Whether a list of request names (empty: all) includes a request; a request includes its subrequests."""
+    return not requests or request in requests or request.partition("/")[0] in requests
+
+
+def _holds(constraint: schema.Constraint, picks: Sequence[Pick]) -> bool:
+    concerned = [pick for pick in picks if covers(constraint.requests, pick.request)]
+    name = constraint.match_attribute or constraint.distinct_attribute or ""
+    found = [_read_values(pick, name) for pick in concerned]
+    if any(values is None for values in found):
+        return False
+    values = [one for one in found if one is not None]
+    if constraint.match_attribute is not None:
+        return not values or bool(frozenset.intersection(*values))
+    return sum(map(len, values)) == len(frozenset[Hashable]().union(*values))
+
+
+def _read_values(pick: Pick, name: str) -> frozenset[Hashable] | None:
+    """The attribute's values, each with its type; a scalar is a list of one."""
+    attributes = pick.candidate.device.attributes
+    domain, _, identifier = name.partition("/")
+    attribute = attributes.get(name)
+    if attribute is None and domain == pick.candidate.driver:
+        attribute = attributes.get(identifier)
+    if attribute is None:
+        return None
+    typed = schema.build_fields(attribute)
+    return frozenset(
+        (type_.rstrip("s"), value)
+        for type_, values in typed.items()
+        for value in (values if isinstance(values, list) else [values])
+    )
+
+
+def plan_share(device: schema.Device, requested: Mapping[str, str]) -> Mapping[str, Fraction] | None:
+    """What the request takes of every capacity of the device; None when the device cannot give it.
+
+    What is not asked for is taken by the policy's default, or whole.
+    """
+    if set(requested) - set(device.capacity):
+        return None
+    share: dict[str, Fraction] = {}
+    for name, capacity in device.capacity.items():
+        asked = parse_quantity(requested[name]) if name in requested else None
+        amount = _round(capacity, asked)
+        if amount is None or amount > parse_quantity(capacity.value):
+            return None
+        share[name] = amount
+    return share
+
+
+def _round(capacity: schema.Capacity, asked: Fraction | None) -> Fraction | None:
+    policy = capacity.request_policy
+    default = parse_quantity(policy.default) if policy is not None and policy.default is not None else None
+    if asked is None:
+        return parse_quantity(capacity.value) if default is None else default
+    if policy is None or asked == default:
+        return asked
+    if policy.valid_values:
+        fitting = [value for value in map(parse_quantity, policy.valid_values) if value >= asked]
+        return min(fitting, default=None)
+    return asked if policy.valid_range is None else _round_to_range(policy.valid_range, asked)
+
+
+def _round_to_range(valid: schema.ValidRange, asked: Fraction) -> Fraction | None:
+    low = parse_quantity(valid.min) if valid.min is not None else Fraction(0)
+    amount = max(asked, low)
+    if valid.step is not None:
+        step = parse_quantity(valid.step)
+        amount = low + ceil((amount - low) / step) * step
+    if valid.max is not None and amount > parse_quantity(valid.max):
+        return None
+    return amount
+
 
 MAX_RESULTS = 32
 MAX_STEPS = 10_000

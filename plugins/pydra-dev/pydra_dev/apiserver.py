@@ -1,31 +1,123 @@
 """The embedded API server: `serve_api` speaks the Kubernetes HTTP API on a socket, from memory.
 
-An independent double of a real one for the kinds in `kinds`: same paths, bodies, refusals, watches.
-It has no authorization, server-side apply or managed fields; a request for what it lacks is refused
-and says so. Nothing outlives the `async with` block.
+`serve_control_plane` adds the controllers. It has the same paths, bodies, refusals and watches as a real server for
+the kinds in `kinds`, and no authorization, server-side apply or managed fields: a request for those is refused with
+the reason. Nothing outlives the `async with` block.
 """
 
 from __future__ import annotations
 
 import ssl
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from types import MappingProxyType
+from typing import Any
 
+import anyio
+import msgspec
 import yaml
 from aiohttp import web
 
-from pydra_dev.discovery import build_documents, parse_release
+from pydra_dev.controllers import run_controllers
 from pydra_dev.faults import Faults, RequestLog
 from pydra_dev.gates import build_gates
 from pydra_dev.handlers import MAX_BODY, Handlers
-from pydra_dev.kinds import KINDS, NAMESPACES, SERVICE_ACCOUNTS
+from pydra_dev.kinds import COLLECTION_VERBS, KINDS, NAMESPACES, OBJECT_VERBS, SERVICE_ACCOUNTS, Kind
+from pydra_dev.status import JsonObject
 from pydra_dev.store import DEFAULT_HISTORY, Store
 from pydra_dev.verbs import Api
+
+_VERBS = sorted((*COLLECTION_VERBS, *OBJECT_VERBS))
+
+
+class Release(msgspec.Struct, frozen=True):
+    """A Kubernetes version."""
+
+    major: int
+    minor: int
+    patch: int
+
+    def __str__(self) -> str:
+        return f"v{self.major}.{self.minor}.{self.patch}"
+
+
+def parse_release(text: str) -> Release:
+    """`1.36.1` or `v1.36` to a release; raises ValueError."""
+    parts = text.removeprefix("v").split(".")
+    if len(parts) not in {2, 3} or not all(part.isdecimal() for part in parts):
+        raise ValueError(f"{text!r} is not a Kubernetes version such as 1.36.1")
+    numbers = [int(part) for part in parts]
+    return Release(numbers[0], numbers[1], numbers[2] if len(numbers) == 3 else 0)
+
+
+def build_documents(release: Release, kinds: Iterable[Kind]) -> Mapping[str, JsonObject]:
+    """Every discovery document by its path."""
+    served = sorted(kinds, key=lambda kind: (kind.group, kind.version, kind.plural))
+    documents: dict[str, JsonObject] = {"/version": _build_version(release)}
+    groups: list[JsonObject] = []
+    described: dict[str, JsonObject] = {}
+    for (group, version), grouped in groupby(served, key=lambda kind: (kind.group, kind.version)):
+        members = tuple(grouped)
+        path = f"/apis/{group}/{version}" if group else f"/api/{version}"
+        documents[path] = _build_resources(group, version, members)
+        documents[f"/openapi/v3{path}"] = _build_openapi(release, path, members)
+        described[path.removeprefix("/")] = {"serverRelativeURL": f"/openapi/v3{path}"}
+        if group:
+            entry = {"groupVersion": f"{group}/{version}", "version": version}
+            groups.append({"name": group, "versions": [entry], "preferredVersion": entry})
+            documents[f"/apis/{group}"] = {"kind": "APIGroup", "apiVersion": "v1", **groups[-1]}
+    documents["/openapi/v3"] = {"paths": described}
+    addresses = [{"clientCIDR": "0.0.0.0/0", "serverAddress": "127.0.0.1"}]
+    documents["/api"] = {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": addresses}
+    documents["/apis"] = {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
+    return documents
+
+
+def _build_version(release: Release) -> JsonObject:
+    return {
+        "major": str(release.major),
+        "minor": str(release.minor),
+        "gitVersion": f"{release}+pydra-embedded",
+        "gitCommit": "",
+        "gitTreeState": "clean",
+        "buildDate": "1970-01-01T00:00:00Z",
+        "goVersion": "",
+        "compiler": "",
+        "platform": "",
+    }
+
+
+def _build_resources(group: str, version: str, kinds: Iterable[Kind]) -> JsonObject:
+    resources: list[dict[str, Any]] = []
+    for kind in kinds:
+        entry = {"name": kind.plural, "singularName": kind.singular, "namespaced": kind.namespaced, "kind": kind.kind}
+        resources.append({**entry, "verbs": _VERBS, **({"shortNames": list(kind.short)} if kind.short else {})})
+        for subresource in kind.subresources:
+            verbs = ["create"] if subresource == "binding" else ["get", "patch", "update"]
+            shown = "Binding" if subresource == "binding" else kind.kind
+            name = f"{kind.plural}/{subresource}"
+            resources.append({**entry, "name": name, "singularName": "", "kind": shown, "verbs": verbs})
+    group_version = f"{group}/{version}" if group else version
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources}
+
+
+def _build_openapi(release: Release, path: str, kinds: Iterable[Kind]) -> JsonObject:
+    """No schemas, only what `kubectl` looks for: that the server validates fields itself."""
+    validation = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
+    paths: dict[str, JsonObject] = {}
+    for kind in kinds:
+        namespace = "/namespaces/{namespace}" if kind.namespaced else ""
+        identity = {"group": kind.group, "version": kind.version, "kind": kind.kind}
+        operation = {"x-kubernetes-group-version-kind": identity, "parameters": [validation], "responses": {}}
+        paths[f"{path}{namespace}/{kind.plural}/{{name}}"] = {"patch": operation}
+    info = {"title": "Kubernetes", "version": str(release)}
+    return {"openapi": "3.0.0", "info": info, "paths": paths, "components": {"schemas": {}}}
+
 
 DEFAULT_VERSION = "1.36.1"
 FIRST_DRA_MINOR = 34
@@ -197,3 +289,14 @@ def build_kubeconfig(url: str, token: str) -> bytes:
         "current-context": "embedded",
     }
     return yaml.safe_dump(document, sort_keys=False).encode()
+
+
+@asynccontextmanager
+async def serve_control_plane(**options: Any) -> AsyncIterator[ApiServer]:
+    """Serve the API and run the controllers inside the block; `options` are those of `serve_api`."""
+    async with serve_api(**options) as server, anyio.create_task_group() as tasks:
+        tasks.start_soon(run_controllers, server.api, name="controllers")
+        try:
+            yield server
+        finally:
+            tasks.cancel_scope.cancel()

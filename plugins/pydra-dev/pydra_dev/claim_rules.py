@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_dev import schema
-from pydra_dev.formats import (
+from pydra_dev.metadata import (
     Errors,
     check_driver,
     check_full_attribute_name,

@@ -1,15 +1,18 @@
-"""What the controllers decide about pods and claims, from what the API holds. Pure.
+"""What the controllers decide about pods and claims from what the API holds, and the Events that they write.
 
-Source: kube-controller-manager's resourceclaim controller and the scheduler's DRA plugin,
-Kubernetes 1.36.
+Source: kube-controller-manager's resourceclaim controller and the scheduler's DRA plugin, Kubernetes 1.36.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from pydra_dev.metadata import SUFFIX_LENGTH
-from pydra_dev.status import JsonObject
+from pydra_dev.kinds import EVENTS
+from pydra_dev.metadata import SUFFIX_LENGTH, build_suffix
+from pydra_dev.status import JsonObject, StatusError
+from pydra_dev.verbs import Api
 
 CLAIM_NAME_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 FINALIZER = "resource.kubernetes.io/delete-protection"
@@ -133,3 +136,38 @@ def set_condition(status: JsonObject, condition: JsonObject) -> JsonObject:
                 return status
             return {**status, "conditions": [*conditions[:index], condition, *conditions[index + 1 :]]}
     return {**status, "conditions": [*conditions, condition]}
+
+
+log = logging.getLogger(__name__)
+_COMPONENT = "pydra-embedded"
+
+
+@contextmanager
+def attempt(what: str) -> Iterator[None]:
+    """Log what the API refuses inside the block: the next turn sees the object as it is then."""
+    try:
+        yield
+    except StatusError as error:
+        log.warning("could not %s: %s", what, error)
+
+
+def emit_event(api: Api, about: JsonObject, type_: str, reason: str, message: str) -> None:
+    """Write an Event about a namespaced object."""
+    metadata, now = about["metadata"], api.now
+    involved = {"kind": about["kind"], "apiVersion": about["apiVersion"]}
+    involved |= {key: metadata[key] for key in ("namespace", "name", "uid", "resourceVersion")}
+    body = {
+        "metadata": {"name": f"{metadata['name']}.{build_suffix(api.random)}{build_suffix(api.random)}"},
+        "involvedObject": involved,
+        "reason": reason,
+        "message": message,
+        "type": type_,
+        "source": {"component": _COMPONENT},
+        "reportingComponent": _COMPONENT,
+        "reportingInstance": "",
+        "count": 1,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+    }
+    with attempt(f"write event {reason}"):
+        api.create(EVENTS, body, namespace=metadata["namespace"])

@@ -15,15 +15,16 @@ import anyio.lowlevel
 
 from pydra_dev.control_plan import (
     FINALIZER,
+    attempt,
     build_claim,
     claim_names,
+    emit_event,
     find_generated,
     is_finished,
     is_orphan,
     live_consumers,
     template_claims,
 )
-from pydra_dev.events import attempt, emit_event
 from pydra_dev.kinds import (
     KINDS,
     NAMESPACES,
@@ -35,8 +36,7 @@ from pydra_dev.kinds import (
 )
 from pydra_dev.scheduling import Scheduler
 from pydra_dev.status import JsonObject
-from pydra_dev.verbs import Api, Query
-from pydra_dev.watching import Signal
+from pydra_dev.verbs import Api, Query, Signal
 
 Step: TypeAlias = Callable[[], float | None]
 """One look at everything; returns the seconds until the next one is due without a write, if any."""

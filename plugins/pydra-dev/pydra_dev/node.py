@@ -23,8 +23,7 @@ from pydra.backends.environment import extend_module_path, is_target, variable_p
 from pydra.errors import SettingsError
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra_dev.apiserver import ApiServer
-from pydra_dev.control_plane import serve_control_plane
+from pydra_dev.apiserver import ApiServer, serve_control_plane
 from pydra_dev.kubelet.kubelet import Kubelet
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings
 from pydra_dev.kubelet.steps import Report

@@ -22,12 +22,13 @@ from pydra_dev.allocator import (
 )
 from pydra_dev.control_plan import (
     FINALIZER,
+    attempt,
     build_condition,
     claim_names,
+    emit_event,
     is_schedulable,
     set_condition,
 )
-from pydra_dev.events import attempt, emit_event
 from pydra_dev.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.metadata import build_uid
 from pydra_dev.pools import DeviceKey, NamedSlice, matches_node

@@ -11,7 +11,7 @@ from fractions import Fraction
 from msgspec.structs import astuple, replace
 
 from pydra_dev import schema
-from pydra_dev.formats import (
+from pydra_dev.metadata import (
     SEMVER,
     Errors,
     check_attribute_name,

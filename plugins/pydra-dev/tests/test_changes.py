@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydra_dev.cdi_specs import Hook, IntelRdt, Mount, NetDevice
-from pydra_dev.changes import describe_changes, shorten
+from pydra_dev.demo import describe_changes, shorten
 from pydra_dev.oci import OciDevice, OciSpec
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from pydra_dev.apiserver import ApiServer
-from pydra_dev.control_plane import serve_control_plane
+from pydra_dev.apiserver import ApiServer, serve_control_plane
 from pydra_dev.kinds import (
     DEVICE_CLASSES,
     EVENTS,
@@ -22,8 +21,7 @@ from pydra_dev.kinds import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
 )
-from pydra_dev.verbs import Api
-from pydra_dev.watching import Signal
+from pydra_dev.verbs import Api, Signal
 
 JsonObject = dict[str, Any]
 DRIVER = "gpu.example.com"

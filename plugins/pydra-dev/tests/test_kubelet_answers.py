@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydra.kubelet.pb import dra_v1, dra_v1beta1
-from pydra_dev.kubelet.answers import AnswerError, PreparedDevice, check_unprepared, parse_prepared
+from pydra_dev.kubelet.claims import AnswerError, PreparedDevice, check_unprepared, parse_prepared
 
 NAMES = {"u1": "one", "u2": "two"}
 

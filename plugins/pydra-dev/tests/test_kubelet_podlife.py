@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pydra_dev.kubelet.podlife import (
+from pydra_dev.kubelet.pods import (
     Phase,
     PodState,
     ResourceHealth,

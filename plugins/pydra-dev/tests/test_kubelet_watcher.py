@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pydra_dev.kubelet.plugins import choose_instance
+from pydra_dev.kubelet.plugins import Sockets, choose_instance, compare_sockets
 from pydra_dev.kubelet.settings import Backoff
-from pydra_dev.kubelet.watcher import Sockets, compare_sockets
 
 OLD, NEW = (1, 100), (2, 200)
 

@@ -6,6 +6,17 @@ from typing import Any
 
 import pytest
 
+from pydra_dev.demo import (
+    POD,
+    Paragraph,
+    describe_allocation,
+    describe_cdi_spec,
+    describe_hints,
+    describe_slices,
+    describe_step,
+    read_sample,
+    render,
+)
 from pydra_dev.kubelet.registration import DraService, Plugin
 from pydra_dev.kubelet.steps import (
     Called,
@@ -20,17 +31,7 @@ from pydra_dev.kubelet.steps import (
     SlicesWiped,
     Step,
 )
-from pydra_dev.narration import (
-    Passage,
-    describe_allocation,
-    describe_cdi_spec,
-    describe_hints,
-    describe_slices,
-    describe_step,
-    render,
-)
 from pydra_dev.oci import OciSpec
-from pydra_dev.samples import POD, read_sample
 
 PLUGIN = Plugin(driver="gpu.example.com", socket="/r/reg.sock", endpoint="/p/dra.sock", service=DraService.V1)
 
@@ -71,7 +72,7 @@ def test_a_wipe_of_nothing_is_not_told() -> None:
 
 
 def test_an_error_is_told_in_full() -> None:
-    assert describe_step(called(error="broken")) == Passage(
+    assert describe_step(called(error="broken")) == Paragraph(
         headline="NodePrepareResources failed for ns/c after 12.3 ms", details=("broken",)
     )
 
@@ -102,7 +103,7 @@ def test_an_allocation_names_each_request_and_its_device() -> None:
 
 
 def test_a_passage_is_laid_out_with_its_time() -> None:
-    assert render(Passage(headline="h", details=("a", "b")), 1.5) == "   1.500 s  h\n              a\n              b"
+    assert render(Paragraph(headline="h", details=("a", "b")), 1.5) == "   1.500 s  h\n              a\n              b"
 
 
 def test_a_cdi_spec_is_laid_out_for_reading() -> None:

@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 from pydra.errors import SettingsError
+from pydra_dev.demo import Demo, run, tell
 from pydra_dev.node import scenario_environment
-from pydra_dev.story import Story, run, tell
 
 TOLD = [
     "ready: API server",
@@ -40,7 +40,7 @@ TOLD = [
 
 async def test_the_story_of_one_pod_is_told_from_its_start_to_its_clean_end() -> None:
     said: list[str] = []
-    assert await tell(Story("sim", once=True, write=said.append)) == 0, "\n".join(said)
+    assert await tell(Demo("sim", once=True, write=said.append)) == 0, "\n".join(said)
     headlines = [re.sub(r"^ *[\d.]+ s +", "", passage.splitlines()[0]) for passage in said]
     position = 0
     for expected in TOLD:  # in this order; what happens at the same time may stand between
@@ -60,7 +60,7 @@ async def test_a_pod_that_keeps_failing_ends_the_story_and_says_why(tmp_path: Pa
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("faults: [{call: prepare, do: refuse, message: not today}]")
     said: list[str] = []
-    assert await tell(Story("sim", str(scenario), once=True, write=said.append)) == 1
+    assert await tell(Demo("sim", str(scenario), once=True, write=said.append)) == 1
     text = "\n".join(said)
     assert "FAILED: the pod failed 4 times, at last with FailedPrepareDynamicResources" in text
     assert "not today" in text
@@ -68,13 +68,13 @@ async def test_a_pod_that_keeps_failing_ends_the_story_and_says_why(tmp_path: Pa
 
 async def test_a_step_that_does_not_happen_ends_the_story_at_its_deadline() -> None:
     said: list[str] = []
-    assert await tell(Story("sim", once=True, deadline=0.05, write=said.append)) == 1
+    assert await tell(Demo("sim", once=True, deadline=0.05, write=said.append)) == 1
     assert "FAILED: waited 0.05 s in vain: the driver registers with the kubelet" in "\n".join(said)
 
 
 async def test_an_agent_that_cannot_start_ends_the_story_at_once() -> None:
     said: list[str] = []
-    assert await tell(Story("nosuch", once=True, write=said.append)) == 1
+    assert await tell(Demo("nosuch", once=True, write=said.append)) == 1
     text = "\n".join(said)
     assert "FAILED: the agent ended with status 2" in text
     assert "backend nosuch is not installed" in text

@@ -8,7 +8,7 @@ import pytest
 
 from pydra_dev.kinds import PODS
 from pydra_dev.store import Change
-from pydra_dev.watching import select_event
+from pydra_dev.verbs import select_event
 
 JsonObject = dict[str, Any]
 

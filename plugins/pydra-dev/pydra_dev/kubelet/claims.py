@@ -1,14 +1,20 @@
-"""Which claims a pod has, whether they may be used, and who must prepare them. Pure.
+"""Which claims a pod has, who must prepare them, and what the kubelet remembers of them.
 
-Source: pkg/kubelet/cm/dra/manager.go, staging/src/k8s.io/dynamic-resource-allocation/resourceclaim.
+Whether a claim is prepared is not in the file that outlives the kubelet: after a restart plugins are asked again.
+Answers of plugins are checked here; their texts are what a user reads in the pod's Events. Source:
+pkg/kubelet/cm/dra/manager.go, staging/src/k8s.io/dynamic-resource-allocation/resourceclaim.
 """
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
+
+from pydra.kubelet.pb import dra_v1, dra_v1beta1
 
 JsonObject: TypeAlias = Mapping[str, Any]
 
@@ -97,3 +103,141 @@ def container_requests(container: JsonObject) -> tuple[tuple[str, str], ...]:
     """The pod claims that a container uses, each with the request's name or "" for all of them."""
     used = container.get("resources", {}).get("claims") or ()
     return tuple((one["name"], one.get("request", "")) for one in used)
+
+
+PrepareEntry: TypeAlias = dra_v1.NodePrepareResourceResponse | dra_v1beta1.NodePrepareResourceResponse
+UnprepareEntry: TypeAlias = dra_v1.NodeUnprepareResourceResponse | dra_v1beta1.NodeUnprepareResourceResponse
+
+
+class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device as the kubelet keeps it; no `requests` means that it is for all of the claim's."""
+
+    pool: str
+    device: str
+    share_id: str | None = None
+    requests: tuple[str, ...] = ()
+    cdi_ids: tuple[str, ...] = ()
+
+
+class AnswerError(Exception):
+    """The answer fails the pod; the text is the event's."""
+
+
+def parse_prepared(
+    names: Mapping[str, str], claims: Mapping[str, PrepareEntry | None]
+) -> Mapping[str, tuple[PreparedDevice, ...]]:
+    """The devices of each claim by uid; `names` are those of the claims asked for. Raises AnswerError."""
+    _refuse_errors("NodePrepareResources", names, claims)
+    return {
+        uid: tuple(_parse_device(device) for device in entry.devices) if entry else () for uid, entry in claims.items()
+    }
+
+
+def check_unprepared(names: Mapping[str, str], claims: Mapping[str, UnprepareEntry | None]) -> None:
+    """Raise AnswerError unless every claim was answered, none that was not asked for, and none with an error."""
+    _refuse_errors("NodeUnprepareResources", names, claims)
+
+
+def _refuse_errors(
+    method: str, names: Mapping[str, str], claims: Mapping[str, PrepareEntry | UnprepareEntry | None]
+) -> None:
+    for uid, entry in sorted(claims.items()):
+        if uid not in names:
+            raise AnswerError(f"{method} returned result for unknown claim UID {uid}")
+        # An entry without a value is, in protobuf, an empty message.
+        if entry and entry.error:
+            raise AnswerError(f"{method} failed for ResourceClaim {names[uid]}: {entry.error}")
+    if skipped := len(names) - len(claims):
+        raise AnswerError(f"{method} skipped {skipped} ResourceClaims")
+
+
+def _parse_device(device: dra_v1.Device | dra_v1beta1.Device) -> PreparedDevice:
+    return PreparedDevice(
+        pool=device.pool_name,
+        device=device.device_name,
+        share_id=device.share_id if isinstance(device, dra_v1.Device) else None,
+        requests=tuple(device.request_names),
+        cdi_ids=tuple(device.cdi_device_ids),
+    )
+
+
+DriverDevice: TypeAlias = tuple[str, PreparedDevice]
+KIND, API_VERSION = "DRACheckpoint", "checkpoint.dra.kubelet.k8s.io/v1"
+
+
+class ClaimInfo(msgspec.Struct, kw_only=True):
+    """One claim on this node; changed in place, by the preparer alone."""
+
+    key: ClaimKey
+    drivers: tuple[str, ...]
+    pods: set[str] = msgspec.field(default_factory=set)
+    devices: dict[str, list[PreparedDevice]] = msgspec.field(default_factory=dict)
+    prepared: bool = False
+
+    def select_devices(self, request: str) -> Iterator[DriverDevice]:
+        """The prepared devices for a request, or for all of them when it is empty, each with its driver."""
+        for driver in sorted(self.devices):
+            for device in self.devices[driver]:
+                if not request or not device.requests or request in device.requests:
+                    yield driver, device
+
+
+class _Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    api_version: str = msgspec.field(name="apiVersion")
+    claims: tuple[ClaimInfo, ...]
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True):
+    data: msgspec.Raw
+    checksum: int
+
+
+class ClaimCache:
+    """Claims by namespace and name; `save` writes the file at `path`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._claims: dict[tuple[str, str], ClaimInfo] = {}
+
+    def load(self) -> None:
+        """Read the file, if there is one; raises ValueError when it is damaged."""
+        try:
+            with open(self._path, "rb") as stream:
+                file = msgspec.json.decode(stream.read(), type=_File)
+        except FileNotFoundError:
+            return
+        if zlib.crc32(file.data) != file.checksum:
+            raise ValueError(f"checkpoint {self._path} is corrupt: its checksum does not match")
+        for info in msgspec.json.decode(file.data, type=_Checkpoint).claims:
+            info.prepared = False
+            self._claims[info.key.namespace, info.key.name] = info
+
+    def save(self) -> None:
+        """Write the file in place of the old one."""
+        claims = tuple(self._claims[name] for name in sorted(self._claims))
+        data = msgspec.json.encode(_Checkpoint(kind=KIND, api_version=API_VERSION, claims=claims))
+        draft = f"{self._path}.tmp"
+        with open(draft, "wb") as stream:
+            stream.write(msgspec.json.encode(_File(data=msgspec.Raw(data), checksum=zlib.crc32(data))))
+        os.replace(draft, self._path)
+
+    def get(self, namespace: str, name: str) -> ClaimInfo | None:
+        """The claim of this name, whatever its uid."""
+        return self._claims.get((namespace, name))
+
+    def add(self, info: ClaimInfo) -> None:
+        """Remember a claim."""
+        self._claims[info.key.namespace, info.key.name] = info
+
+    def remove(self, info: ClaimInfo) -> None:
+        """Forget a claim."""
+        self._claims.pop((info.key.namespace, info.key.name), None)
+
+    def of_pod(self, uid: str) -> tuple[ClaimInfo, ...]:
+        """The claims that a pod uses, in order."""
+        return tuple(self._claims[name] for name in sorted(self._claims) if uid in self._claims[name].pods)
+
+    def pods(self) -> frozenset[str]:
+        """The uids of all pods that use a claim."""
+        return frozenset(uid for info in self._claims.values() for uid in info.pods)

@@ -1,16 +1,31 @@
-"""What the kubelet knows of devices' health, and for how long. Pure: the time is an argument, in seconds.
+"""What the kubelet knows of devices' health, for how long, and the streams that it learns it from.
 
-Source: pkg/kubelet/cm/dra/healthinfo.go, Kubernetes 1.36 and 1.37.
+One stream for each plugin instance, opened again when it ends. Source: pkg/kubelet/cm/dra/healthinfo.go, Kubernetes
+1.36 and 1.37.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from types import ModuleType
+from typing import Any, TypeAlias
 
+import anyio
 import msgspec
+from anyio.abc import TaskGroup
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from pydra_dev.kubelet.registration import Plugin
+from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1
+from pydra_dev.kubelet.channel import settle_cancellation
+from pydra_dev.kubelet.plugins import PluginInstance
+from pydra_dev.kubelet.registration import HealthService, Plugin
+from pydra_dev.kubelet.settings import KubeletSettings
+from pydra_dev.kubelet.steps import HealthChanged, Report
 
 MESSAGE_LIMIT = 1024
 WORDS = {0: "Unknown", 1: "Healthy", 2: "Unhealthy"}
@@ -73,3 +88,112 @@ def choose_streams(plugins: Sequence[Plugin], minor: int) -> tuple[Plugin, ...]:
     """Which instances of a driver are watched: up to 1.36 all, later the latest only, if it has the service."""
     watched = plugins if minor < 37 else plugins[-1:]
     return tuple(plugin for plugin in watched if plugin.health is not None)
+
+
+log = logging.getLogger(__name__)
+
+SERVICES: Mapping[HealthService, ModuleType] = {
+    HealthService.V1: dra_health_v1,
+    HealthService.V1ALPHA1: dra_health_v1alpha1,
+}
+
+
+class HealthStreams:
+    """Keeps `cache` as the plugins say."""
+
+    def __init__(
+        self,
+        settings: KubeletSettings,
+        tasks: TaskGroup,
+        cache: HealthCache,
+        *,
+        report: Report,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._tasks = tasks
+        self._cache = cache
+        self._news = anyio.Event()
+        self._report = report
+        self._clock = clock
+        self._streams: dict[str, dict[str, anyio.CancelScope]] = {}
+
+    def follow(self, driver: str, instances: Sequence[PluginInstance]) -> None:
+        """Watch the instances of a driver that are to be watched, and no others."""
+        wanted = {plugin.socket for plugin in choose_streams([one.plugin for one in instances], self._settings.minor)}
+        running = self._streams.setdefault(driver, {})
+        for socket in [socket for socket in running if socket not in wanted]:
+            running.pop(socket).cancel()
+        if not instances:
+            self._forget(driver)
+        for instance in instances:
+            if instance.plugin.socket in wanted and instance.plugin.socket not in running:
+                running[instance.plugin.socket] = self._start(instance)
+
+    async def tell(self, changed: Callable[[], None]) -> None:
+        """Call `changed` whenever a pod's status may differ: after a report, and when one expires. Until cancelled."""
+        while True:
+            now = self._clock()
+            expiry = self._cache.next_expiry(now)
+            with anyio.move_on_after(math.inf if expiry is None else expiry - now):
+                await self._news.wait()
+            self._news = anyio.Event()
+            changed()
+
+    def _start(self, instance: PluginInstance) -> anyio.CancelScope:
+        scope = anyio.CancelScope()
+
+        async def watch() -> None:
+            with scope:
+                await self._watch(instance)
+
+        self._tasks.start_soon(watch, name=f"health of {instance.plugin.driver}")
+        return scope
+
+    async def _watch(self, instance: PluginInstance) -> None:
+        driver = instance.plugin.driver
+        while True:
+            await instance.wait_connected()
+            try:
+                await self._read(instance)
+            except GRPCError as error:
+                log.debug("health stream of %s ended: %s", driver, error)
+                if error.status is Status.UNIMPLEMENTED and self._settings.minor >= 37:
+                    return
+            except (StreamTerminatedError, OSError) as error:
+                log.debug("health stream of %s broke: %s", driver, error)
+            self._forget(driver)
+            await anyio.sleep(self._settings.periods.health_retry)
+
+    async def _read(self, instance: PluginInstance) -> None:
+        assert instance.plugin.health is not None  # choose_streams leaves the others out
+        pb = SERVICES[instance.plugin.health]
+        stub = pb.DraResourceHealthStub(instance.channel)
+        with settle_cancellation():
+            async with aclosing(stub.node_watch_resources(pb.NodeWatchResourcesRequest())) as answers:
+                async for answer in answers:
+                    self._store(instance.plugin.driver, answer.devices)
+
+    def _store(self, driver: str, devices: Sequence[Any]) -> None:
+        now, lease = self._clock(), self._settings.periods.health_lease
+        news = []
+        for device in devices:
+            if device.device is None:  # a device without a name is nobody's
+                continue
+            health = build_health(
+                health=int(device.health),
+                message=device.message,
+                timeout=device.health_check_timeout_seconds,
+                now=now,
+                lease=lease,
+            )
+            if self._cache.store(driver, device.device.pool_name, device.device.device_name, health):
+                news.append((device.device.pool_name, device.device.device_name, health.health))
+        self._news.set()  # also when nothing is new: the time at which health expires has moved
+        if news:
+            self._report(HealthChanged(driver=driver, devices=tuple(news)))
+
+    def _forget(self, driver: str) -> None:
+        if self._cache.clear(driver):
+            self._news.set()
+            self._report(HealthChanged(driver=driver, devices=()))

@@ -1,4 +1,7 @@
-"""The kubelet itself: its parts, put together, and the order in which they start."""
+"""The kubelet itself: its parts and the order in which they start, and the deletion of ResourceSlices.
+
+Slices of this node are deleted at start, and those of a driver when it has been away for too long.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,52 @@ import os
 import anyio
 from anyio.abc import TaskStatus
 
-from pydra.errors import Conflict
+from pydra.errors import Conflict, KubeError, NotFound
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import NODES
-from pydra_dev.kubelet.cache import ClaimCache
-from pydra_dev.kubelet.health import HealthCache
-from pydra_dev.kubelet.health_streams import HealthStreams
-from pydra_dev.kubelet.plugins import PluginRegistry
+from pydra.kube.resources import NODES, RESOURCE_SLICES
+from pydra_dev.kubelet.claims import ClaimCache
+from pydra_dev.kubelet.health import HealthCache, HealthStreams
+from pydra_dev.kubelet.plugins import PluginRegistry, Registrar, watch_registry
 from pydra_dev.kubelet.pods import PodWorkers
 from pydra_dev.kubelet.preparer import ClaimPreparer
-from pydra_dev.kubelet.registrar import Registrar
 from pydra_dev.kubelet.settings import KubeletSettings
-from pydra_dev.kubelet.steps import Report, Step
-from pydra_dev.kubelet.watcher import watch_registry
-from pydra_dev.kubelet.wipe import SliceWiper
+from pydra_dev.kubelet.steps import Report, SlicesWiped, Step
 
 log = logging.getLogger(__name__)
+
+
+class SliceWiper:
+    """Deletes slices, again and again until the API server has done it."""
+
+    def __init__(self, settings: KubeletSettings, client: KubeClient, report: Report) -> None:
+        self._settings = settings
+        self._client = client
+        self._report = report
+
+    async def wipe(self, driver: str = "") -> None:
+        """Delete the node's slices, of one driver or of all. Those without a node name are never deleted."""
+        selector = f"spec.nodeName={self._settings.node_name}" + (f",spec.driver={driver}" if driver else "")
+        failures = 0
+        while True:
+            try:
+                names = await self._delete(selector)
+            except KubeError as error:
+                failures += 1
+                log.warning("cannot delete ResourceSlices with %s: %s", selector, error)
+                await anyio.sleep(self._settings.periods.wipe_retry.pause(failures))
+            else:
+                self._report(SlicesWiped(driver=driver, names=names))
+                return
+
+    async def _delete(self, selector: str) -> tuple[str, ...]:
+        found = await self._client.list(RESOURCE_SLICES, field_selector=selector)
+        names = tuple(one["metadata"]["name"] for one in found.items)
+        for name in names:
+            try:
+                await self._client.delete(RESOURCE_SLICES, name)
+            except NotFound:
+                log.debug("ResourceSlice %s is already gone", name)
+        return names
 
 
 def ignore_step(_step: Step) -> None:

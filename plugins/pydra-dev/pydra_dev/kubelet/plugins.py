@@ -1,17 +1,217 @@
-"""All registered plugins: which instance of a driver is called, and when a driver has been away for too long."""
+"""The plugins of a node: their registration sockets, their connections, and which instance is called.
+
+The registry directory is scanned; a socket that is made anew at the same path is another one, and the old plugin is
+deregistered first. Registration is retried until it succeeds. A connection is made at once and again whenever it is
+lost; calls never wait for it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol, TypeVar
+import logging
+import os
+import stat
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any, Protocol, TypeAlias, TypeVar
+from urllib.parse import quote
 
 import anyio
 from anyio.abc import TaskGroup
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
 
-from pydra_dev.kubelet.instance import PluginInstance
-from pydra_dev.kubelet.registration import Plugin, refuse_duplicate
-from pydra_dev.kubelet.settings import KubeletSettings
-from pydra_dev.kubelet.steps import Deregistered, Registered, Report
+from pydra.kubelet.pb import dra_v1, dra_v1beta1
+from pydra.kubelet.pb.pluginregistration_v1 import InfoRequest, RegistrationStatus, RegistrationStub
+from pydra_dev.kubelet.channel import WatchedChannel, settle_cancellation
+from pydra_dev.kubelet.claims import ClaimKey, PreparedDevice, check_unprepared, parse_prepared
+from pydra_dev.kubelet.registration import DraService, Plugin, RegistrationError, accept_plugin, refuse_duplicate
+from pydra_dev.kubelet.settings import KubeletSettings, Periods
+from pydra_dev.kubelet.steps import Deregistered, Registered, RegistrationFailed, Report
+
+log = logging.getLogger(__name__)
+
+Identity: TypeAlias = tuple[int, int]
+"""Inode and time of creation: what differs between two sockets at one path."""
+Sockets: TypeAlias = Mapping[str, Identity]
+
+
+def compare_sockets(known: Sockets, found: Sockets) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is gone and what is new, in order; a replaced socket is both."""
+    gone = sorted(path for path, identity in known.items() if found.get(path) != identity)
+    new = sorted(path for path, identity in found.items() if known.get(path) != identity)
+    return tuple(gone), tuple(new)
+
+
+def scan_sockets(directory: str) -> Sockets:
+    """All sockets below the directory whose names do not begin with a dot."""
+    return dict(_scan(directory))
+
+
+def _scan(directory: str) -> Iterator[tuple[str, Identity]]:
+    try:
+        entries = list(os.scandir(directory))
+    except FileNotFoundError:
+        return
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        try:
+            found = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:  # gone since the listing
+            continue
+        if stat.S_ISSOCK(found.st_mode):
+            yield entry.path, (found.st_ino, found.st_mtime_ns)
+        elif stat.S_ISDIR(found.st_mode):
+            yield from _scan(entry.path)
+
+
+async def watch_registry(
+    settings: KubeletSettings,
+    *,
+    register: Callable[[str], Awaitable[None]],
+    deregister: Callable[[str], None],
+) -> None:
+    """Look for changes until cancelled; `register` may take its time and is cancelled when its socket goes."""
+    known: Sockets = {}
+    attempts: dict[str, anyio.CancelScope] = {}
+    async with anyio.create_task_group() as tasks:
+        while True:
+            found = scan_sockets(settings.registry)
+            gone, new = compare_sockets(known, found)
+            for path in gone:
+                attempts.pop(path).cancel()
+                deregister(path)
+            for path in new:
+                attempts[path] = _start(tasks, register, path)
+            known = found
+            await anyio.sleep(settings.periods.registry_scan)
+
+
+def _start(tasks: TaskGroup, register: Callable[[str], Awaitable[None]], path: str) -> anyio.CancelScope:
+    scope = anyio.CancelScope()
+
+    async def attempt() -> None:
+        with scope:
+            await register(path)
+
+    tasks.start_soon(attempt, name=f"register {os.path.basename(path)}")
+    return scope
+
+
+SERVICES: Mapping[DraService, ModuleType] = {DraService.V1: dra_v1, DraService.V1BETA1: dra_v1beta1}
+
+
+class CallError(Exception):
+    """The call as a whole failed; `status` is its gRPC status."""
+
+    def __init__(self, method: str, status: str, message: str) -> None:
+        self.status = status
+        super().__init__(f"{method}: rpc error: code = {status} desc = {message}")
+
+
+class PluginInstance:
+    """A connection to a plugin's DRA service, and the calls made over it. `changed` is told of each (dis)connection."""
+
+    def __init__(self, plugin: Plugin, periods: Periods, *, changed: Callable[[], None]) -> None:
+        self.plugin = plugin
+        self._periods = periods
+        self._changed = changed
+        self._lost = anyio.Event()
+        self._connected = anyio.Event()
+        self._calls = 0
+        self._idle = anyio.Event()
+        self.channel = WatchedChannel(plugin.endpoint, on_lost=self._on_lost)
+
+    @property
+    def connected(self) -> bool:
+        """Whether calls would reach the plugin now."""
+        return self.channel.connected
+
+    async def wait_connected(self) -> None:
+        """Return once it is connected."""
+        while not self.connected:
+            await self._connected.wait()
+
+    async def run(self) -> None:
+        """Connect, and connect again whenever the connection is lost, until cancelled."""
+        try:
+            failures = 0
+            while True:
+                self._lost = anyio.Event()
+                if await self._connect():
+                    failures = 0
+                    self._connected.set()
+                    self._changed()
+                    await self._lost.wait()
+                    self._changed()
+                else:
+                    failures += 1
+                    await anyio.sleep(self._periods.reconnect.pause(failures))
+        finally:
+            # A plugin that deregisters may still be at work on calls; they end before their connection does.
+            with anyio.CancelScope(shield=True):
+                while self._calls:
+                    self._idle = anyio.Event()
+                    await self._idle.wait()
+            self._connected = anyio.Event()
+            self.channel.close()
+
+    async def _connect(self) -> bool:
+        try:
+            await self.channel.connect()
+        except OSError as error:
+            log.debug("cannot connect to %s: %s", self.plugin.endpoint, error)
+            return False
+        return True
+
+    async def prepare(self, claims: Sequence[ClaimKey]) -> Mapping[str, tuple[PreparedDevice, ...]]:
+        """The devices by claim uid; raises CallError and AnswerError."""
+        pb = SERVICES[self.plugin.service]
+        request = pb.NodePrepareResourcesRequest(claims=[_claim(pb, claim) for claim in claims])
+        answer = await self._call(
+            "NodePrepareResources", pb.DraPluginStub(self.channel).node_prepare_resources, request
+        )
+        return parse_prepared({claim.uid: claim.name for claim in claims}, answer.claims)
+
+    async def unprepare(self, claims: Sequence[ClaimKey]) -> None:
+        """Raises CallError and AnswerError."""
+        pb = SERVICES[self.plugin.service]
+        request = pb.NodeUnprepareResourcesRequest(claims=[_claim(pb, claim) for claim in claims])
+        stub = pb.DraPluginStub(self.channel)
+        answer = await self._call("NodeUnprepareResources", stub.node_unprepare_resources, request)
+        check_unprepared({claim.uid: claim.name for claim in claims}, answer.claims)
+
+    async def _call(self, method: str, call: Callable[..., Awaitable[Any]], request: Any) -> Any:
+        # The kubelet does not wait for a connection that is down: such a call fails at once.
+        if not self.connected:
+            raise CallError(method, "Unavailable", f"connection to {self.plugin.endpoint} is down")
+        self._calls += 1
+        try:
+            with settle_cancellation():
+                return await call(request, timeout=self._periods.call)
+        except GRPCError as error:
+            raise CallError(method, _status_name(error.status), error.message or "") from error
+        except TimeoutError as error:
+            raise CallError(method, "DeadlineExceeded", "context deadline exceeded") from error
+        except (StreamTerminatedError, OSError) as error:
+            raise CallError(method, "Unavailable", str(error) or "connection lost") from error
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+
+    def _on_lost(self) -> None:
+        self._connected = anyio.Event()
+        self._lost.set()
+
+
+def _claim(pb: ModuleType, claim: ClaimKey) -> Any:
+    return pb.Claim(namespace=claim.namespace, uid=claim.uid, name=claim.name)
+
+
+def _status_name(status: Status) -> str:
+    """As Go prints it: DeadlineExceeded for DEADLINE_EXCEEDED."""
+    return status.name.title().replace("_", "")
 
 
 class NotRegistered(Exception):
@@ -114,3 +314,85 @@ class PluginRegistry:
 
         self._tasks.start_soon(run, name=name)
         return scope
+
+
+CONNECTION_ERRORS = (GRPCError, StreamTerminatedError, OSError)
+"""What a call can raise; TimeoutError is an OSError."""
+
+
+class Plugins(Protocol):
+    """Where registered plugins live."""
+
+    def register(self, plugin: Plugin) -> None:
+        """Raises RegistrationError."""
+
+    def deregister(self, socket: str) -> None:
+        """Nothing, when none registered there."""
+
+
+class Registrar:
+    """Registers the plugin behind a socket. A new connection for each attempt, closed afterwards."""
+
+    def __init__(self, settings: KubeletSettings, plugins: Plugins, report: Report) -> None:
+        self._settings = settings
+        self._plugins = plugins
+        self._report = report
+
+    async def register(self, socket: str) -> None:
+        """Return once the plugin is registered; until then, try again with growing pauses."""
+        failures = 0
+        while True:
+            try:
+                await self._attempt(socket)
+            except (RegistrationError, *CONNECTION_ERRORS) as error:
+                failures += 1
+                message = _text(error)
+                log.info("cannot register the plugin at %s: %s", socket, message)
+                self._report(RegistrationFailed(socket=socket, message=message))
+            else:
+                return
+            await anyio.sleep(self._settings.periods.registration_retry.pause(failures))
+
+    async def _attempt(self, socket: str) -> None:
+        # The kubelet dials the registration socket by its bare path, which grpc-go makes the authority.
+        channel = WatchedChannel(socket, authority=quote(socket, safe=""))
+        try:
+            with anyio.fail_after(self._settings.periods.dial):
+                await channel.connect()
+            await self._register_over(channel, socket)
+        finally:
+            channel.close()
+
+    async def _register_over(self, channel: WatchedChannel, socket: str) -> None:
+        stub = RegistrationStub(channel)
+        with settle_cancellation():
+            info = await stub.get_info(InfoRequest(), timeout=self._settings.periods.get_info)
+        try:
+            plugin = accept_plugin(
+                socket=socket,
+                type_=info.type,
+                name=info.name,
+                endpoint=info.endpoint,
+                versions=info.supported_versions,
+                minor=self._settings.minor,
+            )
+            self._plugins.register(plugin)
+        except RegistrationError as error:
+            await self._notify(stub, str(error))
+            raise
+        try:
+            await self._notify(stub)
+        except CONNECTION_ERRORS:
+            self._plugins.deregister(socket)
+            raise
+
+    async def _notify(self, stub: RegistrationStub, error: str = "") -> None:
+        status = RegistrationStatus(plugin_registered=not error, error=error)
+        with settle_cancellation():
+            await stub.notify_registration_status(status, timeout=self._settings.periods.notify)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, GRPCError):
+        return f"rpc error: code = {error.status.name} desc = {error.message or ''}"
+    return str(error) or ("deadline exceeded" if isinstance(error, TimeoutError) else type(error).__name__)

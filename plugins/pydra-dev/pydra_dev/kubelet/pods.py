@@ -1,38 +1,230 @@
-"""This node's pods: a watch that finds them, and a worker for each that does what `podlife` says is next."""
+"""This node's pods: a watch that finds them, and a worker for each that does what `plan_pod` says is next.
+
+Containers are not real processes. One whose command is `sleep N` ends after N seconds; any other runs until it is
+stopped. A pod whose restart policy is Always, the default, never ends by itself. Times are seconds of a monotonic
+clock.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
+from enum import Enum
+from typing import Any, TypeAlias
 
 import anyio
+import msgspec
 from anyio.abc import TaskGroup, TaskStatus
 
 from pydra.errors import KubeError, NotFound
 from pydra.kube.client import KubeClient
 from pydra.kube.resources import EVENTS, PODS, WatchEventType
-from pydra_dev.kubelet.containers import create_container
+from pydra_dev.cdi_specs import read_registry
 from pydra_dev.kubelet.health import HealthCache
-from pydra_dev.kubelet.pod_events import build_event
-from pydra_dev.kubelet.podlife import (
-    JsonObject,
-    Phase,
-    PodState,
-    ResourceHealth,
-    Todo,
-    adopt_state,
-    build_status,
-    find_end,
-    plan_pod,
-)
 from pydra_dev.kubelet.preparer import CLAIM_ERRORS, ClaimPreparer
 from pydra_dev.kubelet.settings import KubeletSettings
 from pydra_dev.kubelet.steps import ContainerCreated, PodEnded, PodFailed, PodRunning, Report
-from pydra_dev.oci import InjectionError
+from pydra_dev.oci import InjectionError, OciSpec, inject_devices, stat_host_node
+
+JsonObject: TypeAlias = Mapping[str, Any]
+
+
+class Phase(Enum):
+    """How far the kubelet is with a pod."""
+
+    NEW = "new"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    CLEAN = "clean"
+    ENDED = "ended"
+
+
+class Todo(Enum):
+    """The next thing to do."""
+
+    START = "start"
+    WAIT = "wait"
+    STOP = "stop"
+    CLEAN = "clean"
+    FINISH = "finish"
+    DELETE = "delete"
+    LEAVE = "leave"
+
+
+class PodState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kubelet did with a pod; `ends` is when its containers end by themselves, None for never."""
+
+    phase: Phase = Phase.NEW
+    ends: float | None = None
+
+
+class ResourceHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `allocatedResourcesStatus[].resources`."""
+
+    resource_id: str
+    health: str
+    message: str = ""
+
+
+def adopt_state(pod: JsonObject, now: float) -> PodState:
+    """Where a kubelet that has just started finds a pod: containers run on while it is down."""
+    phase = pod.get("status", {}).get("phase")
+    if phase == "Running":
+        return PodState(phase=Phase.RUNNING, ends=find_end(pod, now))
+    if phase in ("Succeeded", "Failed"):
+        return PodState(phase=Phase.STOPPED)
+    return PodState()
+
+
+def plan_pod(pod: JsonObject | None, state: PodState, now: float) -> Todo:
+    """What to do with a pod as the API server has it, None when it is gone there.
+
+    Claims of a pod that is gone are found by the reconciliation, as in the original.
+    """
+    if pod is None:
+        return Todo.STOP if state.phase is Phase.RUNNING else Todo.LEAVE
+    ending = "deletionTimestamp" in pod["metadata"]
+    match state.phase:
+        case Phase.NEW:
+            # Nothing runs, but claims may have been prepared by an attempt that failed later.
+            return Todo.CLEAN if ending else Todo.START
+        case Phase.RUNNING:
+            return Todo.STOP if ending or (state.ends is not None and state.ends <= now) else Todo.WAIT
+        case Phase.STOPPED:
+            return Todo.CLEAN
+        case Phase.CLEAN:
+            return Todo.FINISH
+        case Phase.ENDED:
+            return Todo.DELETE if ending else Todo.WAIT
+
+
+def find_end(pod: JsonObject, now: float) -> float | None:
+    """When the containers of a pod that starts now end by themselves."""
+    if pod["spec"].get("restartPolicy", "Always") == "Always":
+        return None
+    seconds = [_run_seconds(container) for container in pod["spec"]["containers"]]
+    known = [one for one in seconds if one is not None]
+    return now + max(known, default=0.0) if len(known) == len(seconds) else None
+
+
+def _run_seconds(container: JsonObject) -> float | None:
+    words = [*(container.get("command") or ()), *(container.get("args") or ())]
+    match words:
+        case ["sleep" | "/bin/sleep", str(seconds)]:
+            try:
+                return float(seconds)
+            except ValueError:
+                return None
+    return None
+
+
+def build_status(
+    pod: JsonObject,
+    phase: str,
+    started: str,
+    *,
+    state: JsonObject,
+    resources: Mapping[str, Sequence[tuple[str, Sequence[ResourceHealth]]]],
+) -> dict[str, Any]:
+    """The kubelet's part of a pod's status: `state` of each container, and by container its resources' health.
+
+    `started` is a time as the API writes it. Conditions that others wrote stay.
+    """
+    running = "running" in state
+    containers = [
+        {
+            "name": container["name"],
+            "image": container.get("image", ""),
+            "imageID": "",
+            "ready": running,
+            "started": running,
+            "restartCount": 0,
+            "state": dict(state),
+        }
+        | _allocated(resources.get(container["name"], ()))
+        for container in pod["spec"]["containers"]
+    ]
+    conditions = [{"type": kind, "status": "True" if running else "False"} for kind in ("Ready", "ContainersReady")]
+    kept = [
+        one for one in pod.get("status", {}).get("conditions") or () if one["type"] not in ("Ready", "ContainersReady")
+    ]
+    return {
+        "phase": phase,
+        "startTime": started,
+        "conditions": [*kept, *conditions],
+        "containerStatuses": containers,
+    }
+
+
+def _allocated(claims: Sequence[tuple[str, Sequence[ResourceHealth]]]) -> dict[str, Any]:
+    entries = [
+        {"name": name, "resources": [_health_entry(one) for one in {one.resource_id: one for one in devices}.values()]}
+        for name, devices in claims
+        if devices
+    ]
+    return {"allocatedResourcesStatus": entries} if entries else {}
+
+
+def _health_entry(one: ResourceHealth) -> dict[str, str]:
+    entry = {"resourceID": one.resource_id, "health": one.health}
+    return {**entry, "message": one.message} if one.message else entry
+
+
+NOTE_LIMIT = 1024
+"""Bytes of an Event's note that the API accepts."""
+
+
+def build_event(pod: JsonObject, reason: str, message: str, node: str, now: datetime) -> dict[str, object]:
+    """A warning on a pod, for events.k8s.io; what is too long of the message is cut."""
+    metadata = pod["metadata"]
+    return {
+        "apiVersion": EVENTS.api_version,
+        "kind": EVENTS.kind,
+        "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
+        "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "type": "Warning",
+        "reason": reason,
+        "action": "Starting",
+        "note": message.encode()[:NOTE_LIMIT].decode(errors="ignore"),
+        "regarding": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "namespace": metadata["namespace"],
+            "name": metadata["name"],
+            "uid": metadata["uid"],
+        },
+        "reportingController": "kubelet",
+        "reportingInstance": node,
+    }
+
+
+PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def build_oci(pod: JsonObject, container: JsonObject) -> OciSpec:
+    """The configuration of a container without its devices."""
+    security = {**(pod["spec"].get("securityContext") or {}), **(container.get("securityContext") or {})}
+    given = (f"{one['name']}={one.get('value', '')}" for one in container.get("env") or ())
+    return OciSpec(
+        args=(*(container.get("command") or ()), *(container.get("args") or ())),
+        env=(PATH, f"HOSTNAME={pod['metadata']['name']}", *given),
+        uid=security.get("runAsUser", 0),
+        gid=security.get("runAsGroup", 0),
+        additional_gids=tuple(security.get("supplementalGroups") or ()),
+    )
+
+
+def create_container(
+    pod: JsonObject, container: JsonObject, cdi_ids: Sequence[str], directories: Sequence[str]
+) -> tuple[OciSpec, OciSpec]:
+    """The configuration before and after its CDI devices; raises InjectionError when the runtime would refuse."""
+    before = build_oci(pod, container)
+    return before, inject_devices(before, cdi_ids, read_registry(directories), stat_host_node)
+
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from pydra.errors import KubeError
 from pydra.kube.client import KubeClient
 from pydra.kube.resources import RESOURCE_CLAIMS
-from pydra_dev.kubelet.answers import AnswerError
-from pydra_dev.kubelet.cache import ClaimCache, ClaimInfo, DriverDevice
 from pydra_dev.kubelet.claims import (
+    AnswerError,
+    ClaimCache,
+    ClaimInfo,
     ClaimKey,
+    DriverDevice,
     JsonObject,
     PodClaim,
     PodClaimError,
@@ -25,8 +27,7 @@ from pydra_dev.kubelet.claims import (
     find_pod_claims,
     group_by_driver,
 )
-from pydra_dev.kubelet.instance import CallError
-from pydra_dev.kubelet.plugins import NotRegistered, PluginRegistry
+from pydra_dev.kubelet.plugins import CallError, NotRegistered, PluginRegistry
 from pydra_dev.kubelet.steps import Called, Report
 
 CLAIM_ERRORS = (PodClaimError, NotRegistered, AnswerError, CallError, KubeError)
