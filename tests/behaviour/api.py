@@ -90,6 +90,12 @@ class Api:
         """Take the allocation away."""
         self._write_status(claim, {})
 
+    def annotate(self, claim: Claim, text: str) -> None:
+        """What any tenant may do: write an annotation on a claim."""
+        found = self.read_claim(claim)
+        found["metadata"]["annotations"] = {"note": text}
+        self.request("PUT", self._path(claim), found)
+
     def delete_claim(self, claim: Claim) -> None:
         """Delete a claim."""
         self.request("DELETE", self._path(claim))

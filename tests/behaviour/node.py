@@ -11,7 +11,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from http.client import HTTPConnection, HTTPException
@@ -21,9 +22,10 @@ from typing import Any
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from pydra_dev.apiserver import ApiServer, serve_api
-from pydra_dev.faults import Fault
+from pydra_dev.faults import Call, Fault
 from tests.behaviour.api import Api
 from tests.behaviour.kubelet import Claim, Device, Kubelet
+from tests.behaviour.relay import serve_relay
 from tests.behaviour.waiting import DEADLINE, wait_for
 
 HERE = Path(__file__).parent
@@ -46,6 +48,10 @@ class Board:
         fresh = self.path / "devices.json.new"
         fresh.write_text(json.dumps({**dict.fromkeys(healthy, ""), **unhealthy}))
         fresh.rename(self.path / "devices.json")
+
+    def is_clean_of(self, claim: Claim) -> bool:
+        """Whether no device is configured for the claim."""
+        return not any(claim.uid in self.holders(device) for device in os.listdir(self.path / "held"))
 
     def device(self) -> str:
         """A device that no test has used yet."""
@@ -73,6 +79,11 @@ class Board:
         with suppress(FileNotFoundError):
             return (self.path / "discovered").stat().st_size
         return 0
+
+    def wait_discovered(self, count: int) -> None:
+        """Return when the backend was asked for its devices so often from now on."""
+        before = self.discovered()
+        wait_for(lambda: self.discovered() >= before + count, f"discover is called {count} times")
 
     def order(self, call: str, claim: str, what: str, *, at: str = "begin", times: int | None = None) -> None:
         """What goes wrong in calls for the claim of this name: each time, or this often."""
@@ -138,6 +149,10 @@ class Agent:
             if line.startswith(f"{series} "):
                 return float(line.rpartition(" ")[2])
         return 0.0
+
+    def has_ended(self) -> bool:
+        """Whether the process is gone."""
+        return self.process.poll() is not None
 
     def stop(self) -> int:
         """SIGTERM, and its exit code."""
@@ -227,6 +242,29 @@ class Node:
         (self.root / "boot_id").write_text("8a9b1d0e-0000-4000-8000-000000000002\n")
         return self.serve()
 
+    def write_kubelet_state(self, *claims: Claim) -> None:
+        """The kubelet's own record of the claims that its pods use, in the format of Kubernetes 1.34."""
+        entries = [
+            {
+                "ClaimUID": claim.uid,
+                "ClaimName": claim.name,
+                "Namespace": claim.namespace,
+                "PodUIDs": {"00000000-0000-4000-8000-00000000000a": {}},
+                "DriverState": {DRIVER: {"Devices": []}},
+            }
+            for claim in claims
+        ]
+        data = json.dumps(
+            {
+                "kind": "DRACheckpoint",
+                "apiVersion": "checkpoint.dra.kubelet.k8s.io/v1",
+                "ClaimInfoStateList": entries,
+            }
+        )
+        fresh = self.root / "kubelet" / "dra_manager_state.new"
+        fresh.write_text(json.dumps({"Data": data, "Checksum": zlib.crc32(data.encode())}))
+        fresh.rename(self.root / "kubelet" / "dra_manager_state")
+
     def advance_clock(self, seconds: float) -> None:
         """Set the agent's clock forward."""
         ahead = float((self.root / "clock").read_text())
@@ -256,8 +294,7 @@ class Node:
 
     def is_clean(self, claim: Claim) -> bool:
         """Whether nothing is left of the claim: no record, CDI file or configured device."""
-        held = any(claim.uid in self.board.holders(device) for device in os.listdir(self.board.path / "held"))
-        return not held and not self.cdi_files(claim) and not self.files_about(claim)
+        return self.board.is_clean_of(claim) and not self.cdi_files(claim) and not self.files_about(claim)
 
     @contextmanager
     def api_silent(self) -> Iterator[None]:
@@ -268,26 +305,32 @@ class Node:
         finally:
             self._portal.call(self.server.faults.thaw)
 
+    def start_relay(self) -> str:
+        """The kubeconfig of a relay in front of the API server, which puts unreadable bytes into its answers."""
+        port = self.server.url.rpartition(":")[2]
+        relay = self._stack.enter_context(self._portal.wrap_async_context_manager(serve_relay(int(port))))
+        kubeconfig = self.root / "kubeconfig-relay"
+        kubeconfig.write_text(self.server.kubeconfig.read_text().replace(f":{port}", f":{relay}"))
+        return str(kubeconfig)
+
     @contextmanager
     def api_down(self) -> Iterator[None]:
         """Inside the block nothing listens where the API server was."""
         with self._portal.wrap_async_context_manager(self.server.down()):
             yield
 
-    def wait_lookups_of(self, claim: Claim, count: int) -> None:
-        """Return when an agent has asked the API server for this claim so often from now on."""
+    def agent_calls(self, verb: str = "", resource: str = "") -> list[Call]:
+        """The requests that agents have made."""
+        return [one for one in self.server.requests.select(verb, resource) if one.user_agent.startswith("pydra-agent")]
+
+    def wait_lookups_of(self, claim: Claim, count: int, *, unless: Callable[[], object] = lambda: False) -> None:
+        """Return when an agent has asked the API server for this claim so often from now on, or `unless` holds."""
 
         def lookups() -> int:
-            calls = self.server.requests.select("get", "resourceclaims")
-            return sum(one.name == claim.name and one.user_agent.startswith("pydra-agent") for one in calls)
+            return sum(one.name == claim.name for one in self.agent_calls("get", "resourceclaims"))
 
         before = lookups()
-        wait_for(lambda: lookups() >= before + count, f"the agent looks {claim.name} up {count} times")
-
-    def wait_calls_of_discover(self, count: int) -> None:
-        """Return when the backend was asked for its devices so often from now on."""
-        before = self.board.discovered()
-        wait_for(lambda: self.board.discovered() >= before + count, f"discover is called {count} times")
+        wait_for(lambda: unless() or lookups() >= before + count, f"the agent looks {claim.name} up {count} times")
 
     def api_fault(self, **fields: Any) -> None:
         """Trouble in the API server, in the fields of pydra_dev.faults.Fault."""

@@ -158,3 +158,25 @@ def test_calls_for_different_claims_in_random_order_leave_each_device_with_at_mo
         assert all(len(node.board.holders(f"d{number}")) == 1 for number in range(3))
         node.kubelet.release(*claims)
     assert all(node.is_clean(claim) for claim in claims)
+
+
+def test_a_claim_in_quarantine_is_refused_without_being_unprepared_each_time(node: Node) -> None:
+    node.serve()
+    claim = node.api.create_claim("d0", name="victim")
+    node.board.order("prepare", "victim", "exit", at="effect")
+    while "not tried again" not in node.kubelet.refusal(claim):
+        pass
+    node.kubelet.refusal(claim)
+    steps = node.board.steps(claim)
+    node.kubelet.refusal(claim)
+    node.kubelet.refusal(claim)
+    assert node.board.steps(claim) == steps
+
+
+def test_a_call_that_blocked_the_backend_is_told_as_that_with_the_place(node: Node) -> None:
+    node.serve("--prepare-deadline", "1")
+    claim = node.api.create_claim("d0", name="victim")
+    node.board.order("prepare", "victim", "hang", at="effect", times=1)
+    refusal = node.kubelet.refusal(claim)
+    assert "prepare did not end within 1 s" in refusal
+    assert "carry_out" in refusal

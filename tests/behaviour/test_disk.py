@@ -116,3 +116,62 @@ def test_after_a_reboot_with_an_empty_run_directory_too_unprepare_succeeds(node:
     node.kubelet.release(claim)
     assert node.is_clean(claim)
     node.kubelet.prepare_one(node.api.create_claim("d0"))
+
+
+@pytest.mark.parametrize("damage", ["one bit flipped", "cut in half"])
+def test_damage_to_the_record_of_a_prepared_claim_never_undoes_it(node: Node, damage: str) -> None:
+    agent = node.serve()
+    victim, other = node.api.create_claim("d0", name="victim"), node.api.create_claim("d1")
+    node.kubelet.prepare(victim, other)
+    agent.kill()
+    for file in node.files_about(victim):
+        content = bytearray(file.read_bytes())
+        last = content.rindex(victim.uid.encode())
+        content[last] ^= 1
+        file.write_bytes(content if damage == "one bit flipped" else content[:last])
+    node.serve("--sweep-period", "0.1")
+    node.wait_lookups_of(other, 3)
+    assert node.board.steps(victim) == ["prepare", "prepared"]
+    assert "d0" in node.kubelet.refusal(node.api.create_claim("d0")), "its device is held"
+    node.kubelet.release(victim)
+    assert node.board.holders("d0") == set()
+
+
+def test_after_a_reboot_unprepare_gives_the_backend_nothing_of_the_old_boots_state(node: Node) -> None:
+    agent = node.serve()
+    claim = node.api.create_claim("d0")
+    node.kubelet.prepare_one(claim)
+    node.reboot(agent)
+    node.kubelet.release(claim)
+    assert not any(line.get("states") for line in node.board.history(claim))
+
+
+def test_the_device_of_a_claim_that_was_deallocated_is_free_after_a_grace(node: Node) -> None:
+    node.serve("--sweep-period", "0.1")
+    claim, other = node.api.create_claim("d0"), node.api.create_claim("d0", allocated=False)
+    node.kubelet.prepare_one(claim)
+    node.api.deallocate(claim)
+    node.api.allocate(other, "d0")
+    assert "d0" in node.kubelet.refusal(other), "the kubelet has the first word"
+    node.advance_clock(GRACE)
+    node.wait_lookups_of(claim, 10, unless=lambda: node.is_clean(claim))
+    node.advance_clock(GRACE)
+    node.wait_lookups_of(claim, 10, unless=lambda: node.is_clean(claim))
+    node.kubelet.prepare_one(other)
+    assert node.board.holders("d0") == {other.uid}
+
+
+def test_a_claim_that_the_kubelet_still_has_on_its_list_is_not_unprepared_when_it_is_gone_from_the_api(
+    node: Node,
+) -> None:
+    node.serve("--sweep-period", "0.1")
+    gone, kept = node.api.create_claim("d0"), node.api.create_claim("d1")
+    node.kubelet.prepare(gone, kept)
+    node.write_kubelet_state(gone, kept)
+    node.api.delete_claim(gone)
+    node.wait_lookups_of(gone, 3)
+    node.advance_clock(GRACE)
+    node.wait_lookups_of(kept, 10)
+    assert node.board.steps(gone) == ["prepare", "prepared"], "a stopped kubelet's containers may still run"
+    node.write_kubelet_state(kept)
+    wait_for(lambda: node.is_clean(gone), "the kubelet has forgotten the claim")

@@ -246,3 +246,66 @@ def test_the_agent_writes_nothing_into_the_cdi_directory_but_whole_files_of_its_
         assert name.startswith("board.example.com-")
         assert name.endswith(".json")
         json.loads((quiet.cdi / name).read_bytes())
+
+
+def board_config(volts: object, **more: object) -> dict[str, object]:
+    """A config of a claim as the allocation carries it."""
+    parameters = {"apiVersion": "board.example.com/v1", "kind": "BoardConfig", "volts": volts, **more}
+    return {"source": "FromClaim", "opaque": {"driver": "board.example.com", "parameters": parameters}}
+
+
+def test_a_claims_config_reaches_the_backend_and_beats_that_of_the_class(quiet: Node) -> None:
+    config = [{**board_config(3), "source": "FromClass"}, board_config(12)]
+    claim = quiet.api.create_claim(quiet.board.device(), config=config)
+    (device,) = quiet.kubelet.prepare_one(claim)
+    assert any("BOARD_VOLTS=12" in edits.get("env", ()) for edits in quiet.cdi_edits(device))
+
+
+def test_a_config_that_its_type_does_not_allow_is_refused_with_its_path(quiet: Node) -> None:
+    claim = quiet.api.create_claim(quiet.board.device(), config=[board_config("high")])
+    refusal = quiet.kubelet.refusal(claim)
+    assert "volts" in refusal
+    assert "FromClaim config 1" in refusal
+    assert "prepare" not in quiet.board.steps(claim)
+
+
+def test_a_claim_that_is_refused_before_the_backend_ran_is_not_unprepared(quiet: Node) -> None:
+    claim = quiet.api.create_claim(quiet.board.device(), config=[board_config("high")])
+    quiet.kubelet.refusal(claim)
+    quiet.kubelet.refusal(claim)
+    quiet.kubelet.release(claim)
+    assert quiet.board.steps(claim) == []
+
+
+def test_admin_access_that_is_refused_leaves_the_device_of_the_claim_that_holds_it_alone(quiet: Node) -> None:
+    quiet.api.allow_admin_access()
+    device = quiet.board.device()
+    holder = quiet.api.create_claim(device)
+    admin = quiet.api.create_claim({"device": device, "adminAccess": True}, config=[board_config("high")])
+    quiet.kubelet.prepare_one(holder)
+    quiet.kubelet.refusal(admin)
+    quiet.kubelet.refusal(admin)
+    assert quiet.board.steps(admin) == []
+
+
+def test_a_device_that_the_driver_never_published_is_refused_without_the_backend(quiet: Node) -> None:
+    claim = quiet.api.create_claim("unknown")
+    assert "unknown" in quiet.kubelet.refusal(claim)
+    assert quiet.board.steps(claim) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        pytest.param({"status": 500}, "500", id="500"),
+        pytest.param({"status": 429, "retry_after": 1}, "429", id="429"),
+        pytest.param({"status": 503, "body": "<html>no backend</html>"}, "503", id="HTML"),
+    ],
+)
+def test_what_the_api_server_said_is_in_the_error_of_a_claim_that_could_not_be_read(
+    node: Node, fault: dict[str, object], told: str
+) -> None:
+    node.serve("--fetch-deadline", "1")
+    claim = node.api.create_claim("d0")
+    node.api_fault(verb="get", resource="resourceclaims", name=claim.name, times=None, **fault)
+    assert told in node.kubelet.refusal(claim)

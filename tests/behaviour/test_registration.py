@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 
 import grpc
 import pytest
 
 from tests.behaviour.kubelet import parse_answers
-from tests.behaviour.node import Agent, Node
+from tests.behaviour.node import Agent, Board, Node
 from tests.behaviour.waiting import wait_for
 
 
@@ -117,3 +118,62 @@ def test_a_registration_socket_that_is_removed_under_the_agent_comes_back(node: 
     wait_for(lambda: os.path.exists(socket), "the socket is there again")
     node.kubelet.close()
     assert node.kubelet.register().name == "board.example.com"
+
+
+def test_claims_are_prepared_after_the_plugins_directory_was_wiped_under_the_agent(node: Node) -> None:
+    agent = node.serve()
+    claim = node.api.create_claim("d0")
+    assert node.kubelet.plugin is not None
+    endpoint = node.kubelet.plugin.endpoint
+    shutil.rmtree(os.path.dirname(endpoint))
+    wait_for(lambda: os.path.exists(endpoint), "the service socket is there again")
+    node.register(agent)
+    node.kubelet.prepare_one(claim)
+    node.kubelet.release(claim)
+    assert node.is_clean(claim)
+
+
+def test_the_registration_socket_of_a_killed_instance_is_removed_by_its_successor(node: Node) -> None:
+    agent = node.serve("--pod-uid", "pod-1")
+    (left,) = node.kubelet.sockets()
+    agent.kill()
+    successor = node.start("--pod-uid", "pod-2")
+    node.kubelet.close()
+    node.kubelet.register(not_at=(left,))
+    successor.wait_ready()
+    assert left not in node.kubelet.sockets()
+
+
+def test_a_slow_claim_of_the_old_instance_keeps_no_claim_of_the_new_one_waiting(node: Node) -> None:
+    old = node.serve("--pod-uid", "pod-1", "--prepare-deadline", "12")
+    (old_socket,) = node.kubelet.sockets()
+    slow, quick = node.api.create_claim("d0", name="slow"), node.api.create_claim("d1")
+    node.board.order("prepare", "slow", "wait")
+    call = node.kubelet.start_prepare(slow)
+    node.board.wait_reached("prepare", "slow")
+    node.start("--pod-uid", "pod-2")
+    node.kubelet.register(not_at=(old_socket,))
+    node.kubelet.prepare_one(quick)
+    assert not call.done(), "the old instance's call has ended first"
+    assert old.process.poll() is None
+
+
+def test_an_instance_that_is_told_to_stop_publishes_no_more_beside_its_successor(node: Node) -> None:
+    old = node.serve("--pod-uid", "pod-1")
+    slow = node.api.create_claim("d0", name="slow")
+    node.board.order("prepare", "slow", "wait")
+    call = node.kubelet.start_prepare(slow)
+    node.board.wait_reached("prepare", "slow")
+    other = Board(node.root / "other")
+    other.set_devices("e0")
+    old.process.terminate()
+    old.wait_log("SIGTERM")
+    node.start("--pod-uid", "pod-2", "--rescan-period", "0.1", BOARD_DIRECTORY=str(other.path))
+    wait_for(lambda: set(node.api.devices()) == {"e0"}, "the successor publishes")
+    other.wait_discovered(5)
+    published = node.api.slices()
+    node.board.set_devices("d0", "d1")
+    other.wait_discovered(5)
+    assert node.api.slices() == published
+    node.board.dismiss("prepare", "slow")
+    call.result()

@@ -23,10 +23,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from pydra import Claim, ClaimError, ContainerEdits, Device, Health, HealthStatus, Inventory, PreparedDevice, Sample
 
 DRIVER = "board.example.com"
 POLL = 0.02
+
+
+class BoardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a claim may configure."""
+
+    volts: int = 5
+
+
+CONFIG_TYPES = {"board.example.com/v1/BoardConfig": BoardConfig}
 SEEN = {"devices.json": 0}
 """When the file that `discover` answered from was written."""
 
@@ -67,7 +78,13 @@ async def prepare(claim: Claim) -> list[PreparedDevice]:
     await obey("prepare", claim.name, at="effect")
     note("prepared", claim)
     edits = ContainerEdits().with_env("BOARD_CLAIM", claim.name)
-    return [device.prepared(edits, state={"board": claim.uid}) for device in claim.devices]
+    return [
+        device.prepared(
+            edits.with_env("BOARD_VOLTS", str((device.config(BoardConfig) or BoardConfig()).volts)),
+            state={"board": claim.uid},
+        )
+        for device in claim.devices
+    ]
 
 
 async def unprepare(claim: Claim, prepared: Sequence[PreparedDevice]) -> None:

@@ -1,0 +1,43 @@
+"""A relay in front of the API server that puts bytes into its answers that no JSON encoder would write."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+from anyio import CancelScope
+from anyio.abc import SocketAttribute, SocketStream
+
+NOT_UTF8 = "~BYTE~"
+HALF_CHARACTER = "~HALF~"
+_REPLACED = {NOT_UTF8.encode(): b"\xe9" * 6, HALF_CHARACTER.encode(): b"\\ud800"}
+"""As long as what they replace, so that lengths in headers stay right."""
+
+
+@asynccontextmanager
+async def serve_relay(port: int) -> AsyncIterator[int]:
+    """Relay connections to this port of the loopback interface inside the block; yields the port to connect to."""
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
+
+    async def serve(client: SocketStream) -> None:
+        async with client, await anyio.connect_tcp("127.0.0.1", port) as server, anyio.create_task_group() as tasks:
+            tasks.start_soon(_copy, client, server, tasks.cancel_scope)
+            tasks.start_soon(_copy, server, client, tasks.cancel_scope)
+
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, serve)
+        yield listener.extra(SocketAttribute.local_port)
+        tasks.cancel_scope.cancel()
+
+
+async def _copy(source: SocketStream, target: SocketStream, scope: CancelScope) -> None:
+    try:
+        async for chunk in source:
+            for marker, content in _REPLACED.items():
+                chunk = chunk.replace(marker, content)  # noqa: PLW2901 - one after the other
+            await target.send(chunk)
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        pass
+    finally:
+        scope.cancel()

@@ -1,0 +1,71 @@
+"""An object of the API server that strict JSON refuses costs at most itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.behaviour.node import Node
+from tests.behaviour.relay import HALF_CHARACTER, NOT_UTF8
+from tests.behaviour.waiting import wait_for
+
+UNREADABLE = [
+    pytest.param(NOT_UTF8, id="a byte that is not UTF-8"),
+    pytest.param(HALF_CHARACTER, id="half a character"),
+]
+GRACE = 130
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_a_claim_that_cannot_be_read_keeps_no_other_from_being_unprepared_when_it_is_gone(
+    node: Node, text: str
+) -> None:
+    agent = node.serve("--sweep-period", "0.1", kubeconfig=node.start_relay())
+    gone, odd = node.api.create_claim("d0"), node.api.create_claim("d1")
+    node.kubelet.prepare(gone, odd)
+    node.api.annotate(odd, text)
+    node.api.delete_claim(gone)
+    node.wait_lookups_of(gone, 3, unless=agent.has_ended)
+    node.advance_clock(GRACE)
+    node.wait_lookups_of(odd, 10, unless=agent.has_ended)
+    assert not agent.has_ended()
+    assert node.is_clean(gone)
+    assert node.board.steps(odd) == ["prepare", "prepared"]
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_a_claim_with_an_annotation_that_cannot_be_read_is_prepared_as_others_are(node: Node, text: str) -> None:
+    node.serve(kubeconfig=node.start_relay())
+    odd, other = node.api.create_claim("d0"), node.api.create_claim("d1")
+    node.api.annotate(odd, text)
+    answers = node.kubelet.prepare(odd, other)
+    assert [answers[one.uid].error for one in (odd, other)] == ["", ""]
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
+def test_a_slice_that_somebody_made_unreadable_does_not_end_the_watch_of_slices(node: Node, text: str) -> None:
+    node.board.set_devices("d0")
+    agent = node.serve(kubeconfig=node.start_relay())
+    (published,) = wait_for(node.api.slices, "the slice is published")
+    published["metadata"]["annotations"] = {"note": text}
+    lists = len(node.agent_calls("list", "resourceslices"))
+    node.api.replace_slice(published)
+    node.board.set_devices("d0", "d1")
+
+    def is_decided() -> bool:
+        given_up = len(node.agent_calls("list", "resourceslices")) >= lists + 3
+        return agent.has_ended() or given_up or set(node.api.devices()) == {"d0", "d1"}
+
+    wait_for(is_decided, "the new device is published, or the watch fails again and again")
+    assert not agent.has_ended()
+    assert set(node.api.devices()) == {"d0", "d1"}
+
+
+@pytest.mark.parametrize("verb", ["list", "watch"])
+def test_a_gateways_page_in_place_of_an_answer_is_waited_out(node: Node, verb: str) -> None:
+    node.board.set_devices("d0")
+    node.api_fault(verb=verb, resource="resourceslices", status=502, body=f"<html>{NOT_UTF8}</html>")
+    agent = node.start(kubeconfig=node.start_relay())
+    wait_for(lambda: any(one.status == 502 for one in node.agent_calls(verb, "resourceslices")), "the page is answered")
+    node.board.set_devices("d0", "d1")
+    wait_for(lambda: agent.has_ended() or set(node.api.devices()) == {"d0", "d1"}, "the devices are published")
+    assert not agent.has_ended()
