@@ -1,20 +1,26 @@
 """From what a backend says of its hardware to the pool that is published. Pure: the clock is an argument.
 
-What the API server would refuse is dropped here, device by device, each with a text that says why, so
-that one bad device never costs the others. A device's health is settled (debounced) once, and both its
-taint and what the kubelet hears follow from that.
+The one place that knows the API's rules for devices and counter sets. What the API server would refuse is left out
+here, device by device, each with a text that says why, so that one bad device never costs the others. A device's
+health is settled (debounced) once; its taint and what the kubelet hears both follow from that.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from itertools import pairwise
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
-from pydra.device_rules import TAINTS, check_counter_set, check_device, check_references, is_label_key
 from pydra.devices import (
+    AttributeValue,
+    Capacity,
+    CapacityRange,
+    CounterConsumption,
     CounterSet,
     Device,
     DeviceHealth,
@@ -22,18 +28,44 @@ from pydra.devices import (
     HealthStatus,
     Inventory,
     Pool,
+    Quantity,
+    RequestPolicy,
+    Scalar,
     Taint,
     TaintEffect,
+    Version,
+)
+from pydra.limits import (
+    ATTRIBUTE_VALUES,
+    ATTRIBUTES_AND_CAPACITIES,
+    BINDING_CONDITIONS,
+    CONSUMPTIONS,
+    COUNTERS,
+    INT64,
+    TAINTS,
+    VALID_VALUES,
+    VALUE_BYTES,
+    is_label,
+    is_label_key,
+    is_label_value,
+    is_qualified_name,
+)
+from pydra.quantity import is_quantity, parse_quantity
+
+_SEMVER = re.compile(
+    r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)"
+    r"(-(0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*)(\.(0|[1-9][0-9]*|[0-9]*[a-zA-Z-][0-9a-zA-Z-]*))*)?"
+    r"(\+[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?"
 )
 
 Named = TypeVar("Named", Device, CounterSet)
 
 
 class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """When a device counts as sick, and what then.
+    """When a device counts as unhealthy, and what then.
 
-    `effect` None: no taint. Sick after being unhealthy for `unhealthy_after` seconds without a break, well again
-    after being healthy for `healthy_after` seconds without a break.
+    `effect` None: no taint. Unhealthy after saying so for `unhealthy_after` seconds without a break, healthy again
+    after saying so for `healthy_after` seconds without a break.
     """
 
     effect: TaintEffect | None = TaintEffect.NO_SCHEDULE
@@ -51,11 +83,24 @@ class Sighting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a backend's hardware. `lost` says, while the backend is down, why nothing newer is known."""
+    """What is known of a backend's hardware.
+
+    `lost` says, while the backend is down, why nothing newer is known. `settles_at` is when, on the clock of
+    `observe`, a device's health will settle if nothing changes; None when nothing is pending.
+    """
 
     inventory: Inventory = Inventory()
     sightings: Mapping[str, Sighting] = {}
+    settles_at: float | None = None
     lost: str = ""
+
+
+class Valid(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of an inventory that keeps the API's rules, and what was left out, in words."""
+
+    devices: tuple[Device, ...]
+    counter_sets: tuple[CounterSet, ...]
+    problems: tuple[str, ...]
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,27 +112,26 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def observe(snapshot: Snapshot, inventory: Inventory, *, now: float, policy: HealthPolicy) -> Snapshot:
-    """The snapshot after the backend answered `inventory` at `now` (seconds of any steady clock)."""
-    sightings = {
-        device.name: _settle(snapshot.sightings.get(device.name), device.health, now=now, policy=policy)
-        for device in inventory.devices
-    }
-    return Snapshot(inventory=inventory, sightings=sightings)
+    """The snapshot after the backend answered `inventory` at `now` (seconds of any steady clock).
+
+    The same object when nothing has changed and nothing was about to.
+    """
+    if inventory == snapshot.inventory and snapshot.settles_at is None and not snapshot.lost:
+        return snapshot
+    sightings: dict[str, Sighting] = {}
+    settles: list[float] = []
+    for device in inventory.devices:
+        sighting = _settle(snapshot.sightings.get(device.name), device.health, now=now, policy=policy)
+        sightings[device.name] = sighting
+        if sighting.contradicted_since is not None:
+            needed = policy.healthy_after if sighting.sick else policy.unhealthy_after
+            settles.append(sighting.contradicted_since + needed)
+    return Snapshot(inventory=inventory, sightings=sightings, settles_at=min(settles, default=None))
 
 
 def lose(snapshot: Snapshot, reason: str) -> Snapshot:
     """The snapshot while the backend is down: the last inventory stays published, its health is unknown."""
-    return msgspec.structs.replace(snapshot, lost=reason or "the backend is not running")
-
-
-def next_settling(snapshot: Snapshot, *, policy: HealthPolicy) -> float | None:
-    """When, on the clock of `observe`, a device's state will settle if nothing changes; None: nothing is pending."""
-    times = [
-        sighting.contradicted_since + (policy.healthy_after if sighting.sick else policy.unhealthy_after)
-        for sighting in snapshot.sightings.values()
-        if sighting.contradicted_since is not None
-    ]
-    return min(times, default=None)
+    return replace(snapshot, lost=reason or "the backend is not running")
 
 
 def build_pool(
@@ -96,30 +140,56 @@ def build_pool(
     driver: str,
     pool: str,
     policy: HealthPolicy,
-    condemned: Mapping[str, str] = {},
+    quarantined: Mapping[str, str] = {},
 ) -> Published:
     """The pool named `pool` (by custom the node's name), in the inventory's order.
 
-    `condemned` maps devices whose claims kill the backend to a reason in one word; they are tainted too.
+    `quarantined` maps devices whose claims kill the backend to a reason in one word; they are tainted too.
     """
-    problems: list[str] = []
-    counter_sets = _sift(snapshot.inventory.counter_sets, "counter set", check_counter_set, problems)
-    counters = {counter_set.name: frozenset(counter_set.counters) for counter_set in counter_sets}
-
-    def check(device: Device) -> Iterator[str]:
-        yield from check_device(device)
-        yield from check_references(device, counters)
-
-    devices = _sift(snapshot.inventory.devices, "device", check, problems)
-    published = tuple(
-        _taint(device, _own_taints(device, snapshot, driver, policy, condemned=condemned, problems=problems), problems)
-        for device in devices
-    )
+    valid = validate_inventory(snapshot.inventory)
+    problems = list(valid.problems)
+    devices: list[Device] = []
+    for device in valid.devices:
+        own: list[Taint] = []
+        sighting = snapshot.sightings.get(device.name)
+        if sighting is not None and sighting.sick and policy.effect is not None:
+            own.append(_build_health_taint(device.name, sighting.cause, driver, policy.effect, problems))
+        if device.name in quarantined:
+            value = _label_value(quarantined[device.name])
+            own.append(Taint(key=f"{driver}/quarantined", value=value, effect=TaintEffect.NO_SCHEDULE))
+        devices.append(_taint(device, own, problems) if own else device)
     return Published(
-        pool=Pool(name=pool, devices=published, counter_sets=counter_sets),
+        pool=Pool(name=pool, devices=tuple(devices), counter_sets=valid.counter_sets),
         health=tuple(_build_health(pool, device.name, snapshot) for device in devices),
         problems=tuple(problems),
     )
+
+
+def validate_inventory(inventory: Inventory) -> Valid:
+    """What of the inventory the API server takes and the scheduler can use, in its order."""
+    problems: list[str] = []
+    kept_sets: dict[str, CounterSet] = {}
+    for one in inventory.counter_sets:
+        _keep(one, kept_sets, "counter set", check_counter_set(one), problems)
+    kept: dict[str, Device] = {}
+    for device in inventory.devices:
+        faults = [*check_device(device), *_check_references(device, kept_sets)]
+        _keep(device, kept, "device", faults, problems)
+    return Valid(devices=tuple(kept.values()), counter_sets=tuple(kept_sets.values()), problems=tuple(problems))
+
+
+def _keep(thing: Named, kept: dict[str, Named], kind: str, faults: Iterable[str], problems: list[str]) -> None:
+    """Keep it if it has no fault and a name not seen before; otherwise say why not."""
+    found = list(faults)
+    if thing.name in kept:
+        found.append("the name is taken by another one, which is kept")
+    if found:
+        problems.append(f"{kind} {thing.name!r} is not published: " + "; ".join(found))
+    else:
+        kept[thing.name] = thing
+
+
+# Health
 
 
 def _settle(before: Sighting | None, reported: Health, *, now: float, policy: HealthPolicy) -> Sighting:
@@ -136,55 +206,22 @@ def _settle(before: Sighting | None, reported: Health, *, now: float, policy: He
     return Sighting(sick=before.sick, reported=reported, cause=before.cause, contradicted_since=since)
 
 
-def _sift(
-    things: Iterable[Named], kind: str, check: Callable[[Named], Iterator[str]], problems: list[str]
-) -> tuple[Named, ...]:
-    """Those without a fault and of a name not seen before; the faults of the others go to `problems`."""
-    kept: dict[str, Named] = {}
-    for thing in things:
-        faults = list(check(thing))
-        if thing.name in kept:
-            faults.append("a name that another has already; the first is kept")
-        if faults:
-            problems.append(f"{kind} {thing.name!r} is not published: " + "; ".join(faults))
-        else:
-            kept[thing.name] = thing
-    return tuple(kept.values())
+def _build_health_taint(device: str, cause: Health, driver: str, effect: TaintEffect, problems: list[str]) -> Taint:
+    key = cause.taint if "/" in cause.taint else f"{driver}/{cause.taint}"
+    if not is_label_key(key):
+        problems.append(f"device {device!r}: {key!r} is not a valid key of a taint; {driver}/unhealthy is used")
+        key = f"{driver}/unhealthy"
+    return Taint(key=key, value=_label_value(cause.reason), effect=cause.effect or effect)
 
 
-def _own_taints(
-    device: Device,
-    snapshot: Snapshot,
-    driver: str,
-    policy: HealthPolicy,
-    *,
-    condemned: Mapping[str, str],
-    problems: list[str],
-) -> tuple[Taint, ...]:
-    taints: list[Taint] = []
-    sighting = snapshot.sightings.get(device.name)
-    if sighting is not None and sighting.sick and policy.effect is not None:
-        cause = sighting.cause
-        key = cause.taint if "/" in cause.taint else f"{driver}/{cause.taint}"
-        if not is_label_key(key):
-            problems.append(f"device {device.name!r}: {key!r} cannot be the key of a taint; it is tainted as unhealthy")
-            key = f"{driver}/unhealthy"
-        taints.append(Taint(key=key, value=_label_value(cause.reason), effect=cause.effect or policy.effect))
-    if device.name in condemned:
-        value = _label_value(condemned[device.name])
-        taints.append(Taint(key=f"{driver}/condemned", value=value, effect=TaintEffect.NO_SCHEDULE))
-    return tuple(taints)
-
-
-def _taint(device: Device, own: tuple[Taint, ...], problems: list[str]) -> Device:
-    if not own:
-        return device
+def _taint(device: Device, own: Sequence[Taint], problems: list[str]) -> Device:
     keys = {taint.key for taint in own}
     theirs = tuple(taint for taint in device.taints if taint.key not in keys)
     room = TAINTS - len(own)
     if len(theirs) > room:
-        problems.append(f"device {device.name!r}: no room for all its taints, left out: {theirs[room:]}")
-    return msgspec.structs.replace(device, taints=(*own, *theirs[:room]))
+        left_out = ", ".join(taint.key for taint in theirs[room:])
+        problems.append(f"device {device.name!r}: at most {TAINTS} taints are allowed; left out: {left_out}")
+    return replace(device, taints=(*own, *theirs[:room]))
 
 
 def _build_health(pool: str, device: str, snapshot: Snapshot) -> DeviceHealth:
@@ -204,3 +241,182 @@ def _build_health(pool: str, device: str, snapshot: Snapshot) -> DeviceHealth:
 def _label_value(word: str) -> str:
     """The word as a label value: what does not fit becomes a dash."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", word)[:63].strip("-_.")
+
+
+# The API's rules
+
+
+def check_device(device: Device) -> Iterator[str]:
+    """All that the API server would refuse in a device, each with the field's name."""
+    if not is_label(device.name):
+        yield f"name {device.name!r} must be a DNS label: at most 63 of a-z, 0-9 and -, not - at an end"
+    count = len(device.attributes) + len(device.capacity)
+    if count > ATTRIBUTES_AND_CAPACITIES:
+        yield f"{count} attributes and capacities; at most {ATTRIBUTES_AND_CAPACITIES} together are allowed"
+    values = sum(len(value) if isinstance(value, tuple) else 1 for value in device.attributes.values())
+    if values > ATTRIBUTE_VALUES:
+        yield f"{values} attribute values, elements of lists counted; at most {ATTRIBUTE_VALUES} are allowed"
+    for name, value in device.attributes.items():
+        yield from _check_name(f"attribute {name!r}", name)
+        yield from _check_attribute(f"attribute {name!r}", value)
+    for name, capacity in device.capacity.items():
+        yield from _check_name(f"capacity {name!r}", name)
+        yield from _check_capacity(f"capacity {name!r}", capacity, shared=device.allow_multiple_allocations)
+    yield from _check_consumptions(device.consumes_counters)
+    if len(device.taints) > TAINTS:
+        yield f"{len(device.taints)} taints; at most {TAINTS} are allowed"
+    for taint in device.taints:
+        yield from _check_taint(taint)
+    yield from _check_binding(device.binding_conditions, device.binding_failure_conditions)
+
+
+def check_counter_set(counter_set: CounterSet) -> Iterator[str]:
+    """All that the API server would refuse in a counter set."""
+    if not is_label(counter_set.name):
+        yield f"name {counter_set.name!r} must be a DNS label"
+    yield from _check_counters("counters", counter_set.counters)
+
+
+def _check_references(device: Device, sets: Mapping[str, CounterSet]) -> Iterator[str]:
+    """Counters that a device consumes and its pool lacks; the API server does not check, the scheduler then fails."""
+    for consumption in device.consumes_counters:
+        known = sets.get(consumption.counter_set)
+        if known is None:
+            yield f"consumes from counter set {consumption.counter_set!r}, which the pool does not have"
+            continue
+        for name in sorted(consumption.counters.keys() - known.counters.keys()):
+            yield f"consumes counter {name!r}, which counter set {consumption.counter_set!r} does not have"
+
+
+def _check_name(field: str, name: str) -> Iterator[str]:
+    if not is_qualified_name(name):
+        yield f"{field}: the name must be a C identifier of at most 32 bytes, or domain/identifier"
+
+
+def _check_attribute(field: str, value: AttributeValue) -> Iterator[str]:
+    if not isinstance(value, tuple):
+        yield from _check_scalar(field, value)
+    elif not value:
+        yield f"{field}: a list must not be empty; leave the attribute out"
+    elif len({type(element) for element in value}) > 1:
+        yield f"{field}: all elements of a list must have one type"
+    else:
+        for element in value:
+            yield from _check_scalar(field, element)
+
+
+def _check_scalar(field: str, value: Scalar) -> Iterator[str]:
+    if isinstance(value, Version):
+        if len(value.version) > VALUE_BYTES or not _SEMVER.fullmatch(value.version):
+            yield f"{field}: {value.version!r} is not a semantic version 2.0.0 such as 1.2.3, of at most 64 bytes"
+    elif isinstance(value, str):
+        try:
+            size = len(value.encode())
+        except UnicodeEncodeError:
+            yield f"{field}: {value!r} is not valid Unicode"
+            return
+        if size > VALUE_BYTES:
+            yield f"{field}: a string of {size} bytes; at most {VALUE_BYTES} are allowed"
+    elif not isinstance(value, bool) and value not in INT64:
+        yield f"{field}: {value} does not fit in 64 bits"
+
+
+def _check_capacity(field: str, capacity: Capacity, *, shared: bool) -> Iterator[str]:
+    if not is_quantity(capacity.value):
+        yield f"{field}: {capacity.value!r} is not a quantity such as 2, 80Gi or 1500m"
+    elif capacity.policy is not None:
+        if not shared:
+            yield f"{field}: a request policy needs allow_multiple_allocations on the device"
+        yield from (f"{field}: {problem}" for problem in _check_policy(capacity.policy, capacity.value))
+
+
+def _check_policy(policy: RequestPolicy, value: Quantity) -> Iterator[str]:
+    limits = policy.valid_range
+    given: list[Quantity | None] = [policy.default, *policy.valid_values]
+    given += [limits.min, limits.max, limits.step] if limits else []
+    if bad := [quantity for quantity in given if quantity is not None and not is_quantity(quantity)]:
+        yield f"the policy has {bad[0]!r}, which is not a quantity"
+        return
+    if policy.valid_values and limits:
+        yield "a policy has valid_values or valid_range, not both"
+    elif (policy.valid_values or limits) and policy.default is None:
+        yield "a policy with valid_values or valid_range needs a default"
+    elif policy.valid_values and policy.default is not None:
+        yield from _check_valid_values(policy.valid_values, policy.default, value)
+    elif limits and policy.default is not None:
+        yield from _check_range(limits, policy.default, value)
+
+
+def _check_valid_values(values: Sequence[Quantity], default: Quantity, whole: Quantity) -> Iterator[str]:
+    amounts = [parse_quantity(value) for value in values]
+    if len(amounts) > VALID_VALUES:
+        yield f"{len(amounts)} valid_values; at most {VALID_VALUES} are allowed"
+    if any(a >= b for a, b in pairwise(amounts)):
+        yield "valid_values must ascend and not repeat"
+    if max(amounts) > parse_quantity(whole):
+        yield f"no valid value may be above the capacity {whole}"
+    if parse_quantity(default) not in amounts:
+        yield f"the default {default} must be one of the valid_values"
+
+
+def _check_range(limits: CapacityRange, default: Quantity, whole: Quantity) -> Iterator[str]:
+    least, usual, total = parse_quantity(limits.min), parse_quantity(default), parse_quantity(whole)
+    most = total if limits.max is None else parse_quantity(limits.max)
+    if not least <= usual <= most <= total:
+        yield f"min {limits.min} <= default {default} <= max {most} <= capacity {whole} must hold"
+    if limits.step is None:
+        return
+    step = parse_quantity(limits.step)
+    if step <= 0 or least + step > total:
+        yield f"the step {limits.step} must be positive, and min + step at most the capacity {whole}"
+    elif (usual - least) % step or (limits.max is not None and (most - least) % step):
+        yield f"default and max must be min {limits.min} plus whole steps of {limits.step}"
+
+
+def _check_consumptions(consumptions: Sequence[CounterConsumption]) -> Iterator[str]:
+    if len(consumptions) > CONSUMPTIONS:
+        yield f"consumes from {len(consumptions)} counter sets; at most {CONSUMPTIONS} are allowed"
+    names = [consumption.counter_set for consumption in consumptions]
+    if len(set(names)) < len(names):
+        yield "consumes_counters names a counter set twice"
+    for consumption in consumptions:
+        yield from _check_counters(f"consumes_counters of {consumption.counter_set!r}", consumption.counters)
+
+
+def _check_counters(field: str, counters: Mapping[str, Quantity]) -> Iterator[str]:
+    if not 1 <= len(counters) <= COUNTERS:
+        yield f"{field}: {len(counters)} counters; 1 to {COUNTERS} are allowed"
+    for name, value in counters.items():
+        if not is_label(name):
+            yield f"{field}: the counter's name {name!r} must be a DNS label"
+        if not is_quantity(value):
+            yield f"{field}: counter {name!r} has {value!r}, which is not a quantity"
+
+
+def _check_taint(taint: Taint) -> Iterator[str]:
+    if not is_label_key(taint.key):
+        yield f"taint {taint.key!r}: the key must be a label name such as example.com/unhealthy"
+    if not is_label_value(taint.value):
+        yield f"taint {taint.key!r}: the value {taint.value!r} must be a label value: at most 63 of A-Z, a-z, 0-9, -_."
+    if taint.time_added is not None and not _is_time(taint.time_added):
+        yield f"taint {taint.key!r}: time_added {taint.time_added!r} is not RFC 3339 such as 2026-01-02T03:04:05Z"
+
+
+def _is_time(text: str) -> bool:
+    try:
+        return datetime.fromisoformat(text).tzinfo is not None and "T" in text
+    except ValueError:
+        return False
+
+
+def _check_binding(conditions: Sequence[str], failures: Sequence[str]) -> Iterator[str]:
+    for field, names in (("binding_conditions", conditions), ("binding_failure_conditions", failures)):
+        if len(names) > BINDING_CONDITIONS:
+            yield f"{field}: {len(names)} conditions; at most {BINDING_CONDITIONS} are allowed"
+        for name in names:
+            if not is_label_key(name):
+                yield f"{field}: {name!r} must be a label name"
+    if len({*conditions, *failures}) < len(conditions) + len(failures):
+        yield "a condition may stand once only in binding_conditions and binding_failure_conditions"
+    if bool(conditions) != bool(failures):
+        yield "binding_conditions and binding_failure_conditions come together or not at all"

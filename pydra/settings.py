@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from pydra.dns_names import SUBDOMAIN
 from pydra.errors import SettingsError
+from pydra.limits import SUBDOMAIN
 
 KUBELET_CALL_DEADLINE = 45.0
 """The kubelet gives up on a NodePrepareResources or NodeUnprepareResources call after this."""

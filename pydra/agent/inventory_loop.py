@@ -1,24 +1,25 @@
-"""Up: from what a backend discovers to what is published of it. A shell around `pydra.inventory`.
+"""Keeps what is published of one backend's hardware up to date: discover, decide (`pydra.inventory`), publish.
 
-It looks at the start, on a hint, when a device's health is about to settle, and by period; whatever
-woke it, it looks at everything.
+It looks at the start, on a hint, when a device's health is about to settle, and by period. Whatever woke it, it looks
+at everything; a look that finds nothing new costs a comparison.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 import anyio
 
 from pydra.devices import DeviceHealth, HealthStatus, Inventory
 from pydra.errors import BackendError, PydraError
-from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, lose, next_settling, observe
+from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, lose, observe
 
 _log = logging.getLogger(__name__)
 FIRST_RETRY = 1.0
+_SHOWN = 3
 
 
 class Discovers(Protocol):
@@ -33,8 +34,8 @@ class Discovers(Protocol):
         ...
 
 
-class Telemetry:
-    """Keeps `publish` informed of one backend's hardware; pools are named after the node."""
+class InventoryLoop:
+    """Calls `publish` after each look, with the same object as before when nothing has changed."""
 
     def __init__(
         self,
@@ -44,92 +45,107 @@ class Telemetry:
         pool: str,
         policy: HealthPolicy,
         rescan_period: float,
-        condemned: Callable[[], Mapping[str, str]],
+        quarantined: Callable[[], Mapping[str, str]],
         publish: Callable[[Published], None],
     ) -> None:
+        """`quarantined` gives the devices of quarantined claims, each with the reason in one word."""
         self._backend = backend
         self._driver = driver
         self._pool = pool
         self._policy = policy
         self._rescan_period = rescan_period
-        self._condemned = condemned
+        self._quarantined = quarantined
         self._publish = publish
         self._snapshot: Snapshot | None = None
-        self._sick: Mapping[str, str] = {}
+        self._tainted: Mapping[str, str] = {}
+        self._published: Published | None = None
+        self._names: Mapping[str, Collection[str]] | None = None
+        self._unhealthy: Mapping[str, str] = {}
         self._failures = 0
         self._woken = anyio.Event()
+
+    def published_devices(self) -> Mapping[str, Collection[str]] | None:
+        """The names of the devices that are published, by pool; None until the backend has discovered anything."""
+        return self._names
 
     def wake(self) -> None:
         """Look again now."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Look until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._listen, name=f"hints for {self._driver}")
+            tasks.start_soon(self._wait_for_hints, name=f"hints for {self._driver}")
             while True:
                 self._woken = anyio.Event()
-                await self._look()
+                await self._discover()
+                self._build()
                 with anyio.move_on_after(self._pause()):
                     await self._woken.wait()
 
-    async def _listen(self) -> None:
+    async def _wait_for_hints(self) -> None:
         while True:
             await self._backend.wait_changed()
             self.wake()
 
-    async def _look(self) -> None:
+    async def _discover(self) -> None:
         try:
             inventory = await self._backend.discover()
         except PydraError as error:
             self._failures += 1
-            self._miss(error)
-        else:
-            self._failures = 0
-            before = self._snapshot or Snapshot()
-            self._snapshot = observe(before, inventory, now=time.monotonic(), policy=self._policy)
-        # Before the first answer nothing is known, and an empty pool would take away what an earlier run published.
-        if self._snapshot is not None:
-            published = build_pool(
-                self._snapshot,
-                driver=self._driver,
-                pool=self._pool,
-                policy=self._policy,
-                condemned=self._condemned(),
-            )
-            if not self._snapshot.lost:  # nothing new is known of them
-                self._say_health(published.health)
-            self._publish(published)
+            details = error.details if isinstance(error, BackendError) else ""
+            _log.warning("devices cannot be discovered: %s", error, extra={"fields": {"details": details}})
+            if self._snapshot is not None:
+                self._change(lose(self._snapshot, str(error)))
+            return
+        self._failures = 0
+        before = self._snapshot or Snapshot()
+        self._change(observe(before, inventory, now=time.monotonic(), policy=self._policy))
 
-    def _say_health(self, devices: Iterable[DeviceHealth]) -> None:
-        """One line for all that fell ill of the same, or are well again."""
-        before = self._sick
-        self._sick = {one.device: one.message for one in devices if one.status is HealthStatus.UNHEALTHY}
+    def _change(self, snapshot: Snapshot) -> None:
+        if snapshot is not self._snapshot:
+            self._snapshot, self._published = snapshot, None
+
+    def _build(self) -> None:
+        """Publish what follows from the snapshot."""
+        # Before the first answer nothing is known, and an empty pool would remove what an earlier run published.
+        if self._snapshot is None:
+            return
+        quarantined = self._quarantined()
+        if self._published is None or quarantined != self._tainted:
+            self._tainted = dict(quarantined)
+            self._published = build_pool(
+                self._snapshot, driver=self._driver, pool=self._pool, policy=self._policy, quarantined=quarantined
+            )
+            self._names = {self._pool: frozenset(device.name for device in self._published.pool.devices)}
+            if not self._snapshot.lost:  # otherwise nothing new is known of their health
+                self._log_health(self._published.health)
+        self._publish(self._published)
+
+    def _log_health(self, devices: Iterable[DeviceHealth]) -> None:
+        """One line for all devices that became unhealthy for the same reason, one for all that recovered."""
+        before = self._unhealthy
+        self._unhealthy = {one.device: one.message for one in devices if one.status is HealthStatus.UNHEALTHY}
         fallen: dict[str, list[str]] = {}
-        for name, message in self._sick.items():
+        for name, message in self._unhealthy.items():
             if before.get(name) != message:
                 fallen.setdefault(message, []).append(name)
         for message, names in fallen.items():
-            _log.warning("unhealthy: %s: %s", list_names(names), message or "the backend says no more")
-        if recovered := [name for name in before if name not in self._sick]:
-            _log.info("not unhealthy any more: %s", list_names(recovered))
-
-    def _miss(self, error: PydraError) -> None:
-        details = error.details if isinstance(error, BackendError) else ""
-        _log.warning("devices cannot be discovered: %s", error, extra={"fields": {"details": details}})
-        if self._snapshot is not None:
-            self._snapshot = lose(self._snapshot, str(error))
+            _log.warning("unhealthy: %s: %s", _list_names(names), message or "the backend gives no reason")
+        if recovered := [name for name in before if name not in self._unhealthy]:
+            _log.info("no longer unhealthy: %s", _list_names(recovered))
 
     def _pause(self) -> float:
+        """Seconds until the next look."""
         if self._failures:
             return min(self._rescan_period, FIRST_RETRY * 2.0 ** min(self._failures - 1, 16))
-        settles = next_settling(self._snapshot, policy=self._policy) if self._snapshot else None
+        settles = self._snapshot.settles_at if self._snapshot is not None else None
         if settles is None:
             return self._rescan_period
         return min(self._rescan_period, max(0.0, settles - time.monotonic()))
 
 
-def list_names(names: list[str], most: int = 3) -> str:
+def _list_names(names: list[str]) -> str:
     """`a, b, c and 24 more`."""
-    left = len(names) - most
-    return ", ".join(names[:most]) + (f" and {left} more" if left > 0 else "")
+    left = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {left} more" if left > 0 else "")

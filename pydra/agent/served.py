@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from pydra import disk
 from pydra.agent.inheritance import Names, take_over
-from pydra.agent.inventory_loop import Telemetry
+from pydra.agent.inventory_loop import InventoryLoop
 from pydra.agent.measuring import run_measuring
 from pydra.agent.reports import Reports
 from pydra.agent.surroundings import Surroundings
@@ -202,13 +202,18 @@ class Served:
             report=self._report,
         )
 
+        shown: Published | None = None
+
         def publish(published: Published) -> None:
-            reconciler.publish(published.pool)
+            nonlocal shown
             now = int(time.time())
             self._board.publish(tuple(replace(one, updated=now) for one in published.health))
-            self._report.published(published)
+            if published is not shown:
+                shown = published
+                reconciler.publish(published.pool)
+                self._report.published(published)
 
-        telemetry = Telemetry(
+        telemetry = InventoryLoop(
             supervisor,
             driver=self._driver,
             pool=settings.node_name,
@@ -218,7 +223,7 @@ class Served:
                 healthy_after=settings.healthy_after,
             ),
             rescan_period=settings.rescan_period,
-            condemned=lambda: {one.device: "KillsBackend" for one in supervisor.quarantined()},
+            quarantined=lambda: {one.device: "KillsBackend" for one in supervisor.quarantined()},
             publish=publish,
         )
         front.start_soon(cache.run, name=f"watch of the slices of {self._driver}")

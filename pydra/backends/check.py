@@ -15,7 +15,7 @@ import msgspec
 from pydra.backends.answers import find_json_problems
 from pydra.backends.wire import Method
 from pydra.backends.wording import suggest
-from pydra.dns_names import SUBDOMAIN
+from pydra.limits import SUBDOMAIN
 
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
 OPTIONAL: dict[Method, tuple[str, ...]] = {

@@ -14,8 +14,8 @@ import msgspec
 
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.claims.outcome import ClaimRef, PodRef
-from pydra.dns_names import LABEL
 from pydra.errors import ClaimError, NotAllocated, Replaced
+from pydra.limits import LABEL
 
 _LABEL = LABEL.pattern
 _SUBDOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from pydra.claims.outcome import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
-from pydra.dns_names import LABEL, SUBDOMAIN
 from pydra.errors import ClaimError, PydraError
 from pydra.kubelet.pb import dra_v1, dra_v1beta1
+from pydra.limits import LABEL, SUBDOMAIN
 
 MAX_CLAIMS = 4096
 """Claims in one call. A pod has a handful; the errors of as many as this still fit into one answer."""

@@ -14,8 +14,8 @@ from hashlib import sha256
 
 import msgspec
 
-from pydra.dns_names import SUBDOMAIN
 from pydra.errors import SettingsError
+from pydra.limits import SUBDOMAIN
 
 MAX_SOCKET_PATH = 107
 """Bytes that Linux leaves for a Unix socket's path: `sockaddr_un.sun_path` has 108, one of them for the end."""

@@ -22,14 +22,9 @@ from pydra.devices import (
     Version,
 )
 from pydra.kube.resources import JsonObject
+from pydra.limits import SLICE_ADVANCED_DEVICES, SLICE_BYTES, SLICE_COUNTER_SETS, SLICE_DEVICES
 from pydra.quantity import canonical_quantity
 
-DEVICES = 128
-ADVANCED_DEVICES = 64
-"""Devices in a slice where at least one has taints, consumes counters or has a list attribute."""
-COUNTER_SETS = 8
-SLICE_BYTES = 1_000_000
-"""Devices' JSON in a slice: etcd takes 1.5 MiB a request, and stores less than JSON."""
 INDEX_WIDTH = 5
 
 
@@ -68,7 +63,7 @@ def split(devices: tuple[Device, ...]) -> Iterator[tuple[JsonObject, ...]]:
     for device in devices:
         body = build_device(device)
         length = len(msgspec.json.encode(body))
-        limit = ADVANCED_DEVICES if advanced or is_advanced(device) else DEVICES
+        limit = SLICE_ADVANCED_DEVICES if advanced or is_advanced(device) else SLICE_DEVICES
         if group and (len(group) >= limit or size + length > SLICE_BYTES):
             yield tuple(group)
             group, size, advanced = [], 0, False
@@ -116,8 +111,8 @@ def build_device(device: Device) -> JsonObject:
 
 
 def _chunk(counter_sets: tuple[CounterSet, ...]) -> Iterator[tuple[CounterSet, ...]]:
-    for start in range(0, len(counter_sets), COUNTER_SETS):
-        yield counter_sets[start : start + COUNTER_SETS]
+    for start in range(0, len(counter_sets), SLICE_COUNTER_SETS):
+        yield counter_sets[start : start + SLICE_COUNTER_SETS]
 
 
 def _build_amounts(counters: Mapping[str, Quantity]) -> JsonObject:

@@ -26,7 +26,6 @@ from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.wire import Method
 from pydra.cdi.spec import build_spec_file
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
-from pydra.device_rules import check_counter_set, check_device, check_references, is_driver_name
 from pydra.devices import Capacity, Device, HealthStatus, Inventory, Quantity
 from pydra.errors import (
     BackendError,
@@ -37,6 +36,8 @@ from pydra.errors import (
     PydraError,
     SettingsError,
 )
+from pydra.inventory import validate_inventory
+from pydra.limits import is_driver_name
 from pydra.testing.report import Check, Report
 
 CLAIM_SECONDS = 40.0
@@ -210,14 +211,7 @@ class _Examination:
 
     async def _discover(self) -> list[str]:
         self._inventory = inventory = await self._backend.discover()
-        counters = {one.name: frozenset(one.counters) for one in inventory.counter_sets}
-        problems = [
-            f"counter set {one.name}: {text}" for one in inventory.counter_sets for text in check_counter_set(one)
-        ]
-        for device in inventory.devices:
-            found = [*check_device(device), *check_references(device, counters)]
-            problems += [f"device {device.name}: {text}" for text in found]
-        return problems
+        return list(validate_inventory(inventory).problems)
 
     async def _discover_again(self) -> list[str]:
         again = {device.name: device for device in (await self._backend.discover()).devices}

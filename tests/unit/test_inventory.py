@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.device_rules import check_device
 from pydra.devices import (
     CounterConsumption,
     CounterSet,
@@ -20,7 +19,7 @@ from pydra.devices import (
     Taint,
     TaintEffect,
 )
-from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, lose, next_settling, observe
+from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, check_device, lose, observe
 
 WELL = Health()
 SICK = Health(status=HealthStatus.UNHEALTHY, message="XID 79: the GPU fell off the bus", reason="XID79")
@@ -37,9 +36,9 @@ def gpu(health: Health = WELL, **fields: Any) -> Device:
     return Device(**{"name": "gpu-0", "health": health, **fields})
 
 
-def publish(snapshot: Snapshot, policy: HealthPolicy = POLICY, **condemned: str) -> Published:
-    names = {name.replace("_", "-"): reason for name, reason in condemned.items()}
-    return build_pool(snapshot, driver="gpu.example.com", pool="node1", policy=policy, condemned=names)
+def publish(snapshot: Snapshot, policy: HealthPolicy = POLICY, **quarantined: str) -> Published:
+    names = {name.replace("_", "-"): reason for name, reason in quarantined.items()}
+    return build_pool(snapshot, driver="gpu.example.com", pool="node1", policy=policy, quarantined=names)
 
 
 def once(*devices: Device, **fields: Any) -> Published:
@@ -79,9 +78,7 @@ def test_one_bad_device_is_left_out_with_its_faults_and_the_others_stay() -> Non
 def test_of_two_devices_of_one_name_the_first_is_kept() -> None:
     published = once(gpu(attributes={"which": "first"}), gpu(attributes={"which": "second"}))
     assert [device.attributes["which"] for device in published.pool.devices] == ["first"]
-    assert published.problems == (
-        "device 'gpu-0' is not published: a name that another has already; the first is kept",
-    )
+    assert published.problems == ("device 'gpu-0' is not published: the name is taken by another one, which is kept",)
 
 
 def test_a_bad_counter_set_costs_the_devices_that_draw_from_it_only() -> None:
@@ -148,9 +145,17 @@ def test_a_recovering_device_is_still_called_unhealthy_with_its_cause() -> None:
 
 
 def test_the_next_time_to_look_is_when_something_settles() -> None:
-    assert next_settling(seen((0, WELL))[0], policy=POLICY) is None
-    assert next_settling(seen((0, WELL), (1, SICK))[0], policy=POLICY) == 6
-    assert next_settling(seen((0, SICK), (1, WELL))[0], policy=POLICY) == 31
+    assert seen((0, WELL))[0].settles_at is None
+    assert seen((0, WELL), (1, SICK))[0].settles_at == 6
+    assert seen((0, SICK), (1, WELL))[0].settles_at == 31
+
+
+def test_an_answer_that_changes_nothing_gives_the_same_snapshot() -> None:
+    once = observe(Snapshot(), inventory(gpu(SICK), Device(name="gpu-1")), now=0, policy=POLICY)
+    assert observe(once, inventory(gpu(SICK), Device(name="gpu-1")), now=99, policy=POLICY) is once
+    settling = observe(once, inventory(gpu(WELL), Device(name="gpu-1")), now=100, policy=POLICY)
+    assert observe(settling, inventory(gpu(WELL), Device(name="gpu-1")), now=130, policy=POLICY) is not settling
+    assert observe(lose(once, "down"), once.inventory, now=99, policy=POLICY).lost == ""
 
 
 def test_a_device_that_says_unknown_is_unknown_to_the_kubelet_and_not_tainted() -> None:
@@ -207,15 +212,15 @@ def test_a_key_that_no_taint_can_have_does_not_hide_the_illness() -> None:
     published = once(gpu(Health(status=HealthStatus.UNHEALTHY, taint="no key!", reason="hot")))
     assert published.pool.devices[0].taints == (Taint(key="gpu.example.com/unhealthy", value="hot"),)
     assert published.problems == (
-        "device 'gpu-0': 'gpu.example.com/no key!' cannot be the key of a taint; it is tainted as unhealthy",
+        "device 'gpu-0': 'gpu.example.com/no key!' is not a valid key of a taint; gpu.example.com/unhealthy is used",
     )
 
 
-def test_a_condemned_device_is_tainted_beside_its_own_taints() -> None:
+def test_a_quarantined_device_is_tainted_beside_its_own_taints() -> None:
     own = Taint(key="example.com/lab", effect=TaintEffect.NONE)
     snapshot = observe(Snapshot(), inventory(gpu(taints=(own,))), now=0, policy=POLICY)
     published = publish(snapshot, gpu_0="signal 11!")
-    assert published.pool.devices[0].taints == (Taint(key="gpu.example.com/condemned", value="signal-11"), own)
+    assert published.pool.devices[0].taints == (Taint(key="gpu.example.com/quarantined", value="signal-11"), own)
 
 
 def test_sixteen_taints_of_the_backend_make_room_for_the_agents() -> None:
@@ -224,7 +229,7 @@ def test_sixteen_taints_of_the_backend_make_room_for_the_agents() -> None:
     [device] = published.pool.devices
     assert len(device.taints) == 16
     assert device.taints[0].key == "gpu.example.com/unhealthy"
-    assert "no room for all its taints" in published.problems[0]
+    assert published.problems == ("device 'gpu-0': at most 16 taints are allowed; left out: example.com/t15",)
 
 
 def test_a_device_that_left_is_forgotten() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pydra import Version
-from pydra.device_rules import check_device
 from pydra.devices import Device
+from pydra.inventory import check_device
 from pydra_nvidia.inventory.versions import cuda_version, parse_version
 
 

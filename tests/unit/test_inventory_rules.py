@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from pydra.device_rules import check_counter_set, check_device, is_driver_name, is_pool_name, is_qualified_name
 from pydra.devices import (
     Capacity,
     CapacityRange,
@@ -19,6 +18,8 @@ from pydra.devices import (
     Taint,
     Version,
 )
+from pydra.inventory import check_counter_set, check_device
+from pydra.limits import is_driver_name, is_qualified_name
 from pydra.slices.build import build_device
 from pydra_dev.gates import build_gates
 from pydra_dev.kinds import KINDS
@@ -193,9 +194,6 @@ def test_a_counter_set_against_the_rules_is_named_its_fault(counters: dict[str, 
 def test_names_have_their_lengths() -> None:
     assert is_driver_name("GPU.example.com")
     assert not is_driver_name("a" * 64)
-    assert is_pool_name("node-1/rack.2")
-    assert not is_pool_name("")
-    assert not is_pool_name("a" * 254)
     assert is_qualified_name("gpu.example.com/memory")
     assert not is_qualified_name("gpu.example.com/")
 

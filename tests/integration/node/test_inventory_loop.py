@@ -1,4 +1,4 @@
-"""Telemetry: what the hardware says is published, on a hint, when health settles, and also when the backend is down."""
+"""What the hardware says is published, on a hint, when health settles, and also when the backend is down."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from pydra.agent.inventory_loop import Telemetry
+from pydra.agent.inventory_loop import InventoryLoop
 from pydra.devices import Device, Health, HealthStatus, Inventory
 from pydra.errors import BackendUnavailable
 from pydra.inventory import HealthPolicy, Published
@@ -59,17 +59,17 @@ class Notes:
 
 
 @asynccontextmanager
-async def telemetry(
-    hardware: Hardware, policy: HealthPolicy, condemned: dict[str, str]
-) -> AsyncIterator[tuple[Notes, Telemetry]]:
+async def looking(
+    hardware: Hardware, policy: HealthPolicy, quarantined: dict[str, str]
+) -> AsyncIterator[tuple[Notes, InventoryLoop]]:
     notes = Notes()
-    runner = Telemetry(
+    runner = InventoryLoop(
         hardware,
         driver="d.example.com",
         pool="node-1",
         policy=policy,
         rescan_period=60,
-        condemned=lambda: condemned,
+        quarantined=lambda: quarantined,
         publish=notes.publish,
     )
     async with anyio.create_task_group() as tasks:
@@ -80,17 +80,44 @@ async def telemetry(
 
 async def test_devices_are_published_at_the_start_and_again_on_a_hint() -> None:
     hardware = Hardware(Device(name="a"))
-    async with telemetry(hardware, HealthPolicy(), {}) as (notes, _):
+    async with looking(hardware, HealthPolicy(), {}) as (notes, _):
         assert [device.name for device in (await notes.wait_count(1)).pool.devices] == ["a"]
         hardware.devices = (Device(name="a"), Device(name="b"))
         hardware.changed.set()
         assert [device.name for device in (await notes.wait_count(2)).pool.devices] == ["a", "b"]
 
 
+async def test_the_names_of_the_published_devices_are_known_once_something_was_discovered() -> None:
+    hardware = Hardware(Device(name="a"), Device(name="NOT VALID"))
+    hardware.down = True
+    async with looking(hardware, HealthPolicy(), {}) as (notes, runner):
+        with anyio.fail_after(5):
+            while hardware.looks < 1:
+                await anyio.lowlevel.checkpoint()
+        assert runner.published_devices() is None
+        hardware.down = False
+        runner.wake()
+        await notes.wait_count(1)
+        assert runner.published_devices() == {"node-1": {"a"}}
+        hardware.down = True
+        runner.wake()
+        await notes.wait_count(2)
+        assert runner.published_devices() == {"node-1": {"a"}}, "as long as the backend is down"
+
+
+async def test_a_look_that_finds_nothing_new_publishes_the_very_same_again() -> None:
+    hardware = Hardware(Device(name="a"))
+    async with looking(hardware, HealthPolicy(), {}) as (notes, runner):
+        first = await notes.wait_count(1)
+        hardware.devices = (Device(name="a"),)
+        runner.wake()
+        assert await notes.wait_count(2) is first
+
+
 async def test_nothing_is_published_before_the_hardware_has_answered_once() -> None:
     hardware = Hardware(Device(name="a"))
     hardware.down = True
-    async with telemetry(hardware, HealthPolicy(), {}) as (notes, runner):
+    async with looking(hardware, HealthPolicy(), {}) as (notes, runner):
         with anyio.fail_after(5):
             while hardware.looks < 1:
                 await anyio.lowlevel.checkpoint()
@@ -102,7 +129,7 @@ async def test_nothing_is_published_before_the_hardware_has_answered_once() -> N
 
 async def test_while_the_backend_is_down_its_devices_stay_and_their_health_is_unknown() -> None:
     hardware = Hardware(Device(name="a"))
-    async with telemetry(hardware, HealthPolicy(), {}) as (notes, runner):
+    async with looking(hardware, HealthPolicy(), {}) as (notes, runner):
         await notes.wait_count(1)
         hardware.down = True
         runner.wake()
@@ -114,7 +141,7 @@ async def test_while_the_backend_is_down_its_devices_stay_and_their_health_is_un
 
 async def test_a_sick_device_is_called_so_when_its_time_is_over_without_another_hint() -> None:
     hardware = Hardware(Device(name="a"))
-    async with telemetry(hardware, HealthPolicy(unhealthy_after=0.05), {}) as (notes, runner):
+    async with looking(hardware, HealthPolicy(unhealthy_after=0.05), {}) as (notes, runner):
         await notes.wait_count(1)
         hardware.devices = (Device(name="a", health=SICK),)
         runner.wake()
@@ -124,22 +151,22 @@ async def test_a_sick_device_is_called_so_when_its_time_is_over_without_another_
         assert notes.found[-1].health[0].message == "too hot"
 
 
-async def test_a_condemned_device_is_tainted_at_the_next_look() -> None:
-    condemned: dict[str, str] = {}
-    async with telemetry(Hardware(Device(name="a")), HealthPolicy(), condemned) as (notes, runner):
+async def test_a_quarantined_device_is_tainted_at_the_next_look() -> None:
+    quarantined: dict[str, str] = {}
+    async with looking(Hardware(Device(name="a")), HealthPolicy(), quarantined) as (notes, runner):
         assert (await notes.wait_count(1)).pool.devices[0].taints == ()
-        condemned["a"] = "KillsBackend"
+        quarantined["a"] = "KillsBackend"
         runner.wake()
         (taint,) = (await notes.wait_count(2)).pool.devices[0].taints
-        assert taint.key == "d.example.com/condemned"
+        assert taint.key == "d.example.com/quarantined"
 
 
-async def test_the_log_says_once_who_fell_ill_of_what_and_who_is_well_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_says_once_which_devices_became_unhealthy_and_recovered(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="pydra.agent.inventory_loop")
     well = tuple(Device(name=name) for name in ("a", "b", "c", "d", "e"))
     sick = tuple(Device(name=one.name, health=SICK) for one in well[1:])
     hardware = Hardware(*well)
-    async with telemetry(hardware, HealthPolicy(healthy_after=0), {}) as (notes, runner):
+    async with looking(hardware, HealthPolicy(healthy_after=0), {}) as (notes, runner):
         await notes.wait_count(1)
         for count, devices in enumerate([(well[0], *sick), (well[0], *sick), well], start=2):
             hardware.devices = devices
@@ -147,14 +174,14 @@ async def test_the_log_says_once_who_fell_ill_of_what_and_who_is_well_again(capl
             await notes.wait_count(count)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("WARNING", "unhealthy: b, c, d and 1 more: too hot"),
-        ("INFO", "not unhealthy any more: b, c, d and 1 more"),
+        ("INFO", "no longer unhealthy: b, c, d and 1 more"),
     ]
 
 
 async def test_devices_are_not_called_well_because_the_backend_is_down(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="pydra.agent.inventory_loop")
     hardware = Hardware(Device(name="a", health=SICK))
-    async with telemetry(hardware, HealthPolicy(), {}) as (notes, runner):
+    async with looking(hardware, HealthPolicy(), {}) as (notes, runner):
         await notes.wait_count(1)
         for count, down in enumerate([True, False], start=2):
             hardware.down = down

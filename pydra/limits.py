@@ -1,0 +1,70 @@
+"""Kubernetes' limits: the grammars of names, and the numbers that bound a device and a slice. Pure.
+
+Sources: RFC 1123, section 2.1; Kubernetes 1.36, apimachinery validation, pkg/apis/resource/validation, and the API
+reference of resource.k8s.io/v1. What 1.34 and 1.35 limit more tightly (4 taints, 32 counters in a slice) is left to
+the server: those fields are alpha there.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+"""A DNS label, at most 63 bytes. For `fullmatch`, as all grammars here."""
+
+SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+"""DNS labels with dots between. The API bounds the whole, not the labels in it; lengths are the caller's business."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+
+ATTRIBUTES_AND_CAPACITIES = 32
+"""Of a device, together."""
+ATTRIBUTE_VALUES = 48
+"""Of a device, elements of lists counted."""
+VALUE_BYTES = 64
+COUNTERS = 32
+CONSUMPTIONS = 2
+TAINTS = 16
+BINDING_CONDITIONS = 4
+VALID_VALUES = 10
+DRIVER_BYTES = 63
+INT64 = range(-(2**63), 2**63)
+
+SLICE_DEVICES = 128
+SLICE_ADVANCED_DEVICES = 64
+"""Devices in a slice where at least one has taints, consumes counters or has a list attribute."""
+SLICE_COUNTER_SETS = 8
+SLICE_BYTES = 1_000_000
+"""Devices' JSON in a slice: etcd takes 1.5 MiB a request, and stores less than JSON."""
+
+
+def is_label(name: str) -> bool:
+    """A DNS-1123 label, what device, counter set and counter names are."""
+    return LABEL.fullmatch(name) is not None
+
+
+def is_driver_name(name: str) -> bool:
+    """A DNS subdomain of at most 63 bytes; the API tolerates upper case."""
+    return len(name) <= DRIVER_BYTES and SUBDOMAIN.fullmatch(name.lower()) is not None
+
+
+@lru_cache(maxsize=1024)  # a pool's devices have the same names
+def is_qualified_name(name: str) -> bool:
+    """`identifier` or `domain/identifier`, what attributes and capacities are called."""
+    domain, slash, identifier = name.rpartition("/")
+    return _IDENTIFIER.fullmatch(identifier) is not None and (not slash or is_driver_name(domain))
+
+
+def is_label_key(name: str) -> bool:
+    """The key of a label or a taint: a name of at most 63 bytes, perhaps with a `domain/` of at most 253."""
+    domain, slash, rest = name.rpartition("/")
+    return _LABEL_NAME.fullmatch(rest) is not None and (
+        not slash or (len(domain) <= 253 and SUBDOMAIN.fullmatch(domain) is not None)
+    )
+
+
+def is_label_value(value: str) -> bool:
+    """The value of a label or a taint; may be empty."""
+    return not value or _LABEL_NAME.fullmatch(value) is not None
