@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+WORKERS := -n 2 --dist worksteal
 PLUGINS := $(sort $(dir $(wildcard plugins/*/pyproject.toml)))
 
 .DEFAULT_GOAL := help
@@ -43,8 +44,14 @@ setup: $(VENV)/.installed ## create .venv with everything that development needs
 run: $(VENV)/.run ## a simulated node and one pod on it, explained step by step (ARGS=--once to end by itself)
 	@$(BIN)/pydra dev $(ARGS)
 
+# Side by side: the tests wait for processes, and leave the checks room on two cores.
 .PHONY: test
-test: lint types house wheels ## lint, types and all tests, against the installed wheels: what CI runs
+test: setup ## lint, types and all tests, against the installed wheels: what CI runs
+	@$(MAKE) --no-print-directory -j2 wheels checks
+
+.PHONY: checks
+checks: setup
+	@$(MAKE) --no-print-directory -j1 lint types house
 
 .PHONY: lint
 lint: setup ## ruff and import-linter
@@ -59,11 +66,11 @@ types: setup ## mypy on everything, pyright (basedpyright: it needs no Node) on 
 
 .PHONY: house
 house: setup ## the tests of the repository itself: floors, sizes, docs, generated files
-	$(BIN)/pytest -q tests/house
+	$(BIN)/pytest -q $(WORKERS) tests/house
 
 .PHONY: unit
 unit: setup ## all tests against the sources, for work in progress (ARGS goes to pytest)
-	$(BIN)/pytest -q -n 2 $(ARGS)
+	$(BIN)/pytest -q $(WORKERS) $(ARGS)
 
 .PHONY: wheels
 wheels: setup ## build the wheels, install them into an empty environment, and run all tests there (ARGS goes to pytest)

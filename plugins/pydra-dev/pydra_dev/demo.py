@@ -61,7 +61,7 @@ def read_sample(backend: str, driver: str) -> tuple[dict[str, Any], ...]:
 
 
 LONG, SHOWN = 6, 3
-"""A list of more items than LONG is told by its first SHOWN."""
+"""Of a list with more than LONG items the first SHOWN are printed."""
 
 
 def describe_changes(before: OciSpec, after: OciSpec) -> tuple[str, ...]:
@@ -127,7 +127,7 @@ class Paragraph(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_step(step: Step) -> Paragraph | None:  # noqa: PLR0911 - one case for each kind of step
-    """A passage of the story; None for what only repeats."""
+    """What is printed; None for what only repeats."""
     match step:
         case Registered(plugin=plugin):
             return Paragraph(
@@ -170,7 +170,7 @@ def _describe_call(call: Called) -> Paragraph:
 
 def _describe_health(driver: str, devices: Sequence[tuple[str, str, str]]) -> Paragraph:
     if not devices:
-        return Paragraph(headline=f"health: driver {driver} says nothing any more, its devices are Unknown")
+        return Paragraph(headline=f"health: driver {driver} stopped reporting, its devices are Unknown")
     said = (f"{count} {health}" for health, count in sorted(Counter(health for _, _, health in devices).items()))
     sick = tuple(f"{pool}/{device} is {health}" for pool, device, health in devices if health != "Healthy")
     return Paragraph(headline=f"health: devices of {driver}: {', '.join(said)}", details=sick[:SHOWN_DEVICES])
@@ -226,23 +226,23 @@ The node stays up. From another terminal:
   ls -lR {root}
   kill -9 {pid}
 
-They show what the cluster knows, end the pod, show what the agent counts and says, what lies in sockets,
-checkpoints and CDI specs, and what happens without the agent. Ctrl-C here ends everything.
+These show the API objects, delete the pod, show the agent's metrics and log, list sockets, records and CDI files,
+and kill the agent. Ctrl-C here stops everything.
 """
 
 
-def render(passage: Paragraph, seconds: float) -> str:
+def render(paragraph: Paragraph, seconds: float) -> str:
     """Lines for a terminal, the time since the start in front."""
     margin = " " * 12
-    return "\n".join([f"{seconds:8.3f} s  {passage.headline}", *(f"{margin}  {line}" for line in passage.details)])
+    return "\n".join([f"{seconds:8.3f} s  {paragraph.headline}", *(f"{margin}  {line}" for line in paragraph.details)])
 
 
 STEP_DEADLINE = 30.0
 LOOK_INTERVAL = 0.02
-"""Seconds between two looks at the API server or at a directory while the story waits."""
+"""Seconds between two looks at the API server or at a directory while the demo waits."""
 INTERRUPTED = 130
 POD_ATTEMPTS = 4
-"""How often the sample pod may fail before nobody expects it to start or end any more."""
+"""After so many failures of the sample pod the demo gives up."""
 NEVER_SERVED = ("BackendContract", "BackendNotServed")
 """The reasons of Events after which no driver registers."""
 RESOURCES = {one.kind: one for one in (DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, PODS)}
@@ -257,28 +257,28 @@ class DemoError(Exception):
 def run(
     *, backend: str = "sim", scenario: str | None = None, once: bool = False, deadline: float = STEP_DEADLINE
 ) -> int:
-    """Tell the story on standard output; the exit code. Without `once` it goes on until SIGINT or SIGTERM."""
-    scenario_environment(backend, scenario, "")  # a wrong one is said before anything starts
-    return anyio.run(lambda: tell(Demo(backend, scenario, once=once, deadline=deadline)))
+    """Run the demo on standard output; the exit code. Without `once` it runs until SIGINT or SIGTERM."""
+    scenario_environment(backend, scenario, "")  # refuses a wrong one before anything starts
+    return anyio.run(lambda: run_until_signal(Demo(backend, scenario, once=once, deadline=deadline)))
 
 
-async def tell(story: Demo) -> int:
-    """Tell a story until it, or a signal, ends it; the exit code."""
+async def run_until_signal(demo: Demo) -> int:
+    """Run until the demo or a signal ends it; the exit code."""
 
     async def end_on_signal() -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:
-                story.end()
+                demo.stop()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(end_on_signal, name="signals")
-        result = await story.tell()
+        result = await demo.run()
         tasks.cancel_scope.cancel()
     return result
 
 
 class Demo:
-    """One telling. `write` gets a passage at a time, `deadline` is in seconds and for each step."""
+    """One run. `write` gets a paragraph at a time, `deadline` is in seconds and for each step."""
 
     def __init__(
         self,
@@ -302,11 +302,11 @@ class Demo:
         self._agent: AgentProcess | None = None
         self._cdi_directory = ""
 
-    def end(self) -> None:
-        """End it now, in order: the agent first."""
+    def stop(self) -> None:
+        """Stop now, in order: the agent first."""
         self._scope.cancel()
 
-    async def tell(self) -> int:
+    async def run(self) -> int:
         """From an empty node to the end; the exit code."""
         with self._scope:
             async with run_node(self._on_step) as node:
@@ -317,20 +317,20 @@ class Demo:
                 environment = scenario_environment(self._backend, self._scenario, node.root)
                 async with run_agent(node, self._backend, environment) as agent:
                     self._agent = agent
-                    return await self._tell_with(node, agent)
+                    return await self._run_with(node, agent)
         return INTERRUPTED if self._once else 0
 
-    async def _tell_with(self, node: EmbeddedNode, agent: AgentProcess) -> int:
+    async def _run_with(self, node: EmbeddedNode, agent: AgentProcess) -> int:
         try:
-            await self._tell_of_start(node, agent)
-            await (self._tell_of_end(node, agent) if self._once else self._stay(node, agent))
+            await self._show_start(node, agent)
+            await (self._show_end(node, agent) if self._once else self._stay(node, agent))
         except (DemoError, KubeError) as error:
             self._say(Paragraph(headline=f"FAILED: {error}", details=tuple(await self._explain(node, agent))))
             return 1
         return 0
 
-    async def _tell_of_start(self, node: EmbeddedNode, agent: AgentProcess) -> None:
-        self._say(Paragraph(headline=f"started: pydra-agent --backend {self._backend}, process {agent.pid}"))
+    async def _show_start(self, node: EmbeddedNode, agent: AgentProcess) -> None:
+        self._say(Paragraph(headline=f"started: pydra-agent --backend {self._backend} (pid {agent.pid})"))
         registered = await self._wait("the driver registers with the kubelet", lambda: self._find_registered(node))
         driver = registered.plugin.driver
         slices = await self._wait("the driver publishes its devices", lambda: _find_slices(node, driver))
@@ -345,7 +345,7 @@ class Demo:
         await self._wait_step(Called, "the claim is prepared", lambda call: not call.error)
         await self._wait_step(PodRunning, "the pod runs")
 
-    async def _tell_of_end(self, node: EmbeddedNode, agent: AgentProcess) -> None:
+    async def _show_end(self, node: EmbeddedNode, agent: AgentProcess) -> None:
         await node.client.delete(PODS, POD, namespace=NAMESPACE)
         self._say(Paragraph(headline=f"deleted: pod {NAMESPACE}/{POD}"))
         await self._wait_step(PodEnded, "the pod ends")
@@ -365,14 +365,14 @@ class Demo:
 
     def _on_step(self, step: Step) -> None:
         self._steps.append(step)
-        if passage := describe_step(step):
-            self._say(passage)
+        if paragraph := describe_step(step):
+            self._say(paragraph)
         if isinstance(step, Called) and step.cdi_ids:
             for path, content in read_specs(self._cdi_directory, step.cdi_ids):
                 self._say(describe_cdi_spec(path, content))
 
-    def _say(self, passage: Paragraph) -> None:
-        self._write(render(passage, self._clock() - self._start))
+    def _say(self, paragraph: Paragraph) -> None:
+        self._write(render(paragraph, self._clock() - self._start))
 
     async def _find_registered(self, node: EmbeddedNode) -> Registered | None:
         """The registration; raises DemoError when the agent has said that there will be none."""
@@ -397,7 +397,7 @@ class Demo:
                 self._refuse_failing_pod()
                 await anyio.sleep(LOOK_INTERVAL)
             return found
-        raise DemoError(f"waited {self._deadline:g} s in vain: {what}")
+        raise DemoError(f"timed out after {self._deadline:g} s waiting until {what}")
 
     def _refuse_dead_agent(self) -> None:
         if self._agent is not None and self._agent.returncode is not None:
@@ -406,7 +406,7 @@ class Demo:
     def _refuse_failing_pod(self) -> None:
         failures = [step for step in self._steps if isinstance(step, PodFailed)]
         if len(failures) >= POD_ATTEMPTS:
-            raise DemoError(f"the pod failed {len(failures)} times, at last with {failures[-1].reason}")
+            raise DemoError(f"the pod failed {len(failures)} times, most recently with {failures[-1].reason}")
 
     async def _explain(self, node: EmbeddedNode, agent: AgentProcess) -> list[str]:
         """What the cluster and the agent say themselves."""
@@ -416,7 +416,7 @@ class Demo:
             events = ()
             self._say(Paragraph(headline=f"no Events: {error}"))
         told = [f"Event {one.get('reason', '')}: {one.get('note') or one.get('message', '')}" for one in events]
-        return [*told, "the agent's last words:", *(f"  {line}" for line in agent.log_tail().splitlines())]
+        return [*told, "the end of the agent's log:", *(f"  {line}" for line in agent.log_tail().splitlines())]
 
 
 async def _find_slices(node: EmbeddedNode, driver: str) -> tuple[JsonObject, ...] | None:

@@ -131,7 +131,7 @@ async def run_agent(node: EmbeddedNode, backend: str, environment: Mapping[str, 
     """
     address = f"127.0.0.1:{_free_port()}"
     log = Path(node.root, "agent.log")
-    # In a session of its own, so that a Ctrl-C at the terminal comes to the story, which stops it in order.
+    # In a session of its own, so that a Ctrl-C at the terminal reaches the demo, which stops it in order.
     with open(log, "wb") as stream:  # noqa: ASYNC230 - a file that nobody waits for
         process = await anyio.open_process(
             node.agent_command(backend, address),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pydra.testing import check_backend
-from pydra_dev.demo import Demo, tell
+from pydra_dev.demo import Demo, run_until_signal
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "minimal"
@@ -34,7 +34,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 async def test_a_pod_runs_with_a_device_of_the_backend(backend: str) -> None:
     said: list[str] = []
-    assert await tell(Demo(backend, once=True, write=said.append)) == 0, "\n".join(said)
+    assert await run_until_signal(Demo(backend, once=True, write=said.append)) == 0, "\n".join(said)
     text = "\n".join(said)
     assert "+ env      FPGA=fpga-0" in text
     assert "+ device   /dev/fpga-0 (c 1:3, rwm)" in text
@@ -54,7 +54,7 @@ def test_the_examples_own_tests_pass(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-async def test_a_backend_that_is_not_served_ends_the_story_with_the_reason(
+async def test_a_backend_that_is_not_served_ends_the_demo_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -62,7 +62,7 @@ async def test_a_backend_that_is_not_served_ends_the_story_with_the_reason(
         "async def discover(): ...\nasync def prepare(claim): ...\nasync def unprepare(claim, prepared): ...\n"
     )
     said: list[str] = []
-    assert await tell(Demo("nameless:", once=True, write=said.append)) == 1
+    assert await run_until_signal(Demo("nameless:", once=True, write=said.append)) == 1
     text = "\n".join(said)
     assert "FAILED: the agent does not serve the backend" in text
     assert "--driver nameless:=NAME" in text

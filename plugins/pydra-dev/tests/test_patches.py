@@ -12,8 +12,8 @@ from pydra_dev.patches import JSON_PATCH, MERGE, STRATEGIC, apply_patch, merge_p
 from pydra_dev.status import StatusError
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    st.none() | st.booleans() | st.integers(0, 2) | st.text("ab", max_size=1),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
     max_leaves=8,
 )
 

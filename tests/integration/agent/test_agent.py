@@ -23,7 +23,7 @@ from tests.integration.agent.process import DEADLINE, run_agent
 
 
 def ignore(step: object) -> None:
-    """The node's story is not told here."""
+    """Ignore what the kubelet reports."""
 
 
 def complain(*flags: str, **environ: str) -> tuple[int, str]:

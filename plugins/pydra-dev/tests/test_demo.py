@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from pydra.errors import SettingsError
-from pydra_dev.demo import Demo, run, tell
+from pydra_dev.demo import Demo, run, run_until_signal
 from pydra_dev.node import scenario_environment
 
 TOLD = [
@@ -38,9 +38,9 @@ TOLD = [
 ]
 
 
-async def test_the_story_of_one_pod_is_told_from_its_start_to_its_clean_end() -> None:
+async def test_the_life_of_one_pod_is_shown_until_nothing_of_it_is_left() -> None:
     said: list[str] = []
-    assert await tell(Demo("sim", once=True, write=said.append)) == 0, "\n".join(said)
+    assert await run_until_signal(Demo("sim", once=True, write=said.append)) == 0, "\n".join(said)
     headlines = [re.sub(r"^ *[\d.]+ s +", "", passage.splitlines()[0]) for passage in said]
     position = 0
     for expected in TOLD:  # in this order; what happens at the same time may stand between
@@ -56,31 +56,31 @@ async def test_the_story_of_one_pod_is_told_from_its_start_to_its_clean_end() ->
     assert not glob.glob(root.group(1))
 
 
-async def test_a_pod_that_keeps_failing_ends_the_story_and_says_why(tmp_path: Path) -> None:
+async def test_a_pod_that_keeps_failing_ends_the_demo_with_the_reason(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("faults: [{call: prepare, do: refuse, message: not today}]")
     said: list[str] = []
-    assert await tell(Demo("sim", str(scenario), once=True, write=said.append)) == 1
+    assert await run_until_signal(Demo("sim", str(scenario), once=True, write=said.append)) == 1
     text = "\n".join(said)
-    assert "FAILED: the pod failed 4 times, at last with FailedPrepareDynamicResources" in text
+    assert "FAILED: the pod failed 4 times, most recently with FailedPrepareDynamicResources" in text
     assert "not today" in text
 
 
-async def test_a_step_that_does_not_happen_ends_the_story_at_its_deadline() -> None:
+async def test_a_step_that_does_not_happen_ends_the_demo_at_its_deadline() -> None:
     said: list[str] = []
-    assert await tell(Demo("sim", once=True, deadline=0.05, write=said.append)) == 1
-    assert "FAILED: waited 0.05 s in vain: the driver registers with the kubelet" in "\n".join(said)
+    assert await run_until_signal(Demo("sim", once=True, deadline=0.05, write=said.append)) == 1
+    assert "FAILED: timed out after 0.05 s waiting until the driver registers with the kubelet" in "\n".join(said)
 
 
-async def test_an_agent_that_cannot_start_ends_the_story_at_once() -> None:
+async def test_an_agent_that_cannot_start_ends_the_demo_at_once() -> None:
     said: list[str] = []
-    assert await tell(Demo("nosuch", once=True, write=said.append)) == 1
+    assert await run_until_signal(Demo("nosuch", once=True, write=said.append)) == 1
     text = "\n".join(said)
     assert "FAILED: the agent ended with status 2" in text
     assert "backend nosuch is not installed" in text
 
 
-async def test_a_story_that_goes_on_ends_with_an_interrupt_and_takes_the_agent_along() -> None:
+async def test_an_interrupt_ends_the_demo_and_the_agent() -> None:
     process = await anyio.open_process([sys.executable, "-m", "pydra.cli.tool", "dev"], stderr=subprocess.DEVNULL)
     async with process:
         assert process.stdout is not None

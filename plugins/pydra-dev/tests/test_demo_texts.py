@@ -1,4 +1,4 @@
-"""What the story says of things."""
+"""What `pydra dev` prints of each thing that happens."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ from typing import Any
 
 import pytest
 
+from pydra_dev.cdi_specs import Hook, IntelRdt, Mount, NetDevice
 from pydra_dev.demo import (
     POD,
     Paragraph,
     describe_allocation,
     describe_cdi_spec,
+    describe_changes,
     describe_hints,
     describe_slices,
     describe_step,
     read_sample,
     render,
+    shorten,
 )
 from pydra_dev.kubelet.registration import DraService, Plugin
 from pydra_dev.kubelet.steps import (
@@ -31,7 +34,7 @@ from pydra_dev.kubelet.steps import (
     SlicesWiped,
     Step,
 )
-from pydra_dev.oci import OciSpec
+from pydra_dev.oci import OciDevice, OciSpec
 
 PLUGIN = Plugin(driver="gpu.example.com", socket="/r/reg.sock", endpoint="/p/dra.sock", service=DraService.V1)
 
@@ -58,39 +61,39 @@ def called(method: str = "NodePrepareResources", **fields: Any) -> Called:
             HealthChanged(driver="d", devices=(("p", "a", "Healthy"), ("p", "b", "Unhealthy"))),
             "health: devices of d: 1 Healthy, 1 Unhealthy",
         ),
-        (HealthChanged(driver="d", devices=()), "health: driver d says nothing any more, its devices are Unknown"),
+        (HealthChanged(driver="d", devices=()), "health: driver d stopped reporting, its devices are Unknown"),
     ],
 )
 def test_every_step_has_a_headline(step: Step, headline: str) -> None:
-    passage = describe_step(step)
-    assert passage is not None
-    assert passage.headline == headline
+    paragraph = describe_step(step)
+    assert paragraph is not None
+    assert paragraph.headline == headline
 
 
-def test_a_wipe_of_nothing_is_not_told() -> None:
+def test_a_wipe_of_nothing_is_not_printed() -> None:
     assert describe_step(SlicesWiped(driver="", names=())) is None
 
 
-def test_an_error_is_told_in_full() -> None:
+def test_an_error_is_printed_in_full() -> None:
     assert describe_step(called(error="broken")) == Paragraph(
         headline="NodePrepareResources failed for ns/c after 12.3 ms", details=("broken",)
     )
 
 
-def test_a_container_is_told_by_what_its_devices_changed() -> None:
+def test_a_container_is_printed_as_what_its_devices_changed() -> None:
     before = OciSpec(env=("PATH=/bin",))
     after = OciSpec(env=("PATH=/bin", "GPU=0"))
     step = ContainerCreated(pod="ns/p", container="main", cdi_ids=("a/b=c",), before=before, after=after)
-    passage = describe_step(step)
-    assert passage is not None
-    assert [line.split() for line in passage.details] == [["+", "env", "GPU=0"]]
+    paragraph = describe_step(step)
+    assert paragraph is not None
+    assert [line.split() for line in paragraph.details] == [["+", "env", "GPU=0"]]
 
 
 def test_published_devices_are_counted_and_the_first_are_shown() -> None:
     devices = [{"name": f"d{number}", "attributes": {"x.io/model": {"string": "m"}}} for number in range(5)]
-    passage = describe_slices([{"spec": {"devices": devices[:2]}}, {"spec": {"devices": devices[2:]}}, {"spec": {}}])
-    assert passage.headline == "published: 5 devices in 3 ResourceSlices"
-    assert passage.details == ("d0: model=m", "d1: model=m", "d2: model=m", "and 2 more")
+    paragraph = describe_slices([{"spec": {"devices": devices[:2]}}, {"spec": {"devices": devices[2:]}}, {"spec": {}}])
+    assert paragraph.headline == "published: 5 devices in 3 ResourceSlices"
+    assert paragraph.details == ("d0: model=m", "d1: model=m", "d2: model=m", "and 2 more")
 
 
 def test_an_allocation_names_each_request_and_its_device() -> None:
@@ -102,7 +105,7 @@ def test_an_allocation_names_each_request_and_its_device() -> None:
     assert describe_allocation(claim).details == ("request r gets device x of pool p, driver d",)
 
 
-def test_a_passage_is_laid_out_with_its_time() -> None:
+def test_a_paragraph_is_laid_out_with_its_time() -> None:
     assert render(Paragraph(headline="h", details=("a", "b")), 1.5) == "   1.500 s  h\n              a\n              b"
 
 
@@ -133,3 +136,68 @@ def test_a_sample_suits_the_driver_that_it_is_for(backend: str, driver: str, con
     assert ("config" in devices) is configured
     assert pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] == template["metadata"]["name"]
     assert pod["metadata"]["name"] == POD
+
+
+def mounts(count: int, *, inside: str = "/usr/lib", options: tuple[str, ...] = ("ro",)) -> tuple[Mount, ...]:
+    return tuple(
+        Mount(host_path=f"/root/lib/{number}.so", container_path=f"{inside}/{number}.so", options=options)
+        for number in range(count)
+    )
+
+
+def test_every_kind_of_change_is_described_and_nothing_else() -> None:
+    before = OciSpec(env=("KEPT=1",))
+    after = OciSpec(
+        env=("KEPT=1", "NEW=1"),
+        devices=(OciDevice(path="/dev/gpu0", type="c", major=195, minor=0),),
+        mounts=mounts(1),
+        hooks=(Hook(hook_name="createContainer", path="/bin/hook", args=("hook", "now")),),
+        net_devices=(NetDevice(host_interface_name="eth1", name="net0"),),
+        intel_rdt=IntelRdt(clos_id="a"),
+        additional_gids=(44,),
+    )
+    lines = describe_changes(before, after)
+    assert [line.split()[0] for line in lines] == ["env", "device", "mount", "hook", "network", "rdt", "gid"]
+    assert describe_changes(after, after) == ()
+
+
+def test_many_mounts_of_one_directory_are_counted_and_the_first_are_named() -> None:
+    assert describe_changes(OciSpec(), OciSpec(mounts=mounts(40))) == (
+        "mount    40 in /usr/lib from /root/lib (ro): 0.so, 1.so, 2.so, and 37 more",
+    )
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(mounts(6), id="few"),
+        pytest.param((*mounts(4), *mounts(4, inside="/usr/lib/sub")), id="few in each directory"),
+        pytest.param((*mounts(4), *mounts(4, options=("rw",))), id="few with each options"),
+    ],
+)
+def test_few_mounts_have_a_line_each(found: tuple[Mount, ...]) -> None:
+    assert describe_changes(OciSpec(), OciSpec(mounts=found)) == tuple(
+        f"mount    {one.container_path} from {one.host_path} ({','.join(one.options)})" for one in found
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param((), "/bin/hook", id="none"),
+        pytest.param(tuple("abcdef"), "a b c d e f", id="few"),
+        pytest.param(tuple("abcdefgh"), "a b c d e f ... and 2 more arguments", id="many"),
+    ],
+)
+def test_a_hook_is_printed_with_its_first_arguments(arguments: tuple[str, ...], said: str) -> None:
+    hook = Hook(hook_name="prestart", path="/bin/hook", args=arguments)
+    assert describe_changes(OciSpec(), OciSpec(hooks=(hook,))) == (f"hook     prestart {said}",)
+
+
+def test_long_lists_are_cut_at_every_depth_and_all_else_stays() -> None:
+    long = list(range(50))
+    assert shorten({"a": [{"b": long, "c": None}], "d": "text", "e": long[:6]}) == {
+        "a": [{"b": [0, 1, 2, "... and 47 more"], "c": None}],
+        "d": "text",
+        "e": [0, 1, 2, 3, 4, 5],
+    }
