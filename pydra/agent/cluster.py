@@ -8,7 +8,8 @@ from typing import Protocol
 import anyio
 
 from pydra.errors import KubeError, Unsupported
-from pydra.kube.version import Fetches, check_server
+from pydra.kube.client import KubeClient
+from pydra.kube.version import check_server
 
 _log = logging.getLogger(__name__)
 RETRY = 30.0
@@ -29,7 +30,7 @@ class Tells(Protocol):
 class Cluster:
     """The API server's release and what it serves; an upgrade of it is noticed within `retry` seconds."""
 
-    def __init__(self, client: Fetches, reports: Tells, *, retry: float = RETRY) -> None:
+    def __init__(self, client: KubeClient, reports: Tells, *, retry: float = RETRY) -> None:
         self._client = client
         self._reports = reports
         self._retry = retry

@@ -11,6 +11,7 @@ import logging
 import math
 import random
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
 from types import MappingProxyType, TracebackType
@@ -106,7 +107,8 @@ class KubeClient:
         self._retry_for = retry_for
         self._report = report
         self._uniform = uniform
-        self._turns = asyncio.Semaphore(requests)
+        self._free_turns = requests
+        self._waiting: deque[asyncio.Future[None]] = deque()
         self._problem = ""
         self._session: aiohttp.ClientSession | None = None
 
@@ -337,22 +339,48 @@ class KubeClient:
             headers["Content-Type"] = MERGE_PATCH if verb == "patch" else JSON
         seconds = self._deadline if seconds is None else min(seconds, self._deadline)
         response: aiohttp.ClientResponse | None = None
-        async with self._turns:
-            try:
-                response = await self._send(verb, resource, path, headers=headers, data=data, seconds=seconds)
-                if response.status >= 300:
-                    raise await self._read_refusal(verb, resource, path, response)
-                content = response.content
-                answer = await content.readany()
-                if not content.at_eof():
-                    answer = await _read_on(content, answer)
-                return decode(answer)
-            except BaseException as error:
-                if response is not None:
-                    response.close()
-                if isinstance(error, _UNUSABLE):
-                    raise self._explain(verb, resource, path, error, seconds) from error
-                raise
+        if self._free_turns:
+            self._free_turns -= 1
+        else:
+            await self._wait_turn()
+        try:
+            response = await self._send(verb, resource, path, headers=headers, data=data, seconds=seconds)
+            if response.status >= 300:
+                raise await self._read_refusal(verb, resource, path, response)
+            content = response.content
+            answer = await content.readany()
+            if not content.at_eof():
+                answer = await _read_on(content, answer)
+            return decode(answer)
+        except BaseException as error:
+            if response is not None:
+                response.close()
+            if isinstance(error, _UNUSABLE):
+                raise self._explain(verb, resource, path, error, seconds) from error
+            raise
+        finally:
+            if self._waiting:
+                self._pass_turn()
+            else:
+                self._free_turns += 1
+
+    async def _wait_turn(self) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it was given the turn in the same moment
+                self._pass_turn()
+            raise
+
+    def _pass_turn(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free_turns += 1
 
     async def _send(
         self,

@@ -314,17 +314,16 @@ async def _run_plugin(config: Mapping[str, Any], deadline: float) -> Mapping[str
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
-    ended = False
     try:
         async with asyncio.timeout(deadline):
             output, errors = await process.communicate()
-        ended = True
     except TimeoutError as error:
         raise _UnusableError(f"exec: {command[0]} did not end within {deadline:g} s, and was killed") from error
     finally:
-        if not ended:
+        if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
     if process.returncode != 0:
         raise _UnusableError(
             f"exec: {command[0]} ended with {process.returncode}: {errors[:500].decode(errors='replace')}"

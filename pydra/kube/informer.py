@@ -6,17 +6,16 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import aclosing
 from types import MappingProxyType
-from typing import Protocol
 
 import msgspec
 
 from pydra.errors import Gone, KubeError, Unavailable
+from pydra.kube.client import KubeClient
 from pydra.kube.resources import (
     JsonObject,
-    ObjectList,
     Resource,
     WatchEvent,
     WatchEventType,
@@ -35,22 +34,6 @@ RESUME_ATTEMPTS = 3
 Key = tuple[str, str]
 
 
-class Source(Protocol):
-    """The part of a KubeClient that is used here."""
-
-    async def list(
-        self, resource: Resource, *, namespace: str = "", field_selector: str = "", label_selector: str = ""
-    ) -> ObjectList:
-        """All objects."""
-        ...
-
-    def watch(
-        self, resource: Resource, *, resource_version: str, namespace: str = "", field_selector: str = ""
-    ) -> AsyncGenerator[WatchEvent, None]:
-        """What happens to them afterwards."""
-        ...
-
-
 class WatchFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The API server could not be listed or watched; tried again after `pause` seconds."""
 
@@ -62,14 +45,14 @@ class WatchFailed(msgspec.Struct, frozen=True, kw_only=True):
 class Informer:
     """The objects of one resource and selector, as of the last event.
 
-    `objects` maps (namespace, name) to the object, without its managedFields; it is not to be changed.
-    `resource_version` grows with all that was seen. `lists_begun` and `list_shown` count lists: what is
-    in the cache includes everything that was written before list number `list_shown` was begun.
+    `objects` maps (namespace, name) to the object, without its managedFields; callers must not modify it.
+    `resource_version` is the newest that was seen. `lists_begun` and `list_shown` count lists: the cache includes
+    everything that was written before list number `list_shown` began.
     """
 
     def __init__(
         self,
-        source: Source,
+        client: KubeClient,
         resource: Resource,
         *,
         namespace: str = "",
@@ -80,7 +63,7 @@ class Informer:
         self.resource_version = 0
         self.lists_begun = 0
         self.list_shown = 0
-        self._source = source
+        self._client = client
         self._resource = resource
         self._namespace = namespace
         self._field_selector = field_selector
@@ -99,19 +82,19 @@ class Informer:
 
     @property
     def synced(self) -> bool:
-        """Whether there was a whole list at least once."""
+        """Whether a whole list has been read at least once."""
         return self._synced.is_set()
 
     async def wait_synced(self) -> None:
-        """Return when the first list is in the cache."""
+        """Return once the first list is in the cache."""
         await self._synced.wait()
 
     def subscribe(self, callback: Callable[[WatchEvent], None]) -> None:
-        """Have `callback` called once the cache has a change (added, modified, deleted), also for those of a list."""
+        """Call `callback` after each change of the cache (added, modified, deleted), also for those found by a list."""
         self._callbacks.append(callback)
 
     async def run(self) -> None:
-        """Follow the API server until cancelled. An error of the server is reported and never ends it."""
+        """Follow the API server until cancelled. Its errors are reported, and retried with backoff."""
         while True:
             error: KubeError | None = None
             began = time.monotonic()
@@ -129,9 +112,9 @@ class Informer:
                 await asyncio.sleep(pause)
 
     def _decide(self, error: KubeError | None, *, lasted: float) -> float:
-        """How long to pause, and whether the next round lists again or resumes.
+        """Seconds to pause; clears the position if the next round must list again.
 
-        A watch that ended well, or grew too old, goes on at once, unless it ended the moment it began.
+        A watch that ended without an error, or whose version expired, goes on at once unless it ended right away.
         """
         if lasted >= HEALTHY_SECONDS:
             self._failures = 0
@@ -141,7 +124,7 @@ class Informer:
             return 0.0
         self._failures += 1
         if error is not None and self._failures % RESUME_ATTEMPTS == 0:
-            self._position = ""  # a server restored from a backup does not know the version: a list tells what it has
+            self._position = ""  # a server restored from a backup does not know the version
         if self._failures == 1 and (error is None or isinstance(error, Gone)):
             return 0.0
         refused = error is not None and not isinstance(error, Gone | Unavailable)
@@ -152,17 +135,17 @@ class Informer:
     async def _relist(self) -> None:
         self.lists_begun += 1
         ordinal = self.lists_begun
-        listed = await self._source.list(self._resource, namespace=self._namespace, field_selector=self._field_selector)
+        listed = await self._client.list(self._resource, namespace=self._namespace, field_selector=self._field_selector)
         before, self._objects = self._objects, {object_key(item): _slim(item) for item in listed.items}
         self._position = listed.resource_version
         self.resource_version = parse_resource_version(listed.resource_version)
         self.list_shown = ordinal
         self._synced.set()
         for change in diff(before, self._objects):
-            self._tell(change)
+            self._notify(change)
 
     async def _follow(self) -> None:
-        watch = self._source.watch(
+        watch = self._client.watch(
             self._resource,
             resource_version=self._position,
             namespace=self._namespace,
@@ -182,15 +165,15 @@ class Informer:
             self._objects.pop(key, None)
         else:
             self._objects[key] = _slim(event.object)
-        self._tell(event)
+        self._notify(event)
 
-    def _tell(self, change: WatchEvent) -> None:
+    def _notify(self, change: WatchEvent) -> None:
         for callback in self._callbacks:
             callback(change)
 
 
 def diff(before: Mapping[Key, JsonObject], after: Mapping[Key, JsonObject]) -> Iterator[WatchEvent]:
-    """What must have happened between two lists; an object of the same name but another uid was deleted and added."""
+    """The events between two lists; an object of the same name with another uid was deleted and added."""
     for key, old in before.items():
         new = after.get(key)
         if new is None or _uid(new) != _uid(old):
@@ -208,6 +191,6 @@ def _uid(body: JsonObject) -> str:
 
 
 def _slim(body: JsonObject) -> JsonObject:
-    """Without managedFields: as large as the object itself, and of no use to a reader."""
+    """The object without its managedFields, which are as large as the object itself and which nobody here reads."""
     (body.get("metadata") or {}).pop("managedFields", None)
     return body

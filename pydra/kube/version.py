@@ -1,32 +1,24 @@
-"""Whether this cluster is one that pydra works with: Kubernetes 1.34 or later, serving resource.k8s.io/v1."""
+"""Checks that pydra can work with this cluster: Kubernetes 1.34 or later, serving resource.k8s.io/v1."""
 
 from __future__ import annotations
 
 import logging
 import re
-from typing import Protocol
 
 import msgspec
 
 from pydra.errors import NotFound, Unsupported
+from pydra.kube.client import KubeClient
 from pydra.kube.resources import RESOURCE_GROUP, JsonObject
 
 log = logging.getLogger(__name__)
 
 OLDEST = (1, 34)
-NEWEST_TRIED = (1, 37)
-
-
-class Fetches(Protocol):
-    """The part of a KubeClient that is used here."""
-
-    async def fetch(self, path: str) -> JsonObject:
-        """Any document by its path."""
-        ...
+NEWEST_TESTED = (1, 37)
 
 
 class ServerVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """Which Kubernetes the API server is; `text` as it calls itself, such as `v1.36.1-gke.100`."""
+    """The API server's Kubernetes version; `text` as it reports it, such as `v1.36.1-gke.100`."""
 
     major: int
     minor: int
@@ -42,17 +34,17 @@ def parse_version(document: JsonObject) -> ServerVersion:
     match = re.match(r"v?(\d+)\.(\d+)", text)
     numbers = match.groups() if match else (str(document.get("major", "")), str(document.get("minor", "")).rstrip("+"))
     if not all(number.isascii() and number.isdigit() for number in numbers):
-        raise Unsupported(f"the API server does not say which Kubernetes it is: /version has {document!r}")
+        raise Unsupported(f"the API server does not report its Kubernetes version: /version has {document!r}")
     return ServerVersion(major=int(numbers[0]), minor=int(numbers[1]), text=text or ".".join(numbers))
 
 
-async def check_server(client: Fetches) -> ServerVersion:
-    """The server's version. Raises Unsupported, in words for the admin, when pydra cannot work with it."""
+async def check_server(client: KubeClient) -> ServerVersion:
+    """The server's version. Raises Unsupported, with what the admin can do, when pydra cannot work with it."""
     version = parse_version(await client.fetch("/version"))
     if (version.major, version.minor) < OLDEST:
         raise Unsupported(
             f"this cluster runs Kubernetes {version}; pydra needs 1.{OLDEST[1]} or later, the first that serves "
-            f"{RESOURCE_GROUP}/v1 (v1beta1 and v1beta2 do not do): upgrade the control plane and the nodes"
+            f"{RESOURCE_GROUP}/v1 (v1beta1 and v1beta2 are not enough): upgrade the control plane and the nodes"
         )
     try:
         await client.fetch(f"/apis/{RESOURCE_GROUP}/v1")
@@ -64,12 +56,12 @@ async def check_server(client: Fetches) -> ServerVersion:
             status=error.status,
             cause=error.cause,
         ) from error
-    if (version.major, version.minor) > NEWEST_TRIED:
-        log.warning("Kubernetes %s is newer than 1.%d, the last that pydra was tried with", version, NEWEST_TRIED[1])
+    if (version.major, version.minor) > NEWEST_TESTED:
+        log.warning("Kubernetes %s is newer than 1.%d, the newest that pydra is tested with", version, NEWEST_TESTED[1])
     return version
 
 
-async def _describe_group(client: Fetches) -> str:
+async def _describe_group(client: KubeClient) -> str:
     try:
         group = await client.fetch(f"/apis/{RESOURCE_GROUP}")
     except NotFound:

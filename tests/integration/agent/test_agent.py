@@ -223,6 +223,16 @@ async def test_an_api_server_that_comes_late_is_waited_for() -> None:
         assert await agent.stop() == 0
 
 
+async def test_credentials_that_are_refused_make_the_agent_unready() -> None:
+    async with run_node(ignore) as node, run_agent(node, "--backend", "sim") as agent:
+        await agent.wait_ready()
+        node.server.faults.add(Fault(verb="watch", resource="resourceslices", status=401, times=None))
+        node.server.break_watches()
+        assert "401 Unauthorized" in await agent.wait_ready(503)
+        node.server.faults.clear()
+        await agent.wait_ready()
+
+
 async def test_a_kubelet_whose_directory_comes_late_is_waited_for() -> None:
     async with run_node(ignore) as node:
         elsewhere = Path(node.root, "late")

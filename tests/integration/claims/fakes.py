@@ -105,7 +105,10 @@ class FakeApi:
             raise Unavailable("the API server does not answer")
         if self.has_no_claims or wanted.name not in self.claims:
             raise NotFound(f"no claim {wanted}", status=404, cause="" if self.has_no_claims else "NotFound")
-        return self.claims[wanted.name]
+        found: Any = self.claims[wanted.name]
+        if isinstance(found, Exception):
+            raise found
+        return dict(found)
 
 
 @dataclass

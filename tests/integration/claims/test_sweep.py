@@ -12,7 +12,7 @@ import pytest
 from pydra.checkpoint.record import Stage
 from pydra.claims.gc import Sweep
 from pydra.claims.reports import SweepCounts, SweepDone
-from pydra.errors import CdiError, ClaimError
+from pydra.errors import CdiError, ClaimError, Unreadable
 from tests.integration.claims.fakes import (
     DRIVER,
     Agent,
@@ -124,6 +124,18 @@ async def test_nothing_is_unprepared_while_the_api_server_does_not_answer_for_ev
         clock.now, api.down = 150.0, False
         assert (await sweep.sweep()).counts == SweepCounts(waiting=1), "the grace starts anew"
     assert set(node.hardware) == {"a", "b"}
+
+
+async def test_a_claim_that_cannot_be_decoded_is_there_and_does_not_speak_for_others() -> None:
+    node, api = await prepared("a", "b")
+    api.claims["claim-a"] = Unreadable("it is nested too deep")  # type: ignore[assignment]
+    del api.claims["claim-b"]
+    clock = Clock()
+    async with sweeping(node, api, clock) as (_, sweep, _):
+        await sweep.sweep()
+        clock.now = 1000.0
+        assert (await sweep.sweep()).counts == SweepCounts(claims_unprepared=1)
+    assert set(node.hardware) == {"a"}
 
 
 async def test_a_server_that_does_not_serve_claims_at_all_has_not_lost_one() -> None:

@@ -1,4 +1,4 @@
-"""Which Kubernetes a server says it is."""
+"""The version of Kubernetes that a server reports."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_a_version_is_read_in_all_its_spellings(document: dict[str, str], expect
 @pytest.mark.parametrize(
     "document", [{}, {"gitVersion": "unknown"}, {"major": "", "minor": ""}, {"gitVersion": 5}], ids=str
 )
-def test_a_server_that_does_not_say_is_named(document: dict[str, object]) -> None:
-    with pytest.raises(Unsupported, match="does not say which Kubernetes it is"):
+def test_a_server_without_a_version_is_refused(document: dict[str, object]) -> None:
+    with pytest.raises(Unsupported, match="does not report its Kubernetes version"):
         parse_version(document)
