@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from pydra.admission.cel.policy import build_policy
-from pydra.admission.known import read_backend
-from pydra.admission.places import build_rules
+from pydra.admission.policy import build_policy
+from pydra.admission.review import build_rules
+from pydra.admission.schema import read_backend
 from pydra.backends.contract import ENTRY_POINT_GROUP
 from pydra.backends.discovery import find_backend
 from pydra.backends.loading import load_object

@@ -15,9 +15,8 @@ from typing import Any
 
 import msgspec
 
-from pydra.admission.metrics import AdmissionMetrics
-from pydra.cli.options import AGENT, OptionTable, default_text, flag_of, key_of, variable_of
-from pydra.cli.webhook import WEBHOOK
+from pydra.admission.webhook import AdmissionMetrics
+from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of, key_of, variable_of
 from pydra.observability.metrics import Metrics
 from pydra_nvidia import settings as nvidia
 from pydra_nvidia.allowed import describe_allowed

@@ -1,7 +1,7 @@
-"""One Settings value, validated on construction: what the admin can decide about the agent.
+"""What an admin can decide about the agent (`Settings`) and the webhook (`WebhookSettings`), validated on construction.
 
-Pure: it is built from a mapping (`parse_settings`). Where the mapping comes from (a YAML file, the
-environment, flags) is the business of `pydra.cli.options`. Periods and deadlines are in seconds.
+Pure: both are built from a mapping with the keys of the YAML file. `pydra.cli.options` makes that mapping from the
+file, the environment and flags, and has the texts of `--help`. Periods and deadlines are in seconds.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ AbsolutePath = Annotated[str, Meta(pattern="^/")]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Everything the admin can decide. The field docs are the `--help` texts, in `pydra.cli.options`."""
+    """The settings of `pydra-agent`."""
 
     backends: tuple[str, ...]
     node_name: str
@@ -238,3 +238,54 @@ def _place_problems(settings: Settings) -> Iterator[str]:
     for key, path in places.items():
         if ".." in PurePosixPath(path).parts:
             yield f"{key}: {path!r} must not contain '..'"
+
+
+class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """The settings of `pydra webhook`. Without a certificate it speaks plain HTTP, for a proxy in front of it."""
+
+    backends: tuple[str, ...]
+    drivers: Mapping[str, str] = {}
+
+    address: str = "0.0.0.0:8443"
+    http_address: str = ""
+    tls_cert: AbsolutePath | None = None
+    tls_key: AbsolutePath | None = None
+    tls_period: Seconds = 10.0
+
+    read_deadline: Seconds = 10.0
+    drain_grace: SecondsOrNone = 5.0
+
+    log_format: LogFormat = LogFormat.AUTO
+    log_level: LogLevel = LogLevel.INFO
+
+    def __post_init__(self) -> None:
+        if problems := tuple(_webhook_problems(self)):
+            raise SettingsError(problems)
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Host and port for the API server."""
+        return split_address(self.address)
+
+    @property
+    def http_endpoint(self) -> tuple[str, int] | None:
+        """Host and port of the plain endpoint for metrics and probes, or None where there is none."""
+        return split_address(self.http_address) if self.http_address else None
+
+
+def parse_webhook_settings(values: Mapping[str, Any]) -> WebhookSettings:
+    """Settings from camelCase keys. Raises SettingsError with all that can be told at once."""
+    if problems := tuple(find_value_problems(values, WebhookSettings, program="pydra webhook")):
+        raise SettingsError(problems)
+    return msgspec.convert(values, WebhookSettings, strict=False)
+
+
+def _webhook_problems(settings: WebhookSettings) -> Iterator[str]:
+    yield from find_backend_problems(settings.backends, settings.drivers)
+    if not is_address(settings.address):
+        yield f"address: {settings.address!r} is not HOST:PORT"
+    if settings.http_address and not is_address(settings.http_address):
+        yield f"httpAddress: {settings.http_address!r} is not HOST:PORT; leave it empty for none"
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        given, lacks = ("tlsCert", "tlsKey") if settings.tls_cert else ("tlsKey", "tlsCert")
+        yield f"{lacks}: missing, {given} is given; both are needed, or neither to speak plain HTTP"

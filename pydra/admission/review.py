@@ -1,17 +1,83 @@
-"""AdmissionReview v1 on the wire: bytes to a question, a verdict to bytes. Pure.
+"""Whether an object of resource.k8s.io may be stored: an AdmissionReview in bytes to a verdict in bytes. Pure.
 
-Source: k8s.io/api/admission/v1/types.go. Fields that decide nothing here (userInfo, options, ...) are not read.
+The opaque configs of the object are judged by the types of the drivers that are known. Only what is surely wrong is
+refused: configs of other drivers, other resources and objects of another shape pass. So do updates that cannot bring a
+config, and what was stored before: a config that the old object has too is not looked at again, so that classes of an
+older release stay updatable.
+
+Sources: k8s.io/api/admission/v1/types.go (fields that decide nothing here, such as userInfo and options, are not read);
+k8s.io/api/resource/{v1,v1beta2,v1beta1}/types.go, which differ in requests and devices only; for what may change,
+ValidateResourceClaimUpdate and its neighbours in k8s.io/kubernetes/pkg/apis/resource/validation.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from math import isfinite
 from typing import Any
 
 import msgspec
 
+from pydra.backends.config import ConfigTypes, find_config_problems
 from pydra.backends.wording import show
+
+GROUP = "resource.k8s.io"
+VERSIONS = ("v1", "v1beta1", "v1beta2")
+PLACES: Mapping[str, tuple[str, ...]] = {
+    "deviceclasses": ("spec", "config"),
+    "resourceclaims": ("spec", "devices", "config"),
+    "resourceclaimtemplates": ("spec", "spec", "devices", "config"),
+}
+"""From the resource to the way to its list of configs."""
+
+OPERATIONS: Mapping[str, tuple[str, ...]] = {
+    "deviceclasses": ("CREATE", "UPDATE"),
+    "resourceclaims": ("CREATE",),
+    "resourceclaimtemplates": ("CREATE",),
+}
+"""The writes that can bring a config. Claims and templates keep theirs, and nothing may stand in the way of a claim's
+updates: the scheduler adds a finalizer by one before it allocates, and another takes it off when the claim is deleted.
+"""
+
+MOST_CONFIGS = 32
+"""In one object, as the API has it; further ones are not looked at."""
+
+MOST_PARAMETERS = 10 * 1024
+"""Bytes of a config's parameters, as the API has it."""
+
+
+def build_rules() -> list[dict[str, list[str]]]:
+    """What to ask about, for `rules` of a webhook's configuration and `resourceRules` of a policy."""
+    rules = []
+    for operations in dict.fromkeys(OPERATIONS.values()):
+        resources = [resource for resource, those in OPERATIONS.items() if those == operations]
+        versions = {"apiGroups": [GROUP], "apiVersions": list(VERSIONS)}
+        rules.append({**versions, "operations": list(operations), "resources": resources})
+    return rules
+
+
+class FoundConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """An opaque config: `path` leads to its parameters, as in `spec.devices.config[1].opaque.parameters`."""
+
+    path: str
+    driver: str
+    parameters: Any
+
+
+def find_configs(resource: str, found: Any) -> Iterator[FoundConfig]:
+    """Every opaque config of an object of this resource (`resourceclaims`, ...), in order."""
+    way = PLACES.get(resource, ())
+    for step in way:
+        found = found.get(step) if isinstance(found, Mapping) else None
+    for index, entry in enumerate(found[:MOST_CONFIGS] if isinstance(found, list) else ()):
+        opaque = entry.get("opaque") if isinstance(entry, Mapping) else None
+        driver = opaque.get("driver") if isinstance(opaque, Mapping) else None
+        if isinstance(opaque, Mapping) and isinstance(driver, str):
+            path = f"{'.'.join(way)}[{index}].opaque.parameters"
+            yield FoundConfig(path=path, driver=driver, parameters=opaque.get("parameters"))
+
 
 API_VERSION = "admission.k8s.io/v1"
 MAX_MESSAGE = 16 * 1024
@@ -19,7 +85,7 @@ MAX_MESSAGE = 16 * 1024
 
 
 class MalformedReview(ValueError):
-    """The body is no AdmissionReview v1 with a request; says what is wrong with it."""
+    """The body is not an AdmissionReview v1 with a request; says what is wrong with it."""
 
 
 class Resource(msgspec.Struct, frozen=True, rename="camel"):
@@ -88,15 +154,15 @@ def parse_review(body: bytes) -> Question:
 def _parse_leniently(body: bytes, error: Exception) -> _Review:
     """What the API server takes and strict JSON does not: half characters, other bytes, numbers of any length.
 
-    Such a thing may be in another driver's config, which is none of our business.
+    Such a thing may be in the config of another driver, which is judged elsewhere.
     """
     try:
         found = json.loads(body.decode(errors="replace"), parse_int=_parse_int, parse_float=_parse_float)
         return msgspec.convert(found, _Review)
     except (ValueError, RecursionError):
-        raise MalformedReview(f"the body is no AdmissionReview: {error}") from error
+        raise MalformedReview(f"the body is not an AdmissionReview: {error}") from error
     except msgspec.ValidationError as problem:
-        raise MalformedReview(f"the body is no AdmissionReview: {problem}") from problem
+        raise MalformedReview(f"the body is not an AdmissionReview: {problem}") from problem
 
 
 def _parse_int(digits: str) -> int:
@@ -130,3 +196,55 @@ def build_message(problems: tuple[str, ...]) -> str:
             return "; ".join([*said, f"and {len(problems) - len(said)} more"])
         said.append(problem)
     return "; ".join(said)
+
+
+ALLOWED, DENIED, NOT_OURS = "allowed", "denied", "not_ours"
+RESULTS = (ALLOWED, DENIED, NOT_OURS)
+MOST_PROBLEMS = 100
+"""No more are told: an object of 32 configs of 10 KiB could have thousands, and nobody reads them."""
+
+Drivers = Mapping[str, ConfigTypes]
+"""From a driver's name in the API to the kinds of its opaque parameters."""
+
+
+def judge(question: Question, drivers: Drivers) -> Verdict:
+    """All faults of all configs of known drivers, each with the path to the field in the object."""
+    resource = question.resource
+    ours = resource.group == GROUP and resource.version in VERSIONS
+    operations = OPERATIONS.get(resource.resource, ()) if ours else ()
+    if question.sub_resource or question.operation not in operations:
+        return Verdict(result=NOT_OURS)
+    problems = tuple(islice(_problems(question, drivers), MOST_PROBLEMS + 1))
+    if len(problems) > MOST_PROBLEMS:
+        problems = (*problems[:MOST_PROBLEMS], f"these are the first {MOST_PROBLEMS}, and there are more")
+    return Verdict(result=DENIED if problems else ALLOWED, problems=problems)
+
+
+def _problems(question: Question, drivers: Drivers) -> Iterator[str]:
+    old = question.old_object if question.operation == "UPDATE" else None
+    stored = {_identity(one) for one in find_configs(question.resource.resource, old)}
+    for config in find_configs(question.resource.resource, question.object):
+        types = drivers.get(config.driver)
+        if types is not None and _identity(config) not in stored:
+            yield from (f"{config.path}{fault}" for fault in _faults(config.parameters, types))
+
+
+def _faults(parameters: Any, types: ConfigTypes) -> Iterator[str]:
+    try:
+        size = len(msgspec.json.encode(parameters))
+    except UnicodeError:
+        yield ": is not valid Unicode, and cannot be read on the node"
+        return
+    if size > MOST_PARAMETERS:
+        yield f": found {size} bytes, allowed are {MOST_PARAMETERS}"
+        return
+    try:
+        found = find_config_problems(parameters, types)
+    except Exception as error:  # noqa: BLE001 - a backend's rules are others' code; they would fail on the node too
+        yield f": cannot be checked, the backend's own rules fail with {type(error).__name__}: {error}"
+        return
+    yield from (problem.removeprefix("$") for problem in found)
+
+
+def _identity(config: FoundConfig) -> str:
+    return json.dumps((config.driver, config.parameters), sort_keys=True)  # as text: to Python, 1 is True

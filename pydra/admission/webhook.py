@@ -1,28 +1,212 @@
-"""The webhook's process: read the types, load the certificate, serve until a signal, leave without failing a review."""
+"""The webhook: `POST /validate` answers AdmissionReviews over TLS; /metrics, /healthz and /readyz are beside it.
+
+Its process reads the types of the backends, loads the certificate, and serves until a signal; then it goes on until no
+API server comes here any more, so that no review fails. What is not a review is answered 4xx in words; the API server
+then does what its configuration's failurePolicy says.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+import ssl
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
+from time import perf_counter
 
 import anyio
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.process_collector import ProcessCollector
 
 from pydra import __version__
-from pydra.admission.certificate import Certificate
-from pydra.admission.known import index_drivers, read_backends
-from pydra.admission.metrics import AdmissionMetrics
-from pydra.admission.renewal import ServedCertificate
-from pydra.admission.server import ReviewService, serve_reviews
-from pydra.admission.settings import WebhookSettings
-from pydra.admission.verdict import judge
+from pydra.admission.review import (
+    PLACES,
+    RESULTS,
+    Drivers,
+    MalformedReview,
+    Question,
+    Verdict,
+    build_review,
+    judge,
+    parse_review,
+)
+from pydra.admission.schema import read_backends
+from pydra.admission.tls import Certificate, ServedCertificate
 from pydra.errors import SettingsError
-from pydra.observability.http import serve_http
+from pydra.observability.http import Limits, build_routes, serve_http, serve_routes
 from pydra.observability.logging import configure_logs
+from pydra.settings import WebhookSettings
 
 _log = logging.getLogger(__name__)
+
+PATH = "/validate"
+MAX_BODY = 4 << 20
+"""Bytes of a review: etcd takes objects of 1.5 MiB, and that of an update comes twice."""
+
+SMALL_BODY = 256 << 10
+"""Bytes up to which a review is read at once; larger ones, of which there are hardly any, wait for each other."""
+
+MOST_LARGE = 4
+
+MOST_CONNECTIONS = 500
+"""An API server has one connection for each review that waits."""
+
+MOST_SAID = 1000
+"""Characters of somebody else's text in a log line."""
+
+MALFORMED, OTHER = "malformed", "other"
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+
+class AdmissionMetrics:
+    """The registry and its series, each there from the start; `resource` is one of resource.k8s.io, or `other`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self.build = Gauge(
+            "pydra_build_info", "Always 1; the version is in the label.", ("version",), registry=self.registry
+        )
+        self.reviews = Counter(
+            "pydra_admission_reviews",
+            "Reviews, by result: allowed, denied, not_ours (passed without a look), malformed (answered 4xx).",
+            ("resource", "result"),
+            registry=self.registry,
+        )
+        self.seconds = Histogram(
+            "pydra_admission_review_duration_seconds",
+            "How long the judgement of one review took, without the network.",
+            registry=self.registry,
+            buckets=_SECONDS,
+        )
+        self.expiry = Gauge(
+            "pydra_admission_certificate_expiry_timestamp_seconds",
+            "When the certificate that is served expires, in Unix time; 0 without TLS.",
+            registry=self.registry,
+        )
+        self.loads = Counter(
+            "pydra_admission_certificate_loads",
+            "Certificates that were found in the files, by result: ok, or failed (the one before is kept).",
+            ("result",),
+            registry=self.registry,
+        )
+        for resource in PLACES:
+            for result in RESULTS:
+                self.reviews.labels(resource, result)
+        self.reviews.labels(OTHER, "not_ours")
+        self.reviews.labels(OTHER, MALFORMED)
+        for result in ("ok", "failed"):
+            self.loads.labels(result)
+
+    def text(self) -> bytes:
+        """All series in the Prometheus text format."""
+        return bytes(generate_latest(self.registry))
+
+
+class ReviewService:
+    """Answers reviews of configs of these drivers. While `leaving`, each connection is closed with its next answer.
+
+    `trouble` says why API servers would refuse the connection, or nothing.
+    """
+
+    def __init__(
+        self,
+        drivers: Drivers,
+        metrics: AdmissionMetrics,
+        *,
+        read_deadline: float,
+        trouble: Callable[[], str] = lambda: "",
+    ) -> None:
+        self.leaving = False
+        self._trouble = trouble
+        self._drivers = drivers
+        self._metrics = metrics
+        self.read_deadline = read_deadline
+        self._large = asyncio.Semaphore(MOST_LARGE)
+
+    def missing(self) -> Sequence[str]:
+        """Why no API server should come here, for /readyz."""
+        return [text for text in ("told to stop" if self.leaving else "", self._trouble()) if text]
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """The answer to one POST."""
+        response = await self._answer(request)
+        if response.status != 200:
+            self._metrics.reviews.labels(OTHER, MALFORMED).inc()
+            _log.warning("not a review from %s: %s", request.remote, (response.text or "").strip()[:MOST_SAID])
+        if self.leaving:
+            response.force_close()
+        return response
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if request.content_type != "application/json":
+            return _refuse(415, f"expected Content-Type application/json, found {request.content_type}")
+        if (encoding := request.headers.get("Content-Encoding", "identity")) != "identity":
+            return _refuse(415, f"expected a body without Content-Encoding, found {encoding}")
+        small = request.content_length is not None and request.content_length <= SMALL_BODY
+        try:
+            with anyio.fail_after(self.read_deadline):
+                async with nullcontext() if small else self._large:
+                    return self._review(await request.read())
+        except TimeoutError:
+            return _refuse(408, f"the review did not arrive within {self.read_deadline:g} s")
+        except web.HTTPRequestEntityTooLarge:
+            return _refuse(413, f"a review has at most {MAX_BODY} bytes")
+        except web.RequestPayloadError as error:
+            return _refuse(400, f"the body cannot be read: {error}")
+
+    def _review(self, body: bytes) -> web.Response:
+        start = perf_counter()
+        try:
+            question = parse_review(body)
+        except MalformedReview as error:
+            return _refuse(400, str(error))
+        verdict = judge(question, self._drivers)
+        answer = build_review(question, verdict)
+        self._metrics.seconds.observe(perf_counter() - start)
+        self._tell(question, verdict)
+        return web.Response(body=answer, content_type="application/json")
+
+    def _tell(self, question: Question, verdict: Verdict) -> None:
+        resource = question.resource.resource
+        self._metrics.reviews.labels(resource if resource in PLACES else OTHER, verdict.result).inc()
+        name = "/".join(filter(None, (question.namespace, question.name or "(generated name)")))
+        fields = {"object": name, "resource": str(question.resource), "operation": question.operation}
+        if verdict.allowed:
+            _log.debug("%s", verdict.result, extra={"fields": fields})
+        else:
+            _log.info("refused: %s", "; ".join(verdict.problems)[:MOST_SAID], extra={"fields": fields})
+
+
+@asynccontextmanager
+async def serve_reviews(
+    host: str,
+    port: int,
+    service: ReviewService,
+    *,
+    metrics: AdmissionMetrics,
+    tls: ssl.SSLContext | None,
+    most_connections: int = MOST_CONNECTIONS,
+) -> AsyncIterator[int]:
+    """Serve while the block runs; yields the port. What is in work at its end is answered first.
+
+    Raises:
+        SettingsError: the address cannot be bound.
+    """
+    limits = Limits(connections=most_connections, head=service.read_deadline)
+    routes = [web.post(PATH, service.answer), *build_routes(metrics, service.missing)]
+    async with serve_routes(
+        routes, host, port, setting="address", limits=limits, largest_body=MAX_BODY, tls=tls, stop_seconds=5.0
+    ) as bound:
+        _log.info("answering reviews on %s://%s:%d%s", "https" if tls else "http", host, bound, PATH)
+        yield bound
+
+
+def _refuse(status: int, words: str) -> web.Response:
+    return web.Response(status=status, text=words + "\n")
 
 
 def run(settings: WebhookSettings, *, reread: Callable[[], WebhookSettings]) -> int:
@@ -39,14 +223,10 @@ def run(settings: WebhookSettings, *, reread: Callable[[], WebhookSettings]) -> 
         _log.info("driver %s of backend %s takes %s", one.driver, one.name, kinds)
     metrics = AdmissionMetrics()
     metrics.build.labels(__version__).set(1)
-    drivers = index_drivers(known)
+    drivers = {one.driver: one.types for one in known}
     served = _open_certificate(settings, metrics)
-    service = ReviewService(
-        lambda question: judge(question, drivers),
-        metrics,
-        read_deadline=settings.read_deadline,
-        trouble=served.missing if served else lambda: "",
-    )
+    trouble = served.missing if served else lambda: ""
+    service = ReviewService(drivers, metrics, read_deadline=settings.read_deadline, trouble=trouble)
     anyio.run(_serve, settings, service, metrics, served, reread)
     return 0
 
@@ -88,9 +268,8 @@ async def _serve(
                 _reread(reread)
                 if served:
                     await served.renew()
-            _log.info(
-                "told to stop by %s: on for %g s, until no API server comes here", number.name, settings.drain_grace
-            )
+            grace = settings.drain_grace
+            _log.info("told to stop by %s: serving for %g s more, until no API server comes here", number.name, grace)
             service.leaving = True
             with anyio.move_on_after(settings.drain_grace):
                 async for number in signals:  # told again: at once
@@ -104,7 +283,7 @@ def _reread(reread: Callable[[], WebhookSettings]) -> None:
     try:
         fresh = reread()
     except SettingsError as error:
-        _log.error("the settings are as before; what was read is wrong: %s", error)
+        _log.error("the settings are as before, because those that were read are wrong: %s", error)
         return
     configure_logs(level=fresh.log_level, form=fresh.log_format, file="")
     _log.info("log settings read again; all others need a restart")

@@ -103,7 +103,7 @@ def _take_over(settings: Settings, reread: Callable[[], Settings]) -> None:
     try:
         fresh = reread()
     except SettingsError as error:
-        _log.error("the settings are as before; what was read is wrong: %s", error)
+        _log.error("the settings are as before, because those that were read are wrong: %s", error)
         return
     later = [name for name in settings.__struct_fields__ if not name.startswith("log_")]
     changed = [name for name in later if getattr(fresh, name) != getattr(settings, name)]

@@ -15,7 +15,7 @@ import msgspec
 
 from pydra.backends.environment import variable_prefix
 from pydra.errors import SettingsError
-from pydra.settings import Settings
+from pydra.settings import Settings, WebhookSettings
 
 
 class Option(NamedTuple):
@@ -85,6 +85,27 @@ class OptionTable(NamedTuple):
 
 
 AGENT = OptionTable(OPTIONS, Settings, "PYDRA_", "pydra-agent")
+
+SERVING = "where to listen"
+
+WEBHOOK = OptionTable(
+    (
+        Option("backends", BACKENDS, "NAME", "a backend whose configs to judge; repeat it for several", "--backend"),
+        Option("drivers", BACKENDS, "NAME=DRIVER", "the driver name of backend NAME, if not its own", "--driver"),
+        Option("address", SERVING, "HOST:PORT", "where the API server's reviews come in, with TLS"),
+        Option("tls_cert", SERVING, "FILE", "the certificate and its chain, PEM; without it plain HTTP is spoken"),
+        Option("tls_key", SERVING, "FILE", "the certificate's private key, PEM, without a passphrase"),
+        Option("http_address", SERVING, "HOST:PORT", "where to serve /metrics, /healthz and /readyz without TLS too"),
+        Option("tls_period", TIMES, "S", "how often to look whether the certificate has changed"),
+        Option("read_deadline", TIMES, "S", "how long a client may take for its handshake, and to send a review"),
+        Option("drain_grace", TIMES, "S", "how long to go on after SIGTERM, until no API server comes here any more"),
+        Option("log_format", OBSERVE, "FORMAT", "text, json, or auto: text on a terminal, json otherwise"),
+        Option("log_level", OBSERVE, "LEVEL", "debug, info, warning or error; reread on SIGHUP"),
+    ),
+    WebhookSettings,
+    "PYDRA_WEBHOOK_",
+    "pydra webhook",
+)
 
 
 def add_options(parser: argparse.ArgumentParser, table: OptionTable = AGENT) -> None:

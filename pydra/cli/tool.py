@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 
 from pydra import __version__
-from pydra.cli.admission import add_admission
-from pydra.cli.exits import complain, refuse_foreign_pydra
-from pydra.cli.webhook import add_webhook
+from pydra.cli.exits import complain, heed_sigterm, refuse_foreign_pydra
+from pydra.cli.options import WEBHOOK, add_options, read_values
 from pydra.errors import PydraError, SettingsError
+from pydra.settings import WebhookSettings, parse_webhook_settings
+
+_BACKEND_HELP = "an installed backend, or MODULE:ATTRIBUTE (MODULE: for the module itself)"
+_WEBHOOK_EPILOG = """\
+Every option can also be given as a variable (--tls-cert as PYDRA_WEBHOOK_TLS_CERT) or in the YAML file of --config
+(tlsCert: ...). A flag beats a variable, a variable beats the file. SIGHUP reads log level and certificate again.
+
+example:
+  pydra webhook --backend sim --tls-cert /tls/tls.crt --tls-key /tls/tls.key
+"""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,16 +43,45 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument(
         "backend",
         metavar="NAME",
-        help="an installed backend, or MODULE:ATTRIBUTE (MODULE: for the module itself) while writing one",
+        help=f"{_BACKEND_HELP} while writing one",
     )
     check.set_defaults(command=_check)
 
     backends = commands.add_parser("backends", help="the installed backends")
     backends.set_defaults(command=_backends)
 
-    add_webhook(commands)
-    add_admission(commands)
+    _add_webhook(commands)
+    _add_admission(commands)
     return parser
+
+
+def _add_webhook(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    text = "refuse claims, templates and DeviceClasses whose opaque configs are wrong: a validating webhook"
+    parser = commands.add_parser(
+        "webhook",
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=_WEBHOOK_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser, WEBHOOK)
+    parser.set_defaults(command=_webhook)
+
+
+def _add_admission(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    policy = commands.add_parser(
+        "policy", help="a ValidatingAdmissionPolicy that refuses wrong configs without a webhook"
+    )
+    policy.add_argument("--backend", required=True, metavar="NAME", help=_BACKEND_HELP)
+    policy.add_argument("--driver", default="", metavar="DRIVER", help="the driver's name, if not the backend's own")
+    policy.set_defaults(command=_policy)
+
+    schema = commands.add_parser("schema", help="JSON Schema of a backend's configs, for editors")
+    schema.add_argument("--backend", required=True, metavar="NAME", help=_BACKEND_HELP)
+    schema.add_argument(
+        "--kind", default="", metavar="KIND", help="one of them, such as GpuConfig; default: any of all"
+    )
+    schema.set_defaults(command=_schema)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,6 +139,35 @@ def _backends(parsed: argparse.Namespace) -> int:
         print(f"{entry.name:<16} {entry.distribution} {entry.version}  ({entry.target})")
     if not found:
         print("no backend is installed; try: pip install pydra-sim", file=sys.stderr)
+    return 0
+
+
+def _webhook(parsed: argparse.Namespace) -> int:
+    def read() -> WebhookSettings:
+        return parse_webhook_settings(read_values(parsed, os.environ, WEBHOOK))
+
+    settings = read()
+    heed_sigterm()
+    from pydra.admission.webhook import run  # noqa: PLC0415 - --help and a wrong flag cost no more than reading them
+
+    return run(settings, reread=read)
+
+
+def _policy(parsed: argparse.Namespace) -> int:
+    from pydra.admission.policy import build_policy, write_policy  # noqa: PLC0415 - for this command only
+    from pydra.admission.schema import read_backend  # noqa: PLC0415
+
+    policy = build_policy(read_backend(parsed.backend, driver=parsed.driver))
+    driver = f" --driver {parsed.driver}" if parsed.driver else ""
+    print(write_policy(policy, command=f"pydra policy --backend {parsed.backend}{driver}"), end="")
+    return 0
+
+
+def _schema(parsed: argparse.Namespace) -> int:
+    from pydra.admission.schema import build_schema, read_types  # noqa: PLC0415
+
+    schema = build_schema(read_types(parsed.backend), kind=parsed.kind)
+    print(json.dumps(schema, indent=2, ensure_ascii=False))
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydra.admission.metrics import AdmissionMetrics
+from pydra.admission.webhook import AdmissionMetrics
 from pydra.observability.metrics import Metrics
 
 

@@ -11,7 +11,10 @@ import pytest
 from cryptography import x509
 from cryptography.x509.verification import PolicyBuilder, Store
 
-from pydra.admission.places import build_rules
+from pydra.admission.review import build_rules
+from pydra.cli import options
+from pydra.cli.tool import build_parser
+from pydra.settings import parse_webhook_settings
 from tests.chart.rendering import BOTH, CHART, SIM, Object, Objects, at, overlay, render
 
 WEBHOOK = overlay(SIM, at("webhook.enabled", True))
@@ -156,12 +159,8 @@ def test_classes_of_the_release_itself_are_not_judged_and_those_of_a_namesake_ar
 
 
 def test_the_webhook_reads_what_the_chart_hands_to_it() -> None:
-    webhook = pytest.importorskip("pydra.cli.webhook", reason="there is no `pydra webhook` here")
-    from pydra.cli.tool import build_parser  # noqa: PLC0415
-
     arguments = ["webhook", *container(render(BOTH, at("webhook.enabled", True), {"onePod": True}))["args"]]
-    values = webhook.read_values(build_parser().parse_args(arguments), {}, webhook.WEBHOOK)
-    settings = webhook.parse_webhook_settings(values)
+    settings = parse_webhook_settings(options.read_values(build_parser().parse_args(arguments), {}, options.WEBHOOK))
     assert settings.drivers == {"nvidia": "gpu.nvidia.com", "sim": "sim.pydra.dev"}
     assert settings.endpoint == ("0.0.0.0", 8443)
     assert settings.http_endpoint == ("0.0.0.0", 9464)

@@ -11,10 +11,8 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from pydra.admission.known import read_backend
-from pydra.admission.metrics import AdmissionMetrics
-from pydra.admission.server import PATH, ReviewService, serve_reviews
-from pydra.admission.verdict import judge
+from pydra.admission.schema import read_backend
+from pydra.admission.webhook import PATH, AdmissionMetrics, ReviewService, serve_reviews
 from tests.integration.admission.certificates import Authority
 from tests.unit.admission.questions import build_body, encode
 
@@ -41,7 +39,7 @@ async def serve_webhook(
     metrics = AdmissionMetrics()
     known = read_backend("sim")
     drivers = {known.driver: known.types}
-    service = ReviewService(lambda question: judge(question, drivers), metrics, read_deadline=read_deadline)
+    service = ReviewService(drivers, metrics, read_deadline=read_deadline)
     async with serve_reviews(
         "127.0.0.1", port, service, metrics=metrics, tls=tls, most_connections=most_connections
     ) as bound:

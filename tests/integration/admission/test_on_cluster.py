@@ -18,12 +18,10 @@ import anyio
 import msgspec
 import pytest
 
-from pydra.admission.cel.policy import build_policy
-from pydra.admission.known import KnownBackend, read_backend
-from pydra.admission.metrics import AdmissionMetrics
-from pydra.admission.renewal import ServedCertificate
-from pydra.admission.server import PATH, ReviewService, serve_reviews
-from pydra.admission.verdict import judge
+from pydra.admission.policy import build_policy
+from pydra.admission.schema import KnownBackend, read_backend
+from pydra.admission.tls import ServedCertificate
+from pydra.admission.webhook import PATH, AdmissionMetrics, ReviewService, serve_reviews
 from pydra.backends.config import find_config_problems
 from tests.integration.admission.certificates import Authority, SecretMount
 from tests.integration.api_handle import REAL_KUBECONFIG, ApiHandle, RawClient, Scratch
@@ -270,7 +268,7 @@ async def test_the_webhook_refuses_at_a_real_api_server_with_everything_that_is_
     metrics = AdmissionMetrics()
     async with api_server.connect() as client, api_server.scratch(client) as scratch:
         drivers = {scratch.driver: read_backend("sim").types}
-        service = ReviewService(lambda question: judge(question, drivers), metrics, read_deadline=5.0)
+        service = ReviewService(drivers, metrics, read_deadline=5.0)
         async with (
             serve_reviews("127.0.0.1", 0, service, metrics=metrics, tls=served.context) as port,
             configured(client, scratch, port, authority),

@@ -162,7 +162,7 @@ async def test_sighup_reads_the_log_level_and_the_certificate(tmp_path: Path) ->
         await webhook.wait_log("allowed")
         config.write_text("logLevel: loud\n")
         webhook.process.send_signal(signal.SIGHUP)
-        await webhook.wait_log("the settings are as before; what was read is wrong: logLevel: must be one of")
+        await webhook.wait_log("because those that were read are wrong: logLevel: must be one of")
 
 
 async def test_metrics_and_probes_may_have_a_port_without_tls(tmp_path: Path) -> None:

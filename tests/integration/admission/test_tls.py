@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from pydra.admission.certificate import BadCertificate, Certificate, read_certificate
-from pydra.admission.renewal import ServedCertificate, replaces
+from pydra.admission.tls import BadCertificate, Certificate, ServedCertificate, read_certificate, replaces
 from pydra.errors import SettingsError
 from tests.integration.admission.certificates import Authority, Pair, SecretMount
 from tests.integration.admission.serving import connect, review, serve_webhook, trusting

@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydra.admission.places import GROUP
-from pydra.admission.review import Question, parse_review
+from pydra.admission.review import GROUP, Question, parse_review
 
 KINDS = {
     "resourceclaims": "ResourceClaim",

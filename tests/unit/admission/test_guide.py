@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from pydra.admission.places import build_rules
-from pydra.admission.server import PATH
-from pydra.admission.settings import parse_webhook_settings
-from pydra.cli.options import read_values
+from pydra.admission.review import build_rules
+from pydra.admission.webhook import PATH
+from pydra.cli.options import WEBHOOK, read_values
 from pydra.cli.tool import build_parser
-from pydra.cli.webhook import WEBHOOK
+from pydra.settings import parse_webhook_settings
 
 GUIDE = (Path(__file__).parents[3] / "docs" / "admission.md").read_text()
 

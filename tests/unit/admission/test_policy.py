@@ -1,5 +1,7 @@
-"""The policy as it is written: deterministic, complete, honest about what it leaves out. What it decides is tried on a
-real API server, in tests/integration/admission."""
+"""The policy as it is written: deterministic, complete, and clear about what it leaves out.
+
+What it decides is tried on a real API server, in tests/integration/admission.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,9 @@ import msgspec
 import pytest
 import yaml
 
-from pydra.admission.cel.policy import UNCHECKED, build_policy, write_policy
-from pydra.admission.known import KnownBackend, read_backend
+from pydra.admission.cel import translate_pattern
+from pydra.admission.policy import UNCHECKED, build_policy, write_policy
+from pydra.admission.schema import KnownBackend, read_backend
 from tests.unit.admission.everything import EVERYTHING, Everything
 
 
@@ -93,3 +96,34 @@ def test_a_backend_without_configs_refuses_every_config_of_its_driver() -> None:
     assert "allowed (apiVersion/kind): none, this backend takes no configuration" in check["headers"]
     assert check["problems"] == "variables.headers"
     assert "annotations" not in policy.policy["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "translated"),
+    [
+        ("^[a-z]+$", r"^[a-z]+\n?\z"),
+        ("a|b$", r"a|b\n?\z"),
+        ("^(a$|b)$", r"^(a\n?\z|b)\n?\z"),
+        (r"^\d+\.\d{1,3}$", r"^\p{Nd}+\.\p{Nd}{1,3}\n?\z"),
+        (r"^[\w.-]*", r"^[\p{L}\p{N}_.-]*"),
+        (r"\s", r"[\s\x0b\x1c-\x1f\x85\p{Z}]"),
+        (r"^[]$]\]", r"^[]$]\]"),
+        (r"^[^]x]$", r"^[^]x]\n?\z"),
+        ("(?:x)?y*?", "(?:x)?y*?"),
+        ("é{2}", "é{2}"),
+        ("[(?=]", None),
+        ("a{1001}", None),
+        ("a{,3}", None),
+        ("a++", None),
+        ("(?=x)", None),
+        ("(?P<n>x)", None),
+        ("(?i)x", None),
+        (r"(a)\1", None),
+        (r"\bword\b", None),
+        (r"x\Z", None),
+        ("(a$)b", None),
+        ("[[:alpha:]]", None),
+    ],
+)
+def test_a_pattern_means_the_same_or_is_not_written(pattern: str, translated: str | None) -> None:
+    assert translate_pattern(pattern) == translated

@@ -1,4 +1,4 @@
-"""AdmissionReviews on the wire: what is read, what is refused as no review, and what is answered."""
+"""Reviews: what is read, what is refused in which words, in every version of the API, and what passes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,23 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pydra.admission.review import (
     MAX_MESSAGE,
+    MOST_PROBLEMS,
     MalformedReview,
     Verdict,
     build_message,
     build_review,
+    judge,
     parse_review,
 )
-from tests.unit.admission.questions import ask, build_body, encode
+from pydra.admission.schema import read_backend
+from pydra.backends.config import find_config_problems
+from tests.unit.admission.configs import CASES, Case, gpu, mps, sim
+from tests.unit.admission.questions import ask, build_body, encode, entry
 
 
 def without(name: str) -> dict[str, Any]:
@@ -27,12 +34,12 @@ def without(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        pytest.param(b"", "no AdmissionReview: Input data was truncated", id="empty"),
-        pytest.param(b"hello", "no AdmissionReview: JSON is malformed", id="no json"),
-        pytest.param(b"[]", "no AdmissionReview: Expected `object`, got `array`", id="a list"),
-        pytest.param(b'"\xff"', "no AdmissionReview", id="no utf-8"),
-        pytest.param(b"[" * 100_000, "no AdmissionReview", id="deeper than any object"),
-        pytest.param(b'{"a":' * 100_000, "no AdmissionReview", id="deeper than any object, in a field unknown"),
+        pytest.param(b"", "not an AdmissionReview: Input data was truncated", id="empty"),
+        pytest.param(b"hello", "not an AdmissionReview: JSON is malformed", id="no json"),
+        pytest.param(b"[]", "not an AdmissionReview: Expected `object`, got `array`", id="a list"),
+        pytest.param(b'"\xff"', "not an AdmissionReview", id="no utf-8"),
+        pytest.param(b"[" * 100_000, "not an AdmissionReview", id="deeper than any object"),
+        pytest.param(b'{"a":' * 100_000, "not an AdmissionReview", id="deeper than any object, in a field unknown"),
         pytest.param(encode({"apiVersion": "v1", "kind": "Pod"}), "missing required field `request`", id="a pod"),
         pytest.param(encode(without("uid")), "missing required field `uid` - at `$.request`", id="no uid"),
         pytest.param(encode(without("operation")), "missing required field `operation`", id="no operation"),
@@ -72,3 +79,244 @@ def test_a_refusal_is_no_longer_than_anybody_reads_and_says_how_much_is_left_out
 
 def test_one_fault_that_is_longer_is_told_whole() -> None:
     assert build_message(("x" * 20_000,)) == "x" * 20_000
+
+
+SIM, NVIDIA = read_backend("sim"), read_backend("nvidia")
+DRIVERS = {one.driver: one.types for one in (SIM, NVIDIA)}
+BY_NAME = {"sim": SIM, "nvidia": NVIDIA}
+PREFIXES = {
+    "resourceclaims": "spec.devices.config",
+    "resourceclaimtemplates": "spec.spec.devices.config",
+    "deviceclasses": "spec.config",
+}
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1", "v1beta2"])
+@pytest.mark.parametrize("resource", sorted(PREFIXES))
+def test_all_faults_of_all_configs_come_in_one_message_with_their_paths(resource: str, version: str) -> None:
+    configs = [
+        entry("other.example.com", {"anything": "goes"}),
+        entry(SIM.driver, sim(clockMHz=1, env={"A": 2})),
+        entry(NVIDIA.driver, gpu(sharing={"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Tiny"}})),
+        entry(NVIDIA.driver, gpu("GpuConfg"), requests=["gpu"]),
+    ]
+    question = ask(resource, configs, version=version)
+    verdict = judge(question, DRIVERS)
+    assert verdict.result == "denied"
+    at = PREFIXES[resource]
+    group = "resource.nvidia.com/v1beta1"
+    answer = msgspec.json.decode(build_review(question, verdict))
+    assert answer == {
+        "apiVersion": "admission.k8s.io/v1",
+        "kind": "AdmissionReview",
+        "response": {
+            "uid": "705ab4f5-6393-11e8-b7cc-42010a800002",
+            "allowed": False,
+            "status": {
+                "status": "Failure",
+                "reason": "Invalid",
+                "code": 422,
+                "message": f"{at}[1].opaque.parameters.clockMHz: found 1, allowed: an integer >= 200 and <= 2000; "
+                f"{at}[1].opaque.parameters.env.A: found 2, allowed: a string; "
+                f'{at}[2].opaque.parameters.sharing.timeSlicingConfig.interval: found "Tiny", allowed: "Default", '
+                '"Long", "Medium", "Short"; '
+                f'{at}[3].opaque.parameters.kind: found "GpuConfg" (did you mean "{group}/GpuConfig"?), allowed '
+                f"(apiVersion/kind): {group}/GpuConfig, {group}/MigDeviceConfig, {group}/VfioDeviceConfig",
+            },
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        (sim(sharing={"interval": 3}), ".sharing: interval is for strategy TimeSliced, the strategy here is Exclusive"),
+        (sim(Env={}), '.Env: unknown field (did you mean "env"?), allowed: clockMHz, env, sharing'),
+        (None, ": found null, allowed: an object"),
+        ([], ": found a list of 0, allowed: an object"),
+        ("{}", ': found "{}", allowed: an object'),
+        ({}, ".apiVersion: missing, allowed (apiVersion/kind): sim.pydra.dev/v1alpha1/SimConfig"),
+    ],
+    ids=str,
+)
+def test_each_fault_is_told_at_its_place(parameters: Any, problem: str) -> None:
+    problems = judge(ask(configs=[entry(SIM.driver, parameters)]), DRIVERS).problems
+    assert problems[0] == f"spec.devices.config[0].opaque.parameters{problem}"
+
+
+def test_rules_between_fields_are_refused_as_the_backend_words_them() -> None:
+    (problem,) = judge(
+        ask(configs=[entry(NVIDIA.driver, gpu(sharing={"strategy": "TimeSlicing", "mpsConfig": {}}))]), DRIVERS
+    ).problems
+    assert problem == (
+        'spec.devices.config[0].opaque.parameters: sharing.mpsConfig: only for strategy "MPS",'
+        ' the strategy here is "TimeSlicing"'
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.backend} {case.parameters}"[:80])
+def test_the_verdict_is_that_of_the_decoder_on_the_node(case: Case) -> None:
+    known = BY_NAME[case.backend]
+    wanted = find_config_problems(case.parameters, known.types)
+    verdict = judge(ask(configs=[entry(known.driver, case.parameters)]), DRIVERS)
+    assert verdict.allowed is case.right
+    assert verdict.allowed is not bool(wanted)
+    assert len(verdict.problems) == len(wanted)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 3000) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+sim_values = json_values | st.fixed_dictionaries(
+    {},
+    optional={
+        "sharing": st.fixed_dictionaries(
+            {}, optional={"strategy": st.sampled_from(["TimeSliced", "Exclusive", "x"]), "interval": json_values}
+        )
+        | json_values,
+        "clockMHz": st.integers(0, 3000) | json_values,
+        "env": st.dictionaries(st.text(max_size=4), json_values, max_size=3) | json_values,
+        "kind": st.sampled_from(["SimConfig", "SimConfig2"]),
+        "apiVersion": st.sampled_from(["sim.pydra.dev/v1alpha1", "v1"]),
+    },
+)
+
+
+@given(st.lists(sim_values, max_size=4), st.sampled_from(sorted(PREFIXES)), st.sampled_from(["v1", "v1beta1"]))
+def test_nothing_is_refused_that_decodes_and_nothing_passes_that_does_not(
+    values: list[Any], resource: str, version: str
+) -> None:
+    values = [{**sim(), **value} if isinstance(value, dict) else value for value in values]
+    verdict = judge(ask(resource, [entry(SIM.driver, value) for value in values], version=version), DRIVERS)
+    wanted = [
+        f"{PREFIXES[resource]}[{index}].opaque.parameters{problem.removeprefix('$')}"
+        for index, value in enumerate(values)
+        for problem in find_config_problems(value, SIM.types)
+    ]
+    assert list(verdict.problems) == wanted
+
+
+WRONG = entry(SIM.driver, sim(clockMHz=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "result"),
+    [
+        pytest.param({"operation": "DELETE"}, "not_ours", id="deletion"),
+        pytest.param({"sub_resource": "status"}, "not_ours", id="status"),
+        pytest.param({"operation": "UPDATE", "old": [WRONG]}, "allowed", id="stored before"),
+        pytest.param({"operation": "UPDATE", "old": [entry("other", 1), WRONG]}, "allowed", id="stored elsewhere"),
+        pytest.param({"operation": "UPDATE", "old": []}, "denied", id="new in an update"),
+        pytest.param({"operation": "UPDATE", "old": [entry("other", WRONG)]}, "denied", id="another driver's before"),
+        pytest.param(
+            {"operation": "UPDATE", "old": [entry(SIM.driver, sim(clockMHz=True))]}, "denied", id="true was no 1"
+        ),
+        pytest.param({"operation": "CREATE", "old": [WRONG]}, "denied", id="a creation has nothing before it"),
+        pytest.param({"operation": "UPDATE"}, "denied", id="an update without the old object"),
+    ],
+)
+def test_what_was_stored_before_stays_updatable(options: dict[str, Any], result: str) -> None:
+    if "sub_resource" in options:
+        options = {"subResource": options["sub_resource"]}
+    assert judge(ask("deviceclasses", configs=[WRONG], **options), DRIVERS).result == result
+
+
+@pytest.mark.parametrize("resource", ["resourceclaims", "resourceclaimtemplates"])
+def test_nothing_stands_in_the_way_of_updates_that_can_bring_no_config(resource: str) -> None:
+    assert judge(ask(resource, configs=[WRONG], operation="UPDATE", old=[]), DRIVERS).result == "not_ours"
+
+
+STRANGE = {
+    "half a character": b'"\\ud800"',
+    "other bytes": b'"\xff\xfe"',
+    "many digits": b"1" * 5000,
+    "no finite number": b"1e999",
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE.values(), ids=STRANGE)
+def test_what_strict_json_lacks_costs_only_the_config_that_has_it(strange: bytes) -> None:
+    body = encode(build_body(configs=[entry("other.example.com", {"a": "STRANGE"}), entry(SIM.driver, sim())]))
+    assert judge(parse_review(body.replace(b'"STRANGE"', strange)), DRIVERS).result == "allowed"
+    body = encode(build_body(configs=[entry("other.example.com", {}), entry(SIM.driver, sim(env={"A": "STRANGE"}))]))
+    verdict = judge(parse_review(body.replace(b'"STRANGE"', strange)), DRIVERS)
+    if strange == STRANGE["other bytes"]:  # the API server itself sends them as U+FFFD, as they are read here
+        assert verdict.allowed
+    else:
+        (problem,) = verdict.problems
+        assert problem.startswith("spec.devices.config[1].opaque.parameters")
+    assert msgspec.json.decode(build_review(ask(), verdict))["response"]["allowed"] is verdict.allowed
+
+
+def test_parameters_that_are_larger_than_the_api_allows_are_not_judged() -> None:
+    verdict = judge(ask(configs=[entry(SIM.driver, {f"k{index}": 1 for index in range(100_000)})]), DRIVERS)
+    (problem,) = verdict.problems
+    assert problem == "spec.devices.config[0].opaque.parameters: found 1088891 bytes, allowed are 10240"
+
+
+@pytest.mark.parametrize(
+    ("resource", "group", "version"),
+    [
+        ("pods", "", "v1"),
+        ("resourceslices", "resource.k8s.io", "v1"),
+        ("resourceclaims", "resource.k8s.io", "v2"),
+        ("resourceclaims", "elsewhere.example.com", "v1"),
+    ],
+)
+def test_what_is_not_known_passes(resource: str, group: str, version: str) -> None:
+    body = build_body(configs=[WRONG])
+    body["request"]["resource"] = {"group": group, "version": version, "resource": resource}
+    assert judge(parse_review(encode(body)), DRIVERS).result == "not_ours"
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        None,
+        [],
+        {"spec": None},
+        {"spec": {"devices": []}},
+        {"spec": {"devices": {"config": {}}}},
+        {"spec": {"devices": {"config": [None, 1, {"opaque": None}, {"opaque": {"driver": 5}}, {"opaque": {}}]}}},
+    ],
+    ids=str,
+)
+def test_what_has_not_the_shape_of_the_api_is_left_to_the_api_server(found: Any) -> None:
+    assert judge(ask(object=found), DRIVERS).result == "allowed"
+
+
+def test_the_driver_name_that_the_admin_gave_counts() -> None:
+    other = read_backend("sim", driver="gpu.example.com")
+    assert judge(ask(configs=[WRONG]), {other.driver: other.types}).allowed
+    assert not judge(ask(configs=[entry("gpu.example.com", sim(clockMHz=1))]), {other.driver: other.types}).allowed
+
+
+class Careless(msgspec.Struct):
+    n: int = 0
+
+    def __post_init__(self) -> None:
+        _ = {1: "one"}[self.n]
+
+
+def test_a_backend_whose_rules_fail_is_named_and_the_config_refused_as_on_the_node() -> None:
+    parameters = {"apiVersion": "a.example.com/v1", "kind": "Careless", "n": 2}
+    verdict = judge(
+        ask(configs=[entry("a.example.com", parameters)]), {"a.example.com": {"a.example.com/v1/Careless": Careless}}
+    )
+    assert verdict.problems == (
+        "spec.devices.config[0].opaque.parameters: cannot be checked, the backend's own rules fail with KeyError: 2",
+    )
+
+
+def test_no_more_faults_are_looked_for_than_anybody_reads() -> None:
+    configs = [entry(SIM.driver, sim(**{f"k{index}": 1 for index in range(400)})) for _ in range(32)]
+    problems = judge(ask(configs=configs), DRIVERS).problems
+    assert len(problems) == MOST_PROBLEMS + 1
+    assert problems[-1] == "these are the first 100, and there are more"
+
+
+def test_a_limit_that_is_no_quantity_is_told_beside_the_rest() -> None:
+    verdict = judge(ask(configs=[entry(NVIDIA.driver, gpu(sharing=mps(defaultPinnedDeviceMemoryLimit="x")))]), DRIVERS)
+    assert 'found "x", allowed: a quantity' in verdict.problems[0]

@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pydra.admission.settings import WebhookSettings, parse_webhook_settings
-from pydra.cli.options import add_options, flag_of, read_values, variable_of
-from pydra.cli.webhook import WEBHOOK
+from pydra.cli.options import WEBHOOK, add_options, flag_of, read_values, variable_of
 from pydra.errors import SettingsError
+from pydra.settings import WebhookSettings, parse_webhook_settings
 
 
 def read(*flags: str, **environ: str) -> WebhookSettings:

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from pydra.admission.server import MAX_BODY, PATH
+from pydra.admission.webhook import MAX_BODY, PATH
 from pydra.errors import SettingsError
 from tests.integration.admission.serving import JSON, Webhook, connect, review, serve_webhook
 from tests.unit.admission.configs import sim
@@ -45,8 +45,8 @@ async def test_reviews_are_answered_and_counted() -> None:
 @pytest.mark.parametrize(
     ("body", "headers", "status", "words"),
     [
-        pytest.param(b"{}", JSON, 400, "the body is no AdmissionReview: Object missing required field", id="empty"),
-        pytest.param(b"{", JSON, 400, "the body is no AdmissionReview: Input data was truncated", id="torn"),
+        pytest.param(b"{}", JSON, 400, "the body is not an AdmissionReview: Object missing required field", id="empty"),
+        pytest.param(b"{", JSON, 400, "the body is not an AdmissionReview: Input data was truncated", id="torn"),
         pytest.param(
             encode({**build_body(), "kind": "Pod"}),
             {"Content-Type": "application/json; charset=utf-8"},

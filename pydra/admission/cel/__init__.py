@@ -1,1 +1,0 @@
-"""The types of configs as CEL, for clusters that want no webhook: a ValidatingAdmissionPolicy."""
