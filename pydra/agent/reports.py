@@ -34,7 +34,9 @@ from pydra.errors import PydraError, Unavailable, Unsupported
 from pydra.inventory import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.informer import WatchFailed
-from pydra.kubelet.events import HealthStreams, Registered, RegistrationRefused, Serving, Stopped, Waiting
+from pydra.kubelet.health_service import HealthStreams
+from pydra.kubelet.plugin import Serving, Stopped, Waiting
+from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.events import Notice, Subject
 from pydra.observability.metrics import Metrics
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, PoolPublished, PublishFailed, SliceWritten

@@ -48,10 +48,10 @@ from pydra.errors import CheckpointError, DeviceInUse, PydraError
 from pydra.inventory import HealthPolicy, Published
 from pydra.kube.informer import Informer
 from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
-from pydra.kubelet.board import HealthBoard
-from pydra.kubelet.events import KubeletEvent, Registered, RegistrationRefused, Serving, Waiting
-from pydra.kubelet.names import plan_socket_paths
-from pydra.kubelet.plugin import DIRECTORY_MODE, KubeletPlugin
+from pydra.kubelet.health_service import HealthBoard
+from pydra.kubelet.plugin import DIRECTORY_MODE, KubeletEvent, KubeletPlugin, Serving, Waiting
+from pydra.kubelet.registration import Registered, RegistrationRefused
+from pydra.kubelet.sockets import plan_socket_paths
 from pydra.observability.logging import logging_fields
 from pydra.settings import HealthTaint
 from pydra.slices.reconciler import SliceReconciler, slice_selector

@@ -1,77 +1,88 @@
-"""The health service, DRAResourceHealth v1 and v1alpha1: complete lists, on every change and again before they expire.
+"""Health: of the driver's devices for the kubelet (DRAResourceHealth), and of the server for probes (grpc.health.v1).
 
-A kubelet takes a device for unknown when it was not reported within its time-out, 30 s where none is given, so the list
-is sent by period even while nothing changes. From Kubernetes 1.34 to 1.36 the kubelet forgets all it knows when the
-stream ends; it ends here only when the plugin stops.
+A kubelet takes a device for unknown when it was not reported within its timeout, 30 s where none is given, so the
+complete list is sent on every change and periodically even while nothing changes. From Kubernetes 1.34 to 1.36 the
+kubelet forgets all it knows when the stream ends; it ends here only when the plugin stops.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
-from types import ModuleType
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import suppress
 
-import anyio
+import msgspec
 
 from pydra.devices import DeviceHealth, HealthStatus
-from pydra.kubelet.messages import error_limit, one_line
-from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1
-from pydra.kubelet.streaming import ClosingStreams
+from pydra.kubelet.grpc_server import CallError, Method, Status
+from pydra.kubelet.messages import ServingStatus, build_health_check, build_health_report, parse_health_check
 
 LEASE = 30
 """Seconds after which a kubelet takes an unrepeated report for unknown, unless the report says otherwise."""
 
-MESSAGE_BYTES = 1024
-_STATUS_NUMBERS: Mapping[HealthStatus, int] = {
-    HealthStatus.UNKNOWN: 0,
-    HealthStatus.HEALTHY: 1,
-    HealthStatus.UNHEALTHY: 2,
-}
+
+class HealthStreams(msgspec.Struct, frozen=True, kw_only=True):
+    """How many health streams are open now."""
+
+    driver: str
+    count: int
 
 
-class HealthSource(Protocol):
-    """Where the health of the driver's devices stands; `HealthBoard` is one."""
+class HealthBoard:
+    """The health of all devices of a driver, as the agent last found it. Streams wait on `changed`."""
 
-    def current(self) -> tuple[DeviceHealth, ...]:
-        """All devices of the driver."""
+    def __init__(self) -> None:
+        self.devices: tuple[DeviceHealth, ...] = ()
+        self.changed = asyncio.Event()
 
-    def subscribe(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` after each change; the result ends that."""
+    def publish(self, devices: tuple[DeviceHealth, ...]) -> None:
+        """Replace the list; wakes the streams when another device, status or message is in it."""
+        before, self.devices = self.devices, devices
+        if _states(before) != _states(devices):
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the streams. Each waits on the event that it took before it read the list, and misses no change."""
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
-class HealthReports:
-    """The reports of all open streams, of both versions, which differ in nothing but their names."""
+def _states(devices: tuple[DeviceHealth, ...]) -> tuple[tuple[str, str, HealthStatus, str], ...]:
+    return tuple((device.pool, device.device, device.status, device.message) for device in devices)
 
-    def __init__(self, source: HealthSource, *, period: float, opened: Callable[[int], None] = lambda _: None) -> None:
-        """`period` is in seconds; `opened` hears how many streams are open whenever that changes."""
-        self._source = source
+
+class HealthService:
+    """`DRAResourceHealth`, v1 and v1alpha1, which differ in nothing but their names."""
+
+    def __init__(self, board: HealthBoard, *, period: float, opened: Callable[[int], None]) -> None:
+        """`period` is in seconds; `opened` is told how many streams are open whenever that changes."""
+        self._board = board
         self._period = period
+        self._lease = max(LEASE, math.ceil(3 * period))  # a report may be lost, or late
         self._opened = opened
         self._open = 0
         self._stopping = False
-        self._wake = anyio.Event()
-        self._unsubscribe = source.subscribe(self._wake_streams)
+
+    def methods(self) -> dict[str, Method]:
+        """The methods by path."""
+        watch = Method(stream=self._watch)
+        return {f"/{version}.DRAResourceHealth/NodeWatchResources": watch for version in ("v1", "v1alpha1")}
 
     def stop(self) -> None:
-        """End all streams, cleanly, and refuse no new one but end it at once."""
-        self._unsubscribe()
+        """End all streams, cleanly; a new one ends at once."""
         self._stopping = True
-        self._wake_streams()
+        self._board.wake()
 
-    def _wake_streams(self) -> None:
-        self._wake.set()
-        self._wake = anyio.Event()
-
-    async def stream(self, version: ModuleType) -> AsyncIterator[Any]:
-        """One kubelet's stream of reports, in the messages of `version` (a module of `pydra.kubelet.pb`)."""
+    async def _watch(self, _: bytes) -> AsyncGenerator[bytes, None]:
         self._count(+1)
         try:
             while not self._stopping:
-                wake = self._wake  # taken before the list is read, so that no change falls in between
-                yield build_report(version, self._source.current(), self._period)
-                with anyio.move_on_after(self._period):
-                    await wake.wait()
+                changed = self._board.changed
+                yield build_health_report(self._board.devices, lease=self._lease)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._period):
+                        await changed.wait()
         finally:
             self._count(-1)
 
@@ -80,45 +91,39 @@ class HealthReports:
         self._opened(self._open)
 
 
-def build_report(version: ModuleType, devices: tuple[DeviceHealth, ...], period: float) -> Any:
-    """A NodeWatchResourcesResponse of `version` with all devices, valid for at least three periods (seconds)."""
-    limit = min(MESSAGE_BYTES, error_limit(len(devices)))
-    lease = max(LEASE, math.ceil(3 * period))
-    return version.NodeWatchResourcesResponse(
-        devices=[
-            version.DeviceHealth(
-                device=version.DeviceIdentifier(pool_name=device.pool, device_name=device.device),
-                health=version.HealthStatus(_STATUS_NUMBERS[device.status]),
-                last_updated_time=device.updated,
-                health_check_timeout_seconds=lease,
-                message=one_line(device.message, limit),
-            )
-            for device in devices
-        ]
-    )
+class ServerHealth:
+    """`grpc.health.v1.Health`: every service is SERVING until the server stops, NOT_SERVING while calls finish."""
 
+    def __init__(self, paths: Iterable[str]) -> None:
+        """`paths` are those of the server's methods; the server as a whole is known as ""."""
+        self._services = {"", *(path.removeprefix("/").rpartition("/")[0] for path in paths)}
+        self._stopping = asyncio.Event()
 
-class HealthServiceV1(ClosingStreams, dra_health_v1.DraResourceHealthBase):
-    """`v1.DRAResourceHealth`."""
+    def methods(self) -> dict[str, Method]:
+        """The methods by path."""
+        return {
+            "/grpc.health.v1.Health/Check": Method(unary=self._check),
+            "/grpc.health.v1.Health/Watch": Method(stream=self._watch),
+        }
 
-    def __init__(self, reports: HealthReports) -> None:
-        self._reports = reports
+    def stop(self) -> None:
+        """Say NOT_SERVING from now on."""
+        self._stopping.set()
 
-    def node_watch_resources(
-        self, message: dra_health_v1.NodeWatchResourcesRequest
-    ) -> AsyncIterator[dra_health_v1.NodeWatchResourcesResponse]:
-        """Reports until the kubelet leaves or the plugin stops."""
-        return self._reports.stream(dra_health_v1)
+    async def _check(self, request: bytes) -> bytes:
+        service = parse_health_check(request)
+        if service not in self._services:
+            raise CallError(Status.NOT_FOUND, f"unknown service {service}")
+        return self._response(service)
 
+    async def _watch(self, request: bytes) -> AsyncGenerator[bytes, None]:
+        """The status now and, when the server stops, the last one."""
+        service = parse_health_check(request)
+        yield self._response(service)
+        await self._stopping.wait()
+        yield self._response(service)
 
-class HealthServiceV1alpha1(ClosingStreams, dra_health_v1alpha1.DraResourceHealthBase):
-    """`v1alpha1.DRAResourceHealth`."""
-
-    def __init__(self, reports: HealthReports) -> None:
-        self._reports = reports
-
-    def node_watch_resources(
-        self, message: dra_health_v1alpha1.NodeWatchResourcesRequest
-    ) -> AsyncIterator[dra_health_v1alpha1.NodeWatchResourcesResponse]:
-        """Reports until the kubelet leaves or the plugin stops."""
-        return self._reports.stream(dra_health_v1alpha1)
+    def _response(self, service: str) -> bytes:
+        if service not in self._services:
+            return build_health_check(ServingStatus.SERVICE_UNKNOWN)
+        return build_health_check(ServingStatus.NOT_SERVING if self._stopping.is_set() else ServingStatus.SERVING)

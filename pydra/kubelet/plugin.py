@@ -1,7 +1,7 @@
 """The kubelet plugin of one driver, from the wait for the kubelet's directories to the end of the last call. A shell.
 
-The sockets are looked after by period: the kubelet's directories may come late, another process may still hold a plain
-name, and a wiped kubelet root takes the sockets with it.
+The sockets are looked at periodically: the kubelet's directories may appear late, another process may still hold a
+plain name, and a wiped kubelet root takes the sockets with it.
 """
 
 from __future__ import annotations
@@ -9,21 +9,57 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import TypeAlias
 
 import anyio
+import msgspec
 from anyio.abc import TaskStatus
 
-from pydra.kubelet.events import KubeletEvent, Serving, Stopped, Waiting
-from pydra.kubelet.health_service import HealthSource
-from pydra.kubelet.instance import Instance
-from pydra.kubelet.names import plan_socket_paths
-from pydra.kubelet.node_service import StartPrepare, StartUnprepare
+from pydra.kubelet.grpc_server import GrpcServer, Method
+from pydra.kubelet.health_service import HealthBoard, HealthService, HealthStreams, ServerHealth
+from pydra.kubelet.node_service import NodeService, StartPrepare, StartUnprepare
+from pydra.kubelet.registration import (
+    HEALTH_VERSIONS,
+    NODE_VERSIONS,
+    Registered,
+    RegistrationRefused,
+    RegistrationService,
+)
+from pydra.kubelet.sockets import BoundSocket, bind_socket, plan_socket_paths, remove_stale_sockets
 
 log = logging.getLogger(__name__)
 
 DIRECTORY_MODE = 0o750
+
+REGISTRAR_GRACE = 1.0
+"""Seconds for a registration call in flight; it is answered from memory."""
+
+
+class Waiting(msgspec.Struct, frozen=True, kw_only=True):
+    """The driver cannot be served at the moment; `problem` says why. It is tried again until it can."""
+
+    driver: str
+    problem: str
+
+
+class Serving(msgspec.Struct, frozen=True, kw_only=True):
+    """Both sockets accept: `endpoint` for the kubelet's calls, `registration` for its plugin watcher."""
+
+    driver: str
+    endpoint: str
+    registration: str
+
+
+class Stopped(msgspec.Struct, frozen=True, kw_only=True):
+    """The sockets are gone; `cut_off` calls had not ended within the grace."""
+
+    driver: str
+    cut_off: int
+
+
+KubeletEvent: TypeAlias = Waiting | Serving | Registered | RegistrationRefused | HealthStreams | Stopped
 
 
 class KubeletPlugin:
@@ -37,7 +73,7 @@ class KubeletPlugin:
         unprepare: StartUnprepare,
         registry_directory: str,
         plugin_directory: str,
-        health: HealthSource | None = None,
+        health: HealthBoard | None = None,
         pod_uid: str = "",
         health_period: float = 10.0,
         drain_grace: float = 25.0,
@@ -50,22 +86,31 @@ class KubeletPlugin:
         where they are.
 
         Raises:
-            SettingsError: no driver name, or directories whose sockets would have paths too long for Linux.
+            SettingsError: as `plan_socket_paths`.
         """
         self.paths = plan_socket_paths(
             driver, registry_directory=registry_directory, plugin_directory=plugin_directory, pod_uid=pod_uid
         )
         self._driver = driver
-        self._prepare = prepare
-        self._unprepare = unprepare
-        self._health = health
         self._registry_directory = registry_directory
         self._plugin_directory = plugin_directory
-        self._health_period = health_period
         self._drain_grace = drain_grace
         self._check_period = check_period
         self._report = report
         self._said: KubeletEvent | None = None
+
+        methods = NodeService(driver, prepare, unprepare).methods()
+        versions = [*NODE_VERSIONS]
+        self._health: HealthService | None = None
+        if health is not None:
+            self._health = HealthService(
+                health, period=health_period, opened=lambda count: report(HealthStreams(driver=driver, count=count))
+            )
+            methods |= self._health.methods()
+            versions += HEALTH_VERSIONS
+        self._registration = RegistrationService(driver, endpoint=self.paths.service, versions=versions, report=report)
+        self._service = _Endpoint(self.paths.service, methods)
+        self._registrar = _Endpoint(self.paths.registration, self._registration.methods())
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; then let the calls in flight end, which takes up to the grace, and remove the sockets.
@@ -83,41 +128,35 @@ class KubeletPlugin:
     async def _run_shielded(self, stop: anyio.Event, task_status: TaskStatus[None]) -> None:
         """All of it out of the reach of cancellation, which would take the calls in flight with it."""
         with anyio.CancelScope(shield=True):
-            instance = self._build_instance()
             try:
-                await self._keep_serving(instance, stop, task_status)
+                await self._keep_serving(stop, task_status)
             finally:
-                cut_off = await instance.stop(self._drain_grace)
+                cut_off = await self._stop()
             self._report(Stopped(driver=self._driver, cut_off=cut_off))
 
-    def _build_instance(self) -> Instance:
-        return Instance(
-            self._driver,
-            self.paths,
-            prepare=self._prepare,
-            unprepare=self._unprepare,
-            health=self._health,
-            health_period=self._health_period,
-            report=self._report,
-        )
-
-    async def _keep_serving(self, instance: Instance, stop: anyio.Event, task_status: TaskStatus[None]) -> None:
+    async def _keep_serving(self, stop: anyio.Event, task_status: TaskStatus[None]) -> None:
         started = False
         while not stop.is_set():
-            if not instance.is_intact():
-                self._say(await self._try_to_serve(instance))
-            if not started and instance.is_intact():
+            if not self._is_serving():
+                self._say(await self._try_to_serve())
+            if not started and self._is_serving():
                 task_status.started()
                 started = True
             with anyio.move_on_after(self._check_period):
                 await stop.wait()
 
-    async def _try_to_serve(self, instance: Instance) -> Serving | Waiting:
+    def _is_serving(self) -> bool:
+        return self._service.is_intact() and self._registrar.is_intact()
+
+    async def _try_to_serve(self) -> Serving | Waiting:
         try:
             self._ensure_directories()
-            await instance.ensure()
+            # The service first: a registered plugin is called at once.
+            await self._service.ensure()
+            await self._registrar.ensure()
         except OSError as error:
             return Waiting(driver=self._driver, problem=_describe(error))
+        self._remove_stale_sockets()
         return Serving(driver=self._driver, endpoint=self.paths.service, registration=self.paths.registration)
 
     def _ensure_directories(self) -> None:
@@ -129,6 +168,16 @@ class KubeletPlugin:
             with suppress(FileExistsError):
                 os.mkdir(directory, DIRECTORY_MODE)
 
+    def _remove_stale_sockets(self) -> None:
+        """The kubelet tries for ever to register what a killed instance left in its registry."""
+        try:
+            removed = remove_stale_sockets(self._driver, self.paths)
+        except OSError as error:
+            log.warning("cannot remove sockets of killed instances of driver %s: %s", self._driver, _describe(error))
+        else:
+            for path in removed:
+                log.info("removed %s, the socket of a killed instance", path)
+
     def _say(self, event: Serving | Waiting) -> None:
         """Once for each change, not once for each look."""
         if event == self._said:
@@ -139,6 +188,62 @@ class KubeletPlugin:
         else:
             log.info("driver %s is served at %s", event.driver, event.endpoint)
         self._report(event)
+
+    async def _stop(self) -> int:
+        """Let the calls in flight end within the grace, then leave the registry; how many calls were cut off.
+
+        The service goes first: once the registration socket is gone the kubelet drops the connection, and with it the
+        calls in flight.
+        """
+        self._registration.stop()
+        self._registrar.health.stop()
+        self._service.health.stop()
+        if self._health is not None:
+            self._health.stop()
+        try:
+            return await self._service.close(self._drain_grace)
+        finally:
+            await self._registrar.close(REGISTRAR_GRACE)
+
+
+class _Endpoint:
+    """A server at a path, with gRPC's health service beside its own methods."""
+
+    def __init__(self, path: str, methods: Mapping[str, Method]) -> None:
+        self.health = ServerHealth(methods)
+        self._path = path
+        self._server = GrpcServer({**methods, **self.health.methods()})
+        self._bound: BoundSocket | None = None
+
+    def is_intact(self) -> bool:
+        """Whether the path leads to the server."""
+        return self._bound is not None and self._bound.is_intact()
+
+    async def ensure(self) -> None:
+        """Make the socket if it is not there; the server's connections outlive that.
+
+        Raises:
+            OSError: it cannot be made now, for the reasons of `bind_socket`.
+        """
+        if self.is_intact():
+            return
+        if self._bound is not None:
+            log.warning("the socket %s is gone, and is made again", self._path)
+        bound = bind_socket(self._path)
+        try:
+            await self._server.listen(bound.sock)
+        except BaseException:
+            bound.remove()
+            bound.sock.close()
+            raise
+        self._bound = bound
+
+    async def close(self, grace: float) -> int:
+        """Remove the socket and drain the server; the number of calls that were cut off after `grace` seconds."""
+        if self._bound is not None:
+            self._bound.remove()
+            self._bound = None
+        return await self._server.drain(grace)
 
 
 def _describe(error: OSError) -> str:

@@ -1,21 +1,14 @@
-"""The registration service: who the plugin is, from memory, and what the kubelet made of it."""
+"""The registration service: tells the kubelet what the plugin is, and hears what the kubelet decided."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
 
-from grpclib import GRPCError, Status
+import msgspec
 
-from pydra.kubelet.events import Registered, RegistrationRefused
-from pydra.kubelet.messages import one_line
-from pydra.kubelet.pb.pluginregistration_v1 import (
-    InfoRequest,
-    PluginInfo,
-    RegistrationBase,
-    RegistrationStatus,
-    RegistrationStatusResponse,
-)
+from pydra.kubelet.grpc_server import CallError, Method, Status
+from pydra.kubelet.messages import build_plugin_info, one_line, parse_registration_status
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +21,21 @@ HEALTH_VERSIONS = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 """What the kubelet calls the health service; here its names and gRPC's are the same."""
 
 
-class RegistrationService(RegistrationBase):
-    """`pluginregistration.Registration`: asked anew by every kubelet that starts, and by every retry."""
+class Registered(msgspec.Struct, frozen=True, kw_only=True):
+    """The kubelet uses the driver now."""
+
+    driver: str
+
+
+class RegistrationRefused(msgspec.Struct, frozen=True, kw_only=True):
+    """The kubelet does not use the driver; `message` is the kubelet's reason. It will try again."""
+
+    driver: str
+    message: str
+
+
+class RegistrationService:
+    """`pluginregistration.Registration`: called again by every kubelet that starts, and by every retry."""
 
     def __init__(
         self,
@@ -40,27 +46,35 @@ class RegistrationService(RegistrationBase):
         report: Callable[[Registered | RegistrationRefused], None],
     ) -> None:
         self._driver = driver
-        self._info = PluginInfo(type="DRAPlugin", name=driver, endpoint=endpoint, supported_versions=list(versions))
+        self._info = build_plugin_info(driver=driver, endpoint=endpoint, versions=versions)
         self._report = report
         self._stopping = False
+
+    def methods(self) -> dict[str, Method]:
+        """The methods by path."""
+        return {
+            "/pluginregistration.Registration/GetInfo": Method(unary=self._get_info),
+            "/pluginregistration.Registration/NotifyRegistrationStatus": Method(unary=self._notify_status),
+        }
 
     def stop(self) -> None:
         """Register no more: a kubelet that starts now would use a service that is going away."""
         self._stopping = True
 
-    async def get_info(self, message: InfoRequest) -> PluginInfo:
-        """Who the plugin is; the kubelet waits one second for it, so nothing is awaited here."""
+    async def _get_info(self, _: bytes) -> bytes:
+        """What the plugin is. The kubelet waits one second for it, so nothing is awaited here."""
         if self._stopping:
-            raise GRPCError(Status.UNAVAILABLE, f"driver {self._driver} is stopping")
+            raise CallError(Status.UNAVAILABLE, f"driver {self._driver} is stopping")
         return self._info
 
-    async def notify_registration_status(self, message: RegistrationStatus) -> RegistrationStatusResponse:
+    async def _notify_status(self, request: bytes) -> bytes:
         """What the kubelet decided. An error here would make it deregister the plugin again."""
-        if message.plugin_registered:
+        registered, error = parse_registration_status(request)
+        if registered:
             log.info("the kubelet has registered driver %s", self._driver)
             self._report(Registered(driver=self._driver))
         else:
-            reason = one_line(message.error, MESSAGE_BYTES) or "the kubelet gives no reason"
+            reason = one_line(error, MESSAGE_BYTES) or "the kubelet gives no reason"
             log.error("the kubelet refuses driver %s: %s", self._driver, reason)
             self._report(RegistrationRefused(driver=self._driver, message=reason))
-        return RegistrationStatusResponse()
+        return b""

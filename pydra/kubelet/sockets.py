@@ -1,6 +1,9 @@
-"""Unix sockets on disk: bound without an open moment, replaced when stale, removed only while they are ours.
+"""The driver's Unix sockets: their names, how they are bound, and which of them may be removed.
 
-Servers get the bound socket; they never see the path.
+Servers get the bound socket; they never see the path. With a pod uid each instance has names of its own, so that during
+a rolling update two can serve side by side. The registration socket takes the first of three forms that fits, as in
+Kubernetes 1.37's Go library, so that a Go driver's and pydra's instances look alike in the kubelet's directories; the
+service socket falls back in the same manner.
 """
 
 from __future__ import annotations
@@ -8,16 +11,113 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import socket
 import stat
-from collections.abc import Iterator
+import time
+from base64 import urlsafe_b64encode
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import sha256
+
+import msgspec
 
 from pydra.errors import SettingsError
-from pydra.kubelet.names import MAX_SOCKET_PATH, excess_bytes
+from pydra.limits import SUBDOMAIN
 
 SOCKET_MODE = 0o600
 BACKLOG = 128
+
+MAX_SOCKET_PATH = 107
+"""Bytes that Linux leaves for a Unix socket's path: `sockaddr_un.sun_path` has 108, one of them for the end."""
+
+MAX_DRIVER_NAME = 63
+
+_POD_UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?")
+_INSTANCE = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}|(?=[-a-z0-9]*[A-Z_])[-_A-Za-z0-9]{11}"
+"""In a socket's name: a pod's uid, a static pod's, or the digest of one. No driver's name has capitals or '_', so that
+`a.example.com-b-reg.sock` is not taken for a socket of the driver a.example.com."""
+
+STALE_SECONDS = 60.0
+"""How old a socket must be to be stale. A server of another make may be between its bind and its listen."""
+
+
+class SocketPaths(msgspec.Struct, frozen=True, kw_only=True):
+    """Absolute paths: `registration` for the kubelet's watcher, `service` for its calls (`PluginInfo.endpoint`)."""
+
+    registration: str
+    service: str
+
+
+def plan_socket_paths(driver: str, *, registry_directory: str, plugin_directory: str, pod_uid: str = "") -> SocketPaths:
+    """Where the driver's sockets are; without a pod uid, plain names that one instance at a time can have.
+
+    Raises:
+        SettingsError: a driver name or pod uid that is not valid, a directory that is not absolute or is too deep.
+    """
+    directories = (registry_directory, plugin_directory)
+    problems = [
+        *_name_problems(driver, pod_uid),
+        *(
+            f"{path!r} is not an absolute path, which the kubelet needs"
+            for path in directories
+            if not path.startswith("/")
+        ),
+    ]
+    if problems:
+        raise SettingsError(problems)
+    registration = _first_that_fits(registry_directory, _registration_names(driver, pod_uid))
+    service = _first_that_fits(plugin_directory, _service_names(driver, pod_uid))
+    for directory, path in ((registry_directory, registration), (plugin_directory, service)):
+        if excess := excess_bytes(path):
+            problems.append(
+                f"the directory {directory} is too deep: the socket {path} has a path of {len(path.encode())} bytes, "
+                f"and Linux allows {MAX_SOCKET_PATH}; choose a directory whose path is {excess} bytes shorter"
+            )
+    if problems:
+        raise SettingsError(problems)
+    return SocketPaths(registration=registration, service=service)
+
+
+def excess_bytes(path: str) -> int:
+    """How many bytes the path is too long for a Unix socket; 0 when it fits."""
+    return max(0, len(path.encode()) - MAX_SOCKET_PATH)
+
+
+def _name_problems(driver: str, pod_uid: str) -> Sequence[str]:
+    problems = []
+    if len(driver) > MAX_DRIVER_NAME or not SUBDOMAIN.fullmatch(driver):
+        problems.append(
+            f"{driver!r} is not a driver name: it must be a DNS subdomain (lower-case letters, digits, '-' and '.') "
+            f"of at most {MAX_DRIVER_NAME} bytes, such as gpu.example.com"
+        )
+    if pod_uid and not _POD_UID.fullmatch(pod_uid):
+        problems.append(f"{pod_uid!r} is not a pod uid: it must consist of letters, digits and '-'")
+    return problems
+
+
+def _registration_names(driver: str, uid: str) -> Sequence[str]:
+    if not uid:
+        return (f"{driver}-reg.sock",)
+    both = _digest(f"{driver}\0{uid}", 16)
+    return (f"{driver}-{uid}-reg.sock", f"{driver}-{_digest(uid, 8)}-reg.sock", f"dra-{both}-reg.sock")
+
+
+def _service_names(driver: str, uid: str) -> Sequence[str]:
+    if not uid:
+        return ("dra.sock",)
+    both = _digest(f"{driver}\0{uid}", 8)
+    return (f"dra-{uid}.sock", f"dra-{_digest(uid, 8)}.sock", f"{both}.sock")
+
+
+def _digest(text: str, size: int) -> str:
+    """The first bytes of the text's SHA-256 in a form that suits a file name."""
+    return urlsafe_b64encode(sha256(text.encode()).digest()[:size]).decode().rstrip("=")
+
+
+def _first_that_fits(directory: str, names: Sequence[str]) -> str:
+    paths = [f"{directory.rstrip('/')}/{name}" for name in names]
+    return next((path for path in paths if not excess_bytes(path)), paths[-1])
 
 
 class BoundSocket:
@@ -46,7 +146,7 @@ def bind_socket(path: str) -> BoundSocket:
 
     Raises:
         SettingsError: the path is too long for a socket.
-        OSError: EADDRINUSE when a living process listens there, EEXIST when it is no socket, EAGAIN when another
+        OSError: EADDRINUSE when a living process listens there, EEXIST when it is not a socket, EAGAIN when another
             instance is at this moment making a socket in the directory; else what the kernel says.
     """
     if excess := excess_bytes(path):
@@ -87,11 +187,41 @@ def _remove_stale(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise FileExistsError(errno.EEXIST, "there is something else than a socket; move it away", path)
+        raise FileExistsError(errno.EEXIST, "is not a socket; move it away", path)
     if _is_listened_at(path):
         raise OSError(errno.EADDRINUSE, "another process listens there; stop it, or give it another driver name", path)
     with suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def remove_stale_sockets(driver: str, paths: SocketPaths) -> Sequence[str]:
+    """Remove what killed instances of the driver left beside its sockets; the paths removed.
+
+    Only sockets with a name that `plan_socket_paths` gives to this driver, that nobody listens at, and that are older
+    than STALE_SECONDS. A name that is only a digest in the registry tells no driver, and stays.
+
+    Raises:
+        OSError: EAGAIN when another instance is making a socket in the directory; else what the kernel says.
+    """
+    name = re.escape(driver)
+    removed = []
+    for own, pattern in (
+        (paths.registration, rf"{name}(-({_INSTANCE}))?-reg\.sock"),
+        (paths.service, rf"dra(-({_INSTANCE}))?\.sock|[-_A-Za-z0-9]{{11}}\.sock"),
+    ):
+        directory = os.path.dirname(own)
+        with _exclusive(directory):
+            for found in sorted(os.listdir(directory)):
+                path = f"{directory}/{found}"
+                if path != own and re.fullmatch(pattern, found) and _is_stale(path):
+                    os.unlink(path)
+                    removed.append(path)
+    return removed
+
+
+def _is_stale(path: str) -> bool:
+    found = os.lstat(path)
+    return stat.S_ISSOCK(found.st_mode) and time.time() - found.st_mtime > STALE_SECONDS and not _is_listened_at(path)
 
 
 def _is_listened_at(path: str) -> bool:

@@ -1,15 +1,16 @@
-"""The generated messages against protobuf's own codec: same bytes, same values, for every message."""
+"""The kubelet's messages against protobuf's own codec: the agent's own reading and writing, and the generated code."""
 
 from __future__ import annotations
 
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 from google.protobuf import (  # type: ignore[import-untyped]
     descriptor_pb2,
@@ -17,12 +18,26 @@ from google.protobuf import (  # type: ignore[import-untyped]
     json_format,
     message_factory,
 )
-from grpclib import GRPCError, Status
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydra.kubelet.codec import Codec
-from pydra.kubelet.messages import parse_claims
+from pydra.claims.outcome import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
+from pydra.devices import DeviceHealth, HealthStatus
+from pydra.errors import PydraError
+from pydra.kubelet.grpc_server import CallError, Status
+from pydra.kubelet.messages import (
+    ServingStatus,
+    build_health_check,
+    build_health_report,
+    build_plugin_info,
+    build_prepare_response,
+    build_unprepare_response,
+    describe,
+    one_line,
+    parse_claims,
+    parse_health_check,
+    parse_registration_status,
+)
 from pydra.kubelet.pb import (
     dra_health_v1,
     dra_health_v1alpha1,
@@ -238,43 +253,6 @@ def test_whole_numbers_of_64_bits_keep_their_sign(number: int, reference: Callab
     assert dra_health_v1.DeviceHealth.parse(bytes(ours)).last_updated_time == number
 
 
-@pytest.mark.parametrize(
-    ("module", "base", "paths"),
-    [
-        (
-            dra_v1,
-            "DraPluginBase",
-            [
-                "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources",
-                "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodeUnprepareResources",
-            ],
-        ),
-        (
-            dra_v1beta1,
-            "DraPluginBase",
-            [
-                "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources",
-                "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources",
-            ],
-        ),
-        (dra_health_v1, "DraResourceHealthBase", ["/v1.DRAResourceHealth/NodeWatchResources"]),
-        (dra_health_v1alpha1, "DraResourceHealthBase", ["/v1alpha1.DRAResourceHealth/NodeWatchResources"]),
-        (
-            pluginregistration_v1,
-            "RegistrationBase",
-            [
-                "/pluginregistration.Registration/GetInfo",
-                "/pluginregistration.Registration/NotifyRegistrationStatus",
-            ],
-        ),
-        (grpc_health_v1, "HealthBase", ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"]),
-    ],
-    ids=lambda value: value.__name__.rpartition(".")[2] if isinstance(value, ModuleType) else "",
-)
-def test_methods_have_the_paths_that_kubelets_call(module: ModuleType, base: str, paths: list[str]) -> None:
-    assert list(getattr(module, base)().__mapping__()) == paths
-
-
 FIELD_NUMBERS = {
     ("pluginregistration_v1", "PluginInfo"): "type=1 name=2 endpoint=3 supported_versions=4",
     ("pluginregistration_v1", "RegistrationStatus"): "plugin_registered=1 error=2",
@@ -300,29 +278,168 @@ def test_field_numbers_are_those_of_kubernetes(proto: str, name: str, reference:
     assert " ".join(f"{field.name}={field.number}" for field in fields) == FIELD_NUMBERS[proto, name]
 
 
+# What the agent reads and writes by itself
+
+
+NAME = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
+CLAIMS = st.lists(st.builds(ClaimRef, uid=NAME, namespace=NAME, name=NAME), max_size=3, unique_by=lambda ref: ref.uid)
+DEVICES = st.lists(
+    st.builds(
+        ContainerDevice,
+        requests=st.lists(TEXT, max_size=3).map(tuple),
+        pool=TEXT,
+        device=TEXT,
+        cdi_ids=st.lists(st.text(st.characters(codec="utf-8"), max_size=300), max_size=3).map(tuple),
+        share_id=st.none() | TEXT,
+    ),
+    max_size=3,
+)
+ERRORS = st.text("abc xyz", min_size=1, max_size=300).filter(str.strip).map(PydraError)
+
+
+@pytest.mark.parametrize("proto", ["dra_v1", "dra_v1beta1"])
+@pytest.mark.parametrize("name", ["NodePrepareResourcesRequest", "NodeUnprepareResourcesRequest"])
+def test_the_agent_reads_the_claims_that_protobuf_wrote(
+    proto: str, name: str, reference: Callable[[str, str], Any]
+) -> None:
+    @settings(deadline=None)
+    @given(refs=CLAIMS)
+    def agree(refs: list[ClaimRef]) -> None:
+        claims = [{"namespace": ref.namespace, "uid": ref.uid, "name": ref.name} for ref in refs]
+        call = parse_claims(reference(proto, name)(claims=claims).SerializeToString())
+        assert (call.refs, call.refused) == (tuple(refs), {})
+
+    agree()
+
+
+@pytest.mark.parametrize("proto", ["dra_v1", "dra_v1beta1"])
+def test_protobuf_reads_the_prepared_devices_that_the_agent_wrote(
+    proto: str, reference: Callable[[str, str], Any]
+) -> None:
+    @settings(deadline=None)
+    @given(outcomes=st.dictionaries(TEXT, DEVICES.map(tuple) | ERRORS, max_size=3))
+    def agree(outcomes: dict[str, PrepareOutcome]) -> None:
+        with_shares = proto == "dra_v1"
+        data = build_prepare_response(outcomes, share_ids=with_shares)
+        response = reference(proto, "NodePrepareResourcesResponse").FromString(data)
+        assert len(response.SerializeToString()) == len(data)  # nothing unknown, nothing superfluous
+        assert set(response.claims) == set(outcomes)
+        for uid, outcome in outcomes.items():
+            answer = response.claims[uid]
+            assert answer.error == (describe(outcome) if isinstance(outcome, PydraError) else "")
+            assert [
+                ContainerDevice(
+                    requests=tuple(device.request_names),
+                    pool=device.pool_name,
+                    device=device.device_name,
+                    cdi_ids=tuple(device.cdi_device_ids),
+                    share_id=device.share_id if with_shares and device.HasField("share_id") else None,
+                )
+                for device in answer.devices
+            ] == ([] if isinstance(outcome, PydraError) else [trimmed(one, with_shares) for one in outcome])
+
+    agree()
+
+
+def trimmed(device: ContainerDevice, with_shares: bool) -> ContainerDevice:
+    return device if with_shares else msgspec.structs.replace(device, share_id=None)
+
+
+@pytest.mark.parametrize("proto", ["dra_v1", "dra_v1beta1"])
+def test_protobuf_reads_the_unprepared_claims_that_the_agent_wrote(
+    proto: str, reference: Callable[[str, str], Any]
+) -> None:
+    @settings(deadline=None)
+    @given(outcomes=st.dictionaries(TEXT, st.none() | ERRORS, max_size=3))
+    def agree(outcomes: dict[str, UnprepareOutcome]) -> None:
+        data = build_unprepare_response(outcomes)
+        response = reference(proto, "NodeUnprepareResourcesResponse").FromString(data)
+        assert len(response.SerializeToString()) == len(data)
+        assert {uid: answer.error for uid, answer in response.claims.items()} == {
+            uid: describe(outcome) if outcome else "" for uid, outcome in outcomes.items()
+        }
+
+    agree()
+
+
+@pytest.mark.parametrize("proto", ["dra_health_v1", "dra_health_v1alpha1"])
+def test_protobuf_reads_the_health_that_the_agent_wrote(proto: str, reference: Callable[[str, str], Any]) -> None:
+    numbers = {HealthStatus.UNKNOWN: 0, HealthStatus.HEALTHY: 1, HealthStatus.UNHEALTHY: 2}
+    health = st.builds(
+        DeviceHealth, pool=TEXT, device=TEXT, status=st.sampled_from(HealthStatus), message=TEXT, updated=INT64
+    )
+
+    @settings(deadline=None)
+    @given(devices=st.lists(health, max_size=3), lease=st.integers(1, 10**6))
+    def agree(devices: list[DeviceHealth], lease: int) -> None:
+        response = reference(proto, "NodeWatchResourcesResponse").FromString(build_health_report(devices, lease=lease))
+        assert [
+            (one.device.pool_name, one.device.device_name, one.health, one.last_updated_time, one.message)
+            for one in response.devices
+        ] == [(one.pool, one.device, numbers[one.status], one.updated, one_line(one.message, 1024)) for one in devices]
+        assert {one.health_check_timeout_seconds for one in response.devices} <= {lease}
+
+    agree()
+
+
+def test_protobuf_and_the_agent_agree_on_the_registration(reference: Callable[[str, str], Any]) -> None:
+    data = build_plugin_info(driver="gpu.example.com", endpoint="/x/dra.sock", versions=("v1.DRAPlugin", "v2"))
+    info = reference("pluginregistration_v1", "PluginInfo").FromString(data)
+    assert (info.type, info.name, info.endpoint) == ("DRAPlugin", "gpu.example.com", "/x/dra.sock")
+    assert list(info.supported_versions) == ["v1.DRAPlugin", "v2"]
+    status = reference("pluginregistration_v1", "RegistrationStatus")
+    assert parse_registration_status(status(plugin_registered=True).SerializeToString()) == (True, "")
+    assert parse_registration_status(status(error="ünknown").SerializeToString()) == (False, "ünknown")
+
+
+def test_protobuf_and_the_agent_agree_on_grpcs_health_check(reference: Callable[[str, str], Any]) -> None:
+    request = reference("grpc_health_v1", "HealthCheckRequest")
+    assert parse_health_check(request(service="v1.X").SerializeToString()) == "v1.X"
+    assert parse_health_check(request().SerializeToString()) == ""
+    response = reference("grpc_health_v1", "HealthCheckResponse")
+    names = response.ServingStatus
+    for status in ServingStatus:
+        assert names.Name(response.FromString(build_health_check(status)).status) == status.name
+
+
+def test_the_agent_skips_fields_of_later_versions(reference: Callable[[str, str], Any]) -> None:
+    later = b"\x7a\x03new" + b"\x80\x01\x07" + b"\x49" + bytes(8) + b"\x4d" + bytes(4)
+    claim = reference("dra_v1", "Claim")(uid="u", namespace="n", name="c").SerializeToString() + later
+    request = later + b"\x0a" + bytes([len(claim)]) + claim
+    assert parse_claims(request).refs == (ClaimRef(uid="u", namespace="n", name="c"),)
+
+
 @pytest.mark.parametrize(
     "data",
-    [b"\xff", b"\x0a\x05\xff\xfe\xfd\xfc\xfb", b"\x08\x05", b"\x0d" + struct.pack("<I", 5), b"\x0a\x02\x08\x05"],
-    ids=["no field", "no claim", "a number for a claim", "four bytes for a claim", "a number for a namespace"],
+    [
+        b"\xff",
+        b"\x0a",
+        b"\x0a\x05\xff\xfe\xfd\xfc\xfb",
+        b"\x0a\x03\x12\x01\xff",
+        b"\x0a\x7f\x08",
+        b"\x0b",
+        b"\x0d\x01",
+        b"\x08" + b"\xff" * 10,
+    ],
+    ids=[
+        "no field",
+        "no length",
+        "not a claim",
+        "not UTF-8",
+        "longer than the message",
+        "a group",
+        "half a number of four bytes",
+        "a number without end",
+    ],
 )
-def test_hostile_bytes_are_a_message_or_an_invalid_argument(data: bytes) -> None:
-    decode_or_refuse(data)
+def test_bytes_that_are_not_a_message_are_an_invalid_argument(data: bytes) -> None:
+    with pytest.raises(CallError, match="the request is not a valid message: ") as caught:
+        parse_claims(data)
+    assert caught.value.status is Status.INVALID_ARGUMENT
 
 
 @settings(deadline=None)
 @given(data=st.binary(max_size=64))
-def test_any_bytes_are_a_message_or_an_invalid_argument(data: bytes) -> None:
-    decode_or_refuse(data)
-
-
-def decode_or_refuse(data: bytes) -> None:
-    try:
-        message = Codec().decode(data, dra_v1.NodePrepareResourcesRequest)
-    except GRPCError as error:
-        refusal = error
-    else:
-        call = parse_claims(message.claims)
-        assert len(call.refs) + len(call.refused) <= max(1, len(message.claims))
-        return
-    assert refusal.status is Status.INVALID_ARGUMENT
-    assert "NodePrepareResourcesRequest" in str(refusal.message)
+def test_any_bytes_are_claims_or_an_invalid_argument(data: bytes) -> None:
+    with suppress(CallError):
+        parse_claims(data)

@@ -17,10 +17,9 @@ import msgspec
 from grpclib.const import Cardinality
 
 from pydra.claims.outcome import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
-from pydra.kubelet.board import HealthBoard
-from pydra.kubelet.events import KubeletEvent, Serving
+from pydra.kubelet.health_service import HealthBoard
 from pydra.kubelet.pb import dra_v1, dra_v1beta1
-from pydra.kubelet.plugin import KubeletPlugin
+from pydra.kubelet.plugin import KubeletEvent, KubeletPlugin, Serving
 
 DRIVER = "gpu.example.com"
 V1 = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"

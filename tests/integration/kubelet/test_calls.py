@@ -89,7 +89,7 @@ async def test_a_hostile_claim_never_reaches_the_driver_and_spoils_no_other(
     errors = {uid: answer.error for uid, answer in response.claims.items()}
     assert errors.pop("uid-1") == ""
     assert sorted(errors) == ["", "../../etc/cron.d/x", "ünicode"]
-    assert all("the kubelet names a claim" in error for error in errors.values())
+    assert all("the kubelet sent a claim" in error for error in errors.values())
     assert [line for line in caplog.messages if "; and 2 more" in line and "etc/cron.d" in line], (
         "the admin reads it too"
     )
@@ -158,27 +158,28 @@ async def test_a_kubelet_that_vanishes_leaves_its_call_to_be_finished(root: Path
         await wait_until(lambda: running.claims.done == ["uid-1"])
 
 
-async def test_calls_run_side_by_side(root: Path, connect: Connect) -> None:
+async def test_as_many_calls_run_side_by_side_as_a_node_has_pods(root: Path, connect: Connect) -> None:
+    uids = [f"uid-{number}" for number in range(300)]
     async with serve(root) as running, connect(running.plugin.paths.service) as kubelet:
         running.claims.gate = anyio.Event()
         answers: list[Any] = []
 
         async def call(uid: str) -> None:
-            answers.append(await prepare(kubelet, uid))
+            answers.append(await prepare(kubelet, uid, timeout=60))
 
         async with anyio.create_task_group() as group:
-            for number in range(32):
-                group.start_soon(call, f"uid-{number}")
-            await wait_until(lambda: len(running.claims.asked) == 32)
+            for uid in uids:
+                group.start_soon(call, uid)
+            await wait_until(lambda: len(running.claims.asked) == len(uids))
             running.claims.gate.set()
-        assert sorted(uid for answer in answers for uid in answer.claims) == sorted(f"uid-{n}" for n in range(32))
+        assert sorted(uid for answer in answers for uid in answer.claims) == sorted(uids)
 
 
 async def test_four_mebibytes_of_claims_are_refused_in_words(root: Path, connect: Connect) -> None:
     async with serve(root) as running, connect(running.plugin.paths.service) as kubelet:
         with pytest.raises(Failed, match=f"RESOURCE_EXHAUSTED: {MAX_CLAIMS + 1} claims in one call"):
             await prepare(kubelet, *(f"{number}" for number in range(MAX_CLAIMS + 1)))
-        with pytest.raises(Failed, match=r"RESOURCE_EXHAUSTED: the request has \d+ bytes, at most 4194304"):
+        with pytest.raises(Failed, match=r"RESOURCE_EXHAUSTED: the request has \d+ bytes; at most 4194304"):
             await prepare(kubelet, "u" * (4 << 20))
         assert running.claims.asked == []
         assert (await prepare(kubelet, "uid-1")).claims["uid-1"].error == ""
@@ -189,7 +190,7 @@ async def test_an_answer_that_the_kubelet_would_not_take_is_an_error_in_words(ro
         running.claims.answer = lambda _: (
             ContainerDevice(requests=(), pool="p", device="d", cdi_ids=tuple("x" * 1024 for _ in range(4096))),
         )
-        with pytest.raises(Failed, match=r"RESOURCE_EXHAUSTED: the answer has \d+ bytes, and the kubelet accepts"):
+        with pytest.raises(Failed, match=r"RESOURCE_EXHAUSTED: the answer has \d+ bytes; the kubelet accepts"):
             await prepare(kubelet, "uid-1")
 
 

@@ -12,8 +12,9 @@ import anyio
 import pytest
 
 from pydra.devices import DeviceHealth, Health, HealthStatus
-from pydra.kubelet.events import HealthStreams, Stopped
+from pydra.kubelet.health_service import HealthStreams
 from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1
+from pydra.kubelet.plugin import Stopped
 from tests.integration.kubelet.fakes import (
     DEADLINE,
     KUBELETS,

@@ -6,6 +6,8 @@ import os
 import shutil
 import socket
 import stat
+import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,9 @@ import anyio
 import pytest
 
 from pydra.errors import SettingsError
-from pydra.kubelet.events import Registered, RegistrationRefused, Serving, Stopped, Waiting
 from pydra.kubelet.pb import pluginregistration_v1 as registration
-from pydra.kubelet.plugin import KubeletPlugin
+from pydra.kubelet.plugin import KubeletPlugin, Serving, Stopped, Waiting
+from pydra.kubelet.registration import Registered, RegistrationRefused
 from tests.integration.kubelet.fakes import (
     DRIVER,
     Claims,
@@ -229,6 +231,44 @@ async def test_a_killed_instances_sockets_are_replaced(root: Path) -> None:
         assert await works(running)
 
 
+def leave_socket(path: Path, *, listening: bool = False, age: float = 3600) -> socket.socket:
+    """What a killed process leaves; still open, so that a test can keep it listening."""
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    if listening:
+        left.listen()
+    os.utime(path, (time.time() - age,) * 2)
+    return left
+
+
+async def test_sockets_of_killed_instances_are_removed_and_no_others(root: Path) -> None:
+    registry, directory = root / "plugins_registry", root / "plugins" / DRIVER
+    registry.mkdir()
+    directory.mkdir(parents=True)
+    digest = "Zm9vYmFyX-0"
+    stale = [
+        registry / f"{DRIVER}-{OTHER_UID}-reg.sock",
+        registry / f"{DRIVER}-{digest}-reg.sock",
+        registry / f"{DRIVER}-reg.sock",
+        directory / f"dra-{OTHER_UID}.sock",
+        directory / "dra.sock",
+    ]
+    alive = registry / f"{DRIVER}-{UID[:-1]}0-reg.sock"
+    young = directory / f"dra-{UID[:-1]}1.sock"
+    others = [registry / f"{DRIVER}-b-reg.sock", registry / f"other.{DRIVER}-{UID}-reg.sock", directory / "mine.sock"]
+    (registry / f"{DRIVER}-{UID[:-1]}2-reg.sock").write_text("not a socket")
+    with ExitStack() as left:
+        for path in [*stale, *others]:
+            leave_socket(path).close()
+        left.enter_context(leave_socket(alive, listening=True))
+        left.enter_context(leave_socket(young, age=0))
+        before = {*names(registry), *names(directory)}
+        async with serve(root, pod_uid=UID) as running:
+            await wait_until(lambda: not any(path.exists() for path in stale))
+            assert await works(running)
+        assert before - {*names(registry), *names(directory)} == {path.name for path in stale}
+
+
 async def test_a_name_that_another_process_serves_is_waited_for(root: Path) -> None:
     directory = root / "plugins" / DRIVER
     directory.mkdir(parents=True)
@@ -251,7 +291,7 @@ async def test_a_file_in_the_way_is_said_and_not_removed(root: Path) -> None:
     path.write_text("precious")
     async with serve(root, wait=False) as running:
         [waiting] = await wait_until(lambda: running.heard(Waiting))
-        assert waiting.problem == f"{path}: there is something else than a socket; move it away"
+        assert waiting.problem == f"{path}: is not a socket; move it away"
     assert path.read_text() == "precious"
 
 

@@ -76,7 +76,7 @@ def test_a_living_process_with_a_full_backlog_keeps_its_socket(root: Path) -> No
 def test_what_is_no_socket_is_left_alone(root: Path, make: object) -> None:
     path = root / "dra.sock"
     make(path)  # type: ignore[operator]
-    with pytest.raises(FileExistsError, match="something else than a socket"):
+    with pytest.raises(FileExistsError, match="is not a socket"):
         bind_socket(str(path))
     assert os.path.lexists(path)
 

@@ -27,7 +27,9 @@ from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsu
 from pydra.inventory import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.informer import WatchFailed
-from pydra.kubelet.events import HealthStreams, KubeletEvent, Registered, RegistrationRefused
+from pydra.kubelet.health_service import HealthStreams
+from pydra.kubelet.plugin import KubeletEvent
+from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.events import Notice
 from pydra.observability.metrics import Metrics
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, SliceEvent

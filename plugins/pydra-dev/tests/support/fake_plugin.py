@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import anyio
 
-from pydra.kubelet.grpc_server import DrainServer
+from pydra.kubelet.grpc_server import GrpcServer, Method
 from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1, dra_v1, dra_v1beta1, pluginregistration_v1
 
 NODE = "node-1"
@@ -43,7 +43,7 @@ class FakePlugin:
         self.health_changed = anyio.Event()
         self.streams: list[str] = []
         self.health_failures: list[Exception] = []
-        self._servers: dict[str, DrainServer] = {}
+        self._servers: dict[str, GrpcServer] = {}
         self._listeners: dict[str, _CountingSocket] = {}
 
     async def start(self, *, registration: bool = True, service: bool = True) -> None:
@@ -67,7 +67,9 @@ class FakePlugin:
 
     async def _serve(self, path: str, services: Sequence[Any]) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        server = self._servers[path] = DrainServer(services)
+        server = self._servers[path] = GrpcServer(
+            {path: method for one in services for path, method in one.methods().items()}
+        )
         listener = self._listeners[path] = _CountingSocket(socket.AF_UNIX)
         listener.setblocking(False)
         # The kubelet may look between bind and listen: it must find the socket only when it accepts.
@@ -114,24 +116,34 @@ class _CountingSocket(socket.socket):
         return found
 
 
-class _Registration(pluginregistration_v1.RegistrationBase):
+class _Registration:
     def __init__(self, plugin: FakePlugin) -> None:
         self.plugin = plugin
 
-    async def get_info(self, message: Any) -> Any:
+    def methods(self) -> dict[str, Method]:
+        service = "/pluginregistration.Registration"
+        return {
+            f"{service}/GetInfo": Method(unary=self.get_info),
+            f"{service}/NotifyRegistrationStatus": Method(unary=self.notify_registration_status),
+        }
+
+    async def get_info(self, _: bytes) -> bytes:
         plugin = self.plugin
         if plugin.info_failures:
             raise plugin.info_failures.pop(0)
         endpoint = plugin.endpoint if plugin.advertised_endpoint is None else plugin.advertised_endpoint
-        return pluginregistration_v1.PluginInfo(
-            type=plugin.type, name=plugin.driver, endpoint=endpoint, supported_versions=plugin.versions
+        return bytes(
+            pluginregistration_v1.PluginInfo(
+                type=plugin.type, name=plugin.driver, endpoint=endpoint, supported_versions=plugin.versions
+            )
         )
 
-    async def notify_registration_status(self, message: Any) -> Any:
+    async def notify_registration_status(self, request: bytes) -> bytes:
+        message = pluginregistration_v1.RegistrationStatus.parse(request)
         self.plugin.statuses.append((message.plugin_registered, message.error))
         if self.plugin.notify_failures:
             raise self.plugin.notify_failures.pop(0)
-        return pluginregistration_v1.RegistrationStatusResponse()
+        return b""
 
 
 class _Dra:
@@ -141,24 +153,20 @@ class _Dra:
         self.plugin = plugin
         self.pb = pb
 
-    def __mapping__(self) -> Any:
-        outer = self
+    def methods(self) -> dict[str, Method]:
+        service = f"/k8s.io.kubelet.pkg.apis.dra.{self.pb.__name__.rpartition('_')[2]}.DRAPlugin"
+        return {
+            f"{service}/NodePrepareResources": Method(unary=self.prepare),
+            f"{service}/NodeUnprepareResources": Method(unary=self.unprepare),
+        }
 
-        class Service(self.pb.DraPluginBase):  # type: ignore[name-defined, misc]
-            async def node_prepare_resources(self, message: Any) -> Any:
-                return await outer.prepare(message)
-
-            async def node_unprepare_resources(self, message: Any) -> Any:
-                return await outer.unprepare(message)
-
-        return Service().__mapping__()
-
-    async def prepare(self, message: Any) -> Any:
+    async def prepare(self, request: bytes) -> bytes:
         plugin, pb = self.plugin, self.pb
+        message = pb.NodePrepareResourcesRequest.parse(request)
         await plugin.answer("prepare", tuple(claim.uid for claim in message.claims))
         entries = {claim.uid: self._prepared(claim) for claim in message.claims if claim.uid not in plugin.skipped}
         entries |= {uid: pb.NodePrepareResourceResponse() for uid in plugin.extra}
-        return pb.NodePrepareResourcesResponse(claims=entries)
+        return bytes(pb.NodePrepareResourcesResponse(claims=entries))
 
     def _prepared(self, claim: Any) -> Any:
         plugin, pb = self.plugin, self.pb
@@ -170,8 +178,9 @@ class _Dra:
             device.share_id = plugin.share_id
         return pb.NodePrepareResourceResponse(devices=[device])
 
-    async def unprepare(self, message: Any) -> Any:
+    async def unprepare(self, request: bytes) -> bytes:
         plugin, pb = self.plugin, self.pb
+        message = pb.NodeUnprepareResourcesRequest.parse(request)
         await plugin.answer("unprepare", tuple(claim.uid for claim in message.claims))
         entries = {
             claim.uid: pb.NodeUnprepareResourceResponse(error=plugin.claim_errors.get(claim.uid, ""))
@@ -179,7 +188,7 @@ class _Dra:
             if claim.uid not in plugin.skipped
         }
         entries |= {uid: pb.NodeUnprepareResourceResponse() for uid in plugin.extra}
-        return pb.NodeUnprepareResourcesResponse(claims=entries)
+        return bytes(pb.NodeUnprepareResourcesResponse(claims=entries))
 
 
 class _Health:
@@ -188,31 +197,23 @@ class _Health:
         self.version = version
         self.pb = pb
 
-    def __mapping__(self) -> Any:
-        outer = self
+    def methods(self) -> dict[str, Method]:
+        return {f"/{self.version}.DRAResourceHealth/NodeWatchResources": Method(stream=self.watch)}
 
-        class Service(self.pb.DraResourceHealthBase):  # type: ignore[name-defined, misc]
-            async def node_watch_resources(self, message: Any) -> AsyncIterator[Any]:
-                async for one in outer.watch():
-                    yield one
-
-        return Service().__mapping__()
-
-    async def watch(self) -> AsyncIterator[Any]:
+    async def watch(self, _: bytes) -> AsyncGenerator[bytes, None]:
         plugin, pb = self.plugin, self.pb
         plugin.streams.append(self.version)
         if plugin.health_failures:
             raise plugin.health_failures.pop(0)
         while True:
             changed = plugin.health_changed
-            yield pb.NodeWatchResourcesResponse(
-                devices=[
-                    pb.DeviceHealth(
-                        device=pb.DeviceIdentifier(pool_name=NODE, device_name=name),
-                        health=pb.HealthStatus(health),
-                        message=f"{name} told so",
-                    )
-                    for name, health in plugin.health.items()
-                ]
-            )
+            devices = [
+                pb.DeviceHealth(
+                    device=pb.DeviceIdentifier(pool_name=NODE, device_name=name),
+                    health=pb.HealthStatus(health),
+                    message=f"{name} told so",
+                )
+                for name, health in plugin.health.items()
+            ]
+            yield bytes(pb.NodeWatchResourcesResponse(devices=devices))
             await changed.wait()

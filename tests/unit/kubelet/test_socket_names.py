@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra.errors import SettingsError
-from pydra.kubelet.names import MAX_SOCKET_PATH, SocketPaths, plan_socket_paths
+from pydra.kubelet.sockets import MAX_SOCKET_PATH, SocketPaths, plan_socket_paths
 
 UID = "0f5e8c1e-3b43-4d0b-9f0a-6f3d2c1b0a99"
 REGISTRY = "/var/lib/kubelet/plugins_registry"
@@ -113,11 +113,11 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     ],
 )
 def test_a_driver_name_is_a_dns_subdomain_of_at_most_63_bytes(driver: str) -> None:
-    with pytest.raises(SettingsError, match="is no driver name"):
+    with pytest.raises(SettingsError, match="is not a driver name"):
         plan(driver, plugin="/p")
 
 
 @pytest.mark.parametrize("uid", ["../x", "a/b", "a b", "-a", "a\n", "\0"])
 def test_a_pod_uid_cannot_lead_out_of_the_directory(uid: str) -> None:
-    with pytest.raises(SettingsError, match="is no pod uid"):
+    with pytest.raises(SettingsError, match="is not a pod uid"):
         plan("gpu.example.com", uid)
