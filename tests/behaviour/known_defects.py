@@ -6,9 +6,6 @@ A test on this list is expected to fail, so whoever mends the defect removes its
 from __future__ import annotations
 
 KNOWN_DEFECTS: dict[str, str] = {
-    "test_a_claim_that_cannot_be_read_keeps_no_other_from_being_unprepared_when_it_is_gone": "a",
-    "test_a_claim_with_an_annotation_that_cannot_be_read_is_prepared_as_others_are": "a",
-    "test_a_slice_that_somebody_made_unreadable_does_not_end_the_watch_of_slices": "a",
     "test_damage_to_the_record_of_a_prepared_claim_never_undoes_it": "d",
     "test_the_device_of_a_claim_that_was_deallocated_is_free_after_a_grace": "e",
     "test_a_claim_that_the_kubelet_still_has_on_its_list_is_not_unprepared_when_it_is_gone_from_the_api": "e",

@@ -119,9 +119,10 @@ def test_a_call_that_blocks_the_backend_ends_at_its_deadline_and_costs_its_claim
     node.serve("--prepare-deadline", "2")
     victim, bystander = node.api.create_claim("d0", name="victim"), node.api.create_claim("d1")
     node.board.order("prepare", "victim", "hang", at="effect", times=1)
-    answers = node.kubelet.prepare(victim, bystander)
-    assert answers[victim.uid].error
-    assert answers[bystander.uid].error == ""
+    call = node.kubelet.start_prepare(victim)
+    node.board.wait_reached("prepare", "victim", at="effect")
+    wait_for(lambda: not node.kubelet.prepare(bystander)[bystander.uid].error, "another claim is prepared")
+    assert parse_answers(call.result())[victim.uid].error
     node.kubelet.prepare_one(victim)
     assert node.board.holders("d0") == {victim.uid}
 
