@@ -145,13 +145,12 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """What a driver publishes for one node: devices and counter sets that satisfy every rule of the API.
 
-    Made by `pydra.inventory`. `generation` is a wish: a number above the published one is taken over.
+    Made by `pydra.inventory`.
     """
 
     name: str
     devices: tuple[Device, ...] = ()
     counter_sets: tuple[CounterSet, ...] = ()
-    generation: int = 0
 
 
 class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True):

@@ -33,14 +33,12 @@ class WantedPool(msgspec.Struct, frozen=True, kw_only=True):
 
     `scope` is the part of the spec that says where the devices are, such as `{"nodeName": "n1"}`. `slices` holds
     the rest of each spec but for `pool` and `driver`: devices, sharedCounters, perDeviceNodeSelection.
-    A `generation` above the published one is taken over.
     """
 
     driver: str
     name: str
     scope: Mapping[str, Any]
     slices: tuple[JsonObject, ...]
-    generation: int = 0
 
 
 def build_wanted(pool: Pool, *, driver: str, node: str) -> WantedPool:
@@ -52,7 +50,6 @@ def build_wanted(pool: Pool, *, driver: str, node: str) -> WantedPool:
         name=pool.name,
         scope={"nodeName": node},
         slices=tuple(slices) or ({"devices": []},),
-        generation=pool.generation,
     )
 
 

@@ -100,7 +100,7 @@ def plan_slices(wanted: WantedPool | None, observed: Iterable[JsonObject], *, ow
     matched, obsolete = _match(ours, published, len(wanted.slices))
     changed = [index for index, body in matched.items() if not _is_as_wanted(wanted, index, body)]
     missing = [index for index in range(len(wanted.slices)) if index not in matched]
-    generation = _decide_generation(wanted.generation, published, writes=len(changed), missing=len(missing))
+    generation = published if not missing and len(changed) <= 1 else published + 1
     known = [device for body in ours for device in body["spec"].get("devices") or ()]
     touched = matched if generation != published else changed
     return Plan(
@@ -140,12 +140,6 @@ def _match(slices: Sequence[JsonObject], published: int, count: int) -> tuple[di
 def _is_as_wanted(wanted: WantedPool, index: int, body: JsonObject) -> bool:
     count = _pool(body).get("resourceSliceCount")
     return count == len(wanted.slices) and same_content({**wanted.scope, **wanted.slices[index]}, body["spec"])
-
-
-def _decide_generation(wish: int, published: int, *, writes: int, missing: int) -> int:
-    if wish > published:
-        return wish
-    return published if not missing and writes <= 1 else published + 1
 
 
 def _build_spec(wanted: WantedPool, index: int, generation: int, known: Sequence[JsonObject]) -> JsonObject:

@@ -272,16 +272,16 @@ class SliceReconciler:
         self._uniform = uniform
         self._pool: Pool | None = None
         self._wanted: WantedPool | None = None
-        self._decided = False  # whether anything was published: until then, nothing of the former agent is touched
+        self._decided = False  # until something is published, the slices of an earlier instance are left alone
         self._achieved: WantedPool | None = None
         self._settled = False
         self._adoptions: dict[int, Adoption] = {}
         self._gates_off: frozenset[str] = frozenset()
         self._gate_period = gate_period
-        self._doubt_at = math.inf
+        self._check_gates_at = math.inf
         self._gated: frozenset[str] = frozenset()
         self._withheld: tuple[str, ...] = ()
-        self._told: FieldsDropped | None = None
+        self._last_dropped: FieldsDropped | None = None
         self._pending = PendingWrites(cache)
         self._owner: Owner | None = None
         self._started = datetime.fromtimestamp(started, UTC).isoformat(timespec="microseconds")
@@ -331,7 +331,7 @@ class SliceReconciler:
             try:
                 await self._look()
             except KubeError as error:
-                self._fail(error, anew=self._wanted is not wanted)
+                self._fail(error, outdated=self._wanted is not wanted)
 
     def _notice(self, event: WatchEvent) -> None:
         if self._pending.take_echo(event):
@@ -363,7 +363,7 @@ class SliceReconciler:
 
     async def _wait_due(self) -> None:
         while True:
-            due = min(self._due, self._doubt_at) if self._decided else math.inf
+            due = min(self._due, self._check_gates_at) if self._decided else math.inf
             pause = max(due, self._not_before, self._yielding_until) - anyio.current_time()
             if pause <= 0:
                 break
@@ -373,8 +373,8 @@ class SliceReconciler:
         self._due = anyio.current_time() + LOOK_PERIOD
 
     async def _look(self) -> None:
-        if anyio.current_time() >= self._doubt_at:
-            self._doubt_at = math.inf
+        if anyio.current_time() >= self._check_gates_at:
+            self._check_gates_at = math.inf
             self._want(frozenset())
         if self._wanted is not None and self._owner is None:
             self._owner = await self._fetch_owner()
@@ -395,7 +395,7 @@ class SliceReconciler:
         if not self._settled:
             self._conclude(wanted, plan)
         if wanted is not None:
-            self._tell_dropped(wanted.name)
+            self._report_dropped(wanted.name)
 
     def _count_round(self, *, repair: bool) -> None:
         now = anyio.current_time()
@@ -413,9 +413,9 @@ class SliceReconciler:
         self._report(PoolPublished(pool=name, generation=plan.generation, slices=slices, devices=devices))
 
     async def _try_out(self, plan: Plan, wanted: WantedPool | None) -> bool:
-        """Ask, without storing anything, whether the server keeps what gates may be off for; False when it does not.
+        """Ask in a dry run whether the server keeps the fields that need feature gates; False when it does not.
 
-        Seen only in the answer to the write, a partition without its counters could have been given out twice by then.
+        By the time that the answer to a real write shows it, a partition without its counters may be allocated twice.
         """
         for write in plan.writes:
             if any(device["name"] in self._gated for device in write.body["spec"].get("devices") or ()):
@@ -448,7 +448,7 @@ class SliceReconciler:
     async def _write(
         self, write: Update | Create, wanted: WantedPool | None, *, dry_run: bool = False
     ) -> JsonObject | None:
-        """The answer; None when the slice was refused for what is not wanted any more."""
+        """The API server's answer; None when it refused the slice and the next look asks for less."""
         metadata = write.body["metadata"]
         annotations = {**(metadata.get("annotations") or {}), STARTED: self._started}
         body = {**write.body, "metadata": {**metadata, "annotations": annotations}}
@@ -460,7 +460,7 @@ class SliceReconciler:
             # With the gate for list attributes off, the server empties such an attribute and refuses the slice for it.
             if "attributes" not in str(error) or not has_lists(write.body["spec"]):
                 raise
-            self._lose(wanted, {LISTS})
+            self._drop_gates(wanted, {LISTS})
             return None
 
     async def _delete(self, delete: Delete) -> None:
@@ -474,15 +474,15 @@ class SliceReconciler:
         self._report(SliceWritten(pool=delete.pool, name=delete.name, kind=WriteKind.DELETE))
 
     def _find_gates(self, wanted: WantedPool | None, write: Update | Create, answer: JsonObject) -> bool:
-        """Whether the server dropped fields of gates that nobody knew to be off; the next look goes without them."""
+        """Whether the server dropped fields of gates that were not known to be off; the next look leaves them out."""
         found = set(name_gates(write.body["spec"], answer["spec"])) - self._gates_off
         if found:
-            self._lose(wanted, found)
+            self._drop_gates(wanted, found)
         return bool(found)
 
-    def _lose(self, wanted: WantedPool | None, gates: set[str]) -> None:
+    def _drop_gates(self, wanted: WantedPool | None, gates: set[str]) -> None:
         now = anyio.current_time()
-        self._doubt_at = now + self._gate_period
+        self._check_gates_at = now + self._gate_period
         if wanted is self._wanted:
             self._want(self._gates_off | gates)
         self._look_at(now)
@@ -494,25 +494,25 @@ class SliceReconciler:
             log.warning("%s", dropped := FieldsDropped(pool=wanted.name, gates=()))
             self._report(dropped)
 
-    def _tell_dropped(self, pool: str) -> None:
-        """What the server drops, and that it does no longer: once each, when the pool is published."""
+    def _report_dropped(self, pool: str) -> None:
+        """Report what the server drops, and when it no longer does: once each, when the pool is published."""
         gates = tuple(sorted(self._gates_off))
         dropped = FieldsDropped(pool=pool, gates=gates, withheld=self._withheld) if gates else None
-        if dropped == self._told:
+        if dropped == self._last_dropped:
             return
-        self._told = dropped
+        self._last_dropped = dropped
         if dropped is None:
-            log.info("pool %s: the API server keeps now what it dropped before", pool)
+            log.info("pool %s: the API server no longer drops fields", pool)
             self._report(FieldsKept(pool=pool))
         else:
             log.warning("%s", dropped)
             self._report(dropped)
 
-    def _fail(self, error: KubeError, *, anew: bool) -> None:
+    def _fail(self, error: KubeError, *, outdated: bool) -> None:
         self._settled = False
-        if anew:
+        if outdated:
             log.info("a write for what is no longer wanted failed: %s", error)
-            return  # the next look is due already, and owes nothing to this failure
+            return  # the next look is due already, for something else
         self._failures += 1
         shortest, longest = retry_pause(error, self._failures)
         pause = self._uniform(shortest, longest)
@@ -521,7 +521,7 @@ class SliceReconciler:
         self._look_at(max(self._not_before, self._repairs.next_at(now)))
         pool = self._wanted.name if self._wanted is not None else self._node
         level = logging.INFO if isinstance(error, Conflict) else logging.WARNING
-        log.log(level, "pool %s could not be published, trying again in %.1f s: %s", pool, pause, error)
+        log.log(level, "pool %s cannot be published: retrying in %.1f s: %s", pool, pause, error)
         self._report(PublishFailed(pool=pool, error=error, pause=pause))
 
     async def _fetch_owner(self) -> Owner:

@@ -39,10 +39,8 @@ def taint(key: str = "sick", **fields: Any) -> JsonObject:
     return {"key": key, "effect": "NoSchedule", **fields}
 
 
-def wanted(*slices: JsonObject, scope: JsonObject | None = None, generation: int = 0, name: str = POOL) -> WantedPool:
-    return WantedPool(
-        driver=DRIVER, name=name, scope=ON_NODE if scope is None else scope, slices=slices, generation=generation
-    )
+def wanted(*slices: JsonObject, scope: JsonObject | None = None, name: str = POOL) -> WantedPool:
+    return WantedPool(driver=DRIVER, name=name, scope=ON_NODE if scope is None else scope, slices=slices)
 
 
 def stored(name: str, content: JsonObject, *, gen: int = 1, count: int = 1, pool: str = POOL) -> JsonObject:
@@ -188,12 +186,6 @@ CASES = {
     ),
     "slices of an older generation are obsolete": Case(
         before=[at(0, A, gen=1, count=2), at(1, B, gen=2, count=2)], want=wanted(A, B), calls=(1, 1, 1), gen=3, count=2
-    ),
-    "a generation that the driver wishes is taken over": Case(
-        before=[at(0, A)], want=wanted(A, generation=9), calls=(0, 1, 0), gen=9
-    ),
-    "a generation wished below the published is ignored": Case(
-        before=[at(0, A, gen=5)], want=wanted(A, generation=2), calls=(0, 0, 0), gen=5
     ),
     "a device for all nodes": Case(want=wanted(A, scope={"allNodes": True}), calls=(1, 0, 0)),
     "a device for selected nodes": Case(want=wanted(A, scope=SELECTOR), calls=(1, 0, 0)),
