@@ -287,10 +287,18 @@ class Served:
         self._report(event)
 
     async def _fetch_claim(self, ref: ClaimRef) -> JsonObject:
-        return await self._around.client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace)
+        return await self._around.client.get(
+            RESOURCE_CLAIMS, ref.name, namespace=ref.namespace, deadline=self._settings.fetch_deadline
+        )
 
     async def _fetch_claim_metadata(self, ref: ClaimRef) -> JsonObject:
-        return await self._around.client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace, metadata_only=True)
+        return await self._around.client.get(
+            RESOURCE_CLAIMS,
+            ref.name,
+            namespace=ref.namespace,
+            metadata_only=True,
+            deadline=self._settings.fetch_deadline,
+        )
 
     async def _find_claim_names(self) -> Names:
         found = await self._around.client.list(RESOURCE_CLAIMS, metadata_only=True)

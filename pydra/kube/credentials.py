@@ -314,13 +314,15 @@ async def _run_plugin(config: Mapping[str, Any], deadline: float) -> Mapping[str
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
+    ended = False
     try:
         async with asyncio.timeout(deadline):
             output, errors = await process.communicate()
+        ended = True
     except TimeoutError as error:
         raise _UnusableError(f"exec: {command[0]} did not end within {deadline:g} s, and was killed") from error
     finally:
-        if process.returncode is None:
+        if not ended:  # the program, or a child that holds its output open
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

@@ -11,7 +11,6 @@ KNOWN_DEFECTS: dict[str, str] = {
     "test_a_claim_that_the_kubelet_still_has_on_its_list_is_not_unprepared_when_it_is_gone_from_the_api": "e",
     "test_a_slow_claim_of_the_old_instance_keeps_no_claim_of_the_new_one_waiting": "f",
     "test_claims_are_prepared_after_the_plugins_directory_was_wiped_under_the_agent": "h",
-    "test_what_the_api_server_said_is_in_the_error_of_a_claim_that_could_not_be_read": "j",
     "test_a_call_that_blocked_the_backend_is_told_as_that_with_the_place": "j",
     "test_a_claim_that_is_refused_before_the_backend_ran_is_not_unprepared": "k",
     "test_admin_access_that_is_refused_leaves_the_device_of_the_claim_that_holds_it_alone": "k",

@@ -199,9 +199,10 @@ async def test_a_kubeconfig_may_run_a_program_for_the_token(tmp_path: Path) -> N
         assert await read(await load_credentials(environ={}, kubeconfig=path)) == "default"
 
 
-async def test_a_program_for_the_token_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rest", ["wait", "exit 0"], ids=["itself", "a child that holds its output open"])
+async def test_a_program_for_the_token_that_hangs_is_killed_with_its_children(tmp_path: Path, rest: str) -> None:
     pids = tmp_path / "pids"
-    script = f"sleep 600 & echo $$ $! > {pids}; wait"
+    script = f"sleep 600 & echo $$ $! > {pids}; {rest}"
     user: dict[str, object] = {
         "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]}
     }
