@@ -23,15 +23,12 @@ print([point.load().NAME for point in importlib.metadata.entry_points(group="pyd
 class Image:
     """A Python with a distribution in it, a folder of wheels, and the containers that the chart makes for both."""
 
-    def __init__(self, scratch: Path) -> None:
-        self.python = scratch / "image" / "bin" / "python"
+    def __init__(self, python: Path, scratch: Path) -> None:
+        self.python = python
         self.wheels = scratch / "wheels"
         self.packages = scratch / "packages"
-        venv.create(scratch / "image", with_pip=True)
         self.packages.mkdir()
         self.wheels.mkdir()
-        self.wheel("corelib", "1.0")
-        assert self.pip("-m", "pip", "install", "--no-index", "--find-links", str(self.wheels), "corelib") == 0
 
     def wheel(self, name: str, version: str, needs: Iterable[str] = (), points: str = "") -> None:
         """Put one into the folder: a module of the distribution's name with VERSION in it."""
@@ -71,10 +68,22 @@ class Image:
         return done.stdout
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of the image, which has corelib 1.0 and is never written to."""
+    scratch = tmp_path_factory.mktemp("image")
+    venv.create(scratch / "image", with_pip=True)
+    made = Image(scratch / "image" / "bin" / "python", scratch)
+    made.wheel("corelib", "1.0")
+    assert made.pip("-m", "pip", "install", "--no-index", "--find-links", str(made.wheels), "corelib") == 0, made.said
+    return made.python
+
+
 @pytest.fixture
-def image(tmp_path: Path) -> Image:
-    made = Image(tmp_path)
-    made.wheel("corelib", "9.9")
+def image(python: Path, tmp_path: Path) -> Image:
+    made = Image(python, tmp_path)
+    for version in ("1.0", "9.9"):
+        made.wheel("corelib", version)
     return made
 
 
