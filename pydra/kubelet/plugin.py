@@ -27,11 +27,14 @@ from pydra.kubelet.registration import (
     RegistrationRefused,
     RegistrationService,
 )
-from pydra.kubelet.sockets import BoundSocket, bind_socket, plan_socket_paths, remove_stale_sockets
+from pydra.kubelet.sockets import BoundSocket, bind_socket, find_stale_sockets, plan_socket_paths
 
 log = logging.getLogger(__name__)
 
 DIRECTORY_MODE = 0o750
+
+STALE_SECONDS = 0.1
+"""Between the two looks that find a socket without a listener."""
 
 REGISTRAR_GRACE = 1.0
 """Seconds for a registration call in flight; it is answered from memory."""
@@ -151,12 +154,12 @@ class KubeletPlugin:
     async def _try_to_serve(self) -> Serving | Waiting:
         try:
             self._ensure_directories()
+            await self._remove_stale_sockets()
             # The service first: a registered plugin is called at once.
             await self._service.ensure()
             await self._registrar.ensure()
         except OSError as error:
             return Waiting(driver=self._driver, problem=_describe(error))
-        self._remove_stale_sockets()
         return Serving(driver=self._driver, endpoint=self.paths.service, registration=self.paths.registration)
 
     def _ensure_directories(self) -> None:
@@ -168,15 +171,19 @@ class KubeletPlugin:
             with suppress(FileExistsError):
                 os.mkdir(directory, DIRECTORY_MODE)
 
-    def _remove_stale_sockets(self) -> None:
-        """The kubelet tries for ever to register what a killed instance left in its registry."""
-        try:
-            removed = remove_stale_sockets(self._driver, self.paths)
-        except OSError as error:
-            log.warning("cannot remove sockets of killed instances of driver %s: %s", self._driver, _describe(error))
-        else:
-            for path in removed:
-                log.info("removed %s, the socket of a killed instance", path)
+    async def _remove_stale_sockets(self) -> None:
+        """Remove what killed instances left; the kubelet would try for ever to register it.
+
+        A socket is stale when two looks find that nobody listens: a server may be between its bind and its listen.
+        """
+        if not (first := find_stale_sockets(self._driver, self.paths)):
+            return
+        await anyio.sleep(STALE_SECONDS)
+        for path, identity in find_stale_sockets(self._driver, self.paths).items():
+            if first.get(path) == identity:
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+                    log.info("removed %s, the socket of a killed instance", path)
 
     def _say(self, event: Serving | Waiting) -> None:
         """Once for each change, not once for each look."""

@@ -14,9 +14,8 @@ import os
 import re
 import socket
 import stat
-import time
 from base64 import urlsafe_b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 
@@ -37,9 +36,6 @@ _POD_UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?")
 _INSTANCE = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}|(?=[-a-z0-9]*[A-Z_])[-_A-Za-z0-9]{11}"
 """In a socket's name: a pod's uid, a static pod's, or the digest of one. No driver's name has capitals or '_', so that
 `a.example.com-b-reg.sock` is not taken for a socket of the driver a.example.com."""
-
-STALE_SECONDS = 60.0
-"""How old a socket must be to be stale. A server of another make may be between its bind and its listen."""
 
 
 class SocketPaths(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,17 +190,17 @@ def _remove_stale(path: str) -> None:
         os.unlink(path)
 
 
-def remove_stale_sockets(driver: str, paths: SocketPaths) -> Sequence[str]:
-    """Remove what killed instances of the driver left beside its sockets; the paths removed.
+def find_stale_sockets(driver: str, paths: SocketPaths) -> Mapping[str, tuple[int, int]]:
+    """What killed instances of the driver left beside its sockets: paths, each with the identity of its file.
 
-    Only sockets with a name that `plan_socket_paths` gives to this driver, that nobody listens at, and that are older
-    than STALE_SECONDS. A name that is only a digest in the registry tells no driver, and stays.
+    Sockets that nobody listens at, with a name that `plan_socket_paths` gives to this driver. A name in the registry
+    that is only a digest does not tell the driver, and is left out.
 
     Raises:
         OSError: EAGAIN when another instance is making a socket in the directory; else what the kernel says.
     """
     name = re.escape(driver)
-    removed = []
+    stale = {}
     for own, pattern in (
         (paths.registration, rf"{name}(-({_INSTANCE}))?-reg\.sock"),
         (paths.service, rf"dra(-({_INSTANCE}))?\.sock|[-_A-Za-z0-9]{{11}}\.sock"),
@@ -213,15 +209,12 @@ def remove_stale_sockets(driver: str, paths: SocketPaths) -> Sequence[str]:
         with _exclusive(directory):
             for found in sorted(os.listdir(directory)):
                 path = f"{directory}/{found}"
-                if path != own and re.fullmatch(pattern, found) and _is_stale(path):
-                    os.unlink(path)
-                    removed.append(path)
-    return removed
-
-
-def _is_stale(path: str) -> bool:
-    found = os.lstat(path)
-    return stat.S_ISSOCK(found.st_mode) and time.time() - found.st_mtime > STALE_SECONDS and not _is_listened_at(path)
+                if path == own or not re.fullmatch(pattern, found) or not stat.S_ISSOCK(os.lstat(path).st_mode):
+                    continue
+                identity = _identity(path)
+                if identity is not None and not _is_listened_at(path):
+                    stale[path] = identity
+    return stale
 
 
 def _is_listened_at(path: str) -> bool:

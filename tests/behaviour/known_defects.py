@@ -16,7 +16,6 @@ KNOWN_DEFECTS: dict[str, str] = {
     "test_admin_access_that_is_refused_leaves_the_device_of_the_claim_that_holds_it_alone": "k",
     "test_a_claim_in_quarantine_is_refused_without_being_unprepared_each_time": "k",
     "test_after_a_reboot_unprepare_gives_the_backend_nothing_of_the_old_boots_state": "n",
-    "test_the_registration_socket_of_a_killed_instance_is_removed_by_its_successor": "n",
     "test_an_instance_that_is_told_to_stop_publishes_no_more_beside_its_successor": "n",
     "test_a_device_that_the_driver_never_published_is_refused_without_the_backend": "p",
 }

@@ -134,10 +134,10 @@ def test_claims_are_prepared_after_the_plugins_directory_was_wiped_under_the_age
 
 
 def test_the_registration_socket_of_a_killed_instance_is_removed_by_its_successor(node: Node) -> None:
-    agent = node.serve("--pod-uid", "pod-1")
+    agent = node.serve("--pod-uid", "4b0c2d3e-0000-4000-8000-000000000001")
     (left,) = node.kubelet.sockets()
     agent.kill()
-    successor = node.start("--pod-uid", "pod-2")
+    successor = node.start("--pod-uid", "4b0c2d3e-0000-4000-8000-000000000002")
     node.kubelet.close()
     node.kubelet.register(not_at=(left,))
     successor.wait_ready()

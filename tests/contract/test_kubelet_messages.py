@@ -38,7 +38,7 @@ from pydra.kubelet.messages import (
     parse_health_check,
     parse_registration_status,
 )
-from pydra.kubelet.pb import (
+from pydra_dev.kubelet.pb import (
     dra_health_v1,
     dra_health_v1alpha1,
     dra_v1,

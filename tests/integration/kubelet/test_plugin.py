@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import stat
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ import anyio
 import pytest
 
 from pydra.errors import SettingsError
-from pydra.kubelet.pb import pluginregistration_v1 as registration
 from pydra.kubelet.plugin import KubeletPlugin, Serving, Stopped, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused
+from pydra_dev.kubelet.pb import pluginregistration_v1 as registration
 from tests.integration.kubelet.fakes import (
     DRIVER,
     Claims,
@@ -231,13 +230,12 @@ async def test_a_killed_instances_sockets_are_replaced(root: Path) -> None:
         assert await works(running)
 
 
-def leave_socket(path: Path, *, listening: bool = False, age: float = 3600) -> socket.socket:
-    """What a killed process leaves; still open, so that a test can keep it listening."""
+def leave_socket(path: Path, *, listening: bool = False) -> socket.socket:
+    """A socket's file; once closed, as a killed process leaves it."""
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(path))
     if listening:
         left.listen()
-    os.utime(path, (time.time() - age,) * 2)
     return left
 
 
@@ -254,14 +252,12 @@ async def test_sockets_of_killed_instances_are_removed_and_no_others(root: Path)
         directory / "dra.sock",
     ]
     alive = registry / f"{DRIVER}-{UID[:-1]}0-reg.sock"
-    young = directory / f"dra-{UID[:-1]}1.sock"
     others = [registry / f"{DRIVER}-b-reg.sock", registry / f"other.{DRIVER}-{UID}-reg.sock", directory / "mine.sock"]
     (registry / f"{DRIVER}-{UID[:-1]}2-reg.sock").write_text("not a socket")
     with ExitStack() as left:
         for path in [*stale, *others]:
             leave_socket(path).close()
         left.enter_context(leave_socket(alive, listening=True))
-        left.enter_context(leave_socket(young, age=0))
         before = {*names(registry), *names(directory)}
         async with serve(root, pod_uid=UID) as running:
             await wait_until(lambda: not any(path.exists() for path in stale))

@@ -14,7 +14,7 @@ from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
 from pydra.kubelet import messages
 from pydra.kubelet.grpc_server import MAX_MESSAGE, CallError, Status
-from pydra.kubelet.pb import dra_health_v1, dra_v1, dra_v1beta1
+from pydra_dev.kubelet.pb import dra_health_v1, dra_v1, dra_v1beta1
 
 GOOD = {"uid": "uid-1", "namespace": "team", "name": "gpu"}
 DEVICE = ContainerDevice(

@@ -3,7 +3,6 @@
 __all__ = (
     "InfoRequest",
     "PluginInfo",
-    "RegistrationBase",
     "RegistrationStatus",
     "RegistrationStatusResponse",
     "RegistrationStub",
@@ -13,13 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import betterproto2
-import grpclib
 from betterproto2 import grpclib as betterproto2_grpclib
 
-from pydra.kubelet.pb.message_pool import default_message_pool
+from pydra_dev.kubelet.pb.message_pool import default_message_pool
 
 if TYPE_CHECKING:
-    import grpclib.server
     from betterproto2.grpclib.grpclib_client import MetadataLike
     from grpclib.metadata import Deadline
 
@@ -136,53 +133,3 @@ class RegistrationStub(betterproto2_grpclib.ServiceStub):
             deadline=deadline,
             metadata=metadata,
         )
-
-
-class RegistrationBase(betterproto2_grpclib.ServiceBase):
-    """
-    Served by the plugin on its registration socket.
-    """
-
-    async def get_info(self, message: "InfoRequest") -> "PluginInfo":
-        """
-        Says who the plugin is. The kubelet waits 1 second for the answer.
-        """
-
-        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
-
-    async def notify_registration_status(self, message: "RegistrationStatus") -> "RegistrationStatusResponse":
-        """
-        Tells the plugin what came of it. The kubelet waits 5 seconds; an error makes it deregister the plugin and try again.
-        """
-
-        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
-
-    async def __rpc_get_info(self, stream: "grpclib.server.Stream[InfoRequest, PluginInfo]") -> None:
-        request = await stream.recv_message()
-        assert request is not None
-        response = await self.get_info(request)
-        await stream.send_message(response)
-
-    async def __rpc_notify_registration_status(
-        self, stream: "grpclib.server.Stream[RegistrationStatus, RegistrationStatusResponse]"
-    ) -> None:
-        request = await stream.recv_message()
-        assert request is not None
-        response = await self.notify_registration_status(request)
-        await stream.send_message(response)
-
-    def __mapping__(self) -> "dict[str, grpclib.const.Handler]":
-        return {
-            "/pluginregistration.Registration/GetInfo": grpclib.const.Handler(
-                self.__rpc_get_info,
-                grpclib.const.Cardinality.UNARY_UNARY,
-                InfoRequest,
-                PluginInfo,
-            ),
-            "/pluginregistration.Registration/NotifyRegistrationStatus": grpclib.const.Handler(
-                self.__rpc_notify_registration_status,
-                grpclib.const.Cardinality.UNARY_UNARY,
-                RegistrationStatus,
-                RegistrationStatusResponse,
-            ),
-        }

@@ -3,7 +3,6 @@
 __all__ = (
     "Claim",
     "Device",
-    "DraPluginBase",
     "DraPluginStub",
     "NodePrepareResourceResponse",
     "NodePrepareResourcesRequest",
@@ -17,13 +16,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import betterproto2
-import grpclib
 from betterproto2 import grpclib as betterproto2_grpclib
 
-from pydra.kubelet.pb.message_pool import default_message_pool
+from pydra_dev.kubelet.pb.message_pool import default_message_pool
 
 if TYPE_CHECKING:
-    import grpclib.server
     from betterproto2.grpclib.grpclib_client import MetadataLike
     from grpclib.metadata import Deadline
 
@@ -196,59 +193,3 @@ class DraPluginStub(betterproto2_grpclib.ServiceStub):
             deadline=deadline,
             metadata=metadata,
         )
-
-
-class DraPluginBase(betterproto2_grpclib.ServiceBase):
-    """
-    Served by the plugin at PluginInfo.endpoint. The kubelet waits 45 seconds for each answer. An error of the call hides
-    the answers for all its claims, so what is wrong with one claim belongs into that claim's error.
-    """
-
-    async def node_prepare_resources(self, message: "NodePrepareResourcesRequest") -> "NodePrepareResourcesResponse":
-        """
-        Makes the devices of some claims ready for containers. Asked again for claims that are prepared already, and for
-        calls that ran out of time; the answer must be the same.
-        """
-
-        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
-
-    async def node_unprepare_resources(
-        self, message: "NodeUnprepareResourcesRequest"
-    ) -> "NodeUnprepareResourcesResponse":
-        """
-        Undoes NodePrepareResources. Asked also for claims that were never prepared, or that no longer exist.
-        """
-
-        raise grpclib.GRPCError(grpclib.const.Status.UNIMPLEMENTED)
-
-    async def __rpc_node_prepare_resources(
-        self, stream: "grpclib.server.Stream[NodePrepareResourcesRequest, NodePrepareResourcesResponse]"
-    ) -> None:
-        request = await stream.recv_message()
-        assert request is not None
-        response = await self.node_prepare_resources(request)
-        await stream.send_message(response)
-
-    async def __rpc_node_unprepare_resources(
-        self, stream: "grpclib.server.Stream[NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse]"
-    ) -> None:
-        request = await stream.recv_message()
-        assert request is not None
-        response = await self.node_unprepare_resources(request)
-        await stream.send_message(response)
-
-    def __mapping__(self) -> "dict[str, grpclib.const.Handler]":
-        return {
-            "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodePrepareResources": grpclib.const.Handler(
-                self.__rpc_node_prepare_resources,
-                grpclib.const.Cardinality.UNARY_UNARY,
-                NodePrepareResourcesRequest,
-                NodePrepareResourcesResponse,
-            ),
-            "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin/NodeUnprepareResources": grpclib.const.Handler(
-                self.__rpc_node_unprepare_resources,
-                grpclib.const.Cardinality.UNARY_UNARY,
-                NodeUnprepareResourcesRequest,
-                NodeUnprepareResourcesResponse,
-            ),
-        }
