@@ -18,6 +18,7 @@ from types import MappingProxyType, TracebackType
 from typing import TypeVar
 from urllib.parse import urlencode
 
+import anyio
 import msgspec
 from yarl import URL
 
@@ -120,8 +121,9 @@ class KubeClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._session is not None:
-            session, self._session = self._session, None
-            await asyncio.shield(session.close())
+            with anyio.CancelScope(shield=True):
+                await self._session.close()
+            self._session = None
 
     def problem(self) -> str:
         """Why the API server cannot be used as configured: a certificate or token that is refused. Empty when fine."""

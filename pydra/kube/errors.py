@@ -123,7 +123,7 @@ def build_unanswered(doing: str, server: str, error: BaseException, *, seconds: 
     elif (tls := find_tls_error(error)) is not None:
         text = f"TLS with {server} failed: {tls}{f' ({trust})' if trust else ''}"
         cause = "TLS"
-    elif isinstance(error, TimeoutError):
+    elif isinstance(error, TimeoutError) and not error.errno:  # with one it is TCP that gave the connection up
         text = f"{server} did not answer within {seconds:g} s"
         cause = "Timeout"
     else:

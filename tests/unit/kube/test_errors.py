@@ -118,4 +118,6 @@ def test_no_answer_says_so() -> None:
     assert str(timeout) == "cannot read x: https://api did not answer within 10 s"
     reset = build_unanswered("read x", "https://api", ConnectionResetError(104, "Connection reset by peer"), seconds=10)
     assert str(reset) == "cannot read x: no answer from https://api: Connection reset by peer"
+    lost = build_unanswered("read x", "https://api", TimeoutError(110, "Connection timed out"), seconds=10)
+    assert str(lost) == "cannot read x: no answer from https://api: Connection timed out"
     assert (timeout.status, reset.cause) == (0, "ConnectionResetError")
