@@ -64,10 +64,11 @@ class CdiStore:
 
     def ensure(self, uid: str, content: bytes) -> bool:
         """Write the claim's file unless it has this content already; True when it was written."""
-        # Whatever keeps the file from being read, writing it either mends it or says what is wrong.
-        with suppress(OSError):
+        try:
             if self._read_file(f"{self._prefix}{uid}.json") == content:
                 return False
+        except OSError:
+            pass  # whatever keeps it from being read, writing it either repairs it or says what is wrong
         self.write(uid, content)
         return True
 
@@ -125,10 +126,10 @@ class CdiStore:
     def _read_file(self, name: str) -> bytes:
         descriptor = os.open(f"{self._path}/{name}", _READ_FILE)
         try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 return b""
-            with open(descriptor, "rb", closefd=False) as file:
-                return file.read(_MAX_BYTES + 1)
+            return os.read(descriptor, min(status.st_size, _MAX_BYTES) + 1)
         finally:
             os.close(descriptor)
 
