@@ -21,7 +21,7 @@ SETTLED = 13
 
 _IMPORT = """
 import time
-import pydra.backends.child
+import pydra.backends.child.main
 begin = time.perf_counter()
 import pydra_nvidia.composition, pynvml
 print((time.perf_counter() - begin) * 1000)

@@ -21,7 +21,7 @@ from benchmarks.report import Report
 from benchmarks.stats import Timing
 from benchmarks.world import MEMORY
 from pydra import AllocatedDevice, Claim, PreparedDevice
-from pydra.backends.threads import CallThreads
+from pydra.backends.child.calls import CallThreads
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.host.settled import SECONDS as SETTLED

@@ -93,14 +93,16 @@ class BackendDied(BackendError):
 
 
 class BackendTimeout(BackendError):
-    """The backend did not answer within its deadline, in seconds."""
+    """The backend did not answer within its deadline, in seconds; `where` names the code that it was waiting in."""
 
     reason = "BackendTimeout"
 
-    def __init__(self, backend: str, call: str, deadline: float, *, details: str = "") -> None:
+    def __init__(self, backend: str, call: str, deadline: float, *, where: str = "", details: str = "") -> None:
         self.call = call
         self.deadline = deadline
-        super().__init__(backend, f"{call} did not end within {deadline:g} s", details=details)
+        self.where = where
+        waiting = f"; it was waiting in {where}" if where else ""
+        super().__init__(backend, f"{call} did not end within {deadline:.3g} s{waiting}", details=details)
 
 
 class BackendUnavailable(BackendError):

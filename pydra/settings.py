@@ -65,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     backends: tuple[str, ...]
     node_name: str
     drivers: Mapping[str, str] = {}
+    backend_settings: Mapping[str, Mapping[str, Any]] = {}
     kubeconfig: str = ""
     verify_x509_strict: bool = False
     pod_uid: str = ""
@@ -208,6 +209,9 @@ def _problems(settings: Settings) -> list[str]:
 
 def _name_problems(settings: Settings) -> Iterator[str]:
     yield from find_backend_problems(settings.backends, settings.drivers)
+    for backend in settings.backend_settings:
+        if backend not in settings.backends:
+            yield f"backendSettings: {backend!r} is not among the backends {', '.join(settings.backends)}"
     if settings.pod_uid and not _POD_UID.fullmatch(settings.pod_uid):
         yield f"podUid: {settings.pod_uid!r} is not a pod uid: letters, digits and '-', at most 64 bytes"
     if len(settings.node_name) > 253 or not SUBDOMAIN.fullmatch(settings.node_name):

@@ -34,8 +34,7 @@ from pydra.admission.cel import (
 )
 from pydra.admission.review import OPERATIONS, PLACES, build_rules
 from pydra.admission.schema import KnownBackend
-from pydra.backends.mismatches import read_type
-from pydra.backends.quantities import EXAMPLES, is_quantity_type
+from pydra.backends.mismatches import EXAMPLES, is_quantity_type, read_type
 from pydra.backends.wording import LEAVES, describe
 
 UNCHECKED = "pydra.dev/unchecked"

@@ -16,11 +16,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra.backends.check import find_object_violations
+from pydra.backends.child.loading import Unloadable, load_object
 from pydra.backends.config import ConfigTypes
-from pydra.backends.discovery import find_backend
-from pydra.backends.environment import is_target
-from pydra.backends.loading import Unloadable, load_object
+from pydra.backends.discovery import find_backend, is_target
+from pydra.backends.validation import find_object_violations
 from pydra.errors import BackendError, ContractError, SettingsError
 from pydra.settings import find_backend_problems
 

@@ -25,8 +25,7 @@ class Driver:
 
     def __init__(self, early: EarlyBackend, around: Surroundings) -> None:
         self.backend = early.source.name
-        # As the settings name it: `module:attribute` where nothing is installed.
-        self._called = early.source.name if early.source.distribution else early.source.target
+        self._called = early.source.called
         self._named = early.driver
         self._around = around
         self._missing = f"backend {self.backend}: is starting"
@@ -58,13 +57,16 @@ class Driver:
     async def _start(self) -> Served | None:
         try:
             facts = await self._supervisor.wait_ready()
+        except (ContractError, SettingsError) as error:  # which the supervisor has reported
+            self._missing = str(error)
+            return None
+        try:
             driver = self._name_driver(facts)
             served = Served(driver, facts, self._supervisor, self._around, self._set_missing)
-        except (ContractError, SettingsError) as error:
+        except SettingsError as error:
             self._missing = str(error)
-            if isinstance(error, SettingsError):  # the other is told by the supervisor
-                _log.error("%s", error)
-                self._reports.not_served(str(error))
+            _log.error("%s", error)
+            self._reports.not_served(str(error))
             return None
         self._around.metrics.announce_driver(driver)
         await served.open()

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from pydra.backends.discovery import BackendSource
 from pydra.backends.events import BackendEvent
-from pydra.backends.limits import Deadlines
-from pydra.backends.supervisor import BackendSupervisor
+from pydra.backends.supervisor import BackendSupervisor, Deadlines
 from pydra.settings import Settings
 
 
@@ -25,6 +24,7 @@ class EarlyBackend:
             source,
             deadlines=Deadlines(connect=settings.connect_deadline, discover=settings.discover_deadline),
             environ=dict(os.environ),
+            settings=settings.backend_settings.get(source.called, {}),
             report=self._tell,
         )
         self._kept: list[BackendEvent] = []

@@ -14,9 +14,9 @@ from pydra.backends.events import (
     BackendReady,
     BackendRefused,
     BackendStartFailed,
-    BackendUndead,
-    ClaimSentenced,
+    BackendUnkillable,
     HintsFailed,
+    QuarantineBegan,
     RestoreFailed,
 )
 from pydra.checkpoint.scan import RecordSetAside, RecordTooNew, RecordTorn
@@ -91,14 +91,15 @@ class Reports:
     @_handle.register
     def _(self, event: BackendRefused) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
-        self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
+        if not event.invalid_settings:
+            self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
         note = f"backend {event.backend} is not served: " + "; ".join(event.violations)
-        self._tell(self._node, "BackendContract", note, "Start")
+        self._tell(self._node, "BackendSettings" if event.invalid_settings else "BackendContract", note, "Start")
 
     @_handle.register
-    def _(self, event: BackendUndead) -> None:
+    def _(self, event: BackendUnkillable) -> None:
         note = f"backend {event.backend}: process {event.pid} does not die; it hangs in the kernel, in a device driver"
-        self._tell(self._node, "BackendUndead", note, "Run")
+        self._tell(self._node, "BackendUnkillable", note, "Run")
 
     @_handle.register
     def _(self, event: AnswerRejected) -> None:
@@ -117,7 +118,7 @@ class Reports:
         self._tell(self._node, "BackendRestoreFailed", note, "Start")
 
     @_handle.register
-    def _(self, event: ClaimSentenced) -> None:
+    def _(self, event: QuarantineBegan) -> None:
         """The failure of the call, with the same words, follows."""
 
     def not_served(self, why: str) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.backends.mismatches import find_mismatches
-from pydra.backends.quantities import find_bad_quantities
+from pydra.backends.mismatches import find_bad_quantities, find_mismatches
 from pydra.backends.wording import show, suggest
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import InvalidConfig

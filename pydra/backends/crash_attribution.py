@@ -1,38 +1,213 @@
-"""Who killed the backend, who may call it, and which claims are not let near it again.
+"""Why a backend's process ended, which call ended it, and which claims are quarantined for that.
 
-Pure bookkeeping, no clock and no await. When a process ends with one call in flight, that call did
-it. With several, each becomes a suspect and is tried again alone, so that the guilty one shows
-itself and the others succeed. `wait_changed`, always in flight, is never suspected.
+Pure: no clock, no await. When a process ends with one call in flight, that call is at fault. With several, each
+becomes a suspect and is tried again alone, so that the one at fault shows and the others succeed. `wait_changed`,
+always in flight, is never suspected. The line of a diagnosis goes to the kubelet and into Events, its report to the
+log.
 """
 
 from __future__ import annotations
 
+import math
+import re
+import signal
 from collections import OrderedDict
 from enum import Enum
 
 import msgspec
 
-from pydra.backends.diagnosis import Cause, Ending, Flight
 from pydra.backends.wire import Method
 from pydra.claim import Claim
 
 MAX_CLAIMS = 1024
-"""Claims whose offences are remembered; the oldest are forgotten first."""
+"""Claims whose strikes are remembered; the oldest are forgotten first."""
+
+_REPORT_OUTPUT = 16 * 1024
+
+
+class Cause(Enum):
+    """Why the process is gone."""
+
+    DIED = "died"
+    """It ended by itself, or something other than the agent killed it."""
+    STUCK_CALL = "stuck_call"
+    """Killed: a call neither ended within its deadline nor when cancelled, while the event loop ran."""
+    STUCK_LOOP = "stuck_loop"
+    """Killed: its event loop did not answer."""
+    GARBLED = "garbled"
+    """Killed: it sent bytes that are not messages, or answers to no call without end."""
+    LATE = "late"
+    """Killed: it was not ready to be called in time after its start."""
+
+
+class CallInFlight(msgspec.Struct, frozen=True, kw_only=True):
+    """A call without an answer yet; `claim` is `namespace/name`, `elapsed` and `deadline` are in seconds."""
+
+    id: int
+    method: Method
+    elapsed: float
+    deadline: float = math.inf
+    claim: str = ""
+    uid: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.method.value} of claim {self.claim}" if self.claim else self.method.value
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of one process.
+
+    `status` is its exit status, negative for a signal, None when unknown; `culprit` the id of the call that is known
+    to be at fault, and `where` the lines of a traceback that say where that call waited; `output` the last of what the
+    process wrote to stderr; `reason` what else is known (the malformed bytes); `age` in seconds.
+    """
+
+    cause: Cause
+    status: int | None
+    age: float
+    calls: tuple[CallInFlight, ...] = ()
+    culprit: int | None = None
+    where: str = ""
+    output: str = ""
+    reason: str = ""
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """`what` happened in a few words, `place` where in the code, `signal` its name or empty, `hung` if it was stuck.
+
+    `brief` names no claim: it may be shown to the users of others. `line` names the calls in flight, `report` has the
+    rest of what is known, for the log.
+    """
+
+    what: str
+    place: str
+    signal: str
+    hung: bool
+    brief: str
+    line: str
+    report: str
+
+    def blame(self, call: CallInFlight) -> str:
+        """The line for the author of this call's claim."""
+        if self.hung:
+            where = f"; it was waiting in {self.place}" if self.place else ""
+            return f"{call} did not end within {min(call.elapsed, call.deadline):.3g} s{where}; its process was killed"
+        return f"{self.brief} during {call} ({call.elapsed:.1f} s)"
+
+
+_FRAME = re.compile(r'^ *File "(?P<file>[^"\n]*)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE)
+_CURRENT = re.compile(r"^Current thread [^\n]*\(most recent call first\):\n", re.MULTILINE)
+_STACKS = re.compile(r"^(Fatal Python error: |Current thread |Thread 0x)", re.MULTILINE)
+
+
+def diagnose(ending: Ending) -> Diagnosis:
+    """All that is known about the end, in words."""
+    name = signal_name(ending.status) if ending.cause is Cause.DIED else ""
+    what = _what(ending, name)
+    place = find_wait(ending.where) or (find_place(ending.output) if ending.cause is not Cause.GARBLED else "")
+    calls = [call for call in ending.calls if call.method is not Method.WAIT_CHANGED]
+    during = ", ".join(f"{call} ({call.elapsed:.1f} s)" for call in calls[:3])
+    during += f" and {len(calls) - 3} more" if len(calls) > 3 else ""
+    brief = f"its process {what}" + (f" at {place}" if place else "")
+    line = brief + (f" during {during}" if during else "")
+    return Diagnosis(
+        what=what,
+        place=place,
+        signal=name,
+        hung=ending.cause in (Cause.STUCK_CALL, Cause.STUCK_LOOP, Cause.LATE),
+        brief=brief,
+        line=line,
+        report=_report(ending, line),
+    )
+
+
+def signal_name(status: int | None) -> str:
+    """`SIGSEGV` for -11; empty when the status is not a signal."""
+    if status is None or status >= 0:
+        return ""
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+def find_place(output: str) -> str:
+    """Where the current thread was in the last stack: innermost frame, and the first outside Python's own library."""
+    stacks = list(_CURRENT.finditer(output))
+    frames = []
+    end = stacks[-1].end() if stacks else 0
+    while stacks and (frame := _FRAME.match(output, end)):
+        frames.append(frame)
+        end = frame.end() + 1
+    if frames and frames[0]["file"].endswith("/selectors.py"):  # the event loop at rest says nothing
+        return ""
+    return _spell_place(frames)
+
+
+def find_wait(trace: str) -> str:
+    """The place that a traceback, innermost frame last, ends at; spelled as `find_place` does."""
+    return _spell_place(list(_FRAME.finditer(trace))[::-1])
+
+
+def _spell_place(frames: list[re.Match[str]]) -> str:
+    """From frames, innermost first."""
+    if not frames:
+        return ""
+    own = next((frame for frame in frames if not _is_library(frame["file"])), frames[0])
+    return _spell(frames[0]) + (f" called from {_spell(own)}" if own is not frames[0] else "")
+
+
+def _is_library(file: str) -> bool:
+    return file.startswith("<") or ("/lib/python3." in file and "-packages/" not in file)
+
+
+def _spell(frame: re.Match[str]) -> str:
+    return f"{frame['function']} ({'/'.join(frame['file'].split('/')[-2:])}:{frame['line']})"
+
+
+_KILLED = {
+    Cause.STUCK_CALL: "was killed because a call did not end, not even when cancelled",
+    Cause.STUCK_LOOP: "was killed because its event loop was blocked",
+    Cause.GARBLED: "was killed because it broke the protocol",
+    Cause.LATE: "was killed because it was not ready in time",
+}
+
+
+def _what(ending: Ending, name: str) -> str:
+    if ending.cause is not Cause.DIED:
+        return _KILLED[ending.cause] + (f" ({ending.reason})" if ending.reason else "")
+    if name == "SIGKILL":
+        return "was killed by SIGKILL, perhaps for lack of memory"
+    if name:
+        return f"died of {name}"
+    return "closed its connection" if ending.status is None else f"exited with status {ending.status}"
+
+
+def _report(ending: Ending, line: str) -> str:
+    parts = [f"{line}; it had run for {ending.age:.1f} s"]
+    parts += [f"in flight: {call} for {call.elapsed:.3f} s" for call in ending.calls]
+    if ending.where:
+        parts += ["the call that did not end was waiting at (innermost last):", ending.where.rstrip()]
+    stacks = list(_STACKS.finditer(ending.output))
+    output = ending.output[-_REPORT_OUTPUT:].strip()
+    if output:
+        parts += ["last output, Python stacks included:" if stacks else "last output:", output]
+    return "\n".join(parts)
 
 
 class Verdict(Enum):
     """What becomes of a call that was in flight when the process ended."""
 
-    GUILTY = "guilty"
+    AT_FAULT = "at_fault"
     """It fails: it ended the process."""
     SUSPECT = "suspect"
     """It is called again, alone."""
     BYSTANDER = "bystander"
-    """It is called again: another call is known to be guilty."""
+    """It is called again: another call is known to be at fault."""
 
 
-class Condemned(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that is kept from a claim which killed the backend `strikes` times; `line` is the last diagnosis."""
+class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
+    """A device of a claim that ended the backend's process `strikes` times; `line` is the last diagnosis."""
 
     pool: str
     device: str
@@ -49,132 +224,130 @@ class Condemned(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class _Offence(msgspec.Struct, kw_only=True):
+class _Strikes(msgspec.Struct, kw_only=True):
     claim: Claim
-    strikes: int = 0
+    count: int = 0
     line: str = ""
 
 
-def judge(ending: Ending) -> dict[int, Verdict]:
+def find_verdicts(ending: Ending) -> dict[int, Verdict]:
     """The verdict on each call in flight, by its id; none for `wait_changed`."""
-    flights = [flight for flight in ending.flights if flight.method is not Method.WAIT_CHANGED]
-    if ending.cause is Cause.WEDGED and ending.culprit is not None:
-        return {flight.id: Verdict.GUILTY if flight.id == ending.culprit else Verdict.BYSTANDER for flight in flights}
-    if len(flights) == 1:
-        return {flights[0].id: Verdict.GUILTY}
-    return {flight.id: Verdict.SUSPECT for flight in sorted(flights, key=_order)}
+    calls = [call for call in ending.calls if call.method is not Method.WAIT_CHANGED]
+    if ending.cause is Cause.STUCK_CALL and ending.culprit is not None:
+        return {call.id: Verdict.AT_FAULT if call.id == ending.culprit else Verdict.BYSTANDER for call in calls}
+    if len(calls) == 1:
+        return {calls[0].id: Verdict.AT_FAULT}
+    return {call.id: Verdict.SUSPECT for call in sorted(calls, key=_order)}
 
 
-def _order(flight: Flight) -> tuple[bool, int]:
-    return (not flight.uid, flight.id)  # claims wait for nobody's telemetry
+def _order(call: CallInFlight) -> tuple[bool, int]:
+    return (not call.uid, call.id)  # claims do not wait for telemetry
 
 
-class Court:
-    """Remembers offences by claim uid and coroutine, and the suspects that still have to be tried.
+class CrashAttribution:
+    """Remembers strikes by claim uid and coroutine, and the suspects that still have to be tried.
 
-    What a claim did in `prepare` is not held against its `unprepare`: undoing must stay possible.
+    What a claim did in `prepare` does not count for its `unprepare`: undoing must stay possible. `suspects` are the
+    ids of the calls to be tried, each alone. `remembers` is false while no process has ended by a call: then no method
+    here has anything to say to a call.
     """
 
     def __init__(self, strikes: int) -> None:
         self._limit = strikes
-        self._offences: OrderedDict[tuple[str, Method], _Offence] = OrderedDict()
-        self._suspects: OrderedDict[int, None] = OrderedDict()
-        self._distrusted: OrderedDict[tuple[str, Method], None] = OrderedDict()
+        self._strikes: OrderedDict[tuple[str, Method], _Strikes] = OrderedDict()
+        self.suspects: OrderedDict[int, None] = OrderedDict()
+        self._suspected: OrderedDict[tuple[str, Method], None] = OrderedDict()
+        self.remembers = False
 
-    def hear(self, ending: Ending) -> dict[int, Verdict]:
-        """Judge the calls in flight; suspects are now queued to be tried, each alone."""
-        verdicts = judge(ending)
-        calls = {flight.id: flight for flight in ending.flights}
+    def note_end(self, ending: Ending) -> dict[int, Verdict]:
+        """The verdicts on the calls in flight; suspects are queued to be tried, each alone."""
+        self.remembers = True
+        verdicts = find_verdicts(ending)
+        calls = {call.id: call for call in ending.calls}
         for call_id, verdict in verdicts.items():
             if verdict is Verdict.SUSPECT:
-                self._suspects[call_id] = None
+                self.suspects[call_id] = None
                 if calls[call_id].uid:
-                    self._distrusted[calls[call_id].uid, calls[call_id].method] = None
-        while len(self._distrusted) > MAX_CLAIMS:
-            self._distrusted.popitem(last=False)
+                    self._suspected[calls[call_id].uid, calls[call_id].method] = None
+        while len(self._suspected) > MAX_CLAIMS:
+            self._suspected.popitem(last=False)
         return verdicts
 
-    def admit(self, call_id: int, claim: Claim, method: Method) -> None:
-        """A new call: tried alone when its claim is suspected or guilty, however long ago its last call ended.
+    def begin(self, call_id: int, claim: Claim, method: Method) -> Quarantined | None:
+        """A new call for a claim: why it is refused, or None.
 
-        A call that hangs may take its own time and that of all others in flight; without this nobody would ever be
-        left to be tried, and the same claims would meet again and again.
+        Tried alone when its claim is suspected or has strikes, however long ago its last call ended: a call that hangs
+        may take its own time and that of all others in flight, and without this the same claims would meet again.
         """
-        if (claim.uid, method) in self._distrusted or (claim.uid, method) in self._offences:
-            self._suspects[call_id] = None
-
-    def trust(self, claim: Claim, method: Method) -> None:
-        """The process survived a call of this claim."""
-        self._distrusted.pop((claim.uid, method), None)
+        key = (claim.uid, method)
+        strikes = self._strikes.get(key)
+        if strikes is not None and strikes.count >= self._limit:
+            return _list_quarantined(strikes)[0]
+        if strikes is not None or key in self._suspected:
+            self.suspects[call_id] = None
+        return None
 
     def may_call(self, call_id: int, *, busy: bool = False) -> bool:
         """Whether this call may go now: while there are suspects, only the first, and when no other call is `busy`."""
-        if not self._suspects:
+        if not self.suspects:
             return True
-        return not busy and next(iter(self._suspects)) == call_id
+        return not busy and next(iter(self.suspects)) == call_id
 
-    @property
-    def in_session(self) -> bool:
-        """Whether suspects are being tried."""
-        return bool(self._suspects)
+    def note_answer(self, claim: Claim | None, method: Method, *, succeeded: bool) -> None:
+        """The process survived a call of this claim. A quarantine for `prepare` outlives `unprepare`."""
+        if claim is None:
+            return
+        self._suspected.pop((claim.uid, method), None)
+        if succeeded:
+            self._strikes.pop((claim.uid, method), None)
+        self.remembers = bool(self._strikes or self._suspected)
 
-    def dismiss(self, call_id: int) -> None:
+    def forget_call(self, call_id: int) -> None:
         """The call is over, whatever came of it: the next suspect may go."""
-        self._suspects.pop(call_id, None)
+        self.suspects.pop(call_id, None)
 
-    def convict(self, claim: Claim, method: Method, line: str) -> bool:
-        """Note that the claim ended the process. True when it is now condemned."""
-        offence = self._offences.setdefault((claim.uid, method), _Offence(claim=claim))
-        offence.claim, offence.line = claim, line
-        offence.strikes += 1
-        self._distrusted.pop((claim.uid, method), None)
-        self._offences.move_to_end((claim.uid, method))
-        while len(self._offences) > MAX_CLAIMS:
-            self._offences.popitem(last=False)
-        return offence.strikes >= self._limit
+    def strike(self, claim: Claim, method: Method, line: str) -> Quarantined | None:
+        """Note that the claim ended the process; the quarantine, when it is now in one."""
+        strikes = self._strikes.setdefault((claim.uid, method), _Strikes(claim=claim))
+        strikes.claim, strikes.line = claim, line
+        strikes.count += 1
+        self._suspected.pop((claim.uid, method), None)
+        self._strikes.move_to_end((claim.uid, method))
+        while len(self._strikes) > MAX_CLAIMS:
+            self._strikes.popitem(last=False)
+        return _list_quarantined(strikes)[0] if strikes.count >= self._limit else None
 
-    def acquit(self, claim: Claim, method: Method) -> None:
-        """The call succeeded. A sentence for `prepare` outlives `unprepare`, by which failures are undone as well."""
-        self.trust(claim, method)
-        self._offences.pop((claim.uid, method), None)
-
-    def sentence(self, claim: Claim, method: Method) -> Condemned | None:
-        """Why this claim is not let near the backend for this coroutine, or None."""
-        offence = self._offences.get((claim.uid, method))
-        if offence is None or offence.strikes < self._limit:
-            return None
-        return _condemn(offence)[0]
-
-    def condemned(self) -> tuple[Condemned, ...]:
-        """The devices of condemned claims, until the claim is pardoned: nobody else should meet what it left there."""
-        guilty = (one for one in self._offences.values() if one.strikes >= self._limit)
-        devices = {(entry.pool, entry.device, entry.uid): entry for one in guilty for entry in _condemn(one)}
+    def quarantined(self) -> tuple[Quarantined, ...]:
+        """The devices of quarantined claims, until release: no other claim should meet what was left there."""
+        full = (one for one in self._strikes.values() if one.count >= self._limit)
+        devices = {(entry.pool, entry.device, entry.uid): entry for one in full for entry in _list_quarantined(one)}
         return tuple(devices[key] for key in sorted(devices))
 
-    def pardon(self, uid: str) -> bool:
+    def release(self, uid: str) -> bool:
         """Forget a claim: it no longer exists. True when its devices are free of it now."""
-        freed = any(one.uid == uid for one in self.condemned())
+        freed = any(one.uid == uid for one in self.quarantined())
         for method in Method:
-            self._offences.pop((uid, method), None)
-            self._distrusted.pop((uid, method), None)
+            self._strikes.pop((uid, method), None)
+            self._suspected.pop((uid, method), None)
         return freed
 
-    def amnesty(self) -> None:
+    def reset(self) -> None:
         """Forget every claim: the backend is another one."""
-        self._offences.clear()
-        self._distrusted.clear()
+        self._strikes.clear()
+        self._suspected.clear()
+        self.remembers = False
 
 
-def _condemn(offence: _Offence) -> list[Condemned]:
-    claim = offence.claim
+def _list_quarantined(strikes: _Strikes) -> list[Quarantined]:
+    claim = strikes.claim
     return [
-        Condemned(
+        Quarantined(
             pool=device.pool,
             device=device.device,
             uid=claim.uid,
             claim=f"{claim.namespace}/{claim.name}",
-            strikes=offence.strikes,
-            line=offence.line,
+            strikes=strikes.count,
+            line=strikes.line,
         )
         for device in claim.devices
     ]

@@ -1,8 +1,10 @@
-"""Finds the installed backends by their entry points, without importing any of them."""
+"""Finds the installed backends by their entry points, without importing any of them; where those that are not
+installed are found, and how the environment variables of each begin."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 
 import msgspec
@@ -22,6 +24,11 @@ class BackendSource(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     distribution: str = ""
     version: str = ""
+
+    @property
+    def called(self) -> str:
+        """As the settings name it: by its target where it is not installed."""
+        return self.name if self.distribution else self.target
 
     def __str__(self) -> str:
         return f"{self.name} ({self.distribution} {self.version})" if self.distribution else self.name
@@ -90,3 +97,20 @@ def _direct(target: str) -> BackendSource:
     if not all(word.isidentifier() for word in words):
         raise SettingsError([f"backend {target} is neither the name of a backend nor module:attribute"])
     return BackendSource(name=module.rpartition(".")[2].replace("_", "-"), target=target)
+
+
+def variable_prefix(backend: str) -> str:
+    """`PYDRA_SIM` for the backend `sim`, and for `pydra_sim:`, its module: how its own variables begin."""
+    module = backend.partition(":")[0].rpartition(".")[2]
+    return "PYDRA_" + module.replace("-", "_").removeprefix("pydra_").upper()
+
+
+def is_target(backend: str) -> bool:
+    """Whether it is `module:attribute` instead of the name of an installed backend."""
+    return ":" in backend
+
+
+def extend_module_path(environ: Mapping[str, str], places: Iterable[str]) -> dict[str, str]:
+    """The environment with these directories behind those that PYTHONPATH has; '' is the working directory."""
+    path = [*filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)), *(place or os.getcwd() for place in places)]
+    return {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}

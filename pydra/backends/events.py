@@ -1,4 +1,4 @@
-"""What the supervision of a backend has to tell: facts, events, statistics. Values only."""
+"""What the supervision of a backend reports: facts, events, statistics. Values only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pydra.backends.crash_attribution import Condemned
-from pydra.backends.diagnosis import Diagnosis, Flight
-from pydra.backends.wire import Method
+from pydra.backends.crash_attribution import CallInFlight, Diagnosis, Quarantined
+from pydra.backends.wire import Method, SettingValue
 from pydra.claim import Claim
 
 
@@ -18,7 +17,8 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A backend that can be called. `driver` is its default driver name, empty when the settings must give one.
 
     `reasons` are those of its errors that have one of their own, by the name of the class, whether they can be used
-    or not. `survives_reboot`: the hardware keeps what `prepare` did to it across a reboot of the node.
+    or not. `survives_reboot`: the hardware keeps what `prepare` did to it across a reboot of the node. `settings` are
+    its own, where it has a SETTINGS_TYPE.
     """
 
     name: str
@@ -30,6 +30,7 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     device_classes: Mapping[str, Any]
     reasons: Mapping[str, str]
     survives_reboot: bool = False
+    settings: tuple[SettingValue, ...] = ()
 
 
 class BackendReady(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,16 +44,16 @@ class BackendReady(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """Its process is gone, with `flights` in flight; the next starts in `restart_in` seconds."""
+    """Its process is gone, with `calls` in flight; the next starts in `restart_in` seconds."""
 
     backend: str
     diagnosis: Diagnosis
-    flights: tuple[Flight, ...]
+    calls: tuple[CallInFlight, ...]
     restart_in: float
 
 
 class BackendStartFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """Its process could not be started, or `connect` failed; the next try is in `restart_in` seconds."""
+    """Its process could not be started, or `connect` failed; the next attempt is in `restart_in` seconds."""
 
     backend: str
     message: str
@@ -61,14 +62,15 @@ class BackendStartFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """It cannot be loaded or breaks the contract; it is not started again."""
+    """It cannot be loaded or breaks the contract, or its own settings are invalid; it is not started again."""
 
     backend: str
     violations: tuple[str, ...]
     details: str
+    invalid_settings: bool = False
 
 
-class BackendUndead(msgspec.Struct, frozen=True, kw_only=True):
+class BackendUnkillable(msgspec.Struct, frozen=True, kw_only=True):
     """A process that SIGKILL did not end: it hangs in the kernel, usually in a device driver."""
 
     backend: str
@@ -85,7 +87,7 @@ class AnswerRejected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HintsFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """`wait_changed` failed; changes are noticed by the periodic look only until it works again."""
+    """`wait_changed` failed; until it works again only the periodic `discover` notices changes."""
 
     backend: str
     message: str
@@ -101,8 +103,8 @@ class RestoreFailed(msgspec.Struct, frozen=True, kw_only=True):
     retry_in: float
 
 
-class ClaimSentenced(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim killed the backend too often and is not let near it again."""
+class QuarantineBegan(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim ended the backend's process too often and is refused from now on."""
 
     backend: str
     claim: Claim
@@ -115,11 +117,11 @@ BackendEvent: TypeAlias = (
     | BackendEnded
     | BackendStartFailed
     | BackendRefused
-    | BackendUndead
+    | BackendUnkillable
     | AnswerRejected
     | HintsFailed
     | RestoreFailed
-    | ClaimSentenced
+    | QuarantineBegan
 )
 
 
@@ -141,7 +143,7 @@ class BackendStatistics(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     starts: int
     endings: Mapping[str, int]
-    in_flight: tuple[Flight, ...]
-    on_trial: bool
-    condemned: tuple[Condemned, ...]
-    undead: int
+    in_flight: tuple[CallInFlight, ...]
+    is_trying_suspects: bool
+    quarantined: tuple[Quarantined, ...]
+    unkillable: int

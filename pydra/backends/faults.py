@@ -54,6 +54,7 @@ class FaultKind(Enum):
     NOT_ALLOCATED = "not_allocated"
     REPLACED = "replaced"
     CONTRACT = "contract"
+    INVALID_SETTINGS = "invalid_settings"
     BACKEND = "backend"
     CANCELLED = "cancelled"
 

@@ -1,7 +1,9 @@
 """Every way in which a JSON value does not fit a type, each with the path to it.
 
 Pure. msgspec's own decoding stops at the first fault and lets unknown fields pass unless the type
-forbids them; an author wants all faults at once, and a misspelt field must never be ignored.
+forbids them; an author wants all faults at once, and a misspelt field must never be ignored. Quantities
+(`pydra.devices.Quantity`) are checked last, of values that decode: a backend whose own rules read them has said more
+by then.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import msgspec
 from msgspec import inspect as mi
 
 from pydra.backends.wording import LEAVES, describe, show, suggest
+from pydra.quantity import is_quantity
 
 
 def find_mismatches(value: Any, wanted: type | mi.Type) -> tuple[str, ...]:
@@ -238,3 +241,48 @@ _WALKS: tuple[tuple[Any, Callable[[Any, Any, str], Iterator[str]]], ...] = (
     (_Object, _object),
     (mi.UnionType, _union),
 )
+
+
+EXAMPLES = "a quantity such as 2, 80Gi, 1500m or 1e3"
+
+
+def is_quantity_type(wanted: mi.Type) -> bool:
+    """Whether the type says that its strings are quantities."""
+    return isinstance(wanted, mi.Metadata) and (wanted.extra_json_schema or {}).get("format") == "quantity"
+
+
+def find_bad_quantities(value: Any, wanted: type) -> tuple[str, ...]:
+    """Every string that should be a quantity and is none, with its path. The value is one that decodes."""
+    return tuple(_walk_quantities(value, read_type(wanted), "$"))
+
+
+def _walk_quantities(value: Any, wanted: mi.Type, path: str) -> Iterator[str]:
+    if isinstance(wanted, mi.Metadata):
+        if isinstance(value, str) and is_quantity_type(wanted) and not is_quantity(value):
+            yield f"{path}: found {show(value)}, allowed: {EXAMPLES}"
+        yield from _walk_quantities(value, wanted.type, path)
+    elif isinstance(wanted, mi.UnionType):
+        for one in wanted.types:
+            yield from _walk_quantities(value, one, path)
+    elif isinstance(wanted, mi.DictType) and isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _walk_quantities(item, wanted.value_type, member_path(path, key))
+    elif isinstance(wanted, mi.CollectionType) and isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _walk_quantities(item, wanted.item_type, f"{path}[{index}]")
+    elif isinstance(wanted, mi.TupleType) and isinstance(value, list | tuple):
+        for index, (item, item_type) in enumerate(zip(value, wanted.item_types, strict=False)):
+            yield from _walk_quantities(item, item_type, f"{path}[{index}]")
+    elif isinstance(wanted, mi.StructType | mi.TypedDictType | mi.DataclassType) and isinstance(value, Mapping):
+        yield from _quantities_of_members(value, wanted, path)
+
+
+def _quantities_of_members(
+    value: Mapping[str, Any], wanted: mi.StructType | mi.TypedDictType | mi.DataclassType, path: str
+) -> Iterator[str]:
+    tag_field = wanted.tag_field if isinstance(wanted, mi.StructType) else None
+    if tag_field is not None and value.get(tag_field, wanted.tag) != wanted.tag:  # type: ignore[union-attr]
+        return  # another member of a union
+    for field in wanted.fields:
+        if field.encode_name in value:
+            yield from _walk_quantities(value[field.encode_name], field.type, member_path(path, field.encode_name))

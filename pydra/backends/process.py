@@ -1,6 +1,8 @@
-"""Starts the process of a backend, reads what it prints, signals it, and sees it end.
+"""One process of a backend, from its spawn to its end: calls in flight, signs of life, what it prints and logs.
 
-Calls and their meaning are not known here.
+Which call is at fault for an end, and what happens next, is decided in `pydra.backends.supervisor`. Calls are plain
+futures and timers: they are on the way of every pod. Whatever the process sends is read at a bounded rate, so that it
+cannot slow down others.
 """
 
 from __future__ import annotations
@@ -9,47 +11,205 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, cast
 
 import anyio
+import msgspec
 
-from pydra.backends.channel import Channel
-from pydra.backends.output import OutputLog, is_stack
-from pydra.backends.wire import ToAgent, WireError, parse_to_agent
+from pydra.backends.crash_attribution import CallInFlight, Cause, Ending, Verdict, find_wait
+from pydra.backends.discovery import BackendSource, variable_prefix
+from pydra.backends.faults import FaultKind
+from pydra.backends.wire import (
+    Budget,
+    Call,
+    Cancel,
+    Channel,
+    Failure,
+    Hello,
+    LogLine,
+    Method,
+    Ping,
+    Refusal,
+    Reply,
+    Start,
+    ToAgent,
+    Waiting,
+    WireError,
+    parse_to_agent,
+)
+from pydra.errors import BackendTimeout, BackendUnavailable, PydraError, TerminalError
 
-_QUIET_SECONDS = 0.05
+Outcome: TypeAlias = Reply | Failure | Verdict | PydraError
+"""Of a call: what the backend answered; or, when its process ended, the error, or a verdict that says to call again."""
+
+MAX_UNSOLICITED = 100
+"""Answers to no call that a process may send before it is ended."""
+
+KEPT_OUTPUT = 64 * 1024
+"""Bytes of stderr kept for the crash report."""
+
+MAX_LINE = 4096
+LINES_AT_ONCE = 200
+LINES_PER_SECOND = 20.0
+READ_PER_PERIOD = 256 * 1024
+"""Bytes of output read in each period; a read counts as at least `_READ_COST`, however little it brought."""
+
 _DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)
 """What this process was started with. The agent raises its own; a backend's libraries may use select()."""
 
+_READ_COST = 2048
+_PERIOD_SECONDS = 0.1
+_IDLE_PING_SECONDS = 30.0
+_LAST_OUTPUT_SECONDS = 0.2
+_EXIT_SECONDS = 0.5
+_QUIET_SECONDS = 0.05
 
-def build_command(target: str, fd: int, *, parent: int, heartbeat: float) -> list[str]:
-    """The command line of a backend's process.
 
-    `-u`: what it printed last is seen though it crashes. `-P`: the working directory is not on its
-    module path, PYTHONPATH is.
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """How long the agent waits for a process, in seconds.
+
+    While calls are in flight it is asked every `ping` seconds whether its event loop runs, and killed when it has not
+    answered for `silence`; `recall` is the time that a cancelled call has to end; `stacks` the time to write the
+    Python stacks; `reap` to be gone after SIGKILL (a process in a driver's uninterruptible call is not, and is left
+    behind); `leave` to end when asked to.
     """
-    flags = ["-X", "faulthandler", "-u", "-P", "-m", "pydra.backends.child"]
-    own = [str(fd), "--parent", str(parent), "--backend", target, "--heartbeat", str(heartbeat)]
-    return [sys.executable, *flags, *own]
+
+    ping: float = 2.0
+    silence: float = 15.0
+    recall: float = 2.0
+    stacks: float = 1.0
+    reap: float = 2.0
+    leave: float = 5.0
 
 
-class _Pipe(asyncio.Protocol):
-    """The read end of stdout or stderr."""
+_STACK = re.compile(
+    r"Fatal Python error: |(Current thread|Thread) 0x|Stack \(most recent|Extension modules: |"
+    r'  File "[^"]*", line (\d+|\?\?\?) in |  \.\.\.$|  <no Python frame>'
+)
 
-    def __init__(self, output: OutputLog, on_data: Callable[[], None]) -> None:
+
+def is_stack(line: str) -> bool:
+    """Whether faulthandler wrote this line; the report of the process's end has them all, in one piece."""
+    return _STACK.match(line) is not None
+
+
+class LogLimit:
+    """Lets LINES_AT_ONCE lines pass, and then LINES_PER_SECOND; says how many it dropped."""
+
+    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._tell = tell
+        self._clock = clock
+        self._allowance = float(LINES_AT_ONCE)
+        self._refilled = clock()
+        self._dropped = 0
+
+    def admit(self) -> bool:
+        """Whether one more line may pass."""
+        now = self._clock()
+        self._allowance = min(float(LINES_AT_ONCE), self._allowance + (now - self._refilled) * LINES_PER_SECOND)
+        self._refilled = now
+        if self._allowance < 1:
+            return False
+        self._allowance -= 1
+        self.flush()
+        return True
+
+    def drop(self, lines: int) -> None:
+        """Note lines that did not pass."""
+        self._dropped += lines
+
+    def flush(self) -> None:
+        """Say what was dropped, if anything was."""
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            self._tell(f"({dropped} lines were dropped: more than {LINES_PER_SECOND:g} a second)")
+
+
+class OutputLog:
+    """Lines of one stream, in any encoding: `emit` gets those that the limit admits, `tail` has the end."""
+
+    def __init__(self, emit: Callable[[str], None], limit: LogLimit) -> None:
+        self._emit = emit
+        self._limit = limit
+        self._tail = bytearray()
+        self._partial = b""
+        self.received = 0
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes, cut anywhere. What is dropped costs no work for each line."""
+        self.received += len(data)
+        self._tail += data
+        del self._tail[:-KEPT_OUTPUT]
+        data = self._partial + data
+        start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            if not self._limit.admit():
+                self._limit.drop(data.count(b"\n", start))
+                start = data.rfind(b"\n") + 1
+                break
+            self._pass(data[start:end])
+            start = end + 1
+        while len(data) - start > MAX_LINE:  # a line without end must not be kept without end
+            if not self._limit.admit():
+                pieces = (len(data) - start) // MAX_LINE
+                self._limit.drop(pieces)
+                start += pieces * MAX_LINE
+                break
+            self._pass(data[start : start + MAX_LINE])
+            start += MAX_LINE
+        self._partial = data[start:]
+
+    def close(self) -> None:
+        """Log what is left."""
+        if self._partial:
+            self._pass(self._partial)
+            self._partial = b""
+        self._limit.flush()
+
+    def tail(self) -> str:
+        """The last `KEPT_OUTPUT` bytes."""
+        return self._tail.decode("utf-8", "backslashreplace")
+
+    def _pass(self, line: bytes) -> None:
+        text = line[:MAX_LINE].decode("utf-8", "backslashreplace").rstrip()
+        if text:
+            self._emit(text)
+
+
+class OutputPipe(asyncio.Protocol):
+    """The read end of stdout or stderr: READ_PER_PERIOD at most is read in each period, and the writer waits."""
+
+    def __init__(self, output: OutputLog, on_data: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
         self._output = output
         self._on_data = on_data
-        self.ended = anyio.Event()
+        self._loop = loop
+        self._budget = Budget(READ_PER_PERIOD, _PERIOD_SECONDS)
+        self._transport: asyncio.ReadTransport | None = None
+        self.ended = asyncio.Event()
 
-    def data_received(self, data: bytes) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
+        self._transport = cast("asyncio.ReadTransport", transport)
+
+    def data_received(self, data: bytes) -> None:  # noqa: D102
         self._output.feed(data)
         self._on_data()
+        pause = self._budget.spend(max(len(data), _READ_COST), self._loop.time())
+        if pause and self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_later(pause, self._go_on)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def _go_on(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
         self._output.close()
         self.ended.set()
         self._on_data()
@@ -67,17 +227,75 @@ async def connect_pipe(reader: int, protocol: asyncio.Protocol) -> asyncio.ReadT
     return transport
 
 
-class ChildProcess:
-    """A running backend process. Made by `spawn`."""
+def build_command(target: str, fd: int, *, parent: int) -> list[str]:
+    """The command line of a backend's process.
 
-    def __init__(self, backend: str, channel: Channel[ToAgent]) -> None:
-        log = logging.getLogger(f"pydra.backend.{backend}")
-        self.channel = channel
-        self.stdout = OutputLog(log.info)
-        self.stderr = OutputLog(lambda line: log.log(logging.DEBUG if is_stack(line) else logging.WARNING, line))
-        self._pipes: list[tuple[asyncio.BaseTransport, _Pipe]] = []
+    `-u`: what it printed last is seen though it crashes. `-P`: the working directory is not on its
+    module path, PYTHONPATH is.
+    """
+    return [
+        *(sys.executable, "-X", "faulthandler", "-u", "-P"),
+        *("-m", "pydra.backends.child.main", str(fd), str(parent), target),
+    ]
+
+
+class _Flight:
+    """A call in flight."""
+
+    __slots__ = ("answer", "call", "called_off", "deadline", "started", "timer", "where")
+
+    def __init__(self, call: Call, deadline: float, started: float, answer: asyncio.Future[Outcome]) -> None:
+        self.call = call
+        self.deadline = deadline
+        self.started = started
+        self.answer = answer
+        self.timer: asyncio.TimerHandle | None = None
+        self.called_off = False
+        self.where = ""
+
+
+class BackendProcess:
+    """`run` is its life; `call` may be used while it is `open`. `restored` says that it knows what the node holds."""
+
+    def __init__(
+        self,
+        source: BackendSource,
+        *,
+        patience: Patience,
+        environ: Mapping[str, str] | None,
+        settings: Mapping[str, Any],
+        on_spawn: Callable[[], None],
+        on_ready: Callable[[BackendProcess, Hello], None],
+        on_unsolicited: Callable[[int], None],
+    ) -> None:
+        self._source = source
+        self._patience = patience
+        self._environ = environ
+        self._settings = settings
+        self._on_spawn = on_spawn
+        self._on_ready = on_ready
+        self._on_unsolicited = on_unsolicited
+        self._loop = asyncio.get_running_loop()
+        self._log = logging.getLogger(f"pydra.backend.{source.name}")
+        self._limits = [LogLimit(self._log.warning) for _ in range(3)]  # of each: one must not silence the others
+        stdout = OutputLog(self._log.info, self._limits[0])
+        self._stderr = OutputLog(self._log_stderr, self._limits[1])
+        self._pipes = [OutputPipe(output, self._note_written, self._loop) for output in (stdout, self._stderr)]
+        self._transports: list[asyncio.BaseTransport] = []
+        self._written = asyncio.Event()
+        self._channel: Channel[ToAgent] = Channel(parse_to_agent, self._receive, self._disconnected)
         self._process: asyncio.subprocess.Process | None = None
-        self._written = anyio.Event()
+        self._flights: dict[int, _Flight] = {}
+        self._abandoned: set[int] = set()
+        self._unsolicited = 0
+        self._born = self._asked = self._loop.time()
+        self._unanswered: float | None = None
+        self._looked_twice = False
+        self._over: asyncio.Future[Ending] = self._loop.create_future()
+        self.hello: Hello | None = None
+        self.refusal: Refusal | None = None
+        self.open = False
+        self.restored = False
 
     @property
     def pid(self) -> int:
@@ -85,66 +303,289 @@ class ChildProcess:
         return self._process.pid if self._process is not None else 0
 
     @property
-    def status(self) -> int | None:
-        """Its exit status, negative for a signal; None while it runs."""
-        return self._process.returncode if self._process is not None else None
+    def exists(self) -> bool:
+        """Whether it is still there, perhaps although it was killed."""
+        return self._process is not None and self._process.returncode is None
 
-    async def start(self, command: Callable[[int], Sequence[str]], environ: Mapping[str, str] | None) -> None:
-        """Run the command that `command` makes of its socket's descriptor. Raises OSError."""
+    @property
+    def age(self) -> float:
+        """Seconds since it was spawned."""
+        return self._loop.time() - self._born
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything but `wait_changed` is in flight."""
+        return any(flight.call.method is not Method.WAIT_CHANGED for flight in self._flights.values())
+
+    def calls(self) -> tuple[CallInFlight, ...]:
+        """The calls in flight, in the order of their start."""
+        now = self._loop.time()
+        return tuple(_describe(flight, now) for flight in self._flights.values())
+
+    # Calls
+
+    async def call(self, call: Call, *, deadline: float) -> Outcome:
+        """Call the backend, until `call.until`: then it is cancelled, and its process killed when it does not end.
+
+        `deadline` says the same in seconds, for messages. The outcome is BackendTimeout for a call that ended when it
+        was cancelled. Raises TerminalError for a claim too large to be sent.
+        """
+        if self._over.done():
+            return Verdict.BYSTANDER
+        flight = _Flight(call, deadline, self._loop.time(), self._loop.create_future())
+        self._flights[call.id] = flight
+        if call.until is not None:
+            flight.timer = self._loop.call_at(call.until, self._call_off, flight)
+        try:
+            self._channel.send(call)
+            return await flight.answer
+        except WireError as error:
+            failure = TerminalError(f"the claim is too large for its backend: {error}")
+            failure.reached_backend = False
+            raise failure from error
+        finally:
+            if flight.timer is not None:
+                flight.timer.cancel()
+            del self._flights[call.id]
+            if flight.answer.cancelled():  # the caller has given up
+                self._abandoned.add(call.id)
+                self._channel.send(Cancel(id=call.id))
+
+    def call_in_flight(self, call_id: int) -> Call | None:
+        """The call whose caller still waits."""
+        flight = self._flights.get(call_id)
+        return flight.call if flight is not None and not flight.answer.done() else None
+
+    def conclude(self, call_id: int, outcome: Outcome) -> None:
+        """After the end: tell a caller that still waits."""
+        flight = self._flights.get(call_id)
+        if flight is not None and not flight.answer.done():
+            flight.answer.set_result(outcome)
+
+    def _call_off(self, flight: _Flight) -> None:
+        flight.called_off = True
+        self._channel.send(Cancel(id=flight.call.id))
+        flight.timer = self._loop.call_later(self._patience.recall, self._give_up_on, flight)
+
+    def _give_up_on(self, flight: _Flight) -> None:
+        self._end(Cause.STUCK_CALL, culprit=flight)
+
+    def _receive(self, message: ToAgent) -> None:
+        if self._over.done():
+            return  # the end is judged by what was in flight at that moment; the stacks' signal may wake a sleeper
+        if isinstance(message, Reply):
+            self._unanswered = None
+            flight = self._flights.get(message.id)
+            if flight is not None and not flight.answer.done():
+                flight.answer.set_result(message)
+            else:
+                self._note_unexpected(message.id)
+        elif isinstance(message, LogLine):  # perhaps written by what blocks the event loop: not a sign of life
+            self._pass_on(message)
+        else:
+            self._unanswered = None
+            self._receive_rest(message)
+
+    def _receive_rest(self, message: ToAgent) -> None:
+        match message:
+            case Failure():
+                self._fail(message)
+            case Waiting(id=call_id, where=where):
+                if call_id in self._flights:
+                    self._flights[call_id].where = where
+            case Refusal():
+                self.refusal = message
+                self._end(Cause.DIED)
+            case Hello() if self.hello is None:
+                self.hello, self.open = message, True
+                self._on_ready(self, message)
+
+    def _fail(self, failure: Failure) -> None:
+        flight = self._flights.get(failure.id)
+        if flight is None or flight.answer.done():
+            self._note_unexpected(failure.id)
+        elif flight.called_off and failure.fault.kind is FaultKind.CANCELLED:
+            flight.answer.set_result(self._timed_out(flight, failure))
+        else:
+            flight.answer.set_result(failure)
+
+    def _note_unexpected(self, call_id: int) -> None:
+        if call_id in self._abandoned:
+            self._abandoned.discard(call_id)
+        else:
+            self._unsolicited += 1
+            self._on_unsolicited(call_id)
+            if self._unsolicited >= MAX_UNSOLICITED:
+                self._end(Cause.GARBLED, reason=f"{self._unsolicited} answers to calls that are not in flight")
+
+    def _timed_out(self, flight: _Flight, answer: Failure) -> BackendTimeout:
+        fault = answer.fault
+        trace = flight.where or fault.traceback
+        error = BackendTimeout(
+            self._source.name, flight.call.method.value, flight.deadline, where=find_wait(trace), details=trace
+        )
+        error.reached_backend = fault.reached
+        return error
+
+    # Its life
+
+    async def run(self, connect: float) -> Ending:
+        """Spawn, be greeted within `connect` seconds, watch, reap. Raises OSError when it cannot be spawned.
+
+        When cancelled the process is asked to leave, and killed if it does not.
+        """
+        await self._spawn()
+        self._on_spawn()
+        exited = asyncio.ensure_future(self._wait_exit())
+        timers = [self._loop.call_later(connect, self._note_late, connect)]
+        self._timer = self._loop.call_later(self._patience.ping, self._tick)
+        try:
+            return await self._reap(await asyncio.shield(self._over))
+        except asyncio.CancelledError:
+            await self._leave()
+            raise
+        finally:
+            for timer in (*timers, self._timer):
+                timer.cancel()
+            exited.cancel()
+            self.kill()
+            with anyio.CancelScope(shield=True):
+                await self._close()
+
+    async def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
         writers: list[int] = []
         try:
             ours.setblocking(False)
-            for output in (self.stdout, self.stderr):
+            for pipe in self._pipes:
                 reader, writer = os.pipe()
                 writers.append(writer)
-                await self._read_from(reader, output)
+                self._transports.append(await connect_pipe(reader, pipe))
             self._process = await asyncio.create_subprocess_exec(
-                *command(theirs.fileno()),
+                *build_command(self._source.target, theirs.fileno(), parent=os.getpid()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writers[0],
                 stderr=writers[1],
                 pass_fds=[theirs.fileno()],
-                env=environ,
+                env=self._environ,
                 start_new_session=True,  # Ctrl-C is for the agent, which then ends the process in good order
             )
             with contextlib.suppress(OSError):  # it may have ended already
                 resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, _DESCRIPTORS)
-            await self.channel.open(ours)
+            await self._channel.open(ours)
+            start = Start(
+                backend=self._source.called,
+                prefix=f"{variable_prefix(self._source.name)}_",
+                settings=self._settings,
+                log_level=self._log.getEffectiveLevel(),
+            )
+            self._channel.send(start)
         except BaseException:
             ours.close()
             self.kill()
-            self.close()
+            self._let_go()
             raise
         finally:
             theirs.close()
             for fd in writers:
                 os.close(fd)
 
-    async def _read_from(self, reader: int, output: OutputLog) -> None:
-        protocol = _Pipe(output, self._note_written)
-        self._pipes.append((await connect_pipe(reader, protocol), protocol))
+    async def _wait_exit(self) -> None:
+        await self._wait()  # beside the end of the connection, which a forked child of its own may hold open
+        self._end(Cause.DIED)
 
-    def _note_written(self) -> None:
-        self._written.set()
-        self._written = anyio.Event()
+    def _disconnected(self, error: WireError | None) -> None:
+        if error is None:
+            self._end(Cause.DIED)
+        else:
+            self._end(Cause.GARBLED, reason=str(error))
 
-    async def write_stacks(self, limit: float) -> None:
-        """Ask for the Python stacks of all threads on stderr; wait until they are there, at most `limit` seconds.
+    def _note_late(self, connect: float) -> None:
+        if self.hello is None:
+            self._end(Cause.LATE, reason=f"within {connect:g} s")
+
+    def _tick(self) -> None:
+        """Ask for a sign of life while calls are in flight, and now and then at rest; judge its absence."""
+        now = self._loop.time()
+        for limit in self._limits:
+            limit.flush()
+        if self.hello is None or self._over.done():
+            pass
+        elif self._unanswered is None:
+            if self.busy or now - self._asked >= _IDLE_PING_SECONDS:
+                self._unanswered = self._asked = now
+                self._looked_twice = False
+                self._channel.send(Ping())
+        elif now - self._unanswered >= self._patience.silence:
+            if self._looked_twice:
+                self._end(Cause.STUCK_LOOP, reason=f"for {now - self._unanswered:.1f} s")
+            self._looked_twice = True  # if the agent itself was held up, what has arrived meanwhile is read first
+        self._timer = self._loop.call_later(self._patience.ping, self._tick)
+
+    def _end(self, cause: Cause, *, culprit: _Flight | None = None, reason: str = "") -> None:
+        """The first reason counts; what was in flight at that moment is kept."""
+        if not self._over.done():
+            self.open = False
+            ending = Ending(
+                cause=cause,
+                status=None,
+                age=self.age,
+                calls=self.calls(),
+                culprit=culprit.call.id if culprit is not None else None,
+                where=culprit.where if culprit is not None else "",
+                reason=reason,
+            )
+            self._over.set_result(ending)
+
+    async def _reap(self, ending: Ending) -> Ending:
+        """Kill what still runs, and complete the description of the end. Not to be cancelled."""
+        with anyio.CancelScope(shield=True):
+            if ending.cause in (Cause.STUCK_CALL, Cause.STUCK_LOOP, Cause.LATE):
+                await self._write_stacks()
+            elif ending.cause is Cause.DIED:
+                if self.refusal is not None:
+                    self._channel.close()
+                with anyio.move_on_after(_EXIT_SECONDS):
+                    await self._wait()
+            await self._kill_and_wait()
+        status = self._process.returncode if self._process is not None else None
+        return msgspec.structs.replace(ending, status=status, output=self._stderr.tail())
+
+    async def _leave(self) -> None:
+        """End in good order: the end of our half of the connection asks for it. Not to be cancelled."""
+        for flight in self._flights.values():
+            if not flight.answer.done():
+                flight.answer.set_result(BackendUnavailable(self._source.name, "is stopped"))
+        with anyio.CancelScope(shield=True):
+            self._channel.finish()
+            with anyio.move_on_after(self._patience.leave):
+                await self._wait()
+            await self._kill_and_wait()
+
+    async def _kill_and_wait(self) -> None:
+        self.kill()
+        with anyio.move_on_after(self._patience.reap):
+            await self._wait()
+        with anyio.move_on_after(_LAST_OUTPUT_SECONDS):  # its own children may hold the pipes open
+            for pipe in self._pipes:
+                await pipe.ended.wait()
+
+    async def _write_stacks(self) -> None:
+        """Ask for the Python stacks of all threads on stderr; wait until they are there.
 
         Answered by a signal handler in C, so that a call which holds the GIL is seen as well.
         """
         if not self._signal(signal.SIGUSR1):
             return
-        before = self.stderr.received
-        with anyio.move_on_after(limit):
-            while self.stderr.received == before:
-                await self._written.wait()
+        before = self._stderr.received
+        with anyio.move_on_after(self._patience.stacks):
+            while self._stderr.received == before:
+                await self._wait_written()
         quiet = False
-        with anyio.move_on_after(limit):
+        with anyio.move_on_after(self._patience.stacks):
             while not quiet:
                 with anyio.move_on_after(_QUIET_SECONDS) as pause:
-                    await self._written.wait()
+                    await self._wait_written()
                 quiet = pause.cancelled_caught
 
     def kill(self) -> None:
@@ -160,46 +601,59 @@ class ChildProcess:
             return False
         return True
 
-    async def wait(self) -> int:
+    async def _wait(self) -> None:
         """Wait for its end; forever, when the kernel cannot kill it."""
-        if self._process is None:
-            return 0
-        return await self._process.wait()
+        if self._process is not None:
+            await self._process.wait()
 
-    async def wait_output(self, limit: float) -> None:
-        """Wait for the last output, at most `limit` seconds: its own children may hold the pipes open."""
-        with anyio.move_on_after(limit):
-            for _, pipe in self._pipes:
-                await pipe.ended.wait()
-
-    def close(self) -> None:
-        """Let go of the socket and the pipes."""
-        self.channel.close()
-        for transport, _ in self._pipes:
+    def _let_go(self) -> None:
+        self._channel.close()
+        for transport in self._transports:
             transport.close()
 
-    async def aclose(self) -> None:
-        """Let go of them, and wait until they are gone: a turn of the event loop or two."""
-        self.close()
-        await self.channel.wait_closed()
-        for _, pipe in self._pipes:
+    async def _close(self) -> None:
+        """Let go of the socket and the pipes, and wait until they are gone: a turn of the event loop or two."""
+        self._let_go()
+        await self._channel.wait_closed()
+        for pipe in self._pipes:
             await pipe.ended.wait()
 
+    # What it says
 
-async def spawn(
-    backend: str,
-    target: str,
-    *,
-    heartbeat: float,
-    environ: Mapping[str, str] | None,
-    on_message: Callable[[ToAgent], None],
-    on_end: Callable[[WireError | None], None],
-) -> ChildProcess:
-    """Start a backend in a process of its own. Raises OSError when the machine has no room for one."""
-    child = ChildProcess(backend, Channel(parse_to_agent, on_message, on_end))
+    def _note_written(self) -> None:
+        self._written.set()
 
-    def command(fd: int) -> list[str]:
-        return build_command(target, fd, parent=os.getpid(), heartbeat=heartbeat)
+    async def _wait_written(self) -> None:
+        self._written.clear()
+        await self._written.wait()
 
-    await child.start(command, environ)
-    return child
+    def _log_stderr(self, line: str) -> None:
+        self._log.log(logging.DEBUG if is_stack(line) else logging.WARNING, line)
+
+    def _pass_on(self, line: LogLine) -> None:
+        if not self._log.isEnabledFor(line.level):
+            return
+        if not self._limits[2].admit():
+            self._limits[2].drop(1)
+            return
+        fields = {"backend": self._source.name}
+        if line.uid:
+            fields |= {"claim": line.claim, "uid": line.uid}
+        if line.exception:
+            fields["details"] = line.exception
+        # A record without a logger of its name, of which a backend could make any number.
+        name = f"{self._log.name}.{line.logger}"
+        record = self._log.makeRecord(name, line.level, "", 0, line.message, (), None, extra={"fields": fields})
+        self._log.handle(record)
+
+
+def _describe(flight: _Flight, now: float) -> CallInFlight:
+    call = flight.call
+    return CallInFlight(
+        id=call.id,
+        method=call.method,
+        elapsed=now - flight.started,
+        deadline=flight.deadline,
+        claim=f"{call.claim.namespace}/{call.claim.name}" if call.claim else "",
+        uid=call.claim.uid if call.claim else "",
+    )

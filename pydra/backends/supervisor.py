@@ -1,51 +1,75 @@
-"""One backend as the agent sees it: its coroutines, called in the backend's process.
+"""One backend as the agent sees it: its coroutines, called in a process that is started, watched and replaced here.
 
-A call survives the end of that process if it was not to blame for it. What a backend answers is
-checked here; errors that it raised arrive as pydra's own. Supervisors share nothing.
+A call survives the end of that process if it was not at fault. What a backend answers is checked here; errors that it
+raised arrive as pydra's own. Supervisors share nothing.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeAlias, TypeVar
 
 import anyio
+import anyio.to_thread
 import msgspec
 
-from pydra.backends.answers import (
+from pydra.backends.crash_attribution import (
+    CallInFlight,
+    Cause,
+    CrashAttribution,
+    Diagnosis,
+    Ending,
+    Quarantined,
+    Verdict,
+    diagnose,
+)
+from pydra.backends.discovery import BackendSource, refresh_source
+from pydra.backends.events import (
+    AnswerRejected,
+    BackendEnded,
+    BackendEvent,
+    BackendFacts,
+    BackendReady,
+    BackendRefused,
+    BackendStartFailed,
+    BackendState,
+    BackendStatistics,
+    BackendUnkillable,
+    HintsFailed,
+    QuarantineBegan,
+    RestoreFailed,
+)
+from pydra.backends.faults import FaultKind, parse_fault
+from pydra.backends.process import BackendProcess, Patience
+from pydra.backends.validation import (
+    answers_exactly,
     find_inheritance_violations,
-    find_inventory_violations,
     find_plan_violations,
     find_prepared_violations,
     find_sample_violations,
     find_value_violations,
+    sort_prepared,
 )
-from pydra.backends.crash_attribution import Condemned
-from pydra.backends.discovery import BackendSource, refresh_source
-from pydra.backends.events import (
-    AnswerRejected,
-    BackendEvent,
-    BackendFacts,
-    BackendReady,
-    BackendStatistics,
-    HintsFailed,
-)
-from pydra.backends.faults import FaultKind, parse_fault
-from pydra.backends.keeper import Keeper
-from pydra.backends.limits import Deadlines, Patience, RestartPolicy
-from pydra.backends.session import Session
-from pydra.backends.wire import Call, Failure, Method, Reply
+from pydra.backends.wire import Call, Failure, Hello, Method, Refusal, Reply
 from pydra.claim import Claim, HeldClaim, Inheritance, PreparedDevice
 from pydra.devices import Inventory, Sample
-from pydra.errors import BackendError, BackendUnavailable, ClaimQuarantined, ContractError, PydraError
+from pydra.errors import (
+    BackendDied,
+    BackendError,
+    BackendTimeout,
+    BackendUnavailable,
+    ClaimQuarantined,
+    ContractError,
+    PydraError,
+    SettingsError,
+)
 
 T = TypeVar("T")
-E = TypeVar("E", bound=PydraError)
 
 HeldClaims: TypeAlias = Callable[[], AbstractAsyncContextManager[Sequence[HeldClaim]]]
 
@@ -53,6 +77,37 @@ _log = logging.getLogger(__name__)
 _HINT_PAUSE_SECONDS = 0.1
 _HINT_RETRY_CAP_SECONDS = 60.0
 _RESTORE_RETRY_CAP_SECONDS = 30.0
+_UNKILLABLE_LOOK_SECONDS = 5.0
+
+
+class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
+    """How long a call may take in seconds, waiting for a restart included; `connect` from spawning to the first call.
+
+    Calls for claims are absent: their callers set the deadline. `restore` has that of `connect`, `inherit` that of
+    `discover`.
+    """
+
+    connect: float = 60.0
+    discover: float = 30.0
+    measure: float = 10.0
+
+
+class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """When a process that ended is replaced: `first`, doubled each time up to `cap`, `first` again after `healthy`.
+
+    `strikes` is how often a claim may end its backend's process before it is quarantined; `unkillable` how many
+    processes that SIGKILL does not end there may be before no more are started.
+    """
+
+    first: float = 0.2
+    cap: float = 30.0
+    healthy: float = 60.0
+    strikes: int = 2
+    unkillable: int = 3
+
+    def delay(self, failures: int) -> float:
+        """Seconds before the start that follows `failures` ends in a row (at least 1)."""
+        return min(self.cap, self.first * 2.0 ** min(failures - 1, 30))
 
 
 def ignore_event(event: BackendEvent) -> None:
@@ -62,10 +117,11 @@ def ignore_event(event: BackendEvent) -> None:
 class BackendSupervisor:
     """A backend, whatever becomes of its process. `run` must be running for calls to be answered.
 
-    Every call waits, within its deadline, for a process that is starting or being replaced. Errors
-    of calls: ClaimError and below as the backend raised them; ContractError for a wrong answer;
-    BackendTimeout, BackendDied, BackendUnavailable; TerminalError for a condemned claim;
-    BackendError for any other exception of the backend.
+    Every call waits, within its deadline, for a process that is starting or being replaced. Errors of calls: ClaimError
+    and below as the backend raised them; ContractError for a wrong answer; SettingsError for invalid settings;
+    BackendTimeout, BackendDied, BackendUnavailable; ClaimQuarantined; BackendError for any other exception of the
+    backend. `reached_backend` of the error is false when the backend's code was not called. Deadlines (`until`) are
+    times of the event loop's clock.
     """
 
     def __init__(
@@ -76,25 +132,35 @@ class BackendSupervisor:
         patience: Patience = Patience(),  # noqa: B008 - frozen
         restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
         environ: Mapping[str, str] | None = None,
+        settings: Mapping[str, Any] = {},
         refresh: Callable[[BackendSource], BackendSource] = refresh_source,
         report: Callable[[BackendEvent], None] = ignore_event,
     ) -> None:
+        """`settings` are the backend's own, as the agent's settings file has them."""
+        self._source = source
         self._name = source.name
         self._deadlines = deadlines
+        self._patience = patience
+        self._restarts = restarts
+        self._environ = environ
+        self._settings = settings
+        self._refresh = refresh
         self._report = report
-        self._keeper = Keeper(
-            source,
-            connect=deadlines.connect,
-            patience=patience,
-            restarts=restarts,
-            environ=environ,
-            refresh=refresh,
-            report=self._pass_on,
-        )
+        self._attribution = CrashAttribution(restarts.strikes)
         self._ids = itertools.count(1)
+        self._facts: BackendFacts | None = None
+        self._refused: BackendRefused | None = None
+        self._state = BackendState.STARTING
+        self._why = "is not started yet"
+        self._process: BackendProcess | None = None
+        self._unkillable: list[BackendProcess] = []
+        self._starts = 0
+        self._endings: Counter[str] = Counter()
+        self._held: HeldClaims | None = None
+        self._waiting = 0
+        self._changed = anyio.Event()
         self._hinted = anyio.Event()
         self._hint_taken = anyio.Event()
-        self._held: HeldClaims | None = None
 
     @property
     def name(self) -> str:
@@ -106,18 +172,23 @@ class BackendSupervisor:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._keep_hinting, name=f"hints of {self._name}")
             tasks.start_soon(self._keep_restoring, name=f"restore of {self._name}")
-            tasks.start_soon(self._keeper.run, name=f"process of {self._name}")
+            tasks.start_soon(self._keep_running, name=f"process of {self._name}")
 
     async def wait_spawned(self) -> None:
         """Wait until its process was started, or could not be."""
-        await self._keeper.wait_spawned()
+        while self._state is BackendState.STARTING and (self._process is None or not self._process.pid):
+            await self._wait_for_change()
 
     async def wait_ready(self) -> BackendFacts:
-        """Wait until it can be called. Raises ContractError when it is refused, BackendUnavailable when stopped."""
-        while self._keeper.session is None or self._keeper.facts is None:
-            self._keeper.refuse_if_over()
-            await self._keeper.wait_changed()
-        return self._keeper.facts
+        """Wait until it can be called.
+
+        Raises ContractError or SettingsError when it is refused, BackendUnavailable when stopped.
+        """
+        while self._process is None or not self._process.open or self._facts is None:
+            if (error := self._find_end()) is not None:
+                raise error
+            await self._wait_for_change()
+        return self._facts
 
     def restore_from(self, held: HeldClaims) -> None:
         """What this node holds, for `restore`: entered for each new process, and left when `restore` has ended.
@@ -125,57 +196,53 @@ class BackendSupervisor:
         Without it a backend that has `restore` is not called, except for `inherit`.
         """
         self._held = held
-        self._keeper.note_change()
+        self._note_change()
 
     # Its coroutines
 
     async def discover(self) -> Inventory:
         """The hardware as it is now."""
-        reply = await self._ask(self._new_call(Method.DISCOVER))
-        inventory = self._decode(reply, Inventory, Method.DISCOVER)
-        self._reject(Method.DISCOVER, find_inventory_violations(inventory))
-        return inventory
+        call = self._new_call(Method.DISCOVER, self._deadlines.discover)
+        return self._decode(await self._ask(call), Inventory, Method.DISCOVER)
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float) -> Any:
-        """What `prepare` will do for the claim, as JSON; only for a backend that has PLAN. One call at a time.
-
-        `until`, here and below, is the call's deadline, a time of the event loop's clock.
-        """
-        reply = await self._ask(self._new_call(Method.PLAN, claim, held=held), until)
-        plan = self._decode(reply, object, Method.PLAN, claim)
+        """What `prepare` will do for the claim, as JSON; only for a backend that has PLAN. One call at a time."""
+        call = Call(id=next(self._ids), method=Method.PLAN, claim=claim, held=tuple(held), until=until)
+        plan = self._decode(await self._ask(call), object, Method.PLAN, claim)
         self._reject(Method.PLAN, find_plan_violations(plan), claim)
         return plan
 
     async def prepare(self, claim: Claim, *, until: float) -> tuple[PreparedDevice, ...]:
         """One prepared device for each of the claim's, in their order."""
-        call = self._new_call(Method.PREPARE, claim)
-        reply = await self._ask(call, until)
+        reply = await self._ask(Call(id=next(self._ids), method=Method.PREPARE, claim=claim, until=until))
         prepared = self._decode(reply, tuple[PreparedDevice, ...], Method.PREPARE, claim)
+        if answers_exactly(claim, prepared):
+            return prepared
         self._reject(Method.PREPARE, find_prepared_violations(claim, prepared), claim)
-        order = {_identity(device): place for place, device in enumerate(claim.devices)}
-        return tuple(sorted(prepared, key=lambda device: order[_identity(device)]))
+        return sort_prepared(claim, prepared)
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
         """Undo."""
-        await self._ask(self._new_call(Method.UNPREPARE, claim, prepared), until)
+        call = Call(id=next(self._ids), method=Method.UNPREPARE, claim=claim, prepared=tuple(prepared), until=until)
+        await self._ask(call)
 
     async def measure(self) -> tuple[Sample, ...]:
         """Numbers for `/metrics`; none when the backend does not measure."""
-        facts = await self.wait_ready() if self._keeper.facts is None else self._keeper.facts
+        facts = self._facts or await self.wait_ready()
         if Method.MEASURE not in facts.methods:
             return ()
-        reply = await self._ask(self._new_call(Method.MEASURE))
-        samples = self._decode(reply, tuple[Sample, ...], Method.MEASURE)
+        call = self._new_call(Method.MEASURE, self._deadlines.measure)
+        samples = self._decode(await self._ask(call), tuple[Sample, ...], Method.MEASURE)
         self._reject(Method.MEASURE, find_sample_violations(samples))
         return samples
 
     async def inherit(self, directory: str) -> Inheritance:
-        """What another driver left in the plugin directory; nothing when the backend takes nobody's place."""
-        facts = await self.wait_ready() if self._keeper.facts is None else self._keeper.facts
+        """What another driver left in the plugin directory; nothing when the backend replaces no other driver."""
+        facts = self._facts or await self.wait_ready()
         if Method.INHERIT not in facts.methods:
             return Inheritance()
-        reply = await self._ask(Call(id=next(self._ids), method=Method.INHERIT, directory=directory))
-        inheritance = self._decode(reply, Inheritance, Method.INHERIT)
+        call = self._new_call(Method.INHERIT, self._deadlines.discover, directory=directory)
+        inheritance = self._decode(await self._ask(call), Inheritance, Method.INHERIT)
         self._reject(Method.INHERIT, find_inheritance_violations(inheritance))
         return inheritance
 
@@ -189,80 +256,94 @@ class BackendSupervisor:
 
     def statistics(self) -> BackendStatistics:
         """A snapshot."""
-        return self._keeper.statistics()
+        process = self._process if self._process is not None and self._process.open else None
+        return BackendStatistics(
+            backend=self._name,
+            state=self._state,
+            pid=process.pid if process is not None else 0,
+            starts=self._starts,
+            endings=dict(sorted(self._endings.items())),
+            in_flight=process.calls() if process is not None else (),
+            is_trying_suspects=bool(self._attribution.suspects),
+            quarantined=self._attribution.quarantined(),
+            unkillable=sum(one.exists for one in self._unkillable),
+        )
 
-    def quarantined(self) -> tuple[Condemned, ...]:
+    def quarantined(self) -> tuple[Quarantined, ...]:
         """The devices of quarantined claims."""
-        return self._keeper.court.condemned()
+        return self._attribution.quarantined()
 
     def release(self, uid: str) -> None:
         """Forget what a claim did: it no longer exists. What kept others from its devices is worth another look."""
-        if self._keeper.court.pardon(uid):
+        if self._attribution.release(uid):
             self._hinted.set()
 
     # Calls
 
-    def _new_call(
-        self,
-        method: Method,
-        claim: Claim | None = None,
-        prepared: Sequence[PreparedDevice] = (),
-        held: Sequence[HeldClaim] = (),
-    ) -> Call:
-        return Call(id=next(self._ids), method=method, claim=claim, prepared=tuple(prepared), held=tuple(held))
+    def _new_call(self, method: Method, seconds: float, **arguments: Any) -> Call:
+        return Call(id=next(self._ids), method=method, until=time.monotonic() + seconds, **arguments)
 
-    async def _ask(self, call: Call, until: float | None = None) -> Reply:
-        """Call until there is an answer; several times only if the process ended through no fault of this call.
-
-        An error of a call that was never handed to the backend's code says so, in `reached_backend`.
-        """
-        court, method = self._keeper.court, call.method
-        condemned = court.sentence(call.claim, method) if call.claim is not None else None
-        if condemned is not None:
-            raise _unreached(ClaimQuarantined(condemned.explain(self._name)))
-        if call.claim is not None:
-            court.admit(call.id, call.claim, method)
-        now = time.monotonic()
-        until = now + self._deadlines.of(method) if until is None else until
-        call, deadline, reached = msgspec.structs.replace(call, until=until), until - now, False
+    async def _ask(self, call: Call) -> Reply:
+        """Call until there is an answer; several times only if the process ended through no fault of this call."""
+        attribution, process, reached = self._attribution, self._process, False
+        assert call.until is not None
+        deadline = call.until - time.monotonic()
+        if attribution.remembers:
+            self._refuse_quarantined(call)
         try:
             while True:
-                try:
-                    session = await self._admission(call, until)
-                except BackendError as failure:
-                    raise failure if reached else _unreached(failure) from None
+                if process is None or not process.open or not process.restored or attribution.suspects:
+                    process = await self._wait_admission(call, reached=reached)
                 reached = True
-                match await session.call(call, deadline=deadline, until=until):
-                    case Reply() as reply:
-                        if call.claim is not None:
-                            court.acquit(call.claim, method)
-                        return reply
-                    case Failure(fault=fault):
-                        if call.claim is not None:
-                            court.trust(call.claim, method)
-                        if fault.kind is FaultKind.CONTRACT:
-                            self._reject(method, fault.problems, call.claim)
-                        raise parse_fault(fault, self._name, method.value)
-                    case PydraError() as error:
-                        raise error
+                outcome = await process.call(call, deadline=deadline)
+                if isinstance(outcome, Reply):
+                    if attribution.remembers:
+                        attribution.note_answer(call.claim, call.method, succeeded=True)
+                    return outcome
+                if isinstance(outcome, Failure):
+                    raise self._read_failure(call, outcome)
+                if isinstance(outcome, PydraError):
+                    raise outcome
+                process = None  # it ended, and not by this call's fault
         finally:
-            court.dismiss(call.id)
-            self._keeper.note_change()
+            if attribution.suspects:
+                attribution.forget_call(call.id)
+            if self._waiting:
+                self._note_change()
 
-    async def _admission(self, call: Call, until: float) -> Session:
-        """A process that this call may use now. Raises BackendUnavailable when there is none in time."""
-        with anyio.move_on_after(until - time.monotonic()):
-            while True:
-                self._keeper.refuse_if_over()
-                session = self._keeper.session
+    def _refuse_quarantined(self, call: Call) -> None:
+        quarantined = self._attribution.begin(call.id, call.claim, call.method) if call.claim is not None else None
+        if quarantined is not None:
+            error = ClaimQuarantined(quarantined.explain(self._name))
+            error.reached_backend = False
+            raise error
+
+    def _read_failure(self, call: Call, failure: Failure) -> PydraError:
+        self._attribution.note_answer(call.claim, call.method, succeeded=False)
+        if failure.fault.kind is FaultKind.CONTRACT:
+            self._reject(call.method, failure.fault.problems, call.claim)
+        return parse_fault(failure.fault, self._name, call.method.value)
+
+    async def _wait_admission(self, call: Call, *, reached: bool) -> BackendProcess:
+        """A process that this call may use now. Raises BackendUnavailable when there is none in time.
+
+        `reached` says whether an earlier process had the call already.
+        """
+        assert call.until is not None
+        with anyio.move_on_after(call.until - time.monotonic()):
+            while self._find_end() is None:
+                process = self._process
                 if (
-                    session is not None
-                    and (session.restored or call.method is Method.INHERIT)
-                    and self._keeper.court.may_call(call.id, busy=session.busy)
+                    process is not None
+                    and process.open
+                    and (process.restored or call.method is Method.INHERIT)
+                    and self._attribution.may_call(call.id, busy=process.busy)
                 ):
-                    return session
-                await self._keeper.wait_changed()
-        raise self._keeper.unavailable()
+                    return process
+                await self._wait_for_change()
+        error = self._find_end() or self._unavailable()
+        error.reached_backend = reached
+        raise error
 
     def _decode(self, reply: Reply, wanted: type[T], method: Method, claim: Claim | None = None) -> T:
         try:
@@ -279,67 +360,257 @@ class BackendSupervisor:
             self._report(AnswerRejected(backend=self._name, method=method, claim=claim, violations=violations))
             raise error
 
+    def _reject_unsolicited(self, call_id: int) -> None:
+        violation = f"an answer to call {call_id}, which is not in flight"
+        _log.error("backend %s: %s", self._source, violation)
+        self._report(AnswerRejected(backend=self._name, method=None, claim=None, violations=(violation,)))
+
+    # Waiting for the process
+
+    async def _wait_for_change(self) -> None:
+        self._waiting += 1
+        try:
+            await self._changed.wait()
+        finally:
+            self._waiting -= 1
+
+    def _note_change(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def _move(self, state: BackendState, why: str) -> None:
+        self._state, self._why = state, why
+        self._note_change()
+
+    def _find_end(self) -> PydraError | None:
+        """ContractError, SettingsError or BackendUnavailable when no process will come, a new one for each caller."""
+        if self._refused is not None:
+            return self._refusal_error(self._refused)
+        return self._unavailable() if self._state is BackendState.STOPPED else None
+
+    def _unavailable(self) -> BackendUnavailable:
+        trying = "is being tested for which of several calls ended its process; try again"
+        return BackendUnavailable(self._name, self._why or (trying if self._attribution.suspects else "is not ready"))
+
+    # Its process
+
+    async def _keep_running(self) -> None:
+        """After a refusal nothing is started any more: the same code would be refused again."""
+        failures = 0
+        try:
+            while True:
+                await self._wait_for_room()
+                began = time.monotonic()
+                event = await self._run_process()
+                if isinstance(event, BackendRefused):
+                    self._refuse(event)
+                    break
+                failures = 1 if time.monotonic() - began >= self._restarts.healthy else failures + 1
+                delay = self._restarts.delay(failures)
+                self._tell_down(msgspec.structs.replace(event, restart_in=delay))
+                await anyio.sleep(delay)
+                await self._look_for_upgrade()
+            await anyio.sleep_forever()
+        finally:
+            self._move(BackendState.STOPPED, "is stopped")
+
+    async def _wait_for_room(self) -> None:
+        """Unkillable processes hold the hardware; more of them would not help."""
+        while len(unkillable := [one for one in self._unkillable if one.exists]) >= self._restarts.unkillable:
+            pids = ", ".join(str(one.pid) for one in unkillable)
+            self._move(BackendState.DOWN, f"has {len(unkillable)} processes that SIGKILL does not end (pids {pids})")
+            await anyio.sleep(_UNKILLABLE_LOOK_SECONDS)
+        self._unkillable = unkillable
+
+    async def _run_process(self) -> BackendEnded | BackendStartFailed | BackendRefused:
+        """One process from start to end, and what to report of it."""
+        self._starts += 1
+        self._move(BackendState.STARTING, "is starting")
+        process = self._process = BackendProcess(
+            self._source,
+            patience=self._patience,
+            environ=self._environ,
+            settings=self._settings,
+            on_spawn=self._note_change,
+            on_ready=self._greet,
+            on_unsolicited=self._reject_unsolicited,
+        )
+        try:
+            ending = await process.run(self._deadlines.connect)
+            if process.exists:
+                self._unkillable.append(process)
+                self._report(BackendUnkillable(backend=self._name, pid=process.pid))
+            if process.refusal is not None:
+                return self._read_refusal(process.refusal)
+            return self._settle(process, ending)
+        except OSError as error:
+            message = f"cannot be started: {error}"
+            return BackendStartFailed(backend=self._name, message=message, details="", restart_in=0)
+        finally:
+            self._process = None
+            self._why = "is stopped"
+            for call in process.calls():  # left over when the agent stops
+                process.conclude(call.id, self._unavailable())
+
+    def _greet(self, process: BackendProcess, hello: Hello) -> None:
+        source = self._source
+        self._facts = BackendFacts(
+            name=source.name,
+            distribution=source.distribution,
+            version=source.version,
+            driver=hello.driver,
+            methods=hello.methods,
+            config_kinds=hello.config_kinds,
+            device_classes=hello.device_classes,
+            reasons=hello.reasons,
+            survives_reboot=hello.survives_reboot,
+            settings=hello.settings,
+        )
+        process.restored = Method.RESTORE not in hello.methods
+        self._move(BackendState.READY, "" if process.restored else "has not yet been told what this node holds")
+        _log.info("backend %s: ready in process %d after %.2f s", source, process.pid, process.age)
+        if self._starts > 1:
+            self._hinted.set()  # whatever the last process knew, the hardware may have changed
+        self._report(
+            BackendReady(
+                backend=source.name, facts=self._facts, pid=process.pid, starts=self._starts, seconds=process.age
+            )
+        )
+
+    def _settle(self, process: BackendProcess, ending: Ending) -> BackendEnded:
+        """Tell every caller that was in flight what became of its call."""
+        diagnosis = diagnose(ending)
+        self._endings[diagnosis.signal or _label(ending)] += 1
+        verdicts = self._attribution.note_end(ending)
+        waiting = process.calls()
+        for one in waiting:
+            verdict = verdicts.get(one.id, Verdict.BYSTANDER)
+            call = process.call_in_flight(one.id)
+            if verdict is Verdict.AT_FAULT and call is not None:
+                process.conclude(one.id, self._strike(call, one, ending, diagnosis))
+            else:
+                process.conclude(one.id, verdict)
+        for call_id in verdicts.keys() - {one.id for one in waiting}:  # its caller has given up meanwhile
+            self._attribution.forget_call(call_id)
+        return BackendEnded(backend=self._name, diagnosis=diagnosis, calls=ending.calls, restart_in=0)
+
+    def _strike(self, call: Call, flight: CallInFlight, ending: Ending, diagnosis: Diagnosis) -> PydraError:
+        """The error of the call at fault, which names no other; terminal when its claim is quarantined for it."""
+        line = diagnosis.blame(flight)
+        quarantined = self._attribution.strike(call.claim, call.method, line) if call.claim is not None else None
+        if call.claim is not None and quarantined is not None:
+            error = ClaimQuarantined(quarantined.explain(self._name))
+            _log.error("%s", error)
+            self._report(QuarantineBegan(backend=self._name, claim=call.claim, method=call.method, message=str(error)))
+            return error
+        failure = _build_failure(self._name, call.method, flight, ending.cause, diagnosis)
+        failure.details, failure.logged = diagnosis.report, True
+        return failure
+
+    def _read_refusal(self, refusal: Refusal) -> BackendStartFailed | BackendRefused:
+        fault = refusal.fault
+        if refusal.final:
+            return BackendRefused(
+                backend=self._name,
+                violations=fault.problems,
+                details=fault.traceback,
+                invalid_settings=fault.kind is FaultKind.INVALID_SETTINGS,
+            )
+        message = str(parse_fault(fault, self._name, "connect")).removeprefix(f"backend {self._name}: ")
+        return BackendStartFailed(backend=self._name, message=message, details=fault.traceback, restart_in=0)
+
+    def _refuse(self, event: BackendRefused) -> None:
+        self._refused = event
+        _log.error("%s", self._refusal_error(event), extra={"fields": {"backend": event.backend}})
+        if (
+            event.details
+        ):  # the line above says where; the rest is for the backend's author, to whom `pydra check` says it
+            fields = {"backend": event.backend, "details": event.details}
+            _log.debug("why backend %s is refused", event.backend, extra={"fields": fields})
+        self._move(BackendState.REFUSED, "is refused")
+        self._report(event)
+
+    def _refusal_error(self, event: BackendRefused) -> ContractError | SettingsError:
+        if event.invalid_settings:
+            return SettingsError([f"backend {self._name}: {problem}" for problem in event.violations])
+        error = ContractError(self._name, event.violations)
+        error.details = event.details
+        return error
+
+    def _tell_down(self, event: BackendEnded | BackendStartFailed) -> None:
+        if isinstance(event, BackendEnded):
+            brief, line, details = event.diagnosis.brief, event.diagnosis.line, event.diagnosis.report
+        else:
+            brief, line, details = event.message, event.message, event.details
+        fields = {"backend": self._name, **({"details": details} if details else {})}
+        _log.error(
+            "backend %s: %s; it starts again in %.1f s", self._source, line, event.restart_in, extra={"fields": fields}
+        )
+        self._move(BackendState.DOWN, f"{brief}; it starts again {event.restart_in:.1f} s after that")
+        self._report(event)
+
+    async def _look_for_upgrade(self) -> None:
+        """Another version is another backend: it is not judged by what the former did."""
+        source = await anyio.to_thread.run_sync(self._refresh, self._source)
+        if source != self._source:
+            _log.info("backend %s: now %s", self._source, source)
+            self._source = source
+            self._attribution.reset()
+
     # What the node holds
 
     async def _keep_restoring(self) -> None:
         """Give each new process what this node holds, before anything else is asked of it."""
         failures = 0
         while True:
-            session = self._keeper.session
-            if session is None or session.restored or self._held is None:
-                await self._keeper.wait_changed()
+            process, held = self._process, self._held
+            if process is None or not process.open or process.restored or held is None:
+                await self._wait_for_change()
                 continue
             try:
-                async with self._held() as held:
-                    error = await self._restore(session, held)
-            except PydraError as failure:  # what is held cannot be read
-                error = failure
-            if error is None:
+                async with held() as claims:
+                    await self._restore(process, claims)
+            except PydraError as error:
+                if process is self._process and process.open:
+                    failures += 1
+                    delay = min(2.0 ** (failures - 1), _RESTORE_RETRY_CAP_SECONDS)
+                    self._tell_not_restored(error, delay)
+                    await anyio.sleep(delay)
+            else:
                 failures = 0
-                session.restored = True
-                self._keeper.note_change()
-            elif session is self._keeper.session:
-                failures += 1
-                delay = min(2.0 ** (failures - 1), _RESTORE_RETRY_CAP_SECONDS)
-                self._keeper.tell_not_restored(error, delay)
-                await anyio.sleep(delay)
 
-    async def _restore(self, session: Session, held: Sequence[HeldClaim]) -> PydraError | None:
-        call, seconds = self._new_call(Method.RESTORE, held=held), self._deadlines.connect
-        until = time.monotonic() + seconds
+    async def _restore(self, process: BackendProcess, held: Sequence[HeldClaim]) -> None:
+        seconds = self._deadlines.connect
+        call = self._new_call(Method.RESTORE, seconds, held=tuple(held))
         try:
-            match await session.call(msgspec.structs.replace(call, until=until), deadline=seconds, until=until):
+            match await process.call(call, deadline=seconds):
                 case Reply():
-                    return None
+                    process.restored = True
+                    self._move(self._state, "")
                 case Failure(fault=fault):
-                    return parse_fault(fault, self._name, Method.RESTORE.value)
+                    raise parse_fault(fault, self._name, Method.RESTORE.value)
                 case PydraError() as error:
-                    return error
-                case _:  # a bystander of the process's end: there is nobody to restore
-                    return BackendUnavailable(self._name, "its process ended")
-        except PydraError as error:
-            return error
+                    raise error
         finally:
-            self._keeper.court.dismiss(call.id)
-            self._keeper.note_change()
+            self._attribution.forget_call(call.id)
+
+    def _tell_not_restored(self, error: PydraError, retry_in: float) -> None:
+        details = error.details if isinstance(error, BackendError) else ""
+        fields = {"backend": self._name, **({"details": details} if details else {})}
+        message = str(error).removeprefix(f"backend {self._name}: ")
+        _log.error("backend %s: %s; tried again in %.1f s", self._source, message, retry_in, extra={"fields": fields})
+        self._move(self._state, f"cannot be called until restore has succeeded: {message}")
+        self._report(RestoreFailed(backend=self._name, message=message, details=details, retry_in=retry_in))
 
     # Hints
-
-    def _pass_on(self, event: BackendEvent) -> None:
-        if isinstance(event, BackendReady) and event.starts > 1:
-            self._hinted.set()  # whatever the last process knew, the hardware may be another now
-        self._report(event)
 
     async def _keep_hinting(self) -> None:
         """Keep a `wait_changed` in flight."""
         failures = 0
         while True:
-            call = self._new_call(Method.WAIT_CHANGED)
-            session = await self._hinting_session(call.id)
-            if not self._hints():
-                await self._keeper.wait_changed()
-                continue
-            match await session.call(call, deadline=math.inf, until=math.inf):
+            call = Call(id=next(self._ids), method=Method.WAIT_CHANGED)
+            process = await self._wait_hinting(call.id)
+            match await process.call(call, deadline=float("inf")):
                 case Reply():
                     failures = 0
                     await self._hint()
@@ -351,29 +622,41 @@ class BackendSupervisor:
                     self._report(HintsFailed(backend=self._name, message=str(error), details=fault.traceback))
                     await anyio.sleep(min(2.0**failures, _HINT_RETRY_CAP_SECONDS))
 
-    def _hints(self) -> bool:
-        return self._keeper.facts is not None and Method.WAIT_CHANGED in self._keeper.facts.methods
-
-    async def _hinting_session(self, call_id: int) -> Session:
-        """A process, outside of trials: what else is in flight would blur them."""
+    async def _wait_hinting(self, call_id: int) -> BackendProcess:
+        """A process that gives hints, while no suspects are tried: what else is in flight would blur that."""
         while True:
-            session = self._keeper.session
-            if session is not None and session.restored and self._keeper.court.may_call(call_id):
-                return session
-            await self._keeper.wait_changed()
+            process, facts = self._process, self._facts
+            if (
+                process is not None
+                and process.open
+                and process.restored
+                and facts is not None
+                and Method.WAIT_CHANGED in facts.methods
+                and self._attribution.may_call(call_id)
+            ):
+                return process
+            await self._wait_for_change()
 
     async def _hint(self) -> None:
-        """Pass a hint on, and wait until somebody took it: hints that nobody looks at are not collected."""
+        """Pass a hint on, and wait until it was taken: hints that nobody looks at are not collected."""
         self._hint_taken = anyio.Event()
         self._hinted.set()
         await self._hint_taken.wait()
         await anyio.sleep(_HINT_PAUSE_SECONDS)
 
 
-def _unreached(error: E) -> E:
-    error.reached_backend = False
-    return error
+def _build_failure(name: str, method: Method, flight: CallInFlight, cause: Cause, diagnosis: Diagnosis) -> BackendError:
+    match cause:
+        case Cause.GARBLED:
+            return ContractError(name, [f"{method.value}: {diagnosis.blame(flight)}"])
+        case Cause.STUCK_CALL | Cause.STUCK_LOOP:
+            seconds = min(round(flight.elapsed, 1), flight.deadline)
+            return BackendTimeout(name, method.value, seconds, where=diagnosis.place)
+        case _:
+            return BackendDied(name, diagnosis.blame(flight))
 
 
-def _identity(device: Any) -> tuple[str, str, str, str | None]:
-    return (device.request, device.pool, device.device, device.share_id)
+def _label(ending: Ending) -> str:
+    if ending.cause is Cause.DIED and ending.status is not None:
+        return f"exit {ending.status}"
+    return ending.cause.value

@@ -1,16 +1,18 @@
-"""Frames between the agent and a backend's process: messages to bytes and back.
+"""What the agent and a backend's process say to each other, and the connection that carries it.
 
-Pure: no socket, no clock. A frame is a 4-byte big-endian length and that many bytes of msgpack.
-What is inside a reply stays undecoded (`msgspec.Raw`): a wrong answer is then one call's violation,
-never the stream's.
+A frame is a 4-byte big-endian length and that many bytes of msgpack. What is inside a reply stays undecoded
+(`msgspec.Raw`): a wrong answer is then one call's violation, never the stream's. Each end reads a bounded amount in
+any period, so that a peer which sends without end costs it a bounded share of its time.
 """
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -40,6 +42,22 @@ class Method(Enum):
     RESTORE = "restore"
 
 
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start", omit_defaults=True):
+    """Agent to backend, first of all: `settings` are the backend's own from the agent's settings file.
+
+    `prefix` begins the names of its environment variables, such as `PYDRA_SIM_`; `log_level` is a number of `logging`.
+    """
+
+    backend: str
+    prefix: str
+    settings: Mapping[str, Any] = {}
+    log_level: int = 20
+
+
+class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
+    """Agent to backend: answer with a Pong."""
+
+
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=True):
     """Agent to backend: run a coroutine.
 
@@ -62,6 +80,17 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     id: int
 
 
+class SettingValue(msgspec.Struct, frozen=True, kw_only=True):
+    """One of a backend's settings, spelled for people: what it allows, its value and where that came from."""
+
+    name: str
+    variable: str
+    allowed: str
+    default: str
+    value: str
+    source: str
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Backend to agent, once, when it can be called: what it is and what it has.
 
@@ -74,6 +103,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     device_classes: Mapping[str, Any] = {}
     reasons: Mapping[str, str] = {}
     survives_reboot: bool = False
+    settings: tuple[SettingValue, ...] = ()
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refusal"):
@@ -101,15 +131,34 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, tag="failure"):
     fault: Fault
 
 
-class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
-    """Backend to agent: its event loop turns."""
+class Pong(msgspec.Struct, frozen=True, kw_only=True, tag="pong"):
+    """Backend to agent: its event loop runs."""
 
 
-ToBackend: TypeAlias = Call | Cancel
-ToAgent: TypeAlias = Hello | Refusal | Reply | Failure | Heartbeat
+class Waiting(msgspec.Struct, frozen=True, kw_only=True, tag="waiting"):
+    """Backend to agent: the call was cancelled and has not ended; `where` it waits, as the lines of a traceback."""
+
+    id: int
+    where: str
+
+
+class LogLine(msgspec.Struct, frozen=True, kw_only=True, tag="log", omit_defaults=True):
+    """Backend to agent: a record of `logging`. `claim` is `namespace/name` of the running call's claim."""
+
+    level: int
+    logger: str
+    message: str
+    exception: str = ""
+    claim: str = ""
+    uid: str = ""
+
+
+ToBackend: TypeAlias = Start | Call | Cancel | Ping
+ToAgent: TypeAlias = Hello | Refusal | Reply | Failure | Pong | Waiting | LogLine
 Message: TypeAlias = ToBackend | ToAgent
 
 T = TypeVar("T")
+M = TypeVar("M")
 
 _encoder = msgspec.msgpack.Encoder()
 _to_backend: msgspec.msgpack.Decoder[ToBackend] = msgspec.msgpack.Decoder(ToBackend)
@@ -133,8 +182,8 @@ def build_result(result: Any) -> msgspec.Raw:
 
 
 def parse_to_backend(body: bytes) -> ToBackend:
-    """A message that the agent sent. Raises WireError."""
-    message = _parse(_to_backend, body)
+    """A message that the agent sent. Raises msgspec.DecodeError, RecursionError or WireError."""
+    message = _to_backend.decode(body)
     if isinstance(message, Call) and (message.claim is not None or message.held):
         claim = None if message.claim is None else _with_opaque_configs(message.claim)
         held = tuple(msgspec.structs.replace(one, claim=_with_opaque_configs(one.claim)) for one in message.held)
@@ -143,15 +192,8 @@ def parse_to_backend(body: bytes) -> ToBackend:
 
 
 def parse_to_agent(body: bytes) -> ToAgent:
-    """A message that the backend sent. Raises WireError."""
-    return _parse(_to_agent, body)
-
-
-def _parse(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
-    try:
-        return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"a frame of {len(body)} bytes is not a message: {error}") from error
+    """A message that the backend sent. Raises msgspec.DecodeError or RecursionError."""
+    return _to_agent.decode(body)
 
 
 def _with_opaque_configs(claim: Claim) -> Claim:
@@ -174,26 +216,175 @@ class FrameSplitter:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        self._start = 0
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take the next bytes; give back the bodies now complete. Raises WireError for an impossible length."""
-        buffer = self._buffer
-        buffer += data
-        bodies: list[bytes] = []
-        start = 0
-        while len(buffer) - start >= _HEADER.size:
-            (size,) = _HEADER.unpack_from(buffer, start)
-            if size > MAX_FRAME:
-                raise WireError(f"a frame claims {size} bytes, the limit is {MAX_FRAME} bytes")
-            end = start + _HEADER.size + size
-            if len(buffer) < end:
-                break
-            bodies.append(bytes(memoryview(buffer)[start + _HEADER.size : end]))
-            start = end
-        del buffer[:start]
-        return bodies
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes."""
+        del self._buffer[: self._start]
+        self._start = 0
+        self._buffer += data
+
+    def take(self) -> bytes | None:
+        """The next body, once it is complete. Raises WireError for an impossible length."""
+        buffer, body_start = self._buffer, self._start + _HEADER.size
+        if len(buffer) < body_start:
+            return None
+        (size,) = _HEADER.unpack_from(buffer, self._start)
+        if size > MAX_FRAME:
+            raise WireError(f"a frame claims {size} bytes, the limit is {MAX_FRAME} bytes")
+        if len(buffer) < body_start + size:
+            return None
+        self._start = body_start + size
+        return bytes(memoryview(buffer)[body_start : self._start])
 
     @property
     def pending(self) -> int:
         """Bytes of a frame that is not complete yet."""
-        return len(self._buffer)
+        return len(self._buffer) - self._start
+
+
+class Budget:
+    """How much of something may be done in a period: `limit` units in `period` seconds, on the clock of the caller."""
+
+    def __init__(self, limit: int, period: float) -> None:
+        self._limit = limit
+        self._period = period
+        self._spent = 0
+        self._since = -period
+
+    def spend(self, units: int, now: float) -> float:
+        """Note what was done; the seconds to pause before more of it, or 0."""
+        if now - self._since >= self._period:
+            self._since, self._spent = now, 0
+        self._spent += units
+        return max(self._since + self._period - now, 0.001) if self._spent >= self._limit else 0.0
+
+
+FRAMES_PER_PERIOD = 1000
+PERIOD_SECONDS = 0.1
+
+
+class Channel(asyncio.Protocol, Generic[M]):
+    """Gives each message to `on_message`, and `on_end` its reason, once: None when the other end closed.
+
+    After malformed bytes nothing more is read: where the next frame begins is unknown. Of more than FRAMES_PER_PERIOD
+    frames in PERIOD_SECONDS the rest is left unread until the next period.
+    """
+
+    def __init__(
+        self,
+        parse: Callable[[bytes], M],
+        on_message: Callable[[M], None],
+        on_end: Callable[[WireError | None], None],
+    ) -> None:
+        self._parse = parse
+        self._on_message = on_message
+        self._on_end = on_end
+        self._splitter = FrameSplitter()
+        self._budget = Budget(FRAMES_PER_PERIOD, PERIOD_SECONDS)
+        self._handled = 0
+        self._paused = False
+        self._transport: asyncio.Transport | None = None
+        self._writable = asyncio.Event()
+        self._closed = asyncio.Event()
+        self._ended = False
+        self._finished = False
+
+    async def open(self, sock: socket.socket) -> None:
+        """Take over the connected socket."""
+        self._loop = asyncio.get_running_loop()
+        await self._loop.create_connection(lambda: self, sock=sock)
+
+    @property
+    def is_writable(self) -> bool:
+        """False while the other end is slow to read."""
+        return self._writable.is_set()
+
+    def send(self, message: Message) -> None:
+        """Queue a message. Raises WireError when it is too large; dropped once the connection is gone or finished."""
+        frame = build_frame(message)
+        if self._transport is not None and not self._finished and not self._transport.is_closing():
+            self._transport.write(frame)
+
+    async def drain(self) -> None:
+        """Wait while the other end is slow to read."""
+        await self._writable.wait()
+
+    def finish(self) -> None:
+        """Say that no more will be sent; the other end may still answer."""
+        if self._transport is not None and not self._finished and not self._transport.is_closing():
+            self._finished = True
+            self._transport.write_eof()
+
+    def close(self) -> None:
+        """Drop the connection and what was not sent."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Wait until the connection is gone, after `close`."""
+        if self._transport is not None:
+            await self._closed.wait()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
+        self._transport = cast("asyncio.Transport", transport)
+        self._writable.set()
+
+    def data_received(self, data: bytes) -> None:  # noqa: D102
+        if not self._ended:
+            self._splitter.feed(data)
+            if not self._paused:
+                self._handle_frames()
+
+    def _handle_frames(self) -> None:
+        count, body = 0, b""
+        try:
+            while count < FRAMES_PER_PERIOD and not self._ended:
+                following = self._splitter.take()
+                if following is None:
+                    break
+                count, body = count + 1, following
+                self._on_message(self._parse(body))
+        except WireError as error:
+            self._end(error)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            self._end(WireError(f"a frame of {len(body)} bytes is not a message: {error}"))
+        self._handled += count
+        if self._handled >= FRAMES_PER_PERIOD:
+            self._pause_reading()
+
+    def _pause_reading(self) -> None:
+        pause = self._budget.spend(self._handled, self._loop.time())
+        self._handled = 0
+        if pause and not self._ended and self._transport is not None and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+            self._loop.call_later(pause, self._go_on)
+
+    def _go_on(self) -> None:
+        self._paused = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._handle_frames()
+
+    def eof_received(self) -> bool:  # noqa: D102
+        self._end(None)
+        return True  # keep our half open: an answer may still be on its way out
+
+    def pause_writing(self) -> None:  # noqa: D102
+        self._writable.clear()
+
+    def resume_writing(self) -> None:  # noqa: D102
+        self._writable.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
+        self._writable.set()
+        self._closed.set()
+        self._end(None)
+
+    def _end(self, reason: WireError | None) -> None:
+        if not self._ended:
+            self._ended = True
+            self._on_end(reason)

@@ -7,13 +7,14 @@ Precedence: flag, then `PYDRA_*` variable, then file, then default. Imports noth
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from pydra.backends.environment import variable_prefix
+from pydra.backends.discovery import variable_prefix
+from pydra.backends.settings import service_prefixes
 from pydra.errors import SettingsError
 from pydra.settings import Settings, WebhookSettings
 
@@ -154,21 +155,10 @@ def read_values(
 def _unknown_variables(environ: Mapping[str, str], table: OptionTable, backends: Sequence[object]) -> list[str]:
     # PYDRA_SIM_SCENARIO and the like belong to the backend named in them, and reach its process unread.
     known = {variable_of(option, table) for option in table.options} | {f"{table.prefix}CONFIG"}
-    theirs = (*(f"{variable_prefix(str(name))}_" for name in backends), *_service_prefixes(environ))
+    theirs = (*(f"{variable_prefix(str(name))}_" for name in backends), *service_prefixes(environ))
     return sorted(
         name for name in environ if name.startswith(table.prefix) and name not in known and not name.startswith(theirs)
     )
-
-
-def _service_prefixes(environ: Mapping[str, str]) -> Iterator[str]:
-    """How the variables begin that Kubernetes gives to every pod beside a Service, such as one called `pydra-webhook`.
-
-    Source: kubelet, pkg/kubelet/envvars: NAME_SERVICE_HOST, NAME_SERVICE_PORT..., NAME_PORT...
-    """
-    for name in environ:
-        if name.endswith("_SERVICE_HOST"):
-            service = name.removesuffix("_SERVICE_HOST")
-            yield from (f"{service}_SERVICE_", f"{service}_PORT")
 
 
 def flag_of(option: Option) -> str:

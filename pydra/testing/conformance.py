@@ -17,12 +17,10 @@ from types import ModuleType
 
 import anyio
 
-from pydra.backends.discovery import BackendSource, choose_backend, find_backend
-from pydra.backends.environment import extend_module_path, variable_prefix
+from pydra.backends.discovery import BackendSource, choose_backend, extend_module_path, find_backend, variable_prefix
 from pydra.backends.events import BackendEnded, BackendEvent, BackendFacts, BackendStartFailed, HintsFailed
 from pydra.backends.faults import MAX_REASON, is_reason
-from pydra.backends.limits import Deadlines, RestartPolicy
-from pydra.backends.supervisor import BackendSupervisor
+from pydra.backends.supervisor import BackendSupervisor, Deadlines, RestartPolicy
 from pydra.backends.wire import Method
 from pydra.cdi.spec import build_spec_file
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import yaml
 
-from pydra.backends.environment import variable_prefix
+from pydra.backends.discovery import variable_prefix
 from pydra.cli.agent import build_parser, read_settings
 from pydra.settings import LogLevel, Settings
 from pydra_nvidia import settings as nvidia

@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 from anyio.abc import Process
 
-from pydra.backends.environment import extend_module_path, is_target, variable_prefix
+from pydra.backends.discovery import extend_module_path, is_target, variable_prefix
 from pydra.errors import SettingsError
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials

@@ -12,8 +12,8 @@ import anyio
 
 from pydra.backends.discovery import BackendSource
 from pydra.backends.events import BackendEvent
-from pydra.backends.limits import Deadlines, Patience, RestartPolicy
-from pydra.backends.supervisor import BackendSupervisor
+from pydra.backends.process import Patience
+from pydra.backends.supervisor import BackendSupervisor, Deadlines, RestartPolicy
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
 
 TROUBLE = Path(__file__).parent / "trouble"
@@ -21,7 +21,7 @@ _PATH = [str(TROUBLE), *filter(None, [os.environ.get("PYTHONPATH")])]
 ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join(_PATH)}
 SOURCE = BackendSource(name="faulty", target="faulty:", distribution="pydra-faulty", version="1.0")
 
-PATIENCE = Patience(heartbeat=0.05, silence=0.6, recall=0.3, stacks=1.0, burial=5.0, leave=5.0)
+PATIENCE = Patience(ping=0.05, silence=0.6, recall=0.3, stacks=1.0, reap=5.0, leave=5.0)
 DEADLINES = Deadlines()
 
 

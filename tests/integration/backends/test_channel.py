@@ -9,11 +9,21 @@ import threading
 import anyio
 import anyio.lowlevel
 
-from pydra.backends.channel import Channel
+from pydra.backends.child.calls import CallServer, CallThreads
 from pydra.backends.faults import FaultKind
-from pydra.backends.serving import CallServer
-from pydra.backends.threads import CallThreads
-from pydra.backends.wire import Call, Cancel, Failure, Heartbeat, Method, Reply, ToAgent, parse_to_agent
+from pydra.backends.wire import (
+    FRAMES_PER_PERIOD,
+    Call,
+    Cancel,
+    Channel,
+    Failure,
+    Method,
+    Pong,
+    Reply,
+    ToAgent,
+    build_frame,
+    parse_to_agent,
+)
 from pydra.claim import Claim, PreparedDevice
 from pydra.devices import Inventory
 
@@ -31,9 +41,28 @@ async def test_what_is_sent_after_the_end_is_dropped() -> None:
     channel: Channel[ToAgent] = Channel(parse_to_agent, lambda message: None, lambda error: None)
     await channel.open(ours)
     channel.finish()
-    channel.send(Heartbeat())
+    channel.send(Pong())
     channel.finish()
     assert theirs.recv(1) == b""
+    theirs.close()
+    channel.close()
+    await channel.wait_closed()
+
+
+async def test_of_a_flood_of_messages_a_bounded_number_is_handled_at_once_and_none_is_lost() -> None:
+    handled: list[ToAgent] = []
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    channel: Channel[ToAgent] = Channel(parse_to_agent, handled.append, lambda error: None)
+    await channel.open(ours)
+    theirs.sendall(bytes(build_frame(Pong())) * (FRAMES_PER_PERIOD + 10))
+    with anyio.fail_after(5):
+        while len(handled) < FRAMES_PER_PERIOD:
+            await anyio.lowlevel.checkpoint()
+    assert len(handled) == FRAMES_PER_PERIOD
+    with anyio.fail_after(5):
+        while len(handled) < FRAMES_PER_PERIOD + 10:
+            await anyio.sleep(0.001)
     theirs.close()
     channel.close()
     await channel.wait_closed()

@@ -47,18 +47,7 @@ async def test_the_process_ends_when_the_agent_is_killed() -> None:
 
 
 async def test_a_process_whose_agent_is_gone_before_it_looks_does_not_start() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pydra.backends.child",
-        "0",
-        "--parent",
-        "1",
-        "--backend",
-        "x:",
-        "--heartbeat",
-        "1",
-    ]
+    command = [sys.executable, "-m", "pydra.backends.child.main", "0", "1", "x:"]
     ended = await anyio.run_process(command)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
 

@@ -11,7 +11,7 @@ import pytest
 
 from pydra.backends.discovery import BackendSource
 from pydra.backends.events import BackendEnded, BackendEvent, BackendRefused, BackendStartFailed, BackendState
-from pydra.backends.limits import Deadlines
+from pydra.backends.supervisor import Deadlines
 from pydra.devices import Device, Inventory
 from pydra.errors import BackendUnavailable, ContractError
 from tests.integration.backends.harness import claim, supervised, until
@@ -66,12 +66,12 @@ async def test_a_connect_that_fails_is_tried_again_until_it_succeeds(tmp_path: P
 async def test_a_connect_that_hangs_is_killed_and_shown() -> None:
     events: list[BackendEvent] = []
     source = BackendSource(name="unfit", target="unfit:connect_hangs")
-    deadlines = Deadlines(connect=0.5, discover=2.0)
+    deadlines = Deadlines(connect=3.0, discover=2.0)
     async with supervised(source=source, deadlines=deadlines, events=events):
         await until(lambda: bool(events))
     (event, *_) = events
     assert isinstance(event, BackendEnded)
-    assert "was not ready in time (within 0.5 s)" in event.diagnosis.line
+    assert "was not ready in time (within 3 s)" in event.diagnosis.line
     assert "connect_hangs" in event.diagnosis.report
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from pydra.backends.events import (
     BackendEvent,
     BackendReady,
     BackendState,
-    ClaimSentenced,
+    QuarantineBegan,
 )
-from pydra.backends.limits import Deadlines, Patience, RestartPolicy
+from pydra.backends.process import Patience
+from pydra.backends.supervisor import Deadlines, RestartPolicy
 from pydra.claim import OpaqueConfig
 from pydra.devices import Capacity, Device, Inventory, Sample
 from pydra.errors import (
@@ -34,7 +36,7 @@ from pydra.errors import (
 )
 from tests.integration.backends.harness import claim, supervised, until
 
-PATIENT = Patience(heartbeat=0.05, silence=30.0, recall=0.2, stacks=1.0, burial=5.0, leave=5.0)
+PATIENT = Patience(ping=0.05, silence=30.0, recall=0.2, stacks=1.0, reap=5.0, leave=5.0)
 
 
 async def test_a_backend_is_known_and_called_in_a_process_of_its_own() -> None:
@@ -118,9 +120,9 @@ async def test_what_a_call_does_wrong_fails_that_call_only(device: str, error: t
         ("abort", BackendDied, "died of SIGABRT at do_abort (trouble/faulty.py:", "SIGABRT"),
         ("exit", BackendDied, "exited with status 7 during prepare of claim ns/c-u1", "exit 7"),
         ("terminate", BackendDied, "died of SIGTERM during prepare of claim ns/c-u1", "SIGTERM"),
-        ("garble", ContractError, "was killed because it sent malformed bytes (a frame claims 4294967295", "garbled"),
-        ("hang-gil", BackendTimeout, "prepare did not end within", "silent"),
-        ("hang-loop", BackendTimeout, "prepare did not end within", "silent"),
+        ("garble", ContractError, "was killed because it broke the protocol (a frame claims 4294967295", "garbled"),
+        ("hang-gil", BackendTimeout, "prepare did not end within", "stuck_loop"),
+        ("hang-loop", BackendTimeout, "prepare did not end within", "stuck_loop"),
     ],
 )
 async def test_the_end_of_the_process_is_diagnosed_and_repaired(
@@ -139,7 +141,7 @@ async def test_the_end_of_the_process_is_diagnosed_and_repaired(
     assert isinstance(again, BackendReady)
     assert isinstance(end, BackendEnded)
     assert "claim ns/c-u1" in end.diagnosis.line
-    assert [flight.claim for flight in end.flights if flight.claim] == ["ns/c-u1"]
+    assert [call.claim for call in end.calls if call.claim] == ["ns/c-u1"]
     if device.startswith("hang"):
         assert f"in do_{device.replace('-', '_')}" in end.diagnosis.report
 
@@ -150,18 +152,31 @@ async def test_a_call_past_its_deadline_is_cancelled_and_shows_where_it_waited()
         pid = backend.statistics().pid
         with pytest.raises(BackendTimeout) as caught:
             await backend.prepare(claim("hang"))
-        assert str(caught.value) == "backend faulty: prepare did not end within 0.3 s"
+        assert re.fullmatch(
+            r"backend faulty: prepare did not end within 0\.3 s; it was waiting in wait \(asyncio/locks\.py:\d+\) "
+            r"called from do_hang \(trouble/faulty\.py:\d+\)",
+            str(caught.value),
+        )
         assert "in do_hang" in caught.value.details
         assert backend.statistics().pid == pid
 
 
-@pytest.mark.parametrize("device", ["hang-in-thread", "hang-stubborn", "hang-loop", "hang-gil"])
+WHERE = {
+    "hang-in-thread": "_sleep_in_thread (trouble/faulty.py",
+    "hang-stubborn": "wait (asyncio/locks.py",
+    "hang-loop": "do_hang_loop (trouble/faulty.py",
+    "hang-gil": "do_hang_gil (trouble/faulty.py",
+}
+
+
+@pytest.mark.parametrize("device", list(WHERE))
 async def test_a_call_that_cannot_be_cancelled_costs_the_process(device: str) -> None:
     events: list[BackendEvent] = []
     async with supervised(seconds=0.3, patience=PATIENT, events=events) as backend:
         await backend.wait_ready()
         with pytest.raises(BackendTimeout) as caught:
             await backend.prepare(claim(device))
+        assert f"it was waiting in {WHERE[device]}" in str(caught.value)
         assert "faulty.py" in caught.value.details
         await until(lambda: backend.statistics().state is BackendState.READY)
         assert await backend.prepare(claim("ok", "u2"))
@@ -183,7 +198,7 @@ async def _prepare_all(backend: Any, devices: dict[str, str]) -> dict[str, Any]:
     return results
 
 
-async def test_the_guilty_claim_is_found_and_the_others_succeed_within_the_same_call(tmp_path: Path) -> None:
+async def test_the_claim_at_fault_is_found_and_the_others_succeed_within_the_same_call(tmp_path: Path) -> None:
     async with supervised(tmp_path) as backend:
         await backend.wait_ready()
         devices = {"u1": "slow", "u2": "later-segfault", "u3": "slow", "u4": "hang-briefly"}
@@ -192,7 +207,7 @@ async def test_the_guilty_claim_is_found_and_the_others_succeed_within_the_same_
     assert isinstance(results["u2"], BackendDied)
     assert all(results[uid][0].device == devices[uid] for uid in ("u1", "u3", "u4"))
     assert statistics.endings == {"SIGSEGV": 2}
-    assert not statistics.on_trial
+    assert not statistics.is_trying_suspects
     begun = (tmp_path / "journal").read_text().splitlines()
     assert sorted(begun[:4]) == [f"prepare u{n}" for n in (1, 2, 3, 4)]
     assert "prepare u4" not in begun[4:], "what was answered before the crash is not called again"
@@ -243,7 +258,7 @@ async def test_a_call_that_waits_in_vain_says_why() -> None:
             await backend.prepare(claim("ok", "u2"))
 
 
-async def test_a_claim_that_kills_twice_is_condemned_without_touching_the_hardware(tmp_path: Path) -> None:
+async def test_a_claim_that_kills_twice_is_quarantined_without_touching_the_hardware(tmp_path: Path) -> None:
     events: list[BackendEvent] = []
     async with supervised(tmp_path, events=events) as backend:
         for error in (BackendDied, TerminalError, TerminalError):
@@ -263,7 +278,7 @@ async def test_a_claim_that_kills_twice_is_condemned_without_touching_the_hardwa
         assert backend.quarantined() == ()
         with pytest.raises(BackendDied):
             await backend.prepare(claim("segfault"))
-    assert [event.claim.uid for event in events if isinstance(event, ClaimSentenced)] == ["u1"]
+    assert [event.claim.uid for event in events if isinstance(event, QuarantineBegan)] == ["u1"]
 
 
 async def test_another_version_of_the_backend_is_not_judged_by_the_last() -> None:

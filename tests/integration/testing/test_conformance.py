@@ -9,7 +9,7 @@ import pytest
 
 import pydra_sim
 from pydra.backends.discovery import BackendSource, find_backend
-from pydra.backends.limits import Deadlines
+from pydra.backends.supervisor import Deadlines
 from pydra.errors import SettingsError
 from pydra.testing import Check, Report, check_backend, examine
 from tests.integration.backends.harness import ENVIRON, TROUBLE, claim, supervised

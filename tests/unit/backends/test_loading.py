@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pydra.backends.loading import Unloadable, load_object
+from pydra.backends.child.loading import Unloadable, load_object
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.backends.output import BURST, KEPT, MAX_LINE, OutputLog, is_stack
+from pydra.backends.process import (
+    KEPT_OUTPUT,
+    LINES_AT_ONCE,
+    MAX_LINE,
+    READ_PER_PERIOD,
+    LogLimit,
+    OutputLog,
+    OutputPipe,
+    is_stack,
+)
 
 
 class Clock:
@@ -16,11 +27,15 @@ class Clock:
         return self.now
 
 
+def build_log(lines: list[str], clock: Clock | None = None) -> OutputLog:
+    return OutputLog(lines.append, LogLimit(lines.append, clock or Clock()))
+
+
 @given(st.lists(st.binary(max_size=30), max_size=20))
 def test_lines_are_the_same_however_the_output_is_cut(chunks: list[bytes]) -> None:
     whole: list[str] = []
     cut: list[str] = []
-    one, many = OutputLog(whole.append, Clock()), OutputLog(cut.append, Clock())
+    one, many = build_log(whole), build_log(cut)
     one.feed(b"".join(chunks))
     for chunk in chunks:
         many.feed(chunk)
@@ -32,34 +47,34 @@ def test_lines_are_the_same_however_the_output_is_cut(chunks: list[bytes]) -> No
 
 def test_what_is_not_utf8_is_shown_escaped() -> None:
     lines: list[str] = []
-    OutputLog(lines.append, Clock()).feed(b"temp \xff\x00 ok\n")
+    build_log(lines).feed(b"temp \xff\x00 ok\n")
     assert lines == ["temp \\xff\x00 ok"]
 
 
-def test_a_flood_is_thinned_and_says_how_much_was_left_out() -> None:
+def test_lines_beyond_the_limit_are_dropped_and_counted() -> None:
     lines: list[str] = []
     clock = Clock()
-    output = OutputLog(lines.append, clock)
-    output.feed(b"x\n" * (BURST + 1000))
-    assert len(lines) == BURST
+    output = build_log(lines, clock)
+    output.feed(b"x\n" * (LINES_AT_ONCE + 1000))
+    assert len(lines) == LINES_AT_ONCE
     clock.now = 1.0
     output.feed(b"y\n")
-    assert lines[BURST:] == ["(1000 lines left out: more than 20 a second)", "y"]
+    assert lines[LINES_AT_ONCE:] == ["(1000 lines were dropped: more than 20 a second)", "y"]
 
 
 def test_a_line_without_end_is_cut() -> None:
     lines: list[str] = []
-    OutputLog(lines.append, Clock()).feed(b"x" * (MAX_LINE * 2 + 5))
+    build_log(lines).feed(b"x" * (MAX_LINE * 2 + 5))
     assert [len(line) for line in lines] == [MAX_LINE, MAX_LINE]
 
 
 def test_the_last_bytes_are_kept() -> None:
-    output = OutputLog(lambda line: None, Clock())
-    output.feed(b"a" * KEPT)
+    output = build_log([])
+    output.feed(b"a" * KEPT_OUTPUT)
     output.feed(b"end")
-    assert len(output.tail()) == KEPT
+    assert len(output.tail()) == KEPT_OUTPUT
     assert output.tail().endswith("aend")
-    assert output.received == KEPT + 3
+    assert output.received == KEPT_OUTPUT + 3
 
 
 @pytest.mark.parametrize(
@@ -78,3 +93,37 @@ def test_the_last_bytes_are_kept() -> None:
 )
 def test_stacks_of_a_dying_process_are_told_from_what_it_says(line: str, expected: bool) -> None:
     assert is_stack(line) is expected
+
+
+class Transport(asyncio.ReadTransport):
+    """Counts how often reading was paused and resumed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paused = 0
+
+    def pause_reading(self) -> None:
+        self.paused += 1
+
+    def resume_reading(self) -> None:
+        self.paused -= 1
+
+    def is_closing(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("size", [2, 64 * 1024])
+def test_a_stream_without_end_is_read_a_bounded_number_of_times_in_each_period(size: int) -> None:
+    loop, transport, lines = asyncio.new_event_loop(), Transport(), list[str]()
+    try:
+        pipe = OutputPipe(build_log(lines), lambda: None, loop)
+        pipe.connection_made(transport)
+        reads = 0
+        while not transport.paused:
+            pipe.data_received(b"x\n" * (size // 2))
+            reads += 1
+        assert reads <= 128
+        assert reads * size <= READ_PER_PERIOD
+        assert len(lines) <= LINES_AT_ONCE
+    finally:
+        loop.close()

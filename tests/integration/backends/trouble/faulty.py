@@ -195,7 +195,7 @@ async def do_answer_stranger() -> None:
 
 def _agent_socket() -> int:
     """The connection to the agent, by the command line of this process."""
-    return int(sys.orig_argv[sys.orig_argv.index("pydra.backends.child") + 1])
+    return int(sys.orig_argv[sys.orig_argv.index("pydra.backends.child.main") + 1])
 
 
 async def do_answer_none() -> Any:

@@ -1,8 +1,10 @@
 """Answers the agent's calls in the backend's process: each call a task, each outcome a message.
 
-Plain asyncio instead of anyio: a child needs task groups and timeouts only, and stays smaller.
-The one place outside the agent's per-claim boundary where any exception is caught: whatever a
-backend raises, `SystemExit` included, costs the call that raised it.
+Plain asyncio instead of anyio: a child needs tasks only, and stays smaller. The one place outside the agent's per-claim
+boundary where any exception is caught: whatever a backend raises, `SystemExit` included, costs the call that raised it.
+
+A coroutine can be cancelled, the thread that it waits for cannot. A cancelled call is over only when its threads are:
+until then they may still touch the hardware.
 """
 
 from __future__ import annotations
@@ -10,22 +12,67 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
+from types import FrameType
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from pydra.backends.answers import find_answer_type_violations
+from pydra.backends.child.logs import running_call
 from pydra.backends.config import decode_claim, decode_what_fits
 from pydra.backends.contract import call_deadline
 from pydra.backends.faults import Fault, FaultKind, build_fault
-from pydra.backends.stacks import format_wait
-from pydra.backends.threads import account_for_threads, wait_ended
-from pydra.backends.wire import Call, Cancel, Failure, Method, Reply, ToAgent, ToBackend, WireError, build_result
+from pydra.backends.validation import find_answer_type_violations
+from pydra.backends.wire import (
+    Call,
+    Cancel,
+    Failure,
+    Method,
+    Reply,
+    ToAgent,
+    ToBackend,
+    Waiting,
+    WireError,
+    build_result,
+)
 from pydra.claim import Claim, HeldClaim
 from pydra.errors import InvalidConfig
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _OBEY_SECONDS = 0.1
+
+_Threads: TypeAlias = dict[Future[Any], list[int]]
+"""Threads that have not ended, each with its id once it has begun."""
+
+_threads: ContextVar[_Threads | None] = ContextVar("pydra_call_threads", default=None)
+"""Those of the running call."""
+
+
+class CallThreads(ThreadPoolExecutor):
+    """The default executor of a backend's event loop, for `asyncio.to_thread`: it remembers for which call it works."""
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Run in a thread, on the account of the call whose task asks for it."""
+        account = _threads.get()
+        if account is None:
+            return super().submit(fn, *args, **kwargs)
+
+        thread: list[int] = []
+
+        def run() -> R:
+            thread.append(threading.get_ident())
+            return fn(*args, **kwargs)
+
+        future = super().submit(run)
+        account[future] = thread
+        future.add_done_callback(lambda done: account.pop(done, None))
+        return future
 
 
 class _Unreached(Exception):
@@ -56,6 +103,7 @@ class CallServer:
         self._tasks = tasks
         self._running: dict[int, asyncio.Task[None]] = {}
         self._of_claim: dict[int, str] = {}
+        self._accounts: dict[int, _Threads] = {}
 
     def receive(self, message: ToBackend) -> None:
         """Start or cancel a call."""
@@ -67,9 +115,9 @@ class CallServer:
                 self._running[call_id], self._of_claim[call_id] = task, uid
                 task.add_done_callback(lambda done: self._forget(call_id, done))
             case Cancel(id=call_id) if call_id in self._running:
-                task = self._running[call_id]
-                task.cancel()
-                asyncio.get_running_loop().call_later(_OBEY_SECONDS, _tell_where_it_waits, task)
+                where = self._find_wait(call_id)  # before it is cancelled: what it then waits for is its undoing
+                self._running[call_id].cancel()
+                asyncio.get_running_loop().call_later(_OBEY_SECONDS, self._tell_where, call_id, where)
 
     def cancel_all(self) -> None:
         """Ask every call to end."""
@@ -79,9 +127,23 @@ class CallServer:
     def _forget(self, call_id: int, task: asyncio.Task[None]) -> None:
         """A call that was cancelled before its first step never began, and so cannot answer for itself."""
         del self._running[call_id], self._of_claim[call_id]
+        self._accounts.pop(call_id, None)
         if task.cancelled():
             fault = Fault(kind=FaultKind.CANCELLED, message="it was cancelled", reached=False)
             self._send(Failure(id=call_id, fault=fault))
+
+    def _tell_where(self, call_id: int, where: str) -> None:
+        """For the report on a call that does not end when cancelled; the agent is about to end the process."""
+        if call_id in self._running:
+            self._send(Waiting(id=call_id, where=where))
+
+    def _find_wait(self, call_id: int) -> str:
+        """The frames of the call's coroutine and of the threads that it waits for, innermost last."""
+        where = _format(_coroutine_frames(self._running[call_id].get_coro()))
+        running = sys._current_frames()  # noqa: SLF001 - the only way to see where a thread is
+        for thread in self._accounts.get(call_id, {}).values():
+            where += _format(_thread_frames(running.get(thread[0]))) if thread else ""
+        return where
 
     async def _serve(self, call: Call, earlier: Sequence[asyncio.Task[None]]) -> None:
         answer = await self._answer(call, earlier)
@@ -91,22 +153,26 @@ class CallServer:
             self._send(_broken(call, (f"{call.method.value} answered too much: {error}",)))
 
     async def _answer(self, call: Call, earlier: Sequence[asyncio.Task[None]]) -> Reply | Failure:
-        threads = account_for_threads()
+        threads: _Threads = {}
+        self._accounts[call.id] = threads
+        _threads.set(threads)
+        running_call.set(call)
         call_deadline.set(math.inf if call.until is None else call.until)
+        reached = False
         try:
             if earlier:
                 await asyncio.wait(earlier)
+            reached = True
             result = await self._perform(call)
             violations = find_answer_type_violations(call.method, result)
             if violations:
                 return _broken(call, violations)
             return self._reply(call, result)
         except asyncio.CancelledError as error:
-            await wait_ended(threads)
+            await _wait_ended(threads)
             trace = build_fault(error).traceback
-            return Failure(
-                id=call.id, fault=Fault(kind=FaultKind.CANCELLED, message="it was cancelled", traceback=trace)
-            )
+            fault = Fault(kind=FaultKind.CANCELLED, message="it was cancelled", traceback=trace, reached=reached)
+            return Failure(id=call.id, fault=fault)
         except _Unreached as error:
             return Failure(id=call.id, fault=replace(build_fault(error.cause), reached=False, traceback=""))
         except BaseException as error:  # noqa: BLE001 - the child's call boundary
@@ -121,14 +187,14 @@ class CallServer:
     async def _perform(self, call: Call) -> Any:
         coroutine = getattr(self._backend, call.method.value)
         match call:
-            case Call(method=Method.PLAN, claim=claim) if claim is not None:
-                return await coroutine(self._decode(claim), self._decode_held(call))
-            case Call(method=Method.RESTORE):
-                return await coroutine(self._decode_held(call))
             case Call(method=Method.PREPARE, claim=claim) if claim is not None:
                 return await coroutine(self._decode(claim))
+            case Call(method=Method.PLAN, claim=claim) if claim is not None:
+                return await coroutine(self._decode(claim), self._decode_held(call))
             case Call(method=Method.UNPREPARE, claim=claim) if claim is not None:
                 return await coroutine(decode_what_fits(claim, self._config_types), call.prepared)
+            case Call(method=Method.RESTORE):
+                return await coroutine(self._decode_held(call))
             case Call(method=Method.INHERIT):
                 return await coroutine(call.directory)
             case _:
@@ -145,11 +211,35 @@ class CallServer:
         return tuple(replace(one, claim=decode_what_fits(one.claim, self._config_types)) for one in call.held)
 
 
-def _tell_where_it_waits(task: asyncio.Task[None]) -> None:
-    """For the report on a call that does not obey; the agent is about to end the process."""
-    if not task.done():
-        where = format_wait(task.get_coro())
-        sys.stderr.write(f"{task.get_name()} was cancelled and still waits (innermost last):\n{where}")
+async def _wait_ended(threads: _Threads) -> None:
+    """Wait until the threads of a call have ended, whatever their result."""
+    for future in tuple(threads):
+        if not future.cancel():  # still queued: it never starts
+            await asyncio.wait([asyncio.wrap_future(future)])
+
+
+def _coroutine_frames(awaitable: Any) -> Iterator[FrameType]:
+    """From the coroutine down to what it awaits: the stack that a signal handler cannot see."""
+    while awaitable is not None:
+        frame = getattr(awaitable, "cr_frame", None) or getattr(awaitable, "ag_frame", None)
+        if frame is not None:
+            yield frame
+        awaitable = getattr(awaitable, "cr_await", None) or getattr(awaitable, "ag_await", None)
+
+
+def _thread_frames(frame: FrameType | None) -> list[FrameType]:
+    """Of a thread that runs a call's function, from that function on."""
+    frames = []
+    while frame is not None and frame.f_code.co_filename != __file__:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def _format(frames: Iterator[FrameType] | Sequence[FrameType]) -> str:
+    """As in a traceback."""
+    stack = ((frame, frame.f_lineno) for frame in frames if frame.f_code.co_filename != __file__)
+    return "".join(traceback.StackSummary.extract(stack).format())
 
 
 def _broken(call: Call, violations: tuple[str, ...]) -> Failure:

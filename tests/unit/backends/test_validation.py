@@ -1,23 +1,28 @@
-"""An answer is believed only when it fits the contract and the question."""
+"""Every violation of the contract is found at once, in the backend itself and in its answers."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from pydra.backends.answers import (
+from pydra.backends.validation import (
     MAX_STATE,
     find_answer_type_violations,
-    find_inventory_violations,
+    find_coroutine_violations,
+    find_methods,
+    find_object_violations,
     find_prepared_violations,
     find_sample_violations,
     find_value_violations,
 )
 from pydra.backends.wire import Method, build_result
 from pydra.claim import AllocatedDevice, Claim, Inheritance, PreparedDevice
-from pydra.devices import CounterConsumption, CounterSet, Device, Inventory, Sample
+from pydra.devices import Inventory, Sample
 
 
 def allocated(device: str, **fields: Any) -> AllocatedDevice:
@@ -74,24 +79,6 @@ def test_a_state_nested_without_end_is_refused() -> None:
     assert violation.endswith("is nested more than 64 deep")
 
 
-def test_an_inventory_names_each_thing_once_and_consumes_what_there_is() -> None:
-    def taking(name: str, counter_set: str, counter: str) -> Device:
-        return Device(
-            name=name, consumes_counters=(CounterConsumption(counter_set=counter_set, counters={counter: 1}),)
-        )
-
-    inventory = Inventory(
-        devices=(taking("a", "s", "memory"), taking("b", "s", "slices"), taking("c", "t", "memory"), Device(name="a")),
-        counter_sets=(CounterSet(name="s", counters={"memory": 8}), CounterSet(name="s", counters={"memory": 8})),
-    )
-    assert find_inventory_violations(inventory) == (
-        "device a is listed 2 times",
-        "counter set s is listed 2 times",
-        "device b consumes counter slices, which counter set s lacks",
-        "device c consumes from counter set t, which is not listed",
-    )
-
-
 def test_samples_have_names_that_prometheus_takes() -> None:
     samples = (Sample(name="memory_bytes", value=1.0), Sample(name="a-b", value=1.0, labels={"1x": "v"}))
     assert [violation.split(" must")[0] for violation in find_sample_violations(samples)] == [
@@ -137,3 +124,119 @@ def test_all_wrong_values_inside_an_answer_are_told() -> None:
 def test_bytes_that_are_no_value_are_told() -> None:
     (violation,) = find_value_violations(msgspec.Raw(b"\xc1"), Inventory)
     assert violation.startswith("the answer cannot be decoded")
+
+
+# The backend itself
+
+
+class Config(msgspec.Struct):
+    n: int = 0
+
+
+class Unresolvable(msgspec.Struct):
+    n: Nowhere  # type: ignore[name-defined]  # noqa: F821
+
+
+async def nothing() -> None: ...
+async def with_claim(claim: Any, /) -> None: ...
+async def with_prepared(claim: Any, prepared: Any, /) -> None: ...
+async def generating() -> AsyncIterator[int]:
+    yield 1
+
+
+def plain() -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def connecting() -> AsyncIterator[Any]:
+    yield None
+
+
+def backend(**changes: Any) -> Any:
+    parts: dict[str, Any] = {"discover": nothing, "prepare": with_claim, "unprepare": with_prepared}
+    return SimpleNamespace(**{name: part for name, part in (parts | changes).items() if part is not ...})
+
+
+class Callable:
+    async def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "good",
+    [
+        backend(),
+        backend(wait_changed=nothing, measure=Callable()),
+        backend(DRIVER="gpu.example.com", CONFIG_TYPES={"gpu.example.com/v1/C": Config}, DEVICE_CLASSES={"gpu.x": {}}),
+        SimpleNamespace(connect=connecting),
+    ],
+    ids=["required", "optional", "constants", "connect"],
+)
+def test_a_backend_that_keeps_the_contract_has_no_violations(good: Any) -> None:
+    assert find_object_violations(good) == ()
+
+
+@pytest.mark.parametrize(
+    ("bad", "violations"),
+    [
+        (backend(discover=..., discoverr=nothing), ['discover is missing (did you mean "discoverr"?); write']),
+        (backend(prepare=plain), ["prepare is a plain function, not a coroutine", "prepare() cannot be called as"]),
+        (backend(measure=generating), ["measure is an async generator"]),
+        (backend(unprepare=with_claim), ["cannot be called as unprepare(claim, prepared): too many positional"]),
+        (backend(wait_changed=3), ["wait_changed is a int, not a coroutine"]),
+        (backend(DRIVER="Gpu_Example"), ['DRIVER is "Gpu_Example"; it must be a DNS subdomain']),
+        (backend(DRIVER=3), ["DRIVER is a int"]),
+        (backend(CONFIG_TYPES=[]), ["CONFIG_TYPES is a list"]),
+        (backend(CONFIG_TYPES={"K": dict}), ["CONFIG_TYPES has the key 'K'", "CONFIG_TYPES['K'] is not a msgspec"]),
+        (backend(CONFIG_TYPES={"g/v1/K": Unresolvable}), ["cannot be decoded into: name 'Nowhere' is not defined"]),
+        (backend(DEVICE_CLASSES={"UP": {"n": 1}}), ["DEVICE_CLASSES has the key 'UP'"]),
+        (backend(DEVICE_CLASSES={"a.b": {"n": object()}}), ["DEVICE_CLASSES['a.b'].n is a object, which is not JSON"]),
+        (SimpleNamespace(connect=nothing), ["connect is a coroutine or generator; put @contextlib"]),
+        (SimpleNamespace(connect=3), ["connect is a int"]),
+        (
+            SimpleNamespace(DRIVER="-"),
+            ["discover is missing", "prepare is missing", "unprepare is missing", 'DRIVER is "-"'],
+        ),
+    ],
+)  # fmt: skip
+def test_all_violations_are_told_at_once(bad: Any, violations: list[str]) -> None:
+    found = find_object_violations(bad)
+    assert len(found) == len(violations)
+    assert all(wanted in one for wanted, one in zip(violations, found, strict=True)), found
+
+
+def test_what_connect_yields_needs_the_coroutines() -> None:
+    assert len(find_coroutine_violations(SimpleNamespace())) == 3
+    assert find_coroutine_violations(backend()) == ()
+
+
+def test_the_coroutines_that_are_there_are_the_methods() -> None:
+    assert find_methods(backend(measure=nothing)) == (
+        Method.DISCOVER,
+        Method.PREPARE,
+        Method.UNPREPARE,
+        Method.MEASURE,
+    )
+
+
+class Tuned(msgspec.Struct, frozen=True):
+    level: int = 1
+
+
+def test_settings_need_a_type_with_defaults_and_a_connect_that_takes_them() -> None:
+    class Needy(msgspec.Struct):
+        level: int
+
+    def connect(settings: Tuned) -> None: ...
+
+    def bare() -> None: ...
+
+    good = SimpleNamespace(SETTINGS_TYPE=Tuned, connect=connect)
+    assert find_object_violations(good) == ()
+    unconnected = SimpleNamespace(**{**vars(good), "connect": None})
+    assert "SETTINGS_TYPE needs `connect(settings)`, which is missing" in find_object_violations(unconnected)
+    (violation,) = find_object_violations(SimpleNamespace(SETTINGS_TYPE=Tuned, connect=bare))
+    assert "cannot be called as connect(settings)" in violation
+    (violation,) = find_object_violations(SimpleNamespace(SETTINGS_TYPE=Needy, connect=connect))
+    assert violation == "SETTINGS_TYPE: level has no default; every setting must have one"
+    (violation,) = find_object_violations(SimpleNamespace(SETTINGS_TYPE=dict, connect=connect))
+    assert "it must be a msgspec Struct" in violation

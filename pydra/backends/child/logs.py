@@ -1,0 +1,82 @@
+"""What the backend logs through `logging`, sent to the agent with level, logger, exception and the call's claim."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from pydra.backends.wire import Call, Channel, LogLine
+from pydra.claim import Claim
+
+MAX_MESSAGE = 4096
+MAX_EXCEPTION = 16 * 1024
+
+running_call: ContextVar[Call | None] = ContextVar("pydra_running_call", default=None)
+"""The call that the current task, or the thread that it started, works for."""
+
+
+class ForwardingHandler(logging.Handler):
+    """Sends records while the agent reads them, and counts what it has to drop meanwhile."""
+
+    def __init__(self, channel: Channel[Any], loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._channel = channel
+        self._loop = loop
+        self._thread = threading.get_ident()
+        self._dropped = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """At once from the event loop's thread, so that the last words before a crash arrive; else through it."""
+        try:
+            line = _build_line(record)
+            if threading.get_ident() == self._thread:
+                self._send(line)
+            else:
+                self._loop.call_soon_threadsafe(self._send, line)
+        except Exception:  # noqa: BLE001 - as in every handler: logging must not break what logs
+            self.handleError(record)
+
+    def _send(self, line: LogLine) -> None:
+        if not self._channel.is_writable:
+            self._dropped += 1
+            return
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            text = f"({dropped} lines were dropped: the agent reads no more of them for now)"
+            self._channel.send(LogLine(level=logging.WARNING, logger=line.logger, message=text))
+        self._channel.send(line)
+
+
+def forward_logs(channel: Channel[Any], level: int) -> None:
+    """From now on, all that the backend logs at this level or above goes to the agent."""
+    root = logging.getLogger()
+    root.addHandler(ForwardingHandler(channel, asyncio.get_running_loop()))
+    root.setLevel(level)
+
+
+_format_exception: Callable[[Any], str] = logging.Formatter().formatException
+
+
+def _build_line(record: logging.LogRecord) -> LogLine:
+    call = running_call.get()
+    claim: Claim | None = call.claim if call is not None else None
+    exception = _format_exception(record.exc_info) if record.exc_info else ""
+    return LogLine(
+        level=record.levelno,
+        logger=_clip(record.name, MAX_MESSAGE),
+        message=_clip(record.getMessage(), MAX_MESSAGE),
+        exception=_clip(exception, MAX_EXCEPTION),
+        claim=f"{claim.namespace}/{claim.name}" if claim is not None else "",
+        uid=claim.uid if claim is not None else "",
+    )
+
+
+def _clip(text: str, limit: int) -> str:
+    """At most `limit` characters, every one of them encodable as UTF-8."""
+    if not text.isascii():
+        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= limit else text[:limit] + "..."

@@ -1,0 +1,179 @@
+"""The process of one backend: `python -m pydra.backends.child.main FD PARENT MODULE:[ATTRIBUTE]`.
+
+Started by `pydra.backends.process` with a connected socket as descriptor FD. It dies with the agent, leaves no core
+files, writes the Python stacks to stderr when it crashes or gets SIGUSR1, and talks to the agent over the socket alone:
+what the backend prints is only output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import faulthandler
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from pydra.backends.child.calls import CallServer, CallThreads
+from pydra.backends.child.loading import Unloadable, load_object
+from pydra.backends.child.logs import forward_logs
+from pydra.backends.faults import Fault, FaultKind, build_fault, find_own_reasons
+from pydra.backends.settings import describe_settings, read_settings
+from pydra.backends.validation import find_coroutine_violations, find_methods, find_object_violations
+from pydra.backends.wire import (
+    Channel,
+    Hello,
+    Ping,
+    Pong,
+    Refusal,
+    SettingValue,
+    Start,
+    ToBackend,
+    WireError,
+    parse_to_backend,
+)
+from pydra.errors import SettingsError
+
+_PR_SET_PDEATHSIG = 1
+_LEAVE_SECONDS = 3.0
+
+
+class _Unusable(Exception):
+    """The backend cannot be called; the refusal says why."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        super().__init__(refusal.fault.message)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until the agent closes the connection. Never returns: threads that hang cannot hold it up."""
+    fd, parent, target = arguments
+    _die_with(int(parent))
+    _prepare_for_crashes()
+    sock = socket.socket(fileno=int(fd))
+    sock.set_inheritable(False)  # a program that the backend starts must not keep the connection open
+    sys.argv = [f"pydra backend {target}"]
+    with asyncio.Runner() as runner:
+        runner.run(_serve(sock, target))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel for SIGKILL when the agent dies; end now if it died before that took effect."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _prepare_for_crashes() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.enable(all_threads=True)
+    faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
+
+
+async def _serve(sock: socket.socket, target: str) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(CallThreads(thread_name_prefix="backend"))
+    over = asyncio.Event()
+    started: asyncio.Future[Start] = loop.create_future()
+    server: CallServer | None = None
+
+    def on_message(message: ToBackend) -> None:
+        if isinstance(message, Start):
+            started.set_result(message)
+        elif isinstance(message, Ping):
+            channel.send(Pong())
+        elif server is not None:  # the agent calls only after Hello
+            server.receive(message)
+
+    def on_end(error: WireError | None) -> None:
+        if error is not None:
+            sys.stderr.write(f"the agent sent malformed bytes: {error}\n")
+        over.set()
+
+    channel = Channel(parse_to_backend, on_message, on_end)
+    await channel.open(sock)
+    start = await started
+    forward_logs(channel, start.log_level)
+    try:
+        async with _live(target, start) as (backend, live, settings), asyncio.TaskGroup() as tasks:
+            server = CallServer(live, getattr(backend, "CONFIG_TYPES", {}), channel.send, tasks)
+            channel.send(_hello(backend, live, settings))
+            await over.wait()
+            server.cancel_all()
+            loop.call_later(_LEAVE_SECONDS, os._exit, 0)
+    except _Unusable as unusable:
+        channel.send(unusable.refusal)
+        channel.finish()
+        await over.wait()
+
+
+@contextlib.asynccontextmanager
+async def _live(target: str, start: Start) -> AsyncIterator[tuple[Any, Any, tuple[SettingValue, ...]]]:
+    """The loaded backend, the object with its coroutines, and its settings. Raises _Unusable."""
+    backend = _load(target)
+    _refuse_violations(find_object_violations(backend))
+    if getattr(backend, "connect", None) is None:
+        yield backend, backend, ()
+        return
+    arguments, settings = _read_settings(getattr(backend, "SETTINGS_TYPE", None), start)
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            live = await stack.enter_async_context(backend.connect(*arguments))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # the call boundary, for `connect`
+            raise _Unusable(Refusal(fault=build_fault(error), final=False)) from error
+        _refuse_violations(find_coroutine_violations(live))
+        yield backend, live, settings
+
+
+def _load(target: str) -> Any:
+    """The object that `module:attribute` names. Raises _Unusable."""
+    try:
+        return load_object(target)
+    except Unloadable as error:
+        raise _Unusable(Refusal(fault=error.fault, final=True)) from error
+
+
+def _read_settings(settings_type: Any, start: Start) -> tuple[tuple[Any, ...], tuple[SettingValue, ...]]:
+    """What `connect` is called with, and the same in words. Raises _Unusable."""
+    try:
+        if settings_type is None:
+            if start.settings:
+                raise SettingsError([f"backendSettings.{start.backend}: this backend takes no settings"])
+            return (), ()
+        settings = read_settings(settings_type, start.backend, start.prefix, os.environ, start.settings)
+        return (settings,), describe_settings(settings, start.backend, start.prefix, os.environ, start.settings)
+    except SettingsError as error:
+        fault = Fault(kind=FaultKind.INVALID_SETTINGS, problems=error.problems)
+        raise _Unusable(Refusal(fault=fault, final=True)) from error
+
+
+def _refuse_violations(violations: tuple[str, ...]) -> None:
+    if violations:
+        raise _Unusable(Refusal(fault=Fault(kind=FaultKind.CONTRACT, problems=violations), final=True))
+
+
+def _hello(backend: Any, live: Any, settings: tuple[SettingValue, ...]) -> Hello:
+    return Hello(
+        driver=getattr(backend, "DRIVER", ""),
+        methods=find_methods(live),
+        config_kinds=tuple(sorted(getattr(backend, "CONFIG_TYPES", {}))),
+        device_classes=dict(sorted(getattr(backend, "DEVICE_CLASSES", {}).items())),
+        reasons=find_own_reasons(),
+        survives_reboot=getattr(backend, "SURVIVES_REBOOT", False),
+        settings=settings,
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,200 @@
+"""A backend's own settings: its SETTINGS_TYPE filled from the environment and the agent's settings file. Pure.
+
+A field `max_shares` is the variable `PYDRA_<BACKEND>_MAX_SHARES`, and `backendSettings.<backend>.maxShares` in the
+file; the variable wins. In a variable a list is written with commas, an object as JSON. All faults come back at once,
+each with its place, what was found, what is allowed and the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import msgspec
+from msgspec import inspect as mi
+
+from pydra.backends.mismatches import find_bad_quantities, find_mismatches
+from pydra.backends.wire import SettingValue
+from pydra.backends.wording import describe, suggest
+from pydra.errors import SettingsError
+
+RESERVED = ("STATE", "SCENARIO")
+"""Variables that pydra's own tools set for backends of simulated hardware, whether these have such settings or not."""
+
+
+def read_settings(
+    settings_type: type[Any], backend: str, prefix: str, environ: Mapping[str, str], values: Mapping[str, Any]
+) -> Any:
+    """The settings as a value of their type. `prefix` is `PYDRA_<BACKEND>_`, `values` those of the file.
+
+    Raises SettingsError with every fault.
+    """
+    fields = {field.name: field for field in _fields(settings_type)}
+    problems = [*_unknown_variables(fields, prefix, environ), *_unknown_keys(fields, backend, values)]
+    found: dict[str, Any] = {}
+    for field in fields.values():
+        place, value, source = _find(field, backend, prefix, environ, values)
+        if not source:
+            continue
+        faults = [_explain(place, fault, field) for fault in find_mismatches(value, field.type)]
+        faults = faults or [_explain(place, fault, field) for fault in _bad_quantities(value, settings_type, field)]
+        problems += faults
+        found[field.encode_name] = value
+    if problems:
+        raise SettingsError(problems)
+    try:
+        return msgspec.convert(found, settings_type)
+    except msgspec.ValidationError as error:  # a rule across fields, from the type's __post_init__
+        raise SettingsError([f"settings of backend {backend}: {error}"]) from error
+
+
+def describe_settings(
+    settings: Any, backend: str, prefix: str, environ: Mapping[str, str], values: Mapping[str, Any]
+) -> tuple[SettingValue, ...]:
+    """Each setting as people read it: `settings` is what `read_settings` made of the rest."""
+    rows = []
+    for field in _fields(type(settings)):
+        _, _, source = _find(field, backend, prefix, environ, values)
+        rows.append(
+            SettingValue(
+                name=_camel(field.name),
+                variable=_variable(field, prefix),
+                allowed=describe(field.type),
+                default=_spell(_default(field)),
+                value=_spell(getattr(settings, field.name)),
+                source=source or "default",
+            )
+        )
+    return tuple(rows)
+
+
+def settings_schema(settings_type: type[Any]) -> dict[str, Any]:
+    """The JSON schema of `backendSettings.<backend>` for this type, self-contained, with `$defs` for what it nests."""
+    schema = msgspec.json.schema(settings_type)
+    definitions: dict[str, Any] = schema.get("$defs", {})
+    name = str(schema["$ref"]).rpartition("/")[2]
+    own = dict(definitions.pop(name))
+    names = {field.encode_name: _camel(field.name) for field in _fields(settings_type)}
+    own["properties"] = {names[key]: value for key, value in own.get("properties", {}).items()}
+    own["additionalProperties"] = False
+    own.pop("required", None)  # every setting has a default
+    return {**own, **({"$defs": definitions} if definitions else {})}
+
+
+def service_prefixes(environ: Mapping[str, str]) -> Iterator[str]:
+    """How the variables begin that Kubernetes gives to every pod beside a Service, such as one called `pydra-webhook`.
+
+    Source: kubelet, pkg/kubelet/envvars: NAME_SERVICE_HOST, NAME_SERVICE_PORT..., NAME_PORT...
+    """
+    for name in environ:
+        if name.endswith("_SERVICE_HOST"):
+            service = name.removesuffix("_SERVICE_HOST")
+            yield from (f"{service}_SERVICE_", f"{service}_PORT")
+
+
+def _fields(settings_type: type[Any]) -> tuple[mi.Field, ...]:
+    info = mi.type_info(settings_type)
+    return info.fields if isinstance(info, mi.StructType) else ()
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _variable(field: mi.Field, prefix: str) -> str:
+    return f"{prefix}{field.name.upper()}"
+
+
+def _default(field: mi.Field) -> Any:
+    return field.default_factory() if callable(field.default_factory) else field.default
+
+
+def _spell(value: Any) -> str:
+    return msgspec.json.encode(value.value if isinstance(value, Enum) else value, enc_hook=str).decode()
+
+
+def _find(
+    field: mi.Field, backend: str, prefix: str, environ: Mapping[str, str], values: Mapping[str, Any]
+) -> tuple[str, Any, str]:
+    """Where the setting is given, as a name for people, its value, and the source; no source when it is not given."""
+    variable, key = _variable(field, prefix), _camel(field.name)
+    if variable in environ:
+        return variable, _read_text(environ[variable], field.type), variable
+    if key in values:
+        path = f"backendSettings.{backend}.{key}"
+        return path, values[key], path
+    return "", None, ""
+
+
+def _read_text(text: str, wanted: mi.Type) -> Any:
+    """The JSON value that a variable's text stands for, given what is wanted; the text itself where nothing fits."""
+    while isinstance(wanted, mi.Metadata):
+        wanted = wanted.type
+    types = wanted.types if isinstance(wanted, mi.UnionType) else (wanted,)
+    members = sorted(types, key=lambda member: not isinstance(member, mi.NoneType))  # every text is a string
+    for member in members:
+        value = _read_member(text.strip(), member)
+        if value is not _NOTHING and not find_mismatches(value, member):
+            return value
+    values = [value for member in members if (value := _read_member(text.strip(), member)) is not _NOTHING]
+    return values[0] if values else text
+
+
+_NOTHING = object()
+_WORDS = {"true": True, "false": False, "1": True, "0": False}
+
+
+def _read_member(text: str, wanted: mi.Type) -> Any:  # noqa: PLR0911 - one line a type
+    while isinstance(wanted, mi.Metadata):
+        wanted = wanted.type
+    match wanted:
+        case mi.NoneType():
+            return None if text in ("", "null") else _NOTHING
+        case mi.BoolType():
+            return _WORDS.get(text.lower(), _NOTHING)
+        case mi.IntType() | mi.FloatType():
+            try:
+                return int(text) if isinstance(wanted, mi.IntType) else float(text)
+            except ValueError:
+                return _NOTHING
+        case mi.CollectionType(item_type=item) if not text.startswith("["):
+            return [_read_text(part, item) for part in text.split(",") if part.strip()]
+        case mi.CollectionType() | mi.TupleType() | mi.DictType() | mi.StructType() | mi.TypedDictType():
+            try:
+                return msgspec.json.decode(text)
+            except msgspec.DecodeError:
+                return _NOTHING
+        case mi.EnumType() | mi.LiteralType():
+            values = wanted.values if isinstance(wanted, mi.LiteralType) else [one.value for one in wanted.cls]
+            return next((value for value in values if str(value) == text), text)
+    return text
+
+
+def _explain(place: str, fault: str, field: mi.Field) -> str:
+    return place + fault.removeprefix("$").removesuffix(".") + f", default: {_spell(_default(field))}"
+
+
+def _bad_quantities(value: Any, settings_type: type[Any], field: mi.Field) -> Iterator[str]:
+    """Of this field alone, with paths below it."""
+    start = f"$.{field.encode_name}"
+    for fault in find_bad_quantities({field.encode_name: value}, settings_type):
+        yield "$" + fault.removeprefix(start)
+
+
+def _unknown_variables(fields: Mapping[str, Any], prefix: str, environ: Mapping[str, str]) -> Iterator[str]:
+    known = [f"{prefix}{name.upper()}" for name in fields]
+    tolerated = (*(f"{prefix}{name}" for name in RESERVED), *service_prefixes(environ))
+    for name in sorted(environ):
+        if name.startswith(prefix) and name not in known and not name.startswith(tolerated):
+            allowed = ", ".join(known) or "none"
+            yield f"{name}: this backend has no such setting{suggest(name, known)}, allowed: {allowed}"
+
+
+def _unknown_keys(fields: Mapping[str, Any], backend: str, values: Mapping[str, Any]) -> Iterator[str]:
+    known = [_camel(name) for name in fields]
+    for key in values:
+        if key not in known:
+            allowed = ", ".join(known) or "none"
+            yield f"backendSettings.{backend}.{key}: no such setting{suggest(str(key), known)}, allowed: {allowed}"

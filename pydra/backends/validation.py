@@ -1,0 +1,339 @@
+"""Whether a backend keeps the contract: its coroutines, their signatures, its constants, and what it answers.
+
+Pure. Each function returns every violation at once, as sentences for the backend's author. The classes of answers are
+checked in the backend's process, where they are still Python objects; the rest in the agent, which trusts nothing that
+comes from there. Rules for devices and counters are not here: `pydra.inventory` has them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from pydra.backends.mismatches import find_mismatches
+from pydra.backends.wire import Method
+from pydra.backends.wording import suggest
+from pydra.cdi.edits import ContainerEdits
+from pydra.claim import Claim, Inheritance, InheritedClaim, PreparedDevice
+from pydra.devices import CounterSet, Device, Inventory, Sample
+from pydra.limits import SUBDOMAIN
+
+REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
+OPTIONAL: dict[Method, tuple[str, ...]] = {
+    Method.PLAN: ("claim", "held"),
+    Method.RESTORE: ("held",),
+    Method.WAIT_CHANGED: (),
+    Method.MEASURE: (),
+    Method.INHERIT: ("directory",),
+}
+
+MAX_DRIVER = 63
+
+MAX_STATE = 256 * 1024
+"""Bytes of JSON that the states of one claim may take; all are written durably with the claim's record."""
+
+MAX_DEPTH = 64
+
+_METRIC = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+def find_object_violations(backend: Any) -> tuple[str, ...]:
+    """What is wrong with the loaded object, before `connect`."""
+    return tuple(_object_violations(backend))
+
+
+def find_coroutine_violations(backend: Any) -> tuple[str, ...]:
+    """What is wrong with the coroutines; of what `connect` yields, where there is a `connect`."""
+    return tuple(_coroutine_violations(backend))
+
+
+def find_methods(backend: Any) -> tuple[Method, ...]:
+    """The coroutines that it has."""
+    return tuple(method for method in Method if getattr(backend, method.value, None) is not None)
+
+
+def _object_violations(backend: Any) -> Iterator[str]:
+    connect, settings_type = getattr(backend, "connect", None), getattr(backend, "SETTINGS_TYPE", None)
+    if connect is None:
+        yield from _coroutine_violations(backend)
+    elif not callable(connect):
+        yield f"connect is a {type(connect).__name__}; it must be a function that returns an async context manager"
+    elif inspect.iscoroutinefunction(connect) or inspect.isasyncgenfunction(connect):
+        yield "connect is a coroutine or generator; put @contextlib.asynccontextmanager above it"
+    else:
+        yield from _signature_violations("connect", connect, ("settings",) if settings_type is not None else ())
+    if settings_type is not None:
+        yield from _settings_type_violations(settings_type)
+        if connect is None:
+            yield "SETTINGS_TYPE needs `connect(settings)`, which is missing"
+    yield from _driver_violations(getattr(backend, "DRIVER", ""))
+    survives = getattr(backend, "SURVIVES_REBOOT", False)
+    if not isinstance(survives, bool):
+        yield f"SURVIVES_REBOOT is a {type(survives).__name__}; it must be True or False"
+    yield from _config_type_violations(getattr(backend, "CONFIG_TYPES", {}))
+    yield from _device_class_violations(getattr(backend, "DEVICE_CLASSES", {}))
+
+
+def _coroutine_violations(backend: Any) -> Iterator[str]:
+    for method, arguments in (REQUIRED | OPTIONAL).items():
+        name = method.value
+        function = getattr(backend, name, None)
+        if function is not None:
+            yield from _function_violations(name, function, arguments)
+        elif method in REQUIRED:
+            taken = {other.value for other in Method}
+            hint = suggest(name, (other for other in dir(backend) if not other.startswith("_") and other not in taken))
+            yield f"{name} is missing{hint}; write `async def {name}({', '.join(arguments)})`"
+
+
+def _function_violations(name: str, function: Any, arguments: tuple[str, ...]) -> Iterator[str]:
+    wanted = f"`async def {name}({', '.join(arguments)})`"
+    if not callable(function):
+        yield f"{name} is a {type(function).__name__}, not a coroutine; write {wanted}"
+        return
+    if inspect.isasyncgenfunction(function):
+        yield f"{name} is an async generator (it has a yield), not a coroutine; write {wanted} and return once"
+    elif not _is_coroutine(function):
+        yield f"{name} is a plain function, not a coroutine; write {wanted} and await asyncio.to_thread for what blocks"
+    yield from _signature_violations(name, function, arguments)
+
+
+def _is_coroutine(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def _signature_violations(name: str, function: Any, arguments: tuple[str, ...]) -> Iterator[str]:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C: no signature to read
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        given = signature.replace(return_annotation=inspect.Signature.empty)
+        yield f"{name}{given} cannot be called as {name}({', '.join(arguments)}): {error}"
+
+
+def _driver_violations(driver: Any) -> Iterator[str]:
+    if driver == "":
+        return  # the settings must give one
+    if not isinstance(driver, str):
+        yield f"DRIVER is a {type(driver).__name__}; it must be a string such as gpu.example.com"
+    elif len(driver) > MAX_DRIVER or not SUBDOMAIN.fullmatch(driver):
+        yield f'DRIVER is "{driver}"; it must be a DNS subdomain of at most {MAX_DRIVER} bytes such as gpu.example.com'
+
+
+def _settings_type_violations(settings_type: Any) -> Iterator[str]:
+    if not (isinstance(settings_type, type) and issubclass(settings_type, msgspec.Struct)):
+        yield f"SETTINGS_TYPE is {settings_type!r}; it must be a msgspec Struct"
+        return
+    try:
+        fields = msgspec.inspect.type_info(settings_type).fields  # type: ignore[attr-defined]
+    except (TypeError, NameError) as error:
+        yield f"SETTINGS_TYPE cannot be decoded into: {error}"
+        return
+    for field in fields:
+        if field.required:
+            yield f"SETTINGS_TYPE: {field.name} has no default; every setting must have one"
+
+
+def _config_type_violations(types: Any) -> Iterator[str]:
+    if not isinstance(types, Mapping):
+        yield f"CONFIG_TYPES is a {type(types).__name__}; it must map apiVersion/kind to a msgspec Struct"
+        return
+    for kind, config_type in types.items():
+        if not isinstance(kind, str) or kind.count("/") not in (1, 2) or not all(kind.split("/")):
+            yield f'CONFIG_TYPES has the key {kind!r}; it must read "group/version/Kind"'
+        if not (isinstance(config_type, type) and issubclass(config_type, msgspec.Struct)):
+            yield f"CONFIG_TYPES[{kind!r}] is not a msgspec Struct"
+            continue
+        try:
+            msgspec.json.Decoder(config_type)
+        except (TypeError, NameError) as error:
+            yield f"CONFIG_TYPES[{kind!r}] cannot be decoded into: {error}"
+
+
+def _device_class_violations(classes: Any) -> Iterator[str]:
+    if not isinstance(classes, Mapping):
+        yield f"DEVICE_CLASSES is a {type(classes).__name__}; it must map names to DeviceClass specs"
+        return
+    for name, spec in classes.items():
+        if not isinstance(name, str) or not SUBDOMAIN.fullmatch(name):
+            yield f"DEVICE_CLASSES has the key {name!r}; it must be a DNS subdomain such as gpu.example.com"
+        if not isinstance(spec, Mapping):
+            yield f"DEVICE_CLASSES[{name!r}] is a {type(spec).__name__}; it must be a mapping"
+        yield from find_json_problems(spec, f"DEVICE_CLASSES[{name!r}]")
+
+
+# Answers
+
+
+def find_answer_type_violations(method: Method, answer: Any) -> tuple[str, ...]:
+    """Values of other classes than the contract's, seen where they are still Python objects."""
+    return tuple(_answer_type_violations(method, answer))
+
+
+def _answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
+    name = method.value
+    match method:
+        case Method.DISCOVER:
+            if not isinstance(answer, Inventory):
+                yield f"{name} returned a {type(answer).__name__}, not a pydra.Inventory"
+                return
+            yield from _wrong_items(f"{name}: devices", answer.devices, Device)
+            yield from _wrong_items(f"{name}: counter_sets", answer.counter_sets, CounterSet)
+        case Method.PREPARE:
+            yield from _wrong_items(name, answer, PreparedDevice)
+            for one in answer if isinstance(answer, list | tuple) else ():
+                edits: object = getattr(one, "edits", None)
+                if isinstance(one, PreparedDevice) and not isinstance(edits, ContainerEdits):
+                    yield f"{name}: edits of {one.device} are a {type(edits).__name__}, not pydra.ContainerEdits"
+        case Method.MEASURE:
+            yield from _wrong_items(name, answer, Sample)
+        case Method.INHERIT:
+            if not isinstance(answer, Inheritance):
+                yield f"{name} returned a {type(answer).__name__}, not a pydra.Inheritance"
+                return
+            yield from _wrong_items(f"{name}: claims", answer.claims, InheritedClaim)
+        case Method.PLAN:
+            yield from find_plan_violations(answer)
+        case Method.UNPREPARE | Method.WAIT_CHANGED | Method.RESTORE:
+            if answer is not None:
+                yield f"{name} returned a {type(answer).__name__}; it must return nothing"
+
+
+def _wrong_items(where: str, items: Any, wanted: type) -> Iterator[str]:
+    if not isinstance(items, list | tuple):
+        yield f"{where} is a {type(items).__name__}, not a list or tuple of pydra.{wanted.__name__}"
+        return
+    for index, item in enumerate(items):
+        if not isinstance(item, wanted):
+            yield f"{where}[{index}] is a {type(item).__name__}, not a pydra.{wanted.__name__}"
+
+
+def find_value_violations(body: msgspec.Raw, wanted: Any) -> tuple[str, ...]:
+    """Every place in an encoded answer that does not fit the type."""
+    try:
+        value = msgspec.msgpack.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return (f"the answer cannot be decoded: {error}",)
+    return find_mismatches(value, wanted)
+
+
+def answers_exactly(claim: Claim, prepared: Sequence[PreparedDevice]) -> bool:
+    """Whether there is one entry for each of the claim's devices, in their order and without a state, as usual."""
+    if len(claim.devices) != len(prepared):
+        return False
+    for wanted, given in zip(claim.devices, prepared, strict=True):
+        if (
+            wanted.device != given.device
+            or wanted.request != given.request
+            or wanted.pool != given.pool
+            or wanted.share_id != given.share_id
+            or given.state is not None
+        ):
+            return False
+    return True
+
+
+def sort_prepared(claim: Claim, prepared: Sequence[PreparedDevice]) -> tuple[PreparedDevice, ...]:
+    """The entries, which have no violations, in the order of the claim's devices."""
+    order = {_identity(device): place for place, device in enumerate(claim.devices)}
+    return tuple(sorted(prepared, key=lambda device: order[_identity(device)]))
+
+
+def find_prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> tuple[str, ...]:
+    """Whether there is exactly one entry for each of the claim's devices, and each state is JSON."""
+    return tuple(_prepared_violations(claim, prepared))
+
+
+def _prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> Iterator[str]:
+    wanted = Counter(_identity(device) for device in claim.devices)
+    given = Counter(_identity(device) for device in prepared)
+    for identity in sorted(wanted - given):
+        yield f"prepare returned nothing for {_spell(identity)}"
+    for identity in sorted(given - wanted):
+        why = "twice" if identity in wanted else "which the claim does not have"
+        yield f"prepare returned {_spell(identity)}, {why}"
+    problems = [p for d in prepared for p in find_json_problems(d.state, f"state of {_spell(_identity(d))}")]
+    if problems:
+        yield from problems
+        return
+    size = sum(len(msgspec.json.encode(device.state)) for device in prepared)
+    if size > MAX_STATE:
+        yield f"the states of the claim's devices take {size} bytes of JSON, the limit is {MAX_STATE}"
+
+
+def find_plan_violations(plan: Any) -> tuple[str, ...]:
+    """Whether the plan is JSON, and small enough for the claim's record."""
+    problems = tuple(find_json_problems(plan, "the plan"))
+    if not problems and (size := len(msgspec.json.encode(plan))) > MAX_STATE:
+        return (f"plan returned {size} bytes of JSON, the limit is {MAX_STATE}",)
+    return tuple(f"plan: {problem}" for problem in problems)
+
+
+def find_inheritance_violations(inheritance: Inheritance) -> tuple[str, ...]:
+    """Claims given twice, and claims whose devices and prepared devices do not fit."""
+    twice = _repeated(one.claim.uid for one in inheritance.claims)
+    return (
+        *(f"inherit: the claim with uid {uid} is listed {n} times" for uid, n in twice),
+        *(
+            f"inherit: claim {one.claim.uid}: {violation}"
+            for one in inheritance.claims
+            for violation in find_prepared_violations(one.claim, one.prepared)
+        ),
+    )
+
+
+def find_sample_violations(samples: Sequence[Sample]) -> tuple[str, ...]:
+    """Names that Prometheus does not take."""
+    return tuple(
+        f"measure: {what} {name!r} must match {_METRIC.pattern}"
+        for sample in samples
+        for what, name in [("sample name", sample.name), *(("label name", label) for label in sample.labels)]
+        if not _METRIC.fullmatch(name)
+    )
+
+
+def find_json_problems(value: Any, path: str, depth: int = 0) -> Iterator[str]:
+    """The parts of the value that JSON cannot keep exactly."""
+    match value:
+        case None | bool() | str():
+            pass
+        case _ if depth > MAX_DEPTH:
+            yield f"{path} is nested more than {MAX_DEPTH} deep"
+        case int():
+            if not -(2**63) <= value < 2**64:
+                yield f"{path} is an integer of more than 64 bits"
+        case float():
+            if not math.isfinite(value):
+                yield f"{path} is {value}, which JSON does not have"
+        case list() | tuple():
+            for index, item in enumerate(value):
+                yield from find_json_problems(item, f"{path}[{index}]", depth + 1)
+        case Mapping():
+            for key, item in value.items():
+                if not isinstance(key, str):
+                    yield f"{path} has the key {key!r}; keys of JSON objects are strings"
+                yield from find_json_problems(item, f"{path}.{key}", depth + 1)
+        case _:
+            yield f"{path} is a {type(value).__name__}, which is not JSON"
+
+
+def _identity(device: Any) -> tuple[str, str, str, str]:
+    return (device.request, device.pool, device.device, device.share_id or "")
+
+
+def _spell(identity: tuple[str, str, str, str]) -> str:
+    request, pool, device, share = identity
+    return f"device {device} of pool {pool} for request {request}" + (f" (share {share})" if share else "")
+
+
+def _repeated(names: Iterator[str]) -> list[tuple[str, int]]:
+    return sorted((name, n) for name, n in Counter(names).items() if n > 1)
