@@ -12,7 +12,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
@@ -61,6 +61,7 @@ _STREAM_WINDOW = MAX_MESSAGE + _PREFIX + 1
 _CONNECTION_WINDOW = 16 * 1024 * 1024
 _WINDOW_UPDATE = 1024 * 1024
 _ACCEPTING_TURNS = 3
+_MAX_TEXT = 4096
 
 
 class Status(IntEnum):
@@ -108,6 +109,7 @@ class GrpcServer:
         self.draining = False
         self.running: set[asyncio.Task[None]] = set()
         self.connections: set[Connection] = set()
+        self.call_ended = asyncio.Event()
         self._listener: asyncio.AbstractServer | None = None
 
     async def listen(self, sock: socket.socket) -> None:
@@ -131,10 +133,12 @@ class GrpcServer:
         for _ in range(_ACCEPTING_TURNS):
             await asyncio.sleep(0)
         self._stop_listening()
-        if self.running:
-            await asyncio.wait(self.running, timeout=grace)
-        cut_off = len(self.running)
-        if not cut_off:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace):
+                while self._count_calls():
+                    self.call_ended.clear()
+                    await self.call_ended.wait()
+        if not (cut_off := self._count_calls()):
             await self._let_leave()
         for connection in tuple(self.connections):
             connection.close()
@@ -142,6 +146,10 @@ class GrpcServer:
         for connection in tuple(self.connections):
             connection.abort()
         return cut_off
+
+    def _count_calls(self) -> int:
+        """Calls that run, and those whose requests still arrive: a GOAWAY does not send them elsewhere."""
+        return sum(len(connection.calls) for connection in self.connections)
 
     async def _let_leave(self) -> None:
         """Let clients disconnect first. The side that closes first reads no more, and a client that still writes to
@@ -184,7 +192,7 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._h2 = _build_h2()
-        self._calls: dict[int, _Call] = {}
+        self.calls: dict[int, _Call] = {}
         self._unacknowledged = 0
         self._flushing = False
         self._is_paused = False
@@ -225,7 +233,10 @@ class Connection(asyncio.Protocol):
             elif isinstance(event, DataReceived):
                 self._receive(event)
             elif isinstance(event, StreamEnded):
-                self._start(event.stream_id)
+                call = self.calls.get(event.stream_id)
+                if call is not None and call.task is None:
+                    call.request_ended = True
+                    self._start(event.stream_id, call)
             elif isinstance(event, StreamReset):
                 self._cancel(event.stream_id)
             elif isinstance(event, (WindowUpdated, RemoteSettingsChanged)):
@@ -239,15 +250,22 @@ class Connection(asyncio.Protocol):
         """A call begins."""
         headers = dict(event.headers)
         path = headers.get(b":path")
-        if self._server.draining:  # tells the client to call elsewhere
-            self._h2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
-        elif path is None:
-            self._h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
-        elif headers.get(b":method") != b"POST" or headers.get(b"content-type") not in _CONTENT_TYPES:
-            self._h2.send_headers(event.stream_id, ((b":status", b"415"),), end_stream=True)
-            self._h2.reset_stream(event.stream_id, ErrorCodes.NO_ERROR)
-        else:
-            self._calls[event.stream_id] = _Call(path=path.decode("latin-1"))
+        if (
+            not self._server.draining
+            and headers.get(b":method") == b"POST"
+            and headers.get(b"content-type") in _CONTENT_TYPES
+            and path is not None
+        ):
+            self.calls[event.stream_id] = _Call(path=path.decode("latin-1"))
+            return
+        with suppress(ProtocolError):  # the client may have reset it already
+            if self._server.draining:  # tells the client to call elsewhere
+                self._h2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
+            elif path is None:
+                self._h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
+            else:
+                self._h2.send_headers(event.stream_id, ((b":status", b"415"),), end_stream=True)
+                self._h2.reset_stream(event.stream_id, ErrorCodes.NO_ERROR)
 
     def _receive(self, event: DataReceived) -> None:
         """Bytes of a request. They are acknowledged in large steps: what bounds them is the window of their stream."""
@@ -255,49 +273,39 @@ class Connection(asyncio.Protocol):
         if self._unacknowledged >= _WINDOW_UPDATE:
             self._h2.increment_flow_control_window(self._unacknowledged)
             self._unacknowledged = 0
-        call = self._calls.get(event.stream_id)
+        call = self.calls.get(event.stream_id)
         if call is None or call.task is not None:
             return
         call.body += event.data
-        if event.stream_ended is None and len(call.body) >= _PREFIX:
-            size = int.from_bytes(call.body[1:_PREFIX], "big")
-            if size > MAX_MESSAGE:  # it is not waited for
-                self._fail(event.stream_id, call, Status.RESOURCE_EXHAUSTED, _too_long(size))
+        if event.stream_ended is None and int.from_bytes(call.body[1:_PREFIX], "big") > MAX_MESSAGE:
+            self._start(event.stream_id, call)  # refused without its rest
 
-    def _start(self, stream_id: int) -> None:
-        """A request is complete."""
-        call = self._calls.get(stream_id)
-        if call is None:
-            return
-        call.request_ended = True
-        method = self._server.methods.get(call.path)
-        if method is None:
-            service, _, name = call.path.removeprefix("/").rpartition("/")
-            self._fail(stream_id, call, Status.UNIMPLEMENTED, f"unknown method {name} of service {service}")
-            return
-        try:
-            message = _parse_message(call.body)
-        except CallError as error:
-            self._fail(stream_id, call, error.status, error.text)
-            return
-        call.task = task = self._loop.create_task(self._serve(stream_id, call, method, message))
+    def _start(self, stream_id: int, call: _Call) -> None:
+        """Serve a call, in a task even if it is refused: a reset by the client may be among the events to come."""
+        call.task = task = self._loop.create_task(self._serve(stream_id, call))
         self._server.running.add(task)
         task.add_done_callback(self._server.running.discard)
 
     def _cancel(self, stream_id: int) -> None:
         """The client gave up on a call."""
-        call = self._calls.pop(stream_id, None)
+        call = self.calls.pop(stream_id, None)
         if call is not None and call.task is not None:
             call.task.cancel()
+        self._server.call_ended.set()
 
     def _cancel_calls(self) -> None:
-        for stream_id in tuple(self._calls):
+        for stream_id in tuple(self.calls):
             self._cancel(stream_id)
 
     # Answers
 
-    async def _serve(self, stream_id: int, call: _Call, method: Method, message: bytes) -> None:
+    async def _serve(self, stream_id: int, call: _Call) -> None:
         try:
+            method = self._server.methods.get(call.path)
+            if method is None:
+                service, _, name = call.path.removeprefix("/").rpartition("/")
+                raise CallError(Status.UNIMPLEMENTED, f"unknown method {name} of service {service}")
+            message = _parse_message(call.body)
             if method.unary is not None:
                 await self._send(stream_id, call, await method.unary(message))
             elif method.stream is not None:
@@ -339,17 +347,18 @@ class Connection(asyncio.Protocol):
         self._schedule_flush()
 
     def _fail(self, stream_id: int, call: _Call, status: Status, text: str) -> None:
-        """End a call with an error, which has the form of headers alone when nothing was sent yet."""
-        trailers = ((b"grpc-status", str(status.value).encode()), (b"grpc-message", quote(text, safe=_SAFE).encode()))
-        self._end(stream_id, call, trailers if call.is_answered else (*_ANSWER, *trailers))
+        encoded = quote(text[:_MAX_TEXT], safe=_SAFE, errors="replace").encode()
+        self._end(stream_id, call, ((b"grpc-status", b"%d" % status), (b"grpc-message", encoded)))
 
     def _end(self, stream_id: int, call: _Call, trailers: Headers) -> None:
-        if self._calls.pop(stream_id, None) is not call:
+        if self.calls.pop(stream_id, None) is not call:
             return  # the client cancelled it
-        self._h2.send_headers(stream_id, trailers, end_stream=True)
+        # Without a message the trailers are the only headers.
+        self._h2.send_headers(stream_id, trailers if call.is_answered else (*_ANSWER, *trailers), end_stream=True)
         if not call.request_ended:
             self._h2.reset_stream(stream_id, ErrorCodes.NO_ERROR)
         self._schedule_flush()
+        self._server.call_ended.set()
 
     # The transport
 
@@ -413,7 +422,8 @@ def _parse_message(body: bytearray) -> bytes:
         raise CallError(Status.INVALID_ARGUMENT, "the request has no message")
     size = int.from_bytes(body[1:_PREFIX], "big")
     if size > MAX_MESSAGE:
-        raise CallError(Status.RESOURCE_EXHAUSTED, _too_long(size))
+        text = f"the request has {size} bytes; at most {MAX_MESSAGE} are accepted"
+        raise CallError(Status.RESOURCE_EXHAUSTED, text)
     if body[0]:
         raise CallError(Status.UNIMPLEMENTED, "compressed messages are not supported")
     if len(body) < _PREFIX + size:
@@ -421,10 +431,6 @@ def _parse_message(body: bytearray) -> bytes:
     if len(body) > _PREFIX + size:
         raise CallError(Status.INVALID_ARGUMENT, "the request has more than one message")
     return bytes(memoryview(body)[_PREFIX:])
-
-
-def _too_long(size: int) -> str:
-    return f"the request has {size} bytes; at most {MAX_MESSAGE} are accepted"
 
 
 _SAFE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")

@@ -1,4 +1,4 @@
-"""Every test of the kubelet's servers runs on asyncio's loop and on uvloop, below a directory with a short path."""
+"""The tests run on uvloop, and those of transports and their ends on asyncio's loop too, below a short path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ with suppress(grpc.RpcError):
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    loops: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"uvloop": uvloop.new_event_loop}
+    if item.path.name in ("test_server.py", "test_plugin.py"):
+        loops["asyncio"] = asyncio.new_event_loop
+    return loops
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from pydra_dev.kubelet.pb import dra_v1, dra_v1beta1
 DRIVER = "gpu.example.com"
 V1 = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
 V1BETA1 = "/k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin"
-DEADLINE = 5.0
+DEADLINE = 30.0
 
 T = TypeVar("T")
 

@@ -55,13 +55,25 @@ class RawClient:
     async def send(self, path: str, body: bytes, *, headers: Headers = (), without: str = "", end: bool = True) -> int:
         """Send a request; `headers` are added, the one named `without` is left out. Returns the stream's id."""
         stream_id = self._h2.get_next_available_stream_id()
-        fields = [field for field in [*HEADERS, (":path", path)] if field[0] != without]
+        fields = [*[field for field in [*HEADERS, (":path", path)] if field[0] != without], *headers]
         fields.sort(key=lambda field: not field[0].startswith(":"))
-        self._h2.send_headers(stream_id, [*fields, *headers])
+        self._h2.send_headers(stream_id, fields)
         if body or end:
             self._h2.send_data(stream_id, body, end_stream=end)
         await self.flush()
         return stream_id
+
+    async def send_rest(self, stream_id: int, body: bytes) -> None:
+        """Send what is left of a request."""
+        self._h2.send_data(stream_id, body, end_stream=True)
+        await self.flush()
+
+    async def send_and_reset(self, path: str) -> None:
+        """Begin a request and give it up in the same write."""
+        stream_id = self._h2.get_next_available_stream_id()
+        self._h2.send_headers(stream_id, [*HEADERS[:1], (":path", path), *HEADERS[1:]], end_stream=True)
+        self._h2.reset_stream(stream_id)
+        await self.flush()
 
     async def flush(self, extra: bytes = b"") -> None:
         await self._stream.send(self._h2.data_to_send() + extra)
@@ -92,6 +104,16 @@ class RawClient:
                 return None
             headers = {str(name): str(value) for name, value in event.headers or ()}
             return headers if "grpc-status" in headers else None
+
+        return await self.wait_for(match)
+
+    async def http_status(self, stream_id: int) -> str:
+        """The HTTP status of the answer."""
+
+        def match(event: Event) -> str | None:
+            if not isinstance(event, ResponseReceived) or event.stream_id != stream_id:
+                return None
+            return {str(name): str(value) for name, value in event.headers or ()}[":status"]
 
         return await self.wait_for(match)
 

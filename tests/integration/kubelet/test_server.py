@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -150,6 +150,52 @@ async def test_a_drain_finishes_the_call_in_flight_and_sends_new_ones_elsewhere(
         assert dra_v1.NodePrepareResourcesResponse.parse(await client.body(first)).claims.keys() == {"uid-1"}
         await client.wait_end()
     assert (cut_off, node.cancelled) == ([0], 0)
+
+
+async def test_a_drain_waits_for_a_request_that_is_still_arriving(root: Path) -> None:
+    async with raw_serving(root) as (client, server, node), anyio.create_task_group() as group:
+        node.gate.set()
+        body = frame(REQUEST)
+        stream_id = await client.send(PREPARE, body[:7], end=False)
+        await wait_until(lambda: server.connections and all(one.calls for one in server.connections))
+        group.start_soon(server.drain, 60)
+        assert (await client.goaway()).last_stream_id == stream_id
+        await client.send_rest(stream_id, body[7:])
+        assert (await client.status(stream_id))["grpc-status"] == "0"
+
+
+@pytest.mark.parametrize("path", [PREPARE, "/v1.Nothing/Do"])
+async def test_a_call_that_is_given_up_at_once_costs_no_other(root: Path, path: str) -> None:
+    async with raw_serving(root) as (client, _, node):
+        node.gate.set()
+        await client.send_and_reset(path)
+        assert await answered(client)
+
+
+@pytest.mark.parametrize(
+    ("headers", "without"),
+    [([("content-type", "text/plain")], "content-type"), ([(":method", "GET")], ":method")],
+    ids=["not gRPC", "not a POST"],
+)
+async def test_a_request_that_is_not_a_grpc_call_is_refused_as_http(
+    root: Path, headers: list[tuple[str, str]], without: str
+) -> None:
+    async with raw_serving(root) as (client, _, node):
+        node.gate.set()
+        stream_id = await client.send(PREPARE, frame(REQUEST), headers=headers, without=without)
+        assert await client.http_status(stream_id) == "415"
+        assert await answered(client)
+
+
+async def test_a_stream_without_messages_ends_with_headers_that_grpc_go_understands(root: Path) -> None:
+    async def nothing(_: bytes) -> AsyncGenerator[bytes, None]:
+        if server.draining:
+            yield b""
+
+    async with raw_serving(root) as (client, server, _):
+        server.methods = {"/x.Y/Watch": Method(stream=nothing)}
+        headers = await client.status(await client.send("/x.Y/Watch", frame(b"")))
+    assert (headers[":status"], headers["grpc-status"]) == ("200", "0")
 
 
 async def test_a_call_that_crosses_the_goaway_is_refused_for_a_retry_elsewhere(root: Path) -> None:
