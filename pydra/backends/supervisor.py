@@ -157,7 +157,6 @@ class BackendSupervisor:
         self._starts = 0
         self._endings: Counter[str] = Counter()
         self._held: HeldClaims | None = None
-        self._waiting = 0
         self._changed = anyio.Event()
         self._hinted = anyio.Event()
         self._hint_taken = anyio.Event()
@@ -306,9 +305,8 @@ class BackendSupervisor:
                     raise outcome
                 process = None  # it ended, and not by this call's fault
         finally:
-            if attribution.suspects:
+            if attribution.suspects:  # the next one may go, once no other call is in flight
                 attribution.forget_call(call.id)
-            if self._waiting:
                 self._note_change()
 
     def _refuse_quarantined(self, call: Call) -> None:
@@ -368,11 +366,7 @@ class BackendSupervisor:
     # Waiting for the process
 
     async def _wait_for_change(self) -> None:
-        self._waiting += 1
-        try:
-            await self._changed.wait()
-        finally:
-            self._waiting -= 1
+        await self._changed.wait()
 
     def _note_change(self) -> None:
         self._changed.set()

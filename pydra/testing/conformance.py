@@ -11,19 +11,27 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from types import ModuleType
 
 import anyio
+from msgspec.structs import replace
 
 from pydra.backends.discovery import BackendSource, choose_backend, extend_module_path, find_backend, variable_prefix
-from pydra.backends.events import BackendEnded, BackendEvent, BackendFacts, BackendStartFailed, HintsFailed
+from pydra.backends.events import (
+    BackendEnded,
+    BackendEvent,
+    BackendFacts,
+    BackendStartFailed,
+    HintsFailed,
+    RestoreFailed,
+)
 from pydra.backends.faults import MAX_REASON, is_reason
 from pydra.backends.supervisor import BackendSupervisor, Deadlines, RestartPolicy
 from pydra.backends.wire import Method
 from pydra.cdi.spec import build_spec_file
-from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
 from pydra.devices import Capacity, Device, HealthStatus, Inventory, Quantity
 from pydra.errors import (
     BackendError,
@@ -103,20 +111,25 @@ class _Examination:
         self._starting: anyio.CancelScope | None = None
         self._checks: list[Check] = []
         self._notes: list[str] = []
+        self._lines: list[str] = []
         self._found = ""
         self._facts: BackendFacts | None = None
         self._inventory = Inventory()
         self._device = Device(name=_ABSENT)
         self._claims: dict[str, Claim] = {}
-        self._held: dict[str, Claim] = {}
+        self._planned: dict[str, Claim] = {}
+        self._held: dict[str, HeldClaim] = {}
         self._prepared: tuple[PreparedDevice, ...] = ()
 
     async def run(self, supervisor: BackendSupervisor, *, connect: float, prepare: bool) -> tuple[Check, ...]:
         self._backend, self._connect_limit = supervisor, connect
+        supervisor.restore_from(self._hold_all)
         await self._probe("it is loaded and connects", self._connect)
         if self._facts is not None:
             await self._read(self._facts)
             await self._touch(prepare)
+            if Method.RESTORE in self._facts.methods:
+                await self._probe("restore accepts what the node holds", self._restores)
             await self._probe("its hints do not fail", self._hints)
         return tuple(self._checks)
 
@@ -128,12 +141,14 @@ class _Examination:
 
     async def undo(self, supervisor: BackendSupervisor) -> None:
         """Give back what a probe that failed still holds; it has been told already what is wrong."""
-        for claim in tuple(self._held.values()):
+        for held in tuple(self._held.values()):
             with suppress(PydraError):
-                await supervisor.unprepare(claim, (), until=_claim_deadline())
+                await supervisor.unprepare(held.claim, (), until=_claim_deadline())
 
     async def _read(self, facts: BackendFacts) -> None:
         await self._probe("it names its driver", self._driver)
+        if facts.settings:
+            await self._probe("its settings are valid", self._settings)
         if facts.reasons:
             await self._probe("its errors have reasons that Events and metrics can take", self._reasons)
         await self._probe("discover answers, and its devices obey the API's rules", self._discover)
@@ -155,6 +170,11 @@ class _Examination:
             ("unprepare succeeds after a crash in prepare, with nothing remembered", self._unprepare_after_crash),
             ("a prepare that was cancelled can be undone", self._cancel),
         ]
+        if self._facts is not None and Method.PLAN in self._facts.methods:
+            probes += [
+                ("plan answers the same again, and touches nothing", self._plan_again),
+                ("a claim that was planned before a crash can be unprepared", self._crash_after_plan),
+            ]
         usable = [one for one in self._inventory.devices if _is_usable(one)]
         self._device = usable[0] if usable else self._device
         for title, probe in probes:
@@ -172,9 +192,15 @@ class _Examination:
             problems = [f"{error}\n{error.details}".strip()]
         except PydraError as error:
             problems = [f"{type(error).__name__}: {error}"]
-        check = Check(title=title, problems=tuple(problems), notes=tuple(self._notes), found=self._found)
+        check = Check(
+            title=title,
+            problems=tuple(problems),
+            notes=tuple(self._notes),
+            found=self._found,
+            lines=tuple(self._lines),
+        )
         self._checks.append(check)
-        self._notes, self._found = [], ""
+        self._notes, self._lines, self._found = [], [], ""
 
     # Reading
 
@@ -193,6 +219,15 @@ class _Examination:
     async def _driver(self) -> list[str]:
         driver = self._facts.driver if self._facts is not None else ""
         return [] if is_driver_name(driver) else ["DRIVER is absent, so that every admin must choose a name"]
+
+    async def _settings(self) -> list[str]:
+        """The agent refuses invalid ones before anything else; valid ones are shown."""
+        self._lines += [
+            f"{one.name} = {one.value} (allowed: {one.allowed}; default: {one.default}; from: {one.source}; "
+            f"variable: {one.variable})"
+            for one in (self._facts.settings if self._facts is not None else ())
+        ]
+        return []
 
     async def _reasons(self) -> list[str]:
         """Advice: under any other word the error is refused as well, but by pydra's name."""
@@ -245,7 +280,7 @@ class _Examination:
         try:
             await self._hold(claim)
         except InvalidConfig as error:
-            self._held.pop(claim.uid)
+            self._held.pop(claim.uid, None)
             return [] if "pydraNoSuchField" in str(error) else [f"the error does not name the field: {error}"]
         return ["it was accepted"]
 
@@ -255,7 +290,7 @@ class _Examination:
         try:
             await self._hold(claim)
         except ClaimError:
-            self._held.pop(claim.uid)
+            self._held.pop(claim.uid, None)
             return []
         self._notes.append(
             f"prepare of device {_ABSENT} succeeded; a device may have gone since the scheduler chose it: "
@@ -273,12 +308,46 @@ class _Examination:
         return self._claims[name]
 
     async def _hold(self, claim: Claim) -> tuple[PreparedDevice, ...]:
-        self._held[claim.uid] = claim
-        return await self._backend.prepare(claim, until=_claim_deadline())
+        """Plan, if it plans, and prepare, as the agent does: what is begun is held from before prepare on."""
+        planned = await self._plan(claim)
+        self._held.setdefault(claim.uid, HeldClaim(claim=planned, completed=False))
+        prepared = await self._backend.prepare(planned, until=_claim_deadline())
+        self._held[claim.uid] = HeldClaim(claim=planned, prepared=prepared, completed=True)
+        return prepared
+
+    async def _plan(self, claim: Claim) -> Claim:
+        """The claim with its plan; one that is held keeps the plan that it has."""
+        if self._facts is None or Method.PLAN not in self._facts.methods:
+            return claim
+        if claim.uid not in self._held:
+            plan = await self._backend.plan(claim, tuple(self._held.values()), until=_claim_deadline())
+            self._planned[claim.uid] = replace(claim, plan=plan)
+        return self._planned[claim.uid]
 
     async def _release(self, claim: Claim, prepared: Sequence[PreparedDevice]) -> None:
-        await self._backend.unprepare(claim, prepared, until=_claim_deadline())
+        planned = self._planned.get(claim.uid, claim)
+        await self._backend.unprepare(planned, prepared, until=_claim_deadline())
         self._held.pop(claim.uid, None)
+
+    @asynccontextmanager
+    async def _hold_all(self) -> AsyncIterator[Sequence[HeldClaim]]:
+        yield tuple(self._held.values())
+
+    async def _plan_again(self) -> list[str]:
+        claim, held = self._claim("plan", self._device), tuple(self._held.values())
+        first = await self._backend.plan(claim, held, until=_claim_deadline())
+        again = await self._backend.plan(claim, held, until=_claim_deadline())
+        return [] if first == again else [f"first {first}, then {again}"]
+
+    async def _crash_after_plan(self) -> list[str]:
+        claim = self._claim("planned", self._device)
+        self._held[claim.uid] = HeldClaim(claim=await self._plan(claim), completed=False)
+        await self._crash()
+        await self._release(claim, ())
+        return await self._still_prepares("after-plan")
+
+    async def _restores(self) -> list[str]:
+        return [f"{event.message}\n{event.details}" for event in self._events if isinstance(event, RestoreFailed)]
 
     async def _unprepare_nothing(self) -> list[str]:
         await self._backend.unprepare(self._claim("never", self._device), (), until=_claim_deadline())
@@ -294,7 +363,7 @@ class _Examination:
             except DeviceInUse as error:
                 if place == len(usable):
                     raise
-                self._held.pop(claim.uid)
+                self._held.pop(claim.uid, None)
                 self._notes.append(f"{error}; the next one is taken")
                 continue
             self._device, self._claims["one"] = device, claim

@@ -8,7 +8,7 @@ import msgspec
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was looked at; `skipped` says why it was not, `notes` are advice, no faults.
 
-    `found` is what there is to see of it.
+    `found` is what there is to see of it in a word or two, `lines` at length.
     """
 
     title: str
@@ -16,6 +16,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
     skipped: str = ""
     found: str = ""
+    lines: tuple[str, ...] = ()
 
     @property
     def mark(self) -> str:
@@ -46,7 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         for check in self.checks:
             beside = check.skipped or check.found
             lines.append(f"{check.mark:<5} {check.title}" + (f" ({beside})" if beside else ""))
-            for problem in (*check.problems, *check.notes):
+            for problem in (*check.problems, *check.notes, *check.lines):
                 first, *more = problem.splitlines() or [""]
                 lines += [f"      - {first}", *(f"        {line}" for line in more)]
         count = len(self.problems)

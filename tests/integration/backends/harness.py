@@ -62,6 +62,7 @@ async def supervised(
     restarts: RestartPolicy = RESTARTS,
     refresh: Callable[[BackendSource], BackendSource] = lambda source: source,
     environ: Mapping[str, str] = ENVIRON,
+    settings: Mapping[str, Any] = {},
     events: list[BackendEvent] | None = None,
 ) -> AsyncIterator[Backend]:
     """A supervisor that runs until the block ends."""
@@ -71,6 +72,7 @@ async def supervised(
         patience=patience,
         restarts=restarts,
         environ={**environ, "FAULTY_DIR": str(directory)} if directory else environ,
+        settings=settings,
         refresh=refresh,
         report=events.append if events is not None else lambda event: None,
     )
