@@ -15,7 +15,6 @@ from typing import TypeAlias
 
 import anyio
 import msgspec
-from anyio.abc import TaskStatus
 
 from pydra.kubelet.grpc_server import GrpcServer, Method
 from pydra.kubelet.health_service import HealthBoard, HealthService, HealthStreams, ServerHealth
@@ -115,41 +114,31 @@ class KubeletPlugin:
         self._service = _Endpoint(self.paths.service, methods)
         self._registrar = _Endpoint(self.paths.registration, self._registration.methods())
 
-    async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Serve until cancelled; then let the calls in flight end, which takes up to the grace, and remove the sockets.
-
-        `task_status.started` is called when both sockets accept, which is late where the kubelet is.
-        """
+    async def run(self) -> None:
+        """Serve until cancelled; then let the calls in flight end, within the grace, and remove the sockets."""
         stop = anyio.Event()
         async with anyio.create_task_group() as group:
-            group.start_soon(self._run_shielded, stop, task_status)
+            group.start_soon(self._run_shielded, stop)
             try:
                 await anyio.sleep_forever()
             finally:
                 stop.set()
 
-    async def _run_shielded(self, stop: anyio.Event, task_status: TaskStatus[None]) -> None:
+    async def _run_shielded(self, stop: anyio.Event) -> None:
         """All of it out of the reach of cancellation, which would take the calls in flight with it."""
         with anyio.CancelScope(shield=True):
             try:
-                await self._keep_serving(stop, task_status)
+                await self._keep_serving(stop)
             finally:
                 cut_off = await self._stop()
             self._report(Stopped(driver=self._driver, cut_off=cut_off))
 
-    async def _keep_serving(self, stop: anyio.Event, task_status: TaskStatus[None]) -> None:
-        started = False
+    async def _keep_serving(self, stop: anyio.Event) -> None:
         while not stop.is_set():
-            if not self._is_serving():
+            if not (self._service.is_intact() and self._registrar.is_intact()):
                 self._say(await self._try_to_serve())
-            if not started and self._is_serving():
-                task_status.started()
-                started = True
             with anyio.move_on_after(self._check_period):
                 await stop.wait()
-
-    def _is_serving(self) -> bool:
-        return self._service.is_intact() and self._registrar.is_intact()
 
     async def _try_to_serve(self) -> Serving | Waiting:
         try:
