@@ -40,7 +40,7 @@ async def restore(held: Sequence[pydra.HeldClaim]) -> None:
 
 async def prepare(claim: pydra.Claim) -> list[pydra.PreparedDevice]:
     seconds = await asyncio.to_thread(pydra.time_left)
-    _note("prepare", claim.plan, seconds > 1)
+    _note("prepare", claim.plan, 0 < seconds <= 20)
     return [device.prepared(state=claim.plan) for device in claim.devices]
 
 
