@@ -110,6 +110,64 @@ def replace_file(directory: int, name: str, content: bytes, *, mode: int, durabl
         os.fsync(directory)
 
 
+def write_file(path: str, content: bytes, *, mode: int, durable: bool, step: Step = no_step) -> None:
+    """Put `content` at `path` as a whole: the old file, or the new one, never a part. The directory must exist.
+
+    The temporary file has one name, so that only one writer at a time may write one path. `durable`: the file outlives
+    a loss of power once this has returned.
+
+    Raises:
+        OSError: as the system calls raise it; nothing is left behind, and the old file is as it was.
+    """
+    temporary = f"{path}.tmp"
+    step("create")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        try:
+            step("write")
+            os.fchmod(descriptor, mode)
+            if os.write(descriptor, content) < len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        step("rename")
+        os.rename(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+    step("renamed")
+    if durable:
+        flush_directory(os.path.dirname(path))
+
+
+def flush_directory(path: str) -> None:
+    """Make the directory's entries outlive a loss of power."""
+    with opened(path) as directory:
+        os.fsync(directory)
+
+
+def read_regular_file(path: str, limit: int) -> bytes:
+    """The content of a regular file of at most `limit` bytes.
+
+    Raises:
+        OSError: as `open` and `read` raise it; ELOOP for a link, EINVAL for no regular file, EFBIG when it is longer.
+    """
+    # Not blocking: to open a named pipe would wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", path)
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, f"{status.st_size} bytes, at most {limit} are read", path)
+        return os.read(descriptor, limit)
+    finally:
+        os.close(descriptor)
+
+
 def write_all(descriptor: int, content: bytes, step: Step = no_step) -> None:
     """Write everything; the kernel may take less than it is given."""
     view = memoryview(content)

@@ -1,23 +1,76 @@
-"""One backend on this node: its process, and, once it says which driver it is, that driver's service.
+"""One backend on this node and, once it says which driver it is, that driver's service.
 
-What cannot be served (a backend that breaks its contract, a driver name that another has) is said,
-counted in `missing`, and costs the other backends nothing.
+    records and garbage ── claims ── kubelet plugin        (down: a pod starts or ends)
+    hardware ── inventory loop ── slices, health           (up: hardware changes)
+
+The sockets come last, since the kubelet calls as soon as it finds them, and go first. What cannot be served (a backend
+that breaks its contract, a driver name that another backend has, a disk that refuses) is reported, shown in `missing`,
+and costs the other backends nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 
 import anyio
+from anyio.abc import TaskGroup
+from msgspec.structs import replace
 
+from pydra import disk
 from pydra.agent.early import EarlyBackend
+from pydra.agent.inventory_loop import InventoryLoop
 from pydra.agent.reports import Reports
-from pydra.agent.served import Served
 from pydra.agent.surroundings import Surroundings
+from pydra.agent.takeover import Names, take_over
 from pydra.backends.events import BackendFacts
-from pydra.errors import ContractError, SettingsError
+from pydra.backends.supervisor import BackendSupervisor
+from pydra.backends.wire import Method
+from pydra.cdi.store import CdiStore
+from pydra.checkpoint.lock import InstanceLock
+from pydra.checkpoint.record import Stage
+from pydra.checkpoint.store import RecordStore
+from pydra.claim import HeldClaim
+from pydra.claims.gc import GarbageCollector
+from pydra.claims.outcome import ClaimRef
+from pydra.claims.preparer import (
+    ClaimEvent,
+    ClaimPreparer,
+    Deadlines,
+    Operation,
+    OperationDone,
+    OperationFailed,
+    OperationStarted,
+)
+from pydra.devices import TaintEffect
+from pydra.errors import CheckpointError, ContractError, DeviceInUse, PydraError, SettingsError
+from pydra.inventory import HealthPolicy, Published
+from pydra.kube.informer import Informer
+from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+from pydra.kubelet.health_service import HealthBoard
+from pydra.kubelet.plugin import DIRECTORY_MODE, KubeletEvent, KubeletPlugin, Serving, Waiting
+from pydra.kubelet.registration import Registered, RegistrationRefused
+from pydra.kubelet.sockets import plan_socket_paths
+from pydra.observability.logging import logging_fields
+from pydra.observability.tracing import Tracer
+from pydra.settings import HealthTaint
+from pydra.slices.reconciler import SliceReconciler, slice_selector
 
 _log = logging.getLogger(__name__)
+_OPEN_RETRY_SECONDS = 5.0
+_RESTORE_SECONDS = 60.0
+_BOOT_ID_BYTES = 256
+
+_TAINTS = {
+    HealthTaint.NONE: None,
+    HealthTaint.NO_SCHEDULE: TaintEffect.NO_SCHEDULE,
+    HealthTaint.NO_EXECUTE: TaintEffect.NO_EXECUTE,
+}
 
 
 class Driver:
@@ -48,13 +101,13 @@ class Driver:
             self._starting.cancel()
 
     async def _serve_when_ready(self, stop: anyio.Event) -> None:
-        served: Served | None = None
+        service: DriverService | None = None
         with self._starting:
-            served = await self._start()
-        if served is not None:
-            await served.run(stop)
+            service = await self._start()
+        if service is not None:
+            await service.run(stop)
 
-    async def _start(self) -> Served | None:
+    async def _start(self) -> DriverService | None:
         try:
             facts = await self._supervisor.wait_ready()
         except (ContractError, SettingsError) as error:  # which the supervisor has reported
@@ -62,15 +115,15 @@ class Driver:
             return None
         try:
             driver = self._name_driver(facts)
-            served = Served(driver, facts, self._supervisor, self._around, self._set_missing)
+            service = DriverService(driver, facts, self._supervisor, self._around, self._set_missing)
         except SettingsError as error:
             self._missing = str(error)
             _log.error("%s", error)
             self._reports.not_served(str(error))
             return None
         self._around.metrics.announce_driver(driver)
-        await served.open()
-        return served
+        await service.open()
+        return service
 
     def _set_missing(self, text: str) -> None:
         self._missing = text and f"driver of backend {self.backend}: {text}"
@@ -90,3 +143,310 @@ class Driver:
                 ]
             )
         return driver
+
+
+class DriverService:
+    """The parts of one driver. `missing` is told what keeps the kubelet from using it; "" when nothing does."""
+
+    def __init__(
+        self,
+        driver: str,
+        facts: BackendFacts,
+        supervisor: BackendSupervisor,
+        around: Surroundings,
+        missing: Callable[[str], None],
+    ) -> None:
+        """Raises SettingsError when the driver's sockets cannot be where the settings put them."""
+        settings = around.settings
+        self._driver = driver
+        self._facts = facts
+        self._supervisor = supervisor
+        self._around = around
+        self._settings = settings
+        self._missing = missing
+        self._report = Reports(around.metrics, around.record, node=settings.node_name, driver=driver)
+        self._plugin_directory = settings.plugin_directory(driver)
+        self._records_directory = settings.records_directory(driver)
+        self._lock = InstanceLock(f"{self._records_directory}/lock")
+        self._cdi = CdiStore(settings.cdi_dir, driver)
+        self._board = HealthBoard()
+        self._sockets_tried = anyio.Event()
+        self._published_devices: Callable[[], Mapping[str, Collection[str]] | None] = lambda: None
+        # Refused here, where it costs this backend only; what is raised beside running parts ends the agent.
+        plan_socket_paths(
+            driver,
+            registry_directory=settings.registry_directory,
+            plugin_directory=self._plugin_directory,
+            pod_uid=settings.pod_uid,
+        )
+
+    async def run(self, stop: anyio.Event) -> None:
+        """Serve, once `open` has returned, until `stop`; then until the calls in flight have ended."""
+        with logging_fields(backend=self._facts.name):  # which every task below inherits, and the kubelet's calls
+            await self._serve(stop)
+
+    async def _serve(self, stop: anyio.Event) -> None:
+        claims = self._build_claims()
+        garbage = self._garbage = self._build_garbage_collector(claims)
+        async with anyio.create_task_group() as parts:
+            parts.start_soon(self._collect_garbage, garbage, name=f"garbage of {self._driver}")
+            async with anyio.create_task_group() as front:
+                # Slices are written until `stop` only: what an instance that takes over publishes is not undone.
+                self._start_publishing(parts, front)
+                front.start_soon(self._build_plugin(claims).run, name=f"kubelet plugin {self._driver}")
+                await stop.wait()
+                deadline = anyio.current_time() + self._settings.drain_grace
+                front.cancel_scope.cancel()
+            with anyio.CancelScope(deadline=deadline):
+                await claims.wait_idle()  # claims for which the kubelet no longer waits have the rest of the grace
+            parts.cancel_scope.cancel()
+        await claims.stop()
+        self._lock.close()
+
+    async def open(self) -> None:
+        """Read what earlier instances left. A disk that cannot be used is reported, and tried until it can."""
+        while True:
+            try:
+                await self._open()
+            except PydraError as error:
+                self._missing(str(error))
+                self._report.not_yet_served(f"driver {self._driver} cannot be served yet: {error}")
+                _log.error("driver %s cannot be served yet: %s", self._driver, error)
+                await anyio.sleep(_OPEN_RETRY_SECONDS)
+            else:
+                return
+
+    async def _open(self) -> None:
+        self._boot_id = read_boot_id(self._settings.boot_id_file)
+        for directory, mode in ((self._plugin_directory, DIRECTORY_MODE), (self._records_directory, 0o700)):
+            try:
+                disk.make_directory(directory, mode)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{error.filename} cannot be created ({error.strerror}); is it mounted, and writable?"
+                ) from error
+        durable = f"{self._plugin_directory}/claims"
+        volatile = f"{self._records_directory}/claims"
+        mine, other = (durable, volatile) if self._facts.survives_reboot else (volatile, durable)
+        self._store = RecordStore(
+            mine,
+            self._lock,
+            durable=self._facts.survives_reboot,
+            boot_id=self._boot_id,
+            elsewhere=(other,),
+            report=self._report,
+        )
+        await asyncio.to_thread(self._store.open)
+        self._cdi.open()
+        taken = await take_over(
+            self._supervisor.inherit,
+            self._store,
+            find_names=self._find_claim_names,
+            driver=self._driver,
+            directory=self._plugin_directory,
+            boot_id=self._boot_id,
+        )
+        if taken:
+            _log.info("driver %s: took over %d claims that another driver had prepared", self._driver, taken)
+        self._supervisor.restore_from(self._hold_still)
+
+    @asynccontextmanager
+    async def _hold_still(self) -> AsyncIterator[tuple[HeldClaim, ...]]:
+        """All that this node holds, for a backend's `restore`, while no other instance changes anything."""
+        await self._lock.begin_restore(asyncio.get_running_loop().time() + _RESTORE_SECONDS)
+        try:
+            async with self._store:
+                held = self._store.held()
+            yield held
+        finally:
+            self._lock.end_restore()
+
+    # Down: a pod starts or ends
+
+    def _build_claims(self) -> ClaimPreparer:
+        settings = self._settings
+        for stage in Stage:
+            self._around.metrics.records.labels(self._driver, stage.value).set_function(partial(self._count, stage))
+        return ClaimPreparer(
+            driver=self._driver,
+            boot_id=self._boot_id,
+            fetch_claim=self._fetch_claim,
+            store=self._store,
+            backend=self._supervisor,
+            plans=Method.PLAN in self._facts.methods,
+            cdi=self._cdi,
+            host_root=settings.host_root,
+            is_published=self._is_published,
+            deadlines=Deadlines(
+                prepare=settings.prepare_deadline,
+                unprepare=settings.unprepare_deadline,
+                fetch=settings.fetch_deadline,
+            ),
+            report=self._hear_claims,
+        )
+
+    def _build_garbage_collector(self, claims: ClaimPreparer) -> GarbageCollector:
+        return GarbageCollector(
+            driver=self._driver,
+            boot_id=self._boot_id,
+            fetch_claim=self._fetch_claim,
+            find_names=self._find_claim_names,
+            store=self._store,
+            cdi=self._cdi,
+            preparer=claims,
+            kubelet_state=f"{self._settings.kubelet_root}/dra_manager_state",
+            period=self._settings.sweep_period,
+            fetch_deadline=self._settings.fetch_deadline,
+            report=self._report,
+        )
+
+    def _build_plugin(self, claims: ClaimPreparer) -> KubeletPlugin:
+        return KubeletPlugin(
+            self._driver,
+            prepare=claims.prepare,
+            unprepare=claims.unprepare,
+            registry_directory=self._settings.registry_directory,
+            plugin_directory=self._plugin_directory,
+            health=self._board,
+            pod_uid=self._settings.pod_uid,
+            health_period=self._settings.health_period,
+            drain_grace=self._settings.drain_grace,
+            report=self._hear_kubelet,
+        )
+
+    def _is_published(self, pool: str, device: str) -> bool | None:
+        published = self._published_devices()
+        return None if published is None else device in published.get(pool, ())
+
+    async def _collect_garbage(self, garbage: GarbageCollector) -> None:
+        await self._sockets_tried.wait()  # it asks for every claim that is held: half a second of CPU for 1000
+        await garbage.run()
+
+    def _hear_kubelet(self, event: KubeletEvent) -> None:
+        if isinstance(event, Serving | Waiting):
+            self._sockets_tried.set()
+        match event:
+            case Waiting(problem=problem):
+                self._missing(problem)
+            case Registered():
+                self._missing("")
+            case RegistrationRefused(message=message):
+                self._missing(f"the kubelet refuses it: {message}")
+            case Serving():
+                self._missing("the kubelet has not registered it yet")
+        self._report(event)
+
+    def _hear_claims(self, event: ClaimEvent) -> None:
+        match event:
+            case OperationDone(operation=Operation.UNPREPARE, ref=ref):
+                self._supervisor.release(ref.uid)
+            case OperationFailed(error=DeviceInUse()):
+                self._garbage.hint()  # the claim that holds the device may be gone
+        self._report(event)
+        if self._around.tracer is not None and not isinstance(event, OperationStarted):
+            self._trace(self._around.tracer, event)
+
+    def _trace(self, tracer: Tracer, event: OperationDone | OperationFailed) -> None:
+        tracer.record(
+            event.operation.value,
+            seconds=event.seconds,
+            timings=event.timings,
+            failure=str(event.error) if isinstance(event, OperationFailed) else "",
+            driver=self._driver,
+            claim=str(event.ref),
+            uid=event.ref.uid,
+        )
+
+    async def _fetch_claim(self, ref: ClaimRef, seconds: float) -> JsonObject:
+        return await self._around.client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace, deadline=seconds)
+
+    async def _find_claim_names(self) -> Names:
+        found = await self._around.client.list(RESOURCE_CLAIMS, metadata_only=True)
+        metadata = (claim["metadata"] for claim in found.items)
+        return {one["uid"]: (one["namespace"], one["name"]) for one in metadata}
+
+    def _count(self, stage: Stage) -> float:
+        return sum(record.stage is stage for record in self._store.records.values())
+
+    # Up: hardware changes
+
+    def _start_publishing(self, parts: TaskGroup, front: TaskGroup) -> None:
+        settings, supervisor = self._settings, self._supervisor
+        cache = Informer(
+            self._around.client,
+            RESOURCE_SLICES,
+            field_selector=slice_selector(self._driver, settings.node_name),
+            report=self._report,
+        )
+        reconciler = SliceReconciler(
+            self._around.client,
+            cache,
+            driver=self._driver,
+            node=settings.node_name,
+            started=time.time(),
+            report=self._report,
+        )
+
+        shown: Published | None = None
+
+        def publish(published: Published) -> None:
+            nonlocal shown
+            now = int(time.time())
+            self._board.publish(tuple(replace(one, updated=now) for one in published.health))
+            if published is not shown:
+                shown = published
+                reconciler.publish(published.pool)
+                self._report.published(published)
+
+        inventory = InventoryLoop(
+            supervisor,
+            driver=self._driver,
+            pool=settings.node_name,
+            policy=HealthPolicy(
+                effect=_TAINTS[settings.health_taint],
+                unhealthy_after=settings.unhealthy_after,
+                healthy_after=settings.healthy_after,
+            ),
+            rescan_period=settings.rescan_period,
+            quarantined=lambda: {one.device: "KillsBackend" for one in supervisor.quarantined()},
+            publish=publish,
+        )
+        front.start_soon(cache.run, name=f"watch of the slices of {self._driver}")
+        front.start_soon(reconciler.run, name=f"slices of {self._driver}")
+        self._published_devices = inventory.published_devices
+        parts.start_soon(inventory.run, name=f"inventory of {self._driver}")
+        if Method.MEASURE in self._facts.methods:
+            parts.start_soon(self._measure, name=f"measurements of {self._driver}")
+
+    async def _measure(self) -> None:
+        """A reading that fails leaves no stale numbers behind, and is tried again a period later."""
+        samples = self._around.metrics.samples
+        while True:
+            try:
+                samples.replace(self._facts.name, await self._supervisor.measure())
+            except PydraError as error:
+                _log.warning("measurements cannot be read: %s", error)
+                samples.replace(self._facts.name, ())
+            await anyio.sleep(self._settings.measure_period)
+
+
+def read_boot_id(path: str) -> str:
+    """The id of the running boot, which every record holds: hardware and CDI files forget at a reboot.
+
+    Raises:
+        CheckpointError: the file cannot be read, or is empty.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            boot_id = os.read(descriptor, _BOOT_ID_BYTES).decode("ascii", errors="replace").strip()
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise CheckpointError(
+            f"the boot id cannot be read from {path} ({error.strerror}); without it a reboot would go unnoticed: "
+            "mount the host's /proc, or set the boot id file"
+        ) from error
+    if not boot_id:
+        raise CheckpointError(f"{path} is empty; it must hold the id of the running boot")
+    return boot_id

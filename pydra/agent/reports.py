@@ -19,16 +19,10 @@ from pydra.backends.events import (
     QuarantineBegan,
     RestoreFailed,
 )
-from pydra.checkpoint.scan import RecordSetAside, RecordTooNew, RecordTorn
+from pydra.checkpoint.store import UnreadableRecord
+from pydra.claims.gc import GarbageCollected
 from pydra.claims.outcome import ClaimRef
-from pydra.claims.reports import (
-    ClaimFailed,
-    ClaimPrepared,
-    ClaimUnprepared,
-    Operation,
-    OperationStarted,
-    SweepDone,
-)
+from pydra.claims.preparer import Operation, OperationDone, OperationFailed, OperationStarted
 from pydra.devices import HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
 from pydra.inventory import Published
@@ -61,7 +55,10 @@ class Reports:
 
     def __call__(self, event: object) -> None:
         """Take note of an event."""
-        _HANDLERS[type(event)](self, event)
+        handler = _HANDLERS.get(type(event))
+        if handler is None:
+            raise TypeError(f"no handler for {type(event).__name__}")
+        handler(self, event)
 
     @singledispatchmethod
     def _handle(self, event: object) -> None:
@@ -136,20 +133,16 @@ class Reports:
         self._metrics.claims(event.driver).started(event.operation.value)
 
     @_handle.register
-    def _(self, event: ClaimPrepared) -> None:
-        self._finish(event.driver, Operation.PREPARE, "ok", event.seconds)
+    def _(self, event: OperationDone) -> None:
+        self._finish(event.driver, event.operation, "ok", event.seconds)
 
     @_handle.register
-    def _(self, event: ClaimUnprepared) -> None:
-        self._finish(event.driver, Operation.UNPREPARE, "ok", event.seconds)
-
-    @_handle.register
-    def _(self, event: ClaimFailed) -> None:
+    def _(self, event: OperationFailed) -> None:
         self._finish(event.driver, event.operation, self._label(event.error), event.seconds)
         self._tell(claim_subject(event.ref), event.error.reason, str(event.error), event.operation.value)
 
     @_handle.register
-    def _(self, event: SweepDone) -> None:
+    def _(self, event: GarbageCollected) -> None:
         failed = bool(event.problem or event.counts.failed)
         self._metrics.sweeps.labels(event.driver, "failed" if failed else "ok").inc()
         counts = event.counts
@@ -161,20 +154,19 @@ class Reports:
             self._metrics.swept.labels(event.driver, kind).inc(count)
 
     @_handle.register
-    def _(self, event: RecordSetAside) -> None:
+    def _(self, event: UnreadableRecord) -> None:
+        what = f"driver {self._driver}: the record of claim {event.uid} "
+        if event.is_newer:
+            note = f"{what}was written by a newer version of pydra and stays as it is: {event.why}"
+            self._tell(self._node, "CheckpointTooNew", note, "Read")
+            return
         self._metrics.records_set_aside.labels(self._driver).inc()
-        note = f"driver {self._driver}: the checkpoint of claim {event.uid} could not be read: {event.why}; "
-        self._tell(self._node, "CheckpointSetAside", note + f"it was set aside as {event.path}", "Read")
-
-    @_handle.register
-    def _(self, event: RecordTorn) -> None:
-        note = f"driver {self._driver}: the last write of the checkpoint of claim {event.uid} is damaged: {event.why}; "
-        self._tell(self._node, "CheckpointTorn", note + f"the one before it counts ({event.path})", "Read")
-
-    @_handle.register
-    def _(self, event: RecordTooNew) -> None:
-        note = f"driver {self._driver}: the checkpoint of claim {event.uid} was written by a newer pydra: {event.why}"
-        self._tell(self._node, "CheckpointTooNew", note, "Read")
+        devices = ", ".join(name for _, name in event.holding.devices)
+        held = (
+            f"its devices ({devices}) stay held until the claim is unprepared" if devices else "its devices are unknown"
+        )
+        note = f"{what}cannot be read and was set aside as {event.path}: {event.why}; {held}"
+        self._tell(self._node, "CheckpointSetAside", note, "Read")
 
     # The kubelet
 

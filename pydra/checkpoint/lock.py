@@ -1,141 +1,165 @@
-"""The lock between two instances of the agent that overlap during an upgrade.
+"""How overlapping instances of the agent exclude each other: byte ranges of one file, locked by the kernel.
 
-An open file description lock (`F_OFD_SETLK`): it ends with its process, however that ends, and it
-holds between containers, which a pid file does not. Byte 0 is the lock. Byte 1 is the turnstile,
-which an instance keeps while it waits for byte 0; whoever holds byte 0 looks at the turnstile before
-it lets one more of its own tasks join. So a waiting instance gets its turn when the tasks that hold
-the lock now are done, however many more come. `flock` cannot stand in: the two do not see each other.
+Open file description locks (`F_OFD_SETLK`, fcntl(2)) end with their process, however it ends, and hold across
+containers. One file has a range for each thing that only one instance may do at a time:
+
+| byte | held | for |
+|---|---|---|
+| 0 | exclusively, for microseconds | looking at all records and changing one |
+| 1 | exclusively, while a backend plans | deciding for one claim, given all that is held |
+| 2 | shared while claims are in work; exclusively while a backend restores | nothing changes during `restore` |
+| from 2**32 | exclusively, while the claim is in work | one claim each, at an offset made from its uid |
+
+Bytes 8 to 15 hold a counter of all changes to the records, read and written under byte 0: it tells an instance
+with one read that another has changed something.
+
+Two tasks of one process are not kept apart by these locks; that is the caller's business.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
 import struct
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-
-import anyio
+import zlib
 
 from pydra import disk
 from pydra.errors import CheckpointError
 
-# struct flock of fcntl(2): type, whence, start, length, pid; the pid of such a lock is 0.
-_FLOCK = struct.Struct("@hhqqi4x")
-_LOCK, _TURNSTILE = 0, 1
-_FILE_MODE = 0o600
+INDEX = 0
+PLAN = 1
+WORK = 2
+_FIRST_CLAIM = 2**32
+_FLOCK = struct.Struct("@hhqqi4x")  # struct flock: type, whence, start, length, pid (0 for these locks)
+_COUNTER = struct.Struct("<Q")
+_COUNTER_OFFSET = 8
+_POLL_SECONDS = 0.005
+_MODE = 0o600
 
 
 class InstanceLock:
-    """Shared by the tasks of one process: the first acquires it, the last releases it.
+    """The lock file at `path`; its directory must exist when `open` is called."""
 
-    `deadline` in seconds for the wait, `poll` in seconds between two looks: the kernel's own wait
-    would hold a thread that cannot be cancelled.
-    """
-
-    def __init__(self, path: str, *, deadline: float = 60.0, poll: float = 0.01) -> None:
-        self._path = path
-        self._deadline = deadline
-        self._poll = poll
+    def __init__(self, path: str) -> None:
+        self.path = path
         self._descriptor = -1
-        self._holders = 0
-        self._released = anyio.Event()
-        self._entrance = anyio.Lock(fast_acquire=True)
+        self._held: dict[int, int] = {}
+        self._working = 0
 
-    @asynccontextmanager
-    async def hold(self) -> AsyncGenerator[None]:
-        """Hold the lock, together with whichever other tasks of this process do. A task holds it once, not twice.
+    def open(self) -> None:
+        """Open the file, creating it when absent.
 
         Raises:
-            CheckpointError: not within the deadline, or the file cannot be locked.
+            OSError: the file cannot be created or opened.
         """
-        if not self._join():
-            await self._enter_in_time()
+        if self._descriptor == -1:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+
+    def close(self) -> None:
+        """Close the file, which releases every lock."""
+        if self._descriptor != -1:
+            os.close(self._descriptor)
+            self._descriptor = -1
+            self._held.clear()
+
+    def reopen(self) -> None:
+        """Make the file again that somebody removed, and lock in it what is locked here.
+
+        Raises:
+            CheckpointError: another instance was faster, and has locked some of it.
+        """
+        held = dict(self._held)
+        self.close()
+        self.open()
+        for offset, kind in held.items():
+            if not self.try_lock(offset, kind):
+                raise CheckpointError(f"another instance of the agent has made {self.path} again; try again")
+
+    def is_intact(self) -> bool:
+        """Whether the path still leads to the open file: somebody may have removed the directory."""
         try:
-            yield
-        finally:
-            self._leave()
-
-    def _join(self) -> bool:
-        """Enter beside those who hold it; False when there are none, or somebody is to come first."""
-        may_join = self._holders and not self._entrance.locked() and not _is_locked(self._descriptor, _TURNSTILE)
-        self._holders += bool(may_join)
-        return bool(may_join)
-
-    async def _enter_in_time(self) -> None:
-        try:
-            with anyio.fail_after(self._deadline):
-                await self._enter()
-        except TimeoutError as error:
-            raise CheckpointError(
-                f"another instance of the agent has kept {self._path} locked for {self._deadline:g} s: "
-                "it is stuck or still at work; if its pod does not end, delete the pod"
-            ) from error
-
-    async def _enter(self) -> None:
-        # One at a time and first come, first served: who waits here for another instance's turn is
-        # not overtaken by the tasks that come later.
-        async with self._entrance:
-            if self._holders and _is_locked(self._descriptor, _TURNSTILE):
-                await self._released.wait()
-            if not self._holders:
-                await self._acquire()
-            self._holders += 1
-
-    def _leave(self) -> None:
-        self._holders -= 1
-        if not self._holders:
-            self._close()
-            self._released.set()
-
-    async def _acquire(self) -> None:
-        self._descriptor = self._open()
-        try:
-            await self._wait_locked(_TURNSTILE)
-            await self._wait_locked(_LOCK)
-            _unlock(self._descriptor, _TURNSTILE)
-        except OSError as error:
-            self._close()
-            raise CheckpointError(disk.explain(error, f"locking {self._path}")) from error
-        except BaseException:
-            self._close()
-            raise
-        self._released = anyio.Event()
-
-    async def _wait_locked(self, byte: int) -> None:
-        while not _try_lock(self._descriptor, byte):  # noqa: ASYNC110 - another process sets no event
-            await anyio.sleep(self._poll)
-
-    def _open(self) -> int:
-        try:
-            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE)
-        except OSError as error:
-            raise CheckpointError(disk.explain(error, f"opening the lock {self._path}")) from error
-
-    def _close(self) -> None:
-        # Closing releases both bytes: the description is nobody else's, since it is closed on exec.
-        os.close(self._descriptor)
-        self._descriptor = -1
-
-
-def _try_lock(descriptor: int, byte: int) -> bool:
-    try:
-        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0))
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
+            found = os.stat(self.path)
+        except FileNotFoundError:
             return False
-        raise
-    return True
+        own = os.fstat(self._descriptor)
+        return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
+
+    def try_lock(self, offset: int, kind: int = fcntl.F_WRLCK) -> bool:
+        """Lock one byte if no other instance has it."""
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            raise CheckpointError(disk.explain(error, f"locking {self.path}")) from error
+        if kind == fcntl.F_UNLCK:
+            self._held.pop(offset, None)
+        else:
+            self._held[offset] = kind
+        return True
+
+    async def lock(self, offset: int, until: float, *, waiting_for: str, kind: int = fcntl.F_WRLCK) -> None:
+        """Lock one byte, waiting for another instance until `until` (of the event loop's clock).
+
+        Raises:
+            CheckpointError: timed out; the message says what the other instance is doing (`waiting_for`).
+        """
+        if self.try_lock(offset, kind):
+            return
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while not self.try_lock(offset, kind):
+            if loop.time() >= until:
+                waited = loop.time() - began
+                raise CheckpointError(
+                    f"timed out after {waited:.0f} s waiting for another instance of the agent, which {waiting_for}; "
+                    "if its pod does not terminate, delete the pod"
+                )
+            # The kernel's own wait would occupy a thread that cannot be cancelled.
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def unlock(self, offset: int) -> None:
+        """Release one byte."""
+        if self._descriptor != -1:
+            self.try_lock(offset, fcntl.F_UNLCK)
+
+    async def begin_work(self, until: float) -> None:
+        """Keep other instances from restoring: one more claim is in work here."""
+        self._working += 1
+        if self._working == 1:
+            try:
+                await self.lock(WORK, until, waiting_for="restores what it holds", kind=fcntl.F_RDLCK)
+            except BaseException:
+                self._working -= 1
+                raise
+
+    def end_work(self) -> None:
+        """One claim less is in work here."""
+        self._working -= 1
+        if not self._working:
+            self.unlock(WORK)
+
+    async def begin_restore(self, until: float) -> None:
+        """Wait until no other instance has a claim in work, and keep them from beginning."""
+        await self.lock(WORK, until, waiting_for="still prepares or unprepares claims")
+
+    def end_restore(self) -> None:
+        """Let others work again; what is in work here stays announced."""
+        self.try_lock(WORK, fcntl.F_RDLCK if self._working else fcntl.F_UNLCK)
+
+    def read_counter(self) -> int:
+        """The number of changes that any instance made to the records."""
+        content = os.pread(self._descriptor, _COUNTER.size, _COUNTER_OFFSET)
+        return _COUNTER.unpack(content)[0] if len(content) == _COUNTER.size else 0
+
+    def write_counter(self, value: int) -> None:
+        """Announce a change to the other instances."""
+        os.pwrite(self._descriptor, _COUNTER.pack(value), _COUNTER_OFFSET)
 
 
-def _unlock(descriptor: int, byte: int) -> None:
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, byte, 1, 0))
-
-
-def _is_locked(descriptor: int, byte: int) -> bool:
-    """Whether another instance holds the byte."""
-    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
-    answer: bytes = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
-    kind: int = _FLOCK.unpack(answer)[0]
-    return kind != fcntl.F_UNLCK
+def claim_offset(uid: str) -> int:
+    """The byte of a claim. Two claims that share one only wait for each other."""
+    content = uid.encode()
+    return _FIRST_CLAIM + (zlib.crc32(content) << 20) + (zlib.adler32(content) & 0xFFFFF)

@@ -1,278 +1,434 @@
-"""The directory of records, one file for each claim, and the index of them in memory.
+"""The records of one driver's claims on disk, one file each, and in memory, where everybody reads them.
 
-Writes are durable when they return. Calls that change something are made under the instance lock,
-after a `refresh` under it. The index follows the disk, never the other way round: it changes when
-the disk has.
+    DIRECTORY/lock                 what overlapping instances exclude each other by
+    DIRECTORY/<uid>.json           the record of a claim that is being prepared, or is prepared
+    DIRECTORY/<uid>.undo           the same file, renamed: the claim is being unprepared
+    DIRECTORY/corrupt/<uid>.json   a record that cannot be read, with the devices that it holds
 
-The directory's time of change is its version. Every write sets it to a nanosecond of its own, so one
-`stat` tells whether another instance has written; the kernel's own steps of time are too coarse.
+A record is replaced as a whole (temporary file, rename) and set back to *started* by a rename, which a full disk
+cannot refuse. There are two kinds of store, which differ only in how long records live:
+
+- volatile: in a directory that a reboot empties, as the hardware forgets at a reboot what was done to it. Writes are
+  not flushed, take some 20 microseconds and are done in place. A record of another boot, found where the directory
+  is not on a tmpfs after all, is removed.
+- durable: for backends whose hardware remembers (`SURVIVES_REBOOT`). Writes are flushed, in a worker thread, before
+  they count.
+
+Every change is made under the index lock: `async with store:`. Memory follows the disk; only a directory that somebody
+removed under the running agent is written anew from memory.
 """
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
-from threading import Lock
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TypeAlias
 
-import anyio
-import anyio.to_thread
-from msgspec.structs import replace
+import msgspec
 
 from pydra import disk
-from pydra.checkpoint.pages import IntoRoom, StoredRecord, WritePlan, plan_write
-from pydra.checkpoint.record import Record
-from pydra.checkpoint.scan import (
-    DIRECTORY_MODE,
-    RecordSetAside,
-    RecordTorn,
-    RecordTrouble,
-    Scan,
-    Signature,
-    find_set_aside,
-    record_file_name,
-    remove_left_overs,
-    scan_directory,
+from pydra.checkpoint.lock import INDEX, InstanceLock
+from pydra.checkpoint.record import (
+    MAX_BYTES,
+    Holding,
+    NewerSchemaError,
+    Record,
+    Stage,
+    build_record,
+    parse_record,
+    read_holding,
 )
-from pydra.errors import CheckpointError, PydraError
+from pydra.claim import HeldClaim, is_file_name
+from pydra.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
 
-FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+_FILE_MODE = 0o600
+_RECORD, _UNDO, _TEMPORARY = ".json", ".undo", ".tmp"
+_CORRUPT = "corrupt"
+_INDEX_SECONDS = 10.0
+"""How long another instance may keep the index lock, which it holds for microseconds, unless it was stopped."""
 
-FileWork: TypeAlias = Callable[[], None]
-"""Work on another file, done in the thread of a write: the way there and back costs more than the work."""
+# Errors that a file itself is to blame for. Any other is the machine's, and says nothing about the record.
+_FILE_AT_FAULT = frozenset({errno.EINVAL, errno.ELOOP, errno.EFBIG, errno.EIO, errno.EUCLEAN, errno.ENXIO})
+
+Signature: TypeAlias = tuple[int, int, int]
+"""Inode, size and time of change (ns) of a file that need not be read again while it has them."""
 
 
-def _ignore(trouble: RecordTrouble) -> None:
-    """Nobody wants to know."""
+class UnreadableRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim's record cannot be read. It was set aside as `path`, or stays there when a newer version wrote it."""
+
+    uid: str
+    path: str
+    why: str
+    is_newer: bool = False
+    holding: Holding = Holding()
 
 
-class CheckpointDirectory:
-    """The records below `path`; trouble with one goes to `report`, trouble with the disk is a CheckpointError.
+class RecordStore:
+    """The records of one driver. `open` must be called before anything else.
 
-    `records` and `unreadable` are views that follow every change: copy before an await what must not move.
+    `changed` is called with a claim's uid after each change of its record, whichever instance made it; `report` with
+    each record that turns out to be unreadable. `elsewhere` are the directories in which other versions, or the same
+    with another kind of store, keep this driver's records: they are moved here.
     """
 
     def __init__(
-        self, path: str, *, report: Callable[[RecordTrouble], None] = _ignore, step: disk.Step = disk.no_step
+        self,
+        path: str,
+        lock: InstanceLock,
+        *,
+        durable: bool,
+        boot_id: str,
+        elsewhere: Sequence[str] = (),
+        changed: Callable[[str], None] = lambda _: None,
+        report: Callable[[UnreadableRecord], None] = lambda _: None,
+        step: disk.Step = disk.no_step,
     ) -> None:
+        self.lock = lock
+        self.changed = changed
         self._path = path
+        self._durable = durable
+        self._boot_id = boot_id
+        self._elsewhere = tuple(elsewhere)
         self._report = report
         self._step = step
         self._records: dict[str, Record] = {}
-        self._stored: dict[str, StoredRecord] = {}
+        self._unreadable: dict[str, UnreadableRecord] = {}
         self._signatures: dict[str, Signature] = {}
-        self._unreadable: dict[str, RecordTrouble] = {}
-        self._version: int | None = None
-        self._doubtful = False
-        self._stamping = Lock()
-        self._scanning = anyio.Lock(fast_acquire=True)
-        self._writing: set[str] = set()
-        self._touched: set[str] = set()
+        self._counter = -1
+        self._changing = asyncio.Lock()
 
+    # What is known
+
+    @property
     def records(self) -> Mapping[str, Record]:
-        """Every readable record by claim uid."""
+        """Every readable record by claim uid: a view that follows every change."""
         return MappingProxyType(self._records)
 
-    def unreadable(self) -> Mapping[str, RecordTrouble]:
-        """The claims whose record could not be read, until they are written or removed: set aside, or too new."""
+    @property
+    def unreadable(self) -> Mapping[str, UnreadableRecord]:
+        """The claims whose record cannot be read, by uid, until they are unprepared."""
         return MappingProxyType(self._unreadable)
 
-    async def open(self) -> None:
-        """Create the directory when absent, remove what a killed writer left, and load the records.
+    def get(self, uid: str) -> Record | None:
+        """The claim's record."""
+        return self._records.get(uid)
 
-        Called under the instance lock: the temporary files of a living writer look the same.
+    def held(self, *, but: str = "") -> tuple[HeldClaim, ...]:
+        """All claims that this node holds, in the order of their uids, without the one with the uid `but`."""
+        return tuple(self._records[uid].held() for uid in sorted(self._records) if uid != but)
+
+    # Changing it
+
+    async def __aenter__(self) -> None:
+        """For the block no other instance and no other task changes a record; what others changed before is known.
+
+        Raises:
+            CheckpointError: another instance does not release the index, or the records cannot be read.
         """
-        for trouble in await anyio.to_thread.run_sync(self._create):
-            self._unreadable.setdefault(trouble.uid, trouble)
-        await self.refresh()
+        await self._changing.acquire()
+        try:
+            if not self.lock.try_lock(INDEX):
+                until = asyncio.get_running_loop().time() + _INDEX_SECONDS
+                await self.lock.lock(INDEX, until, waiting_for="keeps the records of claims locked")
+            self._refresh()
+        except BaseException:
+            await self.__aexit__()
+            raise
 
-    async def refresh(self) -> frozenset[str]:
-        """The uids whose records another instance has written or removed since; costs one `stat` when none was."""
-        async with self._scanning:
-            # Under the lock nobody else writes while we do.
-            if self._writing or (self._is_current() and not self._doubtful):
-                return frozenset()
-            self._touched.clear()
-            self._doubtful = False
-            with self._explained("reading"):
-                scan = await anyio.to_thread.run_sync(scan_directory, self._path, dict(self._signatures))
-            return self._take(scan)
+    async def __aexit__(self, *_: object) -> None:
+        """Release the index."""
+        self.lock.unlock(INDEX)
+        self._changing.release()
 
-    async def write(self, record: Record, *, before: FileWork | None = None, after: FileWork | None = None) -> None:
-        """Keep the record, durably. On an error the one before it is kept, on disk and here.
+    async def write(self, record: Record) -> None:
+        """Keep the record. On an error the one before is kept.
 
-        `before` is done just before; when it fails, with a PydraError, nothing is written. `after` is done when the
-        record is durable, and its error is raised then.
+        Raises:
+            CheckpointError: the disk refused, the record is too large, or a newer version's record is in its place.
         """
         uid = record.claim.uid
-        name = self._name(uid)
-        with self._changing(uid), self._explained(f"writing {name} in"):
-            # No deadline: a write that hangs in the kernel cannot be undone, only waited for.
-            plan = plan_write(record, self._stored.get(uid))
-            work = partial(self._write, name, record, plan, before=before, after=after)
-            self._stored[uid], late = await anyio.to_thread.run_sync(work)
-            self._records[uid] = record
-            self._unreadable.pop(uid, None)
-        if late is not None:
-            raise late
+        self._refuse_newer(uid)
+        content = build_record(record)
+        await self._perform(f"writing the record of claim {uid}", self._replace, uid + _RECORD, content)
+        self._records[uid] = record
+        if uid in self._unreadable and record.stage is Stage.COMPLETED:
+            self._remove_set_aside(uid)  # the claim was prepared anew: what the old record said is of no use any more
+        self.changed(uid)
+
+    async def set_back(self, uid: str) -> Record:
+        """Make the claim's record *started* again, before anything is undone. It needs no room on the disk."""
+        await self._perform(f"renaming the record of claim {uid}", self._rename, uid + _RECORD, uid + _UNDO)
+        record = self._records[uid] = msgspec.structs.replace(self._records[uid], stage=Stage.STARTED)
+        self.changed(uid)
+        return record
 
     async def remove(self, uid: str) -> None:
-        """Remove the claim's record, if there is one.
+        """Remove everything that is kept of the claim, also what was set aside. Nothing to remove is success."""
+        self._refuse_newer(uid)
+        await self._perform(f"removing the record of claim {uid}", self._unlink, uid)
+        self._records.pop(uid, None)
+        self.changed(uid)
 
-        Not made durable by itself: the next new record makes it so, before its devices are used. A
-        loss of power before that is a reboot, and the record that comes back says it is of another boot.
+    def open(self) -> None:
+        """Create the directory when absent, remove what killed writers left, load all records. Blocks.
+
+        Raises:
+            CheckpointError: the directory cannot be used, or another instance keeps it locked.
         """
-        name = self._name(uid)
-        with self._changing(uid), self._explained(f"removing {name} from"):
-            await anyio.to_thread.run_sync(self._remove, name)
-            self._stored.pop(uid, None)
-            self._records.pop(uid, None)
-            self._unreadable.pop(uid, None)
-
-    def _name(self, uid: str) -> str:
-        name = record_file_name(uid)
-        trouble = self._unreadable.get(uid)
-        if trouble is not None and self._lies_in_place(trouble):
-            raise CheckpointError(f"the record {trouble.path} must stay as it is: {trouble.why}")
-        return name
-
-    def _is_current(self) -> bool:
-        with self._explained("looking at"):
-            return self._version is not None and os.stat(self._path).st_mtime_ns == self._version
-
-    def _take(self, scan: Scan) -> frozenset[str]:
-        """Follow the disk, but for what was written here while it was read."""
-        present = scan.same | scan.read.keys()
-        gone = {uid for uid in self._records if uid not in present and uid not in self._touched}
-        changed = set(gone)
-        for uid in gone:
-            del self._records[uid], self._stored[uid]
-            self._signatures.pop(uid, None)
-        for uid, (stored, signature) in scan.read.items():
-            if uid in self._touched:
-                continue
-            if self._records.get(uid) != stored.record:
-                changed.add(uid)
-            self._records[uid], self._stored[uid] = stored.record, stored
-            if signature is None:
-                self._signatures.pop(uid, None)
-            else:
-                self._signatures[uid] = signature
-        self._tell(scan)
-        if not self._touched:
-            self._version = scan.version
-        return frozenset(changed)
-
-    def _tell(self, scan: Scan) -> None:
-        # A record that still lies in its place is found again at each reading, and told of once.
-        in_place = {uid for uid, trouble in self._unreadable.items() if self._lies_in_place(trouble)}
-        for uid in in_place - {trouble.uid for trouble in scan.trouble}:
-            del self._unreadable[uid]
-        for trouble in scan.trouble:
-            if trouble == self._unreadable.get(trouble.uid):
-                continue
-            if not isinstance(trouble, RecordTorn):
-                self._unreadable[trouble.uid] = trouble
-            _log.error("checkpoint of claim %s: %s (%s)", trouble.uid, trouble.why, trouble.path)
-            self._report(trouble)
-
-    def _lies_in_place(self, trouble: RecordTrouble) -> bool:
-        return trouble.path == os.path.join(self._path, record_file_name(trouble.uid))
-
-    @contextmanager
-    def _changing(self, uid: str) -> Iterator[None]:
-        self._writing.add(uid)
-        self._touched.add(uid)
-        self._signatures.pop(uid, None)
         try:
-            yield
-        except BaseException:
-            # What the disk holds now is not known: nothing goes into this file's room, and all is read again,
-            # whatever version the writes beside this one give the directory.
-            self._doubtful = True
-            if (stored := self._stored.get(uid)) is not None:
-                self._stored[uid] = replace(stored, room=stored.end)
-            raise
-        finally:
-            self._writing.discard(uid)
-
-    @contextmanager
-    def _explained(self, doing: str) -> Iterator[None]:
-        try:
-            yield
+            self._open_directory()
+            self.lock.open()
+            deadline = time.monotonic() + _INDEX_SECONDS
+            while not self.lock.try_lock(INDEX):
+                if time.monotonic() > deadline:
+                    raise CheckpointError(
+                        f"timed out after {_INDEX_SECONDS:g} s waiting for another instance of the agent, which keeps "
+                        f"{self.lock.path} locked; if its pod does not terminate, delete the pod"
+                    )
+                time.sleep(0.005)
+            try:
+                for name in os.listdir(self._path):
+                    if name.endswith(_TEMPORARY):
+                        os.unlink(os.path.join(self._path, name))
+                self._find_set_aside()
+                self._take_over()
+                self._scan()
+            finally:
+                self.lock.unlock(INDEX)
         except OSError as error:
-            message = disk.explain(error, f"{doing} the checkpoints in {self._path}")
-            raise CheckpointError(message, disk_full=error.errno in disk.FULL) from error
+            raise self._explain(error, "opening") from error
 
-    # Below: in worker threads.
+    # Reading
 
-    def _create(self) -> tuple[RecordSetAside, ...]:
-        with self._explained("creating"):
-            disk.make_directory(self._path, DIRECTORY_MODE)
-            os.chmod(self._path, DIRECTORY_MODE)
-            remove_left_overs(self._path)
-            return find_set_aside(self._path)
-
-    def _write(
-        self, name: str, record: Record, plan: WritePlan, *, before: FileWork | None, after: FileWork | None
-    ) -> tuple[StoredRecord, PydraError | None]:
-        """What the file holds then, and what went wrong after that."""
-        if before is not None:
-            before()
-        stored = self._write_record(name, record, plan)
+    def _refresh(self) -> None:
+        """See what other instances changed: one read and one stat when they changed nothing."""
         try:
-            if after is not None:
-                after()
-        except PydraError as error:
-            return stored, error
-        return stored, None
+            if not (self.lock.is_intact() and os.path.isdir(self._path)):
+                self._write_anew()
+            if self.lock.read_counter() != self._counter:
+                self._scan()
+        except OSError as error:
+            raise self._explain(error, "reading") from error
 
-    def _write_record(self, name: str, record: Record, plan: WritePlan) -> StoredRecord:
-        if isinstance(plan, IntoRoom) and not self._write_into_room(name, plan):
-            plan = plan_write(record, None)
-        if not isinstance(plan, IntoRoom):
-            with disk.opened(self._path) as directory:
-                disk.replace_file(directory, name, plan.content, mode=FILE_MODE, durable=True, step=self._step)
-            self._stamp()
-        return plan.stored
-
-    def _write_into_room(self, name: str, plan: IntoRoom) -> bool:
-        """False when the file is not the one that the plan was made for."""
+    def take_over(self) -> None:
+        """Move here what an older version that still serves wrote elsewhere meanwhile. Call it in `async with`."""
         try:
-            descriptor = os.open(os.path.join(self._path, name), os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if self._take_over():
+                self._scan()
+        except OSError as error:
+            raise self._explain(error, "reading") from error
+
+    def _scan(self) -> None:
+        """Follow the disk."""
+        self._counter = self.lock.read_counter()
+        present: set[str] = set()
+        changed: set[str] = set()
+        with os.scandir(self._path) as entries:
+            found = sorted((entry.name, entry) for entry in entries if entry.name.endswith((_RECORD, _UNDO)))
+        for name, entry in found:
+            uid = name[: -len(_RECORD)]  # both endings have the same length
+            present.add(uid)
+            try:
+                status = entry.stat(follow_symlinks=False)
+                signature = (status.st_ino, status.st_size, status.st_mtime_ns)
+                stage = Stage.STARTED if name.endswith(_UNDO) else None
+                known = self._records.get(uid)
+                if known is not None and self._signatures.get(name) == signature:
+                    continue
+                record = self._read(name, uid)
+            except FileNotFoundError:
+                present.discard(uid)
+                continue
+            if record is None:
+                continue
+            if stage is not None:
+                record = msgspec.structs.replace(record, stage=stage)
+            self._signatures[name] = signature
+            if known != record:
+                self._records[uid] = record
+                changed.add(uid)
+        for uid in self._records.keys() - present:
+            del self._records[uid]
+            changed.add(uid)
+        for uid in sorted(changed):
+            self.changed(uid)
+
+    def _read(self, name: str, uid: str) -> Record | None:
+        """The record in a file; None when it does not count: it was set aside, is too new, or of another boot."""
+        path = os.path.join(self._path, name)
+        content = b""
+        try:
+            content = _read_file(path)
+            record = parse_record(content)
+            if not is_file_name(uid) or record.claim.uid != uid:
+                raise CheckpointError(f"the file holds the record of another claim, {record.claim.uid[:64]!r}")
+        except NewerSchemaError as error:
+            self._add_unreadable(UnreadableRecord(uid=uid, path=path, why=str(error), is_newer=True))
+            return None
+        except CheckpointError as error:
+            kept = self._set_aside(path, uid)
+            self._add_unreadable(UnreadableRecord(uid=uid, path=kept, why=str(error), holding=read_holding(content)))
+            return None
+        if not self._durable and record.boot_id != self._boot_id:
+            os.unlink(path)
+            return None
+        return record
+
+    def _add_unreadable(self, record: UnreadableRecord) -> None:
+        if self._unreadable.get(record.uid) == record:
+            return
+        self._unreadable[record.uid] = record
+        self._records.pop(record.uid, None)
+        _log.error("the record of claim %s cannot be read: %s (%s)", record.uid, record.why, record.path)
+        self._report(record)
+        self.changed(record.uid)
+
+    def _set_aside(self, path: str, uid: str) -> str:
+        directory = os.path.join(self._path, _CORRUPT)
+        with suppress(FileExistsError):
+            os.mkdir(directory, DIRECTORY_MODE)
+        kept = os.path.join(directory, uid + _RECORD)
+        number = 0
+        while os.path.lexists(kept):
+            number += 1
+            kept = os.path.join(directory, f"{uid}{_RECORD}.{number}")
+        os.rename(path, kept)
+        return kept
+
+    def _find_set_aside(self) -> None:
+        """Remember what an earlier run set aside: those claims still hold their devices."""
+        for path, uid in self._set_aside_files():
+            try:
+                content = _read_file(path)
+            except (OSError, CheckpointError):
+                content = b""
+            why = "an earlier run of the agent could not read it"
+            self._unreadable[uid] = UnreadableRecord(uid=uid, path=path, why=why, holding=read_holding(content))
+            self.changed(uid)
+
+    def _set_aside_files(self) -> list[tuple[str, str]]:
+        """Path and uid of everything that was set aside."""
+        directory = os.path.join(self._path, _CORRUPT)
+        try:
+            names = sorted(os.listdir(directory))
         except FileNotFoundError:
-            return False
+            return []
+        return [(os.path.join(directory, name), name.rpartition(_RECORD)[0]) for name in names if _RECORD in name]
+
+    def _take_over(self) -> bool:
+        """Move records from where other versions keep them; whether there were any."""
+        moved = False
+        for directory in self._elsewhere:
+            try:
+                names = sorted(os.listdir(directory))
+            except FileNotFoundError:
+                continue
+            for name in names:
+                if not name.endswith(_RECORD) or name.startswith("."):
+                    continue
+                source, target = os.path.join(directory, name), os.path.join(self._path, name)
+                if os.path.lexists(target):
+                    continue
+                content = _read_file(source)
+                disk.write_file(target, content, mode=_FILE_MODE, durable=self._durable)
+                os.unlink(source)
+                moved = True
+            if moved:
+                _log.info("the records in %s are now in %s", directory, self._path)
+        return moved
+
+    # Writing, in the caller's thread or, when durable, in a worker
+
+    async def _perform(self, doing: str, work: Callable[..., None], *arguments: object) -> None:
+        self._counter += 1
         try:
-            if os.fstat(descriptor).st_size != plan.stored.end:
-                return False
-            # The stamp comes first: an instance that outlives this one must not take the file for unchanged.
-            self._step("stamp")
-            self._stamp()
-            self._step("write into room")
-            os.lseek(descriptor, plan.offset, os.SEEK_SET)
-            disk.write_all(descriptor, plan.content, self._step)
-            self._step("fdatasync")
-            os.fdatasync(descriptor)
-        finally:
-            os.close(descriptor)
-        return True
+            # Announced first: an instance that outlives this one must not take its records for current.
+            self.lock.write_counter(self._counter)
+            if self._durable:
+                await asyncio.to_thread(work, *arguments)
+            else:
+                work(*arguments)
+        except OSError as error:
+            self._counter = -1  # what the disk holds now is not known: read all of it at the next look
+            self._signatures.clear()
+            raise self._explain(error, doing) from error
+        except asyncio.CancelledError:
+            self._counter = -1
+            self._signatures.clear()
+            raise
 
-    def _remove(self, name: str) -> None:
-        with disk.opened(self._path) as directory:
-            self._step("unlink")
-            disk.remove_file(directory, name)
+    def _replace(self, name: str, content: bytes) -> None:
+        path = os.path.join(self._path, name)
+        disk.write_file(path, content, mode=_FILE_MODE, durable=self._durable, step=self._step)
+        status = os.stat(path)
+        self._signatures[name] = (status.st_ino, status.st_size, status.st_mtime_ns)
+
+    def _rename(self, name: str, to: str) -> None:
+        self._step("set back")
+        with suppress(FileNotFoundError):  # it was set back before, and what followed failed
+            os.rename(os.path.join(self._path, name), os.path.join(self._path, to))
+        self._step("was set back")
+        self._signatures.pop(name, None)
+        if self._durable:
+            disk.flush_directory(self._path)
+
+    def _unlink(self, uid: str) -> None:
+        self._step("unlink")
+        for name in (uid + _UNDO, uid + _RECORD):
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(self._path, name))
+            self._signatures.pop(name, None)
+        if uid in self._unreadable:
+            self._remove_set_aside(uid)
         self._step("unlinked")
-        self._stamp()
 
-    def _stamp(self) -> None:
-        with self._stamping:
-            version = max(time.time_ns(), (self._version or 0) + 1)
-            os.utime(self._path, ns=(version, version))
-            self._version = version
+    def _remove_set_aside(self, uid: str) -> None:
+        for path, owner in self._set_aside_files():
+            if owner == uid:
+                os.unlink(path)
+        del self._unreadable[uid]
+
+    def _write_anew(self) -> None:
+        """The directory, or the lock in it, was removed under us: make it again, with what is known."""
+        _log.error("%s was removed; it is written anew with %d records", self._path, len(self._records))
+        if not self.lock.is_intact():
+            disk.make_directory(os.path.dirname(self.lock.path), DIRECTORY_MODE)
+            self.lock.reopen()
+        self._open_directory()
+        for uid, record in sorted(self._records.items()):
+            if not os.path.lexists(os.path.join(self._path, uid + _RECORD)):
+                self._replace(uid + _RECORD, build_record(record))
+        self._counter = self.lock.read_counter()
+
+    def _open_directory(self) -> None:
+        disk.make_directory(self._path, DIRECTORY_MODE)
+        os.chmod(self._path, DIRECTORY_MODE)
+
+    def _refuse_newer(self, uid: str) -> None:
+        found = self._unreadable.get(uid)
+        if found is not None and found.is_newer:
+            raise CheckpointError(f"the record {found.path} must stay as it is: {found.why}")
+
+    def _explain(self, error: OSError, doing: str) -> CheckpointError:
+        message = disk.explain(error, f"{doing} (directory {self._path})")
+        return CheckpointError(message, disk_full=error.errno in disk.FULL)
+
+
+def _read_file(path: str) -> bytes:
+    """Raises CheckpointError when the file itself is at fault, OSError when the machine is."""
+    try:
+        return disk.read_regular_file(path, 2 * MAX_BYTES)
+    except OSError as error:
+        if error.errno in _FILE_AT_FAULT:
+            raise CheckpointError(f"the file cannot be read: {error.strerror}") from error
+        raise

@@ -1,73 +1,81 @@
-"""Which claims hold which devices on this node: the last line of defence against giving one twice.
+"""Which claims hold which devices on this node: the last check against giving one device to two claims. Pure.
 
-Pure bookkeeping, no awaits, so that looking and taking are one step. A look costs the same however
-many claims there are.
+No awaits, so that looking and taking are one step. A look costs the same however many claims there are.
 
-Two claims may hold one device when either has admin access to it, or when each has a share of its
-own. Source: Kubernetes API reference, DeviceRequestAllocationResult adminAccess and shareID.
+Two claims may hold one device when either has admin access to it, or when each has a share of its own. Source:
+Kubernetes API reference, DeviceRequestAllocationResult adminAccess and shareID.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from pydra.claim import AllocatedDevice, Claim
 from pydra.errors import DeviceInUse
 
-_Key = tuple[str, str]
+
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """How a claim uses a device. `claim` is for messages."""
+
+    claim: str
+    admin_access: bool = False
+    share_id: str | None = None
+
+    def allows(self, other: AllocatedDevice) -> bool:
+        """Whether another claim may use the device at the same time."""
+        if self.admin_access or other.admin_access:
+            return True
+        return self.share_id is not None and other.share_id is not None and self.share_id != other.share_id
 
 
-class DeviceHolders:
-    """Devices by pool and name, and the claims that hold them."""
+class DeviceIndex:
+    """Devices, by pool and name, and the claims that hold them."""
 
     def __init__(self) -> None:
-        self._held: dict[str, tuple[Claim, ...]] = {}
-        self._holders: dict[_Key, dict[str, None]] = {}
+        self._uses: dict[tuple[str, str], dict[str, list[Use]]] = {}
+        self._devices: dict[str, list[tuple[str, str]]] = {}
 
-    def conflict(self, claim: Claim) -> DeviceInUse | None:
-        """Why the claim cannot have its devices now: the first of them that another claim holds for itself."""
-        for device in claim.devices:
-            for uid in self._holders.get(_key(device), ()):
-                if uid != claim.uid and (holder := self._exclusive_holder(uid, device)):
-                    named = f"{holder.namespace}/{holder.name}"
-                    return DeviceInUse(f"{device.device} of pool {device.pool}", named)
-        return None
+    def hold(self, uid: str, *claims: Claim, unknown: Iterable[tuple[str, str]] = (), name: str = "") -> None:
+        """From now on the uid holds the devices of these claims and the `unknown` ones (pool, name), and no others.
 
-    def hold(self, uid: str, claims: Iterable[Claim]) -> None:
-        """From now on the uid holds the devices of these (one claim, or what it was and what it becomes), no others."""
+        `unknown` are devices of a record that cannot be read: nobody may share them, since nobody knows how they are
+        used; `name` is what messages then call the claim.
+        """
         self.release(uid)
-        self._held[uid] = kept = tuple(claims)
-        for claim in kept:
-            for device in claim.devices:
-                self._holders.setdefault(_key(device), {})[uid] = None
+        held = [
+            (
+                (device.pool, device.device),
+                Use(
+                    claim=f"{claim.namespace}/{claim.name}",
+                    admin_access=device.admin_access,
+                    share_id=device.share_id,
+                ),
+            )
+            for claim in claims
+            for device in claim.devices
+        ]
+        held += [(device, Use(claim=name or f"with uid {uid}")) for device in unknown]
+        for device, use in held:
+            self._uses.setdefault(device, {}).setdefault(uid, []).append(use)
+        if held:
+            self._devices[uid] = [device for device, _ in held]
 
     def release(self, uid: str) -> None:
         """The uid holds nothing any more."""
-        for claim in self._held.pop(uid, ()):
-            for device in claim.devices:
-                holders = self._holders.get(_key(device), {})
-                holders.pop(uid, None)
-                if not holders:
-                    self._holders.pop(_key(device), None)
+        for device in self._devices.pop(uid, ()):
+            uses = self._uses.get(device, {})
+            uses.pop(uid, None)
+            if not uses:
+                self._uses.pop(device, None)
 
-    def holders(self, pool: str, device: str) -> frozenset[str]:
-        """The uids of the claims that hold the device."""
-        return frozenset(self._holders.get((pool, device), ()))
-
-    def _exclusive_holder(self, uid: str, wanted: AllocatedDevice) -> Claim | None:
-        for claim in self._held[uid]:
-            for held in claim.devices:
-                if _key(held) == _key(wanted) and not may_share(held, wanted):
-                    return claim
+    def find_conflict(self, claim: Claim) -> DeviceInUse | None:
+        """Why the claim cannot have its devices now: the first of them that another claim holds for itself."""
+        for device in claim.devices:
+            for uid, uses in self._uses.get((device.pool, device.device), {}).items():
+                if uid != claim.uid:
+                    for use in uses:
+                        if not use.allows(device):
+                            return DeviceInUse(f"{device.device} of pool {device.pool}", use.claim)
         return None
-
-
-def may_share(one: AllocatedDevice, other: AllocatedDevice) -> bool:
-    """Whether two claims may hold these, which are one device, at the same time."""
-    if one.admin_access or other.admin_access:
-        return True
-    return one.share_id is not None and other.share_id is not None and one.share_id != other.share_id
-
-
-def _key(device: AllocatedDevice) -> _Key:
-    return (device.pool, device.device)

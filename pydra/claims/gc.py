@@ -1,58 +1,124 @@
-"""Looks, at start and by period, for what nobody will ask to be removed, and removes it.
+"""Garbage collection: looks, at the start and by period, for what nobody will ask to be removed, and removes it.
 
-The kubelet unprepares what it knows of. What it forgot (its own state lost, the claim deleted while
-the node was away) and what a dead instance of the agent left half done would stay for ever, and with
-it a device that nobody can have.
+The kubelet unprepares what it knows. What it forgot (its own state lost, the claim deleted or deallocated while the
+node was away) and what a killed instance of the agent left half done would stay for ever, and with it a device that
+nobody can have.
+
+A claim is abandoned when the API server does not have it any more, or has it without these devices, *and* the kubelet
+does not know it (its checkpoint `dra_manager_state`), for as long as the grace. While the kubelet knows a claim its
+containers may still run, also while the kubelet itself is stopped; it will unprepare the claim itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from typing import Any, TypeAlias
 
-import anyio
+import msgspec
 
+from pydra import disk
 from pydra.cdi.spec import build_spec_file
-from pydra.checkpoint.record import Record
-from pydra.claims.allocation import read_uid
-from pydra.claims.leftovers import SweepPlan, plan_sweep
-from pydra.claims.outcome import ClaimRef, UnprepareOutcome
-from pydra.claims.outside import CdiFiles, Checkpoints, FetchClaim
-from pydra.claims.preparer import Tidied, TidyOutcome
-from pydra.claims.reports import SweepCounts, SweepDone, SweepEvent
-from pydra.errors import CdiError, CheckpointError, KubeError, NotFound, PydraError, Unavailable, Unreadable
+from pydra.cdi.store import CdiStore
+from pydra.checkpoint.record import Record, Stage
+from pydra.checkpoint.store import RecordStore
+from pydra.claim import Claim
+from pydra.claims.allocation import parse_allocation
+from pydra.claims.outcome import ClaimRef
+from pydra.claims.preparer import ClaimPreparer, FetchClaim, Reconciled
+from pydra.errors import CdiError, CheckpointError, KubeError, NotAllocated, NotFound, PydraError, Replaced, Unreadable
 
 _log = logging.getLogger(__name__)
 _AT_ONCE = 8
+_KUBELET_STATE_BYTES = 64 * 1024 * 1024
+# The checkpoint is JSON within a JSON string; the uids are what is needed of it, however deep its quotes are escaped.
+_KUBELET_CLAIM = re.compile(rb'ClaimUID\\*"\s*:\s*\\*"([^"\\]+)')
+
+FindNames: TypeAlias = Callable[[], Awaitable[Mapping[str, tuple[str, str]]]]
+"""Namespace and name of every claim in the cluster, by uid."""
 
 
-class SweepService(Protocol):
-    """What a sweep asks of the preparer."""
+class GarbageCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was collected. `waiting` claims are abandoned, but not for as long as the grace."""
 
-    async def refresh(self) -> None:
-        """See what another instance did. Raises CheckpointError."""
-        ...
-
-    async def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, UnprepareOutcome]:
-        """Unprepare the claims."""
-        ...
-
-    async def tidy(self, uid: str) -> TidyOutcome:
-        """Make a claim's record and CDI file agree."""
-        ...
+    claims_unprepared: int = 0
+    started_undone: int = 0
+    files_removed: int = 0
+    files_restored: int = 0
+    failed: int = 0
+    waiting: int = 0
 
 
-def _ignore(event: SweepEvent) -> None:
-    """Report to nobody."""
+class GarbageCollected(msgspec.Struct, frozen=True, kw_only=True):
+    """A collection ended. `problem` says why it could not look at everything."""
+
+    driver: str
+    counts: GarbageCounts
+    seconds: float
+    problem: str = ""
 
 
-class Sweep:
-    """The sweep of one driver. Periods and deadlines in seconds.
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Claims to `unprepare`, which are abandoned, and uids to `reconcile`, whose record and CDI file disagree."""
 
-    `grace` is longer than the kubelet takes to notice a pod that was deleted by force (60 s), to end
-    its containers (30 s by default) and to retry unprepare (10 to 15 s).
+    unprepare: tuple[str, ...] = ()
+    reconcile: tuple[str, ...] = ()
+    abandoned_since: Mapping[str, float] = {}
+
+
+def plan_collection(
+    records: Mapping[str, Record],
+    files: Mapping[str, bytes] | None,
+    *,
+    unreadable: Collection[str],
+    abandoned: Collection[str],
+    abandoned_since: Mapping[str, float],
+    now: float,
+    grace: float,
+    boot_id: str,
+    expected_file: Callable[[Record], bytes | None],
+) -> Plan:
+    """What to do about claims that nobody asks for. Pure.
+
+    `files` are the driver's CDI files by uid, None when they cannot be read. `abandoned` are uids of records, readable
+    or not, that are abandoned now; a claim must have been so for `grace` seconds.
+    """
+    since = {uid: abandoned_since.get(uid, now) for uid in sorted(abandoned)}
+    gone = {uid for uid, first in since.items() if now - first >= grace}
+    disagreeing = {
+        uid
+        for uid, record in records.items()
+        if record.stage is Stage.STARTED
+        or (files is not None and record.boot_id == boot_id and files.get(uid) != expected_file(record))
+    }
+    orphans = (files or {}).keys() - records.keys() - set(unreadable)
+    return Plan(
+        unprepare=tuple(sorted(gone)),
+        reconcile=tuple(sorted((disagreeing | orphans) - gone)),
+        abandoned_since=since,
+    )
+
+
+def read_kubelet_claims(path: str) -> frozenset[str] | None:
+    """The uids of the claims that the kubelet of this node knows; None when its checkpoint cannot be read. Blocks.
+
+    Source: pkg/kubelet/cm/dra/state of Kubernetes 1.36.
+    """
+    try:
+        content = disk.read_regular_file(path, _KUBELET_STATE_BYTES)
+    except OSError:
+        return None
+    return frozenset(uid.decode(errors="replace") for uid in _KUBELET_CLAIM.findall(content))
+
+
+class GarbageCollector:
+    """The garbage collection of one driver. Periods and deadlines in seconds.
+
+    `grace` is longer than the kubelet takes to notice a pod that was deleted by force (60 s), to end its containers
+    (30 s by default) and to retry unprepare (10 to 15 s).
     """
 
     def __init__(
@@ -61,139 +127,188 @@ class Sweep:
         driver: str,
         boot_id: str,
         fetch_claim: FetchClaim,
-        checkpoints: Checkpoints,
-        cdi: CdiFiles,
-        service: SweepService,
+        find_names: FindNames,
+        store: RecordStore,
+        cdi: CdiStore,
+        preparer: ClaimPreparer,
+        kubelet_state: str,
         period: float = 600.0,
         grace: float = 120.0,
         fetch_deadline: float = 10.0,
-        report: Callable[[SweepEvent], None] = _ignore,
+        report: Callable[[GarbageCollected], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._driver = driver
         self._boot_id = boot_id
         self._fetch_claim = fetch_claim
-        self._checkpoints = checkpoints
+        self._find_names = find_names
+        self._store = store
         self._cdi = cdi
-        self._service = service
+        self._preparer = preparer
+        self._kubelet_state = kubelet_state
         self._period = period
         self._grace = grace
         self._fetch_deadline = fetch_deadline
         self._report = report
         self._clock = clock
-        self._absent_since: Mapping[str, float] = {}
-        self._hinted = anyio.Event()
+        self._abandoned_since: Mapping[str, float] = {}
+        self._hinted = asyncio.Event()
 
     async def run(self) -> None:
-        """Sweep now and by period, until cancelled; sooner when a claim's grace ends, after a problem, or on a hint."""
+        """Collect now and by period, until cancelled; sooner when a grace ends, after a problem, or on a hint."""
         while True:
-            self._hinted = anyio.Event()
-            done = await self.sweep()
+            self._hinted.clear()
+            done = await self.collect()
             pause = min(self._period, self._grace) if done.counts.waiting or done.problem else self._period
-            with anyio.move_on_after(pause):
-                await self._hinted.wait()
+            try:
+                async with asyncio.timeout(pause):
+                    await self._hinted.wait()
+            except TimeoutError:
+                continue
 
     def hint(self) -> None:
-        """Something may be in the way: look now."""
+        """Something may be in the way of a claim: look now."""
         self._hinted.set()
 
-    async def sweep(self) -> SweepDone:
+    async def collect(self) -> GarbageCollected:
         """One look at everything."""
         began = self._clock()
         problems: list[str] = []
         try:
-            await self._service.refresh()
+            async with self._store:
+                self._store.take_over()
         except CheckpointError as error:
-            problems.append(f"what another instance did was not seen: {error}")
-        absent = await self._find_absent(problems)
+            problems.append(f"changes of another instance were not read: {error}")
+        names = await self._name_unreadable(problems)
+        abandoned = await self._find_abandoned(names, problems)
         files = await self._read_files(problems)
-        plan = plan_sweep(
-            self._checkpoints.records(),
+        plan = plan_collection(
+            self._store.records,
             files,
-            unreadable=self._checkpoints.unreadable(),
-            absent=absent,
-            absent_since=self._absent_since,
+            unreadable=self._store.unreadable.keys(),
+            abandoned=abandoned,
+            abandoned_since=self._abandoned_since,
             now=self._clock(),
             grace=self._grace,
             boot_id=self._boot_id,
             expected_file=self._expected_file,
         )
-        self._absent_since = plan.absent_since
-        counts = await self._apply(plan)
-        done = SweepDone(driver=self._driver, counts=counts, seconds=self._clock() - began, problem="; ".join(problems))
-        if counts != SweepCounts(waiting=counts.waiting):
-            _log.info("swept: %s", counts)
+        self._abandoned_since = plan.abandoned_since
+        counts = await self._apply(plan, names)
+        done = GarbageCollected(
+            driver=self._driver, counts=counts, seconds=self._clock() - began, problem="; ".join(problems)
+        )
+        if counts != GarbageCounts(waiting=counts.waiting):
+            _log.info("collected garbage: %s", counts)
         self._report(done)
         return done
 
-    async def _find_absent(self, problems: list[str]) -> frozenset[str]:
-        """The records' uids that the API server does not have; none at all when it does not say so of each."""
-        absent: set[str] = set()
-        silent: list[KubeError] = []
-        room = anyio.Semaphore(_AT_ONCE)
+    async def _name_unreadable(self, problems: list[str]) -> Mapping[str, ClaimRef]:
+        """How the claims whose records cannot be read are called; those that no longer exist have empty names."""
+        unreadable = {uid: one for uid, one in self._store.unreadable.items() if not one.is_newer}
+        names = {uid: (one.holding.namespace, one.holding.name) for uid, one in unreadable.items()}
+        if any(not name for _, name in names.values()):
+            try:
+                found = await self._find_names()
+            except KubeError as error:
+                problems.append(f"claims of unreadable records were not looked up: {error}")
+                found = {}
+                names = {uid: name for uid, name in names.items() if name[1]}
+            names = {uid: found.get(uid, name) for uid, name in names.items()}
+        return {uid: ClaimRef(uid=uid, namespace=space, name=name) for uid, (space, name) in names.items()}
 
-        async def look(ref: ClaimRef) -> None:
+    async def _find_abandoned(self, unreadable: Mapping[str, ClaimRef], problems: list[str]) -> Collection[str]:
+        """The uids that are abandoned now; none at all when the API server does not say so of each."""
+        records = dict(self._store.records)
+        in_use = await asyncio.to_thread(read_kubelet_claims, self._kubelet_state) or frozenset()
+        abandoned: set[str] = set()
+        silent: list[KubeError] = []
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def look(ref: ClaimRef, claim: Claim | None) -> None:
             async with room:
                 try:
-                    if not silent and await self._is_absent(ref):
-                        absent.add(ref.uid)
+                    if not silent and await self._is_abandoned(ref, claim):
+                        abandoned.add(ref.uid)
                 except KubeError as error:
                     silent.append(error)
 
-        async with anyio.create_task_group() as tasks:
-            for record in tuple(self._checkpoints.records().values()):
-                claim = record.claim
-                tasks.start_soon(look, ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name))
+        async with asyncio.TaskGroup() as tasks:
+            for uid, record in records.items():
+                if uid not in in_use and not self._preparer.is_working_on(uid):
+                    tasks.create_task(look(_name(record.claim), record.claim))
+            for uid, ref in unreadable.items():
+                if uid not in in_use and uid not in records:
+                    tasks.create_task(look(ref, None))
         if silent:
             problems.append(f"claims were not looked up: {silent[0]}")
             return frozenset()
-        return frozenset(absent)
+        return abandoned
 
-    async def _is_absent(self, ref: ClaimRef) -> bool:
+    async def _is_abandoned(self, ref: ClaimRef, claim: Claim | None) -> bool:
+        """Whether the API server says that the claim, or its allocation to these devices, is gone."""
+        if not ref.name:
+            return True  # it was not among all the claims of the cluster
         try:
-            with anyio.fail_after(self._fetch_deadline):
-                found = await self._fetch_claim(ref)
+            found = await self._fetch_claim(ref, self._fetch_deadline)
+            allocated = parse_allocation(found, ref, self._driver).claim
         except NotFound as error:
             # A server that lost the whole API would make every claim seem gone, those of running pods too.
             if error.is_of_object:
                 return True
             raise
+        except (Replaced, NotAllocated):
+            return True
         except Unreadable:
             return False  # the API server has it
-        except TimeoutError as error:
-            message = f"the API server did not return claim {ref} within {self._fetch_deadline:g} s"
-            raise Unavailable(message) from error
-        uid = read_uid(found)
-        return uid is not None and uid != ref.uid
+        except KubeError:
+            raise
+        except PydraError:
+            return False  # it is there, in a form that says nothing about its devices
+        return claim is not None and _devices(allocated) != _devices(claim)
 
     async def _read_files(self, problems: list[str]) -> Mapping[str, bytes] | None:
         try:
             return await self._cdi.read()
         except CdiError as error:
-            problems.append(f"CDI files were not looked at: {error}")
+            problems.append(f"CDI files were not read: {error}")
             return None
 
-    async def _apply(self, plan: SweepPlan) -> SweepCounts:
-        tidied: list[TidyOutcome] = []
-
-        async def tidy(uid: str) -> None:
-            tidied.append(await self._service.tidy(uid))
-
-        async with anyio.create_task_group() as tasks:
-            for uid in plan.tidy:
-                tasks.start_soon(tidy, uid)
-            unprepared = tuple((await self._service.unprepare(plan.unprepare)).values())
-        return SweepCounts(
+    async def _apply(self, plan: Plan, unreadable: Mapping[str, ClaimRef]) -> GarbageCounts:
+        records = self._store.records
+        known = {uid: _name(record.claim) for uid, record in records.items()}
+        refs = {**unreadable, **known}
+        unprepared = await _gather(self._preparer.unprepare(refs[uid]) for uid in plan.unprepare if uid in refs)
+        nobody = ClaimRef(uid="", namespace="", name="")
+        reconciled = await _gather(
+            self._preparer.reconcile(refs.get(uid, msgspec.structs.replace(nobody, uid=uid))) for uid in plan.reconcile
+        )
+        return GarbageCounts(
             claims_unprepared=unprepared.count(None),
-            started_undone=tidied.count(Tidied.UNDONE),
-            files_removed=tidied.count(Tidied.FILE_REMOVED),
-            files_restored=tidied.count(Tidied.FILE_RESTORED),
-            failed=sum(isinstance(outcome, PydraError) for outcome in (*unprepared, *tidied)),
-            waiting=plan.waiting,
+            started_undone=reconciled.count(Reconciled.UNDONE),
+            files_removed=reconciled.count(Reconciled.FILE_REMOVED),
+            files_restored=reconciled.count(Reconciled.FILE_RESTORED),
+            failed=sum(isinstance(outcome, PydraError) for outcome in (*unprepared, *reconciled)),
+            waiting=len(plan.abandoned_since) - len(plan.unprepare),
         )
 
     def _expected_file(self, record: Record) -> bytes | None:
         try:
             return build_spec_file(self._driver, record.claim.uid, record.prepared)
         except PydraError:
-            return None  # so that it is tidied, and the error is that claim's
+            return None  # so that it is reconciled, and the error is that claim's
+
+
+async def _gather(futures: Iterable[asyncio.Future[Any]]) -> list[Any]:
+    pending = list(futures)
+    if pending:
+        await asyncio.wait(pending)
+    return [future.result() for future in pending]
+
+
+def _name(claim: Claim) -> ClaimRef:
+    return ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name)
+
+
+def _devices(claim: Claim) -> set[tuple[str, str]]:
+    return {(device.pool, device.device) for device in claim.devices}

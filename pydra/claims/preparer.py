@@ -1,54 +1,124 @@
-"""The kubelet's calls, claim by claim: fetch, decide, carry out, answer. The shell around the claims' plans.
+"""The kubelet's calls, claim by claim: fetch, decide, carry out, answer.
 
-Nothing that goes wrong with one claim is seen by another. A device is looked up and taken in one
-step, without an await between; a claim's own calls take turns.
+`_prepare` and `_unprepare` are the whole way of a claim, top to bottom. Every effect is idempotent, and their order is
+what makes a crash harmless: between any two the record says enough to go on, or back.
+
+The work on a claim is one task, which outlives the kubelet's call: when the kubelet gives up, the work goes on, and the
+retry joins it. Tasks of one claim run one after the other, those of different claims side by side; nothing that goes
+wrong with one claim is seen by another.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
-from functools import partial
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 
-import anyio
-from anyio.abc import TaskGroup
+import msgspec
+from msgspec.structs import replace
 
-from pydra.cdi.spec import cdi_ids
+from pydra.cdi.host_paths import resolve
+from pydra.cdi.spec import build_spec_file, cdi_ids
+from pydra.cdi.store import CdiStore
+from pydra.checkpoint.lock import PLAN, claim_offset
 from pydra.checkpoint.record import Record, Stage
-from pydra.checkpoint.scan import RecordTooNew
-from pydra.claim import Claim
-from pydra.claims.allocation import base_request, check_ref, parse_allocation
-from pydra.claims.execution import Execution
-from pydra.claims.holdings import Holdings
+from pydra.checkpoint.store import RecordStore
+from pydra.claim import Claim, HeldClaim, PreparedDevice
+from pydra.claims.allocation import base_request, parse_allocation
+from pydra.claims.device_index import DeviceIndex
 from pydra.claims.lifecycle import (
     Answer,
-    Prepare,
+    Begin,
+    IsPublished,
     Refuse,
     RemoveFile,
-    RestoreFile,
-    Unprepare,
+    Undo,
+    begin,
     decide_prepare,
-    decide_tidy,
+    decide_reconcile,
     decide_unprepare,
 )
 from pydra.claims.outcome import ClaimRef, ContainerDevice, PodRef, PrepareOutcome, UnprepareOutcome
-from pydra.claims.outside import FetchClaim, Limits, Span
-from pydra.claims.reports import ClaimEvent, ClaimFailed, ClaimPrepared, ClaimUnprepared, Operation, OperationStarted
-from pydra.claims.stages import Stages, no_span
-from pydra.claims.turns import Turn, Turns
-from pydra.errors import BackendError, ClaimError, InternalError, PydraError, Unavailable
-from pydra.observability.logging import logging_fields
+from pydra.errors import BackendError, InternalError, PydraError, Unavailable
+from pydra.observability.logging import set_logging_fields
 
-T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
+FetchClaim: TypeAlias = Callable[[ClaimRef, float], Awaitable[Mapping[str, Any]]]
+"""Reads the ResourceClaim, within so many seconds. Raises KubeError: NotFound, Unavailable and the others."""
 
-class Tidied(Enum):
-    """What was put right for a claim that nobody asked about."""
+
+class ClaimBackend(Protocol):
+    """The backend behind its supervisor. `until` is a time of the event loop's clock; every failure is a PydraError."""
+
+    async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float) -> Any:
+        """What will be done for the claim: any JSON value."""
+
+    async def prepare(self, claim: Claim, *, until: float) -> tuple[PreparedDevice, ...]:
+        """One prepared device for each of the claim's, in their order."""
+
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
+        """Undo it; `prepared` is empty when the backend never answered."""
+
+
+class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
+    """How long things may take, in seconds. `prepare` and `unprepare` count from the kubelet's call.
+
+    `fetch_known` is the wait for the API server when a record can answer in its place.
+    """
+
+    prepare: float = 40.0
+    unprepare: float = 40.0
+    fetch: float = 10.0
+    fetch_known: float = 2.0
+
+
+class Operation(Enum):
+    """What the kubelet asks for."""
+
+    PREPARE = "prepare"
+    UNPREPARE = "unprepare"
+
+
+class OperationStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """Work on a claim began. Exactly one of the other events follows."""
+
+    driver: str
+    operation: Operation
+    ref: ClaimRef
+
+
+class OperationDone(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim was prepared or unprepared; `from_record`: an earlier call had done so. `timings` has seconds by step."""
+
+    driver: str
+    operation: Operation
+    ref: ClaimRef
+    seconds: float
+    from_record: bool
+    timings: Mapping[str, float]
+
+
+class OperationFailed(msgspec.Struct, frozen=True, kw_only=True):
+    """An operation failed. `pods` are those that wait for the claim, if known."""
+
+    driver: str
+    operation: Operation
+    ref: ClaimRef
+    error: PydraError
+    seconds: float
+    timings: Mapping[str, float] = {}
+    pods: tuple[PodRef, ...] = ()
+
+
+ClaimEvent: TypeAlias = OperationStarted | OperationDone | OperationFailed
+
+
+class Reconciled(Enum):
+    """What was done for a claim that nobody asked for."""
 
     NOTHING = "nothing"
     UNDONE = "undone"
@@ -56,247 +126,403 @@ class Tidied(Enum):
     FILE_RESTORED = "file restored"
 
 
-TidyOutcome: TypeAlias = Tidied | PydraError
+class _Work:
+    """One operation on one claim. `answer` is what the caller waits for; the task may go on after it, to undo."""
 
+    __slots__ = ("answer", "began", "devices", "from_record", "operation", "pods", "ref", "task", "timings")
 
-@dataclass(slots=True)
-class _Course(Generic[T]):
-    """One operation on one claim, on its way."""
+    def __init__(self, operation: object, ref: ClaimRef, answer: asyncio.Future[Any], began: float) -> None:
+        self.operation = operation
+        self.ref = ref
+        self.answer = answer
+        self.began = began
+        self.task: asyncio.Task[None] | None = None
+        self.pods: tuple[PodRef, ...] = ()
+        self.devices = ""
+        self.from_record = False
+        self.timings: dict[str, float] = {}
 
-    ref: ClaimRef
-    stages: Stages
-    answer: Callable[[T | PydraError], None]
-    pods: tuple[PodRef, ...] = ()
-    devices: tuple[str, ...] = ()
-    from_record: bool = False
-
-    def fields(self) -> dict[str, str]:
-        """What is known only on the way, for the log."""
-        known = {"pods": ",".join(pod.name for pod in self.pods), "devices": ",".join(self.devices)}
-        return {name: text for name, text in known.items() if text}
-
-
-def _ignore(event: ClaimEvent) -> None:
-    """Report to nobody."""
+    def mark(self, step: str, now: float) -> None:
+        """The step ended now; it began where the one before ended."""
+        self.timings[step] = now - self.began - sum(self.timings.values())
 
 
 class ClaimPreparer:
-    """The claims of one driver on this node.
-
-    Work goes on in `tasks`, whoever waits for it; cancelling that task group is as safe as a crash.
-    """
+    """The claims of one driver on this node. Ending the event loop at any moment is as safe as a crash."""
 
     def __init__(
         self,
         *,
         driver: str,
         boot_id: str,
-        tasks: TaskGroup,
         fetch_claim: FetchClaim,
-        holdings: Holdings,
-        execution: Execution,
-        limits: Limits = Limits(),  # noqa: B008 - frozen
-        report: Callable[[ClaimEvent], None] = _ignore,
-        clock: Callable[[], float] = time.monotonic,
-        span: Span = no_span,
+        store: RecordStore,
+        backend: ClaimBackend,
+        plans: bool,
+        cdi: CdiStore,
+        host_root: str = "/",
+        is_published: IsPublished = lambda _pool, _device: None,
+        deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
+        report: Callable[[ClaimEvent], None] = lambda _: None,
     ) -> None:
         self._driver = driver
         self._boot_id = boot_id
-        self._turns = Turns(tasks)
         self._fetch_claim = fetch_claim
-        self._holdings = holdings
-        self._execution = execution
-        self._limits = limits
+        self._store = store
+        self._lock = store.lock
+        self._backend = backend
+        self._plans = plans
+        self._planning = asyncio.Lock()
+        self._cdi = cdi
+        self._host_root = host_root
+        self._is_published = is_published
+        self._deadlines = deadlines
         self._report = report
-        self._clock = clock
-        self._span = span
+        self._index = DeviceIndex()
+        self._work: dict[str, _Work] = {}
+        self._clock = asyncio.get_running_loop().time
+        store.changed = self._follow
+        for uid in (*store.records, *store.unreadable):
+            self._follow(uid)
 
-    async def prepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, PrepareOutcome]:
-        """Prepare the claims, all at once; an outcome for each uid."""
-        return await self._serve(Operation.PREPARE, refs, self._prepare)
+    # What the kubelet and the garbage collection ask for
 
-    async def unprepare(self, refs: Sequence[ClaimRef]) -> Mapping[str, UnprepareOutcome]:
-        """Unprepare the claims, all at once, without the API server; an outcome for each uid."""
-        return await self._serve(Operation.UNPREPARE, refs, self._unprepare)
+    def prepare(self, ref: ClaimRef) -> asyncio.Future[PrepareOutcome]:
+        """Begin to prepare the claim, or join who does; the future never raises."""
+        return self._begin_work(Operation.PREPARE, ref)
 
-    async def tidy(self, uid: str) -> TidyOutcome:
-        """Make a claim's record and CDI file agree: undo what was only begun, restore or remove the file."""
-        record = self._holdings.record(uid)
-        claim = record.claim if record else Claim(uid=uid, namespace="", name="", devices=())
-        ref = ClaimRef(uid=uid, namespace=claim.namespace, name=claim.name)
+    def unprepare(self, ref: ClaimRef) -> asyncio.Future[UnprepareOutcome]:
+        """Begin to unprepare the claim, which needs no API server, or join who does; the future never raises."""
+        return self._begin_work(Operation.UNPREPARE, ref)
 
-        async def work(answer: Callable[[TidyOutcome], None]) -> None:
-            course: _Course[Tidied] = _Course(ref=ref, stages=Stages(self._clock, self._span), answer=answer)
-            with logging_fields(driver=self._driver, claim=str(ref), uid=uid):
-                outcome = await self._guarded(course, self._tidy)
-            answer(outcome)
+    def reconcile(self, ref: ClaimRef) -> asyncio.Future[Reconciled | PydraError]:
+        """Make the claim's record and CDI file agree: undo what was only begun, restore or remove the file."""
+        return self._begin_work("reconcile", ref)
 
-        return await self._turns.take(uid, "tidy", work, interrupted=_stopping(ref)).wait()
-
-    async def refresh(self) -> None:
-        """See what another instance did. Raises CheckpointError."""
-        async with self._holdings.held():
-            pass
+    def is_working_on(self, uid: str) -> bool:
+        """Whether the claim is in work."""
+        return uid in self._work
 
     async def wait_idle(self) -> None:
         """Return when no claim is in work."""
-        await self._turns.wait_idle()
+        while self._work:
+            await asyncio.wait([work.task for work in self._work.values() if work.task is not None])
+
+    async def stop(self) -> None:
+        """End what is in work, as a crash would; whoever waits is told that the agent stops."""
+        tasks = [work.task for work in self._work.values() if work.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     # One operation: its turn, its boundary, its report
 
-    async def _serve(
-        self, operation: Operation, refs: Sequence[ClaimRef], perform: Callable[[_Course[T]], Awaitable[T]]
-    ) -> Mapping[str, T | PydraError]:
-        outcomes: dict[str, T | PydraError] = {}
-        turns: dict[str, Turn[T]] = {}
-        for ref in refs:
-            try:
-                check_ref(ref)
-            except ClaimError as error:
-                outcomes[ref.uid] = error
-                continue
-            work = partial(self._operate, operation, ref, perform)
-            turns[ref.uid] = self._turns.take(ref.uid, (operation, ref), work, interrupted=_stopping(ref))
-        for uid, turn in turns.items():
-            outcomes[uid] = await turn.wait()
-        return outcomes
+    def _begin_work(self, operation: Operation | str, ref: ClaimRef) -> asyncio.Future[Any]:
+        before = self._work.get(ref.uid)
+        if before is not None and before.operation == operation and before.ref == ref and not before.answer.done():
+            return before.answer
+        loop = asyncio.get_running_loop()
+        work = self._work[ref.uid] = _Work(operation, ref, loop.create_future(), self._clock())
+        work.task = loop.create_task(self._run(work, before), name=f"claim {ref.uid}")
+        return work.answer
 
-    async def _operate(
-        self,
-        operation: Operation,
-        ref: ClaimRef,
-        perform: Callable[[_Course[T]], Awaitable[T]],
-        answer: Callable[[T | PydraError], None],
-    ) -> None:
-        fields = {"driver": self._driver, "claim": str(ref), "uid": ref.uid}
-        with logging_fields(**fields), self._span(operation.value, **fields):
-            self._report(OperationStarted(driver=self._driver, operation=operation, ref=ref))
-            course: _Course[T] = _Course(ref=ref, stages=Stages(self._clock, self._span), answer=answer)
-            outcome = await self._guarded(course, perform)
-            answer(outcome)
-            self._report(self._ended(operation, course, outcome))
+    async def _run(self, work: _Work, before: _Work | None) -> None:
+        ref, operation = work.ref, work.operation
+        set_logging_fields(driver=self._driver, claim=str(ref), uid=ref.uid)
+        try:
+            if before is not None and before.task is not None:
+                await asyncio.wait((before.task,))
+            if isinstance(operation, Operation):
+                self._report(OperationStarted(driver=self._driver, operation=operation, ref=ref))
+            outcome = await self._guard(work)
+            if not work.answer.done():
+                work.answer.set_result(outcome)
+            if isinstance(operation, Operation):
+                self._report(self._build_event(work, operation, outcome))
+        finally:
+            if not work.answer.done():
+                work.answer.set_result(Unavailable(f"claim {ref}: the agent is stopping; the kubelet will try again"))
+            if self._work.get(ref.uid) is work:
+                del self._work[ref.uid]
 
-    async def _guarded(self, course: _Course[T], perform: Callable[[_Course[T]], Awaitable[T]]) -> T | PydraError:
+    async def _guard(self, work: _Work) -> Any:
         """The boundary of a claim: whatever happens to it stays with it."""
         try:
-            return await perform(course)
+            if work.operation is Operation.PREPARE:
+                return await self._prepare(work)
+            if work.operation is Operation.UNPREPARE:
+                return await self._unprepare(work)
+            return await self._reconcile(work)
         except PydraError as error:
             details = error.details if isinstance(error, BackendError) and not error.logged else ""
-            fields = {"reason": error.reason, **course.fields(), **({"details": details} if details else {})}
+            fields = {"reason": error.reason, **_describe(work), **({"details": details} if details else {})}
             _log.warning("%s", error, extra={"fields": fields})
             return error
         except Exception as error:  # noqa: BLE001 - one of the two boundaries
-            _log.exception("a bug in pydra; what was begun is undone by the next attempt, or the sweep")
+            _log.exception("a bug in pydra; what was begun is undone by the next attempt, or by garbage collection")
             what = f"{type(error).__name__}: {error}"
-            return InternalError(f"claim {course.ref}: pydra has a bug ({what}); the agent's log has the traceback")
+            return InternalError(f"claim {work.ref}: pydra has a bug ({what}); the agent's log has the traceback")
 
-    def _ended(self, operation: Operation, course: _Course[T], outcome: T | PydraError) -> ClaimEvent:
-        driver, ref, seconds, stages = self._driver, course.ref, course.stages.elapsed, course.stages.seconds
+    def _build_event(self, work: _Work, operation: Operation, outcome: object) -> ClaimEvent:
+        seconds = self._clock() - work.began
         if isinstance(outcome, PydraError):
-            return ClaimFailed(
-                driver=driver,
+            return OperationFailed(
+                driver=self._driver,
                 operation=operation,
-                ref=ref,
+                ref=work.ref,
                 error=outcome,
-                terminal=not outcome.retryable,
                 seconds=seconds,
-                pods=course.pods,
+                timings=work.timings,
+                pods=work.pods,
             )
-        repeated = course.from_record is (operation is Operation.PREPARE)
-        level = logging.DEBUG if repeated else logging.INFO
-        _log.log(level, "%sd in %.0f ms", operation.value, seconds * 1000, extra={"fields": course.fields()})
-        event = ClaimPrepared if operation is Operation.PREPARE else ClaimUnprepared
-        return event(driver=driver, ref=ref, seconds=seconds, stages=stages, from_record=course.from_record)
+        # A repeated prepare, and an unprepare of what was never prepared, happen all the time.
+        is_routine = work.from_record is (operation is Operation.PREPARE)
+        level = logging.DEBUG if is_routine else logging.INFO
+        if _log.isEnabledFor(level):
+            _log.log(level, "%sd in %.0f ms", operation.value, seconds * 1000, extra={"fields": _describe(work)})
+        return OperationDone(
+            driver=self._driver,
+            operation=operation,
+            ref=work.ref,
+            seconds=seconds,
+            from_record=work.from_record,
+            timings=work.timings,
+        )
 
-    # What the kubelet and the sweep ask for
+    # Prepare
 
-    async def _prepare(self, course: _Course[tuple[ContainerDevice, ...]]) -> tuple[ContainerDevice, ...]:
-        asked = await self._ask(course)
-        async with self._holdings.held():
-            before = self._holdings.record(course.ref.uid)
-            match decide_prepare(asked, before, boot_id=self._boot_id, holders=self._holdings.holders):
-                case Refuse(error=error):
-                    raise error
+    async def _prepare(self, work: _Work) -> tuple[ContainerDevice, ...]:
+        uid = work.ref.uid
+        until = self._clock() + self._deadlines.prepare
+        asked = await self._fetch(work)
+        work.mark("fetch", self._clock())
+        await self._take_claim(uid, until)
+        try:
+            record = await self._begin(work, asked, until)
+            work.mark("record", self._clock())
+            if work.from_record:
+                await self._check_file(record)
+            else:
+                record = await self._carry_out(work, record, until)
+            return tuple(
+                ContainerDevice(
+                    requests=(base_request(device.request),),
+                    pool=device.pool,
+                    device=device.device,
+                    cdi_ids=cdi_ids(self._driver, uid, device),
+                    share_id=device.share_id,
+                )
+                for device in record.prepared
+            )
+        finally:
+            self._release_claim(uid)
+
+    async def _begin(self, work: _Work, asked: Claim | PydraError, until: float) -> Record:
+        """The record to go on from: the *completed* one that answers, or a new one, *started* and written."""
+        uid = work.ref.uid
+        while True:
+            async with self._store:
+                step = decide_prepare(
+                    asked,
+                    self._store.get(uid),
+                    boot_id=self._boot_id,
+                    index=self._index,
+                    is_published=self._is_published,
+                )
+                if isinstance(step, Begin):
+                    self._index.hold(uid, step.claim)
+                    if not (self._plans and step.plan_again):
+                        return await self._write_started(step.claim)
+            match step:
                 case Answer(record=record):
-                    course.from_record = True
+                    work.from_record = True
                     if isinstance(asked, PydraError):
                         _log.warning("answered from the record: %s", asked)
-                    if await self._execution.check_file(record, course.stages):
-                        _log.warning("the claim's CDI file was missing or changed, and is restored")
-                case Prepare() as step:
-                    record = await self._carry_out(step, before, course)
-        return tuple(self._container_devices(record))
-
-    async def _carry_out(
-        self, step: Prepare, before: Record | None, course: _Course[tuple[ContainerDevice, ...]]
-    ) -> Record:
-        uid = course.ref.uid
-        self._holdings.reserve(uid, (step.claim, *((before.claim,) if before else ())))
-        try:
-            return await self._execution.prepare(step, before, course.stages, course.answer)
-        finally:
-            self._holdings.settle(uid)
-
-    async def _unprepare(self, course: _Course[None]) -> None:
-        uid = course.ref.uid
-        trouble = self._holdings.trouble(uid)
-        asked = None if trouble is None or isinstance(trouble, RecordTooNew) else await self._ask(course)
-        async with self._holdings.held():
-            match decide_unprepare(self._holdings.record(uid), trouble=trouble, asked=asked):
+                    return record
                 case Refuse(error=error):
                     raise error
-                case Unprepare(record=record):
-                    course.from_record = True
-                    await self._take_back(record, course)
-                case RemoveFile():
-                    await self._execution.remove_file(uid, course.stages)
+                case Undo(record=record):
+                    await self._undo(record)
+                case Begin(claim=claim):
+                    return await self._plan(claim, until)
 
-    async def _tidy(self, course: _Course[Tidied]) -> Tidied:
-        uid = course.ref.uid
-        async with self._holdings.held():
-            match decide_tidy(self._holdings.record(uid), boot_id=self._boot_id, trouble=self._holdings.trouble(uid)):
-                case Unprepare(record=record):
-                    await self._take_back(record, course)
-                    return Tidied.UNDONE
-                case RemoveFile():
-                    await self._execution.remove_file(uid, course.stages)
-                    return Tidied.FILE_REMOVED
-                case RestoreFile(record=record) if await self._execution.check_file(record, course.stages):
-                    return Tidied.FILE_RESTORED
-        return Tidied.NOTHING
-
-    async def _take_back(self, record: Record, course: _Course[T]) -> None:
+    async def _plan(self, claim: Claim, until: float) -> Record:
+        """Have the backend plan, one claim at a time on this node, and write the plan before anything is done."""
         try:
-            await self._execution.unprepare(record, course.stages)
+            async with self._planning:
+                await self._lock.lock(PLAN, until, waiting_for="plans another claim")
+                try:
+                    async with self._store:  # what other instances wrote is known now, and none writes until unlocked
+                        held = self._store.held(but=claim.uid)
+                        if in_use := self._index.find_conflict(claim):
+                            raise in_use
+                    plan = await self._backend.plan(claim, held, until=until)
+                    async with self._store:
+                        return await self._write_started(replace(claim, plan=plan))
+                finally:
+                    self._lock.unlock(PLAN)
+        except BaseException:
+            self._follow(claim.uid)
+            raise
+
+    async def _write_started(self, claim: Claim) -> Record:
+        record = begin(claim, driver=self._driver, boot_id=self._boot_id, created=time.time())
+        try:
+            await self._store.write(record)
+        except BaseException:
+            self._follow(claim.uid)
+            raise
+        return record
+
+    async def _carry_out(self, work: _Work, record: Record, until: float) -> Record:
+        """Backend, CDI file, *completed*. A failure is answered first and undone then, which may take long."""
+        uid = record.claim.uid
+        try:
+            record = replace(record, prepared=await self._backend.prepare(record.claim, until=until))
+            work.mark("backend", self._clock())
+            present = await resolve(record.prepared, root=self._host_root)
+            # From here on the disk may have it as *completed*, even if the write fails: then it is set back first.
+            record = replace(record, prepared=present, stage=Stage.COMPLETED)
+            content = build_spec_file(self._driver, uid, present)
+            if content is not None:
+                self._cdi.write(uid, content)
+            work.mark("cdi", self._clock())
+            async with self._store:
+                await self._store.write(record)
+            work.mark("completed", self._clock())
+        except PydraError as error:
+            work.answer.set_result(error)
+            await self._roll_back(record, reached=error.reached_backend)
+            raise
+        return record
+
+    async def _roll_back(self, record: Record, *, reached: bool) -> None:
+        try:
+            await self._undo(record, backend=reached)
+        except PydraError as error:
+            _log.warning("cannot undo what was begun: %s; the next attempt or garbage collection will", error)
+
+    async def _check_file(self, record: Record) -> bool:
+        """See that what a prepared claim's containers will look for is there; whether the CDI file was restored."""
+        await resolve(record.prepared, root=self._host_root)
+        content = build_spec_file(self._driver, record.claim.uid, record.prepared)
+        if content is None or not self._cdi.ensure(record.claim.uid, content):
+            return False
+        _log.warning("the claim's CDI file was missing or changed, and was restored")
+        return True
+
+    # Unprepare
+
+    async def _unprepare(self, work: _Work) -> None:
+        uid = work.ref.uid
+        unreadable = self._store.unreadable.get(uid)
+        asked = None
+        if unreadable is not None and not unreadable.is_newer and self._store.get(uid) is None and work.ref.name:
+            asked = await self._fetch(work)  # else only the record itself is needed
+        await self._take_claim(uid, self._clock() + self._deadlines.unprepare)
+        try:
+            async with self._store:
+                step = decide_unprepare(self._store.get(uid), unreadable=self._store.unreadable.get(uid), asked=asked)
+            match step:
+                case Refuse(error=error):
+                    raise error
+                case Undo(record=record):
+                    work.from_record = True
+                    await self._undo(record)
+                case RemoveFile():
+                    await self._forget(uid)
         finally:
-            self._holdings.settle(record.claim.uid)
+            self._release_claim(uid)
 
-    async def _ask(self, course: _Course[T]) -> Claim | PydraError:
-        """The claim as the API server has it now, or why that is not known."""
-        known = self._holdings.record(course.ref.uid)
-        patience = self._limits.fetch_known if known and known.stage is Stage.COMPLETED else self._limits.fetch
+    async def _undo(self, record: Record, *, backend: bool = True) -> None:
+        """Undo everything that the record stands for, and remove it. A failure leaves it *started*."""
+        claim = record.claim
+        # The file goes first, so that no container can start with a device that is being taken away.
+        self._cdi.remove(claim.uid)
+        if record.stage is Stage.COMPLETED:
+            async with self._store:
+                record = await self._store.set_back(claim.uid)
+        if backend:
+            until = self._clock() + self._deadlines.unprepare
+            await self._backend.unprepare(claim, record.prepared, until=until)
+        async with self._store:
+            await self._store.remove(claim.uid)
+
+    async def _forget(self, uid: str) -> None:
+        self._cdi.remove(uid)
+        if uid in self._store.unreadable:
+            async with self._store:
+                await self._store.remove(uid)
+
+    # Reconcile
+
+    async def _reconcile(self, work: _Work) -> Reconciled:
+        uid = work.ref.uid
+        if not self._lock.try_lock(claim_offset(uid)):
+            return Reconciled.NOTHING  # another instance is at work on it, and will answer for it
+        self._lock.unlock(claim_offset(uid))
+        await self._take_claim(uid, self._clock() + self._deadlines.unprepare)
         try:
-            with course.stages("fetch"), anyio.fail_after(patience):
-                found = await self._fetch_claim(course.ref)
-            allocation = parse_allocation(found, course.ref, self._driver)
-        except TimeoutError:
-            return Unavailable(f"the API server did not return claim {course.ref} within {patience:g} s")
+            async with self._store:
+                record, unreadable = self._store.get(uid), self._store.unreadable.get(uid)
+            match decide_reconcile(record, boot_id=self._boot_id, unreadable=unreadable):
+                case Undo(record=record):
+                    await self._undo(record)
+                    return Reconciled.UNDONE
+                case RemoveFile():
+                    self._cdi.remove(uid)
+                    return Reconciled.FILE_REMOVED
+                case Answer(record=record) if await self._check_file(record):
+                    return Reconciled.FILE_RESTORED
+            return Reconciled.NOTHING
+        finally:
+            self._release_claim(uid)
+
+    # What they share
+
+    async def _fetch(self, work: _Work) -> Claim | PydraError:
+        """The claim as the API server has it now, or why that is not known."""
+        known = self._store.get(work.ref.uid)
+        is_known = known is not None and known.stage is Stage.COMPLETED
+        try:
+            found = await self._fetch_claim(
+                work.ref, self._deadlines.fetch_known if is_known else self._deadlines.fetch
+            )
+            allocation = parse_allocation(found, work.ref, self._driver)
         except PydraError as error:
             return error
-        course.pods = allocation.pods
-        course.devices = tuple(device.device for device in allocation.claim.devices)
+        work.pods = allocation.pods
+        work.devices = ",".join([device.device for device in allocation.claim.devices])
         return allocation.claim
 
-    def _container_devices(self, record: Record) -> Iterator[ContainerDevice]:
-        for device in record.prepared:
-            yield ContainerDevice(
-                requests=(base_request(device.request),),
-                pool=device.pool,
-                device=device.device,
-                cdi_ids=cdi_ids(self._driver, record.claim.uid, device),
-                share_id=device.share_id,
-            )
+    async def _take_claim(self, uid: str, until: float) -> None:
+        """Keep other instances from this claim, and from restoring while it is in work."""
+        await self._lock.begin_work(until)
+        try:
+            await self._lock.lock(claim_offset(uid), until, waiting_for="is at work on the same claim")
+        except BaseException:
+            self._lock.end_work()
+            raise
+
+    def _release_claim(self, uid: str) -> None:
+        self._lock.unlock(claim_offset(uid))
+        self._lock.end_work()
+
+    def _follow(self, uid: str) -> None:
+        """Let the index say what the records say of the claim."""
+        record, unreadable = self._store.get(uid), self._store.unreadable.get(uid)
+        if record is not None:
+            self._index.hold(uid, record.claim)
+        elif unreadable is not None:
+            holding = unreadable.holding
+            name = f"{holding.namespace}/{holding.name}" if holding.name else ""
+            self._index.hold(uid, unknown=holding.devices, name=name)
+        else:
+            self._index.release(uid)
 
 
-def _stopping(ref: ClaimRef) -> PydraError:
-    return Unavailable(f"claim {ref}: the agent is stopping; its successor answers the kubelet's next attempt")
+def _describe(work: _Work) -> dict[str, str]:
+    """What is known only while the claim is in work, for the log."""
+    pods = ",".join([pod.name for pod in work.pods])
+    return {name: text for name, text in (("pods", pods), ("devices", work.devices)) if text}

@@ -8,8 +8,8 @@ that is traced.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Mapping
 
 _log = logging.getLogger(__name__)
 _SWITCHES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
@@ -34,14 +34,29 @@ def open_tracer(environ: Mapping[str, str], *, node: str, version: str) -> Trace
 
 
 class Tracer:
-    """Opens spans of an OpenTelemetry provider."""
+    """Sends spans to an OpenTelemetry provider."""
 
     def __init__(self, provider: object) -> None:
         self._tracer = provider.get_tracer("pydra")  # type: ignore[attr-defined]
 
-    @contextmanager
-    def span(self, name: str, **attributes: str | int) -> Iterator[None]:
-        """A span around the block, failed if an exception leaves it; attributes are prefixed with `pydra.`."""
+    def record(
+        self, name: str, *, seconds: float, timings: Mapping[str, float], failure: str = "", **attributes: str
+    ) -> None:
+        """An operation that ended now, and its steps, which took so many seconds one after the other.
+
+        Attributes are prefixed with `pydra.`; with `failure` the span has failed.
+        """
+        from opentelemetry.trace import Status, StatusCode, set_span_in_context  # noqa: PLC0415 - optional
+
+        end = time.time_ns()
+        begin = end - int(seconds * 1e9)
         prefixed = {f"pydra.{key}": value for key, value in attributes.items()}
-        with self._tracer.start_as_current_span(name, attributes=prefixed):
-            yield
+        span = self._tracer.start_span(name, start_time=begin, attributes=prefixed)
+        around = set_span_in_context(span)
+        for step, took in timings.items():
+            child = self._tracer.start_span(step, context=around, start_time=begin)
+            begin += int(took * 1e9)
+            child.end(end_time=begin)
+        if failure:
+            span.set_status(Status(StatusCode.ERROR, failure))
+        span.end(end_time=end)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import pytest
 
-from pydra.agent.inheritance import Names, take_over
+from pydra.agent.takeover import Names, take_over
+from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.record import Record, Stage
+from pydra.checkpoint.store import RecordStore
 from pydra.claim import AllocatedDevice, Claim, Inheritance, InheritedClaim
 from pydra.errors import CheckpointError, ClaimError
 from pydra.kube.resources import EVENTS
@@ -68,15 +70,19 @@ async def told(node: EmbeddedNode) -> list[str]:
     return [event["note"] for event in found.items if event["reason"] == "DriverNotServed"]
 
 
-class Records:
-    def __init__(self, *kept: Record) -> None:
-        self.kept = {record.claim.uid: record for record in kept}
+def open_store(root: Path) -> RecordStore:
+    (root / "run").mkdir()
+    lock = InstanceLock(str(root / "run" / "lock"))
+    store = RecordStore(str(root / "records"), lock, durable=False, boot_id="b")
+    store.open()
+    return store
 
-    def records(self) -> Mapping[str, Record]:
-        return self.kept
 
-    async def write(self, record: Record) -> None:
-        self.kept[record.claim.uid] = record
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RecordStore]:
+    opened = open_store(tmp_path)
+    yield opened
+    opened.lock.close()
 
 
 DEVICE = AllocatedDevice(request="r", pool="n", device="a")
@@ -87,7 +93,7 @@ def inherited(uid: str, namespace: str = "ns", name: str = "c") -> InheritedClai
     return InheritedClaim(claim=claim, prepared=(DEVICE.prepared(state="theirs"),))
 
 
-async def take(records: Records, directory: Path, *files: str, claims: tuple[InheritedClaim, ...] = ()) -> int:
+async def take(store: RecordStore, directory: Path, *files: str, claims: tuple[InheritedClaim, ...] = ()) -> int:
     async def inherit(directory: str) -> Inheritance:
         return Inheritance(claims=claims, files=files)
 
@@ -96,41 +102,35 @@ async def take(records: Records, directory: Path, *files: str, claims: tuple[Inh
         return {"u1": ("shop", "gpus"), "u3": ("bank", "gpus")}
 
     return await take_over(
-        inherit,
-        records,
-        find_names=find_names,
-        driver="d.example.com",
-        directory=str(directory),
-        boot_id="b",
-        wall_clock=lambda: 7.0,
+        inherit, store, find_names=find_names, driver="d.example.com", directory=str(directory), boot_id="b"
     )
 
 
-async def test_a_claim_that_has_a_record_already_keeps_it(tmp_path: Path) -> None:
+async def test_a_claim_that_has_a_record_already_keeps_it(store: RecordStore, tmp_path: Path) -> None:
     mine = Record(claim=inherited("u1").claim, driver="d.example.com", stage=Stage.STARTED, boot_id="b")
-    records = Records(mine)
-    assert await take(records, tmp_path, claims=(inherited("u1"), inherited("u2"))) == 1
-    assert records.kept["u1"] is mine
-    assert (records.kept["u2"].stage, records.kept["u2"].created) == (Stage.COMPLETED, 7.0)
+    async with store:
+        await store.write(mine)
+    assert await take(store, tmp_path, claims=(inherited("u1"), inherited("u2"))) == 1
+    assert store.records["u1"] is mine
+    assert store.records["u2"].stage is Stage.COMPLETED
 
 
-async def test_a_file_outside_of_the_plugin_directory_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_outside_of_the_plugin_directory_is_left_alone(store: RecordStore, tmp_path: Path) -> None:
     plugin, other = tmp_path / "plugin", tmp_path / "passwd"
     plugin.mkdir()
     other.touch()
     with pytest.raises(CheckpointError, match="is not in"):
-        await take(Records(), plugin, str(plugin / ".." / "passwd"))
+        await take(store, plugin, str(plugin / ".." / "passwd"))
     assert other.exists()
 
 
-async def test_a_name_that_the_driver_before_did_not_keep_is_looked_up(tmp_path: Path) -> None:
-    records = Records()
-    await take(records, tmp_path, claims=(inherited("u1", "", ""), inherited("u2", "", "")))
-    found = {uid: (record.claim.namespace, record.claim.name) for uid, record in records.kept.items()}
+async def test_a_name_that_the_driver_before_did_not_keep_is_looked_up(store: RecordStore, tmp_path: Path) -> None:
+    await take(store, tmp_path, claims=(inherited("u1", "", ""), inherited("u2", "", "")))
+    found = {uid: (record.claim.namespace, record.claim.name) for uid, record in store.records.items()}
     assert found == {"u1": ("shop", "gpus"), "u2": ("default", "gone-u2")}
 
 
-async def test_what_the_backend_says_is_passed_on(tmp_path: Path) -> None:
+async def test_what_the_backend_says_is_passed_on(store: RecordStore, tmp_path: Path) -> None:
     async def inherit(directory: str) -> Inheritance:
         raise ClaimError("not yet")
 
@@ -138,12 +138,4 @@ async def test_what_the_backend_says_is_passed_on(tmp_path: Path) -> None:
         return {}
 
     with pytest.raises(ClaimError, match="not yet"):
-        await take_over(
-            inherit,
-            Records(),
-            find_names=find_names,
-            driver="d",
-            directory=str(tmp_path),
-            boot_id="b",
-            wall_clock=lambda: 0.0,
-        )
+        await take_over(inherit, store, find_names=find_names, driver="d", directory=str(tmp_path), boot_id="b")

@@ -5,17 +5,15 @@ Each number of a step has a directory below the root. A run that came to its end
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
 from pathlib import Path
 
-import anyio
+from tests.integration.claims.node import Node
 
-from tests.integration.claims.fakes import ref
-from tests.integration.claims.real_node import RealNode
-
-CLAIMS: dict[str, tuple[str, ...]] = {"a": ("gpu-0", "gpu-1")}
+CLAIM, DEVICES = "a", ("gpu-0", "gpu-1")
 
 
 class Killer:
@@ -35,18 +33,19 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def operate(what: str, place: Path, fatal: int) -> None:
+async def operate(what: str, place: Path, fatal: int, *, durable: bool, plans: bool) -> None:
     killer = Killer(place, fatal)
-    node = RealNode(place, CLAIMS, killer)
-    refs = [ref(uid) for uid in CLAIMS]
-    async with node.running() as preparer:
+    node = Node(place, step=killer, durable=durable, plans=plans)
+    node.api.allocate(CLAIM, *DEVICES)
+    async with node.running() as agent:
         if what == "unprepare":
-            assert all(isinstance(one, tuple) for one in (await preparer.prepare(refs)).values())
+            await agent.prepare(CLAIM)
         killer.armed = True
-        await (preparer.unprepare(refs) if what == "unprepare" else preparer.prepare(refs))
+        (outcome,) = await (agent.unprepare(CLAIM) if what == "unprepare" else agent.prepare(CLAIM))
+        assert outcome is None or isinstance(outcome, tuple)
 
 
-def main(what: str, root: Path) -> None:
+def main(what: str, kind: str, root: Path) -> None:
     fatal = 0
     while True:
         fatal += 1
@@ -54,7 +53,7 @@ def main(what: str, root: Path) -> None:
         place.mkdir()
         child = os.fork()
         if not child:
-            anyio.run(operate, what, place, fatal)
+            asyncio.run(operate(what, place, fatal, durable=kind == "durable", plans=kind != "volatile"))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
@@ -62,4 +61,4 @@ def main(what: str, root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

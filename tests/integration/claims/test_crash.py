@@ -9,82 +9,89 @@ from pathlib import Path
 
 import pytest
 
-from pydra.claims.reports import SweepCounts
-from tests.integration.claims.crashing import CLAIMS
-from tests.integration.claims.fakes import DRIVER, ref
-from tests.integration.claims.real_node import NOTHING, RealNode
+from pydra.claims.gc import GarbageCounts
+from tests.integration.claims.crashing import CLAIM, DEVICES
+from tests.integration.claims.node import DRIVER, NOTHING, Node
 
 REPOSITORY = Path(__file__).parents[3]
-REFS = [ref(uid) for uid in CLAIMS]
-PREPARED = {
-    "records": ["a.json"],
-    "cdi": [f"{DRIVER}-claim_a.json"],
-    "hardware": ["gpu-0", "gpu-1"],
+STEPS = {
+    "prepare": {"create", "write", "rename", "renamed", "configure device", "configured"},
+    "unprepare": {"set back", "was set back", "free device", "freed", "unlink", "unlinked"},
 }
+
+Killed = tuple[str, str, list[Path]]
+
+
+@pytest.fixture(scope="module", params=["volatile", "planned", "durable"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module", params=["prepare", "unprepare"])
-def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Path]]:
+def killed(kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Killed:
     root = tmp_path_factory.mktemp(request.param)
-    command = [sys.executable, "-m", "tests.integration.claims.crashing", request.param, str(root)]
+    command = [sys.executable, "-m", "tests.integration.claims.crashing", request.param, kind, str(root)]
     done = subprocess.run(command, cwd=REPOSITORY, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    return request.param, sorted(root.iterdir(), key=lambda place: int(place.name))
+    return request.param, kind, sorted(root.iterdir(), key=lambda place: int(place.name))
 
 
-def node_at(place: Path, copy: Path, claims: dict[str, tuple[str, ...]]) -> RealNode:
-    """A node as the killed process left it, for one test alone."""
-    return RealNode(Path(shutil.copytree(place, copy / place.name)), claims, lambda step: None)
+def nodes(killed: Killed, copies: Path, *, with_claim: bool) -> list[Node]:
+    """The nodes as the killed processes left them, for one test alone."""
+    found = []
+    for place in killed[2]:
+        copy = Path(shutil.copytree(place, copies / place.name))
+        node = Node(copy, durable=killed[1] == "durable", plans=killed[1] != "volatile")
+        if with_claim:
+            node.api.allocate(CLAIM, *DEVICES)
+        found.append(node)
+    return found
 
 
-def test_the_process_was_killed_between_all_effects(killed: tuple[str, list[Path]]) -> None:
-    what, places = killed
+def prepared(killed: Killed) -> dict[str, list[str]]:
+    slots = [] if killed[1] == "volatile" else ["slot-0", "slot-1"]
+    return {"records": ["a.json"], "cdi": [f"{DRIVER}-claim_a.json"], "hardware": [*DEVICES, *slots]}
+
+
+def test_the_process_was_killed_between_all_effects(killed: Killed) -> None:
+    what, kind, places = killed
     *dead, survivor = places
     steps = {(place / "step").read_text() for place in dead}
     assert not (survivor / "step").exists()
-    expected = {
-        "prepare": {"rename", "fsync directory", "configure device", "configured", "write into room", "fdatasync"},
-        "unprepare": {"fdatasync", "free device", "freed", "unlink", "unlinked"},
-    }
-    assert expected[what] <= steps
+    assert STEPS[what] <= steps
+    assert ("take slot" in steps) == (what == "prepare" and kind != "volatile")
 
 
-async def test_the_next_instance_prepares_and_unprepares(killed: tuple[str, list[Path]], tmp_path: Path) -> None:
-    for place in killed[1]:
-        node = node_at(place, tmp_path, CLAIMS)
-        async with node.running() as preparer:
-            outcomes = await preparer.prepare(REFS)
-            assert all(isinstance(outcome, tuple) for outcome in outcomes.values()), (place.name, outcomes)
-            assert node.traces() == PREPARED, place.name
-            assert await preparer.unprepare(REFS) == {"a": None}
-            assert node.traces() == NOTHING, place.name
+async def test_the_next_instance_prepares_and_unprepares(killed: Killed, tmp_path: Path) -> None:
+    for node in nodes(killed, tmp_path, with_claim=True):
+        async with node.running() as agent:
+            (outcome,) = await agent.prepare(CLAIM)
+            assert isinstance(outcome, tuple), (node.root.name, outcome)
+            assert node.traces() == prepared(killed), node.root.name
+            assert await agent.unprepare(CLAIM) == [None]
+            assert node.traces() == NOTHING, node.root.name
 
 
-async def test_the_next_instance_unprepares_at_once(killed: tuple[str, list[Path]], tmp_path: Path) -> None:
-    for place in killed[1]:
-        node = node_at(place, tmp_path, {})
-        async with node.running() as preparer:
-            assert await preparer.unprepare(REFS) == {"a": None}
-            assert node.traces() == NOTHING, place.name
+async def test_the_next_instance_unprepares_at_once(killed: Killed, tmp_path: Path) -> None:
+    for node in nodes(killed, tmp_path, with_claim=False):
+        async with node.running() as agent:
+            assert await agent.unprepare(CLAIM) == [None]
+            assert node.traces() == NOTHING, node.root.name
 
 
-async def test_the_next_instances_sweep_leaves_whole_claims_only(
-    killed: tuple[str, list[Path]], tmp_path: Path
-) -> None:
-    for place in killed[1]:
-        node = node_at(place, tmp_path, CLAIMS)
-        async with node.running() as preparer:
-            done = await node.sweep(preparer).sweep()
+async def test_garbage_collection_leaves_whole_claims_only(killed: Killed, tmp_path: Path) -> None:
+    for node in nodes(killed, tmp_path, with_claim=True):
+        async with node.running() as agent:
+            done = await agent.garbage.collect()
             assert (done.counts.failed, done.problem) == (0, "")
-            assert node.traces() in (NOTHING, PREPARED), place.name
-            assert (await node.sweep(preparer).sweep()).counts == SweepCounts()
+            assert node.traces() in (NOTHING, prepared(killed)), node.root.name
+            assert (await agent.garbage.collect()).counts == GarbageCounts()
 
 
-async def test_a_sweep_removes_all_traces_of_claims_that_were_deleted(
-    killed: tuple[str, list[Path]], tmp_path: Path
+async def test_garbage_collection_removes_all_traces_of_claims_that_were_deleted(
+    killed: Killed, tmp_path: Path
 ) -> None:
-    for place in killed[1]:
-        node = node_at(place, tmp_path, {})
-        async with node.running() as preparer:
-            assert (await node.sweep(preparer).sweep()).counts.failed == 0
-            assert node.traces() == NOTHING, place.name
+    for node in nodes(killed, tmp_path, with_claim=False):
+        async with node.running() as agent:
+            assert (await agent.garbage.collect()).counts.failed == 0
+            assert node.traces() == NOTHING, node.root.name

@@ -1,62 +1,110 @@
-"""Two instances over the same directories, as during a rolling update: each goes on where the other stopped."""
+"""Two instances of the agent at once, as in a rolling update, over one node's directories."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
-import anyio
-
-from pydra.claims.reports import SweepCounts
-from pydra.errors import DeviceInUse
-from tests.integration.claims.fakes import ref
-from tests.integration.claims.real_node import NOTHING, RealNode
-
-UIDS = [f"c{number}" for number in range(12)]
-CLAIMS = {uid: (f"gpu-{uid}",) for uid in UIDS}
+from pydra import Claim, DeviceInUse
+from pydra.errors import CheckpointError
+from tests.integration.claims.node import NOTHING, Node
+from tests.integration.claims.test_preparing import Gate
 
 
-def no_step(name: str) -> None:
-    """Nothing interferes."""
+async def test_each_instance_goes_on_from_what_the_other_did(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-0")
+    async with node.running() as old, node.running() as new:
+        (first,) = await old.prepare("a")
+        assert await new.prepare("a") == [first]
+        assert new.hardware.calls == []
+        assert isinstance((await new.prepare("b"))[0], DeviceInUse)
+        assert await new.unprepare("a") == [None]
+        assert isinstance((await old.prepare("b"))[0], tuple)
+        assert await new.unprepare("b") == [None]
+    assert node.traces() == NOTHING
 
 
-async def test_what_one_instance_prepared_the_other_answers_refuses_and_unprepares(tmp_path: Path) -> None:
-    claims = {"a": ("gpu-0",), "b": ("gpu-0",)}
-    old, new = RealNode(tmp_path, claims, no_step), RealNode(tmp_path, claims, no_step)
-    async with old.running() as one, new.running() as other:
-        first = await one.prepare([ref("a")])
-        assert await other.prepare([ref("a")]) == first
-        assert isinstance((await other.prepare([ref("b")]))["b"], DeviceInUse)
-        assert await other.unprepare([ref("a")]) == {"a": None}
-        assert isinstance((await one.prepare([ref("b")]))["b"], tuple)
-        assert isinstance((await other.prepare([ref("a")]))["a"], DeviceInUse)
-        assert await other.unprepare([ref("b")]) == {"b": None}
-    assert old.traces() == NOTHING
+async def test_a_claim_that_is_slow_in_one_instance_holds_up_nothing_but_itself_in_the_other(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    for number in range(3):
+        node.api.allocate(f"c{number}", f"gpu-{number}")
+    node.api.allocate("rival", "gpu-0")
+    async with node.running() as old, node.running() as new:
+        old.hardware.before_prepare = gate = Gate()
+        slow = asyncio.create_task(old.prepare("c0"))
+        await gate.reached.wait()
+        assert isinstance((await new.prepare("c1"))[0], tuple)
+        assert isinstance((await new.prepare("rival"))[0], DeviceInUse)
+        assert await new.unprepare("c1") == [None]
+        counts = (await new.garbage.collect()).counts
+        assert (counts.started_undone, counts.failed) == (0, 0), "what the other prepares is left to it"
+        again = asyncio.create_task(new.prepare("c0"))
+        assert isinstance((await new.prepare("c2"))[0], tuple)
+        assert not again.done()
+        gate.opened.set()
+        assert await again == await slow
+        assert new.hardware.calls.count(("prepare", "c0")) == 0
 
 
-async def test_two_instances_serve_at_once_and_nothing_fails(tmp_path: Path) -> None:
-    old, new = RealNode(tmp_path, CLAIMS, no_step), RealNode(tmp_path, CLAIMS, no_step)
-    failures: list[object] = []
+async def test_a_claim_that_the_other_instance_does_not_let_go_of_is_refused_in_words(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as old, node.running() as new:
+        old.hardware.before_prepare = gate = Gate()
+        slow = asyncio.create_task(old.prepare("a"))
+        await gate.reached.wait()
+        new.preparer._deadlines = type(new.preparer._deadlines)(prepare=0.05)
+        (outcome,) = await new.prepare("a")
+        assert isinstance(outcome, CheckpointError)
+        assert "waiting for another instance of the agent, which is at work on the same claim" in str(outcome)
+        gate.opened.set()
+        await slow
 
-    async with old.running() as one, new.running() as other:
 
-        async def live(uid: str, number: int) -> None:
-            first, second = (one, other) if number % 2 else (other, one)
-            prepared = (await first.prepare([ref(uid)]))[uid]
-            repeated = (await second.prepare([ref(uid)]))[uid]
-            if not isinstance(prepared, tuple) or repeated != prepared:
-                failures.append((prepared, repeated))
-            failures.extend(error for error in (await second.unprepare([ref(uid)])).values() if error)
+async def test_only_one_instance_plans_at_a_time(tmp_path: Path) -> None:
+    node = Node(tmp_path, plans=True)
+    uids = [f"c{number}" for number in range(8)]
+    for number, uid in enumerate(uids):
+        node.api.allocate(uid, f"gpu-{number}")
+    async with node.running() as old, node.running() as new:
+        for agent in (old, new):
+            agent.hardware.plan = _slowly(agent.hardware.plan)  # type: ignore[assignment, method-assign]
+        outcomes = [*await asyncio.gather(old.prepare(*uids[:4]), new.prepare(*uids[4:]))]
+        assert all(isinstance(one, tuple) for some in outcomes for one in some), outcomes
+        assert sorted(node.traces()["hardware"])[-8:] == [f"slot-{number}" for number in range(8)]
 
-        async def sweep() -> None:
-            for node, preparer in ((old, one), (new, other)):
-                counts = (await node.sweep(preparer).sweep()).counts
-                if counts.failed or counts.claims_unprepared:
-                    failures.append(counts)
 
-        async with anyio.create_task_group() as pods:
-            for number, uid in enumerate(UIDS):
-                pods.start_soon(live, uid, number)
-            pods.start_soon(sweep)
-        assert failures == []
-        assert old.traces() == NOTHING
-        assert (await new.sweep(other).sweep()).counts == SweepCounts()
+def _slowly(plan: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    async def slow(claim: Claim, held: object, *, until: float) -> object:
+        await asyncio.sleep(0)
+        answer = await plan(claim, held, until=until)
+        await asyncio.sleep(0)
+        return answer
+
+    return slow
+
+
+async def test_restore_waits_for_the_other_instances_work_and_keeps_it_from_beginning(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-1")
+    async with node.running() as old, node.running() as new:
+        old.hardware.before_prepare = gate = Gate()
+        slow = asyncio.create_task(old.prepare("a"))
+        await gate.reached.wait()
+        until = asyncio.get_running_loop().time() + 20
+        restoring = asyncio.create_task(new.store.lock.begin_restore(until))
+        await asyncio.sleep(0)
+        assert not restoring.done()
+        gate.opened.set()
+        await slow
+        await restoring
+        other = asyncio.create_task(old.prepare("b"))
+        await asyncio.sleep(0)
+        assert ("prepare", "b") not in old.hardware.calls
+        new.store.lock.end_restore()
+        assert isinstance((await other)[0], tuple)

@@ -9,19 +9,11 @@ import pytest
 
 from pydra.agent.reports import OWN_REASONS, Reports
 from pydra.backends.events import BackendEvent
-from pydra.checkpoint.scan import RecordSetAside, RecordTrouble
+from pydra.checkpoint.record import Holding
+from pydra.checkpoint.store import UnreadableRecord
+from pydra.claims.gc import GarbageCollected, GarbageCounts
 from pydra.claims.outcome import ClaimRef
-from pydra.claims.reports import (
-    ClaimEvent,
-    ClaimFailed,
-    ClaimPrepared,
-    ClaimUnprepared,
-    Operation,
-    OperationStarted,
-    SweepCounts,
-    SweepDone,
-    SweepEvent,
-)
+from pydra.claims.preparer import ClaimEvent, Operation, OperationDone, OperationFailed, OperationStarted
 from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported
 from pydra.inventory import Published
@@ -64,7 +56,9 @@ def kinds(*unions: Any) -> list[type]:
     return [kind for union in unions for kind in (get_args(union) or (union,))]
 
 
-EVENTS = kinds(BackendEvent, ClaimEvent, SweepEvent, RecordTrouble, KubeletEvent, SliceEvent, RequestDone, WatchFailed)
+EVENTS = kinds(
+    BackendEvent, ClaimEvent, GarbageCollected, UnreadableRecord, KubeletEvent, SliceEvent, RequestDone, WatchFailed
+)
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda kind: kind.__name__)
@@ -82,7 +76,9 @@ def test_a_prepare_is_in_flight_until_it_ends_and_then_counted_with_its_result(d
     flight = f'pydra_claim_operations_in_flight{{driver="{DRIVER}",operation="prepare"}}'
     desk.report(OperationStarted(driver=DRIVER, operation=Operation.PREPARE, ref=REF))
     assert desk.value(flight) == 1
-    desk.report(ClaimPrepared(driver=DRIVER, ref=REF, seconds=0.02, from_record=False, stages={}))
+    desk.report(
+        OperationDone(driver=DRIVER, operation=Operation.PREPARE, ref=REF, seconds=0.02, from_record=False, timings={})
+    )
     assert desk.value(flight) == 0
     count = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result="ok"}}'
     assert desk.value(count) == 1
@@ -92,9 +88,7 @@ def test_a_prepare_is_in_flight_until_it_ends_and_then_counted_with_its_result(d
 def test_a_failed_claim_is_counted_by_reason_and_told_on_the_claim(desk: Desk) -> None:
     desk.report(OperationStarted(driver=DRIVER, operation=Operation.PREPARE, ref=REF))
     error = InvalidConfig(["$.clockMHz: 99999 is too large"])
-    desk.report(
-        ClaimFailed(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, terminal=True, seconds=0.01)
-    )
+    desk.report(OperationFailed(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, seconds=0.01))
     series = "pydra_claim_operation_duration_seconds_count"
     assert desk.value(f'{series}{{driver="{DRIVER}",operation="prepare",result="InvalidConfig"}}') == 1
     (notice,) = desk.notices
@@ -110,9 +104,7 @@ def test_a_backends_own_reasons_are_labels_as_long_as_they_are_few(desk: Desk) -
         error = ClaimError("no")
         error.reason = f"Invented{number}"
         desk.report(OperationStarted(driver=DRIVER, operation=Operation.PREPARE, ref=REF))
-        desk.report(
-            ClaimFailed(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, terminal=False, seconds=0.01)
-        )
+        desk.report(OperationFailed(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, seconds=0.01))
     series = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result='
     assert desk.value(f'{series}"Invented0"}}') == desk.value(f'{series}"Invented{OWN_REASONS - 1}"}}') == 1
     assert desk.value(f'{series}"ClaimFailed"}}') == 3
@@ -122,7 +114,9 @@ def test_a_backends_own_reasons_are_labels_as_long_as_they_are_few(desk: Desk) -
 
 def test_unprepare_is_counted_as_its_own_operation(desk: Desk) -> None:
     desk.report(OperationStarted(driver=DRIVER, operation=Operation.UNPREPARE, ref=REF))
-    desk.report(ClaimUnprepared(driver=DRIVER, ref=REF, seconds=0.01, from_record=True, stages={}))
+    desk.report(
+        OperationDone(driver=DRIVER, operation=Operation.UNPREPARE, ref=REF, seconds=0.01, from_record=True, timings={})
+    )
     assert desk.value(f'pydra_claim_operations_in_flight{{driver="{DRIVER}",operation="unprepare"}}') == 0
 
 
@@ -137,8 +131,8 @@ def test_slices_that_may_not_be_listed_are_told_on_the_node_and_a_silent_server_
 
 
 def test_a_sweep_counts_what_it_put_right(desk: Desk) -> None:
-    counts = SweepCounts(claims_unprepared=2, started_undone=1, files_removed=3, files_restored=4)
-    desk.report(SweepDone(driver=DRIVER, counts=counts, seconds=0.1))
+    counts = GarbageCounts(claims_unprepared=2, started_undone=1, files_removed=3, files_restored=4)
+    desk.report(GarbageCollected(driver=DRIVER, counts=counts, seconds=0.1))
     assert desk.value(f'pydra_sweeps_total{{driver="{DRIVER}",result="ok"}}') == 1
     assert desk.value(f'pydra_swept_total{{driver="{DRIVER}",kind="record"}}') == 3
     assert desk.value(f'pydra_swept_total{{driver="{DRIVER}",kind="cdi_file"}}') == 3
@@ -146,16 +140,24 @@ def test_a_sweep_counts_what_it_put_right(desk: Desk) -> None:
 
 
 def test_a_sweep_that_could_not_look_at_everything_failed(desk: Desk) -> None:
-    desk.report(SweepDone(driver=DRIVER, counts=SweepCounts(), seconds=0.1, problem="the API server is down"))
+    desk.report(GarbageCollected(driver=DRIVER, counts=GarbageCounts(), seconds=0.1, problem="the API server is down"))
     assert desk.value(f'pydra_sweeps_total{{driver="{DRIVER}",result="failed"}}') == 1
 
 
 def test_a_record_that_was_set_aside_is_told_on_the_node_with_its_file(desk: Desk) -> None:
-    desk.report(RecordSetAside(uid="u-9", path="/plugins/d/claims/corrupt/u-9", why="its checksum is wrong"))
+    desk.report(
+        UnreadableRecord(
+            uid="u-9",
+            path="/run/d/claims/corrupt/u-9",
+            why="its checksum is wrong",
+            holding=Holding(devices=(("node-1", "gpu-0"),)),
+        )
+    )
     assert desk.value(f'pydra_checkpoint_records_set_aside_total{{driver="{DRIVER}"}}') == 1
     (notice,) = desk.notices
     assert (notice.subject.kind, notice.subject.name) == ("Node", "node-1")
-    assert "/plugins/d/claims/corrupt/u-9" in notice.note
+    assert "/run/d/claims/corrupt/u-9" in notice.note
+    assert "its devices (gpu-0) stay held until the claim is unprepared" in notice.note
 
 
 def test_registration_is_a_gauge_and_a_refusal_an_event(desk: Desk) -> None:

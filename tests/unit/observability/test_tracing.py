@@ -17,17 +17,17 @@ def test_without_an_exporter_nothing_is_traced(environ: dict[str, str]) -> None:
     assert open_tracer(environ, node="n", version="1") is None
 
 
-def test_a_span_has_its_name_its_parent_and_what_failed() -> None:
+def test_an_operation_is_a_span_with_its_steps_one_after_the_other_and_its_failure() -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    tracer = Tracer(provider)
-    with pytest.raises(ValueError, match="broken"), tracer.span("prepare", claim="team/gpu"), tracer.span("backend"):
-        raise ValueError("broken")
-    inner, outer = exporter.get_finished_spans()
-    assert (inner.name, outer.name) == ("backend", "prepare")
-    assert inner.parent is not None
-    assert inner.parent.span_id == outer.context.span_id
-    assert outer.attributes is not None
-    assert outer.attributes["pydra.claim"] == "team/gpu"
-    assert not outer.status.is_ok
-    provider.shutdown()
+    Tracer(provider).record(
+        "prepare", seconds=3.0, timings={"fetch": 1.0, "backend": 1.5}, failure="no room", claim="team/gpu"
+    )
+    fetch, backend, whole = exporter.get_finished_spans()
+    assert [span.name for span in (fetch, backend, whole)] == ["fetch", "backend", "prepare"]
+    assert fetch.start_time == whole.start_time
+    assert fetch.end_time == backend.start_time
+    assert backend.parent is not None
+    assert whole.context is not None
+    assert backend.parent.span_id == whole.context.span_id
+    assert (whole.status.description, dict(whole.attributes or {})) == ("no room", {"pydra.claim": "team/gpu"})

@@ -1,22 +1,23 @@
-"""Takes over what another driver of the same name prepared before pydra came. A shell.
+"""Takes over what another driver of the same name prepared before pydra came.
 
-The claims are kept first, then that driver's own files are renamed: killed in between, the next start asks again, and
-claims that have a record already are left as they are. Their CDI files are written by the first sweep, from the
-records; those of the other driver stay for the containers that run with them.
+The claims are recorded first, then that driver's own files are renamed: killed in between, the next start asks again,
+and claims that have a record already are left as they are. Their CDI files are written by the first garbage
+collection, from the records; those of the other driver stay for the containers that run with them.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
-import anyio.to_thread
 from msgspec.structs import replace
 
 from pydra import disk
 from pydra.checkpoint.record import Record, Stage
+from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim, Inheritance
 from pydra.errors import CheckpointError
 
@@ -28,35 +29,22 @@ Names: TypeAlias = Mapping[str, tuple[str, str]]
 _log = logging.getLogger(__name__)
 
 
-class KeepsRecords(Protocol):
-    """The part of a checkpoint directory that is used here."""
-
-    def records(self) -> Mapping[str, Record]:
-        """By claim uid."""
-        ...
-
-    async def write(self, record: Record) -> None:
-        """Keep it, durably."""
-        ...
-
-
 async def take_over(
     inherit: Callable[[str], Awaitable[Inheritance]],
-    records: KeepsRecords,
+    store: RecordStore,
     *,
     find_names: Callable[[], Awaitable[Names]],
     driver: str,
     directory: str,
     boot_id: str,
-    wall_clock: Callable[[], float],
 ) -> int:
-    """Keep what `inherit` finds in the plugin directory; how many claims that were.
+    """Record what `inherit` finds in the plugin directory; the number of claims.
 
     `find_names` is asked only where a name is missing. Raises PydraError: what the backend says, or the disk, or the
     API server.
     """
     inheritance = await inherit(directory)
-    new = [one for one in inheritance.claims if one.claim.uid not in records.records()]
+    new = [one for one in inheritance.claims if store.get(one.claim.uid) is None]
     names = await find_names() if any(not one.claim.name for one in new) else {}
     for inherited in new:
         record = Record(
@@ -65,16 +53,16 @@ async def take_over(
             stage=Stage.COMPLETED,
             boot_id=boot_id,
             prepared=inherited.prepared,
-            created=wall_clock(),
+            created=time.time(),
         )
-        await records.write(record)
-    if inheritance.files:
-        await anyio.to_thread.run_sync(_put_aside, directory, inheritance.files)
+        async with store:
+            await store.write(record)
+    _put_aside(directory, inheritance.files)
     return len(new)
 
 
 def _name(claim: Claim, names: Names) -> Claim:
-    """The claim with its name; one that the cluster no longer has gets one that nothing has, and the sweep ends it."""
+    """The claim with its name; one that no longer exists gets a name that nothing has, and is collected as garbage."""
     if claim.name:
         return claim
     namespace, name = names.get(claim.uid, ("default", f"gone-{claim.uid}"))
@@ -91,4 +79,4 @@ def _put_aside(directory: str, files: Iterable[str]) -> None:
             continue
         except OSError as error:
             raise CheckpointError(disk.explain(error, f"renaming {file}")) from error
-        _log.info("%s is taken over, and renamed to %s", file, os.path.basename(file) + SUFFIX)
+        _log.info("%s is taken over, and was renamed to %s", file, os.path.basename(file) + SUFFIX)

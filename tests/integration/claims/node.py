@@ -1,0 +1,233 @@
+"""A node of real directories for the claims' part of the agent: records, CDI files, and hardware that is files too.
+
+The hardware outlives a killed process and raises when a device is given to two claims which may not share it. Each
+effect is a step, at which a test may wait, fail or be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from pydra import Claim, ContainerEdits, HeldClaim, PreparedDevice
+from pydra.cdi.store import CdiStore
+from pydra.checkpoint.lock import InstanceLock
+from pydra.checkpoint.store import RecordStore, UnreadableRecord
+from pydra.claims.gc import GarbageCollector
+from pydra.claims.outcome import ClaimRef
+from pydra.claims.preparer import ClaimEvent, ClaimPreparer, Deadlines
+from pydra.errors import NotFound, Unavailable
+
+DRIVER = "gpu.example.com"
+POOL = "node-1"
+
+Step = Callable[[str], None]
+
+
+def ref(uid: str) -> ClaimRef:
+    return ClaimRef(uid=uid, namespace="ns", name=f"claim-{uid}")
+
+
+def claim_object(uid: str, *devices: str, share: str = "", admin: bool = False) -> dict[str, Any]:
+    """A ResourceClaim allocated to these devices, or not at all."""
+    more = {**({"shareID": share} if share else {}), **({"adminAccess": True} if admin else {})}
+    results = [
+        {"request": f"r{index}", "driver": DRIVER, "pool": POOL, "device": name, **more}
+        for index, name in enumerate(devices)
+    ]
+    status = {"allocation": {"devices": {"results": results}}} if devices else {}
+    reserved = [{"resource": "pods", "name": f"pod-{uid}", "uid": f"pod-uid-{uid}"}]
+    return {"metadata": {"uid": uid}, "status": {**status, "reservedFor": reserved}}
+
+
+class Api:
+    """The claims of the API server, by uid."""
+
+    def __init__(self) -> None:
+        self.claims: dict[str, dict[str, Any]] = {}
+        self.down = False
+        self.reads = 0
+
+    def allocate(self, uid: str, *devices: str, **more: Any) -> None:
+        self.claims[uid] = claim_object(uid, *devices, **more)
+
+    async def fetch(self, wanted: ClaimRef, _seconds: float) -> Mapping[str, Any]:
+        self.reads += 1
+        await asyncio.sleep(0)
+        if self.down:
+            raise Unavailable("the API server does not answer")
+        if wanted.uid not in self.claims:
+            raise NotFound(f"no claim {wanted}", status=404, cause="NotFound")
+        return self.claims[wanted.uid]
+
+    async def find_names(self) -> Mapping[str, tuple[str, str]]:
+        return {uid: ("ns", f"claim-{uid}") for uid in self.claims}
+
+
+class Hardware:
+    """Devices are files with the uids of the claims that use them; with plans, so are slots that `plan` chooses."""
+
+    def __init__(self, path: Path, step: Step) -> None:
+        self.path = path
+        self.calls: list[tuple[str, str]] = []
+        self.before_prepare: Callable[[Claim], Awaitable[None]] = _go_on
+        self.before_unprepare: Callable[[Claim], Awaitable[None]] = _go_on
+        self._step = step
+        path.mkdir(parents=True, exist_ok=True)
+
+    async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float) -> Any:
+        self.calls.append(("plan", claim.uid))
+        taken = {slot for one in held for slot in one.plan["slots"]}
+        free = (f"slot-{number}" for number in range(100) if f"slot-{number}" not in taken)
+        return {"slots": [next(free) for _ in claim.devices]}
+
+    async def prepare(self, claim: Claim, *, until: float) -> tuple[PreparedDevice, ...]:
+        self.calls.append(("prepare", claim.uid))
+        await self.before_prepare(claim)
+        for slot in (claim.plan or {}).get("slots", ()):
+            self._step("take slot")
+            self._use(slot, claim.uid, may_share=False)
+        for device in claim.devices:
+            self._step("configure device")
+            if not device.admin_access:
+                self._use(device.device, claim.uid, may_share=device.share_id is not None)
+        self._step("configured")
+        edits = ContainerEdits().with_env("CLAIM", claim.uid)
+        return tuple(device.prepared(edits, state={"since": 1}) for device in claim.devices)
+
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
+        self.calls.append(("unprepare", claim.uid))
+        await self.before_unprepare(claim)
+        for name in (*(device.device for device in claim.devices), *(claim.plan or {}).get("slots", ())):
+            self._step("free device")
+            self._free(name, claim.uid)
+        self._step("freed")
+
+    def owners(self, name: str) -> list[str]:
+        path = self.path / name
+        return json.loads(path.read_text()) if path.exists() else []
+
+    def _use(self, name: str, uid: str, *, may_share: bool) -> None:
+        owners = [one for one in self.owners(name) if one != uid]
+        assert not owners or may_share, f"{name} was given to {uid} while {owners} have it"
+        self._write(name, [*owners, uid])
+
+    def _free(self, name: str, uid: str) -> None:
+        owners = [one for one in self.owners(name) if one != uid]
+        if owners:
+            self._write(name, owners)
+        else:
+            (self.path / name).unlink(missing_ok=True)
+
+    def _write(self, name: str, owners: list[str]) -> None:
+        (self.path / f"{name}.new").write_text(json.dumps(owners))
+        os.replace(self.path / f"{name}.new", self.path / name)
+
+
+async def _go_on(_claim: Claim) -> None:
+    """Interfere with nothing."""
+
+
+class Instance:
+    """One instance of the agent over the node."""
+
+    def __init__(self, preparer: ClaimPreparer, garbage: GarbageCollector, store: RecordStore) -> None:
+        self.preparer = preparer
+        self.garbage = garbage
+        self.store = store
+        self.hardware: Hardware
+
+    async def prepare(self, *uids: str) -> list[Any]:
+        return [await one for one in [self.preparer.prepare(ref(uid)) for uid in uids]]
+
+    async def unprepare(self, *uids: str) -> list[Any]:
+        return [await one for one in [self.preparer.unprepare(ref(uid)) for uid in uids]]
+
+
+class Node:
+    """What outlives the agent, below `root`."""
+
+    def __init__(self, root: Path, *, step: Step = lambda _: None, durable: bool = False, plans: bool = False) -> None:
+        self.root = root
+        self.api = Api()
+        self.step = step
+        self.durable = durable
+        self.plans = plans
+        self.boot_id = "boot-1"
+        self.published: set[str] | None = None
+        self.reported: list[ClaimEvent | UnreadableRecord] = []
+        (root / "run").mkdir(parents=True, exist_ok=True)
+
+    def traces(self) -> dict[str, list[str]]:
+        """The names of all files, but for the lock and what was set aside."""
+        found = {}
+        for name in ("records", "cdi", "hardware"):
+            path = self.root / name
+            found[name] = sorted(one.name for one in path.iterdir() if one.is_file()) if path.exists() else []
+        return found
+
+    def record_file(self, uid: str) -> Path:
+        return self.root / "records" / f"{uid}.json"
+
+    def reboot(self) -> None:
+        """The hardware and the tmpfs directories forget, unless the hardware is of the kind that remembers."""
+        self.boot_id += "+"
+        for name in ("cdi",) if self.durable else ("cdi", "hardware"):
+            for path in (self.root / name).glob("*"):
+                path.unlink()
+
+    @asynccontextmanager
+    async def running(self, *, grace: float = 0.0) -> AsyncIterator[Instance]:
+        """An instance that ends, with whatever it has in work, at the end of the block."""
+        lock = InstanceLock(str(self.root / "run" / "lock"))
+        store = RecordStore(
+            str(self.root / "records"),
+            lock,
+            durable=self.durable,
+            boot_id=self.boot_id,
+            elsewhere=(str(self.root / "elsewhere"),),
+            report=self.reported.append,
+            step=self.step,
+        )
+        cdi = CdiStore(str(self.root / "cdi"), DRIVER)
+        hardware = Hardware(self.root / "hardware", self.step)
+        store.open()
+        cdi.open()
+        preparer = ClaimPreparer(
+            driver=DRIVER,
+            boot_id=self.boot_id,
+            fetch_claim=self.api.fetch,
+            store=store,
+            backend=hardware,
+            plans=self.plans,
+            cdi=cdi,
+            is_published=lambda _pool, name: None if self.published is None else name in self.published,
+            deadlines=Deadlines(prepare=20.0, unprepare=20.0),
+            report=self.reported.append,
+        )
+        garbage = GarbageCollector(
+            driver=DRIVER,
+            boot_id=self.boot_id,
+            fetch_claim=self.api.fetch,
+            find_names=self.api.find_names,
+            store=store,
+            cdi=cdi,
+            preparer=preparer,
+            kubelet_state=str(self.root / "dra_manager_state"),
+            grace=grace,
+        )
+        instance = Instance(preparer, garbage, store)
+        instance.hardware = hardware
+        try:
+            yield instance
+        finally:
+            await preparer.stop()
+            lock.close()
+
+
+NOTHING: dict[str, list[str]] = {"records": [], "cdi": [], "hardware": []}

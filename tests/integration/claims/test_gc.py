@@ -1,0 +1,152 @@
+"""What is collected because nobody will ask for it, and what must be left alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydra.claims.gc import GarbageCollected, GarbageCounts
+from tests.integration.claims.node import DRIVER, NOTHING, Node
+
+QUIET = GarbageCounts()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    found = Node(tmp_path)
+    found.api.allocate("a", "gpu-0")
+    found.api.allocate("b", "gpu-1")
+    return found
+
+
+def kubelet_knows(node: Node, *uids: str) -> None:
+    """The kubelet's checkpoint: JSON in a string of JSON, with a checksum beside it."""
+    state = {"ClaimInfoStateList": [{"ClaimUID": uid, "ClaimName": "c", "PodUIDs": {"p": {}}} for uid in uids]}
+    checkpoint = {"Data": json.dumps({"kind": "DRACheckpoint", "Entries": state}), "Checksum": 1}
+    (node.root / "dra_manager_state").write_text(json.dumps(checkpoint))
+
+
+async def test_a_claim_that_was_deleted_is_unprepared(node: Node) -> None:
+    async with node.running() as agent:
+        await agent.prepare("a", "b")
+        del node.api.claims["a"]
+        assert (await agent.garbage.collect()).counts == GarbageCounts(claims_unprepared=1)
+        assert node.traces()["hardware"] == ["gpu-1"]
+
+
+@pytest.mark.parametrize(
+    "now",
+    [
+        {"status": {}},
+        {"status": {"allocation": {"devices": {"results": []}}}},
+        {"metadata": {"uid": "another"}},
+        {
+            "status": {
+                "allocation": {
+                    "devices": {
+                        "results": [{"request": "r0", "driver": DRIVER, "pool": "another-node", "device": "gpu-0"}]
+                    }
+                }
+            }
+        },
+    ],
+    ids=["deallocated", "other devices", "replaced", "another node"],
+)
+async def test_a_claim_that_has_no_device_here_any_more_is_unprepared(node: Node, now: dict[str, Any]) -> None:
+    async with node.running() as agent:
+        await agent.prepare("a", "b")
+        node.api.claims["a"] = {**node.api.claims["a"], **now}
+        assert (await agent.garbage.collect()).counts == GarbageCounts(claims_unprepared=1)
+        assert agent.hardware.owners("gpu-0") == []
+
+
+async def test_a_claim_that_the_kubelet_still_knows_is_left_to_it(node: Node) -> None:
+    kubelet_knows(node, "a")
+    async with node.running() as agent:
+        await agent.prepare("a")
+        node.api.claims.clear()
+        assert (await agent.garbage.collect()).counts == QUIET
+        assert agent.hardware.owners("gpu-0") == ["a"]
+        kubelet_knows(node)
+        assert (await agent.garbage.collect()).counts == GarbageCounts(claims_unprepared=1)
+    assert node.traces() == NOTHING
+
+
+async def test_a_claim_is_unprepared_only_after_the_grace(node: Node) -> None:
+    async with node.running(grace=100.0) as agent:
+        await agent.prepare("a")
+        node.api.claims.clear()
+        clock = asyncio.get_running_loop().time()
+        agent.garbage._clock = lambda: clock
+        assert (await agent.garbage.collect()).counts == GarbageCounts(waiting=1)
+        clock += 99.0
+        assert (await agent.garbage.collect()).counts == GarbageCounts(waiting=1)
+        clock += 1.0
+        assert (await agent.garbage.collect()).counts == GarbageCounts(claims_unprepared=1)
+
+
+async def test_while_the_api_server_is_silent_nothing_is_unprepared(node: Node) -> None:
+    async with node.running() as agent:
+        await agent.prepare("a")
+        node.api.down = True
+        done = await agent.garbage.collect()
+        assert done.counts == QUIET
+        assert "claims were not looked up" in done.problem
+
+
+async def test_cdi_files_are_restored_where_a_claim_is_prepared_and_removed_where_none_is(node: Node) -> None:
+    async with node.running() as agent:
+        await agent.prepare("a", "b")
+        restored, changed = sorted((node.root / "cdi").iterdir())
+        before = restored.read_bytes(), changed.read_bytes()
+        restored.unlink()
+        changed.write_bytes(b"{}")
+        orphan = node.root / "cdi" / f"{DRIVER}-claim_gone.json"
+        orphan.write_bytes(b"{}")
+        assert (await agent.garbage.collect()).counts == GarbageCounts(files_removed=1, files_restored=2)
+        assert (restored.read_bytes(), changed.read_bytes(), orphan.exists()) == (*before, False)
+        assert (await agent.garbage.collect()).counts == QUIET
+
+
+async def test_an_unreadable_record_of_a_claim_that_is_gone_frees_its_devices(node: Node) -> None:
+    async with node.running() as agent:
+        await agent.prepare("a")
+    node.record_file("a").write_bytes(node.record_file("a").read_bytes()[:-9])
+    async with node.running() as agent:
+        assert (await agent.garbage.collect()).counts == QUIET
+        del node.api.claims["a"]
+        assert (await agent.garbage.collect()).counts == GarbageCounts(claims_unprepared=1)
+        assert agent.hardware.owners("gpu-0") == []
+    assert node.traces() == NOTHING
+
+
+async def test_a_record_of_which_nothing_can_be_read_is_forgotten_when_its_claim_is_gone(node: Node) -> None:
+    async with node.running() as agent:
+        await agent.prepare("a")
+    node.record_file("a").write_bytes(b"\xff\xff")
+    async with node.running() as agent:
+        assert (await agent.garbage.collect()).counts == QUIET
+        del node.api.claims["a"]
+        await agent.garbage.collect()
+        assert not agent.store.unreadable
+
+
+async def test_it_looks_again_when_a_grace_ends_and_on_a_hint(node: Node) -> None:
+    seen: asyncio.Queue[GarbageCollected] = asyncio.Queue()
+    async with node.running(grace=0.01) as agent:
+        await agent.prepare("a")
+        agent.garbage._report = seen.put_nowait
+        running = asyncio.create_task(agent.garbage.run())
+        assert (await seen.get()).counts == QUIET
+        del node.api.claims["a"]
+        agent.garbage.hint()
+        assert (await seen.get()).counts == GarbageCounts(waiting=1)
+        while (await seen.get()).counts != GarbageCounts(claims_unprepared=1):
+            continue
+        running.cancel()
+        await asyncio.wait((running,))
+    assert node.traces() == NOTHING

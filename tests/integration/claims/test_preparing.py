@@ -1,0 +1,398 @@
+"""What becomes of a claim when the kubelet asks for it, on real directories."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from pydra import Claim, ClaimError, ContainerEdits, DeviceInUse, UnknownDevice
+from pydra.checkpoint.store import UnreadableRecord
+from pydra.claims.preparer import OperationDone, OperationFailed
+from pydra.errors import BackendUnavailable, CheckpointError, HostPathMissing, NotAllocated, PydraError, Unavailable
+from tests.integration.claims.node import DRIVER, NOTHING, POOL, Node, ref
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+class Gate:
+    """Holds a backend's call until it is opened."""
+
+    def __init__(self) -> None:
+        self.reached = asyncio.Event()
+        self.opened = asyncio.Event()
+
+    async def __call__(self, _claim: Claim) -> None:
+        self.reached.set()
+        await self.opened.wait()
+
+
+async def test_a_prepared_claim_is_answered_with_its_cdi_devices_and_again_from_its_record(node: Node) -> None:
+    node.api.allocate("a", "gpu-0", "gpu-1")
+    async with node.running() as agent:
+        (first,) = await agent.prepare("a")
+        assert [(one.device, one.pool, one.requests) for one in first] == [
+            ("gpu-0", POOL, ("r0",)),
+            ("gpu-1", POOL, ("r1",)),
+        ]
+        assert first[0].cdi_ids == (f"{DRIVER}/claim=a:r0:gpu-0",)
+        assert await agent.prepare("a") == [first]
+        assert agent.hardware.calls == [("prepare", "a")]
+        assert await agent.unprepare("a") == [None]
+    assert node.traces() == NOTHING
+    done = [(one.operation.value, one.from_record) for one in node.reported if isinstance(one, OperationDone)]
+    assert done == [("prepare", False), ("prepare", True), ("unprepare", True)]
+
+
+async def test_what_was_prepared_is_answered_by_the_next_instance(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        (first,) = await agent.prepare("a")
+    async with node.running() as agent:
+        assert await agent.prepare("a") == [first]
+        assert agent.hardware.calls == []
+        assert await agent.unprepare("a") == [None]
+    assert node.traces() == NOTHING
+
+
+async def test_a_retry_joins_the_call_in_work(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        agent.hardware.before_prepare = gate = Gate()
+        first = agent.preparer.prepare(ref("a"))
+        await gate.reached.wait()
+        assert agent.preparer.prepare(ref("a")) is first
+        gate.opened.set()
+        assert isinstance(await first, tuple)
+        assert agent.hardware.calls == [("prepare", "a")]
+
+
+async def test_an_unprepare_waits_for_the_prepare_in_flight(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        agent.hardware.before_prepare = gate = Gate()
+        prepared = agent.preparer.prepare(ref("a"))
+        await gate.reached.wait()
+        unprepared = agent.preparer.unprepare(ref("a"))
+        gate.opened.set()
+        assert isinstance(await prepared, tuple)
+        assert await unprepared is None
+    assert node.traces() == NOTHING
+
+
+async def test_a_failure_is_answered_before_it_is_undone(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+
+    async def fail(_claim: Claim) -> None:
+        raise ClaimError("no")
+
+    async with node.running() as agent:
+        agent.hardware.before_prepare = fail
+        agent.hardware.before_unprepare = gate = Gate()
+        (outcome,) = await agent.prepare("a")
+        assert str(outcome) == "no"
+        await gate.reached.wait()
+        gate.opened.set()
+        await agent.preparer.wait_idle()
+    assert node.traces() == NOTHING
+
+
+async def test_a_claim_refused_before_the_backends_code_ran_is_not_unprepared(node: Node) -> None:
+    node.api.allocate("a", "gpu-0", admin=True)
+
+    async def refuse(_claim: Claim) -> None:
+        error = BackendUnavailable("b", "is starting")
+        error.reached_backend = False
+        raise error
+
+    async with node.running() as agent:
+        agent.hardware.before_prepare = refuse
+        for _ in range(2):
+            assert isinstance((await agent.prepare("a"))[0], BackendUnavailable)
+        await agent.preparer.wait_idle()
+        assert agent.hardware.calls == [("prepare", "a"), ("prepare", "a")]
+    assert node.traces() == NOTHING
+
+
+async def test_a_device_that_is_not_published_is_refused(node: Node) -> None:
+    node.api.allocate("a", "gpu-7")
+    node.published = {"gpu-0"}
+    async with node.running() as agent:
+        (outcome,) = await agent.prepare("a")
+        assert isinstance(outcome, UnknownDevice)
+        assert f"device gpu-7 of pool {POOL} is not published" in str(outcome)
+        assert agent.hardware.calls == []
+
+
+async def test_a_device_is_refused_while_another_claim_holds_it(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-0")
+    node.api.allocate("c", "gpu-0", admin=True)
+    async with node.running() as agent:
+        await agent.prepare("a")
+        other, admin = await agent.prepare("b", "c")
+        assert isinstance(other, DeviceInUse)
+        assert "claim ns/claim-a" in str(other)
+        assert isinstance(admin, tuple)
+        assert await agent.unprepare("a") == [None]
+        assert isinstance((await agent.prepare("b"))[0], tuple)
+
+
+async def test_claims_with_shares_of_their_own_hold_one_device(node: Node) -> None:
+    node.api.allocate("a", "gpu-0", share="s1")
+    node.api.allocate("b", "gpu-0", share="s2")
+    node.api.allocate("c", "gpu-0", share="s2")
+    async with node.running() as agent:
+        one, two, same = await agent.prepare("a", "b", "c")
+        assert isinstance(one, tuple)
+        assert isinstance(two, tuple)
+        assert isinstance(same, DeviceInUse)
+
+
+async def test_the_record_answers_while_the_api_server_is_silent(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-1")
+    async with node.running() as agent:
+        await agent.prepare("a")
+        node.api.down = True
+        known, unknown = await agent.prepare("a", "b")
+        assert isinstance(known, tuple)
+        assert isinstance(unknown, Unavailable)
+        assert await agent.unprepare("a") == [None]
+
+
+async def test_a_claim_allocated_anew_is_undone_and_prepared_with_its_new_devices(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        await agent.prepare("a")
+        node.api.allocate("a", "gpu-1")
+        (again,) = await agent.prepare("a")
+        assert [one.device for one in again] == ["gpu-1"]
+    assert node.traces()["hardware"] == ["gpu-1"]
+
+
+async def test_a_claim_that_is_not_allocated_is_refused_in_words(node: Node) -> None:
+    node.api.allocate("a")
+    async with node.running() as agent:
+        (outcome,) = await agent.prepare("a")
+    assert isinstance(outcome, NotAllocated)
+    (failed,) = [one for one in node.reported if isinstance(one, OperationFailed)]
+    assert failed.error is outcome
+
+
+async def test_a_missing_cdi_file_is_restored_when_the_claim_is_prepared_again(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        await agent.prepare("a")
+        (file,) = (node.root / "cdi").iterdir()
+        before = file.read_bytes()
+        file.unlink()
+        await agent.prepare("a")
+        assert file.read_bytes() == before
+
+
+async def test_a_host_path_that_is_missing_undoes_the_claim(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        agent.preparer._host_root = "/nowhere"
+
+        async def prepare(claim: Claim, *, until: float) -> object:
+            edits = ContainerEdits().with_device_node("/dev/absent-accelerator")
+            return tuple(device.prepared(edits) for device in claim.devices)
+
+        agent.hardware.prepare = prepare  # type: ignore[assignment, method-assign]
+        (outcome,) = await agent.prepare("a")
+        assert isinstance(outcome, HostPathMissing)
+        await agent.preparer.wait_idle()
+    assert node.traces() == NOTHING
+
+
+# What happens over a reboot
+
+
+async def test_records_of_hardware_that_forgets_do_not_outlive_the_boot(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        await agent.prepare("a")
+    node.reboot()
+    async with node.running() as agent:
+        assert node.traces() == NOTHING
+        assert await agent.unprepare("a") == [None]
+        assert agent.hardware.calls == []
+        await agent.prepare("a")
+        assert agent.hardware.calls == [("prepare", "a")]
+
+
+async def test_hardware_that_remembers_is_prepared_again_by_the_same_plan_and_undone_by_it(tmp_path: Path) -> None:
+    node = Node(tmp_path, durable=True, plans=True)
+    node.api.allocate("b", "gpu-1")
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        await agent.prepare("b", "a")
+        await agent.unprepare("b")
+    node.reboot()
+    async with node.running() as agent:
+        assert isinstance((await agent.prepare("a"))[0], tuple)
+        assert agent.hardware.calls == [("prepare", "a")]
+        assert agent.hardware.owners("slot-1") == ["a"]
+        await agent.unprepare("a")
+    assert node.traces() == NOTHING
+
+
+# Plans
+
+
+async def test_a_plan_knows_all_that_is_held_and_is_on_disk_before_anything_is_done(tmp_path: Path) -> None:
+    node = Node(tmp_path, plans=True)
+    for number in range(3):
+        node.api.allocate(f"c{number}", f"gpu-{number}")
+    seen: dict[str, object] = {}
+
+    async def look(claim: Claim) -> None:
+        seen[claim.uid] = json.loads(node.record_file(claim.uid).read_text())["record"]["claim"]["plan"]
+
+    async with node.running() as agent:
+        agent.hardware.before_prepare = look
+        await agent.prepare("c0", "c1", "c2")
+    assert sorted(str(plan) for plan in seen.values()) == [f"{{'slots': ['slot-{number}']}}" for number in range(3)]
+
+
+async def test_a_plan_that_fails_leaves_nothing_and_frees_the_devices(tmp_path: Path) -> None:
+    node = Node(tmp_path, plans=True)
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-0")
+    async with node.running() as agent:
+        plan, agent.hardware.plan = agent.hardware.plan, _refuse  # type: ignore[method-assign]
+        assert str((await agent.prepare("a"))[0]) == "no room"
+        agent.hardware.plan = plan  # type: ignore[method-assign]
+        assert isinstance((await agent.prepare("b"))[0], tuple)
+        assert ("unprepare", "a") not in agent.hardware.calls
+
+
+async def _refuse(*_: object, **__: object) -> object:
+    raise ClaimError("no room")
+
+
+# Disks that refuse, forget or lie
+
+
+async def test_a_full_disk_refuses_a_claim_and_lets_another_end(tmp_path: Path) -> None:
+    full = False
+
+    def step(name: str) -> None:
+        if full and name == "write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    node = Node(tmp_path, step=step)
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-1")
+    async with node.running() as agent:
+        await agent.prepare("a")
+        full = True
+        (refused,) = await agent.prepare("b")
+        assert isinstance(refused, CheckpointError)
+        assert "the disk is full" in str(refused)
+        assert await agent.unprepare("a") == [None]
+        full = False
+        assert isinstance((await agent.prepare("b"))[0], tuple)
+        await agent.unprepare("b")
+    assert node.traces() == NOTHING
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty"])
+async def test_a_record_that_cannot_be_read_is_set_aside_and_its_devices_stay_held(node: Node, damage: str) -> None:
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-0")
+    node.api.allocate("c", "gpu-1")
+    async with node.running() as agent:
+        await agent.prepare("a", "c")
+    file = node.record_file("a")
+    content = file.read_bytes()
+    at = content.index(b"completed")
+    damaged = {"flipped": content[:at] + b"C" + content[at + 1 :], "cut": content[: len(content) // 2], "empty": b""}
+    file.write_bytes(damaged[damage])
+    for _ in range(2):  # also after another restart
+        async with node.running() as agent:
+            assert agent.hardware.owners("gpu-0") == ["a"], "it was not undone"
+            assert not file.exists()
+            (aside,) = (node.root / "records" / "corrupt").iterdir()
+            assert aside.read_bytes() == damaged[damage]
+            await agent.garbage.collect()
+            assert agent.hardware.owners("gpu-0") == ["a"]
+            assert isinstance((await agent.prepare("c"))[0], tuple)
+            if damage != "empty":
+                (refused,) = await agent.prepare("b")
+                assert isinstance(refused, DeviceInUse)
+                assert "ns/claim-a" in str(refused)
+    unreadable = [one for one in node.reported if isinstance(one, UnreadableRecord)]
+    assert [one.uid for one in unreadable] == ["a"]
+    async with node.running() as agent:
+        node.api.down = damage == "flipped"
+        if node.api.down:
+            assert isinstance((await agent.unprepare("a"))[0], Unavailable)
+            del node.api.claims["a"]
+            node.api.down = False
+        assert await agent.unprepare("a") == [None]
+        assert isinstance((await agent.prepare("b"))[0], tuple)
+        assert agent.hardware.owners("gpu-0") == ["b"]
+    assert not list((node.root / "records" / "corrupt").iterdir())
+
+
+async def test_a_record_of_a_newer_version_stays_as_it_is_and_its_claim_is_refused(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        await agent.prepare("a")
+    file = node.record_file("a")
+    newer = _sign(json.loads(file.read_text())["record"] | {"schema": 99, "claim": "in another form"})
+    file.write_text(newer)
+    async with node.running() as agent:
+        for outcome in (*await agent.unprepare("a"), *await agent.prepare("a")):
+            assert isinstance(outcome, PydraError)
+            assert "newer version of pydra" in str(outcome)
+    assert file.read_text() == newer
+
+
+def _sign(record: object) -> str:
+    payload = json.dumps(record, separators=(",", ":"))
+    return f'{{"checksum":"sha256:{sha256(payload.encode()).hexdigest()}","record":{payload}}}\n'
+
+
+async def test_a_directory_that_is_removed_under_the_agent_is_written_anew(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-1")
+    async with node.running() as agent:
+        (first,) = await agent.prepare("a")
+        for name in ("records", "run", "cdi"):
+            shutil.rmtree(node.root / name)
+        assert isinstance((await agent.prepare("b"))[0], tuple)
+        assert await agent.prepare("a") == [first]
+        assert node.traces()["records"] == ["a.json", "b.json"]
+    async with node.running() as agent:
+        assert await agent.unprepare("a", "b") == [None, None]
+    assert node.traces() == NOTHING
+
+
+async def test_records_of_the_format_and_place_before_are_taken_over(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        (first,) = await agent.prepare("a")
+    completed = node.record_file("a").read_text()
+    started = _sign(json.loads(completed)["record"] | {"stage": "started", "prepared": []})
+    (node.root / "elsewhere").mkdir()
+    (node.root / "elsewhere" / "a.json").write_text(started.ljust(4096, "\n") + completed.ljust(4096, "\n"))
+    node.record_file("a").unlink()
+    async with node.running() as agent:
+        assert await agent.prepare("a") == [first]
+        assert agent.hardware.calls == []
+        assert not list((node.root / "elsewhere").iterdir())
+        await agent.unprepare("a")
+    assert node.traces() == NOTHING
