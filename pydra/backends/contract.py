@@ -1,13 +1,13 @@
 """The contract between pydra and a backend, as types. Nothing here is subclassed.
 
-A backend is any object, usually a module, named by an entry point of the group `pydra.backends`,
-that has the coroutines below. It runs in a process of its own, and imports vendor libraries inside
-the coroutines, so that reading its types needs no hardware.
+A backend is any object, usually a module, named by an entry point of the group `pydra.backends`, that has the
+coroutines below. It runs in a process of its own, and imports vendor libraries inside the coroutines, so that reading
+its types needs no hardware.
 
-Calls run side by side on one event loop, prepares of different claims too: what must not overlap is
-for the backend to lock. Those of one claim come one after the other. What blocks goes through
-`asyncio.to_thread`; a loop that stands still gives no sign of life, and its process is replaced. A
-cancelled call counts as ended when its threads have. What a backend prints goes to the agent's log.
+Calls run side by side on one event loop, prepares of different claims too: the backend locks what must not overlap.
+Calls for one claim come one after the other, and plans one at a time. What blocks goes through `asyncio.to_thread`: a
+process whose event loop is blocked is replaced. A call is cancelled at its deadline (`time_left`), and counts as ended
+when its threads have. Records of `logging` and what is printed go to the agent's log.
 
 Beside the coroutines it may have:
 
@@ -16,8 +16,10 @@ Beside the coroutines it may have:
   parameters of that kind are decoded into, strictly;
 - `DEVICE_CLASSES: Mapping[str, Mapping]`, from the name of a DeviceClass to its spec, for the chart;
 - `SURVIVES_REBOOT = True`, when the hardware remembers across a reboot of the node what `prepare` did to it;
-- `connect() -> AsyncContextManager[Backend]`, when handles and sessions must live somewhere:
-  the object it yields has the coroutines instead.
+- `connect() -> AsyncContextManager[Backend]`, when handles and sessions must live somewhere: the object that it yields
+  has the coroutines instead;
+- `SETTINGS_TYPE: type`, a msgspec Struct with a default for each field; `connect(settings)` is then given one, filled
+  from `PYDRA_<BACKEND>_<FIELD>` and from `backendSettings` in the agent's settings file.
 """
 
 from __future__ import annotations

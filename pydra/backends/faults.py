@@ -103,7 +103,7 @@ def build_fault(error: BaseException) -> Fault:
             return Fault(kind=FaultKind.CONTRACT, problems=_clip_all(violations), traceback=trace)
         case ClaimError():
             return msgspec.structs.replace(_build_claim_fault(error), reason=reason, traceback=trace)
-        case PydraError():  # it was expected, and says what is wrong: where it was raised is no news to anybody
+        case PydraError():  # it was expected, and says what is wrong: where it was raised adds nothing
             return Fault(kind=FaultKind.BACKEND, message=_clip(_text(error), MAX_MESSAGE), reason=reason)
         case _ if all(isinstance(one, ClaimError) for one in leaves):
             kind = FaultKind.CLAIM if all(getattr(one, "retryable", True) for one in leaves) else FaultKind.TERMINAL
@@ -180,7 +180,7 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def _skip_machinery(error: BaseException) -> TracebackType | None:
-    """The traceback from the backend's own first frame on; how it came to be called is no news to its author."""
+    """The traceback from the backend's own first frame on, without the frames that called it."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(MACHINERY):
         frame = frame.tb_next

@@ -27,6 +27,9 @@ from pydra.backends.crash_attribution import CallInFlight, Cause, Ending, Verdic
 from pydra.backends.discovery import BackendSource, variable_prefix
 from pydra.backends.faults import FaultKind
 from pydra.backends.wire import (
+    MAX_EXCEPTION,
+    MAX_MESSAGE,
+    MAX_NAME,
     Budget,
     Call,
     Cancel,
@@ -638,12 +641,12 @@ class BackendProcess:
             return
         fields = {"backend": self._source.name}
         if line.uid:
-            fields |= {"claim": line.claim, "uid": line.uid}
+            fields |= {"claim": line.claim[:MAX_NAME], "uid": line.uid[:MAX_NAME]}
         if line.exception:
-            fields["details"] = line.exception
+            fields["details"] = line.exception[:MAX_EXCEPTION]
         # A record without a logger of its name, of which a backend could make any number.
-        name = f"{self._log.name}.{line.logger}"
-        record = self._log.makeRecord(name, line.level, "", 0, line.message, (), None, extra={"fields": fields})
+        name, message = f"{self._log.name}.{line.logger[:MAX_NAME]}", line.message[:MAX_MESSAGE]
+        record = self._log.makeRecord(name, line.level, "", 0, message, (), None, extra={"fields": fields})
         self._log.handle(record)
 
 

@@ -111,7 +111,7 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ignore_event(event: BackendEvent) -> None:
-    """Report to nobody."""
+    """Do not report."""
 
 
 class BackendSupervisor:
@@ -632,7 +632,7 @@ class BackendSupervisor:
             await self._wait_for_change()
 
     async def _hint(self) -> None:
-        """Pass a hint on, and wait until it was taken: hints that nobody looks at are not collected."""
+        """Pass a hint on, and wait until it was taken: hints are not collected meanwhile."""
         self._hint_taken = anyio.Event()
         self._hinted.set()
         await self._hint_taken.wait()

@@ -142,6 +142,12 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, tag="waiting"):
     where: str
 
 
+MAX_MESSAGE = 4096
+MAX_EXCEPTION = 16 * 1024
+MAX_NAME = 512
+"""Characters of a log line's parts; what is beyond is cut off."""
+
+
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, tag="log", omit_defaults=True):
     """Backend to agent: a record of `logging`. `claim` is `namespace/name` of the running call's claim."""
 
@@ -261,6 +267,8 @@ class Budget:
 
 
 FRAMES_PER_PERIOD = 1000
+_FRAME_BYTES = 12
+"""A larger message counts as one for each 2**12 bytes: 40 MB/s are read at most."""
 PERIOD_SECONDS = 0.1
 
 
@@ -335,6 +343,7 @@ class Channel(asyncio.Protocol, Generic[M]):
     def data_received(self, data: bytes) -> None:  # noqa: D102
         if not self._ended:
             self._splitter.feed(data)
+            self._handled += len(data) >> _FRAME_BYTES
             if not self._paused:
                 self._handle_frames()
 

@@ -65,7 +65,7 @@ def check_backend(target: str | object, *, prepare: bool = True) -> Report:
     Raises SettingsError when there is no such backend.
     """
     source = find_backend(target) if isinstance(target, str) else _locate(target)
-    logging.getLogger("pydra").addHandler(logging.NullHandler())  # crashes are part of it; the report tells of others
+    logging.getLogger("pydra").addHandler(logging.NullHandler())  # crashes are part of it; others are in the report
     # Direct targets only: an installed backend is found without the caller's path, as on a node.
     places = () if source.distribution else (*sys.path, "")
     with tempfile.TemporaryDirectory(prefix="pydra-check-") as state:
@@ -140,7 +140,7 @@ class _Examination:
             self._starting.cancel()
 
     async def undo(self, supervisor: BackendSupervisor) -> None:
-        """Give back what a probe that failed still holds; it has been told already what is wrong."""
+        """Give back what a probe that failed still holds; what is wrong is in the report already."""
         for held in tuple(self._held.values()):
             with suppress(PydraError):
                 await supervisor.unprepare(held.claim, (), until=_claim_deadline())
@@ -262,7 +262,7 @@ class _Examination:
         return problems
 
     async def _measure(self) -> list[str]:
-        """Advice: of hardware that nobody can have now there are numbers too, as of a GPU that is partitioned."""
+        """Advice: hardware that is not listed may have numbers too, such as a GPU that is partitioned."""
         known = {device.name for device in self._inventory.devices} | {""}
         measured = {sample.device: None for sample in await self._backend.measure()}
         self._notes += [

@@ -141,7 +141,7 @@ class CallServer:
         """The frames of the call's coroutine and of the threads that it waits for, innermost last."""
         where = _format(_coroutine_frames(self._running[call_id].get_coro()))
         running = sys._current_frames()  # noqa: SLF001 - the only way to see where a thread is
-        for thread in self._accounts.get(call_id, {}).values():
+        for thread in tuple(self._accounts.get(call_id, {}).values()):  # they end meanwhile, each in its thread
             where += _format(_thread_frames(running.get(thread[0]))) if thread else ""
         return where
 

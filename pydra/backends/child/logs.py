@@ -9,11 +9,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from pydra.backends.wire import Call, Channel, LogLine
+from pydra.backends.wire import MAX_EXCEPTION, MAX_MESSAGE, MAX_NAME, Call, Channel, LogLine
 from pydra.claim import Claim
-
-MAX_MESSAGE = 4096
-MAX_EXCEPTION = 16 * 1024
 
 running_call: ContextVar[Call | None] = ContextVar("pydra_running_call", default=None)
 """The call that the current task, or the thread that it started, works for."""
@@ -67,7 +64,7 @@ def _build_line(record: logging.LogRecord) -> LogLine:
     exception = _format_exception(record.exc_info) if record.exc_info else ""
     return LogLine(
         level=record.levelno,
-        logger=_clip(record.name, MAX_MESSAGE),
+        logger=_clip(record.name, MAX_NAME),
         message=_clip(record.getMessage(), MAX_MESSAGE),
         exception=_clip(exception, MAX_EXCEPTION),
         claim=f"{claim.namespace}/{claim.name}" if claim is not None else "",
