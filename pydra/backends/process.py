@@ -242,7 +242,7 @@ def build_command(target: str, fd: int, *, parent: int) -> list[str]:
     ]
 
 
-class _Flight:
+class _Pending:
     """A call in flight."""
 
     __slots__ = ("answer", "call", "called_off", "deadline", "started", "timer", "where")
@@ -288,7 +288,7 @@ class BackendProcess:
         self._written = asyncio.Event()
         self._channel: Channel[ToAgent] = Channel(parse_to_agent, self._receive, self._disconnected)
         self._process: asyncio.subprocess.Process | None = None
-        self._flights: dict[int, _Flight] = {}
+        self._pending: dict[int, _Pending] = {}
         self._abandoned: set[int] = set()
         self._unsolicited = 0
         self._born = self._asked = self._loop.time()
@@ -318,12 +318,12 @@ class BackendProcess:
     @property
     def busy(self) -> bool:
         """Whether anything but `wait_changed` is in flight."""
-        return any(flight.call.method is not Method.WAIT_CHANGED for flight in self._flights.values())
+        return any(pending.call.method is not Method.WAIT_CHANGED for pending in self._pending.values())
 
     def calls(self) -> tuple[CallInFlight, ...]:
         """The calls in flight, in the order of their start."""
         now = self._loop.time()
-        return tuple(_describe(flight, now) for flight in self._flights.values())
+        return tuple(_describe(pending, now) for pending in self._pending.values())
 
     # Calls
 
@@ -335,52 +335,52 @@ class BackendProcess:
         """
         if self._over.done():
             return Verdict.BYSTANDER
-        flight = _Flight(call, deadline, self._loop.time(), self._loop.create_future())
-        self._flights[call.id] = flight
+        pending = _Pending(call, deadline, self._loop.time(), self._loop.create_future())
+        self._pending[call.id] = pending
         if call.until is not None:
-            flight.timer = self._loop.call_at(call.until, self._call_off, flight)
+            pending.timer = self._loop.call_at(call.until, self._call_off, pending)
         try:
             self._channel.send(call)
-            return await flight.answer
+            return await pending.answer
         except WireError as error:
             failure = TerminalError(f"the claim is too large for its backend: {error}")
             failure.reached_backend = False
             raise failure from error
         finally:
-            if flight.timer is not None:
-                flight.timer.cancel()
-            del self._flights[call.id]
-            if flight.answer.cancelled():  # the caller has given up
+            if pending.timer is not None:
+                pending.timer.cancel()
+            del self._pending[call.id]
+            if pending.answer.cancelled():  # the caller has given up
                 self._abandoned.add(call.id)
                 self._channel.send(Cancel(id=call.id))
 
     def call_in_flight(self, call_id: int) -> Call | None:
         """The call whose caller still waits."""
-        flight = self._flights.get(call_id)
-        return flight.call if flight is not None and not flight.answer.done() else None
+        pending = self._pending.get(call_id)
+        return pending.call if pending is not None and not pending.answer.done() else None
 
     def conclude(self, call_id: int, outcome: Outcome) -> None:
         """After the end: tell a caller that still waits."""
-        flight = self._flights.get(call_id)
-        if flight is not None and not flight.answer.done():
-            flight.answer.set_result(outcome)
+        pending = self._pending.get(call_id)
+        if pending is not None and not pending.answer.done():
+            pending.answer.set_result(outcome)
 
-    def _call_off(self, flight: _Flight) -> None:
-        flight.called_off = True
-        self._channel.send(Cancel(id=flight.call.id))
-        flight.timer = self._loop.call_later(self._patience.recall, self._give_up_on, flight)
+    def _call_off(self, pending: _Pending) -> None:
+        pending.called_off = True
+        self._channel.send(Cancel(id=pending.call.id))
+        pending.timer = self._loop.call_later(self._patience.recall, self._give_up_on, pending)
 
-    def _give_up_on(self, flight: _Flight) -> None:
-        self._end(Cause.STUCK_CALL, culprit=flight)
+    def _give_up_on(self, pending: _Pending) -> None:
+        self._end(Cause.STUCK_CALL, culprit=pending)
 
     def _receive(self, message: ToAgent) -> None:
         if self._over.done():
             return  # the end is judged by what was in flight at that moment; the stacks' signal may wake a sleeper
         if isinstance(message, Reply):
             self._unanswered = None
-            flight = self._flights.get(message.id)
-            if flight is not None and not flight.answer.done():
-                flight.answer.set_result(message)
+            pending = self._pending.get(message.id)
+            if pending is not None and not pending.answer.done():
+                pending.answer.set_result(message)
             else:
                 self._note_unexpected(message.id)
         elif isinstance(message, LogLine):  # perhaps written by what blocks the event loop: not a sign of life
@@ -394,8 +394,8 @@ class BackendProcess:
             case Failure():
                 self._fail(message)
             case Waiting(id=call_id, where=where):
-                if call_id in self._flights:
-                    self._flights[call_id].where = where
+                if call_id in self._pending:
+                    self._pending[call_id].where = where
             case Refusal():
                 self.refusal = message
                 self._end(Cause.DIED)
@@ -404,13 +404,13 @@ class BackendProcess:
                 self._on_ready(self, message)
 
     def _fail(self, failure: Failure) -> None:
-        flight = self._flights.get(failure.id)
-        if flight is None or flight.answer.done():
+        pending = self._pending.get(failure.id)
+        if pending is None or pending.answer.done():
             self._note_unexpected(failure.id)
-        elif flight.called_off and failure.fault.kind is FaultKind.CANCELLED:
-            flight.answer.set_result(self._timed_out(flight, failure))
+        elif pending.called_off and failure.fault.kind is FaultKind.CANCELLED:
+            pending.answer.set_result(self._timed_out(pending, failure))
         else:
-            flight.answer.set_result(failure)
+            pending.answer.set_result(failure)
 
     def _note_unexpected(self, call_id: int) -> None:
         if call_id in self._abandoned:
@@ -421,11 +421,11 @@ class BackendProcess:
             if self._unsolicited >= MAX_UNSOLICITED:
                 self._end(Cause.GARBLED, reason=f"{self._unsolicited} answers to calls that are not in flight")
 
-    def _timed_out(self, flight: _Flight, answer: Failure) -> BackendTimeout:
+    def _timed_out(self, pending: _Pending, answer: Failure) -> BackendTimeout:
         fault = answer.fault
-        trace = flight.where or fault.traceback
+        trace = pending.where or fault.traceback
         error = BackendTimeout(
-            self._source.name, flight.call.method.value, flight.deadline, where=find_wait(trace), details=trace
+            self._source.name, pending.call.method.value, pending.deadline, where=find_wait(trace), details=trace
         )
         error.reached_backend = fault.reached
         return error
@@ -525,7 +525,7 @@ class BackendProcess:
             self._looked_twice = True  # if the agent itself was held up, what has arrived meanwhile is read first
         self._timer = self._loop.call_later(self._patience.ping, self._tick)
 
-    def _end(self, cause: Cause, *, culprit: _Flight | None = None, reason: str = "") -> None:
+    def _end(self, cause: Cause, *, culprit: _Pending | None = None, reason: str = "") -> None:
         """The first reason counts; what was in flight at that moment is kept."""
         if not self._over.done():
             self.open = False
@@ -556,9 +556,9 @@ class BackendProcess:
 
     async def _leave(self) -> None:
         """End in good order: the end of our half of the connection asks for it. Not to be cancelled."""
-        for flight in self._flights.values():
-            if not flight.answer.done():
-                flight.answer.set_result(BackendUnavailable(self._source.name, "is stopped"))
+        for pending in self._pending.values():
+            if not pending.answer.done():
+                pending.answer.set_result(BackendUnavailable(self._source.name, "is stopped"))
         with anyio.CancelScope(shield=True):
             self._channel.finish()
             with anyio.move_on_after(self._patience.leave):
@@ -650,13 +650,13 @@ class BackendProcess:
         self._log.handle(record)
 
 
-def _describe(flight: _Flight, now: float) -> CallInFlight:
-    call = flight.call
+def _describe(pending: _Pending, now: float) -> CallInFlight:
+    call = pending.call
     return CallInFlight(
         id=call.id,
         method=call.method,
-        elapsed=now - flight.started,
-        deadline=flight.deadline,
+        elapsed=now - pending.started,
+        deadline=pending.deadline,
         claim=f"{call.claim.namespace}/{call.claim.name}" if call.claim else "",
         uid=call.claim.uid if call.claim else "",
     )

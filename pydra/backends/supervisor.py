@@ -488,16 +488,16 @@ class BackendSupervisor:
             self._attribution.forget_call(call_id)
         return BackendEnded(backend=self._name, diagnosis=diagnosis, calls=ending.calls, restart_in=0)
 
-    def _strike(self, call: Call, flight: CallInFlight, ending: Ending, diagnosis: Diagnosis) -> PydraError:
+    def _strike(self, call: Call, one: CallInFlight, ending: Ending, diagnosis: Diagnosis) -> PydraError:
         """The error of the call at fault, which names no other; terminal when its claim is quarantined for it."""
-        line = diagnosis.blame(flight)
+        line = diagnosis.blame(one)
         quarantined = self._attribution.strike(call.claim, call.method, line) if call.claim is not None else None
         if call.claim is not None and quarantined is not None:
             error = ClaimQuarantined(quarantined.explain(self._name))
             _log.error("%s", error)
             self._report(QuarantineBegan(backend=self._name, claim=call.claim, method=call.method, message=str(error)))
             return error
-        failure = _build_failure(self._name, call.method, flight, ending.cause, diagnosis)
+        failure = _build_failure(self._name, call.method, one, ending.cause, diagnosis)
         failure.details, failure.logged = diagnosis.report, True
         return failure
 
@@ -639,15 +639,15 @@ class BackendSupervisor:
         await anyio.sleep(_HINT_PAUSE_SECONDS)
 
 
-def _build_failure(name: str, method: Method, flight: CallInFlight, cause: Cause, diagnosis: Diagnosis) -> BackendError:
+def _build_failure(name: str, method: Method, one: CallInFlight, cause: Cause, diagnosis: Diagnosis) -> BackendError:
     match cause:
         case Cause.GARBLED:
-            return ContractError(name, [f"{method.value}: {diagnosis.blame(flight)}"])
+            return ContractError(name, [f"{method.value}: {diagnosis.blame(one)}"])
         case Cause.STUCK_CALL | Cause.STUCK_LOOP:
-            seconds = min(round(flight.elapsed, 1), flight.deadline)
+            seconds = min(round(one.elapsed, 1), one.deadline)
             return BackendTimeout(name, method.value, seconds, where=diagnosis.place)
         case _:
-            return BackendDied(name, diagnosis.blame(flight))
+            return BackendDied(name, diagnosis.blame(one))
 
 
 def _label(ending: Ending) -> str:
