@@ -102,7 +102,12 @@ class BackendTimeout(BackendError):
         self.deadline = deadline
         self.where = where
         waiting = f"; it was waiting in {where}" if where else ""
-        super().__init__(backend, f"{call} did not end within {deadline:.3g} s{waiting}", details=details)
+        super().__init__(backend, f"{call} did not end within {format_seconds(deadline)} s{waiting}", details=details)
+
+
+def format_seconds(seconds: float) -> str:
+    """As a person would say it: `40` for 39.98, `0.3`."""
+    return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
 
 
 class BackendUnavailable(BackendError):

@@ -18,6 +18,7 @@ import msgspec
 
 from pydra.backends.wire import Method
 from pydra.claim import Claim
+from pydra.errors import format_seconds
 
 MAX_CLAIMS = 1024
 """Claims whose strikes are remembered; the oldest are forgotten first."""
@@ -90,8 +91,9 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     def blame(self, call: CallInFlight) -> str:
         """The line for the author of this call's claim."""
         if self.hung:
+            seconds = format_seconds(min(call.elapsed, call.deadline))
             where = f"; it was waiting in {self.place}" if self.place else ""
-            return f"{call} did not end within {min(call.elapsed, call.deadline):.3g} s{where}; its process was killed"
+            return f"{call} did not end within {seconds} s{where}; its process was killed"
         return f"{self.brief} during {call} ({call.elapsed:.1f} s)"
 
 
