@@ -1,17 +1,18 @@
-"""What a backend sees of a ResourceClaim, and what it gives back for it.
+"""Claims as values: what a backend sees of a ResourceClaim and returns for it, and how the kubelet names one.
 
-Values only; how they are read from the API's JSON is in `pydra.claims.allocation`.
+How they are read from the API's JSON is in `pydra.claims.allocation`.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from pydra.cdi.edits import ContainerEdits
+from pydra.errors import PydraError
 
 ConfigT = TypeVar("ConfigT")
 
@@ -140,3 +141,39 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
 
     claims: tuple[InheritedClaim, ...] = ()
     files: tuple[str, ...] = ()
+
+
+# Between the kubelet plugin and the claims behind it
+
+
+class ClaimRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim as the kubelet names it."""
+
+    uid: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+class PodRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A pod that may use a claim, from the claim's `status.reservedFor`."""
+
+    uid: str
+    namespace: str
+    name: str
+
+
+class ContainerDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A prepared device as the kubelet hears of it; `requests` are base names, without `/sub`."""
+
+    requests: tuple[str, ...]
+    pool: str
+    device: str
+    cdi_ids: tuple[str, ...]
+    share_id: str | None = None
+
+
+PrepareOutcome: TypeAlias = tuple[ContainerDevice, ...] | PydraError
+UnprepareOutcome: TypeAlias = PydraError | None

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 import anyio
@@ -23,10 +24,9 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
 from pydra import disk
-from pydra.agent.early import EarlyBackend
 from pydra.agent.inventory_loop import InventoryLoop
 from pydra.agent.reports import Reports
-from pydra.agent.surroundings import Surroundings
+from pydra.agent.start import StartedBackend
 from pydra.agent.takeover import Names, take_over
 from pydra.backends.events import BackendFacts
 from pydra.backends.supervisor import BackendSupervisor
@@ -35,9 +35,8 @@ from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.record import Stage
 from pydra.checkpoint.store import RecordStore
-from pydra.claim import HeldClaim
+from pydra.claim import ClaimRef, HeldClaim
 from pydra.claims.gc import GarbageCollector
-from pydra.claims.outcome import ClaimRef
 from pydra.claims.preparer import (
     ClaimEvent,
     ClaimPreparer,
@@ -50,15 +49,18 @@ from pydra.claims.preparer import (
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, ContractError, DeviceInUse, PydraError, SettingsError
 from pydra.inventory import HealthPolicy, Published
+from pydra.kube.client import KubeClient
 from pydra.kube.informer import Informer
 from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra.kubelet.health_service import HealthBoard
 from pydra.kubelet.plugin import DIRECTORY_MODE, KubeletEvent, KubeletPlugin, Serving, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.kubelet.sockets import plan_socket_paths
+from pydra.observability.events import Notice
 from pydra.observability.logging import logging_fields
+from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
-from pydra.settings import HealthTaint
+from pydra.settings import HealthTaint, Settings
 from pydra.slices.reconciler import SliceReconciler, slice_selector
 
 _log = logging.getLogger(__name__)
@@ -73,20 +75,32 @@ _TAINTS = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentContext:
+    """What all drivers of one agent share. `taken` maps the driver names in use to the backends served under them."""
+
+    settings: Settings
+    client: KubeClient
+    metrics: Metrics
+    record: Callable[[Notice], None]
+    tracer: Tracer | None
+    taken: dict[str, str] = field(default_factory=dict)
+
+
 class Driver:
     """One backend. `run` returns after `stop` was set and the calls in flight have ended."""
 
-    def __init__(self, early: EarlyBackend, around: Surroundings) -> None:
-        self.backend = early.source.name
-        self._called = early.source.called
-        self._named = early.driver
-        self._around = around
+    def __init__(self, started: StartedBackend, context: AgentContext) -> None:
+        self.backend = started.source.name
+        self._called = started.source.called
+        self._named = started.driver
+        self._context = context
         self._missing = f"backend {self.backend}: is starting"
         self._starting = anyio.CancelScope()
-        self._supervisor = early.supervisor
-        self._reports = Reports(around.metrics, around.record, node=around.settings.node_name)
-        around.metrics.announce_backend(self.backend)
-        early.report_to(self._reports)
+        self._supervisor = started.supervisor
+        self._reports = Reports(context.metrics, context.record, node=context.settings.node_name)
+        context.metrics.announce_backend(self.backend)
+        started.report_to(self._reports)
 
     def missing(self) -> str:
         """What keeps the driver from serving claims, in words; empty when nothing does."""
@@ -115,13 +129,13 @@ class Driver:
             return None
         try:
             driver = self._name_driver(facts)
-            service = DriverService(driver, facts, self._supervisor, self._around, self._set_missing)
+            service = DriverService(driver, facts, self._supervisor, self._context, self._set_missing)
         except SettingsError as error:
             self._missing = str(error)
             _log.error("%s", error)
             self._reports.not_served(str(error))
             return None
-        self._around.metrics.announce_driver(driver)
+        self._context.metrics.announce_driver(driver)
         await service.open()
         return service
 
@@ -134,7 +148,7 @@ class Driver:
             raise SettingsError(
                 [f"backend {self.backend} has no driver name of its own; give it one: --driver {self._called}=NAME"]
             )
-        holder = self._around.taken.setdefault(driver, self.backend)
+        holder = self._context.taken.setdefault(driver, self.backend)
         if holder != self.backend:
             raise SettingsError(
                 [
@@ -153,18 +167,18 @@ class DriverService:
         driver: str,
         facts: BackendFacts,
         supervisor: BackendSupervisor,
-        around: Surroundings,
+        context: AgentContext,
         missing: Callable[[str], None],
     ) -> None:
         """Raises SettingsError when the driver's sockets cannot be where the settings put them."""
-        settings = around.settings
+        settings = context.settings
         self._driver = driver
         self._facts = facts
         self._supervisor = supervisor
-        self._around = around
+        self._context = context
         self._settings = settings
         self._missing = missing
-        self._report = Reports(around.metrics, around.record, node=settings.node_name, driver=driver)
+        self._report = Reports(context.metrics, context.record, node=settings.node_name, driver=driver)
         self._plugin_directory = settings.plugin_directory(driver)
         self._records_directory = settings.records_directory(driver)
         self._lock = InstanceLock(f"{self._records_directory}/lock")
@@ -266,7 +280,7 @@ class DriverService:
     def _build_claims(self) -> ClaimPreparer:
         settings = self._settings
         for stage in Stage:
-            self._around.metrics.records.labels(self._driver, stage.value).set_function(partial(self._count, stage))
+            self._context.metrics.records.labels(self._driver, stage.value).set_function(partial(self._count, stage))
         return ClaimPreparer(
             driver=self._driver,
             boot_id=self._boot_id,
@@ -343,8 +357,8 @@ class DriverService:
             case OperationFailed(error=DeviceInUse()):
                 self._garbage.hint()  # the claim that holds the device may be gone
         self._report(event)
-        if self._around.tracer is not None and not isinstance(event, OperationStarted):
-            self._trace(self._around.tracer, event)
+        if self._context.tracer is not None and not isinstance(event, OperationStarted):
+            self._trace(self._context.tracer, event)
 
     def _trace(self, tracer: Tracer, event: OperationDone | OperationFailed) -> None:
         tracer.record(
@@ -358,10 +372,10 @@ class DriverService:
         )
 
     async def _fetch_claim(self, ref: ClaimRef, seconds: float) -> JsonObject:
-        return await self._around.client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace, deadline=seconds)
+        return await self._context.client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace, deadline=seconds)
 
     async def _find_claim_names(self) -> Names:
-        found = await self._around.client.list(RESOURCE_CLAIMS, metadata_only=True)
+        found = await self._context.client.list(RESOURCE_CLAIMS, metadata_only=True)
         metadata = (claim["metadata"] for claim in found.items)
         return {one["uid"]: (one["namespace"], one["name"]) for one in metadata}
 
@@ -373,13 +387,13 @@ class DriverService:
     def _start_publishing(self, parts: TaskGroup, front: TaskGroup) -> None:
         settings, supervisor = self._settings, self._supervisor
         cache = Informer(
-            self._around.client,
+            self._context.client,
             RESOURCE_SLICES,
             field_selector=slice_selector(self._driver, settings.node_name),
             report=self._report,
         )
         reconciler = SliceReconciler(
-            self._around.client,
+            self._context.client,
             cache,
             driver=self._driver,
             node=settings.node_name,
@@ -420,7 +434,7 @@ class DriverService:
 
     async def _measure(self) -> None:
         """A reading that fails leaves no stale numbers behind, and is tried again a period later."""
-        samples = self._around.metrics.samples
+        samples = self._context.metrics.samples
         while True:
             try:
                 samples.replace(self._facts.name, await self._supervisor.measure())

@@ -7,25 +7,25 @@ and what is published stays published.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from ctypes import CDLL
 
 import anyio
 
 from pydra import __version__
-from pydra.agent.cluster import Cluster
-from pydra.agent.driver import Driver
-from pydra.agent.early import EarlyBackend
-from pydra.agent.memory import give_back_memory
+from pydra.agent.driver import AgentContext, Driver
 from pydra.agent.reports import Reports
-from pydra.agent.surroundings import Surroundings
-from pydra.errors import SettingsError
+from pydra.agent.start import StartedBackend
+from pydra.errors import KubeError, SettingsError, Unsupported
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra.kube.resources import EVENTS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra.kube.version import check_server
 from pydra.observability.events import Create, EventBook, EventRecorder, Repeat
 from pydra.observability.http import serve_http
 from pydra.observability.metrics import Metrics
@@ -33,11 +33,13 @@ from pydra.observability.tracing import open_tracer
 from pydra.settings import Settings
 
 _log = logging.getLogger(__name__)
-_STARTED = 10.0
-"""Seconds after which the start is over, and with it the use of much memory."""
+_START_SECONDS = 10.0
+"""After so long the start is over, and with it the use of much memory."""
+
+_CLUSTER_RETRY_SECONDS = 30.0
 
 
-async def serve(settings: Settings, backends: Sequence[EarlyBackend], reread: Callable[[], Settings]) -> None:
+async def serve(settings: Settings, backends: Sequence[StartedBackend], reread: Callable[[], Settings]) -> None:
     """Serve the backends on this node until a signal says to stop.
 
     `reread` gives the settings as they are at a SIGHUP, and applies those of the log.
@@ -58,9 +60,9 @@ async def serve(settings: Settings, backends: Sequence[EarlyBackend], reread: Ca
         client = await stack.enter_async_context(KubeClient(credentials, user_agent=agent, report=counts))
         recorder = _build_recorder(client, settings, metrics)
         tracer = open_tracer(os.environ, node=settings.node_name, version=__version__)
-        around = Surroundings(settings=settings, client=client, metrics=metrics, record=recorder.record, tracer=tracer)
+        context = AgentContext(settings=settings, client=client, metrics=metrics, record=recorder.record, tracer=tracer)
         cluster = Cluster(client, Reports(metrics, recorder.record, node=settings.node_name))
-        drivers = [Driver(backend, around) for backend in backends]
+        drivers = [Driver(backend, context) for backend in backends]
         if endpoint := settings.http_endpoint:
             missing = _build_readiness(client, cluster, drivers)
             await stack.enter_async_context(serve_http(*endpoint, metrics=metrics, missing=missing))
@@ -68,7 +70,7 @@ async def serve(settings: Settings, backends: Sequence[EarlyBackend], reread: Ca
         await tasks.start(_listen_to_signals, settings, reread, stop)
         tasks.start_soon(recorder.run, name="Events")
         tasks.start_soon(cluster.run, name="version of the cluster")
-        tasks.start_soon(give_back_memory, _STARTED, name="memory of the start")
+        tasks.start_soon(_return_memory, name="memory of the start")
         names = ", ".join(str(backend.source) for backend in backends)
         _log.info("pydra %s serves %s on node %s", __version__, names, settings.node_name)
         async with anyio.create_task_group() as serving:
@@ -76,6 +78,48 @@ async def serve(settings: Settings, backends: Sequence[EarlyBackend], reread: Ca
                 serving.start_soon(driver.run, stop, name=f"driver of {driver.backend}")
         _log.info("stopped; what is prepared stays prepared")
         tasks.cancel_scope.cancel()
+
+
+class Cluster:
+    """Whether the API server is one that can be served: asked until it says so, which also notices its upgrade."""
+
+    def __init__(self, client: KubeClient, reports: Reports) -> None:
+        self._client = client
+        self._reports = reports
+        self._missing = ""
+
+    def missing(self) -> str:
+        """Why nothing can be served; empty when nothing is known to keep the agent from it."""
+        return self._missing
+
+    async def run(self) -> None:
+        """Return when the cluster says that it is supported."""
+        while True:
+            try:
+                version = await check_server(self._client)
+            except Unsupported as error:
+                self._missing = str(error)
+                _log.error("%s", error)
+                self._reports.cluster_unsupported(error)
+            except KubeError as error:
+                _log.error("%s", error)
+            else:
+                break
+            await anyio.sleep(_CLUSTER_RETRY_SECONDS)
+        self._missing = ""
+        self._reports.cluster_supported()
+        _log.info("the cluster runs Kubernetes %s", version)
+
+
+async def _return_memory() -> None:
+    """Once, after the start: collect, keep the survivors out of later collections, return free pages to the kernel."""
+    await anyio.sleep(_START_SECONDS)
+    gc.collect()
+    gc.freeze()
+    try:
+        CDLL(None).malloc_trim(0)
+    except AttributeError:
+        _log.debug("this C library has no malloc_trim")
 
 
 async def _listen_to_signals(

@@ -20,8 +20,8 @@ from pydra.backends.events import (
     RestoreFailed,
 )
 from pydra.checkpoint.store import UnreadableRecord
+from pydra.claim import ClaimRef
 from pydra.claims.gc import GarbageCollected
-from pydra.claims.outcome import ClaimRef
 from pydra.claims.preparer import Operation, OperationDone, OperationFailed, OperationStarted
 from pydra.devices import HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported

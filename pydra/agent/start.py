@@ -7,16 +7,48 @@ one after the other they are a fifth of the time to the first slice.
 from __future__ import annotations
 
 import gc
+import os
 import resource
 from collections.abc import Callable, Iterator, Sequence
 
 import anyio
 
-from pydra.agent.early import EarlyBackend
 from pydra.backends.discovery import BackendSource, find_backend
+from pydra.backends.events import BackendEvent
+from pydra.backends.supervisor import BackendSupervisor, Deadlines
 from pydra.errors import SettingsError
 from pydra.observability.logging import configure_logs
 from pydra.settings import Settings
+
+
+class StartedBackend:
+    """A backend whose process is started, and the driver's name if the settings give one.
+
+    What the supervisor reports before the agent's parts are there is kept for them.
+    """
+
+    def __init__(self, source: BackendSource, settings: Settings, *, driver: str = "") -> None:
+        self.source = source
+        self.driver = driver
+        self._kept: list[BackendEvent] = []
+        self._report: Callable[[BackendEvent], None] = self._kept.append
+        self.supervisor = BackendSupervisor(
+            source,
+            deadlines=Deadlines(connect=settings.connect_deadline, discover=settings.discover_deadline),
+            environ=dict(os.environ),
+            settings=settings.backend_settings.get(source.called, {}),
+            report=self._pass_on,
+        )
+
+    def report_to(self, report: Callable[[BackendEvent], None]) -> None:
+        """Report to this function from now on; what was kept comes first."""
+        self._report = report
+        for event in self._kept:
+            report(event)
+        self._kept.clear()
+
+    def _pass_on(self, event: BackendEvent) -> None:
+        self._report(event)
 
 
 def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
@@ -47,7 +79,7 @@ def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
 
 async def _start(settings: Settings, sources: Sequence[BackendSource], reread: Callable[[], Settings]) -> None:
     backends = [
-        EarlyBackend(source, settings, driver=settings.drivers.get(name, ""))
+        StartedBackend(source, settings, driver=settings.drivers.get(name, ""))
         for name, source in zip(settings.backends, sources, strict=True)
     ]
     async with anyio.create_task_group() as processes:

@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
-from pydra.claims.outcome import ClaimRef, PodRef
+from pydra.claim import AllocatedDevice, Claim, ClaimRef, OpaqueConfig, PodRef
 from pydra.errors import ClaimError, NotAllocated, Replaced
 from pydra.limits import LABEL
 

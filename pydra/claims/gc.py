@@ -25,9 +25,8 @@ from pydra.cdi.spec import build_spec_file
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
-from pydra.claim import Claim
+from pydra.claim import Claim, ClaimRef
 from pydra.claims.allocation import parse_allocation
-from pydra.claims.outcome import ClaimRef
 from pydra.claims.preparer import ClaimPreparer, FetchClaim, Reconciled
 from pydra.errors import CdiError, CheckpointError, KubeError, NotAllocated, NotFound, PydraError, Replaced, Unreadable
 

@@ -26,7 +26,16 @@ from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import PLAN, claim_offset
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
-from pydra.claim import Claim, HeldClaim, PreparedDevice
+from pydra.claim import (
+    Claim,
+    ClaimRef,
+    ContainerDevice,
+    HeldClaim,
+    PodRef,
+    PreparedDevice,
+    PrepareOutcome,
+    UnprepareOutcome,
+)
 from pydra.claims.allocation import base_request, parse_allocation
 from pydra.claims.device_index import DeviceIndex
 from pydra.claims.lifecycle import (
@@ -41,7 +50,6 @@ from pydra.claims.lifecycle import (
     decide_reconcile,
     decide_unprepare,
 )
-from pydra.claims.outcome import ClaimRef, ContainerDevice, PodRef, PrepareOutcome, UnprepareOutcome
 from pydra.errors import BackendError, InternalError, PydraError, Unavailable
 from pydra.observability.logging import set_logging_fields
 

@@ -16,7 +16,7 @@ from enum import IntEnum
 
 import msgspec
 
-from pydra.claims.outcome import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
+from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
 from pydra.kubelet.grpc_server import CallError, Status

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import count
 from typing import TypeAlias, TypeVar
 
-from pydra.claims.outcome import ClaimRef, PrepareOutcome, UnprepareOutcome
+from pydra.claim import ClaimRef, PrepareOutcome, UnprepareOutcome
 from pydra.errors import PydraError
 from pydra.kubelet.grpc_server import Method
 from pydra.kubelet.messages import build_prepare_response, build_unprepare_response, parse_claims

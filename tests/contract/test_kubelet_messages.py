@@ -21,7 +21,7 @@ from google.protobuf import (  # type: ignore[import-untyped]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydra.claims.outcome import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
+from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError
 from pydra.kubelet.grpc_server import CallError, Status

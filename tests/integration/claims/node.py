@@ -18,8 +18,8 @@ from pydra import Claim, ContainerEdits, HeldClaim, PreparedDevice
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
+from pydra.claim import ClaimRef
 from pydra.claims.gc import GarbageCollector
-from pydra.claims.outcome import ClaimRef
 from pydra.claims.preparer import ClaimEvent, ClaimPreparer, Deadlines
 from pydra.errors import NotFound, Unavailable
 

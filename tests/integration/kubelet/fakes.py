@@ -16,7 +16,7 @@ import grpclib.client
 import msgspec
 from grpclib.const import Cardinality
 
-from pydra.claims.outcome import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
+from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
 from pydra.kubelet.health_service import HealthBoard
 from pydra.kubelet.plugin import KubeletEvent, KubeletPlugin, Serving
 from pydra_dev.kubelet.pb import dra_v1, dra_v1beta1

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from pydra.claims.outcome import ClaimRef, ContainerDevice, PrepareOutcome
+from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome
 from pydra.errors import ClaimError, DeviceInUse
 from pydra.kubelet.messages import MAX_CLAIMS
 from pydra_dev.kubelet.pb import dra_v1, dra_v1beta1

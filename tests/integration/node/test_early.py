@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from pydra.agent.early import EarlyBackend
+from pydra.agent.start import StartedBackend
 from pydra.backends.discovery import BackendSource, find_backend
 from pydra.backends.events import BackendEvent, BackendReady, BackendRefused, BackendState
 from pydra.errors import ContractError
@@ -14,7 +14,7 @@ SETTINGS = parse_settings({"nodeName": "n1", "backends": ["sim"]})
 
 
 async def test_what_it_tells_before_anybody_listens_is_kept_in_order() -> None:
-    backend = EarlyBackend(find_backend("sim"), SETTINGS, driver="other.example.com")
+    backend = StartedBackend(find_backend("sim"), SETTINGS, driver="other.example.com")
     heard: list[BackendEvent] = []
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
@@ -27,7 +27,7 @@ async def test_what_it_tells_before_anybody_listens_is_kept_in_order() -> None:
 
 
 async def test_it_counts_as_spawned_before_it_is_ready() -> None:
-    backend = EarlyBackend(find_backend("sim"), SETTINGS)
+    backend = StartedBackend(find_backend("sim"), SETTINGS)
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(backend.supervisor.run)
@@ -39,7 +39,7 @@ async def test_it_counts_as_spawned_before_it_is_ready() -> None:
 
 
 async def test_a_backend_that_is_refused_keeps_nobody_waiting() -> None:
-    backend = EarlyBackend(BackendSource(name="absent", target="no_such_module:"), SETTINGS)
+    backend = StartedBackend(BackendSource(name="absent", target="no_such_module:"), SETTINGS)
     heard: list[BackendEvent] = []
     with anyio.fail_after(20):
         async with anyio.create_task_group() as tasks:

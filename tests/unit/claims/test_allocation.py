@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.claim import Claim
+from pydra.claim import Claim, ClaimRef, PodRef
 from pydra.claims.allocation import base_request, check_ref, parse_allocation, read_uid, same_devices
-from pydra.claims.outcome import ClaimRef, PodRef
 from pydra.errors import ClaimError, NotAllocated, PydraError, Replaced
 
 DRIVER = "gpu.example.com"

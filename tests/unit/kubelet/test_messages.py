@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydra.claims.outcome import ClaimRef, ContainerDevice, PrepareOutcome
+from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
 from pydra.kubelet import messages

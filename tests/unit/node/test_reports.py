@@ -11,8 +11,8 @@ from pydra.agent.reports import OWN_REASONS, Reports
 from pydra.backends.events import BackendEvent
 from pydra.checkpoint.record import Holding
 from pydra.checkpoint.store import UnreadableRecord
+from pydra.claim import ClaimRef
 from pydra.claims.gc import GarbageCollected, GarbageCounts
-from pydra.claims.outcome import ClaimRef
 from pydra.claims.preparer import ClaimEvent, Operation, OperationDone, OperationFailed, OperationStarted
 from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported
