@@ -1,14 +1,13 @@
 """Files that are whole or absent: replaced by a rename, durable when asked, with the mode asked for.
 
-Knows nothing of what is in them. All functions block and run in a worker thread; they raise OSError,
-and `explain` turns one into words for whoever runs the node.
+Knows nothing about their content. All functions block; they raise OSError,
+and `explain` turns one into words for the administrator of the node.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -25,7 +24,7 @@ _ADVICE = {
     errno.EROFS: "the file system is read-only: mount it writable for the agent (after an I/O error: check the disk)",
     errno.EACCES: "permission denied: run the agent as root, and give its container the host's directory writable",
     errno.EPERM: "not permitted: run the agent as root, and give its container the host's directory writable",
-    errno.ENOENT: "the directory is gone: give the agent's container the host's directory and restart the agent",
+    errno.ENOENT: "the directory is gone: give the agent's container the directory of the host",
     errno.EIO: "the disk failed to read or write: check the kernel's log and replace it",
     errno.EMFILE: "too many open files: raise the agent's limit of open files",
     errno.ENAMETOOLONG: "the name is too long for the file system",
@@ -65,49 +64,6 @@ def make_directory(path: str, mode: int) -> None:
         os.chmod(path, mode)
         with opened(parent) as directory:
             os.fsync(directory)
-
-
-def temporary_name(name: str) -> str:
-    """A name for a file that will be renamed to `name`: hidden, unique, and never taken for a finished file."""
-    return f".{name}.{secrets.token_hex(4)}.tmp"
-
-
-def is_temporary(name: str, ending: str) -> bool:
-    """Whether a name was made by `temporary_name` for a file whose name ends so."""
-    kept, _, token = name.removesuffix(".tmp").rpartition(".")
-    return name.startswith(".") and name.endswith(".tmp") and kept.endswith(ending) and len(token) == 8
-
-
-def replace_file(directory: int, name: str, content: bytes, *, mode: int, durable: bool, step: Step = no_step) -> None:
-    """Put `content` under `name` in the directory of this descriptor: the old file, or the new one, nothing between.
-
-    `durable`: it survives a loss of power once this has returned. On an error nothing is left behind.
-    """
-    temporary = temporary_name(name)
-    step("create")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(temporary, flags, mode, dir_fd=directory)
-    try:
-        try:
-            step("chmod")
-            os.fchmod(descriptor, mode)
-            step("write")
-            write_all(descriptor, content, step)
-            if durable:
-                step("fsync")
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        step("rename")
-        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except BaseException:
-        with suppress(OSError):
-            remove_file(directory, temporary)
-        raise
-    step("renamed")
-    if durable:
-        step("fsync directory")
-        os.fsync(directory)
 
 
 def write_file(path: str, content: bytes, *, mode: int, durable: bool, step: Step = no_step) -> None:
@@ -168,50 +124,11 @@ def read_regular_file(path: str, limit: int) -> bytes:
         os.close(descriptor)
 
 
-def write_all(descriptor: int, content: bytes, step: Step = no_step) -> None:
-    """Write everything; the kernel may take less than it is given."""
-    view = memoryview(content)
-    while view:
-        written = os.write(descriptor, view)
-        view = view[written:]
-        step("written")
-
-
-def remove_file(directory: int, name: str) -> None:
-    """Remove the file; that it is gone already is as good."""
-    try:
-        os.unlink(name, dir_fd=directory)
-    except FileNotFoundError:
-        return
-
-
 @contextmanager
 def opened(path: str) -> Iterator[int]:
     """A descriptor of the directory, for the functions here."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def read_file(directory: int, name: str, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes.
-
-    Raises:
-        OSError: as `open` and `read` raise it; ELOOP for a link, EINVAL for what is no file, EFBIG when it is longer.
-    """
-    # Not blocking: to open a named pipe would wait for a writer.
-    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", name)
-        if status.st_size > limit:
-            raise OSError(errno.EFBIG, f"{status.st_size} bytes, at most {limit} are read", name)
-        content = b""
-        while len(content) < status.st_size and (more := os.read(descriptor, status.st_size - len(content))):
-            content += more
-        return content
     finally:
         os.close(descriptor)

@@ -7,7 +7,7 @@ with its path. Source: Kubernetes API reference, resource.k8s.io/v1 ResourceClai
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -84,23 +84,6 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
     pods: tuple[PodRef, ...] = ()
 
 
-def check_ref(ref: ClaimRef) -> None:
-    """Refuse a reference whose parts could not have come from the API server.
-
-    The uid names files and the other two go into a URL, so that this stands before anything else.
-
-    Raises:
-        ClaimError: a part is empty, too long, or has characters that it cannot have.
-    """
-    for what, text, pattern in (
-        ("uid", ref.uid, _UID),
-        ("namespace", ref.namespace, _NAMESPACE),
-        ("name", ref.name, _NAME),
-    ):
-        if len(text) > _LONGEST_NAME or not pattern.fullmatch(text):
-            raise ClaimError(f"the kubelet named a claim by the {what} {_quote(text)}, which no ResourceClaim can have")
-
-
 def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str) -> Allocation:
     """The claim with the driver's own devices, and for each the configs that apply, weakest first.
 
@@ -133,14 +116,6 @@ def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str) -> Allo
     claim = Claim(uid=ref.uid, namespace=ref.namespace, name=ref.name, devices=devices)
     _check_storable(claim, ref)
     return Allocation(claim=claim, pods=tuple(_pods(status, ref.namespace)))
-
-
-def read_uid(resource_claim: object) -> str | None:
-    """The uid of a ResourceClaim object, or None when it cannot be read."""
-    try:
-        return msgspec.convert(resource_claim, _ResourceClaim).metadata.uid
-    except msgspec.ValidationError:
-        return None
 
 
 def base_request(request: str) -> str:
@@ -244,17 +219,3 @@ def _pods(status: _Status, namespace: str) -> Iterator[PodRef]:
 def _quote(text: str) -> str:
     """The text for a message: escaped, and cut where it is long."""
     return ascii(text if len(text) <= 64 else text[:61] + "...")
-
-
-def same_devices(one: Claim, other: Claim) -> bool:
-    """Whether two readings of a claim give it the same devices with the same parameters.
-
-    Where the parameters stood is left out: only people read it, and its wording may change with pydra.
-    """
-    return [_substance(device) for device in one.devices] == [_substance(device) for device in other.devices]
-
-
-def _substance(device: AllocatedDevice) -> tuple[object, ...]:
-    configs: list[Mapping[str, Any]] = [config.parameters for config in device.configs]
-    named = (device.request, device.pool, device.device, device.share_id, device.admin_access)
-    return (*named, dict(device.consumed_capacity), configs)
