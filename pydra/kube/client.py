@@ -1,7 +1,8 @@
 """The KubeClient: typed paths, JSON objects, deadlines, retries of reads, pydra's errors. No knowledge of DRA.
 
-One HTTP/1.1 session with warm connections. Requests go to aiohttp's session directly: kubernetes-asyncio's own
-request path costs much more CPU, and its session asks a thread for proxies at each request.
+HTTP/1.1 with warm connections: up to two are kept for the next claim, what a burst opened beside them is soon closed.
+Requests go to aiohttp's session directly: kubernetes-asyncio's own request path costs much more CPU, and its session
+asks a thread for proxies at each request.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from pydra.kube.decoding import (
 )
 from pydra.kube.errors import build_error, build_unanswered, describe, find_tls_error, parse_status, read_status
 from pydra.kube.resources import JsonObject, ObjectList, Resource, WatchEvent, WatchEventType, build_path
-from pydra.kube.transport import aiohttp, open_session
+from pydra.kube.transport import BURST_IDLE_SECONDS, IDLE_SECONDS, aiohttp, open_session
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ RETRY_PAUSE, RETRY_PAUSE_LIMIT = 0.05, 2.0
 REQUESTS = 256
 """Requests in flight, watches apart. The kubelet prepares as many claims at once as a node has pods, 110 to 250; more
 would cost descriptors and handshakes. What waits for its turn is not counted as waiting for the API server."""
+WARM = 2
+"""Requests in flight that share the connections that are kept warm; what is beyond is a burst."""
 PAGE_SIZE = 500
 WATCH_SECONDS = (300.0, 600.0)
 MEBIBYTE = 1024 * 1024
@@ -98,6 +101,7 @@ class KubeClient:
         deadline: float = REQUEST_DEADLINE,
         retry_for: float = RETRY_FOR,
         requests: int = REQUESTS,
+        burst_idle: float = BURST_IDLE_SECONDS,
         report: Callable[[RequestDone], None] = lambda _: None,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
@@ -109,21 +113,26 @@ class KubeClient:
         self._report = report
         self._uniform = uniform
         self._free_turns = requests
+        self._steady_turns = requests - WARM  # with at least so many turns left, a request is not part of a burst
+        self._burst_idle = burst_idle
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._problem = ""
         self._session: aiohttp.ClientSession | None = None
+        self._burst_session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> KubeClient:
-        self._session = open_session()
+        self._session = open_session(IDLE_SECONDS)
+        self._burst_session = open_session(self._burst_idle)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            with anyio.CancelScope(shield=True):
-                await self._session.close()
-            self._session = None
+        with anyio.CancelScope(shield=True):
+            for session in (self._session, self._burst_session):
+                if session is not None:
+                    await session.close()
+        self._session = self._burst_session = None
 
     def problem(self) -> str:
         """Why the API server cannot be used as configured: a certificate or token that is refused. Empty when fine."""
@@ -302,26 +311,52 @@ class KubeClient:
         deadline: float | None,
     ) -> T:
         """Repeat what failed with `error`, until the deadline; then raise the last error that says a cause."""
+        # Not at the top: importing it takes 10 ms, and the first attempt seldom fails.
+        from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type  # noqa: PLC0415
+
         patience = self._retry_for if deadline is None else deadline
-        attempts = 1
-        while True:
-            longest = min(RETRY_PAUSE * 2**attempts, RETRY_PAUSE_LIMIT)
-            pause = max(error.retry_after, self._uniform(longest / 2, longest))
-            left = patience - (time.monotonic() - began) - pause
-            if left <= 0:
-                if attempts == 1:
-                    raise error
-                text = f"{error}; gave up after {patience:g} s"
-                raise Unavailable(text, status=error.status, cause=error.cause, retry_after=error.retry_after)
-            log.log(logging.WARNING if attempts == 1 else logging.INFO, "%s; trying again in %.1f s", error, pause)
-            await asyncio.sleep(pause)
-            attempts += 1
+        left = patience
+
+        def choose_pause(state: RetryCallState) -> float:
+            longest = min(RETRY_PAUSE * 2**state.attempt_number, RETRY_PAUSE_LIMIT)
+            return max(error.retry_after, self._uniform(longest / 2, longest))
+
+        def is_over(state: RetryCallState) -> bool:
+            nonlocal left
+            left = patience - (time.monotonic() - began) - state.upcoming_sleep
+            return left <= 0
+
+        def log_pause(state: RetryCallState) -> None:
+            level = logging.WARNING if state.attempt_number == 1 else logging.INFO
+            log.log(level, "%s; trying again in %.1f s", error, state.upcoming_sleep)
+
+        def give_up(state: RetryCallState) -> T:
+            if state.attempt_number == 1:
+                raise error
+            text = f"{error}; gave up after {patience:g} s"
+            raise Unavailable(text, status=error.status, cause=error.cause, retry_after=error.retry_after)
+
+        async def try_again() -> T:
+            nonlocal error
+            if retrying.statistics["attempt_number"] == 1:
+                raise error  # the attempt that was made already
             try:
                 return await attempt(seconds=left)
-            except Unavailable as again:
+            except Unavailable as last:
                 # Cut off by the deadline of the whole, the last attempt says less than the one before it.
-                if again.cause != "Timeout" or left >= self._deadline:
-                    error = again
+                if last.cause != "Timeout" or left >= self._deadline:
+                    error = last
+                raise
+
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(Unavailable),
+            wait=choose_pause,
+            stop=is_over,
+            before_sleep=log_pause,
+            retry_error_callback=give_up,
+            sleep=asyncio.sleep,
+        )
+        return await retrying(try_again)
 
     async def _request(
         self,
@@ -395,7 +430,8 @@ class KubeClient:
         seconds: float,
     ) -> aiohttp.ClientResponse:
         """The answer's head, its body still to be read. Refused credentials are read again, once."""
-        if self._session is None:
+        session = self._session if self._free_turns >= self._steady_turns else self._burst_session
+        if session is None:
             raise RuntimeError("the KubeClient is not open: use it in `async with`")
         credentials = self._credentials
         url: str | URL = credentials.server + path
@@ -410,7 +446,7 @@ class KubeClient:
             while True:
                 access = credentials.access
                 try:
-                    response = await self._session.request(
+                    response = await session.request(
                         METHODS[verb],
                         url,
                         data=data,

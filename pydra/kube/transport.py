@@ -45,8 +45,12 @@ else:
 
 __all__ = ["LateContext", "aiohttp", "import_kubeconfig_loader", "open_session"]
 
-IDLE_CONNECTION_SECONDS = 75.0
+IDLE_SECONDS = 75.0
 """Kept open unused for less than the API server's own 90 s, so that a write never meets a connection that it closes."""
+BURST_IDLE_SECONDS = 10.0
+"""The same for connections that a burst opened: long enough for pods that start one after the other, after which they
+go within as long again. aiohttp uses connections in turn, so that without an end of their own the 50 of one burst
+would be kept open by one request every 75 s for each."""
 READ_BUFFER = 256 * 1024
 KEEPALIVE = {
     socket.TCP_KEEPIDLE: 30,
@@ -56,12 +60,12 @@ KEEPALIVE = {
 }
 
 
-def open_session() -> aiohttp.ClientSession:
-    """A session with warm connections: no cookies, no redirects, no proxies of the environment.
+def open_session(idle_seconds: float) -> aiohttp.ClientSession:
+    """A session that closes a connection `idle_seconds` after its last use; no cookies, no proxies of the environment.
 
     It limits no connections: a request that waited for one would look like one that the server does not answer.
     """
-    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_SECONDS, socket_factory=_open_socket)
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=idle_seconds, socket_factory=_open_socket)
     return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
