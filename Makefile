@@ -6,6 +6,9 @@ ARGS ?=
 WORKERS := -n 2 --dist worksteal
 PLUGINS := $(sort $(dir $(wildcard plugins/*/pyproject.toml)))
 
+# The tests start hundreds of processes, and each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 
 .PHONY: help

@@ -19,8 +19,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Test machines are shared: how long an example takes says nothing about the code.
-settings.register_profile("pydra", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Test machines are shared: how long an example takes says nothing about the code. The examples are the same in each
+# run, so that a red run is due to what changed; `--hypothesis-profile=search` looks for new ones.
+settings.register_profile(
+    "pydra",
+    deadline=None,
+    max_examples=50,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("search", settings.get_profile("pydra"), max_examples=2000, derandomize=False)
 settings.load_profile("pydra")
 
 BLOCKED_SECONDS = 1.0

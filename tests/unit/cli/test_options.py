@@ -81,7 +81,7 @@ def test_what_cannot_be_read_is_named(flags: tuple[str, ...], environ: dict[str,
     "text",
     [
         *("[1, 2]", "a: [", "1: 2", "just words", "a: \0", "a: 2026-13-45", "a: 0b_", "a: !!bool x"),
-        *("a: !!timestamp x", "a: " + "[" * 5000),
+        *("a: !!timestamp x", "a: " + "[" * 1000),
     ],
     ids=lambda text: text[:20],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydra.kube.decoding import LineSplitter, LineTooLong, decode_document, decode_page
@@ -50,6 +50,7 @@ json_values = st.recursive(
 
 
 @given(st.lists(st.dictionaries(st.text(max_size=8), json_values, max_size=3), max_size=4), st.integers(0, 4))
+@settings(max_examples=10)
 def test_a_list_with_one_item_nested_too_deep_gives_all_others(bodies: list[dict[str, object]], place: int) -> None:
     items = [{**body, "metadata": {"name": f"n{number}"}} for number, body in enumerate(bodies)]
     encoded = [msgspec.json.encode(item) for item in items]
