@@ -1,7 +1,7 @@
 """Runs the measurements and prints them, times as multiples of the machine's floor.
 
-`make bench` runs all; `make bench ARGS="--quick"` takes fewer rounds, `--part claims` only what is called so (it may be
-given again). `--json FILE` keeps the figures.
+`make bench` runs all parts, `make bench ARGS="claims path"` these two. `--quick` takes fewer rounds, `--json FILE`
+keeps the figures, and `--strict` ends with 1 when a path is longer than its limit.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from benchmarks.claims import measure_claims
 from benchmarks.floor import measure_floor
 from benchmarks.nvidia_agent import measure_nvidia_agent, measure_nvidia_rest
 from benchmarks.nvidia_calls import measure_nvidia_calls
+from benchmarks.path import measure_path
 from benchmarks.publishing import measure_idle, measure_publishing, measure_start
 from benchmarks.report import Report
 from benchmarks.world import open_world
 
-PARTS = ("start", "claims", "publishing", "at rest", "nvidia calls", "nvidia agent", "nvidia at rest")
+PARTS = ("start", "claims", "path", "publishing", "rest", "nvidia-calls", "nvidia-agent", "nvidia-rest")
 
 
 def main() -> None:
@@ -29,8 +31,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, rougher figures")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--part", action="append", choices=PARTS, help="measure only this part")
+    parser.add_argument("--strict", action="store_true", help="fail when a path is longer than its limit")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"measure only this: {', '.join(PARTS)}")
     arguments = parser.parse_args()
+    if unknown := set(arguments.parts).difference(PARTS):
+        parser.error(f"{', '.join(sorted(unknown))} is not a part; the parts are {', '.join(PARTS)}")
     quick = arguments.quick
     rounds = 60 if quick else 200
 
@@ -39,20 +44,24 @@ def main() -> None:
         path = f"/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{claim.name}"
         floor = measure_floor(world.url + path, world.root)
     report = Report(floor, f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.release()}")
-    parts: dict[str, Callable[[], None]] = {
+    parts: dict[str, Callable[[], bool | None]] = {
         "start": lambda: measure_start(report, rounds=3 if quick else 7),
         "claims": lambda: measure_claims(report, rounds=rounds, soak=1000 if quick else 10_000),
+        "path": lambda: measure_path(report),
         "publishing": lambda: measure_publishing(report),
-        "at rest": lambda: measure_idle(report, seconds=20 if quick else 60),
-        "nvidia calls": lambda: measure_nvidia_calls(report, rounds=rounds),
-        "nvidia agent": lambda: measure_nvidia_agent(report, rounds=rounds),
-        "nvidia at rest": lambda: measure_nvidia_rest(report, seconds=30),
+        "rest": lambda: measure_idle(report, seconds=20 if quick else 60),
+        "nvidia-calls": lambda: measure_nvidia_calls(report, rounds=rounds),
+        "nvidia-agent": lambda: measure_nvidia_agent(report, rounds=rounds),
+        "nvidia-rest": lambda: measure_nvidia_rest(report, seconds=30),
     }
-    for name in arguments.part or parts:
+    within = True
+    for name in arguments.parts or PARTS:
         report.section(name)
-        parts[name]()
+        within &= parts[name]() is not False
     if arguments.json:
         arguments.json.write_text(json.dumps(report.figures, indent=2) + "\n")
+    if arguments.strict and not within:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -33,19 +33,19 @@ def measure_nvidia_agent(report: Report, *, rounds: int) -> None:
     with open_world() as world, open_world() as other:
         other.start_agent(8)
         other.wait_slices(8)
-        _start(world)
+        start_nvidia(world)
         report.figure("child RSS after start", memory_of(world.child).rss, "MiB", "40")
         time.sleep(SETTLED)
         with world.kubelet() as nvidia, other.kubelet() as sim:
-            small = _create(world, "small", [SMALL])
+            small = create_claim(world, "small", [SMALL])
             kinds = {
                 "a simulated accelerator": (sim, other.create_claims([0])),
                 "1g": (nvidia, small),
-                "1 GPU": (nvidia, _create(world, "one", ["gpu-1"])),
-                "8 GPUs": (nvidia, _create(world, "eight", EIGHT)),
+                "1 GPU": (nvidia, create_claim(world, "one", ["gpu-1"])),
+                "8 GPUs": (nvidia, create_claim(world, "eight", EIGHT)),
             }
             _measure(report, kinds, rounds)
-            held = _create(world, "beside", [BESIDE])
+            held = create_claim(world, "beside", [BESIDE])
             nvidia.prepare(held)
             _measure(report, {"1g beside another": (nvidia, small)}, rounds)
             nvidia.unprepare(held)
@@ -59,7 +59,7 @@ def measure_nvidia_rest(report: Report, *, seconds: float) -> None:
     report.figure("import of the backend and pynvml, best of 5", min(_import() for _ in range(5)), "ms")
     for health in ("true", "false"):
         with open_world() as world:
-            _start(world, PYDRA_NVIDIA_HEALTH=health)
+            start_nvidia(world, PYDRA_NVIDIA_HEALTH=health)
             time.sleep(SETTLED)
             spent = cpu_seconds(world.child)
             time.sleep(seconds)
@@ -67,7 +67,8 @@ def measure_nvidia_rest(report: Report, *, seconds: float) -> None:
             report.figure(f"CPU of the child at rest, health {health}", spent, "ms per s", "a few")
 
 
-def _start(world: World, **settings: str) -> None:
+def start_nvidia(world: World, **settings: str) -> None:
+    """Start the agent over a simulated HGX H100 and wait for its slices."""
     world.driver = DRIVER
     variables = {
         "PYDRA_NVIDIA_SCENARIO": SCENARIO,
@@ -78,7 +79,8 @@ def _start(world: World, **settings: str) -> None:
     world.wait_slices(DEVICES)
 
 
-def _create(world: World, name: str, devices: Sequence[str]) -> list[Claim]:
+def create_claim(world: World, name: str, devices: Sequence[str]) -> list[Claim]:
+    """One claim, as a list for the kubelet's calls."""
     claim = objects.plain_claim(name, DRIVER, len(devices))
     return [world.create_claim(claim, objects.plain_allocation(name, DRIVER, devices))]
 

@@ -41,5 +41,9 @@ class Report:
         self.figures[name] = value
         self._line(name, f"{value:8.2f} {unit}", aim)
 
+    def note(self, text: str) -> None:
+        """What a figure is made of."""
+        print(f"    {text}", flush=True)
+
     def _line(self, name: str, shown: str, aim: str) -> None:
         print(f"  {name:<52} {shown:<48} {f'aim: {aim}' if aim else ''}".rstrip(), flush=True)

@@ -83,13 +83,12 @@ class World:
         items: list[dict[str, Any]] = self.request("GET", "/apis/resource.k8s.io/v1/resourceslices")["items"]
         return items
 
-    def start_agent(self, devices: int) -> None:
+    def start_agent(self, devices: int, **settings: str) -> None:
         """Start the agent over a machine with this many accelerators; `wait_registered` and `wait_slices` follow."""
         scenario = self.root / "scenario.yaml"
         scenario.write_text(objects.scenario(devices))
-        self.start_agent_of(
-            "sim", {"PYDRA_SIM_SCENARIO": f"{scenario}", "PYDRA_SIM_STATE": f"{self.volatile}/hardware"}
-        )
+        variables = {"PYDRA_SIM_SCENARIO": f"{scenario}", "PYDRA_SIM_STATE": f"{self.volatile}/hardware"}
+        self.start_agent_of("sim", variables | settings)
 
     def start_agent_of(self, backend: str, settings: Mapping[str, str]) -> None:
         """Start the agent with this backend and its variables."""
