@@ -83,7 +83,15 @@ def test_the_readme_shows_the_minimal_example_of_25_lines() -> None:
     assert len([line for line in source.splitlines() if line.strip() and not line.strip().startswith('"""')]) <= 25
 
 
-def test_the_python_in_the_tutorial_runs() -> None:
+def test_the_tutorial_shows_the_minimal_example_piece_by_piece() -> None:
+    pieces = re.findall(r"```python\n(.*?)```", read("docs/tutorial.md"), flags=re.DOTALL)
+    source = (ROOT / "examples" / "minimal" / "my_fpga.py").read_text()
+    assert [line for piece in pieces for line in piece.splitlines() if line] == [
+        line for line in source.splitlines() if line
+    ]
+
+
+def test_the_python_in_the_backend_contract_runs() -> None:
     for source in re.findall(r"```python\n(.*?)```", read("docs/backend.md"), flags=re.DOTALL):
         body = ast.parse(source).body
         if not any(isinstance(statement, ast.Raise) for statement in body):  # those are shown inside prepare

@@ -12,9 +12,7 @@ import pydra
 import pydra.errors as errors
 from tests.house.pages import find_code, find_rows, read, read_words
 
-OF_CLAIMS, _, OF_NODES = (
-    read("docs/troubleshoot.md").partition("## Events on a claim")[2].partition("## Events on the node")
-)
+OF_CLAIMS, _, OF_NODES = read("docs/events.md").partition("## Events on the node")
 
 
 def reasons(error: type[errors.PydraError]) -> Iterator[str]:
