@@ -37,3 +37,11 @@ def test_metrics_that_other_pages_name_exist() -> None:
     for page in ("docs/install.md", "docs/troubleshoot.md", "docs/upgrade.md", "docs/admission.md", "docs/security.md"):
         for name in re.findall(r"`(pydra_[a-z_]+)", read(page)):
             assert name in known or name.startswith("pydra_nvidia"), f"{page}: {name}"
+
+
+def test_reasons_that_alerts_name_are_reasons_of_events() -> None:
+    rules = [rule for group in yaml.safe_load(RULES.read_text()).values() for rule in group]
+    text = " ".join(f"{rule['expr']} {rule['summary']} {rule['description']}" for rule in rules)
+    named = set(re.findall(r"\b(?:Backend|Claim|Driver|Checkpoint|Registration|Fields|Edit|Invalid)[A-Z]\w+", text))
+    assert len(named) >= 8
+    assert named - set(find_code(read("docs/events.md"))) == set()
