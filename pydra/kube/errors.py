@@ -84,11 +84,12 @@ def describe(verb: str, resource: Resource | None, path: str) -> str:
     word = _WORDS.get(verb, verb)
     if resource is None:
         return f"{word} {path}"
-    scope, _, name = path.partition("?")[0].partition(f"/{resource.plural}")
-    _, _, namespace = scope.partition("/namespaces/")
+    parts = path.partition("?")[0].partition(f"/{resource.version}/")[2].split("/")
+    namespace = unquote(parts[1]) if parts[0] == "namespaces" and len(parts) > 2 else ""
+    name = "/".join(parts[3:] if namespace else parts[1:])
     if not name:
-        return f"{word} {resource}" + (f" in namespace {unquote(namespace)}" if namespace else "")
-    return f"{word} {resource.kind} {unquote(namespace + name).lstrip('/')}"
+        return f"{word} {resource}" + (f" in namespace {namespace}" if namespace else "")
+    return f"{word} {resource.kind} {f'{namespace}/' if namespace else ''}{unquote(name)}"
 
 
 def build_error(doing: str, status: int, answer: Status, *, retry_after: str = "") -> KubeError:

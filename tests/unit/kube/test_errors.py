@@ -10,7 +10,7 @@ import pytest
 from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable
 from pydra.kube.client import LOWER_ERRORS
 from pydra.kube.errors import Status, build_error, build_unanswered, describe, error_class, parse_status
-from pydra.kube.resources import NODES, PODS, RESOURCE_CLAIMS, Resource, build_path
+from pydra.kube.resources import EVENTS, NODES, PODS, RESOURCE_CLAIMS, Resource, build_path
 
 CLASSES = {
     0: Unavailable,
@@ -75,6 +75,7 @@ def test_the_message_says_what_was_done_what_came_and_what_to_do() -> None:
             "replace ResourceClaim a b/c",
         ),
         ("list", RESOURCE_CLAIMS, build_path(RESOURCE_CLAIMS), "list resourceclaims.resource.k8s.io"),
+        ("create", EVENTS, build_path(EVENTS, namespace="ns"), "create events.events.k8s.io in namespace ns"),
         ("create", PODS, build_path(PODS, namespace="ns") + "?dryRun=All", "create pods in namespace ns"),
     ],
 )
