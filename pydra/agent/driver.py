@@ -14,7 +14,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -185,7 +185,6 @@ class DriverService:
         self._cdi = CdiStore(settings.cdi_dir, driver)
         self._board = HealthBoard()
         self._sockets_tried = anyio.Event()
-        self._published_devices: Callable[[], Mapping[str, Collection[str]] | None] = lambda: None
         # Refused here, where it costs this backend only; what is raised beside running parts ends the agent.
         plan_socket_paths(
             driver,
@@ -206,7 +205,7 @@ class DriverService:
             parts.start_soon(self._collect_garbage, garbage, name=f"garbage of {self._driver}")
             async with anyio.create_task_group() as front:
                 # Slices are written until `stop` only: what an instance that takes over publishes is not undone.
-                self._start_publishing(parts, front)
+                self._start_publishing(claims, parts, front)
                 front.start_soon(self._build_plugin(claims).run, name=f"kubelet plugin {self._driver}")
                 await stop.wait()
                 deadline = anyio.current_time() + self._settings.drain_grace
@@ -290,7 +289,6 @@ class DriverService:
             plans=Method.PLAN in self._facts.methods,
             cdi=self._cdi,
             host_root=settings.host_root,
-            is_published=self._is_published,
             deadlines=Deadlines(
                 prepare=settings.prepare_deadline,
                 unprepare=settings.unprepare_deadline,
@@ -327,10 +325,6 @@ class DriverService:
             drain_grace=self._settings.drain_grace,
             report=self._hear_kubelet,
         )
-
-    def _is_published(self, pool: str, device: str) -> bool | None:
-        published = self._published_devices()
-        return None if published is None else device in published.get(pool, ())
 
     async def _collect_garbage(self, garbage: GarbageCollector) -> None:
         await self._sockets_tried.wait()  # it asks for every claim that is held: half a second of CPU for 1000
@@ -384,7 +378,7 @@ class DriverService:
 
     # Up: hardware changes
 
-    def _start_publishing(self, parts: TaskGroup, front: TaskGroup) -> None:
+    def _start_publishing(self, claims: ClaimPreparer, parts: TaskGroup, front: TaskGroup) -> None:
         settings, supervisor = self._settings, self._supervisor
         cache = Informer(
             self._context.client,
@@ -409,6 +403,7 @@ class DriverService:
             self._board.publish(tuple(replace(one, updated=now) for one in published.health))
             if published is not shown:
                 shown = published
+                claims.published = {settings.node_name: {device.name for device in published.pool.devices}}
                 reconciler.publish(published.pool)
                 self._report.published(published)
 
@@ -427,7 +422,6 @@ class DriverService:
         )
         front.start_soon(cache.run, name=f"watch of the slices of {self._driver}")
         front.start_soon(reconciler.run, name=f"slices of {self._driver}")
-        self._published_devices = inventory.published_devices
         parts.start_soon(inventory.run, name=f"inventory of {self._driver}")
         if Method.MEASURE in self._facts.methods:
             parts.start_soon(self._measure, name=f"measurements of {self._driver}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import anyio
@@ -59,14 +59,9 @@ class InventoryLoop:
         self._snapshot: Snapshot | None = None
         self._tainted: Mapping[str, str] = {}
         self._published: Published | None = None
-        self._names: Mapping[str, Collection[str]] | None = None
         self._unhealthy: Mapping[str, str] = {}
         self._failures = 0
         self._woken = anyio.Event()
-
-    def published_devices(self) -> Mapping[str, Collection[str]] | None:
-        """The names of the devices that are published, by pool; None until the backend has discovered anything."""
-        return self._names
 
     def wake(self) -> None:
         """Look again now."""
@@ -117,7 +112,6 @@ class InventoryLoop:
             self._published = build_pool(
                 self._snapshot, driver=self._driver, pool=self._pool, policy=self._policy, quarantined=quarantined
             )
-            self._names = {self._pool: frozenset(device.name for device in self._published.pool.devices)}
             if not self._snapshot.lost:  # otherwise nothing new is known of their health
                 self._log_health(self._published.health)
         self._publish(self._published)

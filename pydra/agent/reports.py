@@ -22,7 +22,7 @@ from pydra.backends.events import (
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import ClaimRef
 from pydra.claims.gc import GarbageCollected
-from pydra.claims.preparer import Operation, OperationDone, OperationFailed, OperationStarted
+from pydra.claims.preparer import OperationDone, OperationFailed, OperationStarted
 from pydra.devices import HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
 from pydra.inventory import Published
@@ -130,15 +130,15 @@ class Reports:
 
     @_handle.register
     def _(self, event: OperationStarted) -> None:
-        self._metrics.claims(event.driver).started(event.operation.value)
+        self._metrics.claims[event.driver].started(event.operation.value)
 
     @_handle.register
     def _(self, event: OperationDone) -> None:
-        self._finish(event.driver, event.operation, "ok", event.seconds)
+        self._metrics.claims[event.driver].ended(event.operation.value, event.seconds)
 
     @_handle.register
     def _(self, event: OperationFailed) -> None:
-        self._finish(event.driver, event.operation, self._label(event.error), event.seconds)
+        self._metrics.claims[event.driver].ended(event.operation.value, event.seconds, self._label(event.error))
         self._tell(claim_subject(event.ref), event.error.reason, str(event.error), event.operation.value)
 
     @_handle.register
@@ -258,9 +258,6 @@ class Reports:
             self._metrics.fields_dropped.labels(self._driver, gate).set(gate in gates)
         self._gates_off = frozenset(gates)
         self._metrics.devices_withheld.labels(self._driver).set(withheld)
-
-    def _finish(self, driver: str, operation: Operation, result: str, seconds: float) -> None:
-        self._metrics.claims(driver).ended(operation.value, seconds, result)
 
     def _label(self, error: PydraError) -> str:
         """The error's reason as a label, of which there are never more than a few: backends are strangers."""

@@ -44,7 +44,7 @@ async def take_over(
     API server.
     """
     inheritance = await inherit(directory)
-    new = [one for one in inheritance.claims if store.get(one.claim.uid) is None]
+    new = [one for one in inheritance.claims if store.records.get(one.claim.uid) is None]
     names = await find_names() if any(not one.claim.name for one in new) else {}
     for inherited in new:
         record = Record(

@@ -125,18 +125,24 @@ class InstanceLock:
         if self._descriptor != -1:
             self.try_lock(offset, fcntl.F_UNLCK)
 
-    async def begin_work(self, until: float) -> None:
-        """Keep other instances from restoring: one more claim is in work here."""
+    async def take_claim(self, uid: str, until: float) -> None:
+        """Keep other instances from this claim, and from restoring while it is in work; as `lock` waits and raises."""
+        if not self._working and not self.try_lock(WORK, fcntl.F_RDLCK):
+            await self.lock(WORK, until, waiting_for="restores what it holds", kind=fcntl.F_RDLCK)
         self._working += 1
-        if self._working == 1:
-            try:
-                await self.lock(WORK, until, waiting_for="restores what it holds", kind=fcntl.F_RDLCK)
-            except BaseException:
-                self._working -= 1
-                raise
+        try:
+            if not self.try_lock(claim := claim_offset(uid)):
+                await self.lock(claim, until, waiting_for="is at work on the same claim")
+        except BaseException:
+            self._end_work()
+            raise
 
-    def end_work(self) -> None:
-        """One claim less is in work here."""
+    def release_claim(self, uid: str) -> None:
+        """The claim is no longer in work here."""
+        self.unlock(claim_offset(uid))
+        self._end_work()
+
+    def _end_work(self) -> None:
         self._working -= 1
         if not self._working:
             self.unlock(WORK)

@@ -27,7 +27,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import TypeAlias
 
 import msgspec
@@ -79,6 +78,9 @@ class RecordStore:
     `changed` is called with a claim's uid after each change of its record, whichever instance made it; `report` with
     each record that turns out to be unreadable. `elsewhere` are the directories in which other versions, or the same
     with another kind of store, keep this driver's records: they are moved here.
+
+    `records` are the readable ones by claim uid, `unreadable` the claims whose record cannot be read, until they are
+    unprepared. Both follow every change.
     """
 
     def __init__(
@@ -103,25 +105,11 @@ class RecordStore:
         self._step = step
         self._records: dict[str, Record] = {}
         self._unreadable: dict[str, UnreadableRecord] = {}
+        self.records: Mapping[str, Record] = self._records
+        self.unreadable: Mapping[str, UnreadableRecord] = self._unreadable
         self._signatures: dict[str, Signature] = {}
         self._counter = -1
         self._changing = asyncio.Lock()
-
-    # What is known
-
-    @property
-    def records(self) -> Mapping[str, Record]:
-        """Every readable record by claim uid: a view that follows every change."""
-        return MappingProxyType(self._records)
-
-    @property
-    def unreadable(self) -> Mapping[str, UnreadableRecord]:
-        """The claims whose record cannot be read, by uid, until they are unprepared."""
-        return MappingProxyType(self._unreadable)
-
-    def get(self, uid: str) -> Record | None:
-        """The claim's record."""
-        return self._records.get(uid)
 
     def held(self, *, but: str = "") -> tuple[HeldClaim, ...]:
         """All claims that this node holds, in the order of their uids, without the one with the uid `but`."""
@@ -157,7 +145,8 @@ class RecordStore:
             CheckpointError: the disk refused, the record is too large, or a newer version's record is in its place.
         """
         uid = record.claim.uid
-        self._refuse_newer(uid)
+        if uid in self._unreadable:
+            self._refuse_newer(uid)
         content = build_record(record)
         await self._perform(f"writing the record of claim {uid}", self._replace, uid + _RECORD, content)
         self._records[uid] = record
@@ -174,7 +163,8 @@ class RecordStore:
 
     async def remove(self, uid: str) -> None:
         """Remove everything that is kept of the claim, also what was set aside. Nothing to remove is success."""
-        self._refuse_newer(uid)
+        if uid in self._unreadable:
+            self._refuse_newer(uid)
         await self._perform(f"removing the record of claim {uid}", self._unlink, uid)
         self._records.pop(uid, None)
         self.changed(uid)
@@ -415,8 +405,8 @@ class RecordStore:
         os.chmod(self._path, DIRECTORY_MODE)
 
     def _refuse_newer(self, uid: str) -> None:
-        found = self._unreadable.get(uid)
-        if found is not None and found.is_newer:
+        found = self._unreadable[uid]
+        if found.is_newer:
             raise CheckpointError(f"the record {found.path} must stay as it is: {found.why}")
 
     def _explain(self, error: OSError, doing: str) -> CheckpointError:

@@ -7,7 +7,7 @@ with its path. Source: Kubernetes API reference, resource.k8s.io/v1 ResourceClai
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ _REQUEST = re.compile(rf"{_LABEL}(?:/{_LABEL})?")
 _POOL = re.compile(rf"{_SUBDOMAIN}(?:/{_SUBDOMAIN})*")
 _DEVICE = re.compile(_LABEL)
 _LONGEST_NAME = 253
+_NOT_STORABLE = (OverflowError, UnicodeEncodeError, RecursionError)
 
 
 class _Opaque(msgspec.Struct, frozen=True):
@@ -109,13 +110,24 @@ def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str) -> Allo
             f"claim {ref} is not allocated; the scheduler allocates it when it places a pod that uses it, "
             "so do not set spec.nodeName on such a pod"
         )
-    devices = tuple(_parse_devices(allocation, ref, driver))
+    devices = _parse_devices(allocation, ref, driver)
     if not devices:
         others = sorted({_quote(result.driver) for result in allocation.results or ()})
         raise NotAllocated(f"claim {ref} has no device of driver {driver}; it has {', '.join(others) or 'none at all'}")
-    claim = Claim(uid=ref.uid, namespace=ref.namespace, name=ref.name, devices=devices)
-    _check_storable(claim, ref)
-    return Allocation(claim=claim, pods=tuple(_pods(status, ref.namespace)))
+    claim = Claim(uid=ref.uid, namespace=ref.namespace, name=ref.name, devices=tuple(devices))
+    try:
+        msgspec.msgpack.encode(claim)
+    except _NOT_STORABLE as error:
+        # JSON can say what neither the wire nor a record can carry: huge integers, half characters.
+        places = {config.position for device in devices for config in device.configs if _is_unstorable(config)}
+        where = ", ".join(sorted(places)) or "status.allocation"
+        raise ClaimError(f"claim {ref}: {where} has a value that cannot be kept: {error}") from error
+    pods = [
+        PodRef(uid=consumer.uid, namespace=ref.namespace, name=consumer.name)
+        for consumer in status.reserved_for or ()
+        if consumer.resource == "pods"
+    ]
+    return Allocation(claim=claim, pods=tuple(pods))
 
 
 def base_request(request: str) -> str:
@@ -123,65 +135,67 @@ def base_request(request: str) -> str:
     return request.partition("/")[0]
 
 
-def _parse_devices(allocation: _Devices, ref: ClaimRef, driver: str) -> Iterator[AllocatedDevice]:
-    configs = tuple(_opaque_configs(allocation.config or (), driver))
+def _parse_devices(allocation: _Devices, ref: ClaimRef, driver: str) -> list[AllocatedDevice]:
+    entries = _own_configs(allocation.config or (), driver)
+    devices: list[AllocatedDevice] = []
     for index, result in enumerate(allocation.results or ()):
         if result.driver != driver:
             continue
-        _check_names(result, f"claim {ref}: status.allocation.devices.results[{index}]")
-        chosen = _strongest(
-            # A class cannot help naming the request: the allocator does it, whatever the class has.
-            (config, bool(requests) and config.source == "FromClaim")
-            for requests, config in configs
-            if _concerns(requests, result.request)
+        _check_names(result, ref, index)
+        configs, explicit = _choose_configs(entries, result.request)
+        devices.append(
+            AllocatedDevice(
+                request=result.request,
+                pool=result.pool,
+                device=result.device,
+                share_id=result.share_id or None,
+                consumed_capacity=result.consumed_capacity or {},
+                admin_access=bool(result.admin_access),
+                configs=configs,
+                explicit=explicit,
+            )
         )
-        yield AllocatedDevice(
-            request=result.request,
-            pool=result.pool,
-            device=result.device,
-            share_id=result.share_id or None,
-            consumed_capacity=result.consumed_capacity or {},
-            admin_access=bool(result.admin_access),
-            configs=tuple(config for config, _ in chosen),
-            explicit=tuple(explicit for _, explicit in chosen),
-        )
+    return devices
 
 
-def _opaque_configs(entries: Sequence[_Config], driver: str) -> Iterator[tuple[tuple[str, ...], OpaqueConfig]]:
-    """The driver's configs with the requests they are for; numbered within their source, from 1, as people count."""
+def _own_configs(entries: Sequence[_Config], driver: str) -> list[tuple[tuple[str, ...], OpaqueConfig]]:
+    """The driver's configs, weakest first, with the requests they are for; numbered within their source, from 1."""
+    own: dict[bool, list[tuple[tuple[str, ...], OpaqueConfig]]] = {True: [], False: []}
     numbers: dict[str, int] = {}
-    # The API lists class configs first. Sorting (which is stable) says so once more, since all depends on it.
-    for entry in sorted(entries, key=lambda entry: entry.source != "FromClass"):
+    for entry in entries:
         numbers[entry.source] = number = numbers.get(entry.source, 0) + 1
         if entry.opaque is None or entry.opaque.driver != driver:
             continue
         requests = entry.requests or ()
         of = f" (request {', '.join(requests)})" if requests else ""
         position = f"{entry.source} config {number}{of}"
-        yield requests, OpaqueConfig(source=entry.source, position=position, parameters=entry.opaque.parameters)
+        config = OpaqueConfig(source=entry.source, position=position, parameters=entry.opaque.parameters)
+        own[entry.source == "FromClass"].append((requests, config))
+    # The API lists those of the class first. All depends on it, so it is not left to the API.
+    return own[True] + own[False]
 
 
-def _concerns(requests: Sequence[str], request: str) -> bool:
-    return not requests or request in requests or base_request(request) in requests
+def _choose_configs(
+    entries: Sequence[tuple[tuple[str, ...], OpaqueConfig]], request: str
+) -> tuple[tuple[OpaqueConfig, ...], tuple[bool, ...]]:
+    """The configs for a request, and of each whether it names the request: the last of each kind, weakest first.
 
-
-def _strongest(configs: Iterator[tuple[OpaqueConfig, bool]]) -> tuple[tuple[OpaqueConfig, bool], ...]:
-    """One config of each kind, the last; in the order of the ones that stay, so that the strongest comes last."""
+    A kind is `apiVersion` and `kind`; a config without them is a kind of its own, for its decoder to refuse.
+    """
     kept: dict[object, tuple[OpaqueConfig, bool]] = {}
-    for config, explicit in configs:
-        kind = _kind(config)
-        kept.pop(kind, None)
-        kept[kind] = config, explicit
-    return tuple(kept.values())
+    for requests, config in entries:
+        if requests and request not in requests and base_request(request) not in requests:
+            continue
+        version, kind = config.parameters.get("apiVersion"), config.parameters.get("kind")
+        key = (version, kind) if isinstance(version, str) and isinstance(kind, str) else config.position
+        kept.pop(key, None)
+        # A class cannot help naming the request: the allocator does it, whatever the class has.
+        kept[key] = config, bool(requests) and config.source == "FromClaim"
+    configs, explicit = zip(*kept.values(), strict=True) if kept else ((), ())
+    return configs, explicit
 
 
-def _kind(config: OpaqueConfig) -> object:
-    """The config's `apiVersion` and `kind`; one without them is a kind of its own, for its decoder to refuse."""
-    named = (config.parameters.get("apiVersion"), config.parameters.get("kind"))
-    return named if all(isinstance(part, str) for part in named) else config.position
-
-
-def _check_names(result: _Result, path: str) -> None:
+def _check_names(result: _Result, ref: ClaimRef, index: int) -> None:
     for what, text, pattern, allowed in (
         ("request", result.request, _REQUEST, "a DNS label, or two with a slash between"),
         ("pool", result.pool, _POOL, "DNS subdomains with slashes between"),
@@ -189,31 +203,16 @@ def _check_names(result: _Result, path: str) -> None:
         ("shareID", result.share_id or "0", _UID, "a UUID"),
     ):
         if len(text) > _LONGEST_NAME or not pattern.fullmatch(text):
-            raise ClaimError(f"{path}.{what} is {_quote(text)}; it must be {allowed}")
+            path = f"claim {ref}: status.allocation.devices.results[{index}].{what}"
+            raise ClaimError(f"{path} is {_quote(text)}; it must be {allowed}")
 
 
-def _check_storable(claim: Claim, ref: ClaimRef) -> None:
-    """Refuse what JSON can say but neither the wire nor a record can carry: huge integers, half characters."""
-    try:
-        msgspec.msgpack.encode(claim)
-    except (OverflowError, UnicodeEncodeError, RecursionError) as error:
-        places = {config.position for device in claim.devices for config in device.configs if _unstorable(config)}
-        where = ", ".join(sorted(places)) or "status.allocation"
-        raise ClaimError(f"claim {ref}: {where} has a value that cannot be kept: {error}") from error
-
-
-def _unstorable(config: OpaqueConfig) -> bool:
+def _is_unstorable(config: OpaqueConfig) -> bool:
     try:
         msgspec.msgpack.encode(config)
-    except (OverflowError, UnicodeEncodeError, RecursionError):
+    except _NOT_STORABLE:
         return True
     return False
-
-
-def _pods(status: _Status, namespace: str) -> Iterator[PodRef]:
-    for consumer in status.reserved_for or ():
-        if consumer.resource == "pods":
-            yield PodRef(uid=consumer.uid, namespace=namespace, name=consumer.name)
 
 
 def _quote(text: str) -> str:

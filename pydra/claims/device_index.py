@@ -36,34 +36,35 @@ class DeviceIndex:
     def __init__(self) -> None:
         self._uses: dict[tuple[str, str], dict[str, list[Use]]] = {}
         self._devices: dict[str, list[tuple[str, str]]] = {}
+        self._claims: dict[str, Claim] = {}
 
-    def hold(self, uid: str, *claims: Claim, unknown: Iterable[tuple[str, str]] = (), name: str = "") -> None:
-        """From now on the uid holds the devices of these claims and the `unknown` ones (pool, name), and no others.
+    def hold(self, uid: str, claim: Claim) -> None:
+        """From now on the uid holds the devices of this claim, and no others."""
+        if self._claims.get(uid) is claim:
+            return  # as after each write of its record
+        self.release(uid)
+        self._claims[uid] = claim
+        name = f"{claim.namespace}/{claim.name}"
+        for device in claim.devices:
+            use = Use(claim=name, admin_access=device.admin_access, share_id=device.share_id)
+            self._add(uid, (device.pool, device.device), use)
 
-        `unknown` are devices of a record that cannot be read: nobody may share them, since nobody knows how they are
-        used; `name` is what messages then call the claim.
+    def hold_unknown(self, uid: str, devices: Iterable[tuple[str, str]], name: str = "") -> None:
+        """From now on the uid holds these devices (pool, name), of a record that cannot be read, and no others.
+
+        Nobody may share them, since nobody knows how they are used; `name` is what messages then call the claim.
         """
         self.release(uid)
-        held = [
-            (
-                (device.pool, device.device),
-                Use(
-                    claim=f"{claim.namespace}/{claim.name}",
-                    admin_access=device.admin_access,
-                    share_id=device.share_id,
-                ),
-            )
-            for claim in claims
-            for device in claim.devices
-        ]
-        held += [(device, Use(claim=name or f"with uid {uid}")) for device in unknown]
-        for device, use in held:
-            self._uses.setdefault(device, {}).setdefault(uid, []).append(use)
-        if held:
-            self._devices[uid] = [device for device, _ in held]
+        for device in devices:
+            self._add(uid, device, Use(claim=name or f"with uid {uid}"))
+
+    def _add(self, uid: str, device: tuple[str, str], use: Use) -> None:
+        self._uses.setdefault(device, {}).setdefault(uid, []).append(use)
+        self._devices.setdefault(uid, []).append(device)
 
     def release(self, uid: str) -> None:
         """The uid holds nothing any more."""
+        self._claims.pop(uid, None)
         for device in self._devices.pop(uid, ()):
             uses = self._uses.get(device, {})
             uses.pop(uid, None)

@@ -11,7 +11,7 @@ it is right. Whatever moment the agent dies in, the record says enough to go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -23,8 +23,8 @@ from pydra.claim import AllocatedDevice, Claim
 from pydra.claims.device_index import DeviceIndex
 from pydra.errors import CheckpointError, KubeError, NotFound, PydraError, UnknownDevice
 
-IsPublished: TypeAlias = Callable[[str, str], bool | None]
-"""Whether this node publishes the device (pool, name); None while nobody knows, as before the first discover."""
+PublishedDevices: TypeAlias = Mapping[str, Collection[str]] | None
+"""The names of the devices that this node publishes, by pool; None while nobody knows, as before the first discover."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -66,7 +66,7 @@ def decide_prepare(
     *,
     boot_id: str,
     index: DeviceIndex,
-    is_published: IsPublished,
+    published: PublishedDevices,
 ) -> Answer | Begin | Undo | Refuse:
     """What to do when the kubelet wants a claim prepared.
 
@@ -81,7 +81,7 @@ def decide_prepare(
         return Answer(record)
     if in_use := index.find_conflict(asked):
         return Refuse(in_use)
-    if unknown := _find_unknown(asked, is_published):
+    if published is not None and (unknown := _find_unknown(asked, published)):
         return Refuse(unknown)
     if record is None:
         return Begin(asked)
@@ -127,11 +127,6 @@ def decide_reconcile(
     return Answer(record) if record.boot_id == boot_id else Keep()
 
 
-def begin(claim: Claim, *, driver: str, boot_id: str, created: float) -> Record:
-    """The record to write before the backend prepares the claim."""
-    return Record(claim=claim, driver=driver, stage=Stage.STARTED, boot_id=boot_id, created=created)
-
-
 def is_silence(error: PydraError) -> bool:
     """Whether the API server said nothing about the claim, not even that it does not exist."""
     return isinstance(error, KubeError) and not (isinstance(error, NotFound) and error.is_of_object)
@@ -150,9 +145,9 @@ def _substance(device: AllocatedDevice) -> tuple[object, ...]:
     return (*named, dict(device.consumed_capacity), [config.parameters for config in device.configs])
 
 
-def _find_unknown(claim: Claim, is_published: IsPublished) -> UnknownDevice | None:
+def _find_unknown(claim: Claim, published: Mapping[str, Collection[str]]) -> UnknownDevice | None:
     for device in claim.devices:
-        if is_published(device.pool, device.device) is False:
+        if device.device not in published.get(device.pool, ()):
             return UnknownDevice(
                 f"device {device.device} of pool {device.pool} is not published by this node: it is gone, or the "
                 "allocation is out of date; delete the pod, so that its claim is allocated again"

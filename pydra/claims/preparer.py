@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
+from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -41,11 +42,10 @@ from pydra.claims.device_index import DeviceIndex
 from pydra.claims.lifecycle import (
     Answer,
     Begin,
-    IsPublished,
+    PublishedDevices,
     Refuse,
     RemoveFile,
     Undo,
-    begin,
     decide_prepare,
     decide_reconcile,
     decide_unprepare,
@@ -54,6 +54,8 @@ from pydra.errors import BackendError, InternalError, PydraError, Unavailable
 from pydra.observability.logging import set_logging_fields
 
 _log = logging.getLogger(__name__)
+_device_of = attrgetter("device")
+_name_of = attrgetter("name")
 
 FetchClaim: TypeAlias = Callable[[ClaimRef, float], Awaitable[Mapping[str, Any]]]
 """Reads the ResourceClaim, within so many seconds. Raises KubeError: NotFound, Unavailable and the others."""
@@ -135,9 +137,12 @@ class Reconciled(Enum):
 
 
 class _Work:
-    """One operation on one claim. `answer` is what the caller waits for; the task may go on after it, to undo."""
+    """One operation on one claim. `answer` is what the caller waits for; the task may go on after it, to undo.
 
-    __slots__ = ("answer", "began", "devices", "from_record", "operation", "pods", "ref", "task", "timings")
+    `fields` are what only the claim's object tells, for the log.
+    """
+
+    __slots__ = ("answer", "began", "fields", "from_record", "operation", "pods", "ref", "task", "timings")
 
     def __init__(self, operation: object, ref: ClaimRef, answer: asyncio.Future[Any], began: float) -> None:
         self.operation = operation
@@ -146,7 +151,7 @@ class _Work:
         self.began = began
         self.task: asyncio.Task[None] | None = None
         self.pods: tuple[PodRef, ...] = ()
-        self.devices = ""
+        self.fields: dict[str, str] = {}
         self.from_record = False
         self.timings: dict[str, float] = {}
 
@@ -156,7 +161,10 @@ class _Work:
 
 
 class ClaimPreparer:
-    """The claims of one driver on this node. Ending the event loop at any moment is as safe as a crash."""
+    """The claims of one driver on this node. Ending the event loop at any moment is as safe as a crash.
+
+    `published` is kept up to date by whoever publishes the devices.
+    """
 
     def __init__(
         self,
@@ -169,10 +177,10 @@ class ClaimPreparer:
         plans: bool,
         cdi: CdiStore,
         host_root: str = "/",
-        is_published: IsPublished = lambda _pool, _device: None,
         deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
         report: Callable[[ClaimEvent], None] = lambda _: None,
     ) -> None:
+        self.published: PublishedDevices = None
         self._driver = driver
         self._boot_id = boot_id
         self._fetch_claim = fetch_claim
@@ -183,7 +191,6 @@ class ClaimPreparer:
         self._planning = asyncio.Lock()
         self._cdi = cdi
         self._host_root = host_root
-        self._is_published = is_published
         self._deadlines = deadlines
         self._report = report
         self._index = DeviceIndex()
@@ -264,7 +271,7 @@ class ClaimPreparer:
             return await self._reconcile(work)
         except PydraError as error:
             details = error.details if isinstance(error, BackendError) and not error.logged else ""
-            fields = {"reason": error.reason, **_describe(work), **({"details": details} if details else {})}
+            fields = {"reason": error.reason, **work.fields, **({"details": details} if details else {})}
             _log.warning("%s", error, extra={"fields": fields})
             return error
         except Exception as error:  # noqa: BLE001 - one of the two boundaries
@@ -288,7 +295,7 @@ class ClaimPreparer:
         is_routine = work.from_record is (operation is Operation.PREPARE)
         level = logging.DEBUG if is_routine else logging.INFO
         if _log.isEnabledFor(level):
-            _log.log(level, "%sd in %.0f ms", operation.value, seconds * 1000, extra={"fields": _describe(work)})
+            _log.log(level, "%sd in %.0f ms", operation.value, seconds * 1000, extra={"fields": work.fields})
         return OperationDone(
             driver=self._driver,
             operation=operation,
@@ -305,7 +312,7 @@ class ClaimPreparer:
         until = self._clock() + self._deadlines.prepare
         asked = await self._fetch(work)
         work.mark("fetch", self._clock())
-        await self._take_claim(uid, until)
+        await self._lock.take_claim(uid, until)
         try:
             record = await self._begin(work, asked, until)
             work.mark("record", self._clock())
@@ -324,7 +331,7 @@ class ClaimPreparer:
                 for device in record.prepared
             )
         finally:
-            self._release_claim(uid)
+            self._lock.release_claim(uid)
 
     async def _begin(self, work: _Work, asked: Claim | PydraError, until: float) -> Record:
         """The record to go on from: the *completed* one that answers, or a new one, *started* and written."""
@@ -333,10 +340,10 @@ class ClaimPreparer:
             async with self._store:
                 step = decide_prepare(
                     asked,
-                    self._store.get(uid),
+                    self._store.records.get(uid),
                     boot_id=self._boot_id,
                     index=self._index,
-                    is_published=self._is_published,
+                    published=self.published,
                 )
                 if isinstance(step, Begin):
                     self._index.hold(uid, step.claim)
@@ -375,7 +382,9 @@ class ClaimPreparer:
             raise
 
     async def _write_started(self, claim: Claim) -> Record:
-        record = begin(claim, driver=self._driver, boot_id=self._boot_id, created=time.time())
+        record = Record(
+            claim=claim, driver=self._driver, stage=Stage.STARTED, boot_id=self._boot_id, created=time.time()
+        )
         try:
             await self._store.write(record)
         except BaseException:
@@ -426,12 +435,13 @@ class ClaimPreparer:
         uid = work.ref.uid
         unreadable = self._store.unreadable.get(uid)
         asked = None
-        if unreadable is not None and not unreadable.is_newer and self._store.get(uid) is None and work.ref.name:
+        if unreadable is not None and not unreadable.is_newer and uid not in self._store.records and work.ref.name:
             asked = await self._fetch(work)  # else only the record itself is needed
-        await self._take_claim(uid, self._clock() + self._deadlines.unprepare)
+        await self._lock.take_claim(uid, self._clock() + self._deadlines.unprepare)
         try:
             async with self._store:
-                step = decide_unprepare(self._store.get(uid), unreadable=self._store.unreadable.get(uid), asked=asked)
+                record, unreadable = self._store.records.get(uid), self._store.unreadable.get(uid)
+                step = decide_unprepare(record, unreadable=unreadable, asked=asked)
             match step:
                 case Refuse(error=error):
                     raise error
@@ -441,7 +451,7 @@ class ClaimPreparer:
                 case RemoveFile():
                     await self._forget(uid)
         finally:
-            self._release_claim(uid)
+            self._lock.release_claim(uid)
 
     async def _undo(self, record: Record, *, backend: bool = True) -> None:
         """Undo everything that the record stands for, and remove it. A failure leaves it *started*."""
@@ -470,10 +480,10 @@ class ClaimPreparer:
         if not self._lock.try_lock(claim_offset(uid)):
             return Reconciled.NOTHING  # another instance is at work on it, and will answer for it
         self._lock.unlock(claim_offset(uid))
-        await self._take_claim(uid, self._clock() + self._deadlines.unprepare)
+        await self._lock.take_claim(uid, self._clock() + self._deadlines.unprepare)
         try:
             async with self._store:
-                record, unreadable = self._store.get(uid), self._store.unreadable.get(uid)
+                record, unreadable = self._store.records.get(uid), self._store.unreadable.get(uid)
             match decide_reconcile(record, boot_id=self._boot_id, unreadable=unreadable):
                 case Undo(record=record):
                     await self._undo(record)
@@ -485,13 +495,13 @@ class ClaimPreparer:
                     return Reconciled.FILE_RESTORED
             return Reconciled.NOTHING
         finally:
-            self._release_claim(uid)
+            self._lock.release_claim(uid)
 
     # What they share
 
     async def _fetch(self, work: _Work) -> Claim | PydraError:
         """The claim as the API server has it now, or why that is not known."""
-        known = self._store.get(work.ref.uid)
+        known = self._store.records.get(work.ref.uid)
         is_known = known is not None and known.stage is Stage.COMPLETED
         try:
             found = await self._fetch_claim(
@@ -501,36 +511,19 @@ class ClaimPreparer:
         except PydraError as error:
             return error
         work.pods = allocation.pods
-        work.devices = ",".join([device.device for device in allocation.claim.devices])
+        work.fields["devices"] = ",".join(map(_device_of, allocation.claim.devices))
+        if allocation.pods:
+            work.fields["pods"] = ",".join(map(_name_of, allocation.pods))
         return allocation.claim
-
-    async def _take_claim(self, uid: str, until: float) -> None:
-        """Keep other instances from this claim, and from restoring while it is in work."""
-        await self._lock.begin_work(until)
-        try:
-            await self._lock.lock(claim_offset(uid), until, waiting_for="is at work on the same claim")
-        except BaseException:
-            self._lock.end_work()
-            raise
-
-    def _release_claim(self, uid: str) -> None:
-        self._lock.unlock(claim_offset(uid))
-        self._lock.end_work()
 
     def _follow(self, uid: str) -> None:
         """Let the index say what the records say of the claim."""
-        record, unreadable = self._store.get(uid), self._store.unreadable.get(uid)
+        record, unreadable = self._store.records.get(uid), self._store.unreadable.get(uid)
         if record is not None:
             self._index.hold(uid, record.claim)
         elif unreadable is not None:
             holding = unreadable.holding
             name = f"{holding.namespace}/{holding.name}" if holding.name else ""
-            self._index.hold(uid, unknown=holding.devices, name=name)
+            self._index.hold_unknown(uid, holding.devices, name)
         else:
             self._index.release(uid)
-
-
-def _describe(work: _Work) -> dict[str, str]:
-    """What is known only while the claim is in work, for the log."""
-    pods = ",".join([pod.name for pod in work.pods])
-    return {name: text for name, text in (("pods", pods), ("devices", work.devices)) if text}

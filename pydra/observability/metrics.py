@@ -91,12 +91,8 @@ class Metrics:
             self.events.labels(result)
         self.samples = BackendSamples()
         self.registry.register(self.samples)
-        self._claims: dict[str, ClaimMetrics] = {}
+        self.claims: dict[str, ClaimMetrics] = {}  # of the drivers that were announced
         self._requests: dict[tuple[str, str, int], Histogram] = {}
-
-    def claims(self, driver: str) -> ClaimMetrics:
-        """What counts the driver's claim operations."""
-        return self._claims.get(driver) or self._claims.setdefault(driver, ClaimMetrics(self, driver))
 
     def count_request(self, verb: str, resource: str, status: int, seconds: float) -> None:
         """A request to the API server has ended."""
@@ -116,7 +112,7 @@ class Metrics:
 
     def announce_driver(self, driver: str) -> None:
         """Create the series of a driver at zero, so that a rate over the first failure is not lost."""
-        self.claims(driver)
+        self.claims[driver] = ClaimMetrics(self, driver)
         for status in HealthStatus:
             self.devices.labels(driver, status.value).set(0)
         errors: tuple[type[KubeError], ...] = (KubeError, *KubeError.__subclasses__())

@@ -206,10 +206,11 @@ class Node:
             backend=hardware,
             plans=self.plans,
             cdi=cdi,
-            is_published=lambda _pool, name: None if self.published is None else name in self.published,
             deadlines=Deadlines(prepare=20.0, unprepare=20.0),
             report=self.reported.append,
         )
+        if self.published is not None:
+            preparer.published = {"node-1": self.published}
         garbage = GarbageCollector(
             driver=DRIVER,
             boot_id=self.boot_id,

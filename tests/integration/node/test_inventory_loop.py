@@ -87,24 +87,6 @@ async def test_devices_are_published_at_the_start_and_again_on_a_hint() -> None:
         assert [device.name for device in (await notes.wait_count(2)).pool.devices] == ["a", "b"]
 
 
-async def test_the_names_of_the_published_devices_are_known_once_something_was_discovered() -> None:
-    hardware = Hardware(Device(name="a"), Device(name="NOT VALID"))
-    hardware.down = True
-    async with looking(hardware, HealthPolicy(), {}) as (notes, runner):
-        with anyio.fail_after(5):
-            while hardware.looks < 1:
-                await anyio.lowlevel.checkpoint()
-        assert runner.published_devices() is None
-        hardware.down = False
-        runner.wake()
-        await notes.wait_count(1)
-        assert runner.published_devices() == {"node-1": {"a"}}
-        hardware.down = True
-        runner.wake()
-        await notes.wait_count(2)
-        assert runner.published_devices() == {"node-1": {"a"}}, "as long as the backend is down"
-
-
 async def test_a_look_that_finds_nothing_new_publishes_the_very_same_again() -> None:
     hardware = Hardware(Device(name="a"))
     async with looking(hardware, HealthPolicy(), {}) as (notes, runner):

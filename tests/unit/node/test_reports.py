@@ -35,6 +35,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
+        self.metrics.announce_driver(DRIVER)
         self.notices: list[Notice] = []
         self.report = Reports(self.metrics, self.notices.append, node="node-1", driver=DRIVER)
 

@@ -66,7 +66,8 @@ def test_a_new_reading_replaces_the_one_before() -> None:
 
 def test_claims_are_counted_while_they_are_in_work_and_timed_by_result() -> None:
     metrics = Metrics()
-    claims = metrics.claims("sim.pydra.dev")
+    metrics.announce_driver("sim.pydra.dev")
+    claims = metrics.claims["sim.pydra.dev"]
     for _ in range(3):
         claims.started("prepare")
     claims.ended("prepare", 0.2)
