@@ -90,7 +90,7 @@ bench: setup ## what the claims of speed and memory are measured with
 	$(BIN)/python -m benchmarks $(ARGS)
 
 .PHONY: proto
-proto: setup ## generate plugins/pydra-dev/pydra_dev/kubelet/pb from proto/
+proto: setup ## generate pydra/kubelet/pb from proto/
 	$(BIN)/python hack/generate_proto.py
 
 .PHONY: docs

@@ -13,7 +13,7 @@ from benchmarks.nvidia_calls import BESIDE, DEVICES, EIGHT, SCENARIO, SMALL
 from benchmarks.report import Report
 from benchmarks.stats import Timing, cpu_seconds, memory_of
 from benchmarks.world import Calls, World, open_world
-from pydra_dev.kubelet.pb.dra_v1 import Claim
+from pydra.kubelet.pb.dra_v1 import Claim
 
 DRIVER = "gpu.nvidia.com"
 SETTLED = 13

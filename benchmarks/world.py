@@ -19,7 +19,7 @@ import grpc
 
 from benchmarks import objects
 from benchmarks.stats import children_of
-from pydra_dev.kubelet.pb import dra_v1
+from pydra.kubelet.pb import dra_v1
 
 START_SECONDS = 30.0
 MEMORY = "/dev/shm"

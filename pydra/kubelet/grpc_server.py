@@ -1,9 +1,10 @@
-"""A gRPC server on Unix sockets, over h2: unary calls and server streams, and a drain that lets calls in flight end.
+"""A gRPC server on Unix sockets, over grpclib's protocol: unary calls, server streams, and a drain that lets calls end.
 
 Written for the kubelet's client, grpc-go: GOAWAY before the end, answers to unknown methods in the form that grpc-go
 understands, as many calls at once as a node has pods, and one write for all that is answered in one turn of the loop.
-Deadlines (`grpc-timeout`) are left to the client, which cancels the call. Metadata is not read, messages are not
-compressed.
+grpclib has none of these in its server, so its seams are used below it: H2Protocol, AbstractHandler, Connection, Stream
+and Buffer, for which it is pinned below 0.5. Deadlines (`grpc-timeout`) are left to the client, which cancels the call.
+Metadata is not read, messages are not compressed.
 """
 
 from __future__ import annotations
@@ -11,26 +12,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
 from urllib.parse import quote
 
+import grpclib.protocol
 import msgspec
+from grpclib import GRPCError, Status
+from grpclib.config import Configuration
+from grpclib.protocol import AbstractHandler, Buffer, EventsProcessor, H2Protocol, Stream
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import (
-    ConnectionTerminated,
-    DataReceived,
-    RemoteSettingsChanged,
-    RequestReceived,
-    StreamEnded,
-    StreamReset,
-    WindowUpdated,
-)
+from h2.events import UnknownFrameReceived
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 from hpack import Encoder, NeverIndexedHeaderTuple
@@ -64,27 +60,6 @@ _ACCEPTING_TURNS = 3
 _MAX_TEXT = 4096
 
 
-class Status(IntEnum):
-    """gRPC's codes for the end of a call: those that pydra uses."""
-
-    OK = 0
-    INVALID_ARGUMENT = 3
-    NOT_FOUND = 5
-    RESOURCE_EXHAUSTED = 8
-    UNIMPLEMENTED = 12
-    INTERNAL = 13
-    UNAVAILABLE = 14
-
-
-class CallError(Exception):
-    """Ends a call with this status, and this text for the client."""
-
-    def __init__(self, status: Status, text: str) -> None:
-        super().__init__(text)
-        self.status = status
-        self.text = text
-
-
 Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 _ANSWER: Headers = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 _OK: Headers = ((b"grpc-status", b"0"),)
@@ -92,7 +67,7 @@ _CONTENT_TYPES = (b"application/grpc", b"application/grpc+proto")
 
 
 class Method(msgspec.Struct, frozen=True, kw_only=True):
-    """A method of a gRPC service, in bytes, with one answer or a stream of them. It may raise CallError."""
+    """A method of a gRPC service, in bytes, with one answer or a stream of them. It may raise GRPCError."""
 
     unary: Callable[[bytes], Awaitable[bytes]] | None = None
     stream: Callable[[bytes], AsyncGenerator[bytes, None]] | None = None
@@ -141,7 +116,7 @@ class GrpcServer:
         if not (cut_off := self._count_calls()):
             await self._let_leave()
         for connection in tuple(self.connections):
-            connection.close()
+            connection.disconnect()
         await _wait_all((*self.running, *(connection.gone for connection in self.connections)), CLOSE_SECONDS)
         for connection in tuple(self.connections):
             connection.abort()
@@ -172,271 +147,309 @@ async def _wait_all(futures: Iterable[asyncio.Future[None]], seconds: float) -> 
         await asyncio.wait(waiting, timeout=seconds)
 
 
-class _Call(msgspec.Struct):
+class Call(Stream):
     """A call whose request arrives, or that runs."""
 
+    id: int
+    buffer: Request
+    handler: Connection
     path: str
-    body: bytearray = msgspec.field(default_factory=bytearray)
-    is_answered: bool = False  # the answer's headers are sent
-    request_ended: bool = False
+    release: Callable[[], None] | None = None  # takes the call off the connection's list; None once it is off
     task: asyncio.Task[None] | None = None
+    request_ended = False
+    is_answered = False  # the answer's headers are sent
+
+    def init_stream(self, stream_id: int, connection: grpclib.protocol.Connection) -> None:
+        """Take the stream's number, and make the buffer for the request."""
+        self.id = stream_id
+        self.buffer = Request(self)
 
 
-class Connection(asyncio.Protocol):
+class Request(Buffer):
+    """A call's request, served once it is complete. grpclib's buffer is made for a task that waits for more."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._body = bytearray()
+
+    def add(self, data: bytes, ack_size: int) -> None:
+        """Bytes of the request."""
+        call = self._call
+        call.connection.ack(call.id, ack_size)
+        if call.task is None:
+            self._body += data
+            if int.from_bytes(self._body[1:_PREFIX], "big") > MAX_MESSAGE:
+                call.handler.start(call)  # refused without its rest
+
+    def eof(self) -> None:
+        """The request has ended."""
+        self._call.request_ended = True
+        if self._call.task is None:
+            self._call.handler.start(self._call)
+
+    def unacked_size(self) -> int:
+        """How much is left to acknowledge: nothing, `add` does so."""
+        return 0
+
+    def parse_message(self) -> bytes:
+        """The request's only message.
+
+        Raises:
+            GRPCError: there is none, it is incomplete, compressed or too long.
+        """
+        body = self._body
+        if len(body) < _PREFIX:
+            raise GRPCError(Status.INVALID_ARGUMENT, "the request has no message")
+        size = int.from_bytes(body[1:_PREFIX], "big")
+        if size > MAX_MESSAGE:
+            text = f"the request has {size} bytes; at most {MAX_MESSAGE} are accepted"
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
+        if body[0]:
+            raise GRPCError(Status.UNIMPLEMENTED, "compressed messages are not supported")
+        if len(body) < _PREFIX + size:
+            raise GRPCError(Status.INVALID_ARGUMENT, "the request ends within its message")
+        if len(body) > _PREFIX + size:
+            raise GRPCError(Status.INVALID_ARGUMENT, "the request has more than one message")
+        return bytes(memoryview(body)[_PREFIX:])
+
+
+class Http2Connection(grpclib.protocol.Connection):
+    """grpclib's connection, with one write for each turn of the loop, and acknowledgements in large steps.
+
+    Each write wakes the kubelet, and costs more than all that was done to build it. What bounds a request is the window
+    of its stream.
+    """
+
+    def __init__(self, h2: H2Connection, transport: asyncio.Transport) -> None:
+        super().__init__(h2, transport, config=_GRPCLIB)
+        self._h2 = h2
+        self._loop = asyncio.get_running_loop()
+        self._flushing = False
+        self._unacknowledged = 0
+
+    def create_stream(self, *, stream_id: int | None = None, wrapper: Any = None) -> Call:
+        """The stream of a new call."""
+        return Call(self, self._h2, self._transport, stream_id=stream_id)
+
+    def ack(self, stream_id: int, size: int) -> None:
+        """Note that bytes of a request were taken."""
+        self._unacknowledged += size
+        if self._unacknowledged >= _WINDOW_UPDATE:
+            self._h2.increment_flow_control_window(self._unacknowledged)
+            self._unacknowledged = 0
+
+    def flush(self) -> None:
+        """Write what h2 has to send before the loop waits again."""
+        if not self._flushing:
+            self._flushing = True
+            self._loop.call_soon(self.write)
+
+    def write(self) -> None:
+        """Write what h2 has to send now."""
+        self._flushing = False
+        data = self._h2.data_to_send()
+        if data and not self.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close when all that was written has reached the client."""
+        self.write()
+        super().close()
+
+
+class Connection(H2Protocol, AbstractHandler):
     """One client's HTTP/2 connection and its calls, each a task.
 
     A protocol's callbacks cannot wait, so no task group holds the tasks; `GrpcServer.drain` waits for all of them.
     """
 
+    connection: Http2Connection
+
     def __init__(self, server: GrpcServer) -> None:
+        super().__init__(self, _GRPCLIB, _H2_CONFIG)
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._h2 = _build_h2()
-        self.calls: dict[int, _Call] = {}
-        self._unacknowledged = 0
-        self._flushing = False
-        self._is_paused = False
-        self._can_send = asyncio.Event()
         self.gone: asyncio.Future[None] = self._loop.create_future()
 
-    # The client's bytes
+    # What grpclib hands over
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The client is connected. The server's settings go out at once: grpc-go waits for them."""
+        """The client is connected. The server's settings go out at once: grpc-go waits for them.
+
+        As in grpclib, whose own method makes the h2 connection too, with settings that cannot be chosen.
+        """
         self._transport = cast("asyncio.Transport", transport)
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(_CONNECTION_WINDOW - self._h2.inbound_flow_control_window)
-        self._flush()
+        self.connection = Http2Connection(self._h2, self._transport)
+        self.processor = EventsProcessor(self, self.connection)
+        # RFC 9113, 5.5: frames of unknown types are ignored. grpclib raises NotImplementedError.
+        self.processor.processors[UnknownFrameReceived] = lambda _: None
+        self.connection.write()
         self._server.connections.add(self)
         if self._server.draining:  # it was accepted a moment before the listener closed
             self.go_away()
-            self.close()
+            self.disconnect()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: BaseException | None) -> None:
         """The client has disconnected: nobody waits for its calls any longer."""
-        self._cancel_calls()
+        super().connection_lost(exc)
         self._server.connections.discard(self)
         if not self.gone.done():
             self.gone.set_result(None)
 
-    def data_received(self, data: bytes) -> None:
-        """Bytes from the client."""
-        try:
-            events = self._h2.receive_data(data)
-        except ProtocolError as error:
-            log.debug("a client does not speak HTTP/2: %s", error)
-            self.close()
-            return
-        for event in events:
-            if isinstance(event, RequestReceived):
-                self._open(event)
-            elif isinstance(event, DataReceived):
-                self._receive(event)
-            elif isinstance(event, StreamEnded):
-                call = self.calls.get(event.stream_id)
-                if call is not None and call.task is None:
-                    call.request_ended = True
-                    self._start(event.stream_id, call)
-            elif isinstance(event, StreamReset):
-                self._cancel(event.stream_id)
-            elif isinstance(event, (WindowUpdated, RemoteSettingsChanged)):
-                self._can_send.set()
-            elif isinstance(event, ConnectionTerminated):
-                self.close()
-                return
-        self._schedule_flush()
-
-    def _open(self, event: RequestReceived) -> None:
+    def accept(self, call: Call, headers: Any, release_stream: Callable[[], None]) -> None:  # type: ignore[override]
         """A call begins."""
-        headers = dict(event.headers)
-        path = headers.get(b":path")
+        call.handler, call.release = self, release_stream
+        fields = dict(headers)
+        path = fields.get(b":path")
         if (
             not self._server.draining
-            and headers.get(b":method") == b"POST"
-            and headers.get(b"content-type") in _CONTENT_TYPES
+            and fields.get(b":method") == b"POST"
+            and fields.get(b"content-type") in _CONTENT_TYPES
             and path is not None
         ):
-            self.calls[event.stream_id] = _Call(path=path.decode("latin-1"))
+            call.path = path.decode("latin-1")
             return
+        self._leave(call)
         with suppress(ProtocolError):  # the client may have reset it already
             if self._server.draining:  # tells the client to call elsewhere
-                self._h2.reset_stream(event.stream_id, ErrorCodes.REFUSED_STREAM)
+                self._h2.reset_stream(call.id, ErrorCodes.REFUSED_STREAM)
             elif path is None:
-                self._h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
+                self._h2.reset_stream(call.id, ErrorCodes.PROTOCOL_ERROR)
             else:
-                self._h2.send_headers(event.stream_id, ((b":status", b"415"),), end_stream=True)
-                self._h2.reset_stream(event.stream_id, ErrorCodes.NO_ERROR)
+                self._h2.send_headers(call.id, ((b":status", b"415"),), end_stream=True)
+                self._h2.reset_stream(call.id, ErrorCodes.NO_ERROR)
 
-    def _receive(self, event: DataReceived) -> None:
-        """Bytes of a request. They are acknowledged in large steps: what bounds them is the window of their stream."""
-        self._unacknowledged += event.flow_controlled_length
-        if self._unacknowledged >= _WINDOW_UPDATE:
-            self._h2.increment_flow_control_window(self._unacknowledged)
-            self._unacknowledged = 0
-        call = self.calls.get(event.stream_id)
-        if call is None or call.task is not None:
-            return
-        call.body += event.data
-        if event.stream_ended is None and int.from_bytes(call.body[1:_PREFIX], "big") > MAX_MESSAGE:
-            self._start(event.stream_id, call)  # refused without its rest
-
-    def _start(self, stream_id: int, call: _Call) -> None:
-        """Serve a call, in a task even if it is refused: a reset by the client may be among the events to come."""
-        call.task = task = self._loop.create_task(self._serve(stream_id, call))
-        self._server.running.add(task)
-        task.add_done_callback(self._server.running.discard)
-
-    def _cancel(self, stream_id: int) -> None:
+    def cancel(self, call: Call) -> None:  # type: ignore[override]
         """The client gave up on a call."""
-        call = self.calls.pop(stream_id, None)
-        if call is not None and call.task is not None:
+        self._leave(call)
+        if call.task is not None:
             call.task.cancel()
-        self._server.call_ended.set()
 
-    def _cancel_calls(self) -> None:
-        for stream_id in tuple(self.calls):
-            self._cancel(stream_id)
+    def close(self) -> None:
+        """The connection is closed, by either side."""
+        for call in self.calls:
+            self.cancel(call)
 
     # Answers
 
-    async def _serve(self, stream_id: int, call: _Call) -> None:
+    @property
+    def calls(self) -> Sequence[Call]:
+        """The calls that run, and those whose requests still arrive."""
+        return tuple(cast("dict[int, Call]", self.processor.streams).values())
+
+    def start(self, call: Call) -> None:
+        """Serve a call, in a task even if it is refused: a reset by the client may be among the events to come."""
+        call.task = task = self._loop.create_task(self._serve(call))
+        self._server.running.add(task)
+        task.add_done_callback(self._server.running.discard)
+
+    def _leave(self, call: Call) -> bool:
+        """Take a call off the list; False when it is off already."""
+        release, call.release = call.release, None
+        if release is None:
+            return False
+        release()
+        self._server.call_ended.set()
+        return True
+
+    async def _serve(self, call: Call) -> None:
         try:
             method = self._server.methods.get(call.path)
             if method is None:
                 service, _, name = call.path.removeprefix("/").rpartition("/")
-                raise CallError(Status.UNIMPLEMENTED, f"unknown method {name} of service {service}")
-            message = _parse_message(call.body)
+                raise GRPCError(Status.UNIMPLEMENTED, f"unknown method {name} of service {service}")
+            message = call.buffer.parse_message()
             if method.unary is not None:
-                await self._send(stream_id, call, await method.unary(message))
+                await self._send(call, await method.unary(message))
             elif method.stream is not None:
                 async with aclosing(method.stream(message)) as answers:
                     async for answer in answers:
-                        await self._send(stream_id, call, answer)
-        except CallError as error:
-            self._fail(stream_id, call, error.status, error.text)
+                        await self._send(call, answer)
+        except GRPCError as error:
+            self._fail(call, error.status, error.message or "")
         except Exception as error:
             # A bug in a service. The client must still be answered, and other calls go on.
             log.exception("a bug in pydra: %s failed", call.path)
-            self._fail(stream_id, call, Status.INTERNAL, f"pydra has a bug: {type(error).__name__}: {error}")
+            self._fail(call, Status.INTERNAL, f"pydra has a bug: {type(error).__name__}: {error}")
         else:
-            self._end(stream_id, call, _OK)
+            self._end(call, _OK)
 
-    async def _send(self, stream_id: int, call: _Call, message: bytes) -> None:
+    async def _send(self, call: Call, message: bytes) -> None:
         """Send an answer, in as many frames as the client's flow control needs.
 
         Raises:
-            CallError: RESOURCE_EXHAUSTED, when the kubelet would refuse the message for its size.
+            GRPCError: RESOURCE_EXHAUSTED, when the kubelet would refuse the message for its size.
         """
         size = len(message)
         if size > MAX_MESSAGE:
             text = f"the answer has {size} bytes; the kubelet accepts at most {MAX_MESSAGE}"
-            raise CallError(Status.RESOURCE_EXHAUSTED, text)
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
         if not call.is_answered:
             call.is_answered = True
-            self._h2.send_headers(stream_id, _ANSWER)
+            self._h2.send_headers(call.id, _ANSWER)
         data = b"\0" + size.to_bytes(4, "big") + message
         while data:
-            room = min(self._h2.local_flow_control_window(stream_id), self._h2.max_outbound_frame_size)
-            if room <= 0 or self._is_paused:
-                self._schedule_flush()
-                self._can_send.clear()
-                await self._can_send.wait()
-                continue
-            self._h2.send_data(stream_id, data[:room])
-            data = data[room:]
-        self._schedule_flush()
+            room = min(self._h2.local_flow_control_window(call.id), self._h2.max_outbound_frame_size)
+            if room <= 0:
+                self.connection.flush()
+                call.window_updated.clear()
+                await call.window_updated.wait()
+            elif self.connection.write_ready.is_set():
+                self._h2.send_data(call.id, data[:room])
+                data = data[room:]
+            else:
+                await self.connection.write_ready.wait()
+        self.connection.flush()
 
-    def _fail(self, stream_id: int, call: _Call, status: Status, text: str) -> None:
+    def _fail(self, call: Call, status: Status, text: str) -> None:
         encoded = quote(text[:_MAX_TEXT], safe=_SAFE, errors="replace").encode()
-        self._end(stream_id, call, ((b"grpc-status", b"%d" % status), (b"grpc-message", encoded)))
+        self._end(call, ((b"grpc-status", b"%d" % status.value), (b"grpc-message", encoded)))
 
-    def _end(self, stream_id: int, call: _Call, trailers: Headers) -> None:
-        if self.calls.pop(stream_id, None) is not call:
+    def _end(self, call: Call, trailers: Headers) -> None:
+        if not self._leave(call):
             return  # the client cancelled it
         # Without a message the trailers are the only headers.
-        self._h2.send_headers(stream_id, trailers if call.is_answered else (*_ANSWER, *trailers), end_stream=True)
+        self._h2.send_headers(call.id, trailers if call.is_answered else (*_ANSWER, *trailers), end_stream=True)
         if not call.request_ended:
-            self._h2.reset_stream(stream_id, ErrorCodes.NO_ERROR)
-        self._schedule_flush()
-        self._server.call_ended.set()
+            self._h2.reset_stream(call.id, ErrorCodes.NO_ERROR)
+        self.connection.flush()
 
     # The transport
-
-    def _schedule_flush(self) -> None:
-        """Write what h2 has to send before the loop waits again: each write wakes the kubelet, and costs more than all
-        that was done to build it.
-        """
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        data = self._h2.data_to_send()
-        if data and not self._transport.is_closing():
-            self._transport.write(data)
-
-    def pause_writing(self) -> None:
-        """The client does not read fast enough."""
-        self._is_paused = True
-
-    def resume_writing(self) -> None:
-        """The client has read."""
-        self._is_paused = False
-        self._can_send.set()
 
     def go_away(self) -> None:
         """Send GOAWAY: calls in flight go on, new ones go elsewhere.
 
         The frame is written past h2, whose own `close_connection` would forbid the answers still to come.
         """
-        self._flush()
+        self.connection.write()
         if not self._transport.is_closing():
             frame = GoAwayFrame(stream_id=0, last_stream_id=self._h2.highest_inbound_stream_id)
             self._transport.write(frame.serialize())
 
     def write_eof(self) -> None:
         """Say that nothing more is sent, when all is; what the client sends is still read."""
-        self._flush()
+        self.connection.write()
         if not self._transport.is_closing():
             self._transport.write_eof()
 
-    def close(self) -> None:
+    def disconnect(self) -> None:
         """Cancel what still runs, and close when all that was written has reached the client."""
-        self._flush()
-        self._cancel_calls()
-        self._transport.close()
+        self.processor.close("the server stops")
 
     def abort(self) -> None:
         """Close at once."""
         self._transport.abort()
 
 
-def _parse_message(body: bytearray) -> bytes:
-    """A request's only message.
-
-    Raises:
-        CallError: there is none, it is incomplete, compressed or too long.
-    """
-    if len(body) < _PREFIX:
-        raise CallError(Status.INVALID_ARGUMENT, "the request has no message")
-    size = int.from_bytes(body[1:_PREFIX], "big")
-    if size > MAX_MESSAGE:
-        text = f"the request has {size} bytes; at most {MAX_MESSAGE} are accepted"
-        raise CallError(Status.RESOURCE_EXHAUSTED, text)
-    if body[0]:
-        raise CallError(Status.UNIMPLEMENTED, "compressed messages are not supported")
-    if len(body) < _PREFIX + size:
-        raise CallError(Status.INVALID_ARGUMENT, "the request ends within its message")
-    if len(body) > _PREFIX + size:
-        raise CallError(Status.INVALID_ARGUMENT, "the request has more than one message")
-    return bytes(memoryview(body)[_PREFIX:])
-
-
 _SAFE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 """What gRPC sends as it is in `grpc-message`; the rest is percent-encoded."""
 
-_CONFIG = H2Configuration(
+_GRPCLIB = Configuration().__for_server__()
+
+_H2_CONFIG = H2Configuration(
     client_side=False,
     # Header names and values stay bytes, as they came. Authorities are not checked: the kubelet's are `localhost` and,
     # on the registration socket, the socket's path.
@@ -448,6 +461,9 @@ _CONFIG = H2Configuration(
     # Formats nothing, at the price of a call into C: h2 logs more than twenty lines for each call.
     logger=cast("Any", SimpleNamespace(debug="".format, trace="".format)),
 )
+
+for _name in ("hpack.hpack", "hpack.table"):  # the same for nineteen lines of hpack, which has no setting for it
+    logging.getLogger(_name).debug = "".format  # type: ignore[method-assign,assignment]
 
 
 class _H2(H2Connection):
@@ -488,7 +504,7 @@ _BLOCKS = {
 
 
 def _build_h2() -> H2Connection:
-    h2 = _H2(_CONFIG)
+    h2 = _H2(_H2_CONFIG)
     h2.local_settings = Settings(
         client=False,
         initial_values={

@@ -13,10 +13,12 @@ from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 
 import msgspec
+from grpclib import GRPCError, Status
 
 from pydra.devices import DeviceHealth, HealthStatus
-from pydra.kubelet.grpc_server import CallError, Method, Status
-from pydra.kubelet.messages import ServingStatus, build_health_check, build_health_report, parse_health_check
+from pydra.kubelet.grpc_server import Method
+from pydra.kubelet.messages import build_health_check, build_health_report, parse_health_check
+from pydra.kubelet.pb.grpc_health_v1 import HealthCheckResponseServingStatus as ServingStatus
 
 LEASE = 30
 """Seconds after which a kubelet takes an unrepeated report for unknown, unless the report says otherwise."""
@@ -113,7 +115,7 @@ class ServerHealth:
     async def _check(self, request: bytes) -> bytes:
         service = parse_health_check(request)
         if service not in self._services:
-            raise CallError(Status.NOT_FOUND, f"unknown service {service}")
+            raise GRPCError(Status.NOT_FOUND, f"unknown service {service}")
         return self._response(service)
 
     async def _watch(self, request: bytes) -> AsyncGenerator[bytes, None]:

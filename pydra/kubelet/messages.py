@@ -1,8 +1,7 @@
 """The bytes of the kubelet's messages from and to pydra's values. Pure: no waiting, no I/O.
 
-The messages are few, small and stable, and v1beta1 differs from v1 in one field, so they are read and written here
-instead of by generated code, which took 118 Python calls for a prepare and 2 MiB. Contract tests compare every message
-with protobuf's own codec.
+v1beta1 of DRAPlugin differs from v1 in nothing but the share id, which it lacks, and v1alpha1 of DRAResourceHealth from
+v1 in nothing but its name, so v1's generated classes serve both. Contract tests hold that against protobuf's own codec.
 
 The kubelet is trusted to be root, not to be right: what it names ends up in file names, CDI ids and URLs, so every
 claim's name is checked here, and only here. A bad name costs its claim, never the call.
@@ -11,15 +10,31 @@ claim's name is checked here, and only here. A bad name costs its claim, never t
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Mapping, Sequence
-from enum import IntEnum
+from typing import TypeVar
 
 import msgspec
+from grpclib import GRPCError, Status
 
-from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
+from pydra.claim import ClaimRef, PrepareOutcome, UnprepareOutcome
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
-from pydra.kubelet.grpc_server import CallError, Status
+from pydra.kubelet.pb.dra_health_v1 import DeviceHealth as DeviceHealthMessage
+from pydra.kubelet.pb.dra_health_v1 import DeviceIdentifier, NodeWatchResourcesResponse
+from pydra.kubelet.pb.dra_health_v1 import HealthStatus as HealthNumber
+from pydra.kubelet.pb.dra_v1 import (
+    Claim,
+    Device,
+    NodePrepareResourceResponse,
+    NodePrepareResourcesRequest,
+    NodePrepareResourcesResponse,
+    NodeUnprepareResourceResponse,
+    NodeUnprepareResourcesResponse,
+)
+from pydra.kubelet.pb.grpc_health_v1 import HealthCheckRequest, HealthCheckResponse, HealthCheckResponseServingStatus
+from pydra.kubelet.pb.message_pool import Message
+from pydra.kubelet.pb.pluginregistration_v1 import PluginInfo, RegistrationStatus
 from pydra.limits import LABEL, SUBDOMAIN
 
 MAX_CLAIMS = 4096
@@ -32,19 +47,17 @@ ALL_ERRORS_BYTES = 2 * 1024 * 1024
 MAX_HEALTH_BYTES = 1024
 """Of one device's message in a health report."""
 
-_HEALTH = {HealthStatus.UNKNOWN: 0, HealthStatus.HEALTHY: 1, HealthStatus.UNHEALTHY: 2}
+_HEALTH = {status: HealthNumber[status.name] for status in HealthStatus}
 
 _UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
 """White space, control characters, marks that change the direction of text, and what is not valid in UTF-8."""
 
 
-class ServingStatus(IntEnum):
-    """What `grpc.health.v1.Health` says of a service."""
+_UNREADABLE = (ValueError, EOFError, KeyError, TypeError, struct.error)
+"""What betterproto2 raises for bytes that are not such a message; a string that is not UTF-8 is a ValueError."""
 
-    SERVING = 1
-    NOT_SERVING = 2
-    SERVICE_UNKNOWN = 3
+MessageT = TypeVar("MessageT", bound=Message)
 
 
 class ClaimCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,20 +73,20 @@ def parse_claims(request: bytes) -> ClaimCall:
     A claim that is listed twice alike is one claim; one uid with two names is refused.
 
     Raises:
-        CallError: the bytes are not such a message, or it has more than MAX_CLAIMS claims.
+        GRPCError: the bytes are not such a message, or it has more than MAX_CLAIMS claims.
     """
-    claims, _ = _read_fields(request)
+    claims = _parse(NodePrepareResourcesRequest, request).claims  # NodeUnprepareResourcesRequest is the same
     if len(claims) > MAX_CLAIMS:
         text = f"{len(claims)} claims in one call; at most {MAX_CLAIMS} are accepted"
-        raise CallError(Status.RESOURCE_EXHAUSTED, text)
+        raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
     refs: dict[str, ClaimRef] = {}
     refused: dict[str, ClaimError] = {}
-    for number, claim in claims:
-        if number != 1:
-            continue  # a field of a later version
-        fields, _ = _read_fields(claim)
-        texts = dict(fields)
-        namespace, uid, name = _text(texts, 1), _text(texts, 2), _text(texts, 3)
+    for claim in claims:
+        if not isinstance(claim, Claim):
+            raise _malformed("a claim is not a message")
+        uid, namespace, name = claim.uid, claim.namespace, claim.name
+        if not (isinstance(uid, str) and isinstance(namespace, str) and isinstance(name, str)):
+            raise _malformed("a claim's name is not a string")
         if (
             len(uid) > 128
             or not _UID.fullmatch(uid)
@@ -109,76 +122,66 @@ def _bad_name(uid: str, namespace: str, name: str) -> ClaimError:
 def build_prepare_response(outcomes: Mapping[str, PrepareOutcome], *, share_ids: bool) -> bytes:
     """A NodePrepareResourcesResponse: v1 with share ids, v1beta1 without, which does not know them."""
     limit = error_limit(len(outcomes))
-    response = bytearray()
+    claims = {}
     for uid, outcome in outcomes.items():
-        answer = bytearray()
         if isinstance(outcome, PydraError):
-            answer += _string(2, describe(outcome, limit))
-        else:
-            for device in outcome:
-                answer += _field(1, _device(device, share_ids=share_ids))
-        response += _entry(uid, answer)
-    return bytes(response)
+            claims[uid] = NodePrepareResourceResponse(error=describe(outcome, limit))
+            continue
+        devices = [
+            Device(
+                request_names=list(device.requests),
+                pool_name=device.pool,
+                device_name=device.device,
+                cdi_device_ids=list(device.cdi_ids),
+                share_id=device.share_id if share_ids else None,
+            )
+            for device in outcome
+        ]
+        claims[uid] = NodePrepareResourceResponse(devices=devices)
+    return bytes(NodePrepareResourcesResponse(claims=claims))
 
 
 def build_unprepare_response(outcomes: Mapping[str, UnprepareOutcome]) -> bytes:
     """A NodeUnprepareResourcesResponse, of v1 and v1beta1 alike."""
     limit = error_limit(len(outcomes))
-    response = bytearray()
-    for uid, outcome in outcomes.items():
-        response += _entry(uid, b"" if outcome is None else _string(1, describe(outcome, limit)))
-    return bytes(response)
-
-
-def _entry(uid: str, value: bytes | bytearray) -> bytes:
-    """An entry of the map `claims`."""
-    return _field(1, _field(1, uid.encode()) + _field(2, value))
-
-
-def _device(device: ContainerDevice, *, share_ids: bool) -> bytes:
-    fields = bytearray()
-    for request in device.requests:
-        fields += _field(1, request.encode())
-    fields += _string(2, device.pool)
-    fields += _string(3, device.device)
-    for cdi_id in device.cdi_ids:
-        fields += _field(4, cdi_id.encode())
-    if share_ids and device.share_id is not None:
-        fields += _field(5, device.share_id.encode())
-    return bytes(fields)
+    claims = {
+        uid: NodeUnprepareResourceResponse(error="" if outcome is None else describe(outcome, limit))
+        for uid, outcome in outcomes.items()
+    }
+    return bytes(NodeUnprepareResourcesResponse(claims=claims))
 
 
 def build_plugin_info(*, driver: str, endpoint: str, versions: Sequence[str]) -> bytes:
     """A PluginInfo: the DRA driver, the socket of its services, and the versions that they have."""
-    identity = _string(1, "DRAPlugin") + _string(2, driver) + _string(3, endpoint)
-    return identity + b"".join([_field(4, version.encode()) for version in versions])
+    return bytes(PluginInfo(type="DRAPlugin", name=driver, endpoint=endpoint, supported_versions=list(versions)))
 
 
 def parse_registration_status(request: bytes) -> tuple[bool, str]:
     """Of a RegistrationStatus: whether the kubelet registered the plugin, and its error.
 
     Raises:
-        CallError: the bytes are not such a message.
+        GRPCError: the bytes are not such a message.
     """
-    fields, numbers = _read_fields(request)
-    return bool(numbers.get(1)), _text(dict(fields), 2)
+    status = _parse(RegistrationStatus, request)
+    return bool(status.plugin_registered), str(status.error)
 
 
 def build_health_report(devices: Sequence[DeviceHealth], *, lease: int) -> bytes:
     """A NodeWatchResourcesResponse of DRAResourceHealth, v1 and v1alpha1 alike, valid for `lease` seconds."""
     limit = min(MAX_HEALTH_BYTES, error_limit(len(devices)))
-    return b"".join(
-        [
-            _field(
-                1,
-                _field(1, _string(1, device.pool) + _string(2, device.device))
-                + _number(2, _HEALTH[device.status])
-                + _number(3, device.updated)
-                + _number(4, lease)
-                + _string(5, one_line(device.message, limit)),
-            )
-            for device in devices
-        ]
+    return bytes(
+        NodeWatchResourcesResponse(
+            devices=[
+                DeviceHealthMessage(
+                    device=DeviceIdentifier(pool_name=device.pool, device_name=device.device),
+                    health=_HEALTH[device.status],
+                    last_updated_time=device.updated,
+                    health_check_timeout_seconds=lease,
+                    message=one_line(device.message, limit),
+                )
+                for device in devices
+            ]
+        )
     )
 
 
@@ -186,104 +189,25 @@ def parse_health_check(request: bytes) -> str:
     """The service of a HealthCheckRequest; "" is the server as a whole.
 
     Raises:
-        CallError: the bytes are not such a message.
+        GRPCError: the bytes are not such a message.
     """
-    fields, _ = _read_fields(request)
-    return _text(dict(fields), 1)
+    return str(_parse(HealthCheckRequest, request).service)
 
 
-def build_health_check(status: ServingStatus) -> bytes:
+def build_health_check(status: HealthCheckResponseServingStatus) -> bytes:
     """A HealthCheckResponse."""
-    return _number(1, status)
+    return bytes(HealthCheckResponse(status=status))
 
 
-# The wire format of protobuf, with field numbers below 16.
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-
-def _field(number: int, value: bytes | bytearray) -> bytes:
-    size = len(value)
-    if size < 0x80:
-        return bytes((number << 3 | _BYTES, size)) + value
-    return bytes((number << 3 | _BYTES,)) + _varint(size) + value
-
-
-def _string(number: int, text: str) -> bytes:
-    """A string field, which is absent when it is empty."""
-    return _field(number, text.encode()) if text else b""
-
-
-def _number(number: int, value: int) -> bytes:
-    """An int64, bool or enum field, which is absent when it is 0."""
-    return bytes((number << 3 | _VARINT,)) + _varint(value & 0xFFFF_FFFF_FFFF_FFFF) if value else b""
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value >= 0x80:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
-def _text(fields: Mapping[int, bytes], number: int) -> str:
+def _parse(kind: type[MessageT], data: bytes) -> MessageT:
     try:
-        return fields.get(number, b"").decode()
-    except UnicodeDecodeError as error:
-        raise _malformed(f"field {number} is not UTF-8") from error
+        return kind.parse(data)
+    except _UNREADABLE as error:
+        raise _malformed(f"{type(error).__name__}: {error}") from error
 
 
-def _read_fields(message: bytes) -> tuple[Sequence[tuple[int, bytes]], Mapping[int, int]]:
-    """The fields that are bytes, by number and in their order, and those that are numbers; others are skipped.
-
-    Raises:
-        CallError: the bytes are not a message.
-    """
-    fields, numbers = [], {}
-    position, end = 0, len(message)
-    while position < end:
-        if message[position] < 0x80:  # nearly always, and a call less
-            key, position = message[position], position + 1
-        else:
-            key, position = _read_varint(message, position)
-        kind, field = key & 7, key >> 3
-        if kind == _VARINT:
-            numbers[field], position = _read_varint(message, position)
-            continue
-        if kind == _BYTES:
-            if position < end and message[position] < 0x80:
-                size, position = message[position], position + 1
-            else:
-                size, position = _read_varint(message, position)
-        elif kind in (_FIXED64, _FIXED32):
-            size = 8 if kind == _FIXED64 else 4
-        else:
-            raise _malformed(f"field {field} has the unknown type {kind}")
-        start, position = position, position + size
-        if position > end:
-            raise _malformed(f"field {field} is longer than the message")
-        if kind == _BYTES:
-            fields.append((field, message[start:position]))
-    return fields, numbers
-
-
-def _read_varint(message: bytes, position: int) -> tuple[int, int]:
-    """The number at the position, and the position after it."""
-    number = shift = 0
-    while position < len(message) and shift < 70:
-        byte = message[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position
-        shift += 7
-    raise _malformed("it ends within a number, or a number has more than 64 bits")
-
-
-def _malformed(problem: str) -> CallError:
-    return CallError(Status.INVALID_ARGUMENT, f"the request is not a valid message: {problem}")
+def _malformed(problem: str) -> GRPCError:
+    return GRPCError(Status.INVALID_ARGUMENT, f"the request is not a valid message: {problem}")
 
 
 # Errors as text

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 import msgspec
+from grpclib import GRPCError, Status
 
-from pydra.kubelet.grpc_server import CallError, Method, Status
+from pydra.kubelet.grpc_server import Method
 from pydra.kubelet.messages import build_plugin_info, one_line, parse_registration_status
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class RegistrationService:
     async def _get_info(self, _: bytes) -> bytes:
         """What the plugin is. The kubelet waits one second for it, so nothing is awaited here."""
         if self._stopping:
-            raise CallError(Status.UNAVAILABLE, f"driver {self._driver} is stopping")
+            raise GRPCError(Status.UNAVAILABLE, f"driver {self._driver} is stopping")
         return self._info
 
     async def _notify_status(self, request: bytes) -> bytes:

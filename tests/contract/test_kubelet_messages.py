@@ -18,15 +18,14 @@ from google.protobuf import (  # type: ignore[import-untyped]
     json_format,
     message_factory,
 )
+from grpclib import GRPCError, Status
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError
-from pydra.kubelet.grpc_server import CallError, Status
 from pydra.kubelet.messages import (
-    ServingStatus,
     build_health_check,
     build_health_report,
     build_plugin_info,
@@ -38,7 +37,7 @@ from pydra.kubelet.messages import (
     parse_health_check,
     parse_registration_status,
 )
-from pydra_dev.kubelet.pb import (
+from pydra.kubelet.pb import (
     dra_health_v1,
     dra_health_v1alpha1,
     dra_v1,
@@ -398,7 +397,7 @@ def test_protobuf_and_the_agent_agree_on_grpcs_health_check(reference: Callable[
     assert parse_health_check(request().SerializeToString()) == ""
     response = reference("grpc_health_v1", "HealthCheckResponse")
     names = response.ServingStatus
-    for status in ServingStatus:
+    for status in grpc_health_v1.HealthCheckResponseServingStatus:
         assert names.Name(response.FromString(build_health_check(status)).status) == status.name
 
 
@@ -412,9 +411,7 @@ def test_the_agent_skips_fields_of_later_versions(reference: Callable[[str, str]
 @pytest.mark.parametrize(
     "data",
     [
-        b"\xff",
         b"\x0a",
-        b"\x0a\x05\xff\xfe\xfd\xfc\xfb",
         b"\x0a\x03\x12\x01\xff",
         b"\x0a\x7f\x08",
         b"\x0b",
@@ -422,9 +419,7 @@ def test_the_agent_skips_fields_of_later_versions(reference: Callable[[str, str]
         b"\x08" + b"\xff" * 10,
     ],
     ids=[
-        "no field",
         "no length",
-        "not a claim",
         "not UTF-8",
         "longer than the message",
         "a group",
@@ -433,7 +428,7 @@ def test_the_agent_skips_fields_of_later_versions(reference: Callable[[str, str]
     ],
 )
 def test_bytes_that_are_not_a_message_are_an_invalid_argument(data: bytes) -> None:
-    with pytest.raises(CallError, match="the request is not a valid message: ") as caught:
+    with pytest.raises(GRPCError, match="the request is not a valid message: ") as caught:
         parse_claims(data)
     assert caught.value.status is Status.INVALID_ARGUMENT
 
@@ -441,5 +436,5 @@ def test_bytes_that_are_not_a_message_are_an_invalid_argument(data: bytes) -> No
 @settings(deadline=None)
 @given(data=st.binary(max_size=64))
 def test_any_bytes_are_claims_or_an_invalid_argument(data: bytes) -> None:
-    with suppress(CallError):
+    with suppress(GRPCError):
         parse_claims(data)

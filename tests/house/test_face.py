@@ -33,14 +33,14 @@ def test_the_face_lists_what_it_offers_sorted() -> None:
 
 @pytest.mark.parametrize("module", ["pydra", "pydra.backends.child"])
 def test_what_a_backends_process_imports_holds_nothing_of_kubernetes_or_grpc(module: str) -> None:
-    heavy = ("h2", "kubernetes_asyncio", "aiohttp", "prometheus_client", "yaml")
+    heavy = ("grpclib", "h2", "betterproto2", "kubernetes_asyncio", "aiohttp", "prometheus_client", "yaml")
     code = f"import sys, {module}; print(*[name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.split() == []
 
 
 def test_help_needs_neither_kubernetes_nor_grpc_nor_a_backend() -> None:
-    heavy = ("h2", "kubernetes_asyncio", "aiohttp", "prometheus_client", "pydra_sim", "uvloop")
+    heavy = ("grpclib", "betterproto2", "kubernetes_asyncio", "aiohttp", "prometheus_client", "pydra_sim", "uvloop")
     code = (
         "import sys, pydra.cli.agent\n"
         "try: pydra.cli.agent.main(['--help'])\n"

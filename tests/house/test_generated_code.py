@@ -1,4 +1,4 @@
-"""The generated code in pydra_dev.kubelet.pb is what proto/ and hack/generate_proto.py make today."""
+"""The generated code in pydra.kubelet.pb is what proto/ and hack/generate_proto.py make today."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PB = ROOT / "plugins" / "pydra-dev" / "pydra_dev" / "kubelet" / "pb"
+PB = ROOT / "pydra" / "kubelet" / "pb"
 
 
 def modules(directory: Path) -> dict[str, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pydra.kubelet.pb import dra_v1, dra_v1beta1
 from pydra_dev.kubelet.claims import AnswerError, PreparedDevice, check_unprepared, parse_prepared
-from pydra_dev.kubelet.pb import dra_v1, dra_v1beta1
 
 NAMES = {"u1": "one", "u2": "two"}
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import anyio
 import pytest
+from grpclib import GRPCError, Status
 
 from kubelet_world import World, open_world, running_plugin
-from pydra.kubelet.grpc_server import CallError, Status
 from pydra_dev.kubelet.steps import HealthChanged
 
 UNKNOWN, HEALTHY, UNHEALTHY = 0, 1, 2
@@ -127,7 +127,7 @@ async def test_a_kubelet_without_the_gate_shows_no_health() -> None:
 
 
 async def test_a_plugin_without_health_is_asked_again_up_to_1_36() -> None:
-    failures = [CallError(Status.UNIMPLEMENTED, "none") for _ in range(2)]
+    failures = [GRPCError(Status.UNIMPLEMENTED, "none") for _ in range(2)]
     async with (
         open_world() as world,
         running_plugin(world, health_versions=("v1alpha1",), health_failures=failures) as plugin,
@@ -137,7 +137,7 @@ async def test_a_plugin_without_health_is_asked_again_up_to_1_36() -> None:
 
 
 async def test_from_1_37_on_a_plugin_without_health_is_asked_once() -> None:
-    failures: list[Exception] = [CallError(Status.UNIMPLEMENTED, "none")]
+    failures: list[Exception] = [GRPCError(Status.UNIMPLEMENTED, "none")]
     async with (
         open_world(minor=37) as world,
         running_plugin(

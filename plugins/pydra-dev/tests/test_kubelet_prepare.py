@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import anyio
 import pytest
+from grpclib import GRPCError, Status
 
 from kubelet_world import open_world, running_plugin
 from pydra.kube.resources import RESOURCE_CLAIMS
-from pydra.kubelet.grpc_server import CallError, Status
 from pydra_dev.kubelet.steps import Called, ContainerCreated, PodEnded, PodFailed, PodRunning
 
 OTHER = "nic.example.com"
@@ -101,7 +101,7 @@ async def test_calls_for_different_pods_run_at_the_same_time() -> None:
     ("attributes", "message"),
     [
         (
-            {"failures": [CallError(Status.INTERNAL, "ouch")]},
+            {"failures": [GRPCError(Status.INTERNAL, "ouch")]},
             "Resources: rpc error: code = Internal desc = ouch",
         ),
         ({"skipped": {"UID"}}, "NodePrepareResources skipped 1 ResourceClaims"),
@@ -130,7 +130,7 @@ async def test_a_bad_answer_to_prepare_fails_the_pod_until_it_is_good(
     ("attributes", "message"),
     [
         (
-            {"failures": [CallError(Status.INTERNAL, "ouch")]},
+            {"failures": [GRPCError(Status.INTERNAL, "ouch")]},
             "Resources: rpc error: code = Internal desc = ouch",
         ),
         ({"skipped": {"UID"}}, "NodeUnprepareResources skipped 1 ResourceClaims"),
@@ -191,7 +191,7 @@ async def test_one_of_two_drivers_that_fails_keeps_the_pod_and_recovers() -> Non
         running_plugin(world, OTHER) as nic,
         world.kubelet(),
     ):
-        nic.failures.append(CallError(Status.UNAVAILABLE, "not yet"))
+        nic.failures.append(GRPCError(Status.UNAVAILABLE, "not yet"))
         await world.make_claim("c", "gpu.example.com", OTHER)
         await world.make_pod("p", "c")
         await world.wait_phase("p", "Running")

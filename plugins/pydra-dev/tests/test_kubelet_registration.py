@@ -6,10 +6,10 @@ from typing import Any
 
 import anyio
 import pytest
+from grpclib import GRPCError, Status
 
 from fake_plugin import FakePlugin
 from kubelet_world import World, open_world, running_plugin
-from pydra.kubelet.grpc_server import CallError, Status
 from pydra_dev.faults import Fault
 from pydra_dev.kubelet.registration import DraService
 from pydra_dev.kubelet.steps import Deregistered, Registered, RegistrationFailed, SlicesWiped
@@ -83,7 +83,7 @@ async def test_sockets_in_subdirectories_count_and_dotted_names_and_files_do_not
 
 @pytest.mark.parametrize("fault", ["info_failures", "notify_failures"])
 async def test_registration_is_repeated_until_the_plugin_answers_well(fault: str) -> None:
-    failures = [CallError(Status.INTERNAL, "not yet") for _ in range(2)]
+    failures = [GRPCError(Status.INTERNAL, "not yet") for _ in range(2)]
     attributes: dict[str, Any] = {fault: failures}
     async with open_world() as world, running_plugin(world, **attributes) as plugin, world.kubelet():
         await world.wait_until(lambda: len(refusals(world)) == 2)
@@ -96,7 +96,7 @@ async def test_registration_is_repeated_until_the_plugin_answers_well(fault: str
 
 
 async def test_a_plugin_that_cannot_be_told_is_deregistered_again() -> None:
-    failures = [CallError(Status.INTERNAL, "no")]
+    failures = [GRPCError(Status.INTERNAL, "no")]
     async with open_world() as world, running_plugin(world, notify_failures=failures), world.kubelet():
         await world.wait_until(lambda: registrations(world) == 2)
         kinds = [type(step) for step in world.steps if not isinstance(step, SlicesWiped)]

@@ -16,8 +16,8 @@ from grpclib.client import Channel
 from grpclib.exceptions import StreamTerminatedError
 
 from pydra.kube.resources import RESOURCE_SLICES
+from pydra.kubelet.pb.dra_v1 import Claim, DraPluginStub, NodePrepareResourcesRequest
 from pydra_dev.faults import Fault
-from pydra_dev.kubelet.pb.dra_v1 import Claim, DraPluginStub, NodePrepareResourcesRequest
 from pydra_dev.node import run_node
 from tests.integration.agent.process import DEADLINE, run_agent
 

@@ -18,8 +18,8 @@ from grpclib.const import Cardinality
 
 from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome, UnprepareOutcome
 from pydra.kubelet.health_service import HealthBoard
+from pydra.kubelet.pb import dra_v1, dra_v1beta1
 from pydra.kubelet.plugin import KubeletEvent, KubeletPlugin, Serving
-from pydra_dev.kubelet.pb import dra_v1, dra_v1beta1
 
 DRIVER = "gpu.example.com"
 V1 = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"

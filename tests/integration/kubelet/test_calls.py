@@ -13,7 +13,7 @@ import pytest
 from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome
 from pydra.errors import ClaimError, DeviceInUse
 from pydra.kubelet.messages import MAX_CLAIMS
-from pydra_dev.kubelet.pb import dra_v1, dra_v1beta1
+from pydra.kubelet.pb import dra_v1, dra_v1beta1
 from tests.integration.kubelet.fakes import (
     KUBELETS,
     V1,

@@ -13,8 +13,8 @@ import pytest
 
 from pydra.devices import DeviceHealth, Health, HealthStatus
 from pydra.kubelet.health_service import HealthStreams
+from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1
 from pydra.kubelet.plugin import Stopped
-from pydra_dev.kubelet.pb import dra_health_v1, dra_health_v1alpha1
 from tests.integration.kubelet.fakes import (
     DEADLINE,
     KUBELETS,

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import anyio
 import pytest
+from grpclib import Status
 from h2.errors import ErrorCodes
 from hyperframe.frame import PingFrame
 
-from pydra.kubelet.grpc_server import GrpcServer, Method, Status
+from pydra.kubelet.grpc_server import GrpcServer, Method
+from pydra.kubelet.pb import dra_v1
 from pydra.kubelet.sockets import bind_socket
-from pydra_dev.kubelet.pb import dra_v1
 from tests.integration.kubelet.fakes import Failed, Kubelet, claim, grpcio_kubelet, prepare, wait_until
 from tests.integration.kubelet.raw import RawClient, frame, raw_client
 

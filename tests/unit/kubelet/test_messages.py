@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from grpclib import GRPCError, Status
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,8 +14,8 @@ from pydra.claim import ClaimRef, ContainerDevice, PrepareOutcome
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
 from pydra.kubelet import messages
-from pydra.kubelet.grpc_server import MAX_MESSAGE, CallError, Status
-from pydra_dev.kubelet.pb import dra_health_v1, dra_v1, dra_v1beta1
+from pydra.kubelet.grpc_server import MAX_MESSAGE
+from pydra.kubelet.pb import dra_health_v1, dra_v1, dra_v1beta1
 
 GOOD = {"uid": "uid-1", "namespace": "team", "name": "gpu"}
 DEVICE = ContainerDevice(
@@ -83,7 +84,7 @@ def test_one_uid_with_two_names_is_refused() -> None:
 def test_a_call_with_too_many_claims_is_refused_as_a_whole() -> None:
     many = [{**GOOD, "uid": f"uid-{n}"} for n in range(messages.MAX_CLAIMS + 1)]
     assert len(parse(*many[:-1]).refs) == messages.MAX_CLAIMS
-    with pytest.raises(CallError, match="4097 claims in one call; at most 4096") as caught:
+    with pytest.raises(GRPCError, match="4097 claims in one call; at most 4096") as caught:
         parse(*many)
     assert caught.value.status is Status.RESOURCE_EXHAUSTED
 

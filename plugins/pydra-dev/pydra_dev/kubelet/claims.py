@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pydra_dev.kubelet.pb import dra_v1, dra_v1beta1
+from pydra.kubelet.pb import dra_v1, dra_v1beta1
 
 JsonObject: TypeAlias = Mapping[str, Any]
 

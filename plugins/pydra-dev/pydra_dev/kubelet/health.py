@@ -20,8 +20,8 @@ from anyio.abc import TaskGroup
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
+from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1
 from pydra_dev.kubelet.channel import settle_cancellation
-from pydra_dev.kubelet.pb import dra_health_v1, dra_health_v1alpha1
 from pydra_dev.kubelet.plugins import PluginInstance
 from pydra_dev.kubelet.registration import HealthService, Plugin
 from pydra_dev.kubelet.settings import KubeletSettings

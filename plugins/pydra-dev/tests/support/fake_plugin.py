@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from pydra.kubelet.grpc_server import GrpcServer, Method
-from pydra_dev.kubelet.pb import dra_health_v1, dra_health_v1alpha1, dra_v1, dra_v1beta1, pluginregistration_v1
+from pydra.kubelet.pb import dra_health_v1, dra_health_v1alpha1, dra_v1, dra_v1beta1, pluginregistration_v1
 
 NODE = "node-1"
 DRIVER = "gpu.example.com"

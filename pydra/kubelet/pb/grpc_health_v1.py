@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import betterproto2
 from betterproto2 import grpclib as betterproto2_grpclib
 
-from pydra_dev.kubelet.pb.message_pool import default_message_pool
+from pydra.kubelet.pb.message_pool import Message, default_message_pool
 
 if TYPE_CHECKING:
     from betterproto2.grpclib.grpclib_client import MetadataLike
@@ -30,7 +30,7 @@ class HealthCheckResponseServingStatus(betterproto2.Enum):
 
 
 @dataclass(eq=False, repr=False)
-class HealthCheckRequest(betterproto2.Message):
+class HealthCheckRequest(Message):
     service: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
     """
     Full name of a gRPC service; empty asks for the server as a whole.
@@ -41,7 +41,7 @@ default_message_pool.register_message("grpc.health.v1", "HealthCheckRequest", He
 
 
 @dataclass(eq=False, repr=False)
-class HealthCheckResponse(betterproto2.Message):
+class HealthCheckResponse(Message):
     status: "HealthCheckResponseServingStatus" = betterproto2.field(
         1, betterproto2.TYPE_ENUM, default_factory=lambda: HealthCheckResponseServingStatus(0)
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import betterproto2
 from betterproto2 import grpclib as betterproto2_grpclib
 
-from pydra_dev.kubelet.pb.message_pool import default_message_pool
+from pydra.kubelet.pb.message_pool import Message, default_message_pool
 
 if TYPE_CHECKING:
     from betterproto2.grpclib.grpclib_client import MetadataLike
@@ -25,7 +25,7 @@ betterproto2.check_compiler_version(_COMPILER_VERSION)
 
 
 @dataclass(eq=False, repr=False)
-class InfoRequest(betterproto2.Message):
+class InfoRequest(Message):
     pass
 
 
@@ -33,7 +33,7 @@ default_message_pool.register_message("pluginregistration", "InfoRequest", InfoR
 
 
 @dataclass(eq=False, repr=False)
-class PluginInfo(betterproto2.Message):
+class PluginInfo(Message):
     type: "str" = betterproto2.field(1, betterproto2.TYPE_STRING)
     """
     "DRAPlugin" for a plugin of Dynamic Resource Allocation.
@@ -61,7 +61,7 @@ default_message_pool.register_message("pluginregistration", "PluginInfo", Plugin
 
 
 @dataclass(eq=False, repr=False)
-class RegistrationStatus(betterproto2.Message):
+class RegistrationStatus(Message):
     plugin_registered: "bool" = betterproto2.field(1, betterproto2.TYPE_BOOL)
     """
     True once the kubelet uses the plugin.
@@ -77,7 +77,7 @@ default_message_pool.register_message("pluginregistration", "RegistrationStatus"
 
 
 @dataclass(eq=False, repr=False)
-class RegistrationStatusResponse(betterproto2.Message):
+class RegistrationStatusResponse(Message):
     pass
 
 
