@@ -8,7 +8,6 @@ Files of others are never touched.
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +22,6 @@ FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 _MAX_BYTES = 16 * 1024 * 1024
 """What the specification allows a file."""
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 # Not blocking: to open a named pipe would wait for a writer.
 _READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -44,7 +42,7 @@ class CdiStore:
         try:
             disk.make_directory(self._path, DIRECTORY_MODE)
             for name in os.listdir(self._path):
-                if name.startswith(f".{self._prefix}") and name.endswith(".tmp"):
+                if name.startswith(self._prefix) and name.endswith(".tmp"):
                     with suppress(FileNotFoundError):
                         os.unlink(f"{self._path}/{name}")
         except OSError as error:
@@ -52,13 +50,14 @@ class CdiStore:
 
     def write(self, uid: str, content: bytes) -> None:
         """Put the claim's file in place: a reader sees the old content or the new one, nothing between."""
+        path = f"{self._path}/{self._prefix}{uid}.json"
         try:
             try:
-                self._replace(uid, content)
+                disk.write_file(path, content, mode=FILE_MODE, durable=False)
             except FileNotFoundError:
                 # The directory was wiped, or another instance's `open` removed the temporary file.
                 disk.make_directory(self._path, DIRECTORY_MODE)
-                self._replace(uid, content)
+                disk.write_file(path, content, mode=FILE_MODE, durable=False)
         except OSError as error:
             raise self._failed(f"writing {self._prefix}{uid}.json in", error) from error
 
@@ -104,24 +103,6 @@ class CdiStore:
             except OSError:
                 files[uid] = b""
         return files
-
-    def _replace(self, uid: str, content: bytes) -> None:
-        name = f"{self._prefix}{uid}.json"
-        temporary = f"{self._path}/.{name}.{secrets.token_hex(4)}.tmp"
-        descriptor = os.open(temporary, _NEW_FILE, FILE_MODE)
-        try:
-            try:
-                os.fchmod(descriptor, FILE_MODE)  # whatever the umask
-                left = memoryview(content)
-                while left:
-                    left = left[os.write(descriptor, left) :]
-            finally:
-                os.close(descriptor)
-            os.rename(temporary, f"{self._path}/{name}")
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(temporary)
-            raise
 
     def _read_file(self, name: str) -> bytes:
         descriptor = os.open(f"{self._path}/{name}", _READ_FILE)

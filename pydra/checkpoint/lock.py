@@ -134,15 +134,12 @@ class InstanceLock:
             if not self.try_lock(claim := claim_offset(uid)):
                 await self.lock(claim, until, waiting_for="is at work on the same claim")
         except BaseException:
-            self._end_work()
+            self.release_claim(uid)
             raise
 
     def release_claim(self, uid: str) -> None:
         """The claim is no longer in work here."""
         self.unlock(claim_offset(uid))
-        self._end_work()
-
-    def _end_work(self) -> None:
         self._working -= 1
         if not self._working:
             self.unlock(WORK)

@@ -42,7 +42,8 @@ class DeviceIndex:
         """From now on the uid holds the devices of this claim, and no others."""
         if self._claims.get(uid) is claim:
             return  # as after each write of its record
-        self.release(uid)
+        if uid in self._devices:
+            self.release(uid)
         self._claims[uid] = claim
         name = f"{claim.namespace}/{claim.name}"
         for device in claim.devices:
