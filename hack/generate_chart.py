@@ -23,6 +23,7 @@ from pydra.admission.schema import read_backend
 from pydra.backends.child.loading import load_object
 from pydra.backends.contract import ENTRY_POINT_GROUP
 from pydra.backends.discovery import find_backend
+from pydra.backends.settings import settings_schema
 from pydra.cli.options import HEALTH, KUBERNETES, OBSERVE, OPTIONS, TIMES, key_of
 from pydra.settings import KUBELET_CALL_DEADLINE, KUBELET_HEALTH_LEASE, Settings
 from pydra_nvidia import settings as nvidia
@@ -47,11 +48,6 @@ BELOW = {
 ROOTS = {"host_root", "sys_root", "proc_root"}
 """Of the NVIDIA backend: follow from what the chart mounts."""
 
-SIM_SETTINGS = {
-    "scenario": "A bundled scenario, or a file: partitions, shared, trouble.",
-    "state": "The directory that remembers what was done to the simulated hardware; one of hostPaths.",
-}
-
 
 def files() -> dict[Path, str]:
     """The files as they should be."""
@@ -59,7 +55,7 @@ def files() -> dict[Path, str]:
     schema["$defs"] |= {
         "agentSettings": agent_settings(),
         "nvidiaSettings": nvidia_settings(),
-        "simSettings": closed({name: {"type": "string", "description": text} for name, text in SIM_SETTINGS.items()}),
+        "simSettings": settings_schema(load_object(find_backend("sim").target).SETTINGS_TYPE),
     }
     made = {SCHEMA: json.dumps(schema, indent=2, ensure_ascii=False) + "\n"}
     made[CHART / "files" / "webhook-rules.json"] = json.dumps(build_rules(), indent=2) + "\n"

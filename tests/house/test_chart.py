@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from pathlib import Path
 
 import yaml
@@ -34,10 +32,3 @@ def test_extended_resources_in_the_values_are_those_of_the_backends() -> None:
         classes = generator.load_object(generator.find_backend(name).target).DEVICE_CLASSES
         own = {one: spec["extendedResourceName"] for one, spec in classes.items() if "extendedResourceName" in spec}
         assert values[name].get("deviceClasses", {}).get("extendedResourceNames", {}) == own
-
-
-def test_settings_of_the_sim_backend_in_the_schema_are_those_that_it_reads() -> None:
-    schema = json.loads((CHART / "values.schema.json").read_text())["$defs"]["simSettings"]
-    read = "".join(path.read_text() for path in (ROOT / "plugins" / "pydra-sim" / "pydra_sim").glob("*.py"))
-    variables = set(re.findall(r"environ\.get\(\"PYDRA_SIM_(\w+)\"", read))
-    assert {name.upper() for name in schema["properties"]} == variables

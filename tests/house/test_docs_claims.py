@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pydra_sim
-from pydra.devices import Pool
+from pydra.devices import Inventory, Pool
 from pydra.slices.build import build_wanted
 from pydra_dev import schema
 from pydra_dev.allocator import InUse, NamedClaim, allocate
 from pydra_dev.pools import NamedSlice
-from pydra_sim.hardware import build_inventory
-from pydra_sim.scenario import parse_scenario
 from tests.house.pages import find_yaml
 
 PAGE = "docs/claims.md"
@@ -27,9 +26,14 @@ MACHINE = {
 }
 
 
-def build_slices() -> list[NamedSlice]:
-    scenario = parse_scenario(json.dumps(MACHINE).encode(), PAGE)
-    inventory = build_inventory(scenario, unhealthy={}, unplugged=frozenset())
+async def discover(root: Path) -> Inventory:
+    (root / "machine.yaml").write_text(json.dumps(MACHINE))
+    async with pydra_sim.connect(pydra_sim.Settings(scenario=f"{root}/machine.yaml", state=f"{root}/state")) as sim:
+        found: Inventory = await sim.discover()
+        return found
+
+
+def build_slices(inventory: Inventory) -> list[NamedSlice]:
     pool = Pool(name="node-1", devices=inventory.devices, counter_sets=inventory.counter_sets)
     wanted = build_wanted(pool, driver=pydra_sim.DRIVER, node="node-1")
     common = {
@@ -55,7 +59,7 @@ def read_claims() -> dict[str, Any]:
     return found
 
 
-def test_every_claim_of_the_page_can_be_allocated_beside_the_others() -> None:
+async def test_every_claim_of_the_page_can_be_allocated_beside_the_others(tmp_path: Path) -> None:
     claims = read_claims()
     assert len(claims) >= 7
     allocations = allocate(
@@ -64,7 +68,7 @@ def test_every_claim_of_the_page_can_be_allocated_beside_the_others() -> None:
             for name, spec in claims.items()
         ],
         node=NODE,
-        slices=build_slices(),
+        slices=build_slices(await discover(tmp_path)),
         classes={
             name: schema.parse_fields("DeviceClass", schema.ClassSpec, spec)
             for name, spec in pydra_sim.DEVICE_CLASSES.items()

@@ -1,163 +1,143 @@
-"""From a scenario to devices, counters and attributes. Pure: no file is read, nothing is remembered."""
+"""The simulated machine. What was done to it lies in files, and outlives the process as real hardware's state does.
+
+`active/<key>.json` is a device at work for a claim. A file `unhealthy/<device>` says what is wrong with a device,
+`unplugged/<device>` that it is gone; both may be made by hand. `faults/<key>` counts the calls that a fault has seen.
+"""
 
 from __future__ import annotations
 
-import uuid
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import msgspec
 
-from pydra import (
-    Capacity,
-    CapacityRange,
-    CounterConsumption,
-    CounterSet,
-    Device,
-    Health,
-    HealthStatus,
-    Inventory,
-    RequestPolicy,
-    Version,
-)
-from pydra.devices import HEALTHY, AttributeValue
-from pydra_sim.scenario import Group, Scenario
-
-UUID_NAMESPACE = uuid.UUID("4a1c6d0e-6f5b-5d6e-9a55-0b8d5f0c7a31")
+from pydra import PydraError
+from pydra_sim.scenario import Group, Scenario, ScenarioError, parse_scenario
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """An accelerator, or `size` of its slices from `start` on; `ordinal` counts accelerators over all groups."""
+    """An accelerator or, with a `profile` such as `2of4`, a partition: the `slices` of it; memory in GiB."""
 
+    name: str
+    accelerator: str
+    profile: str
     group: Group
     index: int
     ordinal: int
-    start: int = 0
-    size: int
-
-    @property
-    def accelerator(self) -> str:
-        """The name of the accelerator that this is, or is a part of."""
-        return f"{self.group.name}-{self.index}"
-
-    @property
-    def whole(self) -> bool:
-        """Whether this is a whole accelerator."""
-        return self.size == max(self.group.slices, 1)
-
-    @property
-    def profile(self) -> str:
-        """The size of a partition in words: `2of4`."""
-        return f"{self.size}of{self.group.slices}"
-
-    @property
-    def name(self) -> str:
-        """The device's name: `accel-0`, or `accel-0-2of4-2` for a partition that starts at slice 2."""
-        return self.accelerator if self.whole else f"{self.accelerator}-{self.profile}-{self.start}"
-
-    @property
-    def memory(self) -> int:
-        """Memory in GiB."""
-        return self.group.memory * self.size // max(self.group.slices, 1)
-
-    @property
-    def cores(self) -> int:
-        """Compute cores."""
-        return self.group.cores * self.size // max(self.group.slices, 1)
-
-    @property
-    def uuid(self) -> str:
-        """The accelerator's lasting identity; partitions get their own when they are created."""
-        return f"SIM-{uuid.uuid5(UUID_NAMESPACE, self.accelerator)}"
-
-    def overlaps(self, other: Part) -> bool:
-        """Whether both need the same slice of the same accelerator."""
-        return (
-            self.accelerator == other.accelerator
-            and self.start < other.start + other.size
-            and other.start < self.start + self.size
-        )
+    slices: range
+    memory: int
+    cores: int
 
 
-def find_parts(scenario: Scenario) -> Mapping[str, Part]:
-    """Everything that the machine could give to a claim if nothing were unplugged, by device name."""
-    return {part.name: part for part in _parts(scenario)}
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """A device at work for the claim of this uid; `env` is what its containers see."""
+
+    claim: str
+    accelerator: str
+    slots: list[str]
+    memory: str
+    env: dict[str, str]
 
 
-def build_inventory(scenario: Scenario, *, unhealthy: Mapping[str, str], unplugged: frozenset[str]) -> Inventory:
-    """What the machine has now. A device is gone or sick when it, or its accelerator, is named so."""
-    sick = {**scenario.unhealthy, **unhealthy}
-    gone = unplugged.union(scenario.unplugged)
-    present = [part for part in _parts(scenario) if part.name not in gone and part.accelerator not in gone]
-    return Inventory(
-        devices=tuple(_device(part, scenario.driver_version, _health(part, sick)) for part in present),
-        counter_sets=tuple(_counter_set(part) for part in present if part.whole and part.group.slices),
-    )
+class Machine:
+    """The machine of a scenario (a path, or a bundled one's name), with its state below `directory`."""
+
+    def __init__(self, scenario: str, directory: str) -> None:
+        bundled = Path(__file__).parent / "scenarios" / f"{scenario}.yaml"
+        self._file = bundled if bundled.exists() else Path(scenario)
+        self._text, self._scenario = b"", Scenario()
+        self._parts = {part.name: part for part in _build_parts(self._scenario)}
+        self._state = Path(directory)
+        for folder in ("active", "unhealthy", "unplugged", "faults"):
+            (self._state / folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        if (owner := self._state.lstat().st_uid) != os.getuid():
+            raise PydraError(f"{directory} belongs to uid {owner}; set PYDRA_SIM_STATE to a directory of your own")
+
+    def read_signature(self) -> object:
+        """What differs when the scenario or a mark has changed."""
+        return self._read_text(), self._read_marks("unhealthy"), self._read_marks("unplugged")
+
+    def read_scenario(self) -> Scenario:
+        """What the scenario's file says now. Raises ScenarioError."""
+        text = self._read_text()
+        if text is None:
+            raise ScenarioError(f"scenario {self._file} cannot be read; bundled are: partitions, shared, trouble")
+        if text != self._text:
+            self._scenario = parse_scenario(text, str(self._file))
+            self._parts, self._text = {part.name: part for part in _build_parts(self._scenario)}, text
+        return self._scenario
+
+    def read_parts(self) -> Mapping[str, Part]:
+        """All that is there, by name: each accelerator, then its partitions. Raises ScenarioError."""
+        gone = {*self.read_scenario().unplugged, *self._read_marks("unplugged")}
+        return {name: part for name, part in self._parts.items() if not gone & {name, part.accelerator}}
+
+    def find(self, device: str) -> Part | None:
+        """The part of this name, if it is there. Raises ScenarioError."""
+        gone, part = {*self.read_scenario().unplugged, *self._read_marks("unplugged")}, self._parts.get(device)
+        return None if part is None or gone & {part.name, part.accelerator} else part
+
+    def read_ailments(self) -> Mapping[str, str]:
+        """What is wrong with which device."""
+        return {**self.read_scenario().unhealthy, **self._read_marks("unhealthy")}
+
+    def read_work(self) -> Mapping[str, Work]:
+        """Everything at work."""
+        files = sorted((self._state / "active").glob("*.json"))
+        return {file.stem: msgspec.json.decode(file.read_bytes(), type=Work) for file in files}
+
+    def start(self, key: str, work: Work) -> str:
+        """Put a device to work; again is no different. Returns the file that describes it."""
+        file = self._state / "active" / f"{key}.json"
+        draft = file.with_suffix(".draft")
+        draft.write_bytes(msgspec.json.encode(work))
+        draft.replace(file)  # at once, so that nobody reads half of it
+        return str(file)
+
+    def stop(self, key: str) -> None:
+        """End the work, if there is any."""
+        (self._state / "active" / f"{key}.json").unlink(missing_ok=True)
+
+    def mark(self, folder: str, device: str, message: str) -> None:
+        """Make a device `unhealthy` or `unplugged` from now on."""
+        (self._state / folder / device).write_text(message)
+
+    def count(self, key: str) -> int:
+        """How often this was called for the key before, by any process."""
+        with (self._state / "faults" / key).open("ab") as file:
+            earlier = file.tell()
+            file.write(b".")
+            return earlier
+
+    def _read_text(self) -> bytes | None:
+        try:
+            return self._file.read_bytes() if self._file.name else b""
+        except OSError:
+            return None
+
+    def _read_marks(self, folder: str) -> Mapping[str, str]:
+        return {file.name: file.read_text().strip() for file in sorted((self._state / folder).iterdir())}
 
 
-def _parts(scenario: Scenario) -> Iterator[Part]:
-    ordinal = 0
-    for group in scenario.groups:
-        for index in range(group.count):
-            yield Part(group=group, index=index, ordinal=ordinal, size=max(group.slices, 1))
-            for size in sorted(set(group.partitions)) if group.slices else ():
-                for start in range(0, group.slices - size + 1, size):
-                    yield Part(group=group, index=index, ordinal=ordinal, start=start, size=size)
-            ordinal += 1
-
-
-def _health(part: Part, sick: Mapping[str, str]) -> Health:
-    message = sick.get(part.name, sick.get(part.accelerator))
-    return HEALTHY if message is None else Health(status=HealthStatus.UNHEALTHY, message=message)
-
-
-def _device(part: Part, driver_version: str, health: Health) -> Device:
-    return Device(
-        name=part.name,
-        attributes=_attributes(part, driver_version),
-        capacity=_capacity(part),
-        consumes_counters=(_consumption(part),) if part.group.slices else (),
-        allow_multiple_allocations=part.group.shared,
-        health=health,
-    )
-
-
-def _attributes(part: Part, driver_version: str) -> dict[str, AttributeValue]:
-    """Names as most vendors have them, and the standard ones of `resource.kubernetes.io`."""
-    node = part.index * part.group.numa_nodes // part.group.count
-    domain, slot = divmod(part.ordinal, 128)
-    own: dict[str, AttributeValue] = (
-        {"type": "accelerator", "uuid": part.uuid, "index": part.index}
-        if part.whole
-        else {"type": "partition", "parentUUID": part.uuid, "profile": part.profile}
-    )
-    return own | {
-        "productName": part.group.product,
-        "driverVersion": Version(driver_version),
-        "resource.kubernetes.io/pcieRoot": f"pci{domain:04x}:{node:02x}",
-        "resource.kubernetes.io/pciBusID": f"{domain:04x}:{0x40 + slot:02x}:00.0",
-        "resource.kubernetes.io/numaNode": node,
-    }
-
-
-def _capacity(part: Part) -> dict[str, Capacity]:
-    memory, cores = f"{part.memory}Gi", part.cores
-    if not part.group.shared:
-        return {"memory": Capacity(memory), "cores": Capacity(cores)}
-    return {
-        "memory": Capacity(memory, RequestPolicy(default=memory, valid_range=CapacityRange(min="1Gi", step="1Gi"))),
-        "cores": Capacity(cores, RequestPolicy(default=cores, valid_range=CapacityRange(min=1, step=1))),
-    }
-
-
-def _counter_set(whole: Part) -> CounterSet:
-    return CounterSet(name=whole.accelerator, counters=_counters(whole))
-
-
-def _consumption(part: Part) -> CounterConsumption:
-    return CounterConsumption(counter_set=part.accelerator, counters=_counters(part))
-
-
-def _counters(part: Part) -> dict[str, int | str]:
-    """Memory and cores, and each slice by itself, so that only a placement that the hardware can make is allocated."""
-    slices = {f"slice-{number}": 1 for number in range(part.start, part.start + part.size)}
-    return {"memory": f"{part.memory}Gi", "cores": part.cores, **slices}
+def _build_parts(scenario: Scenario) -> Iterator[Part]:
+    accelerators = [(group, index) for group in scenario.groups for index in range(group.count)]
+    for ordinal, (group, index) in enumerate(accelerators):
+        accelerator, whole = f"{group.name}-{index}", max(group.slices, 1)
+        sizes = sorted(set(group.partitions)) if group.slices else []
+        for slices in [
+            range(whole),
+            *(range(at, at + size) for size in sizes for at in range(0, whole - size + 1, size)),
+        ]:
+            profile = f"{len(slices)}of{whole}" if len(slices) < whole else ""
+            yield Part(
+                name=f"{accelerator}-{profile}-{slices.start}" if profile else accelerator,
+                accelerator=accelerator,
+                profile=profile,
+                group=group,
+                index=index,
+                ordinal=ordinal,
+                slices=slices,
+                memory=group.memory * len(slices) // whole,
+                cores=group.cores * len(slices) // whole,
+            )

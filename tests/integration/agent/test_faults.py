@@ -121,9 +121,12 @@ async def staged(*faults: dict[str, Any], flags: tuple[str, ...] = ()) -> AsyncI
         pytest.param(
             {"do": "garbage"}, r"prepare\[0\] is a str, not a pydra.PreparedDevice", "BackendContract", id="x"
         ),
-        pytest.param({"do": "unplug"}, "device accel-0 has been unplugged", "UnknownDevice", id="unplug"),
+        pytest.param({"do": "unplug"}, "no device accel-0, or it was unplugged", "UnknownDevice", id="unplug"),
         pytest.param(
-            {"do": "slow", "seconds": 60}, "prepare did not end within 2 s", "BackendTimeout", id="slower than allowed"
+            {"do": "slow", "seconds": 60},
+            r"prepare did not end within (2|1\.\d+) s",
+            "BackendTimeout",
+            id="slower than allowed",
         ),
     ],
 )
@@ -144,7 +147,7 @@ async def test_a_fault_that_leaves_the_process_alive_costs_one_claim_and_no_rest
     ("effect", "told", "signal"),
     [
         pytest.param("segfault", r"died of SIGSEGV at string_at", "SIGSEGV", id="segfault"),
-        pytest.param("abort", r"died of SIGABRT at act", "SIGABRT", id="abort"),
+        pytest.param("abort", r"died of SIGABRT at <lambda>", "SIGABRT", id="abort"),
         pytest.param("exit", r"exited with status 3", "exit", id="exit"),
     ],
 )
@@ -184,7 +187,7 @@ async def test_a_call_that_blocks_the_whole_process_is_ended_with_it_and_told_wi
         await scene.wait_running(OTHER)
         await scene.wait_running(VICTIM)
         assert await scene.metric('pydra_backend_restarts_total{backend="sim"}') == 1
-        assert "hang" in scene.agent.messages(), "the stack says where"
+        assert "pydra_sim/faults.py" in scene.agent.messages(), "the stack says where"
 
 
 async def test_noise_on_stdout_and_slowness_harm_nobody() -> None:

@@ -12,7 +12,7 @@ from pydra.backends.discovery import BackendSource, find_backend
 from pydra.backends.supervisor import Deadlines
 from pydra.errors import SettingsError
 from pydra.testing import Check, Report, check_backend, examine
-from tests.integration.backends.harness import ENVIRON, TROUBLE, claim, supervised
+from tests.integration.backends.harness import ENVIRON, TROUBLE
 
 
 def outcomes(report: Report) -> dict[str, str]:
@@ -95,15 +95,23 @@ async def test_a_backend_that_cannot_connect_says_so(tmp_path: Path) -> None:
     assert problem.splitlines()[-2].strip().startswith("raise FileNotFoundError")
 
 
-async def test_what_an_earlier_check_left_behind_is_stepped_over(tmp_path: Path) -> None:
-    environ = {**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path)}
-    async with supervised(source=find_backend("sim"), environ=environ) as killed:
-        await killed.prepare(claim("accel-0", uid="of-a-killed-check"))
-    report = await examine(find_backend("sim"), environ=environ)
+async def test_a_device_that_is_in_use_is_stepped_over(tmp_path: Path) -> None:
+    (tmp_path / "possessive.py").write_text(
+        "from pydra import *\n"
+        "DRIVER = 'possessive.example.com'\n"
+        "async def discover():\n    return Inventory(devices=(Device(name='a'), Device(name='b')))\n"
+        "async def prepare(claim):\n"
+        "    for device in claim.devices:\n"
+        "        if device.device == 'a':\n            raise DeviceInUse('a', 'uid of-a-killed-check')\n"
+        "        if device.device != 'b':\n            raise UnknownDevice(device.device)\n"
+        "    return [device.prepared() for device in claim.devices]\n"
+        "async def unprepare(claim, prepared):\n    pass\n"
+    )
+    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
+    report = await examine(BackendSource(name="possessive", target="possessive:"), environ=environ)
     assert report.ok, report.text
     assert outcomes(report)["prepare answers, and its edits obey CDI's rules"] == "note"
-    assert "accel-0 is still prepared for claim uid of-a-killed-check" in report.text
-    assert [file.name for file in (tmp_path / "active").iterdir()] == ["accel-0.json"]
+    assert "a is still prepared for claim uid of-a-killed-check" in report.text
 
 
 async def test_what_a_failing_backend_holds_is_given_back(tmp_path: Path) -> None:
