@@ -72,24 +72,24 @@ class AdmissionMetrics:
         )
         self.reviews = Counter(
             "pydra_admission_reviews",
-            "Reviews, by result: allowed, denied, not_ours (passed without a look), malformed (answered 4xx).",
+            "Reviews, by result: allowed, denied, not_ours (passed without a check), malformed (answered 4xx).",
             ("resource", "result"),
             registry=self.registry,
         )
         self.seconds = Histogram(
             "pydra_admission_review_duration_seconds",
-            "How long the judgement of one review took, without the network.",
+            "How long one review took, without the network.",
             registry=self.registry,
             buckets=_SECONDS,
         )
         self.expiry = Gauge(
             "pydra_admission_certificate_expiry_timestamp_seconds",
-            "When the certificate that is served expires, in Unix time; 0 without TLS.",
+            "When the certificate in use expires, in Unix time; 0 without TLS.",
             registry=self.registry,
         )
         self.loads = Counter(
             "pydra_admission_certificate_loads",
-            "Certificates that were found in the files, by result: ok, or failed (the one before is kept).",
+            "Loaded certificates, by result: ok, or failed (the previous one stays in use).",
             ("result",),
             registry=self.registry,
         )

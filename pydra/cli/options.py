@@ -35,44 +35,66 @@ class Option(NamedTuple):
 
 
 BACKENDS, KUBERNETES, PLACES = "what to serve", "Kubernetes", "directories and files"
-TIMES, HEALTH, OBSERVE = "periods and deadlines, in seconds", "health", "observing"
+TIMES, HEALTH, OBSERVE = "periods and deadlines, in seconds", "health", "logs and metrics"
 
 OPTIONS: tuple[Option, ...] = (
-    Option("backends", BACKENDS, "NAME", "a backend to run; repeat it for several (see: pydra backends)", "--backend"),
-    Option("drivers", BACKENDS, "NAME=DRIVER", "serve backend NAME under another driver name than its own", "--driver"),
-    Option("node_name", KUBERNETES, "NAME", "this node's name in Kubernetes (from spec.nodeName in a DaemonSet)"),
-    Option("kubeconfig", KUBERNETES, "FILE", "how to reach the API server; default: the pod's service account"),
-    Option("verify_x509_strict", KUBERNETES, "BOOL", "refuse API server certificates that break RFC 5280 (some do)"),
-    Option("pod_uid", KUBERNETES, "UID", "this pod's uid; with it two instances may overlap during a rolling update"),
-    Option("kubelet_root", PLACES, "DIR", "the kubelet's directory, at the same path here as on the host"),
-    Option("registry_dir", PLACES, "DIR", "where the kubelet looks for plugins (KUBELET_ROOT/plugins_registry)"),
-    Option("plugins_dir", PLACES, "DIR", "where sockets and checkpoints go, below DIR/DRIVER (KUBELET_ROOT/plugins)"),
-    Option("records_dir", PLACES, "DIR", "where the records of prepared claims go, below DIR/DRIVER; on a tmpfs"),
-    Option("cdi_dir", PLACES, "DIR", "where the container runtime reads CDI specs"),
+    Option(
+        "backends",
+        BACKENDS,
+        "NAME",
+        "a backend to serve; repeat it for several (`pydra backends` lists them)",
+        "--backend",
+    ),
+    Option(
+        "drivers", BACKENDS, "NAME=DRIVER", "serve backend NAME under this driver name instead of its own", "--driver"
+    ),
+    Option("node_name", KUBERNETES, "NAME", "the name of this node in Kubernetes (spec.nodeName in a DaemonSet)"),
+    Option("kubeconfig", KUBERNETES, "FILE", "kubeconfig file for the API server; default: the pod's service account"),
+    Option("verify_x509_strict", KUBERNETES, "BOOL", "refuse API server certificates that violate RFC 5280 (some do)"),
+    Option("pod_uid", KUBERNETES, "UID", "the UID of this pod; lets two instances overlap during a rolling update"),
+    Option("kubelet_root", PLACES, "DIR", "the kubelet's directory; must have the same path here as on the host"),
+    Option(
+        "registry_dir", PLACES, "DIR", "where the kubelet looks for plugins (default: KUBELET_ROOT/plugins_registry)"
+    ),
+    Option(
+        "plugins_dir", PLACES, "DIR", "sockets and durable records are in DIR/DRIVER (default: KUBELET_ROOT/plugins)"
+    ),
+    Option("records_dir", PLACES, "DIR", "records of prepared claims are in DIR/DRIVER; should be on a tmpfs"),
+    Option("cdi_dir", PLACES, "DIR", "the directory where the container runtime reads CDI specs"),
     Option(
         "host_root",
         PLACES,
         "DIR",
-        "where the host's / is seen from here, to look for device nodes and mounts",
+        "where the host's / is mounted, to check device nodes and mounts",
     ),
-    Option("boot_id_file", PLACES, "FILE", "the file whose content changes with each boot"),
-    Option("prepare_deadline", TIMES, "S", "how long a backend may take to prepare a claim (the kubelet waits 45)"),
+    Option("boot_id_file", PLACES, "FILE", "a file whose content changes with each boot"),
+    Option("prepare_deadline", TIMES, "S", "how long a backend may take to prepare a claim (the kubelet waits 45 s)"),
     Option("unprepare_deadline", TIMES, "S", "how long a backend may take to unprepare a claim"),
-    Option("discover_deadline", TIMES, "S", "how long a backend may take to discover its devices"),
+    Option("discover_deadline", TIMES, "S", "how long a backend may take to discover devices"),
     Option("connect_deadline", TIMES, "S", "how long a backend may take to start"),
     Option("fetch_deadline", TIMES, "S", "how long to wait for the API server during a prepare"),
-    Option("drain_grace", TIMES, "S", "how long calls in flight may go on after SIGTERM; 5 less than the pod has"),
+    Option(
+        "drain_grace",
+        TIMES,
+        "S",
+        "how long calls in flight may continue after SIGTERM; at least 5 s less than the pod's grace period",
+    ),
     Option("rescan_period", TIMES, "S", "how often to discover devices without a hint"),
-    Option("sweep_period", TIMES, "S", "how often to look for what belongs to claims that are gone"),
+    Option("sweep_period", TIMES, "S", "how often to run garbage collection of claims that are gone"),
     Option("measure_period", TIMES, "S", "how often to read the backends' measurements"),
-    Option("health_period", TIMES, "S", "how often to repeat the devices' health to the kubelet (its lease is 30)"),
+    Option(
+        "health_period",
+        TIMES,
+        "S",
+        "how often to repeat the devices' health to the kubelet (which forgets it after 30 s)",
+    ),
     Option("health_taint", HEALTH, "EFFECT", "the taint of an unhealthy device: none, NoSchedule or NoExecute"),
-    Option("unhealthy_after", HEALTH, "S", "how long a device must be sick before it is called so"),
-    Option("healthy_after", HEALTH, "S", "how long a device must be well again before its taint goes"),
-    Option("http_address", OBSERVE, "HOST:PORT", "where to serve /metrics, /healthz and /readyz; '' for nowhere"),
-    Option("log_format", OBSERVE, "FORMAT", "text, json, or auto: text on a terminal, json otherwise"),
-    Option("log_level", OBSERVE, "LEVEL", "debug, info, warning or error; reread on SIGHUP"),
-    Option("log_file", OBSERVE, "FILE", "log to this file, reopened on SIGHUP; default: stderr"),
+    Option("unhealthy_after", HEALTH, "S", "how long a device must be unhealthy before it is tainted"),
+    Option("healthy_after", HEALTH, "S", "how long a device must be healthy again before its taint is removed"),
+    Option("http_address", OBSERVE, "HOST:PORT", "address of /metrics, /healthz and /readyz; empty to disable"),
+    Option("log_format", OBSERVE, "FORMAT", "text, json, or auto (text on a terminal, json otherwise)"),
+    Option("log_level", OBSERVE, "LEVEL", "debug, info, warning or error; reloaded on SIGHUP"),
+    Option("log_file", OBSERVE, "FILE", "log to this file instead of stderr; reopened on SIGHUP"),
 )
 
 
@@ -91,17 +113,21 @@ SERVING = "where to listen"
 
 WEBHOOK = OptionTable(
     (
-        Option("backends", BACKENDS, "NAME", "a backend whose configs to judge; repeat it for several", "--backend"),
-        Option("drivers", BACKENDS, "NAME=DRIVER", "the driver name of backend NAME, if not its own", "--driver"),
-        Option("address", SERVING, "HOST:PORT", "where the API server's reviews come in, with TLS"),
-        Option("tls_cert", SERVING, "FILE", "the certificate and its chain, PEM; without it plain HTTP is spoken"),
+        Option(
+            "backends", BACKENDS, "NAME", "a backend whose configuration to check; repeat it for several", "--backend"
+        ),
+        Option("drivers", BACKENDS, "NAME=DRIVER", "the driver name of backend NAME, if it is not its own", "--driver"),
+        Option("address", SERVING, "HOST:PORT", "address for reviews from the API server, with TLS"),
+        Option("tls_cert", SERVING, "FILE", "the certificate and its chain, PEM; without it, plain HTTP is served"),
         Option("tls_key", SERVING, "FILE", "the certificate's private key, PEM, without a passphrase"),
-        Option("http_address", SERVING, "HOST:PORT", "where to serve /metrics, /healthz and /readyz without TLS too"),
-        Option("tls_period", TIMES, "S", "how often to look whether the certificate has changed"),
-        Option("read_deadline", TIMES, "S", "how long a client may take for its handshake, and to send a review"),
-        Option("drain_grace", TIMES, "S", "how long to go on after SIGTERM, until no API server comes here any more"),
-        Option("log_format", OBSERVE, "FORMAT", "text, json, or auto: text on a terminal, json otherwise"),
-        Option("log_level", OBSERVE, "LEVEL", "debug, info, warning or error; reread on SIGHUP"),
+        Option(
+            "http_address", SERVING, "HOST:PORT", "additional address of /metrics, /healthz and /readyz, without TLS"
+        ),
+        Option("tls_period", TIMES, "S", "how often to check whether the certificate has changed"),
+        Option("read_deadline", TIMES, "S", "how long a client may take for the handshake, and to send a review"),
+        Option("drain_grace", TIMES, "S", "how long to continue after SIGTERM, until API servers use another instance"),
+        Option("log_format", OBSERVE, "FORMAT", "text, json, or auto (text on a terminal, json otherwise)"),
+        Option("log_level", OBSERVE, "LEVEL", "debug, info, warning or error; reloaded on SIGHUP"),
     ),
     WebhookSettings,
     "PYDRA_WEBHOOK_",

@@ -39,22 +39,27 @@ class Metrics:
             ("driver", "operation", "result"),
         )
         self.in_flight = gauge(
-            "claim_operations_in_flight", "Claims being prepared or unprepared now.", "driver", "operation"
+            "claim_operations_in_flight", "Claims that are being prepared or unprepared.", "driver", "operation"
         )
-        self.registered = gauge("registered", "1 while the kubelet has the driver registered.", "driver")
-        self.health_streams = gauge("health_streams", "Health streams the kubelet holds open.", "driver")
+        self.registered = gauge("registered", "1 while the driver is registered with the kubelet.", "driver")
+        self.health_streams = gauge("health_streams", "Open health streams of the kubelet.", "driver")
 
         self.backend_up = gauge("backend_up", "1 while the backend's process serves calls.", "backend")
-        self.backend_restarts = counter("backend_restarts", "Starts of the process after its first.", "backend")
+        self.backend_restarts = counter("backend_restarts", "Restarts of the backend's process.", "backend")
         self.backend_crashes = counter(
-            "backend_crashes", "Ends of the backend's process nobody asked for, by signal.", "backend", "signal"
+            "backend_crashes",
+            "Unexpected ends of the backend's process, by signal (hang: it was killed, exit: it ended by itself).",
+            "backend",
+            "signal",
         )
         self.backend_violations = counter(
-            "backend_contract_violations", "Answers of the backend that broke its contract.", "backend"
+            "backend_contract_violations", "Answers of the backend that violated the contract.", "backend"
         )
 
         self.devices = gauge("devices", "Devices by health.", "driver", "health")
-        self.devices_dropped = gauge("devices_dropped", "Devices left out: they break the API's rules.", "driver")
+        self.devices_dropped = gauge(
+            "devices_dropped", "Devices that are left out because they violate the API's rules.", "driver"
+        )
         self.slices = gauge("resourceslices", "ResourceSlices that should exist.", "driver")
         self.slice_writes = counter("resourceslice_writes", "Writes of ResourceSlices.", "driver", "verb")
         self.publish_failures = counter(
@@ -68,7 +73,7 @@ class Metrics:
         )
         self.devices_withheld = gauge(
             "devices_withheld",
-            "Devices not published: the API server drops the fields without which they would be unsafe.",
+            "Devices that are not published because the API server drops fields that make them safe.",
             "driver",
         )
         self.cluster_unsupported = gauge(
@@ -80,13 +85,13 @@ class Metrics:
             ("verb", "resource", "status"),
         )
 
-        self.records = gauge("checkpoint_records", "Claims with a checkpoint, by stage.", "driver", "stage")
+        self.records = gauge("checkpoint_records", "Claims with a record, by stage.", "driver", "stage")
         self.records_set_aside = counter(
-            "checkpoint_records_set_aside", "Checkpoints that could not be read and were set aside.", "driver"
+            "checkpoint_records_set_aside", "Records that could not be read and were set aside.", "driver"
         )
-        self.sweeps = counter("sweeps", "Sweeps, by result.", "driver", "result")
-        self.swept = counter("swept", "What sweeps put right, by kind.", "driver", "kind")
-        self.events = counter("events", "Kubernetes Events, by result.", "result")
+        self.sweeps = counter("sweeps", "Runs of garbage collection, by result.", "driver", "result")
+        self.swept = counter("swept", "What garbage collection corrected, by kind.", "driver", "kind")
+        self.events = counter("events", "Kubernetes Events written, by result.", "result")
         for result in ("ok", "failed", "gone", "dropped"):
             self.events.labels(result)
         self.samples = BackendSamples()
