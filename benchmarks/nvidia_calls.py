@@ -17,10 +17,12 @@ from contextlib import contextmanager
 from statistics import median
 from typing import Any
 
+from msgspec.structs import replace
+
 from benchmarks.report import Report
 from benchmarks.stats import Timing
 from benchmarks.world import MEMORY
-from pydra import AllocatedDevice, Claim, PreparedDevice
+from pydra import AllocatedDevice, Claim, HeldClaim, PreparedDevice
 from pydra.backends.child.calls import CallThreads
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.composition import open_backend
@@ -137,6 +139,7 @@ async def _measure(report: Report, state: str, stopwatch: Stopwatch, rounds: int
         "PYDRA_NVIDIA_DYNAMIC_MIG": "true",
     }
     async with open_backend(variables) as backend:
+        await backend.restore(())
         begin = time.perf_counter()
         inventory = await backend.discover()
         report.figure("first discover, pynvml and all facts included", (time.perf_counter() - begin) * 1000, "ms")
@@ -155,31 +158,49 @@ async def _measure(report: Report, state: str, stopwatch: Stopwatch, rounds: int
             one.tell(report)
         await _measure_claim(report, backend, stopwatch, "1g", [SMALL], rounds)
         other = _claim(0, [BESIDE])
-        held = await backend.prepare(other)
-        await _measure_claim(report, backend, stopwatch, "1g beside another", [SMALL], rounds)
-        await backend.unprepare(other, held)
-        claims = [_claim(1000 + number, [device]) for number, device in enumerate(FULL)]
-        taken = [(claim, await backend.prepare(claim)) for claim in claims]
-        await asyncio.sleep(SETTLED + 0.2)  # the journal's files are told apart by their time as well
-        await _measure_claim(report, backend, stopwatch, f"1g, {len(FULL)} held", [SMALL], rounds)
-        for claim, devices in taken:
-            await backend.unprepare(claim, devices)
+        held = await _hold(backend, [other])
+        await _measure_claim(report, backend, stopwatch, "1g beside another", [SMALL], rounds, held)
+        await _release(backend, held)
+        held = await _hold(backend, [_claim(1000 + number, [device]) for number, device in enumerate(FULL)])
+        await _measure_claim(report, backend, stopwatch, f"1g, {len(FULL)} held", [SMALL], rounds, held)
+        await _release(backend, held)
         await _measure_claim(report, backend, stopwatch, "1 GPU", ["gpu-1"], rounds)
         await _measure_claim(report, backend, stopwatch, "8 GPUs", EIGHT, rounds)
 
 
+async def _hold(backend: NvidiaBackend, claims: Sequence[Claim]) -> list[HeldClaim]:
+    """Prepare the claims, as the agent does."""
+    held: list[HeldClaim] = []
+    for claim in claims:
+        planned = replace(claim, plan=await backend.plan(claim, held))
+        held.append(HeldClaim(claim=planned, prepared=tuple(await backend.prepare(planned)), completed=True))
+    return held
+
+
+async def _release(backend: NvidiaBackend, held: Sequence[HeldClaim]) -> None:
+    for one in held:
+        await backend.unprepare(one.claim, one.prepared)
+
+
 async def _measure_claim(
-    report: Report, backend: NvidiaBackend, stopwatch: Stopwatch, name: str, devices: Sequence[str], rounds: int
+    report: Report,
+    backend: NvidiaBackend,
+    stopwatch: Stopwatch,
+    name: str,
+    devices: Sequence[str],
+    rounds: int,
+    held: Sequence[HeldClaim] = (),
 ) -> None:
-    prepare, again, unprepare = (
-        _Measured(f"{what}, {name}", stopwatch) for what in ("prepare", "prepare again", "unprepare")
+    plan, prepare, again, unprepare = (
+        _Measured(f"{what}, {name}", stopwatch) for what in ("plan", "prepare", "prepare again", "unprepare")
     )
     for number in range(1, rounds + 1):
         claim = _claim(number, devices)
+        claim = replace(claim, plan=await plan.round(lambda: backend.plan(claim, held)))  # noqa: B023
         prepared: Sequence[PreparedDevice] = await prepare.round(lambda: backend.prepare(claim))  # noqa: B023
         await again.round(lambda: backend.prepare(claim))  # noqa: B023 - called at once
         await unprepare.round(lambda: backend.unprepare(claim, prepared))  # noqa: B023
-    for one in (prepare, again, unprepare):
+    for one in (plan, prepare, again, unprepare):
         one.tell(report)
 
 

@@ -57,7 +57,7 @@ class NvidiaNode:
         return [(minor, one.profile, one.start) for minor, gpu in enumerate(self.gpus()) for one in gpu.instances]
 
     def leftovers(self) -> list[str]:
-        """What unprepared claims must not leave: on the hardware, in the journal, daemons."""
+        """What unprepared claims must not leave: on the hardware, daemons."""
         state = Path(self.machine.settings["state"])
         return [
             *(str(place) for place in self.partitions()),
@@ -67,7 +67,6 @@ class NvidiaNode:
                 for minor, gpu in enumerate(self.gpus())
                 if (gpu.mig, gpu.compute_mode, gpu.time_slice) != (False, 0, 0)
             ),
-            *map(str, state.glob("claims/*.json*")),
             *map(str, state.glob("mps/*-*-*-*-*-*")),
         ]
 

@@ -1,38 +1,37 @@
-"""The coroutines that pydra calls, composed of the rooms: read, decide, write down, act, tell what containers get."""
+"""The coroutines that pydra calls, composed of the rooms: read, decide, act, say what containers get."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
-import threading
+import logging
 import time
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
-from pydra import Claim, ClaimError, Inheritance, Inventory, PreparedDevice, Sample
+from pydra import Claim, ClaimError, HeldClaim, Inheritance, Inventory, PreparedDevice, PydraError, Sample
 from pydra_nvidia.before import Before
 from pydra_nvidia.budget import CALL, time_for
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.hardware import Reading
 from pydra_nvidia.health.monitor import HealthMonitor
+from pydra_nvidia.held import HeldEntries, PlanUnknown, build_plan, build_state, parse_entry
 from pydra_nvidia.inventory.build import build_inventory
-from pydra_nvidia.journal import Journal, JournalError
 from pydra_nvidia.mig.reconcile import reconcile
 from pydra_nvidia.migration.succession import VendorSuccession
 from pydra_nvidia.names import GpuName, MigName, VfioName, parse_name
 from pydra_nvidia.nvml.let_go import Gate, LetGo, Request
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.plan import find_absent, find_owned, go_on, plan_claim
+from pydra_nvidia.plan import find_absent, find_owned, plan_claim
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch
-from pydra_nvidia.slicing import Slicer, build_state, entry_from
+from pydra_nvidia.slicing import Slicer
 from pydra_nvidia.steps import Entry, Step
 from pydra_nvidia.targets import find_targets
 from pydra_nvidia.telemetry import Hardware
-from pydra_nvidia.waiting import Busy, in_thread, turn
+from pydra_nvidia.waiting import Busy, in_thread
 
 _MEASURE_PATIENCE = 1.0
 """Seconds that a measurement waits for its turn with NVML."""
@@ -53,12 +52,7 @@ _LET_GO_PATIENCE = CALL + 4.0
 """Seconds that claims have to be prepared which had begun before."""
 
 
-class _Decision(NamedTuple):
-    """`entry` is to be carried out, of which the partitions `absent` do not exist; without it undo what is outdated."""
-
-    entry: Entry | None
-    absent: Collection[Step] = ()
-    outdated: Entry | None = None
+_log = logging.getLogger(__name__)
 
 
 class NvidiaBackend:
@@ -71,7 +65,7 @@ class NvidiaBackend:
         session: NvmlSession,
         gate: Gate,
         hardware: Hardware,
-        journal: Journal,
+        held: HeldEntries,
         before: Before,
         slicer: Slicer,
         injection: Injection,
@@ -83,7 +77,7 @@ class NvidiaBackend:
         self._session = session
         self._gate = gate
         self._hardware = hardware
-        self._journal = journal
+        self._held = held
         self._before = before
         self._slicer = slicer
         self._injection = injection
@@ -91,8 +85,9 @@ class NvidiaBackend:
         self._mps = mps
         self._succession = succession
         self._deciding = asyncio.Lock()
-        self._planning = threading.Lock()
-        self._reconciled = False
+        self._restored = asyncio.Event()
+        self._reconciled = True
+        self._absent: dict[str, Collection[Step]] = {}
         self._seen: object = None
         self._told = -_EVENT_PAUSE
         self._measured: tuple[Sample, ...] = ()
@@ -111,15 +106,40 @@ class NvidiaBackend:
                 break  # else this is half of the one and half of the other, and a change back would not be noticed
         return inventory
 
+    async def restore(self, held: Sequence[HeldClaim], /) -> None:
+        """End what no held claim explains, as far as the settings say so, and look after what the others have.
+
+        GPUs that cannot be read now are put right when they can be: claims must be able to end meanwhile.
+        """
+        self._held.restore(held)
+        self._absent.clear()
+        self._restored.set()
+        self._reconciled = False
+        await self._mps.end_orphans()
+        try:
+            await self._reconcile()
+        except PydraError as error:
+            _log.warning("the GPUs are not compared with what claims hold yet: %s", error)
+
+    async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
+        """What will be held and done for the claim, with what the steps find before; see `held.build_plan`."""
+        with time_for(CALL):
+            async with self._deciding:
+                self._held.refresh(held, claim.uid)
+                self._absent = {uid: steps for uid, steps in self._absent.items() if self._held.read(uid) is not None}
+                entry, absent = await in_thread(self._plan, claim)
+                self._absent[claim.uid] = absent
+        return build_plan(entry)
+
     async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
-        """Make the hardware what the claim asks for; all of it or nothing."""
+        """Make the hardware what the plan says; all of it or nothing."""
+        entry = parse_entry(claim)
         with self._working(), time_for(CALL):
-            entry, absent = await self._decide(claim)
-            await self._slicer.carry_out(entry, absent)
+            await self._slicer.carry_out(entry, self._absent.pop(claim.uid, ()))
             try:
                 return await in_thread(self._describe, claim, entry)
-            except Exception:
-                await self._slicer.undo(entry)
+            except Exception as error:
+                await self._slicer.take_back(entry, error)
                 raise
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
@@ -127,13 +147,13 @@ class NvidiaBackend:
 
         While the GPUs are let go of, what needs NVML is undone later, so that their pods can end.
         """
-        written = await asyncio.to_thread(self._journal.recover, claim.uid)
-        entry = entry_from(claim, prepared, written, boot=self._journal.boot)
-        if entry is None:
-            await asyncio.to_thread(self._journal.remove, claim.uid)  # it may have been unreadable
+        try:
+            entry = parse_entry(claim, prepared)
+        except PlanUnknown as error:
+            _log.warning("nothing is undone: %s", error)
             return
         with self._working(), time_for(CALL):
-            await self._slicer.undo(entry)
+            await self._slicer.undo(self._held.find_left(entry))
 
     async def wait_changed(self) -> None:
         """Return on an event of a GPU, or when something outside changed: functions, drivers, partitions."""
@@ -146,29 +166,21 @@ class NvidiaBackend:
 
     async def supervise(self) -> None:
         """Look after the MPS daemons of claims, until cancelled; beside everything else, since it may take long."""
+        await self._restored.wait()
         while True:
+            if self._aside is None:  # a daemon that is started has the GPUs open
+                await self._mps.look()
             await asyncio.sleep(self._settings.poll_period)
-            if self._aside is not None:  # a daemon that is started has the GPUs open
-                continue
-            try:
-                entries = await self._entries()
-                await self._mps.look({uid: one for uid, one in entries.items() if not one.ownerless})
-            except JournalError as error:
-                sys.stderr.write(f"MPS daemons are not looked after: {error}\n")
 
     async def settle(self) -> None:
-        """Undo what ended claims had to leave, as soon as it goes, until cancelled."""
+        """Undo what ended claims had to leave, as soon as possible, until cancelled."""
+        await self._restored.wait()
         pause, told = self._settings.poll_period, tuple[str, ...]()
         while True:
-            problems: tuple[str, ...] = ()
-            try:
-                if self._aside is None:
-                    problems = await self._slicer.undo_ownerless()
-            except JournalError as error:
-                problems = (f"what claims may have left is not undone: {error}",)
+            problems = await self._slicer.undo_ownerless() if self._aside is None else ()
             for problem in problems:
                 if problem not in told:
-                    sys.stderr.write(f"{problem}\n")
+                    _log.warning("%s", problem)
             told = problems
             pause = min(pause * 2, _LAST_PAUSE) if problems else self._settings.poll_period
             await asyncio.sleep(pause)
@@ -181,10 +193,10 @@ class NvidiaBackend:
         while True:
             request = await asyncio.to_thread(self._gate.asked)
             if request is not None and self._aside is None:
-                sys.stderr.write(f"NVML is let go of: {request.explain()}\n")
+                _log.warning("NVML is closed: %s", request.explain())
                 self._idle_by = time.monotonic() + _LET_GO_PATIENCE
             elif request is None and self._aside is not None:
-                sys.stderr.write("NVML is used again: the time is over, or the request was taken back\n")
+                _log.warning("NVML is used again: the time is over, or the request was taken back")
             self._aside = request
             if request is not None and self._session.is_open and self._may_end():
                 with contextlib.suppress(ClaimError):  # NVML is busy; the next look is soon
@@ -216,7 +228,7 @@ class NvidiaBackend:
 
     def _take_stock(self) -> Inventory:
         """All hardware as it is now; as it was last while it is let go of. Blocks."""
-        before = self._journal.entries()
+        before = self._held.entries()
         try:
             self._gate.check()
             reading = self._hardware.read_here()
@@ -226,43 +238,21 @@ class NvidiaBackend:
             if reading == Reading():  # nothing can be told of what was never seen
                 raise
             diagnosis = self._health.recall(reading, str(gone))
-        entries = {**before, **self._journal.entries()}
+        entries = {**before, **self._held.entries()}
         return build_inventory(
             reading, settings=self._settings, owned=find_owned(entries, reading), diagnosis=diagnosis
         )
 
-    async def _decide(self, claim: Claim) -> tuple[Entry, Collection[Step]]:
-        """The claim's entry, in the journal when this returns, and which of its partitions are not there yet.
-
-        One claim at a time: it is compared with all others. What was begun for it and is something else now is undone
-        meanwhile, which may take long and is nobody else's business.
-        """
-        while True:
-            async with self._deciding:
-                decision = await in_thread(self._plan, claim)
-            if decision.entry is not None:
-                return decision.entry, decision.absent
-            if decision.outdated is not None:
-                await self._slicer.undo(decision.outdated)
-
-    def _plan(self, claim: Claim) -> _Decision:
-        """What to carry out, which is in the journal then, or what to undo before that. Blocks."""
+    def _plan(self, claim: Claim) -> tuple[Entry, Collection[Step]]:
+        """The claim's entry, and which of its partitions are not there yet. Blocks."""
         self._gate.check()
-        with turn(self._planning, "planning"):  # the thread of a cancelled call goes on when the next claim's begins
-            written, before = self._journal.read(claim.uid), self._journal.whole(claim.uid)
-            reading = self._reread(claim)
-            entries = {**before, **self._journal.whole(claim.uid)}
-            targets = find_targets(claim.devices, reading)
-            planned = plan_claim(claim, targets, reading, entries=entries, settings=self._settings)
-            planned = self._journal.stamp(planned)
-            if written is None:
-                planned = self._before.remember(planned, entries.values())
-                self._journal.write(planned)
-                return _Decision(entry=planned, absent=find_absent(targets, planned))
-            entry = go_on(written, planned)
-            if entry not in (None, written):
-                self._journal.write(entry)
-            return _Decision(entry=entry, outdated=written)
+        entries = self._held.entries()  # before reading: a partition that goes meanwhile is not somebody else's
+        entries = {uid: entry for uid, entry in entries.items() if uid != claim.uid}
+        reading = self._reread(claim)
+        targets = find_targets(claim.devices, reading)
+        planned = plan_claim(claim, targets, reading, entries=entries, settings=self._settings)
+        planned = self._before.remember(planned, entries.values())
+        return planned, find_absent(targets, planned)
 
     def _describe(self, claim: Claim, entry: Entry) -> list[PreparedDevice]:
         """What containers get, from the hardware as it is now. Blocks."""
@@ -287,12 +277,10 @@ class NvidiaBackend:
     async def _reconcile(self) -> None:
         """Once, as soon as the hardware can be read: put right what a crash or somebody else left."""
         reading = await self._hardware.read()
-        report = await reconcile(
-            self._session, self._journal, reading, settings=self._settings, deciding=self._deciding
-        )
+        report = await reconcile(self._session, self._held, reading, settings=self._settings, deciding=self._deciding)
         self._reconciled = True
         for line in report.lines():
-            sys.stderr.write(f"{line}\n")
+            _log.warning("%s", line)
 
     def _signature(self) -> object:
         return self._hardware.signature(), self._gate.asked() is not None
@@ -308,6 +296,3 @@ class NvidiaBackend:
 
     def _may_end(self) -> bool:
         return not self._at_work or time.monotonic() >= self._idle_by
-
-    async def _entries(self) -> Mapping[str, Entry]:
-        return await asyncio.to_thread(self._journal.entries)

@@ -16,10 +16,10 @@ from pydra_nvidia.before import Before
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.health.memory import FILE, IncidentMemory
 from pydra_nvidia.health.monitor import HealthMonitor
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.host.tree import Roots, Tree
-from pydra_nvidia.journal import Journal
 from pydra_nvidia.mig.operators import CreateMigOperator, MigModeOffOperator, MigModeOnOperator
 from pydra_nvidia.migration.succession import VendorSuccession
 from pydra_nvidia.nvml.let_go import Gate
@@ -87,21 +87,21 @@ async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator
     settings, tree, gate = node.settings, node.tree, node.gate
     session = NvmlSession(node.load, gate)
     hardware = Hardware(session, tree, settings=settings)
-    journal = Journal(os.path.join(settings.state, "claims"), tree.read(tree.proc("sys/kernel/random/boot_id")) or "")
+    held = HeldEntries()
     health = HealthMonitor(session, IncidentMemory(os.path.join(settings.state, FILE)), settings=settings)
 
     def find_root() -> DriverRoot:
         return find_driver_root(tree, settings)
 
     daemons = MpsDaemons(settings, tree, find_root)
-    start_mps = StartMpsOperator(session, settings, journal, daemons, hardware.reread)
+    start_mps = StartMpsOperator(session, settings, held, daemons, hardware.reread)
     slicer = Slicer(
-        journal,
+        held,
         {
-            MigModeOn: MigModeOnOperator(session, journal),
-            MigModeOff: MigModeOffOperator(session, journal),
-            CreateMig: CreateMigOperator(session, journal),
-            SetTimeSlice: SetTimeSliceOperator(session, journal, find_root),
+            MigModeOn: MigModeOnOperator(session, held),
+            MigModeOff: MigModeOffOperator(session, held),
+            CreateMig: CreateMigOperator(session, held),
+            SetTimeSlice: SetTimeSliceOperator(session, held, find_root),
             StartMps: start_mps,
             BindVfio: BindVfioOperator(tree, settings, session),
         },
@@ -113,17 +113,17 @@ async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator
         session=session,
         gate=gate,
         hardware=hardware,
-        journal=journal,
+        held=held,
         before=Before(session, tree, Persistenced(tree, find_root)),
         slicer=slicer,
         injection=injection,
         health=health,
-        mps=MpsWatch(start_mps, settings, journal),
+        mps=MpsWatch(start_mps, settings, held),
         succession=VendorSuccession(
             settings=settings,
             tree=tree,
             hardware=hardware,
-            journal=journal,
+            held=held,
             slicer=slicer,
             injection=injection,
         ),

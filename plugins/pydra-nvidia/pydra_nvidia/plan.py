@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from msgspec.structs import replace
-
 from pydra import Claim, InvalidConfig
 from pydra_nvidia.config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
 from pydra_nvidia.hardware import Placement, Reading
@@ -13,7 +11,7 @@ from pydra_nvidia.mig.plan import plan_partitions
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.holds import find_conflict, find_holds
 from pydra_nvidia.sharing.plan import plan_sharing
-from pydra_nvidia.steps import BindVfio, CreateMig, Entry, MigModeOff, MigModeOn, SetTimeSlice, StartMps, Step
+from pydra_nvidia.steps import CreateMig, Entry, Step
 from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu
 from pydra_nvidia.vfio.plan import plan_passthrough
 
@@ -34,8 +32,8 @@ def plan_claim(
 ) -> Entry:
     """The claim's entry: modes and partitions first, then how they are shared, passthrough last.
 
-    `entries` is the whole journal by claim uid, read before `reading` and once more after it. Raises ClaimError,
-    DeviceInUse, InvalidConfig, TerminalError.
+    `entries` is what the other claims hold, by uid, and must be older than `reading`. Raises ClaimError, DeviceInUse,
+    InvalidConfig, TerminalError.
     """
     entry = Entry(uid=claim.uid, namespace=claim.namespace, name=claim.name, holds=find_holds(targets))
     if conflict := find_conflict(entry, entries.values()):
@@ -90,36 +88,3 @@ def find_absent(targets: Iterable[Target], entry: Entry) -> frozenset[Step]:
         for step in entry.steps
         if isinstance(step, CreateMig) and (step.gpu, step.profile, step.placement) in missing
     )
-
-
-def go_on(written: Entry, planned: Entry) -> Entry | None:
-    """What to carry out for a claim that was begun: `written`, where that does what is planned now.
-
-    A running claim is not undone because a setting has changed that would do the same by other steps. A change of mode
-    that is planned now and was not needed then is done as well; MIG mode that need not be left any more, as on a GPU
-    that is passed through by now, is not left again. None: what was begun is to be undone.
-    """
-    if written.holds != planned.holds:
-        return None
-    done = {effect for step in written.steps if (effect := _effect(step)) is not None}
-    if any(effect not in done for step in planned.steps if (effect := _effect(step)) is not None):
-        return None
-    modes = [step for step in planned.steps if _effect(step) is None and step not in written.steps]
-    needed = [step for step in written.steps if not isinstance(step, MigModeOff) or step in planned.steps]
-    return replace(written, steps=(*modes, *needed))
-
-
-def _effect(step: Step) -> object:
-    """What carrying it out makes of the hardware, apart from what it was before; None for a mode."""
-    match step:
-        case MigModeOn() | MigModeOff():
-            return None
-        case CreateMig():
-            return CreateMig, step.gpu, step.profile, step.placement
-        case SetTimeSlice():
-            return SetTimeSlice, step.gpu, step.interval
-        case StartMps():  # its id and its devices follow from the holds
-            limits = tuple(sorted(step.pinned_mib.items())), step.default_pinned_mib
-            return StartMps, step.exclusive, step.thread_percentage, limits, step.multi_user
-        case BindVfio():
-            return BindVfio, step.address, step.target

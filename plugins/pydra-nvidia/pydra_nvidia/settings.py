@@ -102,8 +102,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings."""
 
     state: AbsolutePath = "/run/pydra-nvidia"
-    """Where is written what was done for which claim, and where MPS daemons have their directories. A reboot must empty
-    it. MPS needs it at the same path on the host, of 36 bytes at most."""
+    """Where MPS daemons have their directories, what was wrong with GPUs is remembered, and requests to let go of
+    them are. A reboot must empty it. MPS needs it at the same path on the host, of 36 bytes at most."""
     host_root: AbsolutePath = "/"
     """Where the host's `/` is seen from here. Default: `PYDRA_HOST_ROOT`, where that is set."""
     sys_root: AbsolutePath = "/sys"
@@ -118,8 +118,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     dynamic_mig: bool = False
     """Offer every partition that a GPU could have, and make it when a claim gets it (see [MIG](mig.md))."""
     orphans: Orphans = Orphans.ADOPT
-    """What to do at start with partitions, and at any time with MPS daemons, that no claim has: publish and leave them,
-    or remove them. Partitions are removed with dynamic MIG only."""
+    """What to do at start with partitions and MPS daemons that no claim has: leave them (and publish partitions), or
+    remove them. Partitions are removed with dynamic MIG only."""
     time_slicing: bool = True
     """Whether claims may set a time slice (see [sharing](sharing.md))."""
     mps: bool = True

@@ -1,4 +1,4 @@
-"""What can be done to the hardware for a claim, as values: written down before it is done, undone in reverse.
+"""What can be done to the hardware for a claim, as values: planned before it is done, undone in reverse.
 
 Each kind has an operator (`slicing.Operator`) in the room that knows it. A step says all that undoing needs.
 """
@@ -14,7 +14,7 @@ from pydra_nvidia.hardware import Placement
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="step"):
-    """Each kind has a tag, which is its name in the journal."""
+    """Each kind has a tag, which is its name in plans."""
 
 
 class MigModeOn(_Step, frozen=True, tag="mig-mode-on"):
@@ -33,7 +33,7 @@ class CreateMig(_Step, frozen=True, tag="create-mig"):
     """Create a GPU instance at its place and a compute instance that fills it. Undone by destroying both.
 
     `uuid` is that of the compute instance, where a prepared device remembers it: what has another is not destroyed.
-    `absent`, which is never written down, says that nothing was there when it was planned: what is there now is
+    `absent`, which is in no plan, says that nothing was there when it was planned: what is there now is
     somebody else's.
     """
 
@@ -113,8 +113,8 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that was done, or begun, for one claim, in the order of doing.
 
-    `boot` is the id of the boot in which it was written: the hardware of another has forgotten it. An `ownerless` one
-    has what could not be undone when its claim ended. It holds nothing, and is undone as soon as that can be done.
+    An `ownerless` one has what could not be undone when its claim ended. It holds nothing, and is undone as soon as
+    that can be done.
     """
 
     uid: str
@@ -122,7 +122,6 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     holds: tuple[Hold, ...] = ()
     steps: tuple[Step, ...] = ()
-    boot: str = ""
     ownerless: bool = False
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from pydra import AllocatedDevice, Claim
+from pydra import AllocatedDevice, Claim, ClaimError, DeviceInUse, HeldClaim
 from pydra_nvidia.composition import open_backend
-from pydra_nvidia.journal import Journal
+from pydra_nvidia.held import parse_entry
 from pydra_nvidia.simulation.install import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState, Process
 from pydra_nvidia.steps import BindVfio, Entry, MigModeOff, SetTimeSlice
 from pydra_nvidia.vfio.binding import bind_function
+from small_agent import SmallAgent, as_kept
 
 STARTED = Path(__file__).parent / "data" / "vendor-checkpoints" / "started.json"
 PART = "gpu-0-mig-1g10gb-19-0"
@@ -42,9 +43,6 @@ class Node:
         named = {f"PYDRA_NVIDIA_{name.upper()}": value for name, value in settings.items()}
         own = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_STATE": str(self.path)}
         return open_backend({**own, "PYDRA_NVIDIA_POLL_PERIOD": "0.02", **named})
-
-    def journal(self) -> Journal:
-        return Journal(str(self.path / "run" / "claims"))
 
     def gpu(self) -> GpuState:
         view = self.simulation.machine.read()
@@ -79,27 +77,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_what_a_claim_of_another_boot_had_is_not_taken_from_the_admin(node: Node) -> None:
-    passed, part = claim("v", "gpu-vfio-0"), claim("p", "gpu-1-mig-1g10gb-19-0")
-    async with node.backend(vfio="true", dynamic_mig="true") as backend:
-        await backend.discover()
-        prepared = [(one, await backend.prepare(one)) for one in (passed, part)]
-    node.simulation.inject.reboot()
-    shutil.rmtree(node.path / "run", ignore_errors=True)
-    simulation = node.open()
-    simulation.inject.set_mig_mode(1, True, force=True)
-    before = simulation.inject.create_mig(1, "1g.10gb", 0)
-    bind_function(simulation.tree, node.address(), "vfio-pci", "nvidia")
-    async with node.backend(vfio="true") as backend:
-        await backend.discover()
-        for one, devices in prepared:
-            await backend.unprepare(one, devices)
-    assert node.first_driver() == "vfio-pci"
-    view = simulation.machine.read()
-    parts = [one for gpu in view.state.gpus.values() for one in gpu.instances]
-    assert [compute.uuid for one in parts for compute in one.compute] == [before]
-
-
 @pytest.mark.parametrize("dynamic", ["false", "true"])
 async def test_taking_over_leaves_the_admins_partition(node: Node, dynamic: str) -> None:
     node.simulation.inject.set_mig_mode(0, True, force=True)
@@ -121,19 +98,20 @@ async def test_taking_over_leaves_a_function_that_the_admin_bound(node: Node) ->
     assert node.first_driver() == "vfio-pci"
 
 
-async def test_what_is_taken_over_is_of_this_boot(node: Node) -> None:
+async def test_what_is_taken_over_is_undone_by_its_plan(node: Node) -> None:
     directory = node.checkpoint("gpu-0")
-    view = node.simulation.machine.read()
-    uuid = next(uuid for uuid, board in view.boards.items() if board.minor == 0)
+    uuid = next(uuid for uuid, board in node.simulation.machine.read().boards.items() if board.minor == 0)
     boot = node.simulation.tree.read(node.simulation.tree.proc("sys/kernel/random/boot_id")) or ""
     text = STARTED.with_name("gpu.json").read_text().replace("GPU-2fa81118-5a5f-aa66-7660-471eed407181", uuid)
     (Path(directory) / "checkpoint.json").write_text(text.replace("3a8b7c1e-5f2d-4e6a-9b0c-1d2e3f4a5b6c", boot))
     async with node.backend() as backend:
         (taken,) = (await backend.inherit(directory)).claims
-    assert boot
-    assert [device.state["boot"] for device in taken.prepared] == [boot]
-    (entry,) = node.journal().entries().values()
-    assert entry.boot == boot
+        assert [hold.device for hold in parse_entry(taken.claim).holds] == ["gpu-0"]
+        await backend.restore([HeldClaim(claim=taken.claim, prepared=taken.prepared, completed=True)])
+        with pytest.raises(DeviceInUse):
+            await backend.plan(claim("one", "gpu-0"), [HeldClaim(claim=taken.claim, completed=True)])
+        await backend.unprepare(taken.claim, taken.prepared)
+        await SmallAgent(backend).prepare(claim("one", "gpu-0"))
 
 
 async def test_a_vendors_claim_that_cannot_be_undone_yet_keeps_nobody_waiting(node: Node) -> None:
@@ -147,77 +125,48 @@ async def test_a_vendors_claim_that_cannot_be_undone_yet_keeps_nobody_waiting(no
     async with node.backend(dynamic_mig="true") as backend:
         inherited = await backend.inherit(directory)
         assert [Path(file).name for file in inherited.files] == ["checkpoint.json"]
-        (left,) = node.journal().entries().values()
+        (left,) = backend._held.entries().values()
         assert left.ownerless
+        await backend.restore(())
         assert [one.start for one in node.gpu().instances] == [0]
         assert (await backend.discover()).devices
         with node.simulation.machine.change() as view:
             view.state.gpus[uuid].processes.clear()
-        await until(lambda: not node.journal().entries())
+        await until(lambda: not backend._held.entries())
         assert node.gpu().instances == []
 
 
-async def test_nothing_is_prepared_while_what_another_claim_has_cannot_be_read(node: Node) -> None:
+async def test_nothing_is_planned_while_the_plan_of_another_claim_is_not_known(node: Node) -> None:
+    later = replace(claim("one", "gpu-0"), plan={"steps": [{"step": "of a later version"}]})
     async with node.backend() as backend:
-        await backend.discover()
-        await backend.prepare(claim("one", "gpu-0"))
-        file = node.path / "run" / "claims" / "one.json"
-        text = file.read_text()
-        file.write_text("{torn")
-        with pytest.raises(Exception, match=r"nothing is decided.*one\.json"):
-            await backend.prepare(claim("two", "gpu-0"))
-        assert (await backend.discover()).devices, "publishing goes on"
-        file.write_text(text)
-        with pytest.raises(Exception, match="gpu-0"):
-            await backend.prepare(claim("two", "gpu-0"))
+        for unknown in (later, claim("one", "gpu-0")):
+            held = [HeldClaim(claim=unknown, completed=True)]
+            await backend.restore(held)
+            with pytest.raises(ClaimError, match=r"nothing can be decided .*claim default/claim-one"):
+                await backend.plan(claim("two", "gpu-1"), held)
+            assert (await backend.discover()).devices, "publishing goes on"
+            await backend.unprepare(unknown, ())
+        await backend.plan(claim("two", "gpu-0"), ())
 
 
-async def test_other_claims_are_decided_while_one_is_undone(node: Node) -> None:
-    async with node.backend() as backend:
-        await backend.discover()
-        await backend.prepare(claim("one", "gpu-0"))
-        held, go_on = asyncio.Event(), asyncio.Event()
-        undo = backend._slicer.undo
-
-        async def slow(entry: Entry) -> None:
-            held.set()
-            await go_on.wait()
-            await undo(entry)
-
-        backend._slicer.undo = slow
-        changed = asyncio.create_task(backend.prepare(claim("one", "gpu-1")))
-        await held.wait()
-        async with asyncio.timeout(20):
-            await backend.prepare(claim("two", "gpu-2"))
-        go_on.set()
-        await changed
-        assert {uid: entry.holds[0].device for uid, entry in node.journal().entries().items()} == {
-            "one": "gpu-1",
-            "two": "gpu-2",
-        }
-
-
-async def test_what_was_before_is_written_down_with_the_steps(node: Node) -> None:
+async def test_what_was_before_is_in_the_plan(node: Node) -> None:
     tree = node.simulation.tree
     with node.simulation.machine.change() as view:
         for gpu in view.state.gpus.values():
             gpu.compute_mode = 2
     tree.write(tree.sys(f"bus/pci/devices/{node.address()}/driver_override"), "nvidia")
     async with node.backend(vfio="true") as backend:
-        await backend.discover()
+        agent = SmallAgent()
+        await agent.start(backend)
         passed = claim("v", "gpu-vfio-0")
-        prepared = await backend.prepare(passed)
-        entry = node.journal().read("v")
-        assert entry is not None
-        mode, step = entry.steps
+        prepared = await agent.prepare(passed)
+        (record,) = agent.records.values()
+        mode, step = parse_entry(record.claim).steps
         assert isinstance(mode, MigModeOff)
         assert isinstance(step, BindVfio)
         assert step.override == "nvidia"
-        assert await backend.prepare(passed) == prepared
-        again = node.journal().read("v")
-        assert again is not None
-        assert again.steps == (step,), "a GPU that is bound has no mode to leave"
-        await backend.unprepare(passed, prepared)
+        assert as_kept(await backend.prepare(record.claim)) == prepared, "a GPU that is bound has no mode to leave"
+        await agent.unprepare(passed)
         assert tree.read(tree.sys(f"bus/pci/devices/{node.address()}/driver_override")) == "nvidia"
         uuid = next(u for u, board in node.simulation.machine.read().boards.items() if board.minor == 1)
         planned = Entry(uid="t", namespace="d", name="t", steps=(SetTimeSlice(gpu=uuid, interval=1),))
@@ -226,3 +175,73 @@ async def test_what_was_before_is_written_down_with_the_steps(node: Node) -> Non
         first = Entry(uid="f", namespace="d", name="f", steps=(SetTimeSlice(gpu=uuid, interval=1, mode=3),))
         (shared,) = backend._before.remember(planned, [first]).steps
         assert shared == first.steps[0], "what the first of two claims found"
+
+
+async def test_what_a_process_began_is_undone_when_the_next_one_starts(node: Node) -> None:
+    agent = SmallAgent()
+    async with node.backend(dynamic_mig="true") as backend:
+        await agent.start(backend)
+        await agent.prepare(claim("kept", "gpu-0-mig-1g10gb-19-5"))
+        await agent.backend.prepare((await agent.plan(claim("begun", PART))).claim)
+        await agent.plan(claim("planned", "gpu-1"))
+    assert sorted(one.start for one in node.gpu().instances) == [0, 5]
+    async with node.backend(dynamic_mig="true", orphans="remove") as backend:
+        await agent.start(backend)
+        assert list(agent.records) == ["kept"]
+        assert [one.start for one in node.gpu().instances] == [5]
+        await agent.unprepare(claim("kept"))
+    assert not node.gpu().mig
+
+
+async def test_a_partition_that_no_claim_holds_goes_at_the_next_start_where_the_admin_wants_that(node: Node) -> None:
+    agent = SmallAgent()
+    async with node.backend(dynamic_mig="true") as backend:
+        await agent.start(backend)
+        await agent.prepare(claim("one", PART))
+    for orphans, left in (("adopt", 1), ("remove", 0)):
+        async with node.backend(dynamic_mig="true", orphans=orphans) as backend:
+            await backend.restore(())
+        assert len(node.gpu().instances) == left
+
+
+async def test_claims_end_while_the_driver_is_away_at_the_start_and_the_rest_is_done_when_it_is_back(
+    node: Node,
+) -> None:
+    agent = SmallAgent()
+    async with node.backend(dynamic_mig="true") as backend:
+        await agent.start(backend)
+        await agent.prepare(claim("one", PART))
+    async with node.backend(dynamic_mig="true") as backend:
+        node.simulation.inject.unload_driver(force=True)
+        await agent.start(backend)
+        await agent.unprepare(claim("one"))
+        node.simulation.inject.load_driver()
+        assert (await backend.discover()).devices
+
+
+async def test_a_partition_that_appears_between_the_plan_and_its_step_is_not_taken(node: Node) -> None:
+    async with node.backend(dynamic_mig="true") as backend:
+        agent = SmallAgent()
+        await agent.start(backend)
+        record = await agent.plan(claim("one", PART))
+        node.simulation.inject.set_mig_mode(0, True, force=True)
+        theirs = node.simulation.inject.create_mig(0, "1g.10gb", 0)
+        with pytest.raises(ClaimError, match="made outside of this driver a moment ago"):
+            await backend.prepare(record.claim)
+        await agent.unprepare(claim("one"))
+        assert [one.uuid for part in node.gpu().instances for one in part.compute] == [theirs]
+
+
+async def test_a_claim_of_the_first_version_is_undone_by_what_its_devices_remember(node: Node) -> None:
+    agent = SmallAgent()
+    async with node.backend(dynamic_mig="true") as backend:
+        await agent.start(backend)
+        (device,) = await agent.prepare(claim("one", PART))
+        plan = agent.records["one"].plan
+        old = replace(device, state={"version": 2, "boot": "b", **plan})
+        agent.records["one"] = HeldClaim(claim=claim("one", PART), prepared=(old,), completed=True)
+    async with node.backend(dynamic_mig="true", orphans="remove") as backend:
+        await agent.start(backend)
+        assert [one.start for one in node.gpu().instances] == [0]
+        await agent.unprepare(claim("one", PART))
+        assert node.gpu().instances == []

@@ -19,6 +19,7 @@ from pydra_nvidia.health.judge import LET_GO
 from pydra_nvidia.nvml.let_go import LOCK, REQUEST, UNSAID, Gate, LetGo
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.install import Simulation, open_simulation
+from small_agent import SmallAgent
 
 DEADLINE = 30.0
 PART = "gpu-0-mig-1g10gb-19-0"
@@ -120,6 +121,7 @@ class Node:
 
     def __init__(self, backend: Any, simulation: Simulation, path: Path) -> None:
         self.backend = backend
+        self.agent = SmallAgent(backend)
         self.simulation = simulation
         self.inject = simulation.inject
         self.gate = Gate(str(path / "run"))
@@ -145,6 +147,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     simulation = open_simulation("hgx-h100", str(tmp_path))
     variables = {"SCENARIO": "hgx-h100", "STATE": str(tmp_path), "POLL_PERIOD": "0.02", "DYNAMIC_MIG": "true"}
     async with open_backend({f"PYDRA_NVIDIA_{name}": value for name, value in variables.items()}) as backend:
+        await backend.restore(())
         yield Node(backend, simulation, tmp_path)
 
 
@@ -187,29 +190,39 @@ async def test_claims_are_refused_meanwhile_and_served_when_it_is_over(node: Nod
     await node.backend.discover()
     await node.let_go()
     with pytest.raises(LetGo) as raised:
-        await node.backend.prepare(claim("a", PART))
+        await node.agent.prepare(claim("a", PART))
     assert raised.value.retryable
-    assert node.backend._journal.entries() == {}
+    assert node.backend._held.entries() == {}
     node.gate.withdraw()
-    (prepared,) = await node.backend.prepare(claim("a", PART))
-    await node.backend.unprepare(claim("a", PART), [prepared])
+    await node.agent.prepare(claim("a", PART))
+    await node.agent.unprepare(claim("a", PART))
     assert node.instances() == 0
 
 
 async def test_what_a_claim_left_meanwhile_is_undone_when_it_is_over(node: Node) -> None:
     await node.backend.discover()
-    prepared = await node.backend.prepare(claim("a", PART))
+    await node.agent.prepare(claim("a", PART))
     await node.let_go()
-    await node.backend.unprepare(claim("a", PART), prepared)
+    await node.agent.unprepare(claim("a", PART))
     assert node.instances() == 1
     assert node.simulation.machine.clients() == {}
-    assert [one.ownerless for one in node.backend._journal.entries().values()] == [True]
+    assert [one.ownerless for one in node.backend._held.entries().values()] == [True]
     node.gate.withdraw()
-    await until(lambda: node.instances() == 0 and not node.backend._journal.entries())
+    await until(lambda: node.instances() == 0 and not node.backend._held.entries())
+
+
+async def test_a_claim_that_was_planned_before_is_refused_and_ends_with_nothing_left(node: Node) -> None:
+    record = await node.agent.plan(claim("a", PART))
+    await node.let_go()
+    with pytest.raises(LetGo):
+        await node.backend.prepare(record.claim)
+    await node.agent.unprepare(claim("a", PART))
+    assert node.backend._held.entries() == {}
 
 
 async def test_what_has_begun_is_finished_before(node: Node) -> None:
     await node.backend.discover()
+    record = await node.agent.plan(claim("a", PART))
     reached, go_on = threading.Event(), threading.Event()
 
     def hold(_nvml: object) -> None:
@@ -218,8 +231,8 @@ async def test_what_has_begun_is_finished_before(node: Node) -> None:
 
     held = asyncio.create_task(node.backend._session.run(hold))
     await asyncio.to_thread(reached.wait, DEADLINE)
-    preparing = asyncio.create_task(node.backend.prepare(claim("a", PART)))
-    await until(node.backend._planning.locked)
+    preparing = asyncio.create_task(node.backend.prepare(record.claim))
+    await until(lambda: node.backend._at_work == 1)
     node.gate.ask(600)
     await until(lambda: node.backend._aside is not None)
     go_on.set()
@@ -230,12 +243,15 @@ async def test_what_has_begun_is_finished_before(node: Node) -> None:
     assert node.instances() == 1
 
 
-async def test_nothing_is_published_of_hardware_that_nobody_has_seen_yet(node: Node) -> None:
+async def test_nothing_is_published_of_hardware_that_nobody_has_seen_yet(node: Node, tmp_path: Path) -> None:
     node.gate.ask(600)
-    with pytest.raises(LetGo):
-        await node.backend.discover()
-    node.gate.withdraw()
-    assert (await node.backend.discover()).devices
+    variables = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_STATE": str(tmp_path)}
+    async with open_backend(variables) as backend:
+        await backend.restore(())
+        with pytest.raises(LetGo):
+            await backend.discover()
+        node.gate.withdraw()
+        assert (await backend.discover()).devices
 
 
 async def test_numbers_of_before_are_not_told_as_those_of_now(node: Node) -> None:

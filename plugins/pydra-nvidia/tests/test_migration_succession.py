@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from pydra import Claim
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.simulation.install import Simulation, open_simulation
 
@@ -48,11 +48,9 @@ async def test_a_function_goes_back_to_the_driver_only_if_that_driver_bound_it(
     directory = leave_checkpoint(tmp_path)
     async with open_backend(environ) as backend:
         (taken,) = (await backend.inherit(str(directory))).claims
-        claim = Claim(uid=taken.claim.uid, namespace="default", name="guest", devices=taken.claim.devices)
-        await backend.unprepare(claim, taken.prepared)
+        await backend.unprepare(replace(taken.claim, namespace="default", name="guest"), taken.prepared)
     (gpu,) = machine.machine.read().state.gpus.values()
     assert gpu.driver == ("nvidia" if overridden else "vfio-pci")
-    assert not [*(tmp_path / "machine/run/claims").glob("*.json")]
 
 
 @pytest.fixture
@@ -68,7 +66,7 @@ def short_path() -> Iterator[Path]:
     ids=["serves", "has gone", "the kubelet's own"],
 )
 async def test_a_device_plugin_that_gives_out_the_same_gpus_is_told(
-    short_path: Path, name: str, listens: bool, told: bool, capsys: pytest.CaptureFixture[str]
+    short_path: Path, name: str, listens: bool, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine, environ = make_machine(short_path, "nvidia")
     place = machine.tree.here("/kubelet/device-plugins")
@@ -79,4 +77,4 @@ async def test_a_device_plugin_that_gives_out_the_same_gpus_is_told(
             plugin.listen()
         async with open_backend(environ) as backend:
             await backend.inherit("/kubelet/plugins/gpu.nvidia.com")
-    assert ("NVIDIA's device plugin serves on this node too" in capsys.readouterr().err) is told
+    assert ("NVIDIA's device plugin serves on this node too" in caplog.text) is told

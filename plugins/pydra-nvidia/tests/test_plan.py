@@ -1,4 +1,4 @@
-"""The plan of a claim: what stands in its way is told before anything is written down."""
+"""The plan of a claim: what stands in its way is told before anything is begun, and which partitions are ours."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import pytest
 
 from pydra import AllocatedDevice, Claim, InvalidConfig
 from pydra_nvidia.config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
-from pydra_nvidia.hardware import Gpu, Reading
-from pydra_nvidia.plan import plan_claim
+from pydra_nvidia.hardware import ComputeInstance, Gpu, GpuInstance, Mig, Placement, Reading
+from pydra_nvidia.plan import find_owned, plan_claim
 from pydra_nvidia.settings import Settings
+from pydra_nvidia.steps import CreateMig, Entry
 from pydra_nvidia.targets import find_targets
 
+PLACE = Placement(0, 1)
+PART = CreateMig(gpu="GPU-0", profile=19, profile_name="1g.10gb", placement=PLACE)
 GPU = Gpu(
     index=0,
     minor=0,
@@ -43,3 +46,28 @@ def test_configs_given_by_name_to_devices_of_another_kind_are_all_told() -> None
         "request r: found a MigDeviceConfig, allowed for gpu-0, which is a whole GPU: GpuConfig",
         "request r: found a VfioDeviceConfig, allowed for gpu-0, which is a whole GPU: GpuConfig",
     )
+
+
+def test_a_partition_of_another_profile_where_ours_was_is_not_ours() -> None:
+    def reading(profile: int) -> Reading:
+        part = GpuInstance(
+            id=1, profile=profile, placement=PLACE, compute=(ComputeInstance(id=0, uuid="MIG-1", slices=1),)
+        )
+        mig = Mig(enabled=True, pending=True, resetless=True, profiles=(), instances=(part,))
+        gpu = Gpu(
+            index=0,
+            minor=0,
+            uuid="GPU-0",
+            name="NVIDIA H100",
+            brand=2,
+            architecture=9,
+            compute=(9, 0),
+            pci="0000:0f:00.0",
+            memory=80 << 30,
+            mig=mig,
+        )
+        return Reading(gpus=(gpu,))
+
+    entries = {"one": Entry(uid="one", namespace="default", name="claim", steps=(PART,))}
+    assert find_owned(entries, reading(19)) == find_owned(entries, Reading()) == {("GPU-0", PLACE)}
+    assert find_owned(entries, reading(20)) == frozenset()

@@ -1,17 +1,16 @@
-"""The engine: steps in order, undone in reverse, with a journal that never says too little."""
+"""The engine: steps in order, undone in reverse, and what is held never says too little."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra import ClaimError, TerminalError
-from pydra_nvidia.journal import Journal, JournalError
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.slicing import LeftBehind, Slicer, UndoFailed
 from pydra_nvidia.steps import BindVfio, Entry, MigModeOn, SetTimeSlice, Step
 
@@ -44,8 +43,8 @@ class Hardware:
         if step in self.done:
             self.done.remove(step)
 
-    def slicer(self, journal: Journal) -> Slicer:
-        return Slicer(journal, dict.fromkeys((MigModeOn, SetTimeSlice, BindVfio), self))
+    def slicer(self, held: HeldEntries) -> Slicer:
+        return Slicer(held, dict.fromkeys((MigModeOn, SetTimeSlice, BindVfio), self))
 
 
 STEPS: tuple[Step, ...] = (
@@ -56,117 +55,117 @@ STEPS: tuple[Step, ...] = (
 ENTRY = Entry(uid="one", namespace="default", name="claim", steps=STEPS)
 
 
-def begin(tmp_path: Path) -> tuple[Hardware, Journal, Slicer]:
-    hardware, journal = Hardware(), Journal(str(tmp_path / "journal"))
-    journal.write(ENTRY)
-    return hardware, journal, hardware.slicer(journal)
+def begin() -> tuple[Hardware, HeldEntries, Slicer]:
+    hardware, held = Hardware(), HeldEntries()
+    held.write(ENTRY)
+    return hardware, held, hardware.slicer(held)
 
 
-async def test_steps_are_done_in_order_and_undone_in_reverse(tmp_path: Path) -> None:
-    hardware, journal, slicer = begin(tmp_path)
+async def test_steps_are_done_in_order_and_undone_in_reverse() -> None:
+    hardware, held, slicer = begin()
     await slicer.carry_out(ENTRY)
     assert hardware.done == list(STEPS)
-    assert journal.read("one") == ENTRY
+    assert held.read("one") == ENTRY
     await slicer.undo(ENTRY)
     assert hardware.calls[3:] == [("undo", step) for step in reversed(STEPS)]
-    assert journal.read("one") is None
+    assert held.read("one") is None
 
 
-async def test_carrying_out_twice_does_each_step_once(tmp_path: Path) -> None:
-    hardware, _, slicer = begin(tmp_path)
+async def test_carrying_out_twice_does_each_step_once() -> None:
+    hardware, _, slicer = begin()
     await slicer.carry_out(ENTRY)
     await slicer.carry_out(ENTRY)
     assert hardware.done == list(STEPS)
 
 
 @pytest.mark.parametrize("position", range(len(STEPS)))
-async def test_a_step_that_is_refused_takes_the_others_back(tmp_path: Path, position: int) -> None:
-    hardware, journal, slicer = begin(tmp_path)
+async def test_a_step_that_is_refused_takes_the_others_back(position: int) -> None:
+    hardware, held, slicer = begin()
     hardware.on_apply[STEPS[position]] = TerminalError("no such thing")
     with pytest.raises(TerminalError, match="no such thing"):
         await slicer.carry_out(ENTRY)
     assert hardware.done == []
-    assert journal.entries() == {}
+    assert held.entries() == {}
     assert ("undo", STEPS[position]) not in hardware.calls, "it left nothing, what is there is somebody else's"
 
 
 @pytest.mark.parametrize(
     "error", [LeftBehind("half of it is there"), ZeroDivisionError("a bug")], ids=lambda one: type(one).__name__
 )
-async def test_a_step_that_may_have_left_something_is_undone_too(tmp_path: Path, error: Exception) -> None:
-    hardware, journal, slicer = begin(tmp_path)
+async def test_a_step_that_may_have_left_something_is_undone_too(error: Exception) -> None:
+    hardware, held, slicer = begin()
     hardware.on_apply[STEPS[1]] = error
     with pytest.raises(type(error)):
         await slicer.carry_out(ENTRY)
     assert ("undo", STEPS[1]) in hardware.calls
     assert hardware.done == []
-    assert journal.entries() == {}
+    assert held.entries() == {}
 
 
-async def test_when_taking_back_fails_too_both_are_told_and_the_journal_remembers(tmp_path: Path) -> None:
-    hardware, journal, slicer = begin(tmp_path)
+async def test_when_taking_back_fails_too_both_are_told_and_what_is_left_is_known() -> None:
+    hardware, held, slicer = begin()
     hardware.on_apply[STEPS[2]] = ClaimError("the bus is busy")
     hardware.on_undo[STEPS[1]] = ClaimError("a process lives")
     with pytest.raises(UndoFailed, match=r"the bus is busy.*a process lives"):
         await slicer.carry_out(ENTRY)
     assert hardware.done == [STEPS[1]]
-    remembered = journal.read("one")
+    remembered = held.read("one")
     assert remembered is not None
     assert remembered.steps == STEPS[:2], "the steps before it may have waited for it"
     del hardware.on_undo[STEPS[1]]
     await slicer.undo(remembered)
     assert hardware.done == []
-    assert journal.entries() == {}
+    assert held.entries() == {}
 
 
-async def test_one_failing_undo_does_not_keep_the_others_from_being_undone(tmp_path: Path) -> None:
-    hardware, journal, slicer = begin(tmp_path)
+async def test_one_failing_undo_does_not_keep_the_others_from_being_undone() -> None:
+    hardware, held, slicer = begin()
     await slicer.carry_out(ENTRY)
     hardware.on_undo[STEPS[2]] = ClaimError("busy")
     hardware.on_undo[STEPS[0]] = ClaimError("also busy")
     with pytest.raises(UndoFailed, match="busy; also busy"):
         await slicer.undo(ENTRY)
     assert hardware.done == [STEPS[0], STEPS[2]]
-    assert journal.read("one") == ENTRY
+    assert held.read("one") == ENTRY
 
 
-async def test_a_bug_in_one_undo_is_raised_when_the_others_are_undone(tmp_path: Path) -> None:
-    hardware, journal, slicer = begin(tmp_path)
+async def test_a_bug_in_one_undo_is_raised_when_the_others_are_undone() -> None:
+    hardware, held, slicer = begin()
     await slicer.carry_out(ENTRY)
     hardware.on_undo[STEPS[2]] = ZeroDivisionError("a bug")
     with pytest.raises(ZeroDivisionError):
         await slicer.undo(ENTRY)
     assert hardware.done == [STEPS[2]]
-    assert journal.read("one") == ENTRY
+    assert held.read("one") == ENTRY
 
 
-async def test_undoing_what_the_journal_has_lost_puts_back_what_could_not_be_undone(tmp_path: Path) -> None:
-    hardware, journal, slicer = begin(tmp_path)
+async def test_undoing_what_was_not_known_remembers_what_could_not_be_undone() -> None:
+    hardware, held, slicer = begin()
     await slicer.carry_out(ENTRY)
-    journal.remove("one")
+    held.remove("one")
     hardware.on_undo[STEPS[0]] = ClaimError("busy")
     with pytest.raises(UndoFailed):
         await slicer.undo(ENTRY)
-    remembered = journal.read("one")
+    remembered = held.read("one")
     assert remembered is not None
     assert remembered.steps == STEPS[:1]
 
 
-async def test_undoing_what_was_never_done_succeeds(tmp_path: Path) -> None:
-    hardware, journal, slicer = begin(tmp_path)
+async def test_undoing_what_was_never_done_succeeds() -> None:
+    hardware, held, slicer = begin()
     await slicer.undo(ENTRY)
     await slicer.undo(ENTRY)
     assert hardware.done == []
-    assert journal.entries() == {}
+    assert held.entries() == {}
 
 
 @pytest.mark.parametrize("position", range(len(STEPS)))
-async def test_a_cancelled_call_leaves_the_journal_to_the_next_one(tmp_path: Path, position: int) -> None:
-    hardware, journal, slicer = begin(tmp_path)
+async def test_a_cancelled_call_leaves_all_of_it_to_the_next_one(position: int) -> None:
+    hardware, held, slicer = begin()
     hardware.on_apply[STEPS[position]] = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
         await slicer.carry_out(ENTRY)
-    assert journal.read("one") == ENTRY
+    assert held.read("one") == ENTRY
     assert not [call for call in hardware.calls if call[0] == "undo"]
     hardware.on_apply.clear()
     await slicer.carry_out(ENTRY)
@@ -174,45 +173,23 @@ async def test_a_cancelled_call_leaves_the_journal_to_the_next_one(tmp_path: Pat
     hardware.on_undo[STEPS[position]] = asyncio.CancelledError()
     with pytest.raises(asyncio.CancelledError):
         await slicer.undo(ENTRY)
-    assert journal.read("one") == ENTRY
+    assert held.read("one") == ENTRY
     hardware.on_undo.clear()
     await slicer.undo(ENTRY)
     assert hardware.done == []
-
-
-class FullDisk(Journal):
-    """Writes once, and then no more."""
-
-    def write(self, entry: Entry) -> None:
-        if self.entries():
-            raise JournalError("no space left on the device")
-        super().write(entry)
-
-
-async def test_a_journal_that_cannot_be_written_any_more_keeps_nothing_from_being_undone(tmp_path: Path) -> None:
-    hardware, journal = Hardware(), FullDisk(str(tmp_path))
-    journal.write(ENTRY)
-    slicer = hardware.slicer(journal)
-    hardware.on_apply[STEPS[2]] = ClaimError("refused")
-    with pytest.raises(ClaimError, match="refused"):
-        await slicer.carry_out(ENTRY)
-    assert hardware.done == []
-    assert journal.entries() == {}
 
 
 @given(
     refused=st.sets(st.integers(0, 2)),
     stuck=st.lists(st.sets(st.integers(0, 2)), max_size=4),
 )
-def test_whatever_fails_when_in_the_end_nothing_is_left(
-    tmp_path_factory: pytest.TempPathFactory, refused: set[int], stuck: list[set[int]]
-) -> None:
+def test_whatever_fails_when_in_the_end_nothing_is_left(refused: set[int], stuck: list[set[int]]) -> None:
     async def live() -> None:
-        hardware, journal, slicer = begin(tmp_path_factory.mktemp("journal"))
+        hardware, held, slicer = begin()
         hardware.on_apply = {STEPS[one]: ClaimError("refused") for one in refused}
         for failing in [*stuck, set[int]()]:
             hardware.on_undo = {STEPS[one]: ClaimError("busy") for one in failing}
-            entry = journal.read("one")
+            entry = held.read("one")
             try:
                 if entry == ENTRY:
                     await slicer.carry_out(ENTRY)
@@ -221,9 +198,9 @@ def test_whatever_fails_when_in_the_end_nothing_is_left(
                     await slicer.undo(entry)
             except ClaimError:
                 pass
-            remembered = journal.read("one")
+            remembered = held.read("one")
             known = set() if remembered is None else set(remembered.steps)
-            assert set(hardware.done) <= known, "the journal says too little"
+            assert set(hardware.done) <= known, "what is held says too little"
         assert hardware.done == []
 
     asyncio.run(live())

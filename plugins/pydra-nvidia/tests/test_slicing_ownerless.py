@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from pydra import ClaimError, PydraError
 from pydra_nvidia.hardware import Placement
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.host.driver_root import DriverMissing
-from pydra_nvidia.journal import Journal, JournalError
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.slicing import LeftBehind, Slicer, UndoFailed
 from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Hold, MigModeOn, StartMps, Step
@@ -48,15 +46,15 @@ class Hardware:
 
 
 class Node:
-    def __init__(self, path: Path) -> None:
-        self.hardware, self.journal = Hardware(), Journal(str(path), "boot-1")
-        self.slicer = Slicer(self.journal, dict.fromkeys(map(type, STEPS), self.hardware))
-        self.journal.write(ENTRY)
+    def __init__(self) -> None:
+        self.hardware, self.held = Hardware(), HeldEntries()
+        self.slicer = Slicer(self.held, dict.fromkeys(map(type, STEPS), self.hardware))
+        self.held.write(ENTRY)
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> Node:
-    node = Node(tmp_path)
+async def node() -> Node:
+    node = Node()
     await node.slicer.carry_out(ENTRY)
     return node
 
@@ -67,9 +65,8 @@ async def node(tmp_path: Path) -> Node:
         MISMATCH,
         NvmlError(Code.LIBRARY_NOT_FOUND, "nvmlInitWithFlags"),
         DriverMissing("no driver"),
-        JournalError("what other claims have is not known"),
     ],
-    ids=["libraries of another version", "no library", "no installation", "another claim's file is torn"],
+    ids=["libraries of another version", "no library", "no installation"],
 )
 async def test_a_claim_that_cannot_be_undone_now_ends_and_what_is_left_is_undone_later(
     node: Node, error: Exception
@@ -77,58 +74,58 @@ async def test_a_claim_that_cannot_be_undone_now_ends_and_what_is_left_is_undone
     node.hardware.refusals = {1: [error], 2: [error]}
     await node.slicer.undo(ENTRY)
     assert node.hardware.done == [PART, STEPS[2]]
-    (left,) = node.journal.entries().values()
+    (left,) = node.held.entries().values()
     assert left.steps == (PART, STEPS[2])
     assert left.ownerless
     assert left.holds == (), "others may have the devices"
-    assert node.journal.staying("another") == (), "nothing is kept for it"
+    assert node.held.staying("another") == (), "nothing is kept for it"
     (problem,) = await node.slicer.undo_ownerless()
     assert problem.startswith(f"what claim default/claim left is not undone yet: {error}")
-    assert node.journal.entries() == {left.uid: left}
+    assert node.held.entries() == {left.uid: left}
     node.hardware.refusals.clear()
     assert await node.slicer.undo_ownerless() == ()
     assert node.hardware.done == []
-    assert node.journal.entries() == {}
+    assert node.held.entries() == {}
 
 
 async def test_a_session_that_ended_is_opened_anew_before_anything_is_left(node: Node) -> None:
     node.hardware.refusals = {1: [NvmlError(Code.UNINITIALIZED, "nvmlDeviceGetCount"), MISMATCH]}
     await node.slicer.undo(ENTRY)
-    assert [left.steps for left in node.journal.entries().values()] == [(PART,)]
+    assert [left.steps for left in node.held.entries().values()] == [(PART,)]
 
 
 async def test_a_claim_that_leaves_something_twice_leaves_all_of_it(node: Node) -> None:
     node.hardware.refusals = {1: [MISMATCH]}
     await node.slicer.undo(ENTRY)
     node.hardware.refusals = {1: [MISMATCH], 2: [MISMATCH]}
-    node.journal.write(ENTRY)
+    node.held.write(ENTRY)
     await node.slicer.undo(ENTRY)
-    assert [left.steps for left in node.journal.entries().values()] == [(PART, STEPS[2])]
+    assert [left.steps for left in node.held.entries().values()] == [(PART, STEPS[2])]
 
 
 async def test_what_is_busy_keeps_the_claim_with_all_that_is_left(node: Node) -> None:
     node.hardware.refusals = {1: [MISMATCH], 2: [ClaimError("a process lives")]}
     with pytest.raises(UndoFailed, match="a process lives"):
         await node.slicer.undo(ENTRY)
-    left = node.journal.read("one")
+    left = node.held.read("one")
     assert left is not None
     assert left.steps == STEPS[:3]
-    assert list(node.journal.entries()) == ["one"]
+    assert list(node.held.entries()) == ["one"]
 
 
 async def test_a_function_that_another_claim_has_by_now_is_not_taken_from_it(node: Node) -> None:
     node.hardware.refusals = {3: [DriverMissing("no driver")]}
     await node.slicer.undo(ENTRY)
     node.hardware.refusals.clear()
-    node.journal.write(Entry(uid="two", namespace="default", name="two", steps=STEPS[3:]))
+    node.held.write(Entry(uid="two", namespace="default", name="two", steps=STEPS[3:]))
     assert await node.slicer.undo_ownerless() == ()
     assert node.hardware.done == [STEPS[3]]
-    assert list(node.journal.entries()) == ["two"]
+    assert list(node.held.entries()) == ["two"]
 
 
 @pytest.mark.parametrize("failed", [MISMATCH, DriverMissing("no driver"), PydraError("anything")], ids=str)
-async def test_what_went_wrong_first_is_told_whatever_undoing_says(tmp_path: Path, failed: PydraError) -> None:
-    node = Node(tmp_path)
+async def test_what_went_wrong_first_is_told_whatever_undoing_says(failed: PydraError) -> None:
+    node = Node()
     node.hardware.refused = {2: LeftBehind("the daemon does not answer")}
     node.hardware.refusals = {0: [failed]}
     with pytest.raises(ClaimError, match="the daemon does not answer"):

@@ -28,7 +28,7 @@ def build_inventory(
 ) -> Inventory:
     """GPUs by minor number, each whole first and then its partitions, small ones first; functions for passthrough last.
 
-    `owned` are the places on GPUs, by UUID, that our own journal holds. A lost GPU stays as it was last seen, so that
+    `owned` are the places on GPUs, by UUID, that claims made. A lost GPU stays as it was last seen, so that
     what was allocated stays explicable; its health says that it is lost.
     """
     places: dict[str, set[Placement]] = defaultdict(set)

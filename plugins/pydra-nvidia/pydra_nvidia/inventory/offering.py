@@ -1,6 +1,6 @@
 """Which parts of a GPU are published, decided from its mode, from what exists on it, and from what is ours. Pure.
 
-Places that our journal holds are offered exactly as they were before anything was created there, so that slices stay
+Places that claims made are offered exactly as they were before anything was created there, so that slices stay
 the same when claims come and go. A GPU instance that nobody here made is foreign: nothing that overlaps it can be
 had, and it is published itself when it can be used, with exactly one compute instance that fills it. What foreign
 instances took is gone from the counters, and they draw from none.
@@ -46,7 +46,7 @@ class Offering(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def decide_offering(gpu: Gpu, *, owned: Collection[Placement], dynamic: bool, passthrough: bool) -> Offering:
-    """`owned` are the places of this GPU that our journal holds; `passthrough`: the node can pass GPUs through."""
+    """`owned` are the places of this GPU that claims made; `passthrough`: the node can pass GPUs through."""
     mig = gpu.mig
     if mig is not None and dynamic and _can_partition(gpu, mig):
         return _offer_places(mig, owned)

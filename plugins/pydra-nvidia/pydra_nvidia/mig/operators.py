@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from pydra import ClaimError
 from pydra_nvidia.hardware import GpuInstance
-from pydra_nvidia.journal import Journal
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.mig.plan import describe, slices
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import LOST, PASSING, Code, NvmlError
@@ -33,7 +33,7 @@ from pydra_nvidia.nvml.mig_control import (
 )
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.slicing import LeftBehind
-from pydra_nvidia.steps import CreateMig, Entry, MigModeOff, MigModeOn
+from pydra_nvidia.steps import BindVfio, CreateMig, Entry, MigModeOff, MigModeOn
 
 PATIENCE = 3.0
 """Seconds for processes to let go of a GPU: they do so a while after they were told to end."""
@@ -56,9 +56,9 @@ class PlaceTaken(ClaimError):
 class _Operator:
     """What the three have."""
 
-    def __init__(self, session: NvmlSession, journal: Journal, *, patience: float = PATIENCE) -> None:
+    def __init__(self, session: NvmlSession, held: HeldEntries, *, patience: float = PATIENCE) -> None:
         self._session = session
-        self._journal = journal
+        self._held = held
         self._patience = patience
 
     async def _do(self, gpu: str, work: Callable[[Nvml], None]) -> None:
@@ -81,8 +81,7 @@ class _Operator:
         try:
             await self._do(gpu, work)
         except NvmlError as error:
-            unknown = error.code in GONE and error.call == "nvmlDeviceGetHandleByUUID"
-            if not (unknown or error.code in LOST or error.code == Code.DRIVER_NOT_LOADED):
+            if not (_is_absent(error) or error.code in LOST or error.code == Code.DRIVER_NOT_LOADED):
                 raise
 
 
@@ -103,8 +102,8 @@ class MigModeOnOperator(_Operator):
         if not read_mode(nvml, gpu).current or not is_resetless(nvml, gpu):
             return
         names = (gpu, read_address(nvml, gpu))
-        held = (hold for other in self._journal.staying(uid) for hold in other.holds if not hold.admin)
-        if any(hold.hardware in names for hold in held):
+        holds = (hold for other in self._held.staying(uid) for hold in other.holds if not hold.admin)
+        if any(hold.hardware in names for hold in holds):
             return
         if not find_all(nvml, gpu)[0]:
             set_mode(nvml, gpu, on=False)
@@ -113,9 +112,16 @@ class MigModeOnOperator(_Operator):
 class MigModeOffOperator(_Operator):
     """Leaves MIG mode, so that the GPU can be used whole or passed through."""
 
-    async def apply(self, step: MigModeOff, _entry: Entry) -> None:
-        """Raises NvmlError, GpuBusy, ModePending, PlaceTaken; the mode is then as it was."""
-        await self._do(step.gpu, lambda nvml: self._leave(nvml, step.gpu))
+    async def apply(self, step: MigModeOff, entry: Entry) -> None:
+        """Raises NvmlError, GpuBusy, ModePending, PlaceTaken; the mode is then as it was.
+
+        A GPU that this claim has bound for passthrough already is not there, and has no mode.
+        """
+        try:
+            await self._do(step.gpu, lambda nvml: self._leave(nvml, step.gpu))
+        except NvmlError as error:
+            if not (_is_absent(error) and any(isinstance(one, BindVfio) for one in entry.steps)):
+                raise
 
     async def undo(self, step: MigModeOff, _entry: Entry) -> None:
         """Nothing: who needs MIG mode switches it on."""
@@ -170,14 +176,14 @@ class CreateMigOperator(_Operator):
 
     def _has_maker(self, step: CreateMig, entry: Entry) -> bool:
         """Whether another claim has a step that made it."""
-        others = (other for uid, other in self._journal.whole(entry.uid).items() if uid != entry.uid)
+        others = (other for uid, other in self._held.entries().items() if uid != entry.uid)
         return any(isinstance(one, CreateMig) and _is_same(one, step) for other in others for one in other.steps)
 
     def _explain(self, nvml: Nvml, step: CreateMig, entry: Entry) -> PlaceTaken:
         """NVML says only that there is no room: what is in the way, and whose it is."""
         owners = {
             (one.gpu, one.placement): f"of claim {other.namespace}/{other.name}"
-            for uid, other in self._journal.entries().items()
+            for uid, other in self._held.entries().items()
             for one in other.steps
             if isinstance(one, CreateMig) and uid != entry.uid
         }
@@ -199,12 +205,17 @@ class CreateMigOperator(_Operator):
         )
 
     def _destroy(self, nvml: Nvml, step: CreateMig, entry: Entry) -> None:
-        for other in self._journal.staying(entry.uid):
+        for other in self._held.staying(entry.uid):
             if any(isinstance(one, CreateMig) and _is_same(one, step) for one in other.steps):
                 return
         found = find_instance(nvml, step.gpu, step.profile, step.placement.start)
         if found is not None and _is_ours(nvml, step, found):
             destroy_instance(nvml, step.gpu, found)
+
+
+def _is_absent(error: NvmlError) -> bool:
+    """Whether NVML does not know the GPU."""
+    return error.code in GONE and error.call == "nvmlDeviceGetHandleByUUID"
 
 
 def _is_filled(nvml: Nvml, step: CreateMig, found: GpuInstance) -> bool:

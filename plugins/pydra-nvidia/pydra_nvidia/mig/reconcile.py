@@ -1,10 +1,7 @@
-"""What the journal and the hardware disagree on when the backend starts, and what is done about it.
+"""What the held claims and the hardware disagree on when the backend starts, and what is done about it.
 
-Partitions without an owner are published as they are, or removed where the admin chose that. Entries whose partition
-vanished (a reset, an admin) need nothing: preparing again creates it anew, unpreparing finds nothing to undo.
-
-Nobody can tell partitions without an owner from those of claims whose entries were lost. So what is there when a
-journal begins, in this boot, is left alone for as long as the journal lasts.
+Partitions without an owner are published as they are, or removed where the admin chose that. Claims whose partition
+vanished (a reset, an admin) need nothing: unpreparing them finds nothing to undo.
 """
 
 from __future__ import annotations
@@ -16,8 +13,8 @@ from functools import partial
 import msgspec
 
 from pydra import ClaimError
-from pydra_nvidia.hardware import Gpu, GpuInstance, Placement, Reading
-from pydra_nvidia.journal import Journal
+from pydra_nvidia.hardware import Gpu, GpuInstance, Reading
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.mig.plan import can_change_mode, describe
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.mig_control import destroy_instance, find_all, find_instance, set_mode
@@ -36,7 +33,7 @@ class Orphan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cleanup(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do: remove these, leave those; `spared` are left although the admin wants orphans to be removed.
+    """What to do: remove these, leave those.
 
     `empty` are GPUs that can leave MIG mode when that is done. `vanished` says, for people, which claims have lost a
     partition.
@@ -44,7 +41,6 @@ class Cleanup(msgspec.Struct, frozen=True, kw_only=True):
 
     remove: tuple[Orphan, ...] = ()
     leave: tuple[Orphan, ...] = ()
-    spared: tuple[Orphan, ...] = ()
     empty: tuple[Gpu, ...] = ()
     vanished: tuple[str, ...] = ()
 
@@ -71,18 +67,13 @@ def plan_cleanup(
     reading: Reading,
     entries: Mapping[str, Entry],
     *,
-    unreadable: Collection[str],
+    unknown: Collection[str],
     settings: Settings,
-    spare: Collection[tuple[str, Placement]] = (),
 ) -> Cleanup:
-    """Decide. `unreadable` are uids whose journal is unknown: as long as there is one, nothing is called ownerless.
-
-    `spare` are the places of partitions, by their GPU's UUID, that may be those of claims whose entries were lost.
-    """
-    certain = settings.dynamic_mig and not unreadable
+    """Decide. `unknown` are uids of claims whose plan is not known: then nothing is called ownerless."""
+    certain = settings.dynamic_mig and not unknown
     remove: list[Orphan] = []
     leave: list[Orphan] = []
-    spared: list[Orphan] = []
     empty: list[Gpu] = []
     for gpu in reading.gpus:
         if gpu.mig is None or not gpu.mig.enabled:
@@ -98,16 +89,13 @@ def plan_cleanup(
             if not _has_owner((gpu.uuid, gpu.pci), one, entries.values())
         ]
         removes = certain and settings.orphans is Orphans.REMOVE
-        removed = [one for one in orphans if removes and (gpu.uuid, one.instance.placement) not in spare]
-        remove += removed
-        (spared if removes else leave).extend(one for one in orphans if one not in removed)
-        stays = len(gpu.mig.instances) - len(removed)
+        (remove if removes else leave).extend(orphans)
+        stays = len(gpu.mig.instances) - len(orphans if removes else ())
         if certain and can_change_mode(gpu) and not stays and not _is_held((gpu.uuid, gpu.pci), entries.values()):
             empty.append(gpu)
     return Cleanup(
         remove=tuple(remove),
         leave=tuple(leave),
-        spared=tuple(spared),
         empty=tuple(empty),
         vanished=_vanished(reading, entries.values()),
     )
@@ -115,7 +103,7 @@ def plan_cleanup(
 
 async def reconcile(
     session: NvmlSession,
-    journal: Journal,
+    held: HeldEntries,
     reading: Reading,
     *,
     settings: Settings,
@@ -124,50 +112,33 @@ async def reconcile(
     """Clean up before anything is served; what fails is reported, and tried again at the next start.
 
     `deciding` is held for each change, so that no claim is decided on what is about to go.
-
-    Raises:
-        JournalError: the journal cannot be read or begun at all.
     """
     lock = deciding or asyncio.Lock()
-    spare = await asyncio.to_thread(_begin, journal, reading)
-    unreadable = await asyncio.to_thread(journal.unreadable)
-    entries = await asyncio.to_thread(journal.entries)
-    cleanup = plan_cleanup(reading, entries, unreadable=unreadable, settings=settings, spare=spare)
+    unknown = held.unknown
+    cleanup = plan_cleanup(reading, held.entries(), unknown=unknown, settings=settings)
     removed: list[Orphan] = []
     modes_off: list[str] = []
-    problems = [*unreadable.values(), *cleanup.vanished]
+    problems = [*unknown.values(), *cleanup.vanished]
     for orphan in cleanup.remove:
         try:
             async with lock:
-                if await session.run(partial(_remove, journal=journal, orphan=orphan)):
+                if await session.run(partial(_remove, held=held, orphan=orphan)):
                     removed.append(orphan)
         except ClaimError as error:
             problems.append(f"{orphan.name}, which no claim has, could not be removed: {error}")
     for gpu in cleanup.empty:
         try:
             async with lock:
-                if await session.run(partial(_leave_mode, journal=journal, gpu=gpu)):
+                if await session.run(partial(_leave_mode, held=held, gpu=gpu)):
                     modes_off.append(gpu.uuid)
         except ClaimError as error:
             problems.append(f"{gpu.uuid} has no partition, and could not leave MIG mode: {error}")
     return Report(
         removed=tuple(removed),
-        left=(*map(_say_left, cleanup.leave), *map(_say_spared, cleanup.spared)),
+        left=tuple(map(_say_left, cleanup.leave)),
         modes_off=tuple(modes_off),
         problems=tuple(problems),
     )
-
-
-def _begin(journal: Journal, reading: Reading) -> frozenset[tuple[str, Placement]]:
-    """What was there when the journal began, which is now if it did not yet. Blocks."""
-    began = journal.began()
-    if began is not None:
-        return frozenset(began.found)
-    found = frozenset(
-        (gpu.uuid, one.placement) for gpu in reading.gpus if gpu.mig is not None for one in gpu.mig.instances
-    )
-    journal.begin(sorted(found))
-    return found
 
 
 def _has_owner(gpu: tuple[str, str], instance: GpuInstance, entries: Iterable[Entry]) -> bool:
@@ -220,27 +191,19 @@ def _say_left(orphan: Orphan) -> str:
     return f"{orphan.name}, is left as it is: no claim has it, and without a compute instance nothing can use it"
 
 
-def _say_spared(orphan: Orphan) -> str:
-    return (
-        f"{orphan.name}, is left although no claim has it: it was there before the journal began, whose loss cannot be"
-        " told from a first start, so it may be a claim's; the admin can remove it (nvidia-smi mig -i"
-        f" {orphan.gpu} -gi {orphan.instance.id} -dci, then -dgi)"
-    )
-
-
-def _remove(nvml: Nvml, journal: Journal, orphan: Orphan) -> bool:
+def _remove(nvml: Nvml, held: HeldEntries, orphan: Orphan) -> bool:
     """Whether it went: it stays when it is no longer what was decided on, or has an owner by now."""
     place = orphan.instance.placement
     found = find_instance(nvml, orphan.gpu, orphan.instance.profile, place.start)
-    if found != orphan.instance or _has_owner((orphan.gpu, orphan.address), found, journal.whole().values()):
+    if found != orphan.instance or _has_owner((orphan.gpu, orphan.address), found, held.entries().values()):
         return False
     destroy_instance(nvml, orphan.gpu, found)
     return True
 
 
-def _leave_mode(nvml: Nvml, journal: Journal, gpu: Gpu) -> bool:
+def _leave_mode(nvml: Nvml, held: HeldEntries, gpu: Gpu) -> bool:
     # Another process may have begun a claim since the decision.
-    if find_all(nvml, gpu.uuid)[0] or _is_held((gpu.uuid, gpu.pci), journal.whole().values()):
+    if find_all(nvml, gpu.uuid)[0] or _is_held((gpu.uuid, gpu.pci), held.entries().values()):
         return False
     set_mode(nvml, gpu.uuid, on=False)
     return True

@@ -1,4 +1,4 @@
-"""What a claim that NVIDIA's driver prepared means here: the claim, its entry in the journal, its devices. Pure."""
+"""What a claim that NVIDIA's driver prepared means here: the claim, its entry, its devices. Pure."""
 
 from __future__ import annotations
 

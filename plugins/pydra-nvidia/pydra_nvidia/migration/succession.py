@@ -8,17 +8,19 @@ claims in it, which are prepared anew, and is put aside like one that was taken 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import sys
 from collections.abc import Collection
+
+from msgspec.structs import replace
 
 from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, PreparedDevice
 from pydra_nvidia.cdi.edits import merge
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.hardware import Reading
+from pydra_nvidia.held import HeldEntries, build_plan, build_state
 from pydra_nvidia.host.pci import is_vfio
 from pydra_nvidia.host.tree import Tree
-from pydra_nvidia.journal import Journal
 from pydra_nvidia.migration.liveness import find_live_socket
 from pydra_nvidia.migration.plan import Succession, mps_edits, plan_cleaning, plan_succession
 from pydra_nvidia.migration.vendor_checkpoint import (
@@ -29,10 +31,12 @@ from pydra_nvidia.migration.vendor_checkpoint import (
     parse_vendor_checkpoint,
 )
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.slicing import Slicer, build_state
+from pydra_nvidia.slicing import Slicer
 from pydra_nvidia.steps import Entry
 from pydra_nvidia.telemetry import Hardware
 from pydra_nvidia.vfio.functions import read_function
+
+_log = logging.getLogger(__name__)
 
 
 class VendorRuns(ClaimError):
@@ -42,7 +46,7 @@ class VendorRuns(ClaimError):
 
 
 class VendorSuccession:
-    """What the admin should know is said on stderr."""
+    """What the admin should know is logged."""
 
     def __init__(
         self,
@@ -50,14 +54,14 @@ class VendorSuccession:
         settings: Settings,
         tree: Tree,
         hardware: Hardware,
-        journal: Journal,
+        held: HeldEntries,
         slicer: Slicer,
         injection: Injection,
     ) -> None:
         self._settings = settings
         self._tree = tree
         self._hardware = hardware
-        self._journal = journal
+        self._held = held
         self._slicer = slicer
         self._injection = injection
 
@@ -83,8 +87,10 @@ class VendorSuccession:
             plan_succession(vendor, reading, settings=self._settings, overridden=overridden) for vendor in completed
         ]
         for note in (note for one in planned for note in one.notes):
-            sys.stderr.write(f"{note}\n")
+            _log.warning("%s", note)
         successions = [one for one in planned if not one.is_void]
+        for succession in successions:
+            self._held.write(succession.entry)
         await self._clean(
             checkpoint,
             reading,
@@ -101,19 +107,20 @@ class VendorSuccession:
         kubelet = os.path.dirname(os.path.dirname(directory))
         place = self._tree.here(os.path.join(kubelet, "device-plugins"))
         if socket := await find_live_socket(place, "nvidia"):
-            sys.stderr.write(
-                f"NVIDIA's device plugin serves on this node too ({socket} answers): each of both gives out GPUs that"
-                " the other has given, and nobody notices; keep one of them from this node\n"
+            _log.warning(
+                "NVIDIA's device plugin serves on this node too (%s answers): each of both gives out GPUs that the"
+                " other has given, and nobody notices; keep one of them from this node",
+                socket,
             )
 
     def _parse(self, path: str, text: bytes) -> VendorCheckpoint | None:
         try:
             checkpoint = parse_vendor_checkpoint(text)
         except NoCheckpoint as error:
-            sys.stderr.write(f"{path} cannot be read, its claims are prepared anew: {error}\n")
+            _log.warning("%s cannot be read, its claims are prepared anew: %s", path, error)
             return None
         for problem in checkpoint.problems:
-            sys.stderr.write(f"{path}: {problem}\n")
+            _log.warning("%s: %s", path, problem)
         return checkpoint
 
     def _is_of_this_boot(self, path: str, checkpoint: VendorCheckpoint) -> bool:
@@ -121,7 +128,7 @@ class VendorSuccession:
         now = self._tree.read(self._tree.proc("sys/kernel/random/boot_id"))
         if not checkpoint.boot_id or now is None or checkpoint.boot_id == now:
             return True
-        sys.stderr.write(f"{path} is of another boot, its {len(checkpoint.claims)} claims are void\n")
+        _log.warning("%s is of another boot, its %d claims are void", path, len(checkpoint.claims))
         return False
 
     async def _clean(
@@ -133,7 +140,7 @@ class VendorSuccession:
         driver: str,
         overridden: Collection[str],
     ) -> None:
-        """What cannot be undone yet keeps nobody waiting: it is the journal's, and tried again."""
+        """What cannot be undone yet keeps nobody waiting: it is tried again."""
         for vendor in checkpoint.claims:
             if vendor.completed:
                 continue
@@ -141,17 +148,17 @@ class VendorSuccession:
                 vendor, reading, driver=driver, taken=taken, settings=self._settings, overridden=overridden
             )
             for note in cleaning.notes:
-                sys.stderr.write(f"{note}\n")
+                _log.warning("%s", note)
             if cleaning.entry.steps:
-                await asyncio.to_thread(self._journal.write, cleaning.entry)
+                self._held.write(cleaning.entry)
                 try:
                     await self._slicer.undo(cleaning.entry)
                 except ClaimError as error:
-                    sys.stderr.write(
-                        f"claim {vendor.uid} was begun by NVIDIA's driver, which is not undone yet: {error}\n"
+                    _log.warning(
+                        "claim %s was begun by NVIDIA's driver, which is not undone yet: %s", vendor.uid, error
                     )
                 else:
-                    sys.stderr.write(f"claim {vendor.uid} was begun by NVIDIA's driver; what it had done is undone\n")
+                    _log.warning("claim %s was begun by NVIDIA's driver; what it had done is undone", vendor.uid)
 
     def _find_overridden(self, reading: Reading) -> frozenset[str]:
         """The functions that are kept for a driver for passthrough. Blocks."""
@@ -161,9 +168,7 @@ class VendorSuccession:
     async def _take(
         self, succession: Succession, vendor: VendorClaim, reading: Reading, directory: str
     ) -> InheritedClaim:
-        entry = self._journal.stamp(succession.entry)
-        if await asyncio.to_thread(self._journal.recover, entry.uid) is None:
-            await asyncio.to_thread(self._journal.write, entry)
+        entry = succession.entry
         prepared: list[PreparedDevice] = []
         for allocated, target, device in zip(succession.claim.devices, succession.targets, vendor.devices, strict=True):
             if target is None:
@@ -172,7 +177,7 @@ class VendorSuccession:
             edits = await self._injection.edits(target, reading, entry.steps)
             extra = mps_edits(directory, device.mps) if device.mps else ContainerEdits()
             prepared.append(allocated.prepared(merge(edits, extra), state=build_state(entry, target)))
-        return InheritedClaim(claim=succession.claim, prepared=tuple(prepared))
+        return InheritedClaim(claim=replace(succession.claim, plan=build_plan(entry)), prepared=tuple(prepared))
 
 
 def _read(path: str) -> bytes | None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from pydra import ClaimError, PydraError, Sample
 from pydra.devices import SampleKind
 from pydra_nvidia.budget import left, time_for, undoing
 from pydra_nvidia.hardware import Reading
-from pydra_nvidia.journal import Journal
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.sharing.gpu_modes import give_back, take_over
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons, find_recorded
 from pydra_nvidia.sharing.places import MpsBusy, MpsPlace, find_place, list_places, trim_logs, turn
-from pydra_nvidia.sharing.processes import Process, is_alive, since_boot
+from pydra_nvidia.sharing.processes import Process, is_alive
 from pydra_nvidia.slicing import LeftBehind
 from pydra_nvidia.steps import Entry, StartMps
 
@@ -34,13 +34,13 @@ class StartMpsOperator:
         self,
         session: NvmlSession,
         settings: Settings,
-        journal: Journal,
+        held: HeldEntries,
         daemons: MpsDaemons,
         reread: Callable[[Collection[str]], Awaitable[Reading]],
     ) -> None:
         self._session = session
         self._settings = settings
-        self._journal = journal
+        self._held = held
         self._daemons = daemons
         self._reread = reread
 
@@ -91,7 +91,7 @@ class StartMpsOperator:
         """End a daemon that no claim has; raises MpsBusy while somebody is at it."""
         async with turn(self._settings, place.id, 0):
             record = await asyncio.to_thread(place.read_record)
-            if record is not None and await asyncio.to_thread(self._journal.read, record.uid) is None:
+            if record is not None and self._held.read(record.uid) is None:
                 await self._daemons.remove(place)
                 await give_back(self._session, [one for one in record.devices if one.startswith("GPU-")])
 
@@ -106,7 +106,7 @@ class StartMpsOperator:
         await self._daemons.remove(place)
         needed = {
             gpu
-            for other in await asyncio.to_thread(self._journal.staying, entry.uid)
+            for other in self._held.staying(entry.uid)
             for theirs in other.steps
             if isinstance(theirs, StartMps)
             for gpu in theirs.exclusive
@@ -131,27 +131,27 @@ class MpsWatch:
         self,
         operator: StartMpsOperator,
         settings: Settings,
-        journal: Journal,
+        held: HeldEntries,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._operator = operator
         self._settings = settings
-        self._journal = journal
+        self._held = held
         self._clock = clock
         self._waits: dict[str, tuple[float, float]] = {}
         self._running = 0
         self._restarts = 0
         self._failures = 0
-        self._spared: set[str] = set()
 
-    async def look(self, entries: Mapping[str, Entry]) -> None:
-        """Start dead daemons of these claims again, with their limits. Never raises for a daemon."""
-        steps = {step.id: (step, entry) for entry in entries.values() for step in _daemons_of(entry)}
+    async def look(self) -> None:
+        """Start dead daemons of claims again, with their limits. Never raises for a daemon."""
+        entries = [entry for entry in self._held.entries().values() if not entry.ownerless]
+        steps = {step.id: (step, entry) for entry in entries for step in _daemons_of(entry)}
         running = 0
         for place in await asyncio.to_thread(list_places, self._settings):
             if place.id not in steps:
-                await self._look_at_orphan(place)
-            elif await asyncio.to_thread(find_recorded, place) is not None:
+                continue  # of no claim that is known here: `end_orphans` sees to it at the next start
+            if await asyncio.to_thread(find_recorded, place) is not None:
                 running += 1
                 await asyncio.to_thread(trim_logs, place)
             elif self._clock() >= self._waits.get(place.id, (0.0, 0.0))[0]:
@@ -196,36 +196,15 @@ class MpsWatch:
         _log.warning("MPS daemon %s of claim %s had died and was restarted", step.id, entry.uid)
         return True
 
-    async def _look_at_orphan(self, place: MpsPlace) -> None:
-        """A daemon without a claim is ended if the admin wants that, and all is known.
-
-        Nobody can tell it from that of a claim whose entry was lost, if it ran before the journal began.
-        """
-        if self._settings.orphans is not Orphans.REMOVE:
+    async def end_orphans(self) -> None:
+        """End daemons that no claim has, if the admin wants that and it is known what all claims have."""
+        if self._settings.orphans is not Orphans.REMOVE or self._held.unknown:
             return
-        try:
-            certain = await asyncio.to_thread(self._is_certain, place)
-            if certain:
+        for place in await asyncio.to_thread(list_places, self._settings):
+            try:
                 await self._operator.bury(place)
-            elif certain is False and place.id not in self._spared:
-                self._spared.add(place.id)
-                _log.warning(
-                    "MPS daemon %s, which no claim has, is left: the journal is not whole since it began, so it may be"
-                    " that of a claim; the admin can end it",
-                    place.id,
-                )
-        except PydraError as error:
-            _log.warning("MPS daemon %s, which no claim has, cannot be ended: %s", place.id, error)
-
-    def _is_certain(self, place: MpsPlace) -> bool | None:
-        """Whether its claim, if there were one, would be known; None when there is one, or it just begins. Blocks."""
-        record = place.read_record()
-        if record is None or self._journal.unreadable():
-            return None
-        began = self._journal.began()
-        if self._journal.read(record.uid) is not None:
-            return None
-        return began is not None and since_boot(Process(record.started, record.pid)) > began.at
+            except PydraError as error:
+                _log.warning("MPS daemon %s, which no claim has, cannot be ended: %s", place.id, error)
 
 
 def _daemons_of(entry: Entry) -> list[StartMps]:

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from pydra import ClaimError, PydraError, TerminalError
 from pydra_nvidia.budget import left, undoing
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.journal import Journal
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.sharing.gpu_modes import DEFAULT, has_gpu, set_mode
 from pydra_nvidia.sharing.programs import ProgramFailed, find_environment, find_program, run_program
@@ -29,14 +29,14 @@ class SetTimeSliceOperator:
     def __init__(
         self,
         session: NvmlSession,
-        journal: Journal,
+        held: HeldEntries,
         find_root: Callable[[], DriverRoot],
         *,
         deadline: float = 30.0,
     ) -> None:
         self._deadline = deadline
         self._session = session
-        self._journal = journal
+        self._held = held
         self._find_root = find_root
 
     async def apply(self, step: SetTimeSlice, entry: Entry, /) -> None:
@@ -82,7 +82,7 @@ class SetTimeSliceOperator:
 
     async def _is_ours(self, gpu: str, entry: Entry) -> bool:
         """Whether the GPU is there, and no other claim has a share of it."""
-        others = await asyncio.to_thread(self._journal.staying, entry.uid)
+        others = self._held.staying(entry.uid)
         if any(one.gpu == gpu for other in others for one in _steps_of(other)):
             return False
         return await has_gpu(self._session, gpu)

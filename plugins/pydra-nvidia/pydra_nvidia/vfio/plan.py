@@ -23,7 +23,7 @@ def plan_passthrough(
 ) -> tuple[BindVfio, ...]:
     """BindVfio for each function, once, in the order of the targets.
 
-    `begun` are the steps of all claims in the journal: a function that is on its way already keeps its step, so that
+    `begun` are the steps of all claims: a function that is on its way already keeps its step, so that
     the plan of a claim is the same before and after it was carried out. Targets with admin access only look, and need
     nothing.
 

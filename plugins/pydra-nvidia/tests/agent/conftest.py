@@ -226,7 +226,7 @@ class Scene:
         return sorted((one.profile, one.start) for one in self.gpus()[minor].instances)
 
     def traces(self) -> dict[str, Any]:
-        """All that a claim can leave: the machine's state, the journal, CDI specs, daemons, the agent's record."""
+        """All that a claim can leave: the machine's state, CDI specs, daemons, the agent's record."""
         root, view = Path(self.node.root), self.machine.read()
         own = ("processes", "counters", "gauges", "recovery", "reset_required", "lost", "epoch")
         gpus = {
@@ -238,10 +238,9 @@ class Scene:
         run = root / "hardware" / "run"
         return {
             "gpus": gpus,
-            "journal": sorted(path.name for path in (run / "claims").glob("*.json*")),
             "daemons": sorted(path.name for path in (run / "mps").glob("*/")),
             "cdi": sorted(path.name for path in Path(self.node.cdi_directory).iterdir()),
-            "records": sorted(path.name for path in Path(self.node.settings.root, "plugins", DRIVER).rglob("*.json")),
+            "records": sorted(path.name for path in Path(root, "run", DRIVER, "claims").rglob("*.json")),
         }
 
     async def undone(self, since: Mapping[str, Any] | None = None) -> None:

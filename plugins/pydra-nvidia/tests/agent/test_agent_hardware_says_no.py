@@ -125,7 +125,7 @@ async def test_a_gpu_that_falls_off_the_bus_in_mid_prepare_is_told_and_costs_no_
             "victim", "NvmlError|ClaimFailed|UnknownDevice", r"NVML_ERROR_GPU_IS_LOST \(15\).*reset it or reboot"
         )
         since = scene.traces()
-        assert (since["journal"], since["cdi"]) == ([], [])
+        assert since["cdi"] == []
         await scene.run("other", ask_for("mig", FIRST.format(scene.uuid(1)), profile="1g.10gb"))
         await scene.tainted(*(name for name in await scene.devices() if name.startswith("gpu-0")))
         scene.inject.reset(0, force=True)

@@ -96,14 +96,11 @@ class Scene:
                 "persistence": "" if gpu.persistence else "off",
             }
             found += [f"gpu-{minor} {name} {value}" for name, value in state.items() if value]
-        journal = self.path / "run" / "claims"
-        names = os.listdir(journal) if journal.exists() else ()
-        found += [f"journal {name}" for name in names if ".json" in name]
         found += [f"cdi {name}" for name in os.listdir(self.node.cdi_directory)]
         places = self.path / "run" / "mps"
         found += [f"mps {name}" for name in (os.listdir(places) if places.exists() else ()) if (places / name).is_dir()]
         found += [f"daemon {pid}" for pid in self.daemons()]
-        records = Path(self.node.settings.root, "plugins", DRIVER, "claims")
+        records = Path(self.node.root, "run", DRIVER, "claims")
         found += [f"record {one.name}" for one in records.glob("*") if one.stat().st_size]
         return found
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from pydra_nvidia.journal import Journal
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.mig.operators import CreateMigOperator, MigModeOffOperator, MigModeOnOperator
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.install import open_simulation
@@ -48,16 +48,15 @@ class Mortal:
 
 async def main(node: Path, action: str, boundary: int | None) -> None:
     simulation = open_simulation(str(node / "scenario.json"), str(node / "machine"))
-    session, journal = NvmlSession(simulation.load), Journal(str(node / "journal"))
+    session, held = NvmlSession(simulation.load), HeldEntries()
     operators: dict[type, Operator] = {
-        MigModeOn: Mortal(MigModeOnOperator(session, journal), boundary),
-        MigModeOff: Mortal(MigModeOffOperator(session, journal), boundary),
-        CreateMig: Mortal(CreateMigOperator(session, journal), boundary),
+        MigModeOn: Mortal(MigModeOnOperator(session, held), boundary),
+        MigModeOff: Mortal(MigModeOffOperator(session, held), boundary),
+        CreateMig: Mortal(CreateMigOperator(session, held), boundary),
     }
-    slicer = Slicer(journal, operators)
+    slicer = Slicer(held, operators)
     entry = msgspec.json.decode((node / "entry.json").read_bytes(), type=Entry)
     if action == "prepare":
-        journal.write(entry)
         await slicer.carry_out(entry)
     else:
         await slicer.undo(entry)

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra_nvidia.hardware import GpuInstance, Mig, Placement, Reading
-from pydra_nvidia.journal import Journal
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.mig.operators import CreateMigOperator, MigModeOffOperator, MigModeOnOperator
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.gpus import read_driver, read_facts
@@ -23,7 +23,7 @@ from pydra_nvidia.steps import CreateMig, Entry, Hold, MigModeOff, MigModeOn, St
 
 
 class Node:
-    """A simulated machine with its journal. `gpus` are groups of a scenario; `faults` can be set at any time."""
+    """A simulated machine with what is held on it. `gpus` are groups of a scenario; `faults` can be set at any time."""
 
     def __init__(self, path: Path, gpus: Sequence[Mapping[str, Any]], *, patience: float = 0.0, **driver: Any) -> None:
         self.scenario = path / "scenario.json"
@@ -33,13 +33,13 @@ class Node:
         self.simulation = open_simulation(str(self.scenario), str(self.state))
         self.inject = self.simulation.inject
         self.session = NvmlSession(self.simulation.load)
-        self.journal = Journal(str(path / "journal"))
+        self.held = HeldEntries()
         operators = {
-            MigModeOn: MigModeOnOperator(self.session, self.journal, patience=patience),
-            MigModeOff: MigModeOffOperator(self.session, self.journal, patience=patience),
-            CreateMig: CreateMigOperator(self.session, self.journal, patience=patience),
+            MigModeOn: MigModeOnOperator(self.session, self.held, patience=patience),
+            MigModeOff: MigModeOffOperator(self.session, self.held, patience=patience),
+            CreateMig: CreateMigOperator(self.session, self.held, patience=patience),
         }
-        self.slicer = Slicer(self.journal, operators)
+        self.slicer = Slicer(self.held, operators)
         self.uuids = {board.minor: board.uuid for board in self.simulation.machine.read().boards.values()}
 
     def fault(self, *faults: Mapping[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Node:
         )
 
     def entry(self, *steps: Step, uid: str = "one") -> Entry:
-        """An entry with these steps, and a hold for each partition, as the journal has it."""
+        """An entry with these steps, and a hold for each partition, as plans have it."""
         pci = {gpu.uuid: gpu.pci for gpu in self.read().gpus}
         holds = tuple(
             Hold(device="a partition", hardware=pci[step.gpu], place=step.placement)
@@ -84,9 +84,8 @@ class Node:
         return Entry(uid=uid, namespace="default", name=f"claim-{uid}", holds=holds, steps=steps)
 
     async def prepare(self, *steps: Step, uid: str = "one") -> Entry:
-        """Write down, then act, as the backend does."""
+        """As the backend does."""
         entry = self.entry(*steps, uid=uid)
-        self.journal.write(entry)
         await self.slicer.carry_out(entry)
         return entry
 

@@ -85,8 +85,8 @@ class Scene:
             self.node.session.close()
 
     async def recover(self) -> None:
-        """Prepare again, as the kubelet asks, in another process than the killed one; then undo."""
-        remembered = self.node.journal.read("one")
+        """Undo what was begun, in another process than the killed one; prepare again, as the kubelet asks; undo."""
+        await self.undo()
         await self.node.prepare(*self.entry.steps)
         wanted = [(step.profile, step.placement.start) for step in self.entry.steps if not isinstance(step, MigModeOn)]
         theirs = {(one.profile, one.placement) for one in self.before[0][0]}
@@ -96,14 +96,12 @@ class Scene:
         )
         assert all(len(one.compute) == 1 for one in found)
         assert set(self.before[0][0]) <= set(found)
-        assert remembered is None or remembered == self.entry
         await self.undo()
 
     async def undo(self) -> None:
-        """Undo what the journal remembers."""
-        if (remembered := self.node.journal.read("one")) is not None:
-            await self.node.slicer.undo(remembered)
-        assert self.node.journal.entries() == {}
+        """Undo the plan, however much of it was done."""
+        await self.node.slicer.undo(self.entry)
+        assert self.node.held.entries() == {}
         assert self.state() == self.before
 
 
@@ -175,10 +173,11 @@ def test_killed_and_somebody_else_takes_the_place_meanwhile(node: MakeNode) -> N
     scene = Scene(node, "h100-80gb")
     assert strike(scene, "prepare", "nvmlDeviceCreateGpuInstanceWithPlacement", "exit", 1)
     theirs = scene.node.inject.create_mig(0, "2g.20gb", 0)
+    asyncio.run(scene.node.slicer.undo(scene.entry))
     with pytest.raises(Exception, match=r"there is 2g\.20gb .* made outside of this driver"):
         asyncio.run(scene.node.prepare(*scene.entry.steps))
     assert [one.uuid for gi in scene.node.instances() for one in gi.compute] == [theirs]
-    assert scene.node.journal.entries() == {}
+    assert scene.node.held.entries() == {}
 
 
 def test_an_entry_of_before_the_machine_was_reset_takes_nothing_of_what_came_after(node: MakeNode) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pydra_nvidia.journal import Journal
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.mig.operators import GpuBusy, MigModeOffOperator, MigModeOnOperator, PlaceTaken
 from pydra_nvidia.nvml.errors import NvmlError
 from pydra_nvidia.nvml.mig_control import ModePending
@@ -32,7 +32,7 @@ async def test_a_mode_that_cannot_be_changed_now_is_as_it_was(node: MakeNode) ->
         await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
     state = one.simulation.machine.read().state.gpus[one.uuids[0]]
     assert (state.mig, state.mig_pending) == (False, False)
-    assert one.journal.entries() == {}
+    assert one.held.entries() == {}
 
 
 async def test_a_mode_that_needs_a_reset_is_not_left_pending(node: MakeNode) -> None:
@@ -56,7 +56,7 @@ async def test_that_others_have_the_gpu_open_keeps_no_claim_from_leaving(node: M
     entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
     one.inject.start_process(0, Process(pid=12, name="dcgm"))
     await one.slicer.undo(entry)
-    assert one.journal.entries() == {}
+    assert one.held.entries() == {}
     state = one.simulation.machine.read().state.gpus[one.uuids[0]]
     assert (state.mig, state.mig_pending, state.instances) == (True, True, [])
     one.inject.end_process(0, 12)
@@ -90,7 +90,7 @@ async def test_the_mode_stays_while_another_claim_has_anything_on_the_gpu(node: 
     on = MigModeOn(gpu=one.uuids[0])
     first = await one.prepare(on, one.create("1g", 0), uid="first")
     second = one.entry(one.create("1g", 1), uid="second")
-    one.journal.write(second)  # begun, with nothing done yet
+    one.held.write(second)  # begun, with nothing done yet
     await one.slicer.undo(first)
     assert one.mode()
     await one.slicer.carry_out(second)
@@ -132,9 +132,9 @@ class LaterGpu:
 @pytest.mark.parametrize("current", [0, 1], ids=["on", "off"])
 async def test_a_mode_that_only_becomes_pending_is_told_and_forgotten(tmp_path: Path, current: int) -> None:
     gpu = LaterGpu(current)
-    session, journal = NvmlSession(lambda: cast("Any", gpu)), Journal(str(tmp_path))
+    session, held = NvmlSession(lambda: cast("Any", gpu)), HeldEntries()
     entry = Entry(uid="one", namespace="default", name="claim")
-    on, off = MigModeOnOperator(session, journal), MigModeOffOperator(session, journal)
+    on, off = MigModeOnOperator(session, held), MigModeOffOperator(session, held)
     changing = off.apply(MigModeOff(gpu="GPU-1"), entry) if current else on.apply(MigModeOn(gpu="GPU-1"), entry)
     with pytest.raises(ModePending, match="with a reset only"):
         await changing

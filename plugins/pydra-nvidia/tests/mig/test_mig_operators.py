@@ -62,7 +62,7 @@ async def test_the_balanced_layout_is_made_and_the_mode_follows(node: MakeNode, 
         assert one.mode()
         await one.slicer.undo(entry)
     assert not one.mode(), "the last one leaves MIG mode"
-    assert one.journal.entries() == {}
+    assert one.held.entries() == {}
 
 
 async def test_doing_and_undoing_may_be_repeated(node: MakeNode) -> None:
@@ -103,7 +103,7 @@ async def test_two_claims_that_leave_at_once_leave_nothing(node: MakeNode) -> No
     await asyncio.gather(*(one.slicer.undo(entry) for entry in entries))
     assert one.instances() == ()
     assert not one.mode()
-    assert one.journal.entries() == {}
+    assert one.held.entries() == {}
 
 
 async def test_a_shared_partition_goes_with_the_last_claim_that_has_it(node: MakeNode) -> None:
@@ -131,14 +131,14 @@ async def test_a_place_that_was_taken_meanwhile_is_refused_with_whose_it_is(node
     with pytest.raises(PlaceTaken, match=r"4g\.40gb cannot be created at memory slices 0-3 .*" + words):
         await one.prepare(one.create("4g", 0))
     assert one.instances() == before
-    assert one.journal.entries() == {"other": other}
+    assert one.held.entries() == {"other": other}
 
 
 async def test_a_gpu_without_engines_or_slices_for_it_is_told_apart(node: MakeNode) -> None:
     one = node(h100(instances=[{"profile": "1g.10gb+me", "start": 0}]))
     with pytest.raises(PlaceTaken, match=r"the place is free, but .* it has 1g\.10gb\+me"):
         await one.prepare(one.create("1g.10gb+me", 1))
-    assert one.journal.entries() == {}
+    assert one.held.entries() == {}
 
 
 async def test_what_somebody_divided_is_neither_used_nor_destroyed(node: MakeNode) -> None:
@@ -182,44 +182,25 @@ async def test_what_appeared_between_the_plan_and_its_step_is_not_adopted(node: 
     one = node(h100())
     step = one.create("2g", 0)
     entry = one.entry(step)
-    one.journal.write(entry)
+    one.held.write(entry)
     one.inject.create_mig(0, "2g.20gb", 0)
     with pytest.raises(PlaceTaken, match="made outside of this driver a moment ago"):
         await one.slicer.carry_out(entry, absent=[step])
     assert one.places() == [(14, 0)]
-    assert one.journal.entries() == {}
+    assert one.held.entries() == {}
     await one.prepare(step, uid="maker")
-    one.journal.write(entry)
+    one.held.write(entry)
     await one.slicer.carry_out(entry, absent=[step])
-    assert set(one.journal.entries()) == {"maker", "one"}, "two claims share it, and the other was faster"
+    assert set(one.held.entries()) == {"maker", "one"}, "two claims share it, and the other was faster"
 
 
 async def test_who_has_admin_access_does_not_keep_a_gpu_in_mig_mode(node: MakeNode) -> None:
     one = node(H100)
     entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("2g", 0))
     look = Hold(device="gpu-0", hardware=one.read().gpus[0].pci, admin=True)
-    one.journal.write(Entry(uid="monitor", namespace="default", name="monitor", holds=(look,)))
+    one.held.write(Entry(uid="monitor", namespace="default", name="monitor", holds=(look,)))
     await one.slicer.undo(entry)
     assert not one.mode()
-
-
-async def test_what_others_need_stays_while_their_file_cannot_be_read(node: MakeNode) -> None:
-    one = node(H100)
-    shared = (MigModeOn(gpu=one.uuids[0]), one.create("2g", 0))
-    entries = [await one.prepare(*shared, uid=uid) for uid in ("first", "second")]
-    file = one.scenario.parent / "journal" / "second.json"
-    text = file.read_text()
-    file.write_text("{torn")
-    await one.slicer.undo(entries[0])
-    assert one.places() == [(14, 0)]
-    assert one.mode()
-    file.write_text(text)
-    await one.slicer.undo(entries[1])
-    assert one.mode() == bool(one.instances())
-    assert await one.slicer.undo_ownerless() == ()
-    assert one.instances() == ()
-    assert not one.mode()
-    assert one.journal.entries() == {}
 
 
 async def test_what_has_the_remembered_uuid_is_destroyed(node: MakeNode) -> None:
@@ -241,7 +222,7 @@ async def test_a_partition_in_use_is_kept_and_told_and_destroyed_by_the_next_cal
     with pytest.raises(UndoFailed, match=r"IN_USE.*NVML names train \(pid 4711\)"):
         await one.slicer.undo(entry)
     assert len(one.instances()[0].compute) == 1
-    assert one.journal.read("one") == entry, "the mode is left when the partition is gone, by the next call"
+    assert one.held.read("one") == entry, "the mode is left when the partition is gone, by the next call"
     one.inject.end_process(0, 4711)
     await one.slicer.undo(entry)
     assert one.instances() == ()
@@ -264,7 +245,7 @@ async def test_without_permission_nothing_is_done_and_root_is_asked_for(node: Ma
     with pytest.raises(NvmlError, match=r"NO_PERMISSION.*needs root") as caught:
         await one.prepare(MigModeOn(gpu=one.uuids[0]))
     assert caught.value.code == Code.NO_PERMISSION
-    assert one.journal.entries() == {}
+    assert one.held.entries() == {}
 
 
 @pytest.mark.parametrize(
@@ -282,11 +263,11 @@ async def test_a_gpu_that_is_lost_in_the_middle_ends_in_an_error_with_nothing_le
 ) -> None:
     one = node(H100)
     entry = one.entry(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
-    one.journal.write(entry)
+    one.held.write(entry)
     one.fault({"op": op, "do": "lost", "count": 1})
     with pytest.raises(NvmlError, match=r"GPU_IS_LOST.*fallen off the bus"):
         await one.slicer.carry_out(entry)
-    assert one.journal.entries() == {}
+    assert one.held.entries() == {}
     one.fault()
     one.inject.reset(0, force=True)
     assert one.instances() == ()
@@ -313,7 +294,7 @@ async def test_undoing_succeeds_where_the_partition_is_gone_already(node: MakeNo
         await one.slicer.undo(entry)
     except UndoFailed:  # the session ended with the driver; the next one knows
         await one.slicer.undo(entry)
-    assert one.journal.entries() == {}
+    assert one.held.entries() == {}
 
 
 @pytest.mark.parametrize(
@@ -329,27 +310,27 @@ async def test_a_gpu_instance_that_cannot_be_filled_is_removed_again(node: MakeN
     one = node(h100())
     step = one.create("3g", 4)
     entry = one.entry(step)
-    one.journal.write(entry)
+    one.held.write(entry)
     # reading the empty instance asks for the profiles too, and may: it is the filling that fails
     one.fault({"op": op, "do": "raise", "code": code, "after": 9 if "ProfileInfo" in op else 0, "count": 1})
     with pytest.raises(ClaimError, match=code):
         await one.slicer.carry_out(entry)
     one.fault()
     assert one.instances() == ()
-    assert one.journal.entries() == {}
+    assert one.held.entries() == {}
 
 
-async def test_what_cannot_even_be_removed_stays_in_the_journal_for_the_next_call(node: MakeNode) -> None:
+async def test_what_cannot_even_be_removed_stays_to_be_undone_by_the_next_call(node: MakeNode) -> None:
     one = node(h100())
     entry = one.entry(one.create("3g", 4))
-    one.journal.write(entry)
+    one.held.write(entry)
     one.fault(
         {"op": "nvmlGpuInstanceCreateComputeInstance", "do": "raise", "code": "UNKNOWN"},
         {"op": "nvmlGpuInstanceDestroy", "do": "raise", "code": "UNKNOWN"},
     )
     with pytest.raises(UndoFailed, match="removing what was made until then failed"):
         await one.slicer.carry_out(entry)
-    assert one.journal.read("one") == entry
+    assert one.held.read("one") == entry
     one.fault()
     (half,) = one.instances()
     assert half.compute == ()
@@ -361,7 +342,7 @@ async def test_a_create_that_times_out_after_it_took_effect_leaves_nothing(node:
     one = node(h100())
     step = one.create("3g", 4)
     entry = one.entry(step)
-    one.journal.write(entry)
+    one.held.write(entry)
     one.fault({"op": "nvmlGpuInstanceGetInfo", "do": "raise", "code": "TIMEOUT", "count": 1})
     with pytest.raises(GpuBusy, match="TIMEOUT"):
         await one.slicer.carry_out(entry)
@@ -373,7 +354,7 @@ async def test_an_old_driver_without_the_symbol_is_told(node: MakeNode) -> None:
     one = node(h100(), missing=["nvmlDeviceCreateGpuInstanceWithPlacement"])
     with pytest.raises(NvmlError, match=r"FUNCTION_NOT_FOUND.*too old"):
         await one.prepare(one.create("3g", 4))
-    assert one.journal.entries() == {}
+    assert one.held.entries() == {}
 
 
 async def test_claims_on_different_gpus_are_prepared_side_by_side(node: MakeNode) -> None:

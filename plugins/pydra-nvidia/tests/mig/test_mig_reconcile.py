@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
+from pydra import AllocatedDevice, Claim, HeldClaim
 from pydra_nvidia.hardware import Placement, Reading
-from pydra_nvidia.journal import Journal
 from pydra_nvidia.mig.reconcile import Report, plan_cleanup, reconcile
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.simulation.state import Process
@@ -32,12 +32,10 @@ def h100(*instances: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 async def clean(node: Node, settings: Settings, reading: Reading | None = None) -> Report:
-    """As at a start with a journal that began before all that is there."""
+    """As at a start."""
     reading = reading or node.read()
     node.session.close()
-    if node.journal.began() is None:
-        node.journal.begin([])
-    return await reconcile(node.session, node.journal, reading, settings=settings)
+    return await reconcile(node.session, node.held, reading, settings=settings)
 
 
 async def test_a_node_in_order_has_nothing_to_report(node: MakeNode) -> None:
@@ -45,7 +43,7 @@ async def test_a_node_in_order_has_nothing_to_report(node: MakeNode) -> None:
     for settings in (STATIC, ADOPT, REMOVE):
         report = await clean(one, settings)
         assert (report, report.lines()) == (Report(), ())
-    assert await reconcile(one.session, one.journal, Reading(), settings=REMOVE) == Report()
+    assert await reconcile(one.session, one.held, Reading(), settings=REMOVE) == Report()
 
 
 @pytest.mark.parametrize(
@@ -88,9 +86,9 @@ async def test_a_partition_in_use_is_not_removed(node: MakeNode) -> None:
 async def test_what_claims_made_or_have_is_theirs(node: MakeNode, settings: Settings) -> None:
     one = node(h100(WHOLE, HALF))
     made = one.create("3g", 4)
-    one.journal.write(Entry(uid="maker", namespace="default", name="maker", steps=(made,)))
+    one.held.write(Entry(uid="maker", namespace="default", name="maker", steps=(made,)))
     static = Hold(device="gpu-0-mig-2g20gb-14-0", hardware=one.read().gpus[0].pci, place=Placement(0, 2))
-    one.journal.write(Entry(uid="user", namespace="default", name="user", holds=(static,)))
+    one.held.write(Entry(uid="user", namespace="default", name="user", holds=(static,)))
     before = one.instances()
     report = await clean(one, settings)
     assert one.instances() == before
@@ -98,19 +96,40 @@ async def test_what_claims_made_or_have_is_theirs(node: MakeNode, settings: Sett
     assert "made for claim default/maker, is not there" in report.problems[0], "it is half made"
 
 
-async def test_while_one_entry_cannot_be_read_nothing_is_called_ownerless(node: MakeNode) -> None:
+async def test_while_the_plan_of_one_claim_is_not_known_nothing_is_called_ownerless(node: MakeNode) -> None:
     one = node(h100(WHOLE), h100(minors=[1]))
-    one.journal.write(one.entry(one.create("2g", 0)))
-    (one.scenario.parent / "journal" / "one.json").write_text("{torn")
-    report = await clean(one, REMOVE)
+    device = AllocatedDevice(request="r", pool="node", device="gpu-0")
+    strange = Claim(uid="one", namespace="default", name="claim", devices=(device,), plan={"steps": [{"step": "x"}]})
+    for unknown in (strange, replace(strange, plan=None)):
+        one.held.restore([HeldClaim(claim=unknown, completed=True)])
+        report = await clean(one, REMOVE)
+        assert one.places() == [(14, 0)]
+        assert one.mode(1)
+        assert report.removed == report.modes_off == ()
+        assert "claim default/claim" in report.problems[0]
+    one.held.restore([])
+    assert len((await clean(one, REMOVE)).removed) == 1
+
+
+async def test_what_a_claim_came_to_have_after_the_decision_stays(node: MakeNode) -> None:
+    one = node(h100(WHOLE), h100(minors=[1]))
+    reading = one.read()
+    one.session.close()
+    found = one.held.entries
+
+    def begun_meanwhile() -> Mapping[str, Entry]:
+        before = found()
+        for gpu, place in zip(reading.gpus, (Placement(0, 2), Placement(0, 1)), strict=True):
+            hold = Hold(device="a partition", hardware=gpu.pci, place=place)
+            one.held.write(Entry(uid=f"late-{gpu.minor}", namespace="default", name="late", holds=(hold,)))
+        one.held.entries = found  # type: ignore[method-assign]
+        return before
+
+    one.held.entries = begun_meanwhile  # type: ignore[method-assign]
+    report = await reconcile(one.session, one.held, reading, settings=REMOVE)
     assert one.places() == [(14, 0)]
     assert one.mode(1)
-    assert report.removed == report.modes_off == ()
-    assert "one.json" in report.problems[0]
-    one.journal.set_aside("one")
-    assert (await clean(one, REMOVE)).removed == ()
-    one.journal.remove("one")
-    assert len((await clean(one, REMOVE)).removed) == 1
+    assert (report.removed, report.modes_off) == ((), ())
 
 
 @pytest.mark.parametrize("settings", [ADOPT, REMOVE], ids=["adopt", "remove"])
@@ -124,7 +143,7 @@ async def test_an_empty_gpu_leaves_mig_mode_unless_a_claim_has_it(node: MakeNode
         holds=(Hold(device="gpu-1-mig-1g10gb-19-0", hardware=pci[1], place=Placement(0, 1)),),
         steps=(MigModeOn(gpu=one.uuids[1]),),
     )
-    one.journal.write(begun)
+    one.held.write(begun)
     report = await clean(one, settings)
     assert report.modes_off == (one.uuids[0],)
     assert [one.mode(minor) for minor in range(3)] == [False, True, True]
@@ -159,13 +178,13 @@ async def test_a_partition_that_vanished_is_told_made_again_by_prepare_and_forgo
     one.session.close()
     one.inject.reset(0, force=True)
     await one.slicer.undo(entry)
-    assert one.journal.entries() == {}
+    assert one.held.entries() == {}
 
 
 async def test_what_was_replaced_after_the_decision_stays(node: MakeNode) -> None:
     one = node(h100(WHOLE))
     reading = one.read()
-    assert len(plan_cleanup(reading, {}, unreadable=(), settings=REMOVE).remove) == 1
+    assert len(plan_cleanup(reading, {}, unknown=(), settings=REMOVE).remove) == 1
     one.inject.destroy_mig(0, 0)
     one.inject.create_mig(0, "1g.10gb", 0)
     report = await clean(one, REMOVE, reading)
@@ -173,62 +192,11 @@ async def test_what_was_replaced_after_the_decision_stays(node: MakeNode) -> Non
     assert report == Report()
 
 
-async def test_what_was_there_before_the_journal_began_is_adopted_for_good(node: MakeNode) -> None:
-    one = node(h100(WHOLE, HALF))
-    before = one.instances()
-    for _ in range(2):
-        report = await reconcile(one.session, one.journal, one.read(), settings=REMOVE)
-        one.session.close()
-        assert one.instances() == before
-        assert (report.removed, report.modes_off, report.problems) == ((), (), ())
-        assert all("before the journal began" in line and "nvidia-smi mig" in line for line in report.left)
-        assert len(report.left) == 2
-    one.inject.create_mig(0, "1g.10gb", 2)
-    report = await reconcile(one.session, one.journal, one.read(), settings=REMOVE)
-    assert [orphan.instance.placement for orphan in report.removed] == [Placement(2, 1)], (
-        "who made it, it is no claim's"
-    )
-
-
-async def test_a_claim_whose_entry_was_lost_keeps_its_partition(node: MakeNode) -> None:
-    one = node(h100())
-    one.journal.begin([])
-    await one.prepare(one.create("2g", 2))
-    shutil.rmtree(one.scenario.parent / "journal")
-    await reconcile(one.session, one.journal, one.read(), settings=REMOVE)
-    assert one.places() == [(14, 2)]
-
-
-async def test_what_a_claim_came_to_have_after_the_decision_stays(node: MakeNode) -> None:
-    one = node(h100(WHOLE), h100(minors=[1]))
-    reading = one.read()
-    one.session.close()
-    pci = {gpu.minor: gpu.pci for gpu in reading.gpus}
-    found = one.journal.entries
-
-    def begun_meanwhile() -> Mapping[str, Entry]:
-        """The other process, in an upgrade, writes after this one has looked."""
-        before = found()
-        for minor, place in ((0, Placement(0, 2)), (1, Placement(0, 1))):
-            hold = Hold(device="a partition", hardware=pci[minor], place=place)
-            entry = Entry(uid=f"late-{minor}", namespace="default", name="late", holds=(hold,))
-            Journal(str(one.scenario.parent / "journal")).write(entry)
-        one.journal.entries = found  # type: ignore[method-assign]
-        return before
-
-    one.journal.begin([])
-    one.journal.entries = begun_meanwhile  # type: ignore[method-assign]
-    report = await reconcile(one.session, one.journal, reading, settings=REMOVE)
-    assert one.places() == [(14, 0)]
-    assert one.mode(1)
-    assert (report.removed, report.modes_off) == ((), ())
-
-
 async def test_who_has_admin_access_owns_nothing(node: MakeNode) -> None:
     one = node(h100(WHOLE), h100(minors=[1]))
     for gpu in one.read().gpus:
         look = Hold(device=f"gpu-{gpu.minor}", hardware=gpu.pci, admin=True)
-        one.journal.write(Entry(uid=f"monitor-{gpu.minor}", namespace="default", name="monitor", holds=(look,)))
+        one.held.write(Entry(uid=f"monitor-{gpu.minor}", namespace="default", name="monitor", holds=(look,)))
     report = await clean(one, REMOVE)
     assert one.places() == []
     assert set(report.modes_off) == set(one.uuids.values())

@@ -17,9 +17,9 @@ import pytest
 from mps_claims import make_operator
 from pydra import AllocatedDevice
 from pydra_nvidia.hardware import ComputeInstance, Gpu, GpuInstance, Mig, PciFunction, Placement, Profile, Reading
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.host.tree import Roots, Tree
-from pydra_nvidia.journal import Journal
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.launcher import MARK
@@ -242,7 +242,7 @@ def _load_nvml(hardware: Hardware) -> ModuleType:
 
 
 class Bench:
-    """A node of its own: settings, journal, NVML, and a driver's root with programs in it."""
+    """A node of its own: settings, claims, NVML, and a driver's root with programs in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -251,7 +251,7 @@ class Bench:
             state=str(path / "s"), host_root="/", proc_root=str(path / "proc"), mps_ready_deadline=10.0
         )
         self.tree = Tree(Roots(host="/", sys=str(path / "sys"), proc=str(path / "proc")))
-        self.journal = Journal(str(path / "s" / "journal"))
+        self.held = HeldEntries()
         self.hardware = Hardware()
         self.session = NvmlSession(lambda: _load_nvml(self.hardware))
         for name in ("usr/bin", "usr/lib64"):
@@ -295,7 +295,7 @@ class Bench:
         return [json.loads(line.removeprefix("Start ")) for line in lines if line.startswith("Start ")]
 
     def note(self, entry: Entry) -> Entry:
-        self.journal.write(entry)
+        self.held.write(entry)
         return entry
 
 

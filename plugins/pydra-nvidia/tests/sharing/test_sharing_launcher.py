@@ -209,7 +209,7 @@ async def run_daemon(bench: Any, kit: Any, where: Surroundings) -> StartMpsOpera
     bench.install_all(shm=True)
     root = replace(bench.find_root(), host_path=str(bench.root_path))
     daemons = MpsDaemons(bench.settings, bench.tree, lambda: root, where=where)
-    operator = StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread=None)  # type: ignore[arg-type]
+    operator = StartMpsOperator(bench.session, bench.settings, bench.held, daemons, reread=None)  # type: ignore[arg-type]
     await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
     return operator
 

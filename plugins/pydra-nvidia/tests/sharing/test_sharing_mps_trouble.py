@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -59,7 +60,7 @@ async def test_a_driver_that_is_gone_does_not_keep_a_daemon(bench: Any, kit: Any
 async def test_a_daemon_that_ignores_quit_is_killed_with_its_servers(bench: Any, kit: Any) -> None:
     bench.install_all(server=True, stubborn=True)
     daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, quit_deadline=0.2)
-    operator = StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread=None)  # type: ignore[arg-type]
+    operator = StartMpsOperator(bench.session, bench.settings, bench.held, daemons, reread=None)  # type: ignore[arg-type]
     entry = bench.note(kit.entry("u1", STEP))
     await operator.apply(STEP, entry)
     assert len(daemons_of(bench)) == 2
@@ -74,7 +75,7 @@ async def test_a_daemon_that_is_silent_when_its_claim_is_prepared_again_is_left_
     daemons = MpsDaemons(
         bench.settings, bench.tree, bench.find_root, command_deadline=1.0, quit_deadline=0.1, grace=0.1
     )
-    operator = StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread=None)  # type: ignore[arg-type]
+    operator = StartMpsOperator(bench.session, bench.settings, bench.held, daemons, reread=None)  # type: ignore[arg-type]
     entry = bench.note(kit.entry("u1", STEP))
     await operator.apply(STEP, entry)
     before = daemon_of(bench)
@@ -101,7 +102,7 @@ async def test_a_gpu_that_refuses_the_compute_mode_does_not_end_a_daemon_that_ru
 async def test_a_daemon_that_hangs_over_a_limit_is_told_with_its_log(bench: Any, kit: Any) -> None:
     bench.install_all(hangs="set_default_active_thread_percentage")
     daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, command_deadline=1.0, grace=0.1)
-    operator = StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread=None)  # type: ignore[arg-type]
+    operator = StartMpsOperator(bench.session, bench.settings, bench.held, daemons, reread=None)  # type: ignore[arg-type]
     step = replace(STEP, thread_percentage=50)
     with pytest.raises(MpsFailed, match=r"did not end within 1 s.*its log ends with .*Cmd:set_default_active"):
         await operator.apply(step, bench.note(kit.entry("u1", step)))
@@ -215,23 +216,25 @@ async def test_a_state_directory_that_cannot_be_written_is_told(bench: Any, kit:
 
 CRASH = """
 import asyncio, sys
+import msgspec
 from types import SimpleNamespace
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.host.tree import Roots, Tree
-from pydra_nvidia.journal import Journal
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import StartMpsOperator
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
+from pydra_nvidia.steps import Entry
 path = sys.argv[1]
 settings = Settings(state=path + "/s", proc_root=path + "/proc")
-journal = Journal(path + "/s/journal")
+held = HeldEntries()
 root = DriverRoot(host_path="/", here=path + "/driver", library_dir="/usr/lib64", nvml_library="/none")
 nvml = SimpleNamespace(NVMLError=KeyError, nvmlInitWithFlags=id, nvmlDeviceGetHandleByUUID=id,
                        nvmlDeviceSetComputeMode=lambda handle, mode: None)
 daemons = MpsDaemons(settings, Tree(Roots(proc=path + "/proc")), lambda: root)
-operator = StartMpsOperator(NvmlSession(lambda: nvml), settings, journal, daemons, None)
-entry = journal.read("u1")
+operator = StartMpsOperator(NvmlSession(lambda: nvml), settings, held, daemons, None)
+entry = msgspec.json.decode(open(path + "/entry.json", "rb").read(), type=Entry)
 asyncio.run(operator.apply(entry.steps[0], entry))
 """
 
@@ -242,6 +245,7 @@ async def test_a_backend_that_is_killed_while_its_daemon_starts_leaves_nothing_t
 ) -> None:
     bench.behave(slow=600, server=True)
     entry = bench.note(kit.entry("u1", STEP))
+    (bench.path / "entry.json").write_bytes(msgspec.json.encode(entry))
     command = (sys.executable, "-c", CRASH, str(bench.path))
     with subprocess.Popen(command) as backend:  # noqa: ASYNC220
         await until(lambda: len(daemons_of(bench)) == 2)

@@ -27,7 +27,7 @@ def interval(number: int, gpus: str = "GPU-1") -> list[str]:
 @pytest.fixture
 def operator(bench: Any) -> SetTimeSliceOperator:
     bench.install_all()
-    return SetTimeSliceOperator(bench.session, bench.journal, bench.find_root)
+    return SetTimeSliceOperator(bench.session, bench.held, bench.find_root)
 
 
 async def test_the_compute_mode_is_set_before_the_time_slice(
@@ -52,7 +52,7 @@ async def test_undoing_leaves_the_slice_to_another_claim_that_shares_the_gpu(
     mine, other = bench.note(kit.entry("u1", STEP)), bench.note(kit.entry("u2", STEP))
     await operator.undo(STEP, mine)
     assert bench.smi_calls() == []
-    bench.journal.remove(mine.uid)
+    bench.held.remove(mine.uid)
     await operator.undo(STEP, other)
     assert bench.smi_calls() == [interval(0)]
 
@@ -127,7 +127,7 @@ async def test_a_gpu_without_time_slices_is_refused_for_good(
 async def test_a_program_that_hangs_is_killed_and_the_default_is_set(
     bench: Any, kit: Any, operator: SetTimeSliceOperator, hung: str, error: type[ClaimError], words: str
 ) -> None:
-    operator = SetTimeSliceOperator(bench.session, bench.journal, bench.find_root, deadline=0.5)
+    operator = SetTimeSliceOperator(bench.session, bench.held, bench.find_root, deadline=0.5)
     bench.behave(smi={hung: "hangs"})
     with pytest.raises(error, match=words):
         await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
@@ -135,7 +135,7 @@ async def test_a_program_that_hangs_is_killed_and_the_default_is_set(
 
 
 async def test_a_driver_without_the_program_is_told(bench: Any, kit: Any) -> None:
-    operator = SetTimeSliceOperator(bench.session, bench.journal, bench.find_root)
+    operator = SetTimeSliceOperator(bench.session, bench.held, bench.find_root)
     with pytest.raises(
         ProgramMissing, match="has no program nvidia-smi, looked for in /usr/local/sbin, /usr/local/bin, /usr/sbin, "
     ):
@@ -174,7 +174,7 @@ async def test_the_slices_of_all_gpus_of_a_claim_are_set_at_once(
     bench: Any, kit: Any, operator: SetTimeSliceOperator
 ) -> None:
     entry = bench.note(kit.entry("u1", *EIGHT))
-    slicer = Slicer(bench.journal, {SetTimeSlice: operator})
+    slicer = Slicer(bench.held, {SetTimeSlice: operator})
     await slicer.carry_out(entry)
     assert bench.smi_calls() == [interval(3, ALL)]
     await slicer.undo(entry)
@@ -188,10 +188,10 @@ async def test_where_one_gpu_of_many_refuses_all_get_what_they_had(
     bench.hardware.modes |= dict.fromkeys([step.gpu for step in EIGHT], EXCLUSIVE)
     entry = bench.note(kit.entry("u1", *(replace(step, mode=EXCLUSIVE) for step in EIGHT)))
     with pytest.raises(TerminalError):
-        await Slicer(bench.journal, {SetTimeSlice: operator}).carry_out(entry)
+        await Slicer(bench.held, {SetTimeSlice: operator}).carry_out(entry)
     assert interval(0, ALL) in bench.smi_calls()
     assert set(bench.hardware.modes.values()) == {EXCLUSIVE}
-    assert bench.journal.read("u1") is None
+    assert bench.held.read("u1") is None
 
 
 async def test_only_gpus_that_nobody_shares_get_the_default(
@@ -199,7 +199,7 @@ async def test_only_gpus_that_nobody_shares_get_the_default(
 ) -> None:
     entry = bench.note(kit.entry("u1", *EIGHT[:3]))
     bench.note(kit.entry("u2", EIGHT[2]))
-    await Slicer(bench.journal, {SetTimeSlice: operator}).undo(entry)
+    await Slicer(bench.held, {SetTimeSlice: operator}).undo(entry)
     assert bench.smi_calls() == [interval(0, "GPU-0,GPU-1")]
 
 

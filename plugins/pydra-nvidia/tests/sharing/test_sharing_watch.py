@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from pydra import AllocatedDevice, Claim, HeldClaim
 from pydra_nvidia.settings import Orphans
 from pydra_nvidia.sharing.launcher import MARK
 from pydra_nvidia.sharing.mps import MpsWatch, StartMpsOperator
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.places import LOG_LIMIT, find_place, turn
 from pydra_nvidia.sharing.processes import Process, find_marked, identify, is_alive
-from pydra_nvidia.steps import Entry, StartMps
+from pydra_nvidia.steps import StartMps
 
 STEP = StartMps(
     id="u1-abcde", devices=("GPU-1",), exclusive=("GPU-1",), thread_percentage=30, pinned_mib={"GPU-1": 100}
+)
+UNKNOWN = Claim(
+    uid="u9",
+    namespace="default",
+    name="claim",
+    devices=(AllocatedDevice(request="r", pool="node", device="gpu-0"),),
 )
 LIMITS = ["set_default_active_thread_percentage 30", "set_default_device_pinned_mem_limit GPU-1 100M"]
 
@@ -38,15 +44,11 @@ class Watched:
         daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root)
         self.bench = bench
         self.now = 0.0
-        self.operator = StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread)
-        self.watch = MpsWatch(self.operator, bench.settings, bench.journal, clock=lambda: self.now)
-
-    def entries(self) -> Mapping[str, Entry]:
-        entries: Mapping[str, Entry] = self.bench.journal.entries()
-        return entries
+        self.operator = StartMpsOperator(bench.session, bench.settings, bench.held, daemons, reread)
+        self.watch = MpsWatch(self.operator, bench.settings, bench.held, clock=lambda: self.now)
 
     async def look(self) -> None:
-        await self.watch.look(self.entries())
+        await self.watch.look()
 
     def samples(self) -> dict[str, float]:
         return {sample.name: sample.value for sample in self.watch.samples()}
@@ -72,7 +74,6 @@ async def until(true: Callable[[], object], seconds: float = 10) -> None:
 @pytest.fixture
 async def watched(bench: Any, kit: Any) -> Watched:
     bench.install_all()
-    bench.journal.begin([])
     watched = Watched(bench)
     await watched.operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
     return watched
@@ -148,51 +149,34 @@ async def test_a_daemon_that_is_being_stopped_is_not_started_again(bench: Any, w
     await watched.kill()
     async with turn(bench.settings, STEP.id, 1):
         await watched.look()
-    await watched.operator.undo(STEP, watched.entries()["u1"])
+    await watched.operator.undo(STEP, bench.held.entries()["u1"])
     await watched.look()
     assert watched.samples() == {"mps_daemons": 0, "mps_restarts_total": 0, "mps_restart_failures_total": 0}
     assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
 
 
 @pytest.mark.parametrize(
-    ("orphans", "unreadable", "ended"),
+    ("orphans", "unknown", "ended"),
     [(Orphans.ADOPT, False, False), (Orphans.REMOVE, True, False), (Orphans.REMOVE, False, True)],
-    ids=["left alone", "left alone while a claim cannot be read", "ended"],
+    ids=["left alone", "left alone while a plan is not known", "ended"],
 )
-async def test_a_daemon_of_nobody_is_ended_only_when_the_admin_wants_that(
-    bench: Any, watched: Watched, orphans: Orphans, unreadable: bool, ended: bool
+async def test_a_daemon_of_nobody_is_ended_at_the_next_start_and_only_when_the_admin_wants_that(
+    bench: Any, watched: Watched, orphans: Orphans, unknown: bool, ended: bool
 ) -> None:
     process = watched.daemon()
-    bench.journal.remove("u1")
-    if unreadable:
-        (Path(bench.settings.state) / "journal" / "u9.json").write_text("{")
+    bench.held.restore([HeldClaim(claim=UNKNOWN, completed=True)] if unknown else [])
     bench.settings = replace(bench.settings, orphans=orphans)
     await Watched(bench).look()
+    assert is_alive(process), "it may be that of a claim which another instance prepares"
+    await Watched(bench).watch.end_orphans()
     assert is_alive(process) is not ended
     assert bench.hardware.modes == {"GPU-1": 0 if ended else 3}
 
 
-async def test_a_claim_that_was_written_down_since_the_entries_were_read_keeps_its_daemon(
-    bench: Any, watched: Watched
-) -> None:
+async def test_a_held_claim_keeps_its_daemon(bench: Any, watched: Watched) -> None:
     bench.settings = replace(bench.settings, orphans=Orphans.REMOVE)
-    await Watched(bench).watch.look({})
+    await Watched(bench).watch.end_orphans()
     assert is_alive(watched.daemon())
-
-
-@pytest.mark.parametrize("begun", [False, True], ids=["not yet begun", "begun anew"])
-async def test_a_daemon_that_is_older_than_the_journal_may_be_a_claims_and_is_left(
-    bench: Any, watched: Watched, caplog: pytest.LogCaptureFixture, begun: bool
-) -> None:
-    bench.settings = replace(bench.settings, orphans=Orphans.REMOVE)
-    shutil.rmtree(f"{bench.settings.state}/journal")
-    if begun:
-        bench.journal.begin([])
-    successor = Watched(bench)
-    await successor.look()
-    await successor.look()
-    assert is_alive(watched.daemon())
-    assert caplog.text.count("MPS daemon u1-abcde, which no claim has, is left: the journal is not whole") == 1
 
 
 async def test_a_log_that_grew_long_begins_anew(bench: Any, watched: Watched) -> None:

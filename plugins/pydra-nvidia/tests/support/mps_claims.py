@@ -20,7 +20,7 @@ def make_operator(bench: Any, reading: Any = None) -> StartMpsOperator:
         return reading
 
     daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root)
-    return StartMpsOperator(bench.session, bench.settings, bench.journal, daemons, reread)
+    return StartMpsOperator(bench.session, bench.settings, bench.held, daemons, reread)
 
 
 def place_of(bench: Any, step: StartMps = STEP) -> MpsPlace:

@@ -1,4 +1,4 @@
-"""Passthrough from the reading to the journal, on whole simulated machines."""
+"""Passthrough from the reading to what is held, on whole simulated machines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pydra import AllocatedDevice, Claim
-from pydra_nvidia.journal import Journal
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.plan import plan_claim
 from pydra_nvidia.settings import Settings
@@ -46,23 +46,22 @@ async def test_a_claim_takes_a_gpu_and_gives_it_back(tmp_path: Path, scenario: s
     settings = Settings(vfio=True, state=str(tmp_path), **keeper.settings())
     session = NvmlSession(Simulation(machine, keeper.tree, {}).load)
     hardware = Hardware(session, keeper.tree, settings=settings)
-    journal = Journal(str(tmp_path / "claims"))
-    slicer = Slicer(journal, {BindVfio: BindVfioOperator(keeper.tree, settings, session)})
+    held = HeldEntries()
+    slicer = Slicer(held, {BindVfio: BindVfioOperator(keeper.tree, settings, session)})
 
     before = await hardware.read()
     targets = find_targets(CLAIM.devices, before)
     entry = plan_claim(CLAIM, targets, before, entries={}, settings=settings)
-    journal.write(entry)
     await slicer.carry_out(entry)
 
     bound = await hardware.read()
     address = before.gpus[0].pci
     assert len(bound.gpus) == len(before.gpus) - 1
     assert bound.functions[address].driver.replace("-", "_") == driver.replace("-", "_")
-    again = plan_claim(CLAIM, find_targets(CLAIM.devices, bound), bound, entries=journal.entries(), settings=settings)
+    again = plan_claim(CLAIM, find_targets(CLAIM.devices, bound), bound, entries=held.entries(), settings=settings)
     assert again == entry
 
     await slicer.undo(entry)
     assert await hardware.read() == before
-    assert journal.entries() == {}
+    assert held.entries() == {}
     session.close()

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from pydra_nvidia import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, connect
+from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.host.tree import Tree
-from pydra_nvidia.journal import Journal
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.sharing import mps_daemon, time_slice
 from pydra_nvidia.sharing.places import MpsPlace
@@ -56,8 +56,7 @@ def _changes(_nvml: Nvml, name: str, *_: Any) -> str | None:
 
 before(Nvml, "call", _changes)
 before(Tree, "write", lambda _tree, path, _text: f"write {os.path.basename(path)}")
-before(Journal, "write", lambda _journal, _entry: "journal")
-before(Journal, "remove", lambda _journal, _uid: "forget")
+before(HeldEntries, "remove", lambda _held, _uid: "forget")
 before(MpsPlace, "write_record", lambda _place, _record: "record")
 for room in (mps_daemon, time_slice):
     before(room, "run_program", lambda command, *_: f"run {command}")
