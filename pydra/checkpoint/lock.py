@@ -47,6 +47,7 @@ class InstanceLock:
         self._descriptor = -1
         self._held: dict[int, int] = {}
         self._working = 0
+        self._restoring = False
 
     def open(self) -> None:
         """Open the file, creating it when absent.
@@ -87,7 +88,9 @@ class InstanceLock:
         return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
 
     def try_lock(self, offset: int, kind: int = fcntl.F_WRLCK) -> bool:
-        """Lock one byte if no other instance has it."""
+        """Lock one byte if no other instance has it. What is locked exclusively here stays so."""
+        if kind == fcntl.F_RDLCK and offset in self._held:
+            return True  # the kernel would weaken an exclusive one
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
         except OSError as error:
@@ -127,7 +130,8 @@ class InstanceLock:
 
     async def take_claim(self, uid: str, until: float) -> None:
         """Keep other instances from this claim, and from restoring while it is in work; as `lock` waits and raises."""
-        if not self._working and not self.try_lock(WORK, fcntl.F_RDLCK):
+        # While this instance restores, `end_restore` announces the work.
+        if not self._working and not self._restoring and not self.try_lock(WORK, fcntl.F_RDLCK):
             await self.lock(WORK, until, waiting_for="restores what it holds", kind=fcntl.F_RDLCK)
         self._working += 1
         try:
@@ -141,15 +145,25 @@ class InstanceLock:
         """The claim is no longer in work here."""
         self.unlock(claim_offset(uid))
         self._working -= 1
-        if not self._working:
+        if not self._working and not self._restoring:
             self.unlock(WORK)
 
     async def begin_restore(self, until: float) -> None:
         """Wait until no other instance has a claim in work, and keep them from beginning."""
-        await self.lock(WORK, until, waiting_for="still prepares or unprepares claims")
+        self._restoring = True
+        # What is in work here waits for this restore. If it stayed announced, two instances that both have to restore
+        # would wait for each other.
+        self.unlock(WORK)
+        try:
+            await self.lock(WORK, until, waiting_for="still prepares or unprepares claims")
+        except BaseException:
+            self._restoring = False
+            raise
 
     def end_restore(self) -> None:
-        """Let others work again; what is in work here stays announced."""
+        """Let others work again; what is in work here is announced again, with no moment between."""
+        self._restoring = False
+        self._held.pop(WORK, None)
         self.try_lock(WORK, fcntl.F_RDLCK if self._working else fcntl.F_UNLCK)
 
     def read_counter(self) -> int:

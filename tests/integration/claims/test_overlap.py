@@ -9,7 +9,7 @@ from typing import Any
 
 from pydra import Claim, DeviceInUse
 from pydra.errors import CheckpointError
-from tests.integration.claims.node import NOTHING, Node
+from tests.integration.claims.node import NOTHING, Instance, Node, ref
 from tests.integration.claims.test_preparing import Gate
 
 
@@ -110,3 +110,51 @@ async def test_restore_waits_for_the_other_instances_work_and_keeps_it_from_begi
         assert old.hardware.calls == [("prepare", "a")]
         new.store.lock.end_restore()
         assert all([isinstance((await other)[0], tuple) for other in others])
+
+
+async def test_a_restore_stays_exclusive_when_claims_of_its_own_instance_begin_and_end(tmp_path: Path) -> None:
+    node = _two_claims(tmp_path)
+    async with node.running() as old, node.running() as new:
+        await old.store.lock.begin_restore(_soon())
+        assert isinstance((await old.prepare("a"))[0], tuple)
+        other = new.preparer.prepare(ref("b"))
+        await _let_run()
+        assert new.hardware.calls == []
+        old.store.lock.end_restore()
+        assert isinstance(await other, tuple)
+
+
+async def test_two_instances_that_restore_do_not_wait_for_the_claims_that_wait_for_them(tmp_path: Path) -> None:
+    node = _two_claims(tmp_path)
+    async with node.running() as old, node.running() as new:
+        waiting, restores = [], []
+        for agent, uid in ((old, "a"), (new, "b")):
+            agent.hardware.before_prepare = gate = Gate()  # a process that is not restored yet
+            waiting.append(agent.preparer.prepare(ref(uid)))
+            await gate.reached.wait()
+            restores.append(_restore(agent, gate))
+        await asyncio.gather(*restores)
+        assert [type(await one) for one in waiting] == [tuple, tuple]
+
+
+def _two_claims(path: Path) -> Node:
+    node = Node(path)
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-1")
+    return node
+
+
+async def _restore(agent: Instance, gate: Gate) -> None:
+    await agent.store.lock.begin_restore(_soon())
+    agent.store.lock.end_restore()
+    gate.opened.set()
+
+
+def _soon() -> float:
+    return asyncio.get_running_loop().time() + 10
+
+
+async def _let_run() -> None:
+    """Long enough for whatever is not kept from it."""
+    for _ in range(10):
+        await asyncio.sleep(0.005)
