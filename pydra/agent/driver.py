@@ -214,7 +214,7 @@ class DriverService:
                 await claims.wait_idle()  # claims for which the kubelet no longer waits have the rest of the grace
             parts.cancel_scope.cancel()
         await claims.stop()
-        self._lock.close()
+        # The lock file stays open until the process ends, after the backend: that may still prepare, or restore.
 
     async def open(self) -> None:
         """Read what earlier instances left. A disk that cannot be used is reported, and tried until it can."""

@@ -48,6 +48,7 @@ class InstanceLock:
         self._held: dict[int, int] = {}
         self._working = 0
         self._restoring = False
+        self._keeping = False
 
     def open(self) -> None:
         """Open the file, creating it when absent.
@@ -143,10 +144,16 @@ class InstanceLock:
 
     def release_claim(self, uid: str) -> None:
         """The claim is no longer in work here."""
+        if self._keeping:
+            return
         self.unlock(claim_offset(uid))
         self._working -= 1
         if not self._working and not self._restoring:
             self.unlock(WORK)
+
+    def keep_claims(self) -> None:
+        """Work is cut off: its claims stay locked until the process ends, since the backend may still be at them."""
+        self._keeping = True
 
     async def begin_restore(self, until: float) -> None:
         """Wait until no other instance has a claim in work, and keep them from beginning."""

@@ -25,9 +25,9 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -154,12 +154,11 @@ class RecordStore:
             self._remove_set_aside(uid)  # the claim was prepared anew: what the old record said is of no use any more
         self.changed(uid)
 
-    async def set_back(self, uid: str) -> Record:
+    async def set_back(self, uid: str) -> None:
         """Make the claim's record *started* again, before anything is undone. It needs no room on the disk."""
         await self._perform(f"renaming the record of claim {uid}", self._rename, uid + _RECORD, uid + _UNDO)
-        record = self._records[uid] = msgspec.structs.replace(self._records[uid], stage=Stage.STARTED)
+        self._records[uid] = msgspec.structs.replace(self._records[uid], stage=Stage.STARTED)
         self.changed(uid)
-        return record
 
     async def remove(self, uid: str) -> None:
         """Remove everything that is kept of the claim, also what was set aside. Nothing to remove is success."""
@@ -345,7 +344,7 @@ class RecordStore:
             # Announced first: an instance that outlives this one must not take its records for current.
             self.lock.write_counter(self._counter)
             if self._durable:
-                await asyncio.to_thread(work, *arguments)
+                await _finish(asyncio.to_thread(work, *arguments))
             else:
                 work(*arguments)
         except OSError as error:
@@ -412,6 +411,16 @@ class RecordStore:
     def _explain(self, error: OSError, doing: str) -> CheckpointError:
         message = disk.explain(error, f"{doing} (directory {self._path})")
         return CheckpointError(message, disk_full=error.errno in disk.FULL)
+
+
+async def _finish(work: Coroutine[Any, Any, None]) -> None:
+    """Await it to its end, also when cancelled: the index stays locked until the disk has what was announced."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait((task,))
+        raise
 
 
 def _read_file(path: str) -> bytes:

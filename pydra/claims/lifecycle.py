@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 import msgspec
-from msgspec.structs import replace
 
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import UnreadableRecord
@@ -34,10 +33,15 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Prepare the claim. With `plan_again` its plan is still to be made."""
+    """Prepare the claim, of which nothing is known."""
 
     claim: Claim
-    plan_again: bool = True
+
+
+class Repeat(msgspec.Struct, frozen=True):
+    """Prepare the claim again by the plan of its record, which is of an earlier boot, on hardware that remembers."""
+
+    record: Record
 
 
 class Undo(msgspec.Struct, frozen=True):
@@ -67,7 +71,7 @@ def decide_prepare(
     boot_id: str,
     index: DeviceIndex,
     published: PublishedDevices,
-) -> Answer | Begin | Undo | Refuse:
+) -> Answer | Begin | Repeat | Undo | Refuse:
     """What to do when the kubelet wants a claim prepared.
 
     `asked` is the claim as the API server has it now, or why that is not known; `record` is what this node did for
@@ -86,8 +90,7 @@ def decide_prepare(
     if record is None:
         return Begin(asked)
     if record.stage is Stage.COMPLETED and is_same(record.claim, asked):
-        # Prepared in an earlier boot, on hardware that remembers: prepare is idempotent, and the plan still holds.
-        return Begin(replace(asked, plan=record.claim.plan), plan_again=False)
+        return Repeat(record)
     return Undo(record)
 
 

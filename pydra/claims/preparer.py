@@ -45,6 +45,7 @@ from pydra.claims.lifecycle import (
     PublishedDevices,
     Refuse,
     RemoveFile,
+    Repeat,
     Undo,
     decide_prepare,
     decide_reconcile,
@@ -225,6 +226,7 @@ class ClaimPreparer:
 
     async def stop(self) -> None:
         """End what is in work, as a crash would; whoever waits is told that the agent stops."""
+        self._lock.keep_claims()
         tasks = [work.task for work in self._work.values() if work.task is not None]
         for task in tasks:
             task.cancel()
@@ -334,7 +336,9 @@ class ClaimPreparer:
             self._lock.release_claim(uid)
 
     async def _begin(self, work: _Work, asked: Claim | PydraError, until: float) -> Record:
-        """The record to go on from: the *completed* one that answers, or a new one, *started* and written."""
+        """The record to go on from, which is on disk: a new one, *started*, or the *completed* one of this or an
+        earlier boot.
+        """
         uid = work.ref.uid
         while True:
             async with self._store:
@@ -347,7 +351,7 @@ class ClaimPreparer:
                 )
                 if isinstance(step, Begin):
                     self._index.hold(uid, step.claim)
-                    if not (self._plans and step.plan_again):
+                    if not self._plans:
                         return await self._write_started(step.claim)
             match step:
                 case Answer(record=record):
@@ -359,6 +363,8 @@ class ClaimPreparer:
                     raise error
                 case Undo(record=record):
                     await self._undo(record)
+                case Repeat(record=record):
+                    return record
                 case Begin(claim=claim):
                     return await self._plan(claim, until)
 
@@ -372,8 +378,12 @@ class ClaimPreparer:
                         held = self._store.held(but=claim.uid)
                         if in_use := self._index.find_conflict(claim):
                             raise in_use
-                    plan = await self._backend.plan(claim, held, until=until)
+                    # Half of what is left: a claim whose plan hangs leaves time to those that wait behind it.
+                    plan = await self._backend.plan(claim, held, until=(self._clock() + until) / 2)
                     async with self._store:
+                        # An instance whose version of the backend does not plan did not wait.
+                        if in_use := self._index.find_conflict(claim):
+                            raise in_use
                         return await self._write_started(replace(claim, plan=plan))
                 finally:
                     self._lock.unlock(PLAN)
@@ -395,12 +405,13 @@ class ClaimPreparer:
     async def _carry_out(self, work: _Work, record: Record, until: float) -> Record:
         """Backend, CDI file, *completed*. A failure is answered first and undone then, which may take long."""
         uid = record.claim.uid
+        is_new = record.stage is Stage.STARTED
         try:
             record = replace(record, prepared=await self._backend.prepare(record.claim, until=until))
             work.mark("backend", self._clock())
             present = await resolve(record.prepared, root=self._host_root)
             # From here on the disk may have it as *completed*, even if the write fails: then it is set back first.
-            record = replace(record, prepared=present, stage=Stage.COMPLETED)
+            record = replace(record, prepared=present, stage=Stage.COMPLETED, boot_id=self._boot_id)
             content = build_spec_file(self._driver, uid, present)
             if content is not None:
                 self._cdi.write(uid, content)
@@ -410,7 +421,8 @@ class ClaimPreparer:
             work.mark("completed", self._clock())
         except PydraError as error:
             work.answer.set_result(error)
-            await self._roll_back(record, reached=error.reached_backend)
+            if is_new:  # what an earlier boot completed stays: the hardware remembers it, and may hold data
+                await self._roll_back(record, reached=error.reached_backend)
             raise
         return record
 
@@ -460,7 +472,7 @@ class ClaimPreparer:
         self._cdi.remove(claim.uid)
         if record.stage is Stage.COMPLETED:
             async with self._store:
-                record = await self._store.set_back(claim.uid)
+                await self._store.set_back(claim.uid)
         if backend:
             until = self._clock() + self._deadlines.unprepare
             await self._backend.unprepare(claim, record.prepared, until=until)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from threading import Event
 from typing import Any
 
-from pydra import Claim, DeviceInUse
+from pydra import Claim, DeviceInUse, HeldClaim
 from pydra.errors import CheckpointError
 from tests.integration.claims.node import NOTHING, Instance, Node, ref
 from tests.integration.claims.test_preparing import Gate
@@ -135,6 +136,66 @@ async def test_two_instances_that_restore_do_not_wait_for_the_claims_that_wait_f
             restores.append(_restore(agent, gate))
         await asyncio.gather(*restores)
         assert [type(await one) for one in waiting] == [tuple, tuple]
+
+
+async def test_a_device_that_another_instance_took_during_a_plan_is_refused(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-0")
+    async with node.running() as old:  # of a version that does not plan yet
+        node.plans = True
+        async with node.running() as new:
+            plan, gate = new.hardware.plan, Gate()
+
+            async def slow(claim: Claim, held: Sequence[HeldClaim], *, until: float) -> object:
+                await gate(claim)
+                return await plan(claim, held, until=until)
+
+            new.hardware.plan = slow  # type: ignore[method-assign]
+            planned = new.preparer.prepare(ref("a"))
+            await gate.reached.wait()
+            assert isinstance((await old.prepare("b"))[0], tuple)
+            gate.opened.set()
+            assert isinstance(await planned, DeviceInUse)
+
+
+async def test_what_a_stop_cuts_off_stays_locked_until_the_process_ends(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as new:
+        async with node.running() as old:
+            old.hardware.before_prepare = gate = Gate()
+            old.preparer.prepare(ref("a"))
+            await gate.reached.wait()
+            await old.preparer.stop()
+            unprepared = new.preparer.unprepare(ref("a"))
+            await _let_run()
+            assert new.hardware.calls == []
+        assert await unprepared is None
+    assert node.traces() == NOTHING
+
+
+async def test_a_durable_write_that_a_stop_cuts_off_ends_before_others_look(tmp_path: Path) -> None:
+    begun, go_on = Event(), Event()
+
+    def step(name: str) -> None:
+        if name == "rename" and not begun.is_set():
+            begun.set()
+            go_on.wait(10)
+
+    node = Node(tmp_path, durable=True, step=step)
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as old, node.running() as new:
+        old.preparer.prepare(ref("a"))
+        await asyncio.to_thread(begun.wait, 10)
+        stopping = asyncio.create_task(old.preparer.stop())
+        unprepared = new.preparer.unprepare(ref("b"))
+        await _let_run()
+        assert not unprepared.done()
+        go_on.set()
+        await stopping
+        await unprepared
+        assert list(new.store.records) == ["a"]
 
 
 def _two_claims(path: Path) -> Node:

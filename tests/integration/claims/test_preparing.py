@@ -7,15 +7,25 @@ import errno
 import json
 import os
 import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from pydra import Claim, ClaimError, ContainerEdits, DeviceInUse, UnknownDevice
+from pydra import Claim, ClaimError, ContainerEdits, DeviceInUse, HeldClaim, PreparedDevice, UnknownDevice
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claims.preparer import OperationDone, OperationFailed
-from pydra.errors import BackendUnavailable, CheckpointError, HostPathMissing, NotAllocated, PydraError, Unavailable
+from pydra.errors import (
+    BackendTimeout,
+    BackendUnavailable,
+    CheckpointError,
+    HostPathMissing,
+    NotAllocated,
+    PydraError,
+    Unavailable,
+)
 from tests.integration.claims.node import DRIVER, NOTHING, POOL, Node, ref
 
 
@@ -248,6 +258,31 @@ async def test_hardware_that_remembers_is_prepared_again_by_the_same_plan_and_un
     assert node.traces() == NOTHING
 
 
+@pytest.mark.parametrize("reached", [True, False])
+async def test_what_an_earlier_boot_prepared_is_kept_when_it_cannot_be_prepared_again(
+    tmp_path: Path, reached: bool
+) -> None:
+    node = Node(tmp_path, durable=True, plans=True)
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        await agent.prepare("a")
+    node.reboot()
+
+    async def fail(_claim: Claim) -> None:
+        error = BackendUnavailable("b", "is starting")
+        error.reached_backend = reached
+        raise error
+
+    async with node.running() as agent:
+        agent.hardware.before_prepare = fail
+        assert isinstance((await agent.prepare("a"))[0], BackendUnavailable)
+        await agent.preparer.wait_idle()
+        assert agent.hardware.owners("slot-0") == ["a"]
+        assert agent.store.held()[0].prepared
+        assert await agent.unprepare("a") == [None]
+    assert node.traces() == NOTHING
+
+
 # Plans
 
 
@@ -278,6 +313,29 @@ async def test_a_plan_that_fails_leaves_nothing_and_frees_the_devices(tmp_path: 
         assert ("unprepare", "a") not in agent.hardware.calls
 
 
+async def test_a_plan_that_hangs_leaves_time_for_the_plans_that_wait_behind_it(tmp_path: Path) -> None:
+    node = Node(tmp_path, plans=True)
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-1")
+    async with node.running() as agent:
+        plan = agent.hardware.plan
+
+        async def hang(claim: Claim, held: Sequence[HeldClaim], *, until: float) -> object:
+            if claim.uid == "a":
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(until):
+                        await asyncio.Event().wait()
+            if until <= asyncio.get_running_loop().time():
+                raise BackendTimeout("b", "plan", 1.0)
+            return await plan(claim, held, until=until)
+
+        agent.hardware.plan = hang  # type: ignore[method-assign]
+        agent.preparer._deadlines = type(agent.preparer._deadlines)(prepare=2.0)
+        stuck, behind = (agent.preparer.prepare(ref(uid)) for uid in ("a", "b"))
+        assert isinstance(await stuck, BackendTimeout)
+        assert isinstance(await behind, tuple)
+
+
 async def _refuse(*_: object, **__: object) -> object:
     raise ClaimError("no room")
 
@@ -305,6 +363,32 @@ async def test_a_full_disk_refuses_a_claim_and_lets_another_end(tmp_path: Path) 
         full = False
         assert isinstance((await agent.prepare("b"))[0], tuple)
         await agent.unprepare("b")
+    assert node.traces() == NOTHING
+
+
+async def test_what_the_backend_prepared_is_undone_with_its_answer_when_it_cannot_be_recorded(tmp_path: Path) -> None:
+    writes: list[str] = []
+    undone: list[Sequence[PreparedDevice]] = []
+
+    def step(name: str) -> None:
+        if name == "write":
+            writes.append(name)
+            if len(writes) == 2:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    node = Node(tmp_path, step=step)
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        unprepare = agent.hardware.unprepare
+
+        async def note(claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
+            undone.append(prepared)
+            await unprepare(claim, prepared, until=until)
+
+        agent.hardware.unprepare = note  # type: ignore[method-assign]
+        assert isinstance((await agent.prepare("a"))[0], CheckpointError)
+        await agent.preparer.wait_idle()
+    assert [[one.state for one in prepared] for prepared in undone] == [[{"since": 1}]]
     assert node.traces() == NOTHING
 
 
