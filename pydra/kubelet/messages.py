@@ -20,21 +20,8 @@ from grpclib import GRPCError, Status
 from pydra.claim import ClaimRef, PrepareOutcome, UnprepareOutcome
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
-from pydra.kubelet.pb.dra_health_v1 import DeviceHealth as DeviceHealthMessage
-from pydra.kubelet.pb.dra_health_v1 import DeviceIdentifier, NodeWatchResourcesResponse
-from pydra.kubelet.pb.dra_health_v1 import HealthStatus as HealthNumber
-from pydra.kubelet.pb.dra_v1 import (
-    Claim,
-    Device,
-    NodePrepareResourceResponse,
-    NodePrepareResourcesRequest,
-    NodePrepareResourcesResponse,
-    NodeUnprepareResourceResponse,
-    NodeUnprepareResourcesResponse,
-)
-from pydra.kubelet.pb.grpc_health_v1 import HealthCheckRequest, HealthCheckResponse, HealthCheckResponseServingStatus
+from pydra.kubelet.pb import dra_health_v1, dra_v1, grpc_health_v1, pluginregistration_v1
 from pydra.kubelet.pb.message_pool import Message
-from pydra.kubelet.pb.pluginregistration_v1 import PluginInfo, RegistrationStatus
 from pydra.limits import LABEL, SUBDOMAIN
 
 MAX_CLAIMS = 4096
@@ -47,12 +34,11 @@ ALL_ERRORS_BYTES = 2 * 1024 * 1024
 MAX_HEALTH_BYTES = 1024
 """Of one device's message in a health report."""
 
-_HEALTH = {status: HealthNumber[status.name] for status in HealthStatus}
+_HEALTH = {status: dra_health_v1.HealthStatus[status.name] for status in HealthStatus}
 
 _UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
 """White space, control characters, marks that change the direction of text, and what is not valid in UTF-8."""
-
 
 _UNREADABLE = (ValueError, EOFError, KeyError, TypeError, struct.error)
 """What betterproto2 raises for bytes that are not such a message; a string that is not UTF-8 is a ValueError."""
@@ -75,14 +61,14 @@ def parse_claims(request: bytes) -> ClaimCall:
     Raises:
         GRPCError: the bytes are not such a message, or it has more than MAX_CLAIMS claims.
     """
-    claims = _parse(NodePrepareResourcesRequest, request).claims  # NodeUnprepareResourcesRequest is the same
+    claims = _parse(dra_v1.NodePrepareResourcesRequest, request).claims  # NodeUnprepareResourcesRequest is the same
     if len(claims) > MAX_CLAIMS:
         text = f"{len(claims)} claims in one call; at most {MAX_CLAIMS} are accepted"
         raise GRPCError(Status.RESOURCE_EXHAUSTED, text)
     refs: dict[str, ClaimRef] = {}
     refused: dict[str, ClaimError] = {}
     for claim in claims:
-        if not isinstance(claim, Claim):
+        if not isinstance(claim, dra_v1.Claim):
             raise _malformed("a claim is not a message")
         uid, namespace, name = claim.uid, claim.namespace, claim.name
         if not (isinstance(uid, str) and isinstance(namespace, str) and isinstance(name, str)):
@@ -121,14 +107,13 @@ def _bad_name(uid: str, namespace: str, name: str) -> ClaimError:
 
 def build_prepare_response(outcomes: Mapping[str, PrepareOutcome], *, share_ids: bool) -> bytes:
     """A NodePrepareResourcesResponse: v1 with share ids, v1beta1 without, which does not know them."""
-    limit = error_limit(len(outcomes))
     claims = {}
     for uid, outcome in outcomes.items():
         if isinstance(outcome, PydraError):
-            claims[uid] = NodePrepareResourceResponse(error=describe(outcome, limit))
+            claims[uid] = dra_v1.NodePrepareResourceResponse(error=describe(outcome, error_limit(len(outcomes))))
             continue
         devices = [
-            Device(
+            dra_v1.Device(
                 request_names=list(device.requests),
                 pool_name=device.pool,
                 device_name=device.device,
@@ -137,23 +122,25 @@ def build_prepare_response(outcomes: Mapping[str, PrepareOutcome], *, share_ids:
             )
             for device in outcome
         ]
-        claims[uid] = NodePrepareResourceResponse(devices=devices)
-    return bytes(NodePrepareResourcesResponse(claims=claims))
+        claims[uid] = dra_v1.NodePrepareResourceResponse(devices=devices)
+    return bytes(dra_v1.NodePrepareResourcesResponse(claims=claims))
 
 
 def build_unprepare_response(outcomes: Mapping[str, UnprepareOutcome]) -> bytes:
     """A NodeUnprepareResourcesResponse, of v1 and v1beta1 alike."""
-    limit = error_limit(len(outcomes))
     claims = {
-        uid: NodeUnprepareResourceResponse(error="" if outcome is None else describe(outcome, limit))
+        uid: dra_v1.NodeUnprepareResourceResponse(
+            error="" if outcome is None else describe(outcome, error_limit(len(outcomes)))
+        )
         for uid, outcome in outcomes.items()
     }
-    return bytes(NodeUnprepareResourcesResponse(claims=claims))
+    return bytes(dra_v1.NodeUnprepareResourcesResponse(claims=claims))
 
 
 def build_plugin_info(*, driver: str, endpoint: str, versions: Sequence[str]) -> bytes:
     """A PluginInfo: the DRA driver, the socket of its services, and the versions that they have."""
-    return bytes(PluginInfo(type="DRAPlugin", name=driver, endpoint=endpoint, supported_versions=list(versions)))
+    info = pluginregistration_v1.PluginInfo
+    return bytes(info(type="DRAPlugin", name=driver, endpoint=endpoint, supported_versions=list(versions)))
 
 
 def parse_registration_status(request: bytes) -> tuple[bool, str]:
@@ -162,7 +149,7 @@ def parse_registration_status(request: bytes) -> tuple[bool, str]:
     Raises:
         GRPCError: the bytes are not such a message.
     """
-    status = _parse(RegistrationStatus, request)
+    status = _parse(pluginregistration_v1.RegistrationStatus, request)
     return bool(status.plugin_registered), str(status.error)
 
 
@@ -170,10 +157,10 @@ def build_health_report(devices: Sequence[DeviceHealth], *, lease: int) -> bytes
     """A NodeWatchResourcesResponse of DRAResourceHealth, v1 and v1alpha1 alike, valid for `lease` seconds."""
     limit = min(MAX_HEALTH_BYTES, error_limit(len(devices)))
     return bytes(
-        NodeWatchResourcesResponse(
+        dra_health_v1.NodeWatchResourcesResponse(
             devices=[
-                DeviceHealthMessage(
-                    device=DeviceIdentifier(pool_name=device.pool, device_name=device.device),
+                dra_health_v1.DeviceHealth(
+                    device=dra_health_v1.DeviceIdentifier(pool_name=device.pool, device_name=device.device),
                     health=_HEALTH[device.status],
                     last_updated_time=device.updated,
                     health_check_timeout_seconds=lease,
@@ -191,12 +178,12 @@ def parse_health_check(request: bytes) -> str:
     Raises:
         GRPCError: the bytes are not such a message.
     """
-    return str(_parse(HealthCheckRequest, request).service)
+    return str(_parse(grpc_health_v1.HealthCheckRequest, request).service)
 
 
-def build_health_check(status: HealthCheckResponseServingStatus) -> bytes:
+def build_health_check(status: grpc_health_v1.HealthCheckResponseServingStatus) -> bytes:
     """A HealthCheckResponse."""
-    return bytes(HealthCheckResponse(status=status))
+    return bytes(grpc_health_v1.HealthCheckResponse(status=status))
 
 
 def _parse(kind: type[MessageT], data: bytes) -> MessageT:
