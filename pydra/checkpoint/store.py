@@ -75,7 +75,7 @@ class UnreadableRecord(msgspec.Struct, frozen=True, kw_only=True):
 class RecordStore:
     """The records of one driver. `open` must be called before anything else.
 
-    `changed` is called with a claim's uid after each change of its record, whichever instance made it; `report` with
+    `changed` is called with a claim's uid when its record was removed, or changed by another instance; `report` with
     each record that turns out to be unreadable. `elsewhere` are the directories in which other versions, or the same
     with another kind of store, keep this driver's records: they are moved here.
 
@@ -152,13 +152,11 @@ class RecordStore:
         self._records[uid] = record
         if uid in self._unreadable and record.stage is Stage.COMPLETED:
             self._remove_set_aside(uid)  # the claim was prepared anew: what the old record said is of no use any more
-        self.changed(uid)
 
     async def set_back(self, uid: str) -> None:
         """Make the claim's record *started* again, before anything is undone. It needs no room on the disk."""
         await self._perform(f"renaming the record of claim {uid}", self._rename, uid + _RECORD, uid + _UNDO)
         self._records[uid] = msgspec.structs.replace(self._records[uid], stage=Stage.STARTED)
-        self.changed(uid)
 
     async def remove(self, uid: str) -> None:
         """Remove everything that is kept of the claim, also what was set aside. Nothing to remove is success."""

@@ -36,15 +36,11 @@ class DeviceIndex:
     def __init__(self) -> None:
         self._uses: dict[tuple[str, str], dict[str, list[Use]]] = {}
         self._devices: dict[str, list[tuple[str, str]]] = {}
-        self._claims: dict[str, Claim] = {}
 
     def hold(self, uid: str, claim: Claim) -> None:
         """From now on the uid holds the devices of this claim, and no others."""
-        if self._claims.get(uid) is claim:
-            return  # as after each write of its record
         if uid in self._devices:
             self.release(uid)
-        self._claims[uid] = claim
         name = f"{claim.namespace}/{claim.name}"
         for device in claim.devices:
             use = Use(claim=name, admin_access=device.admin_access, share_id=device.share_id)
@@ -65,7 +61,6 @@ class DeviceIndex:
 
     def release(self, uid: str) -> None:
         """The uid holds nothing any more."""
-        self._claims.pop(uid, None)
         for device in self._devices.pop(uid, ()):
             uses = self._uses.get(device, {})
             uses.pop(uid, None)

@@ -323,14 +323,16 @@ class ClaimPreparer:
             else:
                 record = await self._carry_out(work, record, until)
             return tuple(
-                ContainerDevice(
-                    requests=(base_request(device.request),),
-                    pool=device.pool,
-                    device=device.device,
-                    cdi_ids=cdi_ids(self._driver, uid, device),
-                    share_id=device.share_id,
-                )
-                for device in record.prepared
+                [
+                    ContainerDevice(
+                        requests=(base_request(device.request),),
+                        pool=device.pool,
+                        device=device.device,
+                        cdi_ids=cdi_ids(self._driver, uid, device),
+                        share_id=device.share_id,
+                    )
+                    for device in record.prepared
+                ]
             )
         finally:
             self._lock.release_claim(uid)
@@ -400,6 +402,7 @@ class ClaimPreparer:
         except BaseException:
             self._follow(claim.uid)
             raise
+        self._index.hold(claim.uid, claim)
         return record
 
     async def _carry_out(self, work: _Work, record: Record, until: float) -> Record:
