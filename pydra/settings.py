@@ -107,6 +107,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Where the kubelet looks for registration sockets."""
         return self.registry_dir or f"{self.kubelet_root}/plugins_registry"
 
+    @property
+    def kubelet_claims(self) -> str:
+        """Where the kubelet writes down the claims that it knows, as seen from here."""
+        return f"{self.host_root.rstrip('/')}{self.kubelet_root}/dra_manager_state"
+
     def plugin_directory(self, driver: str) -> str:
         """Where the driver's service socket and lock are, and what has to outlive a reboot."""
         return f"{self.plugins_dir or f'{self.kubelet_root}/plugins'}/{driver}"

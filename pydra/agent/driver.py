@@ -306,7 +306,7 @@ class DriverService:
             store=self._store,
             cdi=self._cdi,
             preparer=claims,
-            kubelet_state=f"{self._settings.kubelet_root}/dra_manager_state",
+            kubelet_state=self._settings.kubelet_claims,
             period=self._settings.sweep_period,
             fetch_deadline=self._settings.fetch_deadline,
             report=self._report,

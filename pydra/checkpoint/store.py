@@ -25,7 +25,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -187,7 +187,8 @@ class RecordStore:
                 for name in os.listdir(self._path):
                     if name.endswith(_TEMPORARY):
                         os.unlink(os.path.join(self._path, name))
-                self._find_set_aside()
+                with suppress(OSError):  # from now on a change can be announced on a full disk too
+                    self.lock.write_counter(self.lock.read_counter())
                 self._take_over()
                 self._scan()
             finally:
@@ -247,8 +248,25 @@ class RecordStore:
         for uid in self._records.keys() - present:
             del self._records[uid]
             changed.add(uid)
+        changed |= self._scan_unreadable(present)
         for uid in sorted(changed):
             self.changed(uid)
+
+    def _scan_unreadable(self, present: Collection[str]) -> set[str]:
+        """Follow what was set aside, here, by an earlier run or another instance: those claims hold their devices."""
+        aside = {uid: path for path, uid in _list_set_aside(self._path)}
+        gone = {uid for uid, one in self._unreadable.items() if uid not in (present if one.is_newer else aside)}
+        for uid in gone:
+            del self._unreadable[uid]
+        new = aside.keys() - self._unreadable.keys()
+        for uid in new:
+            try:
+                content = _read_file(aside[uid])
+            except (OSError, CheckpointError):
+                content = b""
+            why = "it was set aside because it could not be read"
+            self._unreadable[uid] = UnreadableRecord(uid=uid, path=aside[uid], why=why, holding=read_holding(content))
+        return gone | new
 
     def _read(self, name: str, uid: str) -> Record | None:
         """The record in a file; None when it does not count: it was set aside, is too new, or of another boot."""
@@ -292,41 +310,23 @@ class RecordStore:
         os.rename(path, kept)
         return kept
 
-    def _find_set_aside(self) -> None:
-        """Remember what an earlier run set aside: those claims still hold their devices."""
-        for path, uid in self._set_aside_files():
-            try:
-                content = _read_file(path)
-            except (OSError, CheckpointError):
-                content = b""
-            why = "an earlier run of the agent could not read it"
-            self._unreadable[uid] = UnreadableRecord(uid=uid, path=path, why=why, holding=read_holding(content))
-            self.changed(uid)
-
-    def _set_aside_files(self) -> list[tuple[str, str]]:
-        """Path and uid of everything that was set aside."""
-        directory = os.path.join(self._path, _CORRUPT)
-        try:
-            names = sorted(os.listdir(directory))
-        except FileNotFoundError:
-            return []
-        return [(os.path.join(directory, name), name.rpartition(_RECORD)[0]) for name in names if _RECORD in name]
-
     def _take_over(self) -> bool:
         """Move records from where other versions keep them; whether there were any."""
         moved = False
         for directory in self._elsewhere:
-            try:
-                names = sorted(os.listdir(directory))
-            except FileNotFoundError:
-                continue
-            for name in names:
-                if not name.endswith(_RECORD) or name.startswith("."):
-                    continue
+            found = [name for name in _list_directory(directory) if name.endswith((_RECORD, _UNDO))]
+            if aside := _list_set_aside(directory):
+                disk.make_directory(os.path.join(self._path, _CORRUPT), DIRECTORY_MODE)
+                found += [os.path.relpath(path, directory) for path, _ in aside]
+            for name in found:
                 source, target = os.path.join(directory, name), os.path.join(self._path, name)
                 if os.path.lexists(target):
                     continue
-                content = _read_file(source)
+                try:
+                    content = _read_file(source)
+                except CheckpointError as error:
+                    _log.error("%s is left where it is: %s", source, error)
+                    continue
                 disk.write_file(target, content, mode=_FILE_MODE, durable=self._durable)
                 os.unlink(source)
                 moved = True
@@ -380,7 +380,7 @@ class RecordStore:
         self._step("unlinked")
 
     def _remove_set_aside(self, uid: str) -> None:
-        for path, owner in self._set_aside_files():
+        for path, owner in _list_set_aside(self._path):
             if owner == uid:
                 os.unlink(path)
         del self._unreadable[uid]
@@ -393,7 +393,7 @@ class RecordStore:
             self.lock.reopen()
         self._open_directory()
         for uid, record in sorted(self._records.items()):
-            if not os.path.lexists(os.path.join(self._path, uid + _RECORD)):
+            if not any(os.path.lexists(os.path.join(self._path, uid + ending)) for ending in (_RECORD, _UNDO)):
                 self._replace(uid + _RECORD, build_record(record))
         self._counter = self.lock.read_counter()
 
@@ -409,6 +409,20 @@ class RecordStore:
     def _explain(self, error: OSError, doing: str) -> CheckpointError:
         message = disk.explain(error, f"{doing} (directory {self._path})")
         return CheckpointError(message, disk_full=error.errno in disk.FULL)
+
+
+def _list_directory(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except FileNotFoundError:
+        return []
+
+
+def _list_set_aside(path: str) -> list[tuple[str, str]]:
+    """Path and uid of everything that was set aside in a directory of records."""
+    directory = os.path.join(path, _CORRUPT)
+    names = (name for name in _list_directory(directory) if _RECORD in name)
+    return [(os.path.join(directory, name), name.rpartition(_RECORD)[0]) for name in names]
 
 
 async def _finish(work: Coroutine[Any, Any, None]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
@@ -101,15 +102,17 @@ def plan_collection(
     )
 
 
-def read_kubelet_claims(path: str) -> frozenset[str] | None:
-    """The uids of the claims that the kubelet of this node knows; None when its checkpoint cannot be read. Blocks.
+def read_kubelet_claims(path: str) -> frozenset[str]:
+    """The uids of the claims that the kubelet of this node knows; none when it has no checkpoint yet. Blocks.
 
-    Source: pkg/kubelet/cm/dra/state of Kubernetes 1.36.
+    Raises OSError when it cannot be read, or its directory is not seen from here. Source: pkg/kubelet/cm/dra/state of
+    Kubernetes 1.36.
     """
     try:
         content = disk.read_regular_file(path, _KUBELET_STATE_BYTES)
-    except OSError:
-        return None
+    except FileNotFoundError:
+        os.stat(os.path.dirname(path))
+        return frozenset()
     return frozenset(uid.decode(errors="replace") for uid in _KUBELET_CLAIM.findall(content))
 
 
@@ -179,7 +182,8 @@ class GarbageCollector:
         except CheckpointError as error:
             problems.append(f"changes of another instance were not read: {error}")
         names = await self._name_unreadable(problems)
-        abandoned = await self._find_abandoned(names, problems)
+        in_use = await self._read_kubelet(problems)
+        abandoned = frozenset() if in_use is None else await self._find_abandoned(names, in_use, problems)
         files = await self._read_files(problems)
         plan = plan_collection(
             self._store.records,
@@ -193,7 +197,7 @@ class GarbageCollector:
             expected_file=self._expected_file,
         )
         self._abandoned_since = plan.abandoned_since
-        counts = await self._apply(plan, names)
+        counts = await self._apply(plan, names, problems)
         done = GarbageCollected(
             driver=self._driver, counts=counts, seconds=self._clock() - began, problem="; ".join(problems)
         )
@@ -216,10 +220,18 @@ class GarbageCollector:
             names = {uid: found.get(uid, name) for uid, name in names.items()}
         return {uid: ClaimRef(uid=uid, namespace=space, name=name) for uid, (space, name) in names.items()}
 
-    async def _find_abandoned(self, unreadable: Mapping[str, ClaimRef], problems: list[str]) -> Collection[str]:
+    async def _read_kubelet(self, problems: list[str]) -> Collection[str] | None:
+        try:
+            return await asyncio.to_thread(read_kubelet_claims, self._kubelet_state)
+        except OSError as error:
+            problems.append(disk.explain(error, f"reading the kubelet's claims from {self._kubelet_state}"))
+            return None
+
+    async def _find_abandoned(
+        self, unreadable: Mapping[str, ClaimRef], in_use: Collection[str], problems: list[str]
+    ) -> Collection[str]:
         """The uids that are abandoned now; none at all when the API server does not say so of each."""
         records = dict(self._store.records)
-        in_use = await asyncio.to_thread(read_kubelet_claims, self._kubelet_state) or frozenset()
         abandoned: set[str] = set()
         silent: list[KubeError] = []
         room = asyncio.Semaphore(_AT_ONCE)
@@ -273,11 +285,16 @@ class GarbageCollector:
             problems.append(f"CDI files were not read: {error}")
             return None
 
-    async def _apply(self, plan: Plan, unreadable: Mapping[str, ClaimRef]) -> GarbageCounts:
+    async def _apply(self, plan: Plan, unreadable: Mapping[str, ClaimRef], problems: list[str]) -> GarbageCounts:
+        # A claim may have come back since it was looked up. The kubelet writes it down before it asks for it.
+        in_use = await self._read_kubelet(problems) if plan.unprepare else ()
+        gone = [uid for uid in plan.unprepare if in_use is not None and uid not in in_use]
         records = self._store.records
         known = {uid: _name(record.claim) for uid, record in records.items()}
         refs = {**unreadable, **known}
-        unprepared = await _gather(self._preparer.unprepare(refs[uid]) for uid in plan.unprepare if uid in refs)
+        unprepared = await _gather(
+            self._preparer.unprepare(refs[uid]) for uid in gone if uid in refs and not self._preparer.is_working_on(uid)
+        )
         nobody = ClaimRef(uid="", namespace="", name="")
         reconciled = await _gather(
             self._preparer.reconcile(refs.get(uid, msgspec.structs.replace(nobody, uid=uid))) for uid in plan.reconcile

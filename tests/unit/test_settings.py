@@ -21,6 +21,12 @@ def test_the_least_an_admin_must_say_is_a_backend_and_the_node() -> None:
     assert settings.http_endpoint == ("0.0.0.0", 9464)
 
 
+def test_the_kubelets_claims_are_read_below_the_hosts_root_since_a_pod_does_not_mount_their_directory() -> None:
+    assert parse_settings(LEAST).kubelet_claims == "/var/lib/kubelet/dra_manager_state"
+    settings = parse_settings(LEAST | {"hostRoot": "/host", "kubeletRoot": "/data/kubelet"})
+    assert settings.kubelet_claims == "/host/data/kubelet/dra_manager_state"
+
+
 def test_directories_follow_the_kubelet_root_unless_they_are_named() -> None:
     settings = parse_settings({**LEAST, "kubeletRoot": "/k", "pluginsDir": "/elsewhere"})
     assert settings.registry_directory == "/k/plugins_registry"

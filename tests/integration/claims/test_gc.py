@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pydra.claim import ClaimRef
 from pydra.claims.gc import GarbageCollected, GarbageCounts
 from tests.integration.claims.node import DRIVER, NOTHING, Node
 
@@ -74,6 +76,34 @@ async def test_a_claim_that_the_kubelet_still_knows_is_left_to_it(node: Node) ->
         kubelet_knows(node)
         assert (await agent.garbage.collect()).counts == GarbageCounts(claims_unprepared=1)
     assert node.traces() == NOTHING
+
+
+async def test_while_it_is_not_known_what_the_kubelet_knows_nothing_is_unprepared(node: Node) -> None:
+    (node.root / "dra_manager_state").mkdir()
+    async with node.running() as agent:
+        await agent.prepare("a")
+        node.api.claims.clear()
+        done = await agent.garbage.collect()
+        assert done.counts == QUIET
+        assert "reading the kubelet's claims" in done.problem
+
+
+async def test_a_claim_that_came_back_while_it_was_looked_up_is_left_alone(node: Node) -> None:
+    async with node.running() as agent:
+        (first,) = await agent.prepare("a")
+        node.api.allocate("a")
+        fetch = agent.garbage._fetch_claim
+
+        async def fetch_slowly(wanted: ClaimRef, seconds: float) -> Mapping[str, Any]:
+            found = await fetch(wanted, seconds)
+            node.api.allocate("a", "gpu-0")
+            kubelet_knows(node, "a")
+            assert await agent.prepare("a") == [first]
+            return found
+
+        agent.garbage._fetch_claim = fetch_slowly
+        assert (await agent.garbage.collect()).counts == QUIET
+        assert agent.hardware.owners("gpu-0") == ["a"]
 
 
 async def test_a_claim_is_unprepared_only_after_the_grace(node: Node) -> None:

@@ -198,6 +198,22 @@ async def test_a_durable_write_that_a_stop_cuts_off_ends_before_others_look(tmp_
         assert list(new.store.records) == ["a"]
 
 
+async def test_a_record_that_one_instance_sets_aside_holds_its_devices_in_both_and_is_let_go_by_both(
+    tmp_path: Path,
+) -> None:
+    node = Node(tmp_path)
+    for uid, device in (("a", "gpu-0"), ("rival", "gpu-0"), ("c", "gpu-1")):
+        node.api.allocate(uid, device)
+    async with node.running() as old, node.running() as new:
+        await old.prepare("a")
+        node.record_file("a").write_bytes(node.record_file("a").read_bytes()[:-9])
+        await new.prepare("c")
+        for agent in (new, old):
+            assert isinstance((await agent.prepare("rival"))[0], DeviceInUse)
+        assert await new.unprepare("a") == [None]
+        assert isinstance((await old.prepare("rival"))[0], tuple)
+
+
 def _two_claims(path: Path) -> Node:
     node = Node(path)
     node.api.allocate("a", "gpu-0")

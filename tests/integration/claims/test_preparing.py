@@ -480,3 +480,38 @@ async def test_records_of_the_format_and_place_before_are_taken_over(node: Node)
         assert not list((node.root / "elsewhere").iterdir())
         await agent.unprepare("a")
     assert node.traces() == NOTHING
+
+
+@pytest.mark.parametrize("name", ["a.undo", "corrupt/a.json"])
+async def test_what_is_being_undone_or_was_set_aside_in_the_place_before_still_holds_its_devices(
+    node: Node, name: str
+) -> None:
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-0")
+    async with node.running() as agent:
+        await agent.prepare("a")
+    moved = node.root / "elsewhere" / name
+    moved.parent.mkdir(parents=True)
+    content = node.record_file("a").read_bytes()
+    moved.write_bytes(content[:-9] if name.startswith("corrupt") else content)
+    node.record_file("a").unlink()
+    async with node.running() as agent:
+        assert isinstance((await agent.prepare("b"))[0], DeviceInUse)
+        assert await agent.unprepare("a") == [None]
+        assert isinstance((await agent.prepare("b"))[0], tuple)
+        await agent.unprepare("b")
+    assert not [path for path in (node.root / "elsewhere").rglob("*") if path.is_file()]
+    assert node.traces() == NOTHING
+
+
+async def test_a_file_in_the_place_before_that_cannot_be_read_keeps_nothing_from_being_served(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.api.allocate("a", "gpu-0")
+    link = node.root / "elsewhere" / "x.json"
+    link.parent.mkdir()
+    link.symlink_to("/etc/passwd")
+    async with node.running() as agent:
+        assert isinstance((await agent.prepare("a"))[0], tuple)
+    assert link.is_symlink()
+    assert "is left where it is: the file cannot be read" in caplog.text
