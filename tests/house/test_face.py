@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,7 +54,8 @@ def test_help_needs_neither_kubernetes_nor_grpc_nor_a_backend() -> None:
 def test_every_file_says_what_it_is_for_and_has_at_most_700_lines() -> None:
     texts = {str(path.relative_to(ROOT)): path.read_text() for path in SOURCES}
     assert [name for name, text in texts.items() if len(text.splitlines()) > 700] == []
-    assert [name for name, text in texts.items() if text.strip() and not ast.get_docstring(ast.parse(text))] == []
+    docstring = re.compile(r'(#.*\n|\s)*r?"""')
+    assert [name for name, text in texts.items() if text.strip() and not docstring.match(text)] == []
 
 
 def test_no_file_has_a_name_that_says_nothing() -> None:
@@ -62,10 +64,12 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
 
 
 def test_nothing_is_raised_inside_except_star_which_wraps_it_in_a_group_on_some_releases_of_python() -> None:
+    texts = {path: path.read_text() for path in SOURCES}
     found = [
         f"{path}:{line.lineno}"
-        for path in SOURCES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path, text in texts.items()
+        if "except*" in text
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.TryStar)
         for handler in node.handlers
         for line in ast.walk(handler)
