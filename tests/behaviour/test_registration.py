@@ -49,6 +49,7 @@ def test_an_agent_that_is_told_to_stop_ends_with_0_and_leaves_no_socket(node: No
     agent = node.serve()
     assert node.kubelet.plugin is not None
     assert agent.stop() == 0
+    assert agent.lines()[-1]["message"] == "stopped; what is prepared stays prepared"
     assert node.kubelet.sockets() == []
     assert not os.path.exists(node.kubelet.plugin.endpoint)
 
@@ -77,6 +78,7 @@ def test_a_second_signal_to_stop_does_not_wait_for_calls(node: Node) -> None:
     agent.wait_log("SIGTERM")
     agent.process.terminate()
     assert agent.process.wait(timeout=45) == 1
+    agent.wait_log("calls in flight are cut off")
     with pytest.raises(grpc.RpcError):
         call.result()
 
@@ -145,7 +147,7 @@ def test_the_registration_socket_of_a_killed_instance_is_removed_by_its_successo
 
 
 def test_a_slow_claim_of_the_old_instance_keeps_no_claim_of_the_new_one_waiting(node: Node) -> None:
-    old = node.serve("--pod-uid", "pod-1", "--prepare-deadline", "12")
+    old = node.serve("--pod-uid", "pod-1", "--prepare-deadline", "40")
     (old_socket,) = node.kubelet.sockets()
     slow, quick = node.api.create_claim("d0", name="slow"), node.api.create_claim("d1")
     node.board.order("prepare", "slow", "wait")

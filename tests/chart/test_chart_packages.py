@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import venv
 import zipfile
@@ -12,7 +13,7 @@ import pytest
 
 from tests.chart.rendering import SIM, at, overlay, render, variables
 
-pytest.importorskip("ensurepip", reason="this Python cannot make an environment with pip")
+pip = pytest.importorskip("pip", reason="there is no pip to give to the image")
 PRINT = """
 import importlib.metadata, corelib, fpga
 print(corelib.VERSION, fpga.__file__)
@@ -72,7 +73,10 @@ class Image:
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of the image, which has corelib 1.0 and is never written to."""
     scratch = tmp_path_factory.mktemp("image")
-    venv.create(scratch / "image", with_pip=True)
+    venv.create(scratch / "image")
+    # A copy of the pip that is here: to install it as usual takes longer than all tests of this file.
+    (site,) = (scratch / "image").glob("lib/python*/site-packages")
+    shutil.copytree(Path(pip.__file__).parent, site / "pip", ignore=shutil.ignore_patterns("__pycache__"))
     made = Image(scratch / "image" / "bin" / "python", scratch)
     made.wheel("corelib", "1.0")
     assert made.pip("-m", "pip", "install", "--no-index", "--find-links", str(made.wheels), "corelib") == 0, made.said

@@ -60,13 +60,13 @@ class Agent:
                 found, text = await self.get("/readyz")
                 if found == status:
                     return text
-                await anyio.sleep(0.02)
+                await anyio.sleep(0.1)
 
     async def wait_log(self, said: Callable[[str], bool]) -> str:
         """The messages, once they satisfy `said`."""
         with anyio.fail_after(DEADLINE):
             while not said(self.messages()):
-                await anyio.sleep(0.02)
+                await anyio.sleep(0.05)
         return self.messages()
 
     async def stop(self) -> int:

@@ -6,14 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
-import pytest
-from grpclib import GRPCError
 from grpclib.client import Channel
-from grpclib.exceptions import StreamTerminatedError
 
 from pydra.kube.resources import RESOURCE_SLICES
 from pydra.kubelet.pb.dra_v1 import Claim, DraPluginStub, NodePrepareResourcesRequest
@@ -39,13 +35,6 @@ def complain(*flags: str, **environ: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_wrong_settings_are_named_on_stderr_and_end_with_2() -> None:
-    code, said = complain("--backend", "sim", "--prepare-deadline", "99", "--node-name", "n")
-    assert code == 2
-    assert said.splitlines()[0].startswith("pydra-agent: prepareDeadline: 99 s is too long")
-    assert "Traceback" not in said
-
-
 def test_a_backend_that_is_not_installed_is_named_beside_those_that_are() -> None:
     code, said = complain("--backend", "simm", "--node-name", "n")
     assert code == 2
@@ -59,33 +48,6 @@ def test_no_way_to_the_api_server_is_said_with_what_to_do() -> None:
     assert code == 2
     assert "--kubeconfig" in said
     assert "Traceback" not in said
-
-
-async def test_the_agent_becomes_ready_publishes_its_devices_and_stops_with_0() -> None:
-    async with run_node(ignore) as node, run_agent(node, "--backend", "sim") as agent:
-        assert await agent.wait_ready() == "ok\n"
-        found = await node.client.list(RESOURCE_SLICES)
-        assert [len(one["spec"]["devices"]) for one in found.items] == [8]
-        _, text = await agent.get("/metrics")
-        assert 'pydra_registered{driver="sim.pydra.dev"} 1.0' in text
-        assert 'pydra_backend_up{backend="sim"} 1.0' in text
-        assert 'pydra_devices{driver="sim.pydra.dev",health="Healthy"} 8.0' in text
-        assert await agent.stop() == 0
-        assert agent.lines()[-1]["message"] == "stopped; what is prepared stays prepared"
-        assert list(Path(node.settings.registry).iterdir()) == []
-
-
-async def test_slices_outlive_the_agent_and_are_not_written_by_the_next() -> None:
-    async with run_node(ignore) as node:
-        versions = []
-        for name in ("first", "second"):
-            async with run_agent(node, "--backend", "sim", name=name) as agent:
-                await agent.wait_ready()
-                await agent.wait_log(lambda text: "is published" in text)
-                found = await node.client.list(RESOURCE_SLICES)
-                versions.append([one["metadata"]["resourceVersion"] for one in found.items])
-                assert await agent.stop() == 0
-        assert versions[0] == versions[1]
 
 
 async def test_a_backend_that_breaks_its_contract_is_refused_with_all_faults_while_the_others_serve() -> None:
@@ -125,23 +87,6 @@ async def test_a_driver_without_room_for_its_sockets_costs_no_other() -> None:
             assert await agent.stop() == 0
 
 
-async def test_a_second_signal_to_stop_cuts_off_the_calls_without_a_traceback() -> None:
-    async with run_node(ignore) as node, run_agent(node, "--backend", "sim") as agent, AsyncExitStack() as later:
-        await agent.wait_ready()
-        later.enter_context(node.server.faults.frozen())
-        channel = await later.enter_async_context(Channel(path=f"{node.settings.root}/plugins/sim.pydra.dev/dra.sock"))
-        request = NodePrepareResourcesRequest(claims=[Claim(namespace="ns", uid="uid-1", name="claim")])
-        calls = await later.enter_async_context(anyio.create_task_group())
-        before = len(node.server.requests.select("get", "resourceclaims"))
-        calls.start_soon(call_in_vain, DraPluginStub(channel), request)
-        with anyio.fail_after(10):
-            await node.server.requests.wait_count(before + 1, "get", "resourceclaims")
-        agent.process.terminate()
-        await agent.wait_log(lambda text: "calls in flight end first" in text)
-        assert await agent.stop() == 1
-        assert "calls in flight are cut off" in agent.messages()
-
-
 async def test_a_stop_lets_the_work_end_for_which_the_kubelet_no_longer_waits() -> None:
     async with run_node(ignore) as node, run_agent(node, "--backend", "sim") as agent:
         await agent.wait_ready()
@@ -165,33 +110,6 @@ async def test_a_stop_lets_the_work_end_for_which_the_kubelet_no_longer_waits() 
         ]
 
 
-async def test_an_instance_that_was_told_to_stop_publishes_no_more() -> None:
-    async with run_node(ignore) as node, run_agent(node, "--backend", "sim") as agent:
-        await agent.wait_ready()
-        await agent.wait_log(lambda text: "is published" in text)
-        node.server.faults.add(Fault(verb="get", resource="resourceclaims", delay=2.0))
-        request = NodePrepareResourcesRequest(claims=[Claim(namespace="ns", uid="uid-1", name="claim")])
-        before = len(node.server.requests.select("get", "resourceclaims"))
-        async with (
-            Channel(path=f"{node.settings.root}/plugins/sim.pydra.dev/dra.sock") as channel,
-            anyio.create_task_group() as calls,
-        ):
-            calls.start_soon(call_in_vain, DraPluginStub(channel), request)
-            await node.server.requests.wait_count(before + 1, "get", "resourceclaims")
-            agent.process.terminate()
-            await agent.wait_log(lambda text: "calls in flight end first" in text)
-            [published] = (await node.client.list(RESOURCE_SLICES)).items
-            await node.client.delete(RESOURCE_SLICES, published["metadata"]["name"])
-        with anyio.fail_after(DEADLINE):
-            assert await agent.process.wait() == 0
-        assert not (await node.client.list(RESOURCE_SLICES)).items
-
-
-async def call_in_vain(plugin: DraPluginStub, request: NodePrepareResourcesRequest) -> None:
-    with pytest.raises((GRPCError, StreamTerminatedError)):
-        await plugin.node_prepare_resources(request)
-
-
 async def test_a_hangup_rereads_the_log_level_and_names_what_needs_a_restart() -> None:
     async with run_node(ignore) as node:
         config = Path(node.root, "config.yaml")
@@ -210,17 +128,6 @@ async def test_a_hangup_rereads_the_log_level_and_names_what_needs_a_restart() -
                 agent.process.send_signal(signal.SIGHUP)
                 await agent.wait_log(lambda text, count=count: text.count("the settings are as before") == count)  # type: ignore[misc]
             assert await agent.stop() == 0
-
-
-async def test_an_api_server_that_comes_late_is_waited_for() -> None:
-    async with run_node(ignore) as node, AsyncExitStack() as later:
-        async with node.server.down():
-            agent = await later.enter_async_context(run_agent(node, "--backend", "sim"))
-            await agent.wait_log(lambda text: "trying again" in text)
-            assert agent.process.returncode is None
-            assert "is published" not in agent.messages()
-        await agent.wait_log(lambda text: "is published" in text)
-        assert await agent.stop() == 0
 
 
 async def test_credentials_that_are_refused_make_the_agent_unready() -> None:

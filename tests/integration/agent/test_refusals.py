@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 import anyio
-import pytest
 
 from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.node import EmbeddedNode, run_node
@@ -42,28 +41,29 @@ async def wait_event(node: EmbeddedNode, kind: str, name: str, reason: str = "")
             await anyio.sleep(0.2)  # the API server is in this process
 
 
-@pytest.mark.parametrize(
-    ("device", "reason", "note"),
-    [
-        pytest.param("busy", "BoardBusy", "process 7 holds it", id="of a ClaimError"),
-        pytest.param("small", "BoardTooSmall", "8 of 4", id="of a TerminalError"),
-        pytest.param("odd", "ClaimFailed", "no word", id="one that is no word"),
-    ],
-)
-async def test_the_reason_of_a_refusal_is_the_backends_own_word(device: str, reason: str, note: str) -> None:
+WORDS = {
+    "busy": ("BoardBusy", "process 7 holds it"),  # of a ClaimError
+    "small": ("BoardTooSmall", "8 of 4"),  # of a TerminalError
+    "odd": ("ClaimFailed", "no word"),  # one that is not a valid reason
+}
+
+
+async def test_the_reason_of_a_refusal_is_the_backends_own_word() -> None:
     async with run_node(lambda step: None) as node, run_agent(node, *BACKEND) as agent:
         await agent.wait_ready()
         selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
         await node.client.create(DEVICE_CLASSES, {"metadata": {"name": "worded"}, "spec": {"selectors": [selector]}})
-        await ask_for(node, device)
-        assert await wait_event(node, "ResourceClaim", device) == (reason, note)
-        _, metrics = await agent.get("/metrics")
-        assert re.search(rf'operation="prepare",result="{reason}"', metrics)
-        assert {line["reason"] for line in agent.lines() if line["message"] == note} == {reason}
+        for device in WORDS:
+            await ask_for(node, device)
+        for device, (reason, note) in WORDS.items():
+            assert await wait_event(node, "ResourceClaim", device) == (reason, note)
+            _, metrics = await agent.get("/metrics")
+            assert re.search(rf'operation="prepare",result="{reason}"', metrics)
+            assert {line["reason"] for line in agent.lines() if line["message"] == note} == {reason}
 
 
-@pytest.mark.parametrize("version", ["1.33.4", "1.32.0"])
-async def test_a_cluster_that_is_too_old_is_told_on_its_node_and_not_called_ready(version: str) -> None:
+async def test_a_cluster_that_is_too_old_is_told_on_its_node_and_not_called_ready() -> None:
+    version = "1.33.4"
     async with run_node(lambda step: None, version=version) as node, run_agent(node, *BACKEND) as agent:
         words = f"this cluster runs Kubernetes v{version}+pydra-embedded; pydra needs 1.34 or later"
         _, note = await wait_event(node, "Node", node.settings.node_name, "ClusterUnsupported")
