@@ -23,7 +23,7 @@ async def test_a_pod_that_asks_for_a_device_starts_with_it_and_leaves_nothing_be
         assert device.startswith("accel-")
         prefix = f"SIM_{device.upper().replace('-', '_')}"
         assert [line.partition("=")[0] for line in found[:-1]] == [
-            f"{prefix}_{name}" for name in ("CORES", "MEMORY", "UUID")
+            f"{prefix}_{name}" for name in ("CORES", "MEMORY", "SLOTS", "UUID")
         ]
         await cluster.delete_pod("app")
         await cluster.wait_unprepared()
