@@ -11,6 +11,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,9 @@ from pydra.admission.schema import read_backend
 from pydra.backends.child.loading import load_object
 from pydra.backends.contract import ENTRY_POINT_GROUP
 from pydra.backends.discovery import find_backend
-from pydra.backends.settings import settings_schema
+from pydra.backends.settings import RESERVED, settings_schema
 from pydra.cli.options import HEALTH, KUBERNETES, OBSERVE, OPTIONS, TIMES, key_of
 from pydra.settings import KUBELET_CALL_DEADLINE, KUBELET_HEALTH_LEASE, Settings
-from pydra_nvidia import settings as nvidia
 
 ROOT = Path(__file__).resolve().parent.parent
 CHART = ROOT / "charts" / "pydra"
@@ -46,16 +46,15 @@ BELOW = {
 """Limits that are no part of the settings' types."""
 
 ROOTS = {"host_root", "sys_root", "proc_root"}
-"""Of the NVIDIA backend: follow from what the chart mounts."""
+"""Settings of backends that follow from what the chart mounts."""
 
 
 def files() -> dict[Path, str]:
     """The files as they should be."""
     schema = json.loads(SCHEMA.read_text())
-    schema["$defs"] |= {
-        "agentSettings": agent_settings(),
-        "nvidiaSettings": nvidia_settings(),
-        "simSettings": settings_schema(load_object(find_backend("sim").target).SETTINGS_TYPE),
+    schema["$defs"]["agentSettings"] = agent_settings()
+    schema["properties"]["backends"]["properties"] = {
+        name: {"$ref": "#/$defs/backend", "properties": {"settings": backend_settings(name)}} for name in backends()
     }
     made = {SCHEMA: json.dumps(schema, indent=2, ensure_ascii=False) + "\n"}
     made[CHART / "files" / "webhook-rules.json"] = json.dumps(build_rules(), indent=2) + "\n"
@@ -75,13 +74,16 @@ def backends() -> list[str]:
 
 
 def describe_backend(name: str) -> str:
-    """Its driver and DeviceClasses. Which extended resources stand for them is the values' business."""
+    """Its driver and DeviceClasses. The extended resources that stand for them are in the values."""
     backend = load_object(find_backend(name).target)
     classes = {
         one: {key: value for key, value in spec.items() if key != "extendedResourceName"}
         for one, spec in backend.DEVICE_CLASSES.items()
     }
-    return json.dumps({"driver": backend.DRIVER, "deviceClasses": classes}, indent=2) + "\n"
+    described: dict[str, Any] = {"driver": backend.DRIVER, "deviceClasses": classes}
+    if not hasattr(backend, "SETTINGS_TYPE"):
+        described["readsVariables"] = True
+    return json.dumps(described, indent=2) + "\n"
 
 
 def policy_of(name: str) -> str:
@@ -105,19 +107,30 @@ def agent_settings() -> dict[str, Any]:
     return closed(settings)
 
 
-def nvidia_settings() -> dict[str, Any]:
-    """The schema of PYDRA_NVIDIA_*, in camelCase."""
-    told = _generate_docs().texts_below(nvidia.Settings)
-    settings = {
-        camel(field.name): schema_of(field.type)
-        | {"description": re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", told[field.name])}
-        for field in msgspec.structs.fields(nvidia.Settings)
-        if field.name not in ROOTS
-    }
-    reaction = settings["signals"].pop("additionalProperties")
-    settings["signals"] |= closed({one.value: reaction for one in nvidia.Signal})
-    settings["scenario"] = {"type": "string", "description": "A simulated machine in the place of the hardware."}
-    return closed(settings)
+def backend_settings(name: str) -> dict[str, Any]:
+    """The schema of a backend's own settings, each with the text that stands below its field, if one does."""
+    backend = load_object(find_backend(name).target)
+    own = getattr(backend, "SETTINGS_TYPE", None) or load_object(f"{backend.__name__}.settings:Settings")
+    schema = settings_schema(own)
+    told: dict[str, str] = {}
+    with suppress(ValueError):  # its types carry the texts
+        told = _generate_docs().texts_below(own)
+    properties = {}
+    for field in msgspec.structs.fields(own):
+        if field.name in ROOTS:
+            continue
+        part = inline(schema["properties"][camel(field.name)], schema.get("$defs", {}))
+        part.pop("default", None)
+        if field.name in told:
+            part["description"] = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", told[field.name])
+        match msgspec.inspect.type_info(field.type):
+            case msgspec.inspect.DictType(key_type=msgspec.inspect.EnumType(cls=keys)):
+                part |= closed({str(one.value): part["additionalProperties"] for one in keys})
+        properties[camel(field.name)] = part
+    if not hasattr(backend, "SETTINGS_TYPE"):
+        for reserved in RESERVED:
+            properties.setdefault(reserved.lower(), {"type": "string", "description": "Of a simulated machine."})
+    return closed(properties)
 
 
 def closed(properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,19 +147,22 @@ def camel(name: str) -> str:
 def schema_of(kind: Any) -> dict[str, Any]:
     """The JSON Schema of a setting's type, all in one place."""
     (schema,), components = msgspec.json.schema_components([kind], ref_template="{name}")
+    made: dict[str, Any] = inline(schema, components)
+    return made
 
-    def inline(part: Any) -> Any:
-        match part:
-            case {"$ref": str(name)}:
-                return inline({key: value for key, value in components[name].items() if key in ("enum", "type")})
-            case dict():
-                return {key: inline(value) for key, value in part.items() if key != "title"}
-            case list():
-                return [inline(one) for one in part]
-        return part
 
-    found: dict[str, Any] = inline(schema)
-    return found
+def inline(part: Any, components: Mapping[str, Any]) -> Any:
+    """The schema with the components in the places that refer to them, without their titles and texts."""
+    match part:
+        case {"$ref": str(reference), **rest}:
+            found = components[reference.rpartition("/")[2]]
+            kept = {key: value for key, value in found.items() if key not in ("title", "description")}
+            return inline(kept | rest, components)
+        case dict():
+            return {key: inline(value, components) for key, value in part.items() if key != "title"}
+        case list():
+            return [inline(one, components) for one in part]
+    return part
 
 
 def values_table(schema: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from cryptography import x509
 
-from tests.chart.rendering import NVIDIA, SIM, Object, Objects, at, by_name, overlay, settings_file, variables
+from tests.chart.rendering import NVIDIA, SIM, Object, Objects, at, by_name, overlay, settings_file
 
 TOLERATION = {"key": "mine", "operator": "Exists"}
 LINUX = {"kubernetes.io/os": "linux"}
@@ -159,8 +159,15 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         f"{B}.settings",
         SIM,
         {"scenario": "shared"},
-        lambda objects: variables(objects.agent()),
-        has({"PYDRA_SIM_SCENARIO": "shared"}),
+        settings,
+        has({"backendSettings": {"sim": {"scenario": "shared", "state": "/var/run/pydra-sim"}}}),
+    ),
+    (
+        f"{B}.settingsNeed",
+        overlay(SIM, at(f"{B}.settings.scenario", "shared")),
+        {"hostPID": {"scenario": "partitions"}},
+        pod("hostPID"),
+        True,
     ),
     (f"{B}.env", SIM, [VARIABLE], lambda objects: by_name(objects.agent()["env"])["PIP_INDEX_URL"], VARIABLE),
     (f"{B}.resources", SIM, RESOURCES, agent("resources"), RESOURCES),

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,24 @@ import msgspec
 import pytest
 import yaml
 
-from pydra.backends.discovery import variable_prefix
+import pydra_sim
+from pydra.backends.settings import read_settings as read_backend_settings
 from pydra.cli.agent import build_parser, read_settings
 from pydra.settings import LogLevel, Settings
 from pydra_nvidia import settings as nvidia
-from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, Objects, at, overlay, render, settings_file, variables
+from tests.chart.rendering import (
+    BOTH,
+    CHART,
+    NVIDIA,
+    SIM,
+    Objects,
+    at,
+    by_name,
+    overlay,
+    render,
+    settings_file,
+    variables,
+)
 
 
 def read_by_agent(objects: Objects, tmp_path: Path, name: str = "") -> Settings:
@@ -58,6 +72,14 @@ def test_the_agent_reads_what_the_chart_writes(tmp_path: Path) -> None:
     assert (settings.log_level, settings.verify_x509_strict) == (LogLevel.DEBUG, True)
     assert (settings.prepare_deadline, settings.drain_grace) == (20, 7.5)
     assert settings.pod_uid == "0f0f"
+
+
+def test_the_kubelets_claims_are_read_through_the_mount_of_the_hosts_root(tmp_path: Path) -> None:
+    objects = render(SIM, at("kubelet.root", "/data/kubelet"))
+    assert read_by_agent(objects, tmp_path).kubelet_claims == "/host/data/kubelet/dra_manager_state"
+    mounts, volumes = by_name(objects.agent()["volumeMounts"]), by_name(objects.pod()["volumes"])
+    assert volumes["host"]["hostPath"]["path"] == "/"
+    assert (mounts["host"]["mountPath"], mounts["host"]["readOnly"]) == ("/host", True)
 
 
 def test_a_backend_that_the_image_lacks_is_in_the_last_words_of_the_pod(tmp_path: Path) -> None:
@@ -158,6 +180,15 @@ def test_each_setting_of_the_nvidia_backend_arrives(field: msgspec.structs.Field
     assert settings.host_root == "/host"
 
 
+OWN_SETTINGS = {
+    "aValue": [1, 2],
+    "other": True,
+    "ratio": 0.5,
+    "many": 1000000,
+    "path": "/<a>&b",
+    "words": {"x": "yes"},
+    "text": "1e3",
+}
 DIRECT = at("backends.nvidia.settings.mpsLauncher", "direct")
 
 
@@ -177,20 +208,37 @@ def test_by_default_mps_daemons_are_where_they_outlive_the_pod() -> None:
     assert mounts[nvidia.Settings().state]["mountPropagation"] == "Bidirectional"
 
 
-@pytest.mark.parametrize("name", ["sim", "my-fpga", "pydra-fpga"])
-def test_variables_are_called_as_the_backend_expects(name: str) -> None:
-    backend = {"enabled": True, "driver": "x.dev", "settings": {"aValue": [1, 2], "other": True, "ratio": 0.5}}
-    found = variables(
-        render(
-            at(f"backends.{name}", overlay(backend, {"settings": {}}) if name != "sim" else {"enabled": True})
-        ).agent(f"pydra-{name}")
-    )
-    prefix = variable_prefix(name)
-    own = {key: value for key, value in found.items() if key.startswith(f"{prefix}_")}
-    if name == "sim":
-        assert own == {"PYDRA_SIM_STATE": "/var/run/pydra-sim"}
-    else:
-        assert own == {f"{prefix}_A_VALUE": "1,2", f"{prefix}_OTHER": "true", f"{prefix}_RATIO": "0.5"}
+@pytest.mark.parametrize(
+    "values",
+    [
+        pytest.param(
+            at("backends.my-fpga", {"enabled": True, "driver": "x.dev", "settings": OWN_SETTINGS}), id="one of a vendor"
+        ),
+        pytest.param(
+            overlay(
+                SIM,
+                at("onePod", True),
+                at("backends.my-fpga", {"enabled": True, "driver": "x.dev"}),
+                at("backends.sim.settings.scenario", "shared"),
+            ),
+            id="all in one pod",
+        ),
+    ],
+)
+def test_the_agent_hands_a_backend_its_settings_as_the_values_have_them(
+    values: Mapping[str, Any], tmp_path: Path
+) -> None:
+    found = read_by_agent(render(values), tmp_path).backend_settings
+    for name, backend in overlay(yaml.safe_load((CHART / "values.yaml").read_text()), values)["backends"].items():
+        if backend["enabled"]:
+            assert found.get(name, {}) == backend.get("settings", {})
+
+
+def test_settings_of_a_backend_are_read_as_its_type(tmp_path: Path) -> None:
+    objects = render(SIM, at("backends.sim.settings.scenario", "shared"))
+    given = read_by_agent(objects, tmp_path).backend_settings["sim"]
+    read = read_backend_settings(pydra_sim.SETTINGS_TYPE, "sim", "PYDRA_SIM_", variables(objects.agent()), given)
+    assert read == pydra_sim.Settings(scenario="shared", state="/var/run/pydra-sim")
 
 
 def test_the_agents_settings_in_the_schema_are_all_but_those_that_follow_from_others() -> None:

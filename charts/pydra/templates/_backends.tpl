@@ -25,6 +25,7 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- end -}}
 {{- $_ := set $drivers $driver $name -}}
 {{- $_ := set $backend "driver" $driver -}}
+{{- $_ := set $backend "readsVariables" (default false $known.readsVariables) -}}
 {{- $_ := set $backend "classes" (include "pydra.classes" (dict "known" $known "driver" $driver "values" (default dict $values.deviceClasses)) | fromJson) -}}
 {{- $_ := set $enabled $name $backend -}}
 {{- if $root.Values.onePod -}}
@@ -85,7 +86,7 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- define "pydra.classes" -}}
 {{- $text := toRawJson (default dict .known.deviceClasses) -}}
 {{- if .known.driver -}}
-{{- /* In a class's CEL the driver is a string in quotes; vfio.gpu.nvidia.com is no driver but the name of a class. */ -}}
+{{- /* In a class's CEL the driver is a string in quotes; without them the same text may be part of a class's name. */ -}}
 {{- $text = $text | replace (printf "'%s'" .known.driver) (printf "'%s'" .driver) -}}
 {{- end -}}
 {{- $specs := fromJson $text -}}

@@ -39,17 +39,13 @@ those of its own Kubernetes, so that nothing is refused there; with --api-versio
 
 {{- /*
 The feature gates without which a setting of a backend does not work, as JSON: by gate, what needs it. A cluster that has
-one of them off drops the fields that carry it, and says nothing. Args: name, backend.
+one of them off drops the fields that carry it, and says nothing. Takes a backend.
 */ -}}
 {{- define "pydra.gates" -}}
 {{- $gates := dict -}}
-{{- if eq .name "nvidia" -}}
-{{- $settings := default dict .backend.settings -}}
-{{- $counted := list -}}
-{{- range list "dynamicMig" "vfio" -}}{{- if get $settings . -}}{{- $counted = append $counted . -}}{{- end -}}{{- end -}}
-{{- if $counted -}}{{- $_ := set $gates "DRAPartitionableDevices" (join " and " $counted) -}}{{- end -}}
-{{- if ne (toString (default "disabled" $settings.consumableShares)) "disabled" -}}
-{{- $_ := set $gates "DRAConsumableCapacity" "consumableShares" -}}
+{{- range $gate, $unless := dig "featureGates" dict (default dict .settingsNeed) -}}
+{{- with include "pydra.needing" (dict "settings" $.settings "unless" $unless) | fromJsonArray -}}
+{{- $_ := set $gates $gate (join " and " .) -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $gates -}}

@@ -84,7 +84,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- default .root.Values.image.pullPolicy $own.pullPolicy -}}
 {{- end -}}
 
-{{- /* The variable of a backend's setting: dynamicMig of nvidia is PYDRA_NVIDIA_DYNAMIC_MIG. Args: name, key. */ -}}
+{{- /* The variable of a backend's setting: maxClock of fpga is PYDRA_FPGA_MAX_CLOCK. Args: name, key. */ -}}
 {{- define "pydra.variable" -}}
 {{- printf "PYDRA_%s_%s" (.name | replace "-" "_" | trimPrefix "pydra_" | upper) (.key | snakecase | upper) -}}
 {{- end -}}

@@ -98,7 +98,7 @@ containers:
       - {name: PYTHONPATH, value: /packages/start}
       {{- end }}
       {{- range $name := $names }}
-      {{- range $key, $value := default dict (get $.backends $name).settings }}
+      {{- range $key, $value := (get $.backends $name).readsVariables | ternary (default dict (get $.backends $name).settings) dict }}
       - name: {{ include "pydra.variable" (dict "name" $name "key" $key) | quote }}
         value: {{ include "pydra.text" $value | quote }}
       {{- end }}
@@ -193,10 +193,20 @@ volumes:
 {{- end -}}
 
 {{- /*
-Whether a backend needs the host's process ids; empty when not. MPS daemons on the host are started from there, and a
-GPU is taken from its driver for passthrough only where all who might use it are seen.
+Which of these settings of a backend are given and not as here, where they need nothing more; sorted, a JSON list.
+Args: settings, unless (setting to the value with which it needs nothing).
 */ -}}
-{{- define "pydra.hostPID" -}}
+{{- define "pydra.needing" -}}
 {{- $settings := default dict .settings -}}
-{{- if or .hostPID (eq (toString (get $settings "mpsLauncher")) "host") (eq (toString (get $settings "vfio")) "true") -}}true{{- end -}}
+{{- $needing := list -}}
+{{- range $key, $idle := default dict .unless -}}
+{{- if and (hasKey $settings $key) (ne (toString (get $settings $key)) (toString $idle)) -}}{{- $needing = append $needing $key -}}{{- end -}}
+{{- end -}}
+{{- sortAlpha $needing | toJson -}}
+{{- end -}}
+
+{{- /* Whether a backend needs the host's process ids; empty when not. */ -}}
+{{- define "pydra.hostPID" -}}
+{{- $unless := dig "hostPID" dict (default dict .settingsNeed) -}}
+{{- if or .hostPID (include "pydra.needing" (dict "settings" .settings "unless" $unless) | fromJsonArray) -}}true{{- end -}}
 {{- end -}}
