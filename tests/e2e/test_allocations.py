@@ -173,7 +173,7 @@ def opaque(**parameters: object) -> JsonObject:
 def settings(found: list[str]) -> set[str]:
     """What a container was told of the only device that it has, beside what that is."""
     told = {line.split("_", 3)[3] for line in found if line.startswith("SIM_ACCEL_")}
-    return {one for one in told if not one.startswith(("UUID", "MEMORY", "CORES"))}
+    return {one for one in told if not one.startswith(("UUID", "MEMORY", "CORES", "SLOTS"))}
 
 
 async def test_containers_get_the_devices_of_the_requests_that_they_name(serve: Serve) -> None:
