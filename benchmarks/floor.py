@@ -1,4 +1,4 @@
-"""The floor of a machine: the least that one prepare must wait for, whoever wrote the driver.
+"""The floor of a machine: the least that one prepare must wait for, in any driver.
 
 One GET of a claim over a warm connection, one durable 2 KB file write (file and directory), and one
 unary gRPC call on a Unix socket, each at its median. Every other figure is a multiple of the sum.

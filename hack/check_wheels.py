@@ -1,7 +1,7 @@
 """Builds the wheels, installs them into an empty environment, tries there what a user would, and runs all tests there.
 
-What the sources can do is no proof: a module left out of a wheel, or a dependency that only development has, is found
-only here. Arguments go to pytest.
+That it works with the sources proves nothing: a module left out of a wheel, or a dependency that only development
+has, is found only here. Arguments go to pytest.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ BELOW = {
     "unprepareDeadline": KUBELET_CALL_DEADLINE,
     "healthPeriod": KUBELET_HEALTH_LEASE,
 }
-"""Limits that are no part of the settings' types."""
+"""Limits that are not part of the settings' types."""
 
 ROOTS = {"host_root", "sys_root", "proc_root"}
 """Settings of backends that follow from what the chart mounts."""

@@ -92,7 +92,7 @@ def last_change() -> int:
     """When the last commit was made: the time of all files in the images."""
     if given := os.environ.get("SOURCE_DATE_EPOCH"):
         if not given.isdecimal():
-            raise ValueError(f"SOURCE_DATE_EPOCH={given} is no number of seconds")
+            raise ValueError(f"SOURCE_DATE_EPOCH={given} is not a number of seconds")
         return int(given)
     asked = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
     try:

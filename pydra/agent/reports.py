@@ -221,12 +221,12 @@ class Reports:
         self._count_gates((), withheld=0)
 
     def cluster_unsupported(self, error: Unsupported) -> None:
-        """The cluster is none that pydra works with."""
+        """The cluster is not supported."""
         self._metrics.cluster_unsupported.set(1)
         self._tell(self._node, "ClusterUnsupported", f"nothing is served to this cluster: {error}", "Start")
 
     def cluster_supported(self) -> None:
-        """It is one."""
+        """It is supported."""
         self._metrics.cluster_unsupported.set(0)
 
     @_handle.register

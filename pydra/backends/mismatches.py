@@ -252,7 +252,7 @@ def is_quantity_type(wanted: mi.Type) -> bool:
 
 
 def find_bad_quantities(value: Any, wanted: type) -> tuple[str, ...]:
-    """Every string that should be a quantity and is none, with its path. The value is one that decodes."""
+    """Every string that should be a quantity and is not, with its path. The value is one that decodes."""
     return tuple(_walk_quantities(value, read_type(wanted), "$"))
 
 

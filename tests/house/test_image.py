@@ -136,7 +136,7 @@ def test_without_an_engine_it_says_what_to_install(tree: Tree) -> None:
         (["BACKENDS=gpu"], {}, "BACKENDS: plugins/ has no backend gpu; it has fpga"),
         ([], {"INFO": "3"}, "no engine works here:\n`podman info` ended with 3"),
         ([], {"BUILD": "4"}, "podman ended with 4 while it built pydra:"),
-        ([], {"SOURCE_DATE_EPOCH": "now"}, "SOURCE_DATE_EPOCH=now is no number of seconds"),
+        ([], {"SOURCE_DATE_EPOCH": "now"}, "SOURCE_DATE_EPOCH=now is not a number of seconds"),
         ([], {"SOURCE_DATE_EPOCH": ""}, "no git history tells the time of the sources: set SOURCE_DATE_EPOCH to it"),
     ],
     ids=["not there", "of another kind", "unknown backend", "not working", "failing", "time", "no time"],

@@ -166,7 +166,7 @@ class ApiServer:
         self._handlers.break_watches()
 
     def compact(self) -> None:
-        """Forget the history: whoever resumes from an older version is answered 410."""
+        """Forget the history: a watch that resumes from an older version is answered 410."""
         self.store.compact()
 
     @asynccontextmanager

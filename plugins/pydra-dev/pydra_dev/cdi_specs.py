@@ -112,7 +112,7 @@ class Spec(_Strict, frozen=True, kw_only=True):
         if self.cdi_version.removeprefix("v") not in VERSIONS:
             raise ValueError(f"unknown cdiVersion {self.cdi_version}")
         if not KIND.fullmatch(self.kind):
-            raise ValueError(f"{self.kind!r} is no kind: vendor/class")
+            raise ValueError(f"{self.kind!r} is not a kind: must be vendor/class")
         names = [device.name for device in self.devices]
         if len(set(names)) < len(names):
             raise ValueError(f"device names differ within a spec, found {', '.join(names)}")

@@ -128,7 +128,7 @@ def _release(api: Api, claim: JsonObject, left: Sequence[JsonObject]) -> JsonObj
 
 
 def step_pods(api: Api) -> None:
-    """Finish the deletion of pods whose node is no more: no kubelet will."""
+    """Finish the deletion of pods whose node no longer exists: no kubelet will."""
     nodes = {node["metadata"]["name"] for node in api.list(NODES).items}
     for pod in api.list(PODS).items:
         node = pod["spec"].get("nodeName")
@@ -139,7 +139,7 @@ def step_pods(api: Api) -> None:
 
 
 def step_owners(api: Api) -> None:
-    """Delete what belongs only to objects that are no more."""
+    """Delete what belongs only to objects that no longer exist."""
     owned = [(kind, obj) for kind in _STORED for obj in api.list(kind).items if obj["metadata"].get("ownerReferences")]
     for kind, obj in owned:
         metadata = obj["metadata"]

@@ -36,7 +36,7 @@ _COMPARE = {
 
 
 class UnsupportedExpressionError(Exception):
-    """The expression uses something of CEL that this evaluator does not know, or is no CEL at all."""
+    """The expression uses something of CEL that this evaluator does not support, or is not CEL."""
 
 
 class EvaluationError(Exception):
@@ -68,7 +68,7 @@ def compile_expression(text: str) -> Callable[[str, schema.Device], bool]:
     """A function of a driver's name and a device; raises UnsupportedExpressionError.
 
     The function raises EvaluationError when the device lacks what the expression reads, or when
-    the result is no boolean.
+    the result is not a boolean.
     """
     node = _Parser(text).parse()
 

@@ -1,4 +1,4 @@
-"""Trouble on demand, for tests of whoever talks to the API server: slow, failing, frozen, cut off.
+"""Faults on demand, for tests of clients of the API server: slow, failing, frozen, cut off.
 
 A fault applies to the calls that it names; what it names nothing of, it applies to all of.
 """
@@ -66,7 +66,7 @@ class ConnectionCutError(Exception):
 
 
 class RawAnswerError(Exception):
-    """An answer that is no Status object, as a proxy or a broken server gives it."""
+    """An answer that is not a Status object, as from a proxy or a broken server."""
 
     def __init__(self, status: int, body: str) -> None:
         self.status = status

@@ -334,12 +334,12 @@ class Signal:
         self.closed = False
 
     def notify(self) -> None:
-        """Wake whoever waits now."""
+        """Wake all that wait now."""
         self.event.set()
         self.event = anyio.Event()
 
     def close(self) -> None:
-        """Nothing more will be told: whoever waits or watches should end."""
+        """There will be no more events: waits and watches should end."""
         self.closed = True
         self.notify()
 

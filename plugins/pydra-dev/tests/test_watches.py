@@ -16,7 +16,7 @@ JsonObject = dict[str, Any]
 
 
 async def read(events: AsyncIterator[JsonObject], count: int) -> list[tuple[str, str]]:
-    """The next events that are no bookmarks: type and name."""
+    """The next events that are not bookmarks: type and name."""
     found: list[tuple[str, str]] = []
     async for event in events:
         if event["type"] != "BOOKMARK":

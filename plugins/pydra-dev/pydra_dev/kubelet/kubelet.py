@@ -89,7 +89,7 @@ class Kubelet:
             preparer = ClaimPreparer(client, plugins, cache, report)
             pods = PodWorkers(settings, client, preparer, health, tasks=tasks, report=report)
             registrar = Registrar(settings, plugins, report)
-            # The slices of all drivers go once at every start; whoever is still there publishes again.
+            # The slices of all drivers go once at every start; drivers that still run publish again.
             tasks.start_soon(wiper.wipe, name="wipe slices at start")
             watch = functools.partial(
                 watch_registry, settings, register=registrar.register, deregister=plugins.deregister

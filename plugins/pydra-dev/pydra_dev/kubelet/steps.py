@@ -1,4 +1,4 @@
-"""What the kubelet did, told to whoever listens: frozen values, one for each thing worth telling."""
+"""What the kubelet did, as frozen values for its observers: one class for each kind of step."""
 
 from __future__ import annotations
 
