@@ -82,12 +82,12 @@ def test_the_page_of_health_has_every_signal_with_what_follows() -> None:
     }
     expected = {one.value: follows is Reaction.UNHEALTHY for one, follows in DEFAULT_REACTIONS.items()}
     assert told == {name: sick for name, sick in expected.items() if name != Signal.IGNORED_XID.value}
-    ignored = re.search(r"applications cause, ([0-9, and]+),", (HERE / "docs/health.md").read_text())
+    ignored = re.search(r"applications cause \(([0-9, and]+)\)", (HERE / "docs/health.md").read_text())
     assert ignored is not None
     assert {int(one) for one in re.findall(r"\d+", ignored[1])} == APPLICATION_XIDS
 
 
-@pytest.mark.parametrize(("before", "places"), [("names\nit:", PLACES), ("that has NVML:", ROOTS)])
+@pytest.mark.parametrize(("before", "places"), [("on the host in this\norder:", PLACES), ("that has NVML:", ROOTS)])
 def test_the_page_of_containers_lists_the_places_in_the_order_of_looking(before: str, places: tuple[str, ...]) -> None:
     told = (HERE / "docs/containers.md").read_text().partition(before)[2].lstrip().partition("\n\n")[0]
     assert tuple(code(line)[0] for line in told.splitlines()) == places
