@@ -34,7 +34,7 @@ from pydra.backends.wire import Method
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.record import Stage
-from pydra.checkpoint.store import RecordStore
+from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import ClaimRef, HeldClaim
 from pydra.claims.gc import GarbageCollector
 from pydra.claims.preparer import (
@@ -184,6 +184,7 @@ class DriverService:
         self._lock = InstanceLock(f"{self._records_directory}/lock")
         self._cdi = CdiStore(settings.cdi_dir, driver)
         self._board = HealthBoard()
+        self._loop = asyncio.get_running_loop()
         self._sockets_tried = anyio.Event()
         # Refused here, where it costs this backend only; what is raised beside running parts ends the agent.
         plan_socket_paths(
@@ -247,7 +248,7 @@ class DriverService:
             durable=self._facts.survives_reboot,
             boot_id=self._boot_id,
             elsewhere=(other,),
-            report=self._report,
+            report=self._hear_records,
         )
         await asyncio.to_thread(self._store.open)
         self._cdi.open()
@@ -262,6 +263,10 @@ class DriverService:
         if taken:
             _log.info("driver %s: took over %d claims that another driver had prepared", self._driver, taken)
         self._supervisor.restore_from(self._hold_still)
+
+    def _hear_records(self, record: UnreadableRecord) -> None:
+        """Called in the thread too in which the records are read at the start; Events are queued in the loop's own."""
+        self._loop.call_soon_threadsafe(self._report, record)
 
     @asynccontextmanager
     async def _hold_still(self) -> AsyncIterator[tuple[HeldClaim, ...]]:

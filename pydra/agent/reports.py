@@ -161,7 +161,7 @@ class Reports:
             self._tell(self._node, "CheckpointTooNew", note, "Read")
             return
         self._metrics.records_set_aside.labels(self._driver).inc()
-        devices = ", ".join(name for _, name in event.holding.devices)
+        devices = ", ".join(device.device for device in event.holding.devices)
         held = (
             f"its devices ({devices}) stay held until the claim is unprepared" if devices else "its devices are unknown"
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from enum import Enum
 
 import msgspec
@@ -27,7 +28,11 @@ SCHEMA = 1
 MAX_BYTES = 4 * 1024 * 1024
 
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-_HOLDING = re.compile(rb'"pool":"([^"\\]{1,253})","device":"([a-z0-9-]{1,63})"')
+_DEVICE = re.compile(
+    rb'\{"request":"[^"\\]*","pool":"[^"\\]{1,253}","device":"[a-z0-9-]{1,63}","share_id":(?:null|"[^"\\]*"),'
+    rb'"consumed_capacity":\{[^{}]*\},"admin_access":(?:true|false)(?=,)'
+)
+_DEVICE_NAME = re.compile(rb'"pool":"([^"\\]{1,253})","device":"([a-z0-9-]{1,63})"')
 _NAMES = re.compile(rb'"uid":"[^"\\]*","namespace":"([a-z0-9-]{1,63})","name":"([a-z0-9.-]{1,253})"')
 
 
@@ -59,9 +64,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """What an unreadable record still tells: the devices (pool, name) that it may hold, and the claim's name."""
+    """What an unreadable record still tells: the devices that it may hold, and the claim's name.
 
-    devices: tuple[tuple[str, str], ...] = ()
+    A device of which only pool and name are intact has an empty request, and counts as held by this claim alone.
+    """
+
+    devices: tuple[AllocatedDevice, ...] = ()
     namespace: str = ""
     name: str = ""
 
@@ -83,6 +91,7 @@ _encoder = msgspec.json.Encoder()
 _envelope = msgspec.json.Decoder(_Envelope)
 _schema = msgspec.json.Decoder(_Schema)
 _record = msgspec.json.Decoder(Record)
+_allocated = msgspec.json.Decoder(AllocatedDevice)
 
 
 def build_record(record: Record) -> bytes:
@@ -130,7 +139,17 @@ def parse_record(content: bytes) -> Record:
 
 def read_holding(content: bytes) -> Holding:
     """What a damaged record says of its devices and claim, as far as those bytes are intact."""
-    devices = dict.fromkeys((pool.decode(errors="replace"), name.decode()) for pool, name in _HOLDING.findall(content))
+    devices: list[AllocatedDevice] = []
+    for found in _DEVICE.findall(content):
+        with suppress(*_UNREADABLE):
+            device = _allocated.decode(found + b"}")
+            if device not in devices:
+                devices.append(device)
+    known = {(device.pool, device.device) for device in devices}
+    for pool, name in dict.fromkeys(_DEVICE_NAME.findall(content)):
+        key = pool.decode(errors="replace"), name.decode()
+        if key not in known:
+            devices.append(AllocatedDevice(request="", pool=key[0], device=key[1]))
     names = _NAMES.search(content)
     namespace, name = (part.decode() for part in names.groups()) if names else ("", "")
     return Holding(devices=tuple(devices), namespace=namespace, name=name)

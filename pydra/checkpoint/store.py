@@ -43,7 +43,7 @@ from pydra.checkpoint.record import (
     parse_record,
     read_holding,
 )
-from pydra.claim import HeldClaim, is_file_name
+from pydra.claim import Claim, HeldClaim, is_file_name
 from pydra.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -70,6 +70,11 @@ class UnreadableRecord(msgspec.Struct, frozen=True, kw_only=True):
     why: str
     is_newer: bool = False
     holding: Holding = Holding()
+
+    def claim(self) -> Claim:
+        """The claim, as far as it is known."""
+        holding = self.holding
+        return Claim(uid=self.uid, namespace=holding.namespace, name=holding.name, devices=holding.devices)
 
 
 class RecordStore:

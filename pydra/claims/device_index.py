@@ -8,8 +8,6 @@ Kubernetes API reference, DeviceRequestAllocationResult adminAccess and shareID.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
 from pydra.claim import AllocatedDevice, Claim
@@ -41,23 +39,12 @@ class DeviceIndex:
         """From now on the uid holds the devices of this claim, and no others."""
         if uid in self._devices:
             self.release(uid)
-        name = f"{claim.namespace}/{claim.name}"
+        name = f"{claim.namespace}/{claim.name}" if claim.name else f"with uid {uid}"
         for device in claim.devices:
+            key = device.pool, device.device
             use = Use(claim=name, admin_access=device.admin_access, share_id=device.share_id)
-            self._add(uid, (device.pool, device.device), use)
-
-    def hold_unknown(self, uid: str, devices: Iterable[tuple[str, str]], name: str = "") -> None:
-        """From now on the uid holds these devices (pool, name), of a record that cannot be read, and no others.
-
-        Nobody may share them, since nobody knows how they are used; `name` is what messages then call the claim.
-        """
-        self.release(uid)
-        for device in devices:
-            self._add(uid, device, Use(claim=name or f"with uid {uid}"))
-
-    def _add(self, uid: str, device: tuple[str, str], use: Use) -> None:
-        self._uses.setdefault(device, {}).setdefault(uid, []).append(use)
-        self._devices.setdefault(uid, []).append(device)
+            self._uses.setdefault(key, {}).setdefault(uid, []).append(use)
+            self._devices.setdefault(uid, []).append(key)
 
     def release(self, uid: str) -> None:
         """The uid holds nothing any more."""

@@ -111,11 +111,10 @@ def decide_unprepare(
         return Undo(_unknown_extent(asked))
     if asked is not None and is_silence(asked):
         return Refuse(asked)
-    devices = tuple(AllocatedDevice(request="", pool=pool, device=name) for pool, name in unreadable.holding.devices)
-    if not devices:
+    claim = unreadable.claim()
+    if not claim.devices:
         return RemoveFile()
-    namespace, name = unreadable.holding.namespace, unreadable.holding.name
-    return Undo(_unknown_extent(Claim(uid=unreadable.uid, namespace=namespace, name=name, devices=devices)))
+    return Undo(_unknown_extent(claim))
 
 
 def decide_reconcile(

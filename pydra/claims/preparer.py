@@ -537,8 +537,6 @@ class ClaimPreparer:
         if record is not None:
             self._index.hold(uid, record.claim)
         elif unreadable is not None:
-            holding = unreadable.holding
-            name = f"{holding.namespace}/{holding.name}" if holding.name else ""
-            self._index.hold_unknown(uid, holding.devices, name)
+            self._index.hold(uid, unreadable.claim())
         else:
             self._index.release(uid)

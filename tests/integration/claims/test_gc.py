@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pydra.claim import ClaimRef
+from pydra.claim import Claim, ClaimRef
 from pydra.claims.gc import GarbageCollected, GarbageCounts
 from tests.integration.claims.node import DRIVER, NOTHING, Node
 
@@ -152,6 +152,25 @@ async def test_an_unreadable_record_of_a_claim_that_is_gone_frees_its_devices(no
         assert (await agent.garbage.collect()).counts == GarbageCounts(claims_unprepared=1)
         assert agent.hardware.owners("gpu-0") == []
     assert node.traces() == NOTHING
+
+
+async def test_an_unreadable_record_with_admin_access_holds_up_nobody_and_is_undone_as_such(node: Node) -> None:
+    node.api.allocate("admin", "gpu-0", admin=True)
+    async with node.running() as agent:
+        await agent.prepare("a", "admin")
+        await agent.unprepare("a")
+    node.record_file("admin").write_bytes(node.record_file("admin").read_bytes()[:-9])
+    async with node.running() as agent:
+        assert isinstance((await agent.prepare("a"))[0], tuple)
+        undone: list[Claim] = []
+
+        async def note(claim: Claim) -> None:
+            undone.append(claim)
+
+        agent.hardware.before_unprepare = note
+        del node.api.claims["admin"]
+        assert (await agent.garbage.collect()).counts == GarbageCounts(claims_unprepared=1)
+        assert [(one.uid, one.devices[0].admin_access) for one in undone] == [("admin", True)]
 
 
 async def test_a_record_of_which_nothing_can_be_read_is_forgotten_when_its_claim_is_gone(node: Node) -> None:

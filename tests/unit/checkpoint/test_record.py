@@ -69,12 +69,15 @@ def test_any_other_bytes_are_not_a_record(content: bytes) -> None:
 
 
 def test_a_damaged_record_names_its_claim_and_its_devices() -> None:
-    pool = [AllocatedDevice(request="r", pool="node-1", device=name) for name in ("gpu-0", "gpu-1")]
-    claim = Claim(uid="u", namespace="team", name="gpus", devices=tuple(pool))
-    record = Record(claim=claim, driver="d", stage=Stage.COMPLETED, boot_id="b")
-    holding = read_holding(build_record(record)[:-20])
+    looked_at = AllocatedDevice(request="r", pool="node-1", device="gpu-0", admin_access=True)
+    share = AllocatedDevice(request="r", pool="node-1", device="gpu-1", share_id="s", consumed_capacity={"memory": "1"})
+    claim = Claim(uid="u", namespace="team", name="gpus", devices=(looked_at, share))
+    content = build_record(Record(claim=claim, driver="d", stage=Stage.COMPLETED, boot_id="b"))
+    holding = read_holding(content[:-20])
     assert (holding.namespace, holding.name) == ("team", "gpus")
-    assert holding.devices == (("node-1", "gpu-0"), ("node-1", "gpu-1"))
+    assert holding.devices == (looked_at, share)
+    alone = AllocatedDevice(request="", pool="node-1", device="gpu-1")
+    assert read_holding(content.replace(b'"share_id":"s"', b'"share_id":s"')).devices == (looked_at, alone)
 
 
 def test_a_later_schema_is_told_from_damage() -> None:
