@@ -25,7 +25,7 @@ from benchmarks.world import MEMORY
 from pydra import AllocatedDevice, Claim, HeldClaim, PreparedDevice
 from pydra.backends.child.calls import CallThreads
 from pydra_nvidia.backend import NvidiaBackend
-from pydra_nvidia.composition import open_backend
+from pydra_nvidia.composition import find_node, open_backend
 from pydra_nvidia.host.settled import SECONDS as SETTLED
 from pydra_nvidia.nvml.loading import use_library
 from pydra_nvidia.simulation.tree.keeper import TreeKeeper
@@ -138,7 +138,7 @@ async def _measure(report: Report, state: str, stopwatch: Stopwatch, rounds: int
         "PYDRA_NVIDIA_STATE": state,
         "PYDRA_NVIDIA_DYNAMIC_MIG": "true",
     }
-    async with open_backend(variables) as backend:
+    async with open_backend(find_node(variables)) as backend:
         await backend.restore(())
         begin = time.perf_counter()
         inventory = await backend.discover()

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from pydra.admission.webhook import AdmissionMetrics
+from pydra.backends.wording import describe
 from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of, key_of, variable_of
 from pydra.observability.metrics import Metrics
 from pydra_nvidia import settings as nvidia
-from pydra_nvidia.allowed import describe_allowed
 from pydra_nvidia.health.judge import DEFAULT_REACTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -103,12 +103,12 @@ def nvidia_settings_page() -> str:
     lines = [
         "# Settings of pydra-nvidia",
         "",
-        "Variables of the agent's process, read when the backend starts. A wrong or unknown one keeps it from",
-        "starting; all are told at once, in the log and in an Event on the Node (`BackendStartFailed`). The agent",
-        "has [settings of its own](../../../docs/settings.md).",
+        "Variables of the agent's process, or `backendSettings: {nvidia: {dynamicMig: true}}` in its settings file;",
+        "the variable wins. A wrong or unknown one keeps the backend from starting; all faults are named at once, in",
+        "the log, on `/readyz` and in an Event on the Node (`BackendSettings`). `pydra check nvidia` shows each one",
+        "with its value and where that came from. The agent has [settings of its own](../../../docs/settings.md).",
         "",
-        "`PYDRA_NVIDIA_SCENARIO` puts a simulated machine in the place of the node's hardware: the path of a scenario,",
-        "or the name of a bundled one. `PYDRA_NVIDIA_STATE` is then that machine's directory, and the scenario may",
+        "With `PYDRA_NVIDIA_SCENARIO`, `PYDRA_NVIDIA_STATE` is the simulated machine's directory, and the scenario may",
         "bring other defaults. The simulation comes with `pip install pydra-nvidia`; images for nodes leave it out.",
         "",
         "| variable | allowed | default | |",
@@ -116,7 +116,7 @@ def nvidia_settings_page() -> str:
     ]
     for field in msgspec.structs.fields(nvidia.Settings):
         default = f"`{text}`" if (text := as_text(getattr(defaults, field.name))) else "–"
-        allowed = describe_allowed(field.type).partition("; names")[0]
+        allowed = describe(msgspec.inspect.type_info(field.type)).replace("|", "\\|")
         lines.append(f"| `{nvidia.PREFIX}{field.name.upper()}` | {allowed} | {default} | {told[field.name]} |")
     lines += [
         "",

@@ -1,8 +1,9 @@
 """A backend's own settings: its SETTINGS_TYPE filled from the environment and the agent's settings file. Pure.
 
 A field `max_shares` is the variable `PYDRA_<BACKEND>_MAX_SHARES`, and `backendSettings.<backend>.maxShares` in the
-file; the variable wins. In a variable a list is written with commas, an object as JSON. All faults come back at once,
-each with its place, what was found, what is allowed and the default.
+file; the variable wins. In a variable a list is written with commas, a mapping as `name=value` with commas or as JSON,
+any other object as JSON. All faults come back at once, each with its place, what was found, what is allowed and the
+default.
 """
 
 from __future__ import annotations
@@ -161,6 +162,11 @@ def _read_member(text: str, wanted: mi.Type) -> Any:  # noqa: PLR0911 - one line
                 return _NOTHING
         case mi.CollectionType(item_type=item) if not text.startswith("["):
             return [_read_text(part, item) for part in text.split(",") if part.strip()]
+        case mi.DictType(value_type=value) if not text.startswith("{"):
+            pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+            if not all(equals for _, equals, _ in pairs):
+                return _NOTHING
+            return {name.strip(): _read_text(rest, value) for name, _, rest in pairs}
         case mi.CollectionType() | mi.TupleType() | mi.DictType() | mi.StructType() | mi.TypedDictType():
             try:
                 return msgspec.json.decode(text)

@@ -138,6 +138,7 @@ def test_no_setting_is_a_text_of_any_length_that_an_annotation_would_not_hold() 
 
 
 EXAMPLES: dict[str, Any] = {
+    "scenario": "hgx-h100",
     "state": "/run/other",
     "driver_root": "/run/nvidia/driver",
     "dev_root": "/run/nvidia/driver",
@@ -164,6 +165,14 @@ def camel(name: str) -> str:
     return re.sub(r"_(\w)", lambda match: match[1].upper(), name)
 
 
+def nvidia_settings(objects: Objects) -> nvidia.Settings:
+    """As the agent reads them."""
+    own = yaml.safe_load(settings_file(objects)).get("backendSettings", {}).get("nvidia", {})
+    settings = read_backend_settings(nvidia.Settings, "nvidia", nvidia.PREFIX, {}, own)
+    assert isinstance(settings, nvidia.Settings)
+    return msgspec.structs.replace(settings, host_root=variables(objects.agent())["PYDRA_HOST_ROOT"])
+
+
 @pytest.mark.parametrize(
     "field",
     [one for one in msgspec.structs.fields(nvidia.Settings) if one.name not in ("host_root", "sys_root", "proc_root")],
@@ -174,7 +183,7 @@ def test_each_setting_of_the_nvidia_backend_arrives(field: msgspec.structs.Field
     objects = render(
         NVIDIA, at(f"backends.nvidia.settings.{camel(field.name)}", msgspec.to_builtins(wanted, str_keys=True))
     )
-    settings = nvidia.parse_settings(variables(objects.agent()))
+    settings = nvidia_settings(objects)
     assert getattr(settings, field.name) == wanted
     assert getattr(nvidia.parse_settings({}), field.name) != wanted or field.name == "mps_launcher"
     assert settings.host_root == "/host"
@@ -201,7 +210,7 @@ def test_passthrough_sees_all_who_might_use_a_gpu(*, vfio: bool, seen: bool | No
 
 def test_by_default_mps_daemons_are_where_they_outlive_the_pod() -> None:
     objects = render(NVIDIA)
-    assert nvidia.parse_settings(variables(objects.agent())).mps_launcher is nvidia.MpsLauncher.HOST
+    assert nvidia_settings(objects).mps_launcher is nvidia.MpsLauncher.HOST
     assert objects.pod()["hostPID"] is True
     assert "hostPID" not in render(NVIDIA, DIRECT).pod()
     mounts = {one["mountPath"]: one for one in objects.agent()["volumeMounts"]}

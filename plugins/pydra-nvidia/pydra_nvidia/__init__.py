@@ -5,25 +5,29 @@ This module is what the entry point names. Nothing of NVIDIA is loaded at import
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from pydra_nvidia.config import CONFIG_TYPES
 from pydra_nvidia.inventory.classes import DEVICE_CLASSES
+from pydra_nvidia.settings import Settings
 
 if TYPE_CHECKING:
     from pydra_nvidia.backend import NvidiaBackend
 
 DRIVER = "gpu.nvidia.com"
+SETTINGS_TYPE = Settings
 
-__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "connect"]
+__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
 
 
 @asynccontextmanager
-async def connect() -> AsyncIterator[NvidiaBackend]:
-    """The node's hardware, or the one of the scenario PYDRA_NVIDIA_SCENARIO; settings are PYDRA_NVIDIA_*."""
-    from pydra_nvidia.composition import open_backend  # noqa: PLC0415 - the webhook reads types only
+async def connect(settings: Settings) -> AsyncIterator[NvidiaBackend]:
+    """The node's hardware, or the one of the scenario PYDRA_NVIDIA_SCENARIO."""
+    # Imported here: the webhook reads types only.
+    from pydra_nvidia.composition import find_node, open_backend  # noqa: PLC0415
 
-    async with open_backend() as backend:
+    async with open_backend(find_node(os.environ, settings)) as backend:
         yield backend

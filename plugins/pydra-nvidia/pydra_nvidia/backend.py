@@ -10,9 +10,9 @@ from collections.abc import Collection, Generator, Sequence
 from functools import partial
 from typing import Any
 
-from pydra import Claim, ClaimError, HeldClaim, Inheritance, Inventory, PreparedDevice, PydraError, Sample
+from pydra import Claim, ClaimError, HeldClaim, Inheritance, Inventory, PreparedDevice, PydraError, Sample, time_left
 from pydra_nvidia.before import Before
-from pydra_nvidia.budget import CALL, time_for
+from pydra_nvidia.budget import call_time
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.hardware import Reading
 from pydra_nvidia.health.monitor import HealthMonitor
@@ -48,8 +48,11 @@ _LAST_PAUSE = 300.0
 _LET_GO_LOOK = 0.5
 """Seconds between two looks whether the admin wants the GPUs for himself."""
 
-_LET_GO_PATIENCE = CALL + 4.0
-"""Seconds that claims have to be prepared which had begun before."""
+_LET_GO_PATIENCE = 4.0
+"""Seconds after which calls that should have ended are no longer waited for."""
+
+_LONGEST = 60.0
+"""Seconds that a call without a deadline is waited for."""
 
 
 _log = logging.getLogger(__name__)
@@ -123,7 +126,7 @@ class NvidiaBackend:
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
         """What will be held and done for the claim, with what the steps find before; see `held.build_plan`."""
-        with time_for(CALL):
+        with call_time():
             async with self._deciding:
                 self._held.refresh(held, claim.uid)
                 self._absent = {uid: steps for uid, steps in self._absent.items() if self._held.read(uid) is not None}
@@ -134,7 +137,7 @@ class NvidiaBackend:
     async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
         """Make the hardware what the plan says; all of it or nothing."""
         entry = parse_entry(claim)
-        with self._working(), time_for(CALL):
+        with self._working(), call_time():
             await self._slicer.carry_out(entry, self._absent.pop(claim.uid, ()))
             try:
                 return await in_thread(self._describe, claim, entry)
@@ -152,7 +155,7 @@ class NvidiaBackend:
         except PlanUnknown as error:
             _log.warning("nothing is undone: %s", error)
             return
-        with self._working(), time_for(CALL):
+        with self._working(), call_time():
             await self._slicer.undo(self._held.find_left(entry))
 
     async def wait_changed(self) -> None:
@@ -194,7 +197,6 @@ class NvidiaBackend:
             request = await asyncio.to_thread(self._gate.asked)
             if request is not None and self._aside is None:
                 _log.warning("NVML is closed: %s", request.explain())
-                self._idle_by = time.monotonic() + _LET_GO_PATIENCE
             elif request is None and self._aside is not None:
                 _log.warning("NVML is used again: the time is over, or the request was taken back")
             self._aside = request
@@ -289,6 +291,7 @@ class NvidiaBackend:
     def _working(self) -> Generator[None]:
         """Something is done to the hardware, which is waited for before NVML is let go of."""
         self._at_work += 1
+        self._idle_by = max(self._idle_by, time.monotonic() + min(time_left(), _LONGEST) + _LET_GO_PATIENCE)
         try:
             yield
         finally:

@@ -1,6 +1,7 @@
 """The time that a call has: everything in it that waits shares one end, so that waits do not add up.
 
-Seconds of the monotonic clock. Without a budget every wait has its own time, as beside calls.
+How long a call may take is the agent's setting, which `pydra.time_left` tells. Seconds of the monotonic clock. Without
+a budget every wait has its own time, as beside calls.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from contextvars import ContextVar
 
 import msgspec
 
-CALL = 38.0
-"""Seconds that preparing or unpreparing a claim may take; the agent ends the call after 40."""
+from pydra import time_left
+
+MARGIN = 2.0
+"""Seconds before the agent cancels the call in which it answers; a tenth of the call, where that is less."""
 
 RESERVE = 12.0
-"""Seconds of these that are kept for undoing what a prepare began."""
+"""Seconds that are kept for undoing what a prepare began; a third of the call, where that is less."""
 
 
 class _Budget(msgspec.Struct, frozen=True):
-    """`call` is the end of all, `end` that of the block."""
+    """`call` is the end of all, `end` that of the block; `reserve` are the seconds before `call` for undoing."""
 
     began: float
     end: float
     call: float
+    reserve: float = 0.0
 
 
 _budget: ContextVar[_Budget | None] = ContextVar("pydra_nvidia_budget", default=None)
@@ -44,10 +48,29 @@ def time_for(seconds: float) -> Generator[None]:
 
 
 @contextmanager
+def call_time() -> Generator[None]:
+    """The block is a call of the agent's: it has what the agent gives it."""
+    now, given = time.monotonic(), time_left()
+    end = now + given - min(MARGIN, given / 10)
+    token = _budget.set(_Budget(now, end, end, min(RESERVE, (end - now) / 3)))
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+@contextmanager
 def doing() -> Generator[None]:
     """What is in the block leaves time for undoing it."""
-    with time_for(CALL), time_for(left(CALL) - RESERVE):
+    around = _budget.get()
+    if around is None:
         yield
+        return
+    token = _budget.set(msgspec.structs.replace(around, end=min(around.end, around.call - around.reserve)))
+    try:
+        yield
+    finally:
+        _budget.reset(token)
 
 
 @contextmanager

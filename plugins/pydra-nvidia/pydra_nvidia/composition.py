@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from pydra import ClaimError, PydraError
 from pydra_nvidia.backend import NvidiaBackend
@@ -33,6 +35,8 @@ from pydra_nvidia.slicing import Slicer
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps
 from pydra_nvidia.telemetry import Hardware
 from pydra_nvidia.vfio.operators import BindVfioOperator
+
+_log = logging.getLogger(__name__)
 
 
 class SimulationMissing(PydraError):
@@ -62,28 +66,41 @@ class Node(NamedTuple):
     gate: Gate
 
 
-def find_node(environ: Mapping[str, str]) -> Node:
-    """The node that this runs on, or the scenario's. Raises SettingError, ScenarioError, SimulationMissing."""
-    if scenario := environ.get(f"{PREFIX}SCENARIO", ""):
+def find_node(environ: Mapping[str, str], settings: Settings | None = None) -> Node:
+    """The node that this runs on, or the scenario's. `settings` are those that the agent read, where it did.
+
+    Raises SettingsError, ScenarioError, SimulationMissing.
+    """
+    settings = settings if settings is not None else parse_settings(environ)
+    if settings.scenario:
         # Imported only here: a node with hardware has no use for one without.
         with needs_simulation():
             from pydra_nvidia.simulation.install import default_state, open_simulation  # noqa: PLC0415
 
-        simulation = open_simulation(scenario, environ.get(f"{PREFIX}STATE") or default_state())
+        state = default_state() if settings.state == Settings().state else settings.state
+        simulation = open_simulation(settings.scenario, state)
         own = {name: value for name, value in environ.items() if name != f"{PREFIX}STATE"}
-        settings = parse_settings(own, simulation.settings)
+        settings = replace(parse_settings(own, simulation.settings), **_differing(settings))
         return Node(settings, simulation.tree, simulation.load, Gate(settings.state))
-    settings = parse_settings(environ)
     tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))
     return Node(
         settings, tree, lambda: load_pynvml(find_driver_root(tree, settings).nvml_library), Gate(settings.state)
     )
 
 
+def _differing(settings: Settings) -> Mapping[str, Any]:
+    """What the settings file may have changed: where a simulated machine is, only that machine knows."""
+    usual, places = Settings(), ("state", "host_root", "sys_root", "proc_root")
+    return {
+        name: value
+        for name in Settings.__struct_fields__
+        if name not in places and (value := getattr(settings, name)) != getattr(usual, name)
+    }
+
+
 @asynccontextmanager
-async def open_backend(environ: Mapping[str, str] = os.environ) -> AsyncIterator[NvidiaBackend]:
+async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
     """The backend, with a session to NVML that begins when it is first needed and ends with the block."""
-    node = find_node(environ)
     settings, tree, gate = node.settings, node.tree, node.gate
     session = NvmlSession(node.load, gate)
     hardware = Hardware(session, tree, settings=settings)
@@ -162,13 +179,12 @@ async def _beside(work: Mapping[str, Coroutine[None, None, None]]) -> AsyncItera
 
 
 async def _state(injection: Injection) -> None:
-    """Say once how containers are set up, as a warning where they lack something (stderr).
+    """Log once how containers are set up, as a warning where they lack something.
 
     A hook that is missing costs the claims, which say so themselves.
     """
     try:
-        stream = sys.stdout if await injection.has_hook() else sys.stderr
-        stream.write(f"{await injection.statement()}\n")
-        stream.flush()
+        level = logging.INFO if await injection.has_hook() else logging.WARNING
+        _log.log(level, "%s", await injection.statement())
     except ClaimError as error:
-        sys.stderr.write(f"{error}\n")
+        _log.warning("%s", error)

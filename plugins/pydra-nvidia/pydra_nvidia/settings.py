@@ -1,11 +1,13 @@
-"""What the admin decides for this backend: variables `PYDRA_NVIDIA_...` of its process. Pure.
+"""What the admin decides for this backend: its SETTINGS_TYPE.
 
-Every field has its variable: `dynamic_mig` is `PYDRA_NVIDIA_DYNAMIC_MIG`. A scenario may bring other defaults.
+`dynamic_mig` is `PYDRA_NVIDIA_DYNAMIC_MIG`, or `backendSettings.nvidia.dynamicMig` in the agent's settings file. A
+scenario may bring other defaults.
 What stands below a field, a signal or a reaction is its text in docs/settings.md, which is generated (`make docs`).
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from enum import Enum
@@ -13,13 +15,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pydra import PydraError
-from pydra_nvidia.allowed import describe_allowed
+from pydra.backends.settings import read_settings
 
 PREFIX = "PYDRA_NVIDIA_"
-OUTSIDE = re.compile(r"SCENARIO|SERVICE_(HOST|PORT(_.*)?)|PORT(_.*)?")
-"""What follows the prefix in variables that are no settings: of the simulation, and those that Kubernetes gives to
-every pod beside a Service called `pydra-nvidia`."""
 
 AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 NoPathOrAbsolute = Annotated[str, msgspec.Meta(pattern="^(/|$)")]
@@ -87,24 +85,15 @@ class Reaction(Enum):
     """Nothing."""
 
 
-class SettingError(PydraError):
-    """A variable has a value that is not allowed; all of them at once."""
-
-    retryable = False
-    reason = "InvalidSettings"
-
-    def __init__(self, problems: list[str]) -> None:
-        self.problems = tuple(problems)
-        super().__init__("; ".join(problems))
-
-
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings."""
 
+    scenario: str = ""
+    """A simulated machine in the place of the node's hardware: the path of a scenario, or the name of a bundled one."""
     state: AbsolutePath = "/run/pydra-nvidia"
     """Where MPS daemons have their directories, what was wrong with GPUs is remembered, and requests to let go of
     them are. A reboot must empty it. MPS needs it at the same path on the host, of 36 bytes at most."""
-    host_root: AbsolutePath = "/"
+    host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
     """Where the host's `/` is seen from here. Default: `PYDRA_HOST_ROOT`, where that is set."""
     sys_root: AbsolutePath = "/sys"
     """Where the host's `/sys` is seen from here; passthrough writes to it."""
@@ -147,52 +136,21 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 5.0
     """Seconds between two looks for what changed from outside, and for MPS daemons that have died."""
     mps_ready_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
-    """Seconds that an MPS control daemon has to be ready. All that is done for a claim has 26 at most."""
+    """Seconds that an MPS control daemon has to be ready. All that is done for a claim has two thirds of the agent's
+    `prepareDeadline` at most: 26 of 40."""
     vfio_idle_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
     """Seconds to wait for the GPUs of a claim that are still in use before they are bound for passthrough, or given
-    back. All that is done for a claim has 26 at most."""
+    back. All that is done for a claim has two thirds of the agent's `prepareDeadline` at most: 26 of 40."""
 
 
-def parse_settings(environ: Mapping[str, str], defaults: Mapping[str, Any] | None = None) -> Settings:
-    """Settings from the variables, over `defaults` (by field name) that a scenario brings.
+def parse_settings(environ: Mapping[str, str], defaults: Mapping[str, Any] = {}) -> Settings:
+    """The settings as the agent reads them for the backend, over `defaults` (by field name) that a scenario brings.
 
     Raises:
-        SettingError: unknown variables with the prefix, values out of range; all at once.
+        SettingsError: unknown variables with the prefix, values that are not allowed; all at once.
     """
-    values: dict[str, Any] = {}
+    values = {re.sub(r"_(\w)", lambda match: match[1].upper(), name): value for name, value in defaults.items()}
     if "PYDRA_HOST_ROOT" in environ:
-        values["host_root"] = environ["PYDRA_HOST_ROOT"]
-    values.update(defaults or {})
-    origin = {name: name for name in values}
-    for variable, text in sorted(environ.items()):
-        rest = variable.removeprefix(PREFIX)
-        if variable.startswith(PREFIX) and not OUTSIDE.fullmatch(rest):
-            values[rest.lower()], origin[rest.lower()] = text, variable
-    fields = {field.name: field.type for field in msgspec.structs.fields(Settings)}
-    problems: list[str] = []
-    settings: dict[str, Any] = {}
-    for name, value in values.items():
-        if name not in fields:
-            problems.append(f"{origin[name]}: no such setting; there are {', '.join(sorted(fields)).upper()}")
-            continue
-        try:
-            settings[name] = msgspec.convert(_split(name, value), fields[name], strict=False)
-        except msgspec.ValidationError:
-            problems.append(f"{origin[name]}: found {str(value)!r}, allowed: {describe_allowed(fields[name])}")
-    if problems:
-        raise SettingError(problems)
-    return Settings(**settings)
-
-
-def _split(name: str, value: Any) -> Any:
-    """What a variable's text stands for: lists are separated by commas, a number of shares is one."""
-    if not isinstance(value, str):
-        return value
-    if name in ("xids_ignored", "xids_fatal"):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    if name == "signals":
-        pairs = (part.strip().partition("=") for part in value.split(",") if part.strip())
-        return {signal: reaction for signal, _, reaction in pairs}
-    if name == "consumable_shares" and value.isdecimal():
-        return int(value)
-    return value
+        values.setdefault("hostRoot", environ["PYDRA_HOST_ROOT"])
+    settings: Settings = read_settings(Settings, "nvidia", PREFIX, environ, values)
+    return settings

@@ -5,7 +5,7 @@ Everything here blocks, so it runs in a thread, one reading at a time.
 
 from __future__ import annotations
 
-import sys
+import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -52,10 +52,13 @@ class _Known(msgspec.Struct, kw_only=True):
     ends: Ends = Ends()
 
 
+_log = logging.getLogger(__name__)
+
+
 class Hardware:
     """The node's NVIDIA hardware; `session` is used by nobody else while a reading is made.
 
-    What the driver withholds that is wanted is said once, on stderr.
+    What the driver withholds that is wanted is logged once.
     """
 
     def __init__(
@@ -64,12 +67,10 @@ class Hardware:
         tree: Tree,
         *,
         settings: Settings,
-        say: Callable[[str], object] = sys.stderr.write,
     ) -> None:
         self._session = session
         self._tree = tree
         self._settings = settings
-        self._say = say
         self._said = False
         self._bus = PciBus(tree)
         self._names = PciIds(tree)
@@ -204,8 +205,8 @@ class Hardware:
         if names and self._settings.dynamic_mig and not self._said:
             self._said = True
             why = next(filter(None, untold.values()))
-            self._say(
-                f"no partitions are made for claims on {', '.join(names)}, since their places are not told: {why}\n"
+            _log.warning(
+                "no partitions are made for claims on %s, since their places are not told: %s", ", ".join(names), why
             )
 
     def _read_twice(self, nvml: Nvml, index: int, functions: Mapping[str, PciFunction]) -> Gpu:

@@ -9,7 +9,7 @@ import pytest
 
 from pydra import AllocatedDevice, Claim, DeviceInUse
 from pydra_nvidia.backend import NvidiaBackend
-from pydra_nvidia.composition import open_backend
+from pydra_nvidia.composition import find_node, open_backend
 from pydra_nvidia.held import parse_entry
 from pydra_nvidia.simulation.install import open_simulation
 from pydra_nvidia.steps import CreateMig, MigModeOn
@@ -41,7 +41,7 @@ class Node:
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     variables = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_STATE": str(tmp_path)}
-    async with open_backend(variables) as backend:
+    async with open_backend(find_node(variables)) as backend:
         await backend.restore(())
         yield Node(backend, tmp_path)
 

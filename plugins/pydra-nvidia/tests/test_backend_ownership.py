@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import AllocatedDevice, Claim, ClaimError, DeviceInUse, HeldClaim
-from pydra_nvidia.composition import open_backend
+from pydra_nvidia.composition import find_node, open_backend
 from pydra_nvidia.held import parse_entry
 from pydra_nvidia.simulation.install import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState, Process
@@ -42,7 +42,7 @@ class Node:
     def backend(self, **settings: str) -> Any:
         named = {f"PYDRA_NVIDIA_{name.upper()}": value for name, value in settings.items()}
         own = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_STATE": str(self.path)}
-        return open_backend({**own, "PYDRA_NVIDIA_POLL_PERIOD": "0.02", **named})
+        return open_backend(find_node({**own, "PYDRA_NVIDIA_POLL_PERIOD": "0.02", **named}))
 
     def gpu(self) -> GpuState:
         view = self.simulation.machine.read()

@@ -1,14 +1,36 @@
-"""One end for everything that waits in a call."""
+"""One end for everything that waits in a call: the agent's."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections.abc import Iterator
 
-from pydra_nvidia.budget import CALL, RESERVE, doing, left, left_since_begin, time_for, undoing
+import pytest
+
+from pydra.backends.contract import call_deadline
+from pydra_nvidia.budget import call_time, doing, left, left_since_begin, time_for, undoing
+
+
+@pytest.fixture
+def give() -> Iterator[object]:
+    """Give the call so many seconds, as the agent does."""
+    token = call_deadline.set(math.inf)
+
+    def give(seconds: float) -> None:
+        call_deadline.set(time.monotonic() + seconds)
+
+    yield give
+    call_deadline.reset(token)
 
 
 def test_without_a_budget_every_wait_has_its_own_time() -> None:
     assert (left(5), left_since_begin(5)) == (5, 5)
+    with call_time(), doing():
+        assert (left(5), left_since_begin(5)) == (5, pytest.approx(5, abs=0.5))
+    with doing():
+        assert left(5) == 5
 
 
 def test_a_wait_gets_no_more_than_what_is_left_of_the_call() -> None:
@@ -43,9 +65,18 @@ async def test_threads_of_a_call_have_its_budget() -> None:
         assert await asyncio.to_thread(left, 100) <= 1
 
 
-def test_undoing_has_the_time_that_doing_left() -> None:
-    with doing():
-        assert left(1000) <= CALL - RESERVE
-        with time_for(0), undoing():
-            assert CALL - RESERVE < left(1000) <= CALL
-        assert left(1000) <= CALL - RESERVE
+@pytest.mark.parametrize(
+    ("given", "call", "reserve"),
+    [(4000, 3998, 12), (40, 38, 12), (20, 18, 6), (3, 2.7, 0.9)],
+    ids=["long", "as set", "half of that", "hardly any"],
+)
+def test_doing_leaves_time_for_undoing_however_long_the_agent_lets_a_call_take(
+    give: object, given: float, call: float, reserve: float
+) -> None:
+    give(given)  # type: ignore[operator]
+    with call_time():
+        with doing():
+            assert left(1e6) == pytest.approx(call - reserve, abs=0.5)
+            with time_for(0), undoing():
+                assert left(1e6) == pytest.approx(call, abs=0.5)
+        assert left(1e6) == pytest.approx(call, abs=0.5)

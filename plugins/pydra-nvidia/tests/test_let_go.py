@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pydra import AllocatedDevice, Claim, HealthStatus, Inventory, TaintEffect
-from pydra_nvidia.composition import open_backend
+from pydra_nvidia.composition import find_node, open_backend
 from pydra_nvidia.health.judge import LET_GO
 from pydra_nvidia.nvml.let_go import LOCK, REQUEST, UNSAID, Gate, LetGo
 from pydra_nvidia.nvml.session import NvmlSession
@@ -146,7 +146,7 @@ class Node:
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     simulation = open_simulation("hgx-h100", str(tmp_path))
     variables = {"SCENARIO": "hgx-h100", "STATE": str(tmp_path), "POLL_PERIOD": "0.02", "DYNAMIC_MIG": "true"}
-    async with open_backend({f"PYDRA_NVIDIA_{name}": value for name, value in variables.items()}) as backend:
+    async with open_backend(find_node({f"PYDRA_NVIDIA_{name}": value for name, value in variables.items()})) as backend:
         await backend.restore(())
         yield Node(backend, simulation, tmp_path)
 
@@ -246,7 +246,7 @@ async def test_what_has_begun_is_finished_before(node: Node) -> None:
 async def test_nothing_is_published_of_hardware_that_nobody_has_seen_yet(node: Node, tmp_path: Path) -> None:
     node.gate.ask(600)
     variables = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_STATE": str(tmp_path)}
-    async with open_backend(variables) as backend:
+    async with open_backend(find_node(variables)) as backend:
         await backend.restore(())
         with pytest.raises(LetGo):
             await backend.discover()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pydra_nvidia.composition import open_backend
+from pydra_nvidia.composition import find_node, open_backend
 from pydra_nvidia.simulation.install import Simulation, open_simulation
 
 DATA = Path(__file__).parent / "data" / "vendor-checkpoints"
@@ -46,7 +46,7 @@ async def test_a_function_goes_back_to_the_driver_only_if_that_driver_bound_it(
     if overridden:
         tree.write(tree.sys(f"bus/pci/devices/{ADDRESS}/driver_override"), "vfio-pci")
     directory = leave_checkpoint(tmp_path)
-    async with open_backend(environ) as backend:
+    async with open_backend(find_node(environ)) as backend:
         (taken,) = (await backend.inherit(str(directory))).claims
         await backend.unprepare(replace(taken.claim, namespace="default", name="guest"), taken.prepared)
     (gpu,) = machine.machine.read().state.gpus.values()
@@ -75,6 +75,6 @@ async def test_a_device_plugin_that_gives_out_the_same_gpus_is_told(
         plugin.bind(f"{place}/{name}")
         if listens:
             plugin.listen()
-        async with open_backend(environ) as backend:
+        async with open_backend(find_node(environ)) as backend:
             await backend.inherit("/kubelet/plugins/gpu.nvidia.com")
     assert ("NVIDIA's device plugin serves on this node too" in caplog.text) is told

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from pydra_nvidia.allowed import describe_allowed
-from pydra_nvidia.settings import Orphans, Reaction, SettingError, Settings, Shares, Signal, parse_settings
+from pydra.errors import SettingsError
+from pydra_nvidia.settings import Orphans, Settings, Shares, parse_settings
 
 
 @pytest.mark.parametrize(
@@ -34,41 +33,29 @@ def test_a_variable_becomes_its_field(variable: str, text: str, field: str, valu
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "allowed"),
+    ("variable", "text"),
     [
-        ("STATE", "run", "an absolute path"),
-        ("DRIVER_ROOT", "run", "an absolute path, or empty"),
-        ("VFIO", "maybe", "true, false"),
-        ("ORPHANS", "keep", "adopt, remove"),
-        ("CONSUMABLE_SHARES", "0", "disabled, memory, unlimited, a number from 1 to 1024"),
-        ("CONSUMABLE_SHARES", "some", "disabled, memory, unlimited, a number from 1 to 1024"),
-        ("XIDS_IGNORED", "13;31", "numbers, with commas"),
-        ("POLL_PERIOD", "0", "seconds above 0"),
-        ("SIGNALS", "xid", f"values: {', '.join(one.value for one in Reaction)}"),
-        ("SIGNALS", "xit=None", f"names: {', '.join(one.value for one in Signal)}"),
+        ("STATE", "run"),
+        ("DRIVER_ROOT", "run"),
+        ("VFIO", "maybe"),
+        ("ORPHANS", "keep"),
+        ("CONSUMABLE_SHARES", "0"),
+        ("CONSUMABLE_SHARES", "some"),
+        ("XIDS_IGNORED", "13;31"),
+        ("POLL_PERIOD", "0"),
+        ("SIGNALS", "xid"),
+        ("SIGNALS", "xit=None"),
     ],
 )
-def test_a_wrong_value_is_told_with_what_is_allowed(variable: str, text: str, allowed: str) -> None:
-    with pytest.raises(SettingError, match=f"^PYDRA_NVIDIA_{variable}: found '{text}', allowed: ") as raised:
+def test_a_wrong_value_is_refused(variable: str, text: str) -> None:
+    with pytest.raises(SettingsError, match=f"PYDRA_NVIDIA_{variable}.*: found .*allowed: "):
         parse_settings({f"PYDRA_NVIDIA_{variable}": text})
-    assert allowed in str(raised.value)
 
 
-def test_all_wrong_variables_are_told_at_once_with_those_that_there_are() -> None:
-    with pytest.raises(SettingError) as raised:
-        parse_settings({"PYDRA_NVIDIA_DYNAMIC_MGI": "true", "PYDRA_NVIDIA_VFIO": "maybe"})
-    unknown, wrong = raised.value.problems
-    assert unknown.startswith("PYDRA_NVIDIA_DYNAMIC_MGI: no such setting; there are CDI_HOOK, ")
-    assert "DYNAMIC_MIG" in unknown
-    assert wrong.startswith("PYDRA_NVIDIA_VFIO: ")
-
-
-@pytest.mark.parametrize(
-    "variable",
-    ["SCENARIO", "SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_METRICS", "PORT", "PORT_9464_TCP", "PORT_9464_TCP_ADDR"],
-)
-def test_variables_of_the_simulation_and_of_a_service_of_kubernetes_are_no_settings(variable: str) -> None:
-    assert parse_settings({f"PYDRA_NVIDIA_{variable}": "tcp://10.0.0.1:9464"}) == Settings()
+@pytest.mark.parametrize("variable", ["SERVICE_PORT", "PORT_9464_TCP"])
+def test_variables_of_a_service_of_kubernetes_are_not_refused(variable: str) -> None:
+    beside = {"PYDRA_NVIDIA_SERVICE_HOST": "10.0.0.1", f"PYDRA_NVIDIA_{variable}": "/9464"}
+    assert parse_settings(beside) == Settings()
 
 
 @pytest.mark.parametrize(
@@ -84,8 +71,3 @@ def test_the_host_s_root_is_the_agent_s_the_scenario_s_or_its_own(
     environ: dict[str, str], defaults: dict[str, Any], root: str
 ) -> None:
     assert parse_settings(environ, defaults).host_root == root
-
-
-@pytest.mark.parametrize("field", msgspec.structs.fields(Settings), ids=lambda field: field.name)
-def test_every_setting_says_what_it_may_be(field: msgspec.structs.FieldInfo) -> None:
-    assert describe_allowed(field.type)

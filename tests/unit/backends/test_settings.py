@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any
 
@@ -31,6 +32,7 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
     limits: Limits = Limits()
     root: str | None = None
+    levels: Mapping[str, int] = {}
 
 
 def read(environ: dict[str, str], **values: Any) -> Knobs:
@@ -57,6 +59,8 @@ def refused(environ: dict[str, str], **values: Any) -> tuple[str, ...]:
         ("DEVICES=a, b", "devices", ("a", "b")),
         ('DEVICES=["a,b"]', "devices", ("a,b",)),
         ('LIMITS={"memory": "2Gi"}', "limits", Limits(memory="2Gi")),
+        ("LEVELS=a=1, b=2,", "levels", {"a": 1, "b": 2}),
+        ('LEVELS={"a": 1}', "levels", {"a": 1}),
         ("ROOT=/run", "root", "/run"),
         ("ROOT=", "root", None),
     ],
@@ -76,9 +80,9 @@ def test_all_faults_come_at_once_each_with_its_place_what_was_found_and_the_defa
     assert refused(environ, enabled="perhaps", modes="off", mode="of") == (
         'PYDRA_X_RATOI: this backend has no such setting (did you mean "PYDRA_X_RATIO"?), allowed: '
         "PYDRA_X_MAX_SHARES, PYDRA_X_RATIO, PYDRA_X_ENABLED, PYDRA_X_MODE, PYDRA_X_DEVICES, PYDRA_X_LIMITS, "
-        "PYDRA_X_ROOT",
+        "PYDRA_X_ROOT, PYDRA_X_LEVELS",
         'backendSettings.x.modes: no such setting (did you mean "mode"?), allowed: '
-        "maxShares, ratio, enabled, mode, devices, limits, root",
+        "maxShares, ratio, enabled, mode, devices, limits, root, levels",
         "PYDRA_X_MAX_SHARES: found 0, allowed: an integer >= 1, default: 4",
         'backendSettings.x.enabled: found "perhaps", allowed: true or false, default: false',
         'backendSettings.x.mode: found "of", allowed: "off", "strict", default: "off"',
@@ -104,6 +108,6 @@ def test_settings_are_shown_with_what_they_allow_and_where_their_value_came_from
 def test_the_schema_has_the_files_names_and_defaults() -> None:
     schema = settings_schema(Knobs)
     assert schema["properties"]["maxShares"] == {"minimum": 1, "type": "integer", "default": 4}
-    assert list(schema["properties"]) == ["maxShares", "ratio", "enabled", "mode", "devices", "limits", "root"]
+    assert " ".join(schema["properties"]) == "maxShares ratio enabled mode devices limits root levels"
     assert schema["additionalProperties"] is False
     assert set(schema["$defs"]) == {"Mode", "Limits"}

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from pydra import PydraError
+from pydra.errors import SettingsError
 from pydra_nvidia.cli import errors, let_go, record, show, simulate
-from pydra_nvidia.settings import SettingError
 
 COMMANDS = (show, record, simulate, errors, let_go)
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None, environ: Mapping[str, str] = os
     command: Callable[[argparse.Namespace, Mapping[str, str]], int] = parsed.command
     try:
         return command(parsed, environ)
-    except SettingError as error:
+    except SettingsError as error:
         for problem in error.problems:
             print(f"pydra-nvidia: {problem}", file=sys.stderr)
         return 2

@@ -23,7 +23,7 @@ def add_node_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def node_of(parsed: argparse.Namespace, environ: Mapping[str, str]) -> Node:
-    """The node that the arguments and variables mean; raises SettingError, ScenarioError."""
+    """The node that the arguments and variables mean; raises SettingsError, ScenarioError."""
     given = {f"{PREFIX}SCENARIO": parsed.scenario, f"{PREFIX}STATE": parsed.state}
     return find_node({**environ, **{name: value for name, value in given.items() if value}})
 

@@ -65,7 +65,7 @@ def duration(text: str) -> float:
 
 
 def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Raises StillOpen, RequestFailed, SettingError, ScenarioError."""
+    """Raises StillOpen, RequestFailed, SettingsError, ScenarioError."""
     gate = node_of(parsed, environ).gate
     if parsed.hold:
         return _hold(gate, parsed.wait)
@@ -76,7 +76,7 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
 
 
 def take_back(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Raises RequestFailed, SettingError, ScenarioError."""
+    """Raises RequestFailed, SettingsError, ScenarioError."""
     there = node_of(parsed, environ).gate.withdraw()
     print("the GPUs are taken up again" if there else "nobody had asked to let go of the GPUs")
     return 0

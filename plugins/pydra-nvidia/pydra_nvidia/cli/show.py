@@ -42,7 +42,7 @@ def add_command(commands: Any) -> None:
 
 
 def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
-    """Raises SettingError, ScenarioError; what is wrong with the hardware is shown."""
+    """Raises SettingsError, ScenarioError; what is wrong with the hardware is shown."""
     look = asyncio.run(look_at(node_of(parsed, environ)))
     if parsed.json:
         print(msgspec.json.format(msgspec.json.encode(look.reading), indent=2).decode())

@@ -7,8 +7,8 @@ is made by one process at a time.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -33,10 +33,13 @@ _PATIENCE = 1.0
 """Seconds to wait for a process that changes the file; one that hangs costs no more."""
 
 
-class IncidentMemory:
-    """The file at `path`; what cannot be read or written is said on stderr, and costs no more than the memory."""
+_log = logging.getLogger(__name__)
 
-    def __init__(self, path: str, say: Callable[[str], object] = sys.stderr.write) -> None:
+
+class IncidentMemory:
+    """The file at `path`; what cannot be read or written is logged, and costs no more than the memory."""
+
+    def __init__(self, path: str, say: Callable[[str], object] = _log.warning) -> None:
         self._path = path
         self._say = say
         self._seen: object = None
@@ -123,7 +126,7 @@ class IncidentMemory:
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError) as error:
-            self._say(f"what is known of earlier GPU errors cannot be read from {self._path}: {error}\n")
+            self._say(f"what is known of earlier GPU errors cannot be read from {self._path}: {error}")
             return {}
         return {(one.gpu, one.xid, one.place): one for one in found}
 
@@ -136,7 +139,7 @@ class IncidentMemory:
             os.replace(draft, self._path)
             self._seen = self._sign()
         except OSError as error:
-            self._say(f"GPU errors cannot be remembered in {self._path}: {error}\n")
+            self._say(f"GPU errors cannot be remembered in {self._path}: {error}")
 
 
 def _try_lock(descriptor: int) -> bool:

@@ -57,6 +57,10 @@ class Scene:
     def boot_id_file(self) -> Path:
         return self.path / "tree/proc/sys/kernel/random/boot_id"
 
+    @property
+    def records(self) -> Path:
+        return Path(self.node.root, "run", DRIVER, "claims")
+
     def fault(self, *faults: Mapping[str, Any]) -> None:
         """From now on these faults, and no others."""
         draft = self._file.with_suffix(".draft")
@@ -100,8 +104,7 @@ class Scene:
         places = self.path / "run" / "mps"
         found += [f"mps {name}" for name in (os.listdir(places) if places.exists() else ()) if (places / name).is_dir()]
         found += [f"daemon {pid}" for pid in self.daemons()]
-        records = Path(self.node.root, "run", DRIVER, "claims")
-        found += [f"record {one.name}" for one in records.glob("*") if one.stat().st_size]
+        found += [f"record {one.name}" for one in self.records.glob("*") if one.stat().st_size]
         return found
 
     async def wait_clean(self) -> None:

@@ -24,8 +24,7 @@ class Node:
         self.inject = simulation.inject
         self.session = NvmlSession(simulation.load)
         self.settings = Settings(**simulation.settings)
-        self.said: list[str] = []
-        self.hardware = Hardware(self.session, simulation.tree, settings=self.settings, say=self.said.append)
+        self.hardware = Hardware(self.session, simulation.tree, settings=self.settings)
 
     async def samples(self, reading: Reading) -> tuple[Sample, ...]:
         return await self.session.run(lambda nvml: read_samples(nvml, reading))

@@ -73,8 +73,7 @@ async def test_a_claim_is_kept_answered_again_and_ended_as_that_driver_would(
             assert "took over 1 claims" in agent.messages()
             assert vendor.file.with_name("checkpoint.json.inherited").exists()
             assert not vendor.file.exists()
-            assert (scene.path / "run/claims" / f"{uid}.json").exists()
-            assert b'"name":"claim"' in vendor.directory.joinpath(f"claims/{uid}.json").read_bytes()
+            assert b'"name":"claim"' in (scene.records / f"{uid}.json").read_bytes()
             assert ("delete the Deployment mps-control-daemon-id-74a32" in agent.messages()) == (kind == "mps")
             assert scene.gpus() == before, "nothing of it was touched"
             await scene.create_pod("claim", request="r0")
@@ -199,7 +198,7 @@ async def test_beside_the_living_driver_nothing_is_served(make_scene: MakeScene,
                 listening.close()
                 await agent.wait_ready()
                 assert "took over 1 claims" in agent.messages()
-                assert (scene.path / "run/claims" / f"{uid}.json").exists()
+                assert (scene.records / f"{uid}.json").exists()
 
 
 @pytest.mark.parametrize(
