@@ -37,6 +37,7 @@ DRIVER = "sim.pydra.dev"
 IMAGE = os.environ.get("PYDRA_E2E_IMAGE", "localhost/busybox:latest")
 KUBELET_ROOT = Path(os.environ.get("PYDRA_E2E_KUBELET_ROOT", "/var/lib/kubelet"))
 CDI_DIRECTORY = Path("/var/run/cdi")
+RECORDS_DIRECTORY = Path("/run/pydra")
 REPORT = "{ env | grep ^SIM_; ls /dev/sim; } | sort >/dev/termination-log"
 """A script that ends with what it found in the container as its last word."""
 
@@ -258,8 +259,9 @@ def cdi_files(driver: str = DRIVER) -> list[Path]:
 
 
 def records(driver: str = DRIVER) -> list[Path]:
-    """The driver's checkpoints on the node."""
-    return sorted((KUBELET_ROOT / "plugins" / driver).rglob("*.json"))
+    """The driver's records on the node, volatile and durable ones."""
+    directories = (RECORDS_DIRECTORY / driver, KUBELET_ROOT / "plugins" / driver)
+    return sorted(path for directory in directories for path in directory.rglob("*.json"))
 
 
 def _container(name: str, script: str, uses: Sequence[JsonObject]) -> JsonObject:
