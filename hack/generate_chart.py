@@ -166,7 +166,7 @@ def inline(part: Any, components: Mapping[str, Any]) -> Any:
 
 
 def values_table(schema: Mapping[str, Any]) -> str:
-    """A row for each value that the schema tells of, in its order."""
+    """A row for each value that the schema describes, in its order."""
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     lines = ["| value | default | |", "|---|---|---|"]
     for path, text in rows(schema, schema, ()):

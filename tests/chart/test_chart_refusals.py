@@ -185,19 +185,19 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         ),
         pytest.param(
             overlay(NVIDIA, at("backends.nvidia.deviceClasses.extendedResourceNames", {"gpu": "a/b"})),
-            "deviceClasses.extendedResourceNames: gpu is no DeviceClass of driver gpu.nvidia.com;"
-            " there are gpu.nvidia.com, mig.nvidia.com, vfio.gpu.nvidia.com",
+            "deviceClasses.extendedResourceNames: gpu is not a DeviceClass of driver gpu.nvidia.com;"
+            " allowed: gpu.nvidia.com, mig.nvidia.com, vfio.gpu.nvidia.com",
             id="an extended resource for no class",
         ),
         pytest.param(
             overlay(SIM, at("backends.sim.deviceClasses.classes", {"sim": None})),
-            "deviceClasses.classes: sim is null, to leave it out, and is no DeviceClass of driver sim.pydra.dev;"
-            " there are partition.sim.pydra.dev, sim.pydra.dev",
+            "deviceClasses.classes: sim is null, to leave it out, but is not a DeviceClass of driver sim.pydra.dev;"
+            " allowed: partition.sim.pydra.dev, sim.pydra.dev",
             id="no class to leave out",
         ),
         pytest.param(
             overlay(SIM, at("backends.sim.deviceClasses.names", {"sim": "mine"})),
-            "deviceClasses.names: sim is no DeviceClass of driver sim.pydra.dev",
+            "deviceClasses.names: sim is not a DeviceClass of driver sim.pydra.dev",
             id="another name for no class",
         ),
         pytest.param(
@@ -246,7 +246,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         ),
         pytest.param(
             overlay(SIM, {"alerts": {"create": True, "disabled": ["PydraSlow"]}}),
-            "alerts.disabled: there is no alert PydraSlow; there are PydraAgentNotReady, ",
+            "alerts.disabled: PydraSlow is not an alert; allowed: PydraAgentNotReady, ",
             id="an alert that there is not",
         ),
         pytest.param(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import yaml
@@ -32,3 +33,12 @@ def test_extended_resources_in_the_values_are_those_of_the_backends() -> None:
         classes = generator.load_object(generator.find_backend(name).target).DEVICE_CLASSES
         own = {one: spec["extendedResourceName"] for one, spec in classes.items() if "extendedResourceName" in spec}
         assert values[name].get("deviceClasses", {}).get("extendedResourceNames", {}) == own
+
+
+def test_templates_name_no_backend() -> None:
+    backends = load(ROOT / "hack" / "generate_chart.py").backends()
+    files = [path for path in (CHART / "templates").rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        named = [name for name in backends if re.search(rf"\b{name}\b", path.read_text(), re.IGNORECASE)]
+        assert not named, f"{path.name} names {named}: what is special about a backend belongs in values.yaml"

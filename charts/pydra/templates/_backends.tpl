@@ -94,7 +94,7 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- range $name, $spec := default dict .values.classes -}}
 {{- if kindIs "invalid" $spec -}}
 {{- if not (hasKey $specs $name) -}}
-{{- fail (printf "deviceClasses.classes: %s is null, to leave it out, and is no DeviceClass of driver %s; there are %s" $name $.driver (keys $specs | sortAlpha | join ", ")) -}}
+{{- fail (printf "deviceClasses.classes: %s is null, to leave it out, but is not a DeviceClass of driver %s; allowed: %s" $name $.driver (keys $specs | sortAlpha | join ", ")) -}}
 {{- end -}}
 {{- $left = append $left $name -}}
 {{- $_ := unset $specs $name -}}
@@ -104,7 +104,7 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- end -}}
 {{- range $name, $resource := default dict .values.extendedResourceNames -}}
 {{- if not (or (hasKey $specs $name) (has $name $left)) -}}
-{{- fail (printf "deviceClasses.extendedResourceNames: %s is no DeviceClass of driver %s; there are %s" $name $.driver (keys $specs | sortAlpha | join ", ")) -}}
+{{- fail (printf "deviceClasses.extendedResourceNames: %s is not a DeviceClass of driver %s; allowed: %s" $name $.driver (keys $specs | sortAlpha | join ", ")) -}}
 {{- end -}}
 {{- if and $resource (hasKey $specs $name) -}}{{- $_ := set (get $specs $name) "extendedResourceName" $resource -}}{{- end -}}
 {{- end -}}
@@ -118,7 +118,7 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- end -}}
 {{- range $name, $_ := default dict .values.names -}}
 {{- if not (hasKey $specs $name) -}}
-{{- fail (printf "deviceClasses.names: %s is no DeviceClass of driver %s; there are %s" $name $.driver (keys $specs | sortAlpha | join ", ")) -}}
+{{- fail (printf "deviceClasses.names: %s is not a DeviceClass of driver %s; allowed: %s" $name $.driver (keys $specs | sortAlpha | join ", ")) -}}
 {{- end -}}
 {{- end -}}
 {{- toJson $classes -}}
@@ -147,7 +147,7 @@ What the chart knows of a backend is in files/backends/, written from the backen
 
 {{- /*
 Fails in words when another release serves one of the drivers, since two would fight over devices and slices, or when
-a DeviceClass is somebody else's. Finds nothing where there is no cluster to look into (helm template).
+a DeviceClass belongs to another release. Finds nothing without a cluster (helm template).
 */ -}}
 {{- define "pydra.refuseSecond" -}}
 {{- $here := printf "%s/%s" .Release.Namespace .Release.Name -}}

@@ -53,7 +53,7 @@ containers:
       {{- range $names }}
       - --driver={{ . }}={{ (get $.backends .).driver }}
       {{- end }}
-      # The API server comes from outside, whoever may ask for metrics.
+      # The API server connects from outside the pod, whatever http.host allows for metrics.
       - --address={{ contains ":" $values.http.host | ternary "[::]" "0.0.0.0" }}:{{ $webhook.port }}
       - --http-address={{ $host }}:{{ $values.http.port }}
       - --tls-cert=/tls/tls.crt
