@@ -109,7 +109,8 @@ class HeldClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A claim whose devices this node holds.
 
     `completed` is false while its prepare has begun and not ended: `prepared` is then empty, and what may have been
-    done is in `plan`.
+    done is in `plan`. Of a claim whose record cannot be read neither is known, and of its devices only what the
+    record's bytes still tell; it may be in use.
     """
 
     claim: Claim

@@ -117,8 +117,13 @@ class RecordStore:
         self._changing = asyncio.Lock()
 
     def held(self, *, but: str = "") -> tuple[HeldClaim, ...]:
-        """All claims that this node holds, in the order of their uids, without the one with the uid `but`."""
-        return tuple(self._records[uid].held() for uid in sorted(self._records) if uid != but)
+        """All claims that this node holds, in the order of their uids, without the one with the uid `but`.
+
+        Those whose record cannot be read are held too: a `restore` that did not hear of them would end them.
+        """
+        unreadable = {uid: HeldClaim(claim=one.claim(), completed=False) for uid, one in self._unreadable.items()}
+        held = unreadable | {uid: record.held() for uid, record in self._records.items()}
+        return tuple(held[uid] for uid in sorted(held) if uid != but)
 
     # Changing it
 
@@ -283,7 +288,8 @@ class RecordStore:
             if not is_file_name(uid) or record.claim.uid != uid:
                 raise CheckpointError(f"the file holds the record of another claim, {record.claim.uid[:64]!r}")
         except NewerSchemaError as error:
-            self._add_unreadable(UnreadableRecord(uid=uid, path=path, why=str(error), is_newer=True))
+            holding = read_holding(content)
+            self._add_unreadable(UnreadableRecord(uid=uid, path=path, why=str(error), is_newer=True, holding=holding))
             return None
         except CheckpointError as error:
             kept = self._set_aside(path, uid)

@@ -76,8 +76,8 @@ class SimBackend:
             self._machine.stop(key)
 
     async def restore(self, held: Sequence[pydra.HeldClaim], /) -> None:
-        """Stop what no held claim explains, such as work for a claim whose record was lost."""
-        owned = {key for one in held for key in one.plan or ()}
+        """Stop what no held claim explains. A claim whose record was damaged has no plan, but its devices."""
+        owned = {_key(device) for one in held for device in one.claim.devices if not device.admin_access}
         for key in self._machine.read_work():
             if key not in owned:
                 self._machine.stop(key)

@@ -82,7 +82,7 @@ class Hardware:
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float) -> Any:
         self.calls.append(("plan", claim.uid))
-        taken = {slot for one in held for slot in one.plan["slots"]}
+        taken = {slot for one in held for slot in (one.plan or {"slots": ()})["slots"]}
         free = (f"slot-{number}" for number in range(100) if f"slot-{number}" not in taken)
         return {"slots": [next(free) for _ in claim.devices]}
 

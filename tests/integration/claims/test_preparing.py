@@ -431,6 +431,33 @@ async def test_a_record_that_cannot_be_read_is_set_aside_and_its_devices_stay_he
     assert not list((node.root / "records" / "corrupt").iterdir())
 
 
+@pytest.mark.parametrize("damage", ["cut", "newer"])
+async def test_a_backend_that_restores_or_plans_hears_of_the_claims_whose_records_cannot_be_read(
+    tmp_path: Path, damage: str
+) -> None:
+    node = Node(tmp_path, plans=True)
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-1")
+    async with node.running() as agent:
+        await agent.prepare("a")
+    content = node.record_file("a").read_text()
+    newer = _sign(json.loads(content)["record"] | {"schema": 99})
+    node.record_file("a").write_text(newer if damage == "newer" else content[:-9])
+    async with node.running() as agent:
+        (held,) = agent.store.held()
+        assert (held.claim.uid, held.plan, held.completed) == ("a", None, False)
+        assert [device.device for device in held.claim.devices] == ["gpu-0"]
+        seen: list[str] = []
+
+        async def note(claim: Claim, held: Sequence[HeldClaim], *, until: float) -> object:
+            seen.extend(one.claim.uid for one in held)
+            raise ClaimError("nothing can be decided")
+
+        agent.hardware.plan = note  # type: ignore[method-assign]
+        await agent.prepare("b")
+        assert seen == ["a"]
+
+
 async def test_a_record_of_a_newer_version_stays_as_it_is_and_its_claim_is_refused(node: Node) -> None:
     node.api.allocate("a", "gpu-0")
     async with node.running() as agent:
@@ -442,6 +469,8 @@ async def test_a_record_of_a_newer_version_stays_as_it_is_and_its_claim_is_refus
         for outcome in (*await agent.unprepare("a"), *await agent.prepare("a")):
             assert isinstance(outcome, PydraError)
             assert "newer version of pydra" in str(outcome)
+        node.api.allocate("b", "gpu-0")
+        assert isinstance((await agent.prepare("b"))[0], DeviceInUse)
     assert file.read_text() == newer
 
 
