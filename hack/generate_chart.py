@@ -24,7 +24,7 @@ from pydra.admission.schema import read_backend
 from pydra.backends.child.loading import load_object
 from pydra.backends.contract import ENTRY_POINT_GROUP
 from pydra.backends.discovery import find_backend
-from pydra.backends.settings import RESERVED, settings_schema
+from pydra.backends.settings import settings_schema
 from pydra.cli.options import HEALTH, KUBERNETES, OBSERVE, OPTIONS, TIMES, key_of
 from pydra.settings import KUBELET_CALL_DEADLINE, KUBELET_HEALTH_LEASE, Settings
 
@@ -80,10 +80,7 @@ def describe_backend(name: str) -> str:
         one: {key: value for key, value in spec.items() if key != "extendedResourceName"}
         for one, spec in backend.DEVICE_CLASSES.items()
     }
-    described: dict[str, Any] = {"driver": backend.DRIVER, "deviceClasses": classes}
-    if not hasattr(backend, "SETTINGS_TYPE"):
-        described["readsVariables"] = True
-    return json.dumps(described, indent=2) + "\n"
+    return json.dumps({"driver": backend.DRIVER, "deviceClasses": classes}, indent=2) + "\n"
 
 
 def policy_of(name: str) -> str:
@@ -109,8 +106,7 @@ def agent_settings() -> dict[str, Any]:
 
 def backend_settings(name: str) -> dict[str, Any]:
     """The schema of a backend's own settings, each with the text that stands below its field, if one does."""
-    backend = load_object(find_backend(name).target)
-    own = getattr(backend, "SETTINGS_TYPE", None) or load_object(f"{backend.__name__}.settings:Settings")
+    own = load_object(find_backend(name).target).SETTINGS_TYPE
     schema = settings_schema(own)
     told: dict[str, str] = {}
     with suppress(ValueError):  # its types carry the texts
@@ -127,9 +123,6 @@ def backend_settings(name: str) -> dict[str, Any]:
             case msgspec.inspect.DictType(key_type=msgspec.inspect.EnumType(cls=keys)):
                 part |= closed({str(one.value): part["additionalProperties"] for one in keys})
         properties[camel(field.name)] = part
-    if not hasattr(backend, "SETTINGS_TYPE"):
-        for reserved in RESERVED:
-            properties.setdefault(reserved.lower(), {"type": "string", "description": "Of a simulated machine."})
     return closed(properties)
 
 

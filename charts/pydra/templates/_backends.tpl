@@ -25,7 +25,6 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- end -}}
 {{- $_ := set $drivers $driver $name -}}
 {{- $_ := set $backend "driver" $driver -}}
-{{- $_ := set $backend "readsVariables" (default false $known.readsVariables) -}}
 {{- $_ := set $backend "classes" (include "pydra.classes" (dict "known" $known "driver" $driver "values" (default dict $values.deviceClasses)) | fromJson) -}}
 {{- $_ := set $enabled $name $backend -}}
 {{- if $root.Values.onePod -}}

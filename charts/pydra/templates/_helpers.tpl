@@ -84,26 +84,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- default .root.Values.image.pullPolicy $own.pullPolicy -}}
 {{- end -}}
 
-{{- /* The variable of a backend's setting: maxClock of fpga is PYDRA_FPGA_MAX_CLOCK. Args: name, key. */ -}}
+{{- /* The variable that would override a backend's setting: PYDRA_FPGA_MAX_CLOCK for maxClock of fpga. Args: name, key. */ -}}
 {{- define "pydra.variable" -}}
 {{- printf "PYDRA_%s_%s" (.name | replace "-" "_" | trimPrefix "pydra_" | upper) (.key | snakecase | upper) -}}
-{{- end -}}
-
-{{- /* A setting's value as the text of a variable: lists with commas, mappings as key=value. */ -}}
-{{- define "pydra.text" -}}
-{{- if kindIs "slice" . -}}
-{{- $parts := list -}}
-{{- range . -}}{{- $parts = append $parts (include "pydra.text" .) -}}{{- end -}}
-{{- join "," $parts -}}
-{{- else if kindIs "map" . -}}
-{{- $parts := list -}}
-{{- range $key, $value := . -}}{{- $parts = append $parts (printf "%s=%s" $key (include "pydra.text" $value)) -}}{{- end -}}
-{{- join "," $parts -}}
-{{- else if kindIs "float64" . -}}
-{{- if eq . (floor .) -}}{{- int64 . -}}{{- else -}}{{- . -}}{{- end -}}
-{{- else -}}
-{{- . -}}
-{{- end -}}
 {{- end -}}
 
 {{- /* The name of the volume that is mounted at a path: readable, and of this path only. */ -}}

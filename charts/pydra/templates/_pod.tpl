@@ -98,10 +98,6 @@ containers:
       - {name: PYTHONPATH, value: /packages/start}
       {{- end }}
       {{- range $name := $names }}
-      {{- range $key, $value := (get $.backends $name).readsVariables | ternary (default dict (get $.backends $name).settings) dict }}
-      - name: {{ include "pydra.variable" (dict "name" $name "key" $key) | quote }}
-        value: {{ include "pydra.text" $value | quote }}
-      {{- end }}
       {{- with (get $.backends $name).env }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
