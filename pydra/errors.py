@@ -215,7 +215,7 @@ class CheckpointError(PydraError):
 
 
 class CdiError(PydraError):
-    """The CDI directory cannot be written or read, or a file in it is no CDI spec; `problems` has everything found."""
+    """The CDI directory cannot be written or read, or a file in it is not a CDI spec; `problems` lists all faults."""
 
     reason = "CDIFailed"
 

@@ -17,7 +17,7 @@ import msgspec
 from pydra.backends.wording import MAX_SHOWN
 
 _WHOLE = "9007199254740992.0"
-"""Below 2 to the 53rd, where a double has its point: JSON's 1500.0 is no integer, which a text of `1500` would deny."""
+"""2 to the 53rd, below which a double can have a fraction: JSON's 1500.0 is not an integer, but a text of `1500` is."""
 
 NOTHING = '""'
 """The check that never finds anything."""

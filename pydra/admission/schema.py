@@ -36,7 +36,7 @@ def read_backend(name: str, *, driver: str = "") -> KnownBackend:
     """The backend with the driver's name that it has, or is given here.
 
     Raises:
-        SettingsError: it is not installed, or has no driver name and was given none, or what was given is no name.
+        SettingsError: it is not installed, or has no driver name and was given none, or the given one is not a name.
         BackendError: it cannot be imported, or breaks the contract.
     """
     if driver and (problems := tuple(find_backend_problems([name], {name: driver}))):
@@ -59,7 +59,7 @@ def read_types(name: str) -> KnownBackend:
     if is_target(name) and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     try:
-        with redirect_stdout(sys.stderr):  # what it prints is no part of the output of ours
+        with redirect_stdout(sys.stderr):  # what it prints is not part of the output
             backend = load_object(source.target)
     except Unloadable as error:
         raise BackendError(source.name, str(error), details=error.fault.traceback) from error

@@ -85,7 +85,7 @@ def _read_pem(path: str, label: bytes, what: str) -> bytes:
     except OSError as error:
         raise BadCertificate(f"{path} cannot be read: {error.strerror}") from error
     if len(content) > _LARGEST:
-        raise BadCertificate(f"{path} has more than {_LARGEST >> 20} MiB, which is no certificate or key")
+        raise BadCertificate(f"{path} has more than {_LARGEST >> 20} MiB, which is not a certificate or key")
     if label + b"-----" not in content:
         raise BadCertificate(f"{path} has no {what} in PEM")
     if b"ENCRYPTED" in content:

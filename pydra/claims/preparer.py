@@ -164,7 +164,7 @@ class _Work:
 class ClaimPreparer:
     """The claims of one driver on this node. Ending the event loop at any moment is as safe as a crash.
 
-    `published` is kept up to date by whoever publishes the devices.
+    `published` is kept up to date by the inventory loop.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ class ClaimPreparer:
             await asyncio.wait([work.task for work in self._work.values() if work.task is not None])
 
     async def stop(self) -> None:
-        """End what is in work, as a crash would; whoever waits is told that the agent stops."""
+        """End what is in work, as a crash would; calls that wait for it fail, since the agent stops."""
         self._lock.keep_claims()
         tasks = [work.task for work in self._work.values() if work.task is not None]
         for task in tasks:

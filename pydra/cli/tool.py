@@ -98,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return complain("pydra", [str(error)], code=1)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever reads has read enough, as `head` does
+    except BrokenPipeError:  # the reader has read enough, as `head` does
         _leave_stdout()
         return 128 + signal.SIGPIPE
     except OSError as error:  # as of a disk that is full

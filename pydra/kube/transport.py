@@ -101,6 +101,6 @@ def import_kubeconfig_loader() -> Any:
         sys.modules[stand_in.__name__] = stand_in
     try:
         return importlib.import_module(name)
-    finally:  # whoever else imports the package gets the whole of it
+    finally:  # other importers of the package get the whole of it
         for loaded in [one for one in sys.modules if one.partition(".")[0] == "kubernetes_asyncio"]:
             del sys.modules[loaded]

@@ -1,8 +1,8 @@
 """Threads that wait for a lock only as long as somebody waits for them.
 
 A coroutine can be cancelled, its thread cannot; and a call whose threads go on counts as one that does not obey, for
-which the whole process is replaced. So whoever waits for a turn looks whether it is still wanted. Work that has begun
-is not interrupted.
+which the whole process is replaced. So a call that waits for its turn checks whether it is still wanted. Work that
+has begun is not interrupted.
 """
 
 from __future__ import annotations

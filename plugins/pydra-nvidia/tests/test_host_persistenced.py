@@ -115,5 +115,5 @@ def test_what_is_no_answer_is_an_error_in_words(tmp_path: Path, daemon: Daemon, 
 
 
 def test_what_is_no_address_is_said() -> None:
-    with pytest.raises(PersistenceFailed, match="'gpu-0' is no PCI address"):
+    with pytest.raises(PersistenceFailed, match="'gpu-0' is not a PCI address"):
         make(Path("/nowhere")).keeps("gpu-0")

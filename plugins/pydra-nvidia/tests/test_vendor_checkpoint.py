@@ -145,4 +145,4 @@ def test_a_uid_that_is_no_name_for_a_file_costs_its_entry(uid: str) -> None:
     claims[uid] = claims[UID]
     checkpoint = parse_vendor_checkpoint(json.dumps(content).encode())
     assert [claim.uid for claim in checkpoint.claims] == [UID]
-    assert any("that is no uid" in problem for problem in checkpoint.problems)
+    assert any("that is not a uid" in problem for problem in checkpoint.problems)

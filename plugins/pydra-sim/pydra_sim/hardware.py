@@ -88,7 +88,7 @@ class Machine:
         return {file.stem: msgspec.json.decode(file.read_bytes(), type=Work) for file in files}
 
     def start(self, key: str, work: Work) -> str:
-        """Put a device to work; again is no different. Returns the file that describes it."""
+        """Put a device to work; again changes nothing. Returns the file that describes it."""
         file = self._state / "active" / f"{key}.json"
         draft = file.with_suffix(".draft")
         draft.write_bytes(msgspec.json.encode(work))

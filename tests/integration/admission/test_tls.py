@@ -119,7 +119,7 @@ BAD = [
     pytest.param(Pair(GOOD.certificate[:200], GOOD.key), "cannot be served: it is damaged", id="torn"),
     pytest.param(
         Pair(GOOD.certificate + b"#" * (1 << 20), GOOD.key),
-        "tls.crt has more than 1 MiB, which is no certificate or key",
+        "tls.crt has more than 1 MiB, which is not a certificate or key",
         id="much",
     ),
     pytest.param(Pair(GOOD.certificate, with_passphrase()), "tls.key has a passphrase; give one without", id="locked"),

@@ -125,7 +125,7 @@ def references(schema: Any) -> set[str]:
 def test_a_kind_has_its_header_its_fields_and_what_they_allow() -> None:
     schema = build_schema(read_backend("sim"), kind="SimConfig")
     assert schema["$schema"] == DIALECT
-    assert schema["description"] == "The settings of an accelerator while a claim has it."
+    assert schema["description"] == "How a device is set up while a claim has it."
     assert schema["required"] == ["apiVersion", "kind"]
     assert schema["additionalProperties"] is False
     assert list(schema["properties"]) == ["apiVersion", "kind", "sharing", "clockMHz", "env"]

@@ -30,7 +30,7 @@ class Elf(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_elf(file: BinaryIO) -> Elf | None:
-    """What the file says of itself; None when it is no ELF file, or a damaged one. Raises OSError."""
+    """What the file says of itself; None when it is not an ELF file, or is damaged. Raises OSError."""
     start = file.read(64)
     if len(start) < _IDENT.size or not start.startswith(b"\x7fELF"):
         return None

@@ -181,7 +181,7 @@ class Injection:
                 return path
         if named:
             raise HookMissing(
-                f"PYDRA_NVIDIA_CDI_HOOK is {named}, which is no program on the host; "
+                f"PYDRA_NVIDIA_CDI_HOOK is {named}, which is not a program on the host; "
                 "install the NVIDIA container toolkit there, or unset it to have the usual places looked at"
             )
         return ""

@@ -1,4 +1,4 @@
-"""Where installations of the driver keep what is no library, inside the driver's root. Values.
+"""Where installations of the driver keep what is not a library, inside the driver's root. Values.
 
 Source: the layouts of NVIDIA's packages for Debian, Ubuntu, RHEL and SUSE, of its driver container, and of GKE.
 """

@@ -32,5 +32,5 @@ def minor(text: str) -> int:
     """A GPU by its minor number: `3` or `gpu-3`."""
     number = re.fullmatch(r"(?:gpu-)?(\d{1,6})", text)
     if number is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no GPU: give its minor number, as 3 or gpu-3")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a GPU: give its minor number, as 3 or gpu-3")
     return int(number[1])

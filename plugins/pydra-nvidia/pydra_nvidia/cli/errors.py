@@ -61,7 +61,7 @@ def _uuid(node: Node, text: str) -> str:
         return text
     name = parse_name(text if text.startswith("gpu-") else gpu_name(int(text)) if text.isdecimal() else "")
     if not isinstance(name, GpuName):
-        raise ErrorsKept(f"{text!r} is no GPU: give its UUID, or its minor number as 3 or gpu-3")
+        raise ErrorsKept(f"{text!r} is not a GPU: give its UUID, or its minor number as 3 or gpu-3")
     session = NvmlSession(node.load, node.gate)
     try:
         reading = asyncio.run(Hardware(session, node.tree, settings=node.settings).read())

@@ -60,7 +60,9 @@ def duration(text: str) -> float:
     match = re.fullmatch(r"(\d{1,6})([smh]?)", text)
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= _LONGEST:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time: give a number of s, m or h, a day at most, as in 10m")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a time: give a number of s, m or h, at most a day, as in 10m"
+        )
     return float(seconds)
 
 

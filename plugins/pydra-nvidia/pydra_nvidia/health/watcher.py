@@ -13,7 +13,7 @@ from pydra_nvidia.nvml.events import Event, EventSet, open_events
 from pydra_nvidia.nvml.session import NvmlSession
 
 _WAIT_MS = 250
-"""Nothing ends a wait of NVML, and whoever ends the session waits for it."""
+"""Nothing ends a wait of NVML, so the end of the session waits for it."""
 
 _PAUSE_SECONDS = 1.0
 _LAST_PAUSE = 300.0
@@ -70,7 +70,7 @@ class EventWatcher:
     def stop(self, patience: float | None = None) -> bool:
         """Let the thread end; whether it did, within so many seconds. Without a limit it surely does not use NVML then.
 
-        A thread that NVML never lets go of blocks whoever waits for it, for which the agent replaces the process. To
+        A thread that NVML never lets go of blocks what waits for it, for which the agent replaces the process. To
         end the session under it would let NVML use what is freed.
         """
         self._stop.set()
@@ -172,6 +172,6 @@ def retry_pause(first: float, failures: int) -> float:
 
 
 def _free(events: EventSet) -> None:
-    """Beside other calls of NVML, which allows that; whoever ends the session has waited for it."""
+    """Beside other calls of NVML, which allows that; the end of the session has waited for it."""
     with contextlib.suppress(NvmlError):
         events.free()

@@ -16,7 +16,7 @@ _WIDE = frozenset({0x0300, 0x0A00})
 
 
 def find_cached(data: bytes, name: str) -> tuple[str, ...]:
-    """Where the cache has 64-bit libraries of this name, as absolute paths; empty for a file that is no cache."""
+    """Where the cache has 64-bit libraries of this name, as absolute paths; empty for a file that is not a cache."""
     start = data.find(NEW)
     if start < 0 or len(data) < start + _HEADER.size:
         return ()

@@ -1,7 +1,7 @@
 """nvidia-persistenced, which keeps GPUs ready by having their device nodes open: asked, and told to let one go.
 
 NVML speaks to it too, but only at its path below this process's own root, where a container does not have it; then NVML
-says that the mode is off, and cannot switch it off. The daemon's directory is no good to be mounted: it goes and comes
+says that the mode is off, and cannot switch it off. The daemon's directory should not be mounted: it goes and comes
 with the daemon. So it is reached by its socket below the driver's root, or the host's.
 Source: RFC 5531 and 4506; NVIDIA/nvidia-persistenced, nvpd_rpc.h and command_server.c.
 """
@@ -151,7 +151,7 @@ def _receive(peer: socket.socket, size: int) -> bytes:
 def _pack_address(address: str) -> bytes:
     match = _ADDRESS.fullmatch(address.lower())
     if match is None:
-        raise PersistenceFailed(f"{address!r} is no PCI address such as 0000:53:00.0")
+        raise PersistenceFailed(f"{address!r} is not a PCI address such as 0000:53:00.0")
     return struct.pack("!4i", *(int(part, 16) for part in match.groups()))
 
 

@@ -66,7 +66,7 @@ def describe_gpu(gpu: Gpu, hardware: Mapping[str, AttributeValue]) -> dict[str, 
 def describe_partition(
     gpu: Gpu, profile_name: str, hardware: Mapping[str, AttributeValue], *, uuid: str = ""
 ) -> dict[str, AttributeValue]:
-    """A partition. It has a `uuid` only when it exists whoever uses it; one that is made for a claim gets one then."""
+    """A partition. It has a `uuid` only if it exists independently of claims: one for a claim gets its own later."""
     own: dict[str, AttributeValue] = {"uuid": uuid} if uuid else {}
     return {"type": "mig", "parentUUID": gpu.uuid, "profile": clip(profile_name), **hardware, **own}
 

@@ -230,7 +230,7 @@ def _is_ours(nvml: Nvml, step: CreateMig, found: GpuInstance) -> bool:
     """Whether the step can have made what is at its place: half made, or the only shape that it makes.
 
     Another UUID than the known one is somebody else's. The same one proves nothing: NVML makes it of the GPU and the
-    ids of the instances, so that whoever comes to have those ids has it too.
+    ids of the instances, so that the next instance with those ids has it too.
     """
     if not found.compute:
         return True

@@ -74,7 +74,7 @@ class VendorCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoCheckpoint(ValueError):
-    """The text is no checkpoint at all."""
+    """The text is not a checkpoint."""
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -158,7 +158,7 @@ def parse_vendor_checkpoint(text: bytes) -> VendorCheckpoint:
     for uid, raw in sorted(version.prepared_claims.items()):
         try:
             if not _UID.fullmatch(uid):
-                raise ValueError("that is no uid, which has letters, digits and dashes")
+                raise ValueError("that is not a uid, which has letters, digits and dashes")
             claims.append(_claim(uid, msgspec.json.decode(raw, type=_Entry)))
         except (msgspec.DecodeError, ValueError) as error:
             problems.append(f"claim {_shown(uid)} cannot be understood: {error}")

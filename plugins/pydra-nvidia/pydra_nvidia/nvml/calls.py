@@ -16,7 +16,7 @@ from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, Code, NvmlError
 
 
 class Meter:
-    """What the vendor's code took, apart from ours. Not of events: waiting for them is no work."""
+    """What the vendor's code took, apart from ours. Not of events: waiting for them is not work."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -3,7 +3,7 @@
 <state>/let-go   asks for it, until the time it says (seconds since 1970), or for an hour since it was touched
 <state>/nvml     has a shared lock of each process that has NVML open: who gets it alone knows that none has
 
-Whoever opens NVML takes the lock first and looks for the request then; whoever asks writes the request first. So
+Opening NVML takes the lock first and then looks for the request; asking writes the request first. So
 nobody slips through, a process that is killed keeps nothing, and two agents of an upgrade are waited for alike.
 """
 

@@ -21,7 +21,7 @@ from pydra_nvidia.nvml.partitions import PROFILES, Kind, Offer, read_instances, 
 from pydra_nvidia.nvml.partitions import read_mode as read_modes
 
 GONE = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.NOT_SUPPORTED})
-"""Of an instance: it is no more. NVML says so of stale handles, of ids that are free, and with the mode off."""
+"""Of an instance: it no longer exists. NVML says so of stale handles, of ids that are free, and with the mode off."""
 
 FILLING = (0, 1, 2, 3, 4, 5, 6)
 """NVML's constants of compute instance profiles, by slices; not their doubles 1_SLICE_REV1 (7) and 7_SLICE_NVL (8)."""

@@ -1,7 +1,7 @@
 """MIG: whether a GPU is partitioned, what the driver offers on it, what exists.
 
-Source: nvml.h, "Multi Instance GPU Management". A GPU instance without a compute instance is no MIG device and is not
-found by walking those, so instances are listed profile by profile.
+Source: nvml.h, "Multi Instance GPU Management". A GPU instance without a compute instance is not a MIG device, and is
+not found by walking those, so instances are listed profile by profile.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A machine that can be read and not changed: a list of NVML's functions that are let through, and no writes to files.
 
-The guard stands between the vendor's module and its library, where every call must pass, whoever makes it. It notes
+The guard stands between the vendor's module and its library, where every call must pass. It notes
 what each call answered.
 """
 

@@ -43,7 +43,7 @@ def find_holds(targets: Sequence[Target]) -> tuple[Hold, ...]:
 def find_conflict(entry: Entry, others: Iterable[Entry]) -> ClaimError | None:
     """Why the claim cannot have what it wants: TerminalError for its own devices, DeviceInUse, SharesDiffer.
 
-    `others` may have the claim itself, which is no conflict.
+    `others` may have the claim itself, which is not a conflict.
     """
     for one, other in combinations(entry.holds, 2):
         if _exclude(one, other):

@@ -111,7 +111,7 @@ class BindVfioOperator:
             deadline = left_since_begin(self._deadline)
             await wait_until_idle(attempt, what=f"GPU {step.address}", variable=DEADLINE, deadline=deadline)
         except KernelWaits:
-            raise  # whoever speaks to the driver of this GPU now may wait as long
+            raise  # another call to the driver of this GPU would wait as long
         except BaseException:
             if persistent:
                 await self._keep_persistent(step.address)

@@ -196,7 +196,7 @@ class Scene:
         return [one.error for one in calls if one.error and f"{NAMESPACE}/{claim}" in one.claims]
 
     async def event(self, claim: str, reason: str, pattern: str) -> str:
-        """The Event on the claim that says so; whatever is said of it, it is no traceback."""
+        """The Event on the claim that says so; whatever it says, it is not a traceback."""
         notes: list[str] = []
 
         async def look() -> bool:

@@ -51,7 +51,7 @@ WRONG_CONFIGS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
         {"sharing": mps(defaultActiveThreadPercentage=101)},
         (r"sharing.mpsConfig.defaultActiveThreadPercentage", "100"),
     ),
-    "a limit that is no quantity": (
+    "a limit that is not a quantity": (
         "GpuConfig",
         {"sharing": mps(defaultPinnedDeviceMemoryLimit="10 gigs")},
         (r"sharing.mpsConfig.defaultPinnedDeviceMemoryLimit", "10Gi"),

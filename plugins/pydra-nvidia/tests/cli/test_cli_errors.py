@@ -57,7 +57,7 @@ def test_those_of_a_gpu_that_is_gone_by_its_uuid(
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("9", "no GPU answers as gpu-9; there are gpu-0, gpu-1, gpu-2, gpu-3"), ("all", "'all' is no GPU")],
+    [("9", "no GPU answers as gpu-9; there are gpu-0, gpu-1, gpu-2, gpu-3"), ("all", "'all' is not a GPU")],
 )
 def test_a_gpu_that_there_is_not_is_refused_and_nothing_forgotten(
     command: Run, machine: tuple[str, ...], memory: IncidentMemory, text: str, says: str

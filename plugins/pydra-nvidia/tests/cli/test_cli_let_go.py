@@ -45,7 +45,7 @@ def test_a_time_that_makes_no_sense_is_refused(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit) as ended:
         main(["let-go", f"--for={text}"], {})
     assert ended.value.code == 2
-    assert f"{text!r} is no time" in capsys.readouterr().err
+    assert f"{text!r} is not a time" in capsys.readouterr().err
 
 
 def test_it_is_held_as_long_as_the_command_runs(bare_root: dict[str, str], state: str, tmp_path: Path) -> None:
