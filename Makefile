@@ -72,8 +72,8 @@ house: setup ## the tests of the repository itself: floors, sizes, docs, generat
 	$(BIN)/pytest -q $(WORKERS) tests/house
 
 .PHONY: unit
-unit: setup ## all tests against the sources, for work in progress (ARGS goes to pytest)
-	$(BIN)/pytest -q $(WORKERS) $(ARGS)
+unit: setup ## the tests that start no agent, in a minute, against the sources (ARGS goes to pytest)
+	$(BIN)/pytest -q $(WORKERS) tests/unit tests/contract plugins/pydra-sim/tests $(ARGS)
 
 .PHONY: wheels
 wheels: setup ## build the wheels, install them into an empty environment, and run all tests there (ARGS goes to pytest)
