@@ -76,7 +76,7 @@ class ClaimBackend(Protocol):
 
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
-    """How long things may take, in seconds. `prepare` and `unprepare` count from the kubelet's call.
+    """How long things may take, in seconds. `prepare` and `unprepare` count from when earlier work on the claim ended.
 
     `fetch_known` is the wait for the API server when a record can answer in its place.
     """

@@ -71,13 +71,16 @@ class SimBackend:
         return [self._prepare_device(claim, device) for device in claim.devices]
 
     async def unprepare(self, claim: pydra.Claim, _: Sequence[pydra.PreparedDevice], /) -> None:
-        """Stop what the plan names, whether or not `prepare` came so far, and whether or not the device is there."""
-        for key in claim.plan or ():
+        """Stop what the plan names, whether or not `prepare` came so far, and whether or not the device is there.
+
+        A claim whose record was damaged has no plan, but its devices.
+        """
+        for key in claim.plan or _keys(claim):
             self._machine.stop(key)
 
     async def restore(self, held: Sequence[pydra.HeldClaim], /) -> None:
-        """Stop what no held claim explains. A claim whose record was damaged has no plan, but its devices."""
-        owned = {_key(device) for one in held for device in one.claim.devices if not device.admin_access}
+        """Stop what no held claim explains, such as work for a claim whose record was lost."""
+        owned = {key for one in held for key in one.plan or _keys(one.claim)}
         for key in self._machine.read_work():
             if key not in owned:
                 self._machine.stop(key)
@@ -130,6 +133,10 @@ class SimBackend:
                 mounts=(mount,) if part.group.info_file and info else (),
             )
         )
+
+
+def _keys(claim: pydra.Claim) -> list[str]:
+    return [_key(device) for device in claim.devices if not device.admin_access]
 
 
 def _key(device: pydra.AllocatedDevice) -> str:

@@ -189,6 +189,17 @@ async def test_a_new_process_ends_the_work_that_no_held_claim_explains(tmp_path:
     assert active(tmp_path) == ["accel-0", "accel-1"]
 
 
+async def test_a_claim_whose_record_was_damaged_is_kept_and_undone_by_its_devices(tmp_path: Path) -> None:
+    damaged = claim("accel-0")  # without its plan
+    async with machine(tmp_path) as sim:
+        await hold(sim, damaged)
+    async with machine(tmp_path) as sim:
+        await sim.restore([HeldClaim(claim=damaged, completed=False)])
+        assert active(tmp_path) == ["accel-0"]
+        await sim.unprepare(damaged, ())
+    assert active(tmp_path) == []
+
+
 # Changes
 
 
