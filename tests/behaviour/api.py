@@ -24,7 +24,7 @@ class Api:
 
     def request(self, method: str, path: str, body: Any = None) -> Json:
         """Send a request; raises AssertionError unless the answer is one of success."""
-        connection = HTTPConnection(self._address, timeout=30)
+        connection = HTTPConnection(self._address, timeout=60)
         try:
             text = None if body is None else json.dumps(body)
             connection.request(method, path, text, {"Content-Type": "application/json"})

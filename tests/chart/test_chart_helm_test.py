@@ -80,7 +80,7 @@ def run(
     assert container["command"] == ["python", "-c"]
     command = [sys.executable, "-c", *container["args"]]
     return subprocess.run(
-        command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=30, check=False
+        command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60, check=False
     )
 
 

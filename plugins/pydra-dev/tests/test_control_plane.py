@@ -78,7 +78,7 @@ class World:
         return str(conditions.get("PodScheduled", {}).get("message", ""))
 
     async def until(self, condition: Callable[[], object]) -> None:
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             while not condition():
                 await self._written.event.wait()
 

@@ -18,7 +18,7 @@ from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.install import open_simulation
 from pydra_nvidia.telemetry import Hardware
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 QUIET = 300.0
 PARTITIONED = {
     "model": "h100-80gb",

@@ -18,7 +18,7 @@ from pydra_nvidia.nvml.mig_control import set_mode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.install import open_simulation
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 DOUBLE_BIT = 0x2
 
 

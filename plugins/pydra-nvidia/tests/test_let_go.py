@@ -21,7 +21,7 @@ from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.install import Simulation, open_simulation
 from small_agent import SmallAgent
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 PART = "gpu-0-mig-1g10gb-19-0"
 
 

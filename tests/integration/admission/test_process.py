@@ -26,7 +26,7 @@ from tests.integration.agent.process import free_port
 from tests.unit.admission.configs import sim
 from tests.unit.admission.questions import entry
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 AUTHORITY = Authority()
 RIGHT = entry("sim.pydra.dev", sim())
 

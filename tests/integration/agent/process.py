@@ -17,7 +17,7 @@ from anyio.abc import Process
 
 from pydra_dev.node import EmbeddedNode
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 BACKENDS = Path(__file__).parent / "backends"
 
 

@@ -28,7 +28,7 @@ def complain(*flags: str, **environ: str) -> tuple[int, str]:
         [sys.executable, "-m", "pydra.cli.agent", *flags],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
         env={**clean, "HOME": "/nonexistent", **environ},
     )

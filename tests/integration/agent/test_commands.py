@@ -24,7 +24,7 @@ def run(
         stdout=stdout,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
         env=environ,
     )

@@ -16,7 +16,7 @@ from pydra_dev.kubelet.steps import Called, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from tests.integration.agent.process import Agent, run_agent
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 OTHER = "other"
 
 

@@ -86,6 +86,6 @@ async def supervised(
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that other tasks or processes bring about."""
-    with anyio.fail_after(10):
+    with anyio.fail_after(30):
         while not condition():
             await anyio.sleep(0.005)

@@ -47,7 +47,7 @@ class Server:
             await self._changed.wait_for(lambda: self._arrived >= self.together)
 
     async def wait_open(self, at_most: int) -> None:
-        with anyio.fail_after(10):
+        with anyio.fail_after(30):
             async with self._changed:
                 await self._changed.wait_for(lambda: self.open <= at_most)
 

@@ -69,7 +69,7 @@ async def following(api: ApiHandle, **options: Any) -> AsyncIterator[Following]:
         follow = Following(api, client, scratch)
         await follow.create("first")
         tasks.start_soon(follow.reflector.run)
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             await follow.reflector.wait_synced()
         yield follow
         tasks.cancel_scope.cancel()
@@ -168,7 +168,7 @@ async def test_bookmarks_move_the_position_on() -> None:
         server = api.embedded
         await follow.client.create(RESOURCE_CLAIMS, claim("elsewhere"), namespace="default")
         server.compact()
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             while follow.reflector.resource_version <= position:
                 await anyio.lowlevel.checkpoint()
         server.break_watches()

@@ -42,7 +42,7 @@ async def run(url: str, *, system: str, first: str = "") -> list[str]:
             check=True,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             env={"PYTHONPATH": ":".join(filter(None, sys.path)), "SSL_CERT_FILE": system, "SSL_CERT_DIR": "/nowhere"},
         ).stdout
 

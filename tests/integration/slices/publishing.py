@@ -88,7 +88,7 @@ class Publishing:
 
     async def caught_up(self, body: JsonObject) -> None:
         """This version was seen, and the look that follows at once was taken: it is unsettled if it found work."""
-        with anyio.fail_after(5):
+        with anyio.fail_after(30):
             while self.reflector.resource_version < int(body["metadata"]["resourceVersion"]):
                 await anyio.lowlevel.checkpoint()
         await anyio.wait_all_tasks_blocked()

@@ -21,7 +21,7 @@ from pydra_dev.kubelet.kubelet import Kubelet
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings, Periods
 from pydra_dev.kubelet.steps import Step
 
-DEADLINE = 10.0
+DEADLINE = 60.0
 StepT = TypeVar("StepT", bound=Step)
 PERIODS = msgspec.structs.replace(
     QUICK, registry_scan=0.01, resync=0.05, unprepare_retry=0.05, reconcile=0.05, health_retry=0.02, wipe_after=0.05

@@ -33,7 +33,7 @@ from pydra_nvidia.simulation.install import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState
 from tests.integration.agent.process import Agent, run_agent
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 NAMESPACE = "default"
 
 

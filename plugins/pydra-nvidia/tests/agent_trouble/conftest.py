@@ -29,7 +29,7 @@ from pydra_nvidia.simulation.install import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState
 from tests.integration.agent.process import Agent, run_agent
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 TWO_H100 = ({"model": "h100-80gb", "count": 2},)
 POLL = {"PYDRA_NVIDIA_POLL_PERIOD": "0.1"}
 
