@@ -18,6 +18,9 @@ from msgspec import Meta
 from pydra.errors import SettingsError
 from pydra.limits import SUBDOMAIN
 
+KUBELET_ROOT = "/var/lib/kubelet"
+RECORDS_DIRECTORY = "/run/pydra"
+
 KUBELET_CALL_DEADLINE = 45.0
 """The kubelet gives up on a NodePrepareResources or NodeUnprepareResources call after this."""
 
@@ -70,10 +73,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     verify_x509_strict: bool = False
     pod_uid: str = ""
 
-    kubelet_root: AbsolutePath = "/var/lib/kubelet"
+    kubelet_root: AbsolutePath = KUBELET_ROOT
     registry_dir: AbsolutePath | None = None
     plugins_dir: AbsolutePath | None = None
-    records_dir: AbsolutePath = "/run/pydra"
+    records_dir: AbsolutePath = RECORDS_DIRECTORY
     cdi_dir: AbsolutePath = "/var/run/cdi"
     host_root: AbsolutePath = "/"
     boot_id_file: AbsolutePath = "/proc/sys/kernel/random/boot_id"

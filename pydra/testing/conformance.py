@@ -13,6 +13,7 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from types import ModuleType
 
 import anyio
@@ -44,6 +45,7 @@ from pydra.errors import (
 )
 from pydra.inventory import validate_inventory
 from pydra.limits import is_driver_name
+from pydra.settings import KUBELET_ROOT, RECORDS_DIRECTORY
 from pydra.testing.report import Check, Report
 
 CLAIM_SECONDS = 40.0
@@ -123,9 +125,13 @@ class _Examination:
 
     async def run(self, supervisor: BackendSupervisor, *, connect: float, prepare: bool) -> tuple[Check, ...]:
         self._backend, self._connect_limit = supervisor, connect
-        supervisor.restore_from(self._hold_all)
         await self._probe("it is loaded and connects", self._connect)
-        if self._facts is not None:
+        if self._facts is not None and (prepared := _find_prepared(self._facts)):
+            # `restore` would end what no claim of this examination explains: the work of running pods.
+            why = f"an agent has prepared claims on this node ({prepared}); examine it where none has"
+            self._checks.append(Check(title="the backend is called", skipped=why))
+        elif self._facts is not None:
+            supervisor.restore_from(self._hold_all)
             await self._read(self._facts)
             await self._touch(prepare)
             if Method.RESTORE in self._facts.methods:
@@ -418,6 +424,16 @@ class _Examination:
 
     async def _hints(self) -> list[str]:
         return [f"{event.message}\n{event.details}" for event in self._events if isinstance(event, HintsFailed)]
+
+
+def _find_prepared(facts: BackendFacts) -> str:
+    """A record of a claim that is prepared for the driver on this node, of a backend that restores; else empty."""
+    if Method.RESTORE not in facts.methods or not facts.driver:
+        return ""
+    volatile = os.environ.get("PYDRA_RECORDS_DIR", RECORDS_DIRECTORY)
+    plugins = f"{os.environ.get('PYDRA_KUBELET_ROOT', KUBELET_ROOT)}/plugins"
+    found = [*Path(volatile, facts.driver, "claims").glob("*.*"), *Path(plugins, facts.driver, "claims").glob("*.*")]
+    return str(found[0]) if found else ""
 
 
 def _claim_deadline() -> float:

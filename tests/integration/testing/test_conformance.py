@@ -178,3 +178,17 @@ def test_the_text_shows_each_check_and_its_problems() -> None:
         "      - advice",
         "backend x has 2 problems",
     ]
+
+
+async def test_a_backend_that_restores_is_not_called_where_an_agent_has_prepared_claims(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = tmp_path / "run" / "sim.pydra.dev" / "claims" / "uid.json"
+    record.parent.mkdir(parents=True)
+    record.touch()
+    monkeypatch.setenv("PYDRA_RECORDS_DIR", str(tmp_path / "run"))
+    report = await examine(find_backend("sim"), environ={**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path / "hw")})
+    *_, last = report.checks
+    assert "an agent has prepared claims on this node" in last.skipped
+    assert str(record) in last.skipped
+    assert not any("discover" in check.title for check in report.checks)
