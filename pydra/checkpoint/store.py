@@ -331,14 +331,16 @@ class RecordStore:
                 found += [os.path.relpath(path, directory) for path, _ in aside]
             for name in found:
                 source, target = os.path.join(directory, name), os.path.join(self._path, name)
-                if os.path.lexists(target):
-                    continue
                 try:
                     content = _read_file(source)
+                    is_new = not os.path.lexists(target)
+                    if not is_new and content != _read_file(target):
+                        continue
                 except CheckpointError as error:
                     _log.error("%s is left where it is: %s", source, error)
                     continue
-                disk.write_file(target, content, mode=_FILE_MODE, durable=self._durable)
+                if is_new:  # else an instance was killed here, and the copy would come back when the claim has ended
+                    disk.write_file(target, content, mode=_FILE_MODE, durable=self._durable)
                 os.unlink(source)
                 moved = True
             if moved:

@@ -533,6 +533,19 @@ async def test_what_is_being_undone_or_was_set_aside_in_the_place_before_still_h
     assert node.traces() == NOTHING
 
 
+async def test_a_copy_that_a_kill_left_in_the_place_before_does_not_come_back(node: Node) -> None:
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-0")
+    async with node.running() as agent:
+        await agent.prepare("a")
+    (node.root / "elsewhere").mkdir()
+    shutil.copy(node.record_file("a"), node.root / "elsewhere")
+    async with node.running(grace=100.0) as agent:
+        assert await agent.unprepare("a") == [None]
+        await agent.garbage.collect()
+        assert isinstance((await agent.prepare("b"))[0], tuple)
+
+
 async def test_a_file_in_the_place_before_that_cannot_be_read_keeps_nothing_from_being_served(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:
