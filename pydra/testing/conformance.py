@@ -83,7 +83,7 @@ async def examine(
     environ: Mapping[str, str] | None = None,
 ) -> Report:
     """What `check_backend` does, inside an event loop."""
-    examination = _Examination(source.name)
+    examination = _Examination(source.name, os.environ if environ is None else environ)
     supervisor = BackendSupervisor(
         source,
         deadlines=deadlines,
@@ -105,8 +105,9 @@ async def examine(
 class _Examination:
     """The probes, each of which returns the problems that it found."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, environ: Mapping[str, str]) -> None:
         self._name = name
+        self._environ = environ
         self._backend: BackendSupervisor
         self._connect_limit = 0.0
         self._events: list[BackendEvent] = []
@@ -126,7 +127,7 @@ class _Examination:
     async def run(self, supervisor: BackendSupervisor, *, connect: float, prepare: bool) -> tuple[Check, ...]:
         self._backend, self._connect_limit = supervisor, connect
         await self._probe("it is loaded and connects", self._connect)
-        if self._facts is not None and (prepared := _find_prepared(self._facts)):
+        if self._facts is not None and (prepared := _find_prepared(self._facts, self._environ)):
             # `restore` would end what no claim of this examination explains: the work of running pods.
             why = f"an agent has prepared claims on this node ({prepared}); examine it where none has"
             self._checks.append(Check(title="the backend is called", skipped=why))
@@ -426,12 +427,12 @@ class _Examination:
         return [f"{event.message}\n{event.details}" for event in self._events if isinstance(event, HintsFailed)]
 
 
-def _find_prepared(facts: BackendFacts) -> str:
+def _find_prepared(facts: BackendFacts, environ: Mapping[str, str]) -> str:
     """A record of a claim that is prepared for the driver on this node, of a backend that restores; else empty."""
     if Method.RESTORE not in facts.methods or not facts.driver:
         return ""
-    volatile = os.environ.get("PYDRA_RECORDS_DIR", RECORDS_DIRECTORY)
-    plugins = f"{os.environ.get('PYDRA_KUBELET_ROOT', KUBELET_ROOT)}/plugins"
+    volatile = environ.get("PYDRA_RECORDS_DIR", RECORDS_DIRECTORY)
+    plugins = f"{environ.get('PYDRA_KUBELET_ROOT', KUBELET_ROOT)}/plugins"
     found = [*Path(volatile, facts.driver, "claims").glob("*.*"), *Path(plugins, facts.driver, "claims").glob("*.*")]
     return str(found[0]) if found else ""
 

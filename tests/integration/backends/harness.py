@@ -18,7 +18,13 @@ from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, Prepare
 
 TROUBLE = Path(__file__).parent / "trouble"
 _PATH = [str(TROUBLE), *filter(None, [os.environ.get("PYTHONPATH")])]
-ENVIRON = {**os.environ, "PYTHONPATH": os.pathsep.join(_PATH)}
+ENVIRON = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(_PATH),
+    # An agent may run on the machine of the tests.
+    "PYDRA_RECORDS_DIR": "/nonexistent",
+    "PYDRA_KUBELET_ROOT": "/nonexistent",
+}
 SOURCE = BackendSource(name="faulty", target="faulty:", distribution="pydra-faulty", version="1.0")
 
 PATIENCE = Patience(ping=0.05, silence=0.6, recall=0.3, stacks=1.0, reap=5.0, leave=5.0)

@@ -180,14 +180,12 @@ def test_the_text_shows_each_check_and_its_problems() -> None:
     ]
 
 
-async def test_a_backend_that_restores_is_not_called_where_an_agent_has_prepared_claims(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_backend_that_restores_is_not_called_where_an_agent_has_prepared_claims(tmp_path: Path) -> None:
     record = tmp_path / "run" / "sim.pydra.dev" / "claims" / "uid.json"
     record.parent.mkdir(parents=True)
     record.touch()
-    monkeypatch.setenv("PYDRA_RECORDS_DIR", str(tmp_path / "run"))
-    report = await examine(find_backend("sim"), environ={**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path / "hw")})
+    places = {"PYDRA_RECORDS_DIR": str(tmp_path / "run"), "PYDRA_SIM_STATE": str(tmp_path / "hw")}
+    report = await examine(find_backend("sim"), environ={**ENVIRON, **places})
     *_, last = report.checks
     assert "an agent has prepared claims on this node" in last.skipped
     assert str(record) in last.skipped
