@@ -83,8 +83,7 @@ _UNKILLABLE_LOOK_SECONDS = 5.0
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     """How long a call may take in seconds, waiting for a restart included; `connect` from spawning to the first call.
 
-    Calls for claims are absent: their callers set the deadline. `restore` has that of `connect`, `inherit` that of
-    `discover`.
+    Calls for claims are absent: their callers set the deadline. `restore` and `inherit` have that of `discover`.
     """
 
     connect: float = 60.0
@@ -574,7 +573,7 @@ class BackendSupervisor:
                 failures = 0
 
     async def _restore(self, process: BackendProcess, held: Sequence[HeldClaim]) -> None:
-        seconds = self._deadlines.connect
+        seconds = self._deadlines.discover
         call = self._new_call(Method.RESTORE, seconds, held=tuple(held))
         try:
             match await process.call(call, deadline=seconds):
