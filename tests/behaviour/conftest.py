@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.behaviour.known_defects import KNOWN_DEFECTS
 from tests.behaviour.node import Agent, Node, run_node
 
 
@@ -44,5 +43,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if here not in item.path.parents:
             continue
         item.add_marker(pytest.mark.timeout(180))
-        if letter := KNOWN_DEFECTS.get(getattr(item, "originalname", item.name)):
-            item.add_marker(pytest.mark.xfail(reason=f"defect {letter}", strict=True))
