@@ -9,8 +9,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeAlias
 
 Step: TypeAlias = Callable[[str], None]
@@ -62,8 +62,7 @@ def make_directory(path: str, mode: int) -> None:
             raise
     else:
         os.chmod(path, mode)
-        with opened(parent) as directory:
-            os.fsync(directory)
+        flush_directory(parent)
 
 
 def write_file(path: str, content: bytes, *, mode: int, durable: bool, step: Step = no_step) -> None:
@@ -101,8 +100,11 @@ def write_file(path: str, content: bytes, *, mode: int, durable: bool, step: Ste
 
 def flush_directory(path: str) -> None:
     """Make the directory's entries outlive a loss of power."""
-    with opened(path) as directory:
-        os.fsync(directory)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_regular_file(path: str, limit: int) -> bytes:
@@ -120,15 +122,5 @@ def read_regular_file(path: str, limit: int) -> bytes:
         if status.st_size > limit:
             raise OSError(errno.EFBIG, f"{status.st_size} bytes, at most {limit} are read", path)
         return os.read(descriptor, limit)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def opened(path: str) -> Iterator[int]:
-    """A descriptor of the directory, for the functions here."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        yield descriptor
     finally:
         os.close(descriptor)
