@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +21,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from pydra_dev.apiserver import ApiServer, serve_api
 from pydra_dev.faults import Call, Fault
+from pydra_dev.node import free_port
 from tests.behaviour.api import Api
 from tests.behaviour.kubelet import Claim, Device, Kubelet
 from tests.behaviour.relay import serve_relay
@@ -361,12 +360,3 @@ def run_node(**options: Any) -> Iterator[Node]:
         node = Node(root, server, portal, stack)
         node.api.create_node()
         yield node
-
-
-def free_port() -> int:
-    """A port that nobody listens on, below those that the kernel gives to clients."""
-    while True:
-        port = random.randrange(10_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

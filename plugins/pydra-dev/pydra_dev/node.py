@@ -7,12 +7,13 @@ directories and API as on a node of a cluster.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,7 @@ async def run_agent(node: EmbeddedNode, backend: str, environment: Mapping[str, 
 
     A backend that is not installed, `module:attribute`, may lie in the working directory.
     """
-    address = f"127.0.0.1:{_free_port()}"
+    address = f"127.0.0.1:{free_port()}"
     log = Path(node.root, "agent.log")
     # In a session of its own, so that a Ctrl-C at the terminal reaches the demo, which stops it in order.
     with open(log, "wb") as stream:  # noqa: ASYNC230 - a file that nobody waits for
@@ -163,8 +164,10 @@ def scenario_environment(backend: str, scenario: str | None, root: str) -> dict[
     return variables
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port() -> int:
+    """A port that nobody listens on, below those that Linux gives to clients, which could take it until it is bound."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -22,7 +22,7 @@ from anyio.abc import Process
 
 from tests.integration.admission.certificates import Authority, SecretMount
 from tests.integration.admission.serving import connect, review
-from tests.integration.agent.process import free_port
+from pydra_dev.node import free_port
 from tests.unit.admission.configs import sim
 from tests.unit.admission.questions import entry
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,7 +14,7 @@ import aiohttp
 import anyio
 from anyio.abc import Process
 
-from pydra_dev.node import EmbeddedNode
+from pydra_dev.node import EmbeddedNode, free_port
 
 DEADLINE = 60.0
 BACKENDS = Path(__file__).parent / "backends"
@@ -57,17 +56,25 @@ class Agent:
         """What /readyz says once it answers with this status."""
         with anyio.fail_after(DEADLINE):
             while True:
+                ended = self.process.returncode is not None
                 found, text = await self.get("/readyz")
                 if found == status:
                     return text
+                assert not ended, self._end()
                 await anyio.sleep(0.1)
 
     async def wait_log(self, said: Callable[[str], bool]) -> str:
         """The messages, once they satisfy `said`."""
         with anyio.fail_after(DEADLINE):
-            while not said(self.messages()):
+            while True:
+                ended = self.process.returncode is not None
+                if said(messages := self.messages()):
+                    return messages
+                assert not ended, self._end()
                 await anyio.sleep(0.05)
-        return self.messages()
+
+    def _end(self) -> str:
+        return f"the agent ended with {self.process.returncode}:\n{self.log.read_text()[-4000:]}"
 
     async def stop(self) -> int:
         """SIGTERM, and its exit code."""
@@ -108,11 +115,3 @@ async def run_agent(
         finally:
             if process.returncode is None:
                 process.kill()
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

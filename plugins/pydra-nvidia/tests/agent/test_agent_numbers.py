@@ -53,9 +53,10 @@ async def test_numbers_of_every_gpu_and_partition_are_served(stage: Stage, ask_f
                 if line.startswith("pydra_nvidia_"):
                     name, _, value = line.rpartition(" ")
                     found[name] = float(value)
-            return any(f'device="{part}"' in name for name in found)
+            counted = any(value == 7 for name, value in found.items() if "_ecc_errors_total{" in name)
+            return counted and any(f'device="{part}"' in name for name in found)
 
-        await scene.until(served, "the partition has numbers")
+        await scene.until(served, "the partition has numbers, and the last count is among them")
         for name in found:
             assert re.fullmatch(r'pydra_nvidia_[a-z][a-z0-9_]*(\{([a-z_]+="[^"]*",?)+\})?', name), name
         of_t4 = {name: value for name, value in found.items() if 'device="gpu-1"' in name}
