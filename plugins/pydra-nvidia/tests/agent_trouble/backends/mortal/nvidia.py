@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydra_nvidia import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, connect
+from pydra_nvidia import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, SETTINGS_TYPE, connect
 from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.sharing import mps_daemon, time_slice
 from pydra_nvidia.sharing.places import MpsPlace
 
-__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "connect"]
+__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
 
 _lock = threading.Lock()
 _place = Path(os.environ["MORTAL"])
