@@ -20,9 +20,9 @@ import pytest
 import yaml
 from anyio.abc import Process
 
+from pydra_dev.node import free_port
 from tests.integration.admission.certificates import Authority, SecretMount
 from tests.integration.admission.serving import connect, review
-from pydra_dev.node import free_port
 from tests.unit.admission.configs import sim
 from tests.unit.admission.questions import entry
 
