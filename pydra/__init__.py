@@ -1,7 +1,7 @@
 """pydra: Kubernetes Dynamic Resource Allocation drivers in Python.
 
-This is the face for authors of backends: values, the contract's types, errors. It imports nothing
-of Kubernetes, gRPC or the agent, so that a backend's process stays small.
+This is the public API for authors of backends: values, the contract's types, errors. It imports nothing
+of Kubernetes, gRPC or the agent, so a backend's process stays small.
 """
 
 from pydra.backends.contract import Backend, Inherits, Measures, Plans, Restores, Watches, time_left

@@ -1,6 +1,7 @@
-"""Claims as values: what a backend sees of a ResourceClaim and returns for it, and how the kubelet names one.
+"""Value types for claims.
 
-How they are read from the API's JSON is in `pydra.claims.allocation`.
+What a backend gets for a ResourceClaim and returns for it, and how the kubelet identifies one.
+`pydra.claims.allocation` parses claims from the API's JSON.
 """
 
 from __future__ import annotations

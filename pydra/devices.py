@@ -1,7 +1,7 @@
-"""What a backend says about its hardware: devices, capacities, counters, taints, health.
+"""Value types for devices, capacities, counters, taints and health.
 
-Values only: frozen, keyword-only, no JSON and no Kubernetes objects. The API's own rules for
-these values (names, sizes, counts) are checked by `pydra.inventory`.
+What a backend reports about its hardware. Frozen, keyword-only, without JSON and Kubernetes objects. The API's own
+rules for these values (names, sizes, counts) are checked by `pydra.inventory`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Files that are whole or absent: replaced by a rename, durable when asked, with the mode asked for.
+"""Atomic file writes and safe reads.
 
-Knows nothing about their content. All functions block; they raise OSError,
-and `explain` turns one into words for the administrator of the node.
+A file is replaced by a rename, so it is complete or absent; on request it is flushed. All functions block and raise
+OSError, which `explain` turns into a text for the administrator of the node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every error pydra raises, in one tree; the branch says who is at fault.
+"""Exception hierarchy of pydra; the branch says who is at fault.
 
 PydraError
 ├── SettingsError            the admin's settings: all problems at once

@@ -1,8 +1,8 @@
-"""From what a backend says of its hardware to the pool that is published. Pure: the clock is an argument.
+"""Validates a backend's devices, debounces their health, and builds the pool to publish.
 
-The one place that knows the API's rules for devices and counter sets. What the API server would refuse is left out
-here, device by device, each with a text that says why, so that one bad device never costs the others. A device's
-health is settled (debounced) once; its taint and what the kubelet hears both follow from that.
+The only place that knows the API's rules for devices and counter sets. A device that the API server would refuse is
+left out here, with a text that says why, so one invalid device does not affect the others. A device's health is
+debounced once; its taint and what is reported to the kubelet follow from that. The clock is an argument.
 """
 
 from __future__ import annotations

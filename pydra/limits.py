@@ -1,4 +1,4 @@
-"""Kubernetes' limits: the grammars of names, and the numbers that bound a device and a slice. Pure.
+"""Kubernetes name formats and API limits.
 
 Sources: RFC 1123, section 2.1; Kubernetes 1.36, apimachinery validation, pkg/apis/resource/validation, and the API
 reference of resource.k8s.io/v1. What 1.34 and 1.35 limit more tightly (4 taints, 32 counters in a slice) is left to

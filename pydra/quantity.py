@@ -1,7 +1,8 @@
-"""Kubernetes quantities: exact values, and the form in which the API server stores them. Pure.
+"""Parses and canonicalises Kubernetes quantities.
 
-Source: k8s.io/apimachinery/pkg/api/resource, Quantity: a decimal number and a suffix, binary
-(`Ki` to `Ei`), decimal (`n` to `E`, none) or an exponent (`e3`, `E-2`).
+Values are exact, and the canonical form is the one in which the API server stores them. Source:
+k8s.io/apimachinery/pkg/api/resource, Quantity: a decimal number and a suffix, binary (`Ki` to `Ei`), decimal (`n` to
+`E`, none) or an exponent (`e3`, `E-2`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What an admin can decide about the agent (`Settings`) and the webhook (`WebhookSettings`), validated on construction.
+"""Settings types of the agent and webhook, with validation.
 
-Pure: both are built from a mapping with the keys of the YAML file. `pydra.cli.options` makes that mapping from the
-file, the environment and flags, and has the texts of `--help`. Periods and deadlines are in seconds.
+`Settings` and `WebhookSettings` are built from a mapping with the keys of the YAML file. `pydra.cli.options` makes that
+mapping from the file, the environment and flags, and has the texts of `--help`. Periods and deadlines are in seconds.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What is refused before it is stored: opaque configs, judged by the backends' own types."""
+"""Admission of opaque configs: the validating webhook, the policy and the JSON Schema."""

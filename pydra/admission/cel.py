@@ -1,7 +1,8 @@
-"""CEL as text: literals, paths to fields, problems, and Python's regular expressions in RE2, which CEL has. Pure.
+"""Helpers that build CEL expressions as strings.
 
-A check is an expression of type string, empty when all is well. Sources: the CEL language definition (lexis);
-k8s.io/apiserver/pkg/cel/environment for the libraries that Kubernetes 1.34, whose expressions are those of 1.33, has:
+Literals, field paths, problems, and Python's regular expressions translated to RE2, which CEL uses. A check is an
+expression of type string, which is empty if there is no problem. Sources: the CEL language definition;
+k8s.io/apiserver/pkg/cel/environment for the libraries of Kubernetes 1.34, whose expressions are those of 1.33:
 strings, two-variable comprehensions, quantities, optional values.
 """
 

@@ -1,8 +1,8 @@
-"""A ValidatingAdmissionPolicy that judges one driver's opaque configs, and its binding, as YAML. Pure.
+"""Generates a ValidatingAdmissionPolicy and its binding, which check a driver's opaque configs.
 
-The policy judges like the webhook: all faults in one message, each with its path, and nothing that was stored before.
-Each type becomes the CEL that finds what does not fit it, by the rules and in the words of `pydra.backends.mismatches`;
-what CEL cannot tell is left to the webhook and to the node, and listed in an annotation.
+The policy decides like the webhook: one message has all problems, each with its path, and what was stored before
+passes. Each type is translated to CEL that reports the same problems, with the same texts, as
+`pydra.backends.mismatches`; what CEL cannot check is left to the webhook and the node, and listed in an annotation.
 
 Sources: k8s.io/api/admissionregistration/v1; a message is one line of at most 5 KiB (MaxEvaluatedMessageExpression-
 SizeBytes), an expression may cost 1,000,000 and a binding 10,000,000 (k8s.io/apiserver/pkg/apis/cel/config.go).

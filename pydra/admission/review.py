@@ -1,9 +1,8 @@
-"""Whether an object of resource.k8s.io may be stored: an AdmissionReview in bytes to a verdict in bytes. Pure.
+"""Parses AdmissionReview requests and validates the opaque configs in them.
 
-The opaque configs of the object are judged by the types of the drivers that are known. Only what is surely wrong is
-refused: configs of other drivers, other resources and objects of another shape pass. So do updates that cannot bring a
-config, and what was stored before: a config that the old object has too is not looked at again, so that classes of an
-older release stay updatable.
+Each opaque config of the object is validated against the config types of its driver. Configs of unknown drivers,
+other resources and objects of another shape are allowed. So are updates that cannot add a config, and what was stored
+before: a config that the old object also has is not validated again, so classes of an older release can be updated.
 
 Sources: k8s.io/api/admission/v1/types.go (fields that decide nothing here, such as userInfo and options, are not read);
 k8s.io/api/resource/{v1,v1beta2,v1beta1}/types.go, which differ in requests and devices only; for what may change,

@@ -1,7 +1,7 @@
-"""The types of a backend's opaque configs: read from its module, and as JSON Schema (2020-12) for editors and docs.
+"""Loads a backend's config types, and exports them as JSON Schema (2020-12).
 
-Importing a backend's module needs neither hardware nor a process: the contract lets nothing happen at import. The
-schema is msgspec's of the types, with what it leaves out: apiVersion and kind, and that unknown fields are refused.
+Importing a backend's module needs neither hardware nor a process: the contract forbids side effects at import. The
+schema is the one that msgspec generates, with additions: apiVersion and kind, and that unknown fields are refused.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The certificate that is served: read from its files, tried, and replaced while the webhook runs.
+"""Loads, checks and reloads the webhook's TLS certificate.
 
 cert-manager and Secret mounts replace the files at any time. A pair that cannot be served, or that clients would
-refuse, never takes the place of one that they accept. What was loaded counts for new connections; open ones go on.
+refuse, never replaces one that they accept. New connections use the reloaded pair; open ones keep theirs.
 
-ssl describes only the peer's certificate, not one's own, so that a new pair speaks TLS with itself in memory: this also
-proves that key and certificate belong together and that OpenSSL accepts them. The bytes are loaded through memfds, so
-that what was tried is what is served, although the files may change in between.
+The ssl module describes only the peer's certificate, not one's own, so a new pair makes a TLS handshake with itself in
+memory. This also proves that key and certificate belong together and that OpenSSL accepts them. The bytes are loaded
+through memfds, so what was checked is what is served, although the files may change in between.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The webhook: `POST /validate` answers AdmissionReviews over TLS; /metrics, /healthz and /readyz are beside it.
+"""HTTPS server of the validating admission webhook.
 
-Its process reads the types of the backends, loads the certificate, and serves until a signal; then it goes on until no
-API server comes here any more, so that no review fails. What is not a review is answered 4xx in words; the API server
-then does what its configuration's failurePolicy says.
+`POST /validate` answers AdmissionReviews; /metrics, /healthz and /readyz are served beside it. The process loads the
+config types of the backends and the certificate, and serves until a signal. Then it drains: it serves until API
+servers have stopped sending requests, so no review fails. A request that is not a review is answered with 4xx and a
+text; the API server then applies its failurePolicy.
 """
 
 from __future__ import annotations

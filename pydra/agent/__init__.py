@@ -1,1 +1,1 @@
-"""One driver on one node: the parts of every other room, put together. `pydra.agent.main` runs it."""
+"""The node agent: assembles all components of the drivers on one node."""

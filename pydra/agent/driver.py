@@ -1,11 +1,11 @@
-"""One backend on this node and, once it says which driver it is, that driver's service.
+"""Assembles and runs the components that serve one backend as a DRA driver.
 
     records and garbage ── claims ── kubelet plugin        (down: a pod starts or ends)
     hardware ── inventory loop ── slices, health           (up: hardware changes)
 
-The sockets come last, since the kubelet calls as soon as it finds them, and go first. What cannot be served (a backend
-that breaks its contract, a driver name that another backend has, a disk that refuses) is reported, shown in `missing`,
-and costs the other backends nothing.
+The sockets come last, since the kubelet calls as soon as it finds them, and go first. A backend that cannot be served
+(it violates its contract, another backend has its driver name, the disk fails) is reported and listed in `missing`; the
+other backends are not affected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Keeps what is published of one backend's hardware up to date: discover, decide (`pydra.inventory`), publish.
+"""Calls `discover` periodically and on hints, and publishes the resulting pool.
 
-It looks at the start, on a hint, when a device's health is about to settle, and by period. Whatever woke it, it looks
-at everything; a look that finds nothing new costs a comparison.
+`discover` is called at the start, on a hint, when a debounced health change is due, and periodically. Each call covers
+the complete inventory, whatever caused it; an unchanged inventory costs one comparison.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The composition root: build the parts, run them in one task group, stop them in order.
+"""Builds the agent's components, runs them in one task group, and stops them in order.
 
-`pydra.agent.start` has the backends' processes running by then. Order of stopping: sockets and calls in flight first
+`pydra.agent.start` has started the backends' processes by then. Order of stopping: sockets and calls in flight first
 (each driver drains), then the connection to the API server, then the backends. What is prepared stays prepared,
 and what is published stays published.
 """

@@ -1,6 +1,7 @@
-"""What each part has to tell, turned into metrics and Kubernetes Events. One handler for each kind of event.
+"""Event handlers that record metrics and Kubernetes Events.
 
-Log lines are the parts' own; here is only what a dashboard counts and what `kubectl describe` shows.
+One handler for each kind of event that a component reports. Components write their own log lines; here is only what a
+dashboard counts and what `kubectl describe` shows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Takes over what another driver of the same name prepared before pydra came.
+"""Imports claims that another driver of the same name had prepared.
 
-The claims are recorded first, then that driver's own files are renamed: killed in between, the next start asks again,
-and claims that have a record already are left as they are. Their CDI files are written by the first garbage
-collection, from the records; those of the other driver stay for the containers that run with them.
+The claims are recorded first, then the other driver's files are renamed. If the agent is killed in between, the next
+start asks the backend again, and claims that already have a record are left as they are. Their CDI files are written
+by the first garbage collection, from the records; those of the other driver stay for the running containers.
 """
 
 from __future__ import annotations

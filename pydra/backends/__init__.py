@@ -1,1 +1,1 @@
-"""Backends: the contract they keep, how they are found, and the process each of them runs in."""
+"""Backends: their contract, their discovery, and the child process that each of them runs in."""

@@ -1,7 +1,7 @@
-"""Opaque configuration: the claim author's parameters to values of the backend's own types, strictly.
+"""Decodes a claim's opaque parameters into the backend's config types.
 
-Pure. A parameters object names its type by `apiVersion` and `kind`; the backend's CONFIG_TYPES says
-which Struct that is. All faults of all configs come back in one `InvalidConfig`.
+A parameters object names its type by `apiVersion` and `kind`; the backend's CONFIG_TYPES maps that to a msgspec
+Struct. One `InvalidConfig` has all problems of all configs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The contract between pydra and a backend, as types. Nothing here is subclassed.
+"""Protocol classes that define the interface a backend implements.
 
-A backend is any object, usually a module, named by an entry point of the group `pydra.backends`, that has the
-coroutines below. It runs in a process of its own, and imports vendor libraries inside the coroutines, so that reading
-its types needs no hardware.
+Nothing here is subclassed. A backend is any object, usually a module, named by an entry point of the group
+`pydra.backends`, that has the coroutines below. It runs in a process of its own, and imports vendor libraries inside
+the coroutines, so that reading its types needs no hardware.
 
 Calls run side by side on one event loop, prepares of different claims too: the backend locks what must not overlap.
 Calls for one claim come one after the other, and plans one at a time. What blocks goes through `asyncio.to_thread`: a

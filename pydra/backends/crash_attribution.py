@@ -1,9 +1,8 @@
-"""Why a backend's process ended, which call ended it, and which claims are quarantined for that.
+"""Determines which call crashed a backend process, and quarantines repeat offenders.
 
-Pure: no clock, no await. When a process ends with one call in flight, that call is at fault. With several, each
-becomes a suspect and is tried again alone, so that the one at fault shows and the others succeed. `wait_changed`,
-always in flight, is never suspected. The line of a diagnosis goes to the kubelet and into Events, its report to the
-log.
+If one call was in flight when a process ended, it caused the end. If there were several, each becomes a suspect and
+is tried again alone, so the one at fault is found and the others succeed. `wait_changed` is always in flight, and never
+suspected. The line of a diagnosis goes to the kubelet and into Events, its report to the log.
 """
 
 from __future__ import annotations

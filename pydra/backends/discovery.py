@@ -1,5 +1,7 @@
-"""Finds the installed backends by their entry points, without importing any of them; where those that are not
-installed are found, and how the environment variables of each begin."""
+"""Finds installed backends through entry points, without importing them.
+
+Also tells where backends that are not installed can be found, and the prefix of each backend's environment variables.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the supervision of a backend reports: facts, events, statistics. Values only."""
+"""Events and statistics that the backend supervisor reports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Errors as data: what a backend raised, as it crosses to the agent, and as the agent raises it again.
+"""Serialises a backend's exceptions so that the agent can raise them again.
 
-Pure. Nothing is pickled: an error arrives as one of pydra's own, with the backend's message and,
-for the log, its traceback. Vendor exceptions need not exist in the agent.
+Nothing is pickled: an error arrives as one of pydra's own exceptions, with the backend's message and, for the log, its
+traceback. Vendor exceptions need not exist in the agent.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Every way in which a JSON value does not fit a type, each with the path to it.
+"""Validates a JSON value against a msgspec type and lists all errors with their paths.
 
-Pure. msgspec's own decoding stops at the first fault and lets unknown fields pass unless the type
-forbids them; an author wants all faults at once, and a misspelt field must never be ignored. Quantities
-(`pydra.devices.Quantity`) are checked last, of values that decode: a backend whose own rules read them has said more
-by then.
+msgspec's own decoding stops at the first error and ignores unknown fields unless the type forbids them. An author wants
+all errors at once, and a misspelt field must never be ignored. Quantities (`pydra.devices.Quantity`) are checked last,
+in values that decode: a backend that parses them itself reports more detailed errors before.
 """
 
 from __future__ import annotations

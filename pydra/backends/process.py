@@ -1,8 +1,8 @@
-"""One process of a backend, from its spawn to its end: calls in flight, signs of life, what it prints and logs.
+"""Runs one child process: spawn, calls, liveness checks, output, kill.
 
-Which call is at fault for an end, and what happens next, is decided in `pydra.backends.supervisor`. Calls are plain
-futures and timers: they are on the way of every pod. Whatever the process sends is read at a bounded rate, so that it
-cannot slow down others.
+Which call crashed the process, and what happens next, is decided in `pydra.backends.supervisor`. Calls are plain
+futures and timers, because the start of every pod waits for them. What the process sends is read at a bounded rate, so
+it cannot slow down others.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A backend's own settings: its SETTINGS_TYPE filled from the environment and the agent's settings file. Pure.
+"""Decodes a backend's own settings from environment variables and the agent's settings file.
 
 A field `max_shares` is the variable `PYDRA_<BACKEND>_MAX_SHARES`, and `backendSettings.<backend>.maxShares` in the
 file; the variable wins. In a variable a list is written with commas, a mapping as `name=value` with commas or as JSON,
-any other object as JSON. All faults come back at once, each with its place, what was found, what is allowed and the
-default.
+any other object as JSON. All problems are reported at once, each with its place, what was found, what is allowed and
+the default.
 """
 
 from __future__ import annotations

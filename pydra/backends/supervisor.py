@@ -1,7 +1,7 @@
-"""One backend as the agent sees it: its coroutines, called in a process that is started, watched and replaced here.
+"""Starts, monitors and restarts a backend's process, and exposes its coroutines.
 
-A call survives the end of that process if it was not at fault. What a backend answers is checked here; errors that it
-raised arrive as pydra's own. Supervisors share nothing.
+A call that did not crash the process survives its end: it is repeated in the next process. Results are validated here,
+and errors that the backend raised arrive as pydra's own. Supervisors share nothing.
 """
 
 from __future__ import annotations

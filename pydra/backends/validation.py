@@ -1,8 +1,8 @@
-"""Whether a backend keeps the contract: its coroutines, their signatures, its constants, and what it answers.
+"""Checks that a backend object and its return values satisfy the contract.
 
-Pure. Each function returns every violation at once, as sentences for the backend's author. The classes of answers are
-checked in the backend's process, where they are still Python objects; the rest in the agent, which trusts nothing that
-comes from there. Rules for devices and counters are not here: `pydra.inventory` has them.
+Each function returns all violations at once, as sentences for the backend's author. The classes of return values are
+checked in the backend's process, where they are still Python objects; the rest is checked in the agent, which trusts
+nothing that comes from there. The rules for devices and counters are in `pydra.inventory`.
 """
 
 from __future__ import annotations

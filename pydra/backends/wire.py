@@ -1,8 +1,8 @@
-"""What the agent and a backend's process say to each other, and the connection that carries it.
+"""Messages and framing between the agent and a backend process.
 
-A frame is a 4-byte big-endian length and that many bytes of msgpack. What is inside a reply stays undecoded
-(`msgspec.Raw`): a wrong answer is then one call's violation, never the stream's. Each end reads a bounded amount in
-any period, so that a peer which sends without end costs it a bounded share of its time.
+A frame is a 4-byte big-endian length and that many bytes of msgpack. The content of a reply stays undecoded
+(`msgspec.Raw`), so a wrong result violates the contract of one call and does not break the stream. Each end reads at a
+bounded rate, so a peer that sends without end takes only a bounded share of its time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a type allows and what was found instead, in the words of JSON. Pure text."""
+"""Describes types and values in error messages."""
 
 from __future__ import annotations
 

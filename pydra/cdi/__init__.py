@@ -1,1 +1,1 @@
-"""Container Device Interface 1.1.0: what a container gets, and the files that tell the runtime."""
+"""Container Device Interface (CDI) 1.1.0: container edits and spec files."""

@@ -1,4 +1,4 @@
-"""Container edits: what a container gets with a device. Values with a fluent way to build them.
+"""Value types for CDI container edits, with builder methods.
 
     edits = (
         ContainerEdits()

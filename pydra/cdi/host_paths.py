@@ -1,8 +1,8 @@
-"""Whether the host has what the edits take from it: every device node, every mounted path.
+"""Checks that device nodes and mounts exist on the host.
 
-A runtime refuses a container whose device node is missing, minutes after the kubelet was told that
-all is well. So it is looked up before success is reported, and never remembered. What a backend
-marked `optional` is left out when the host lacks it. Reads; writes nothing.
+A runtime refuses a container whose device node is missing, minutes after the kubelet was told that the claim is
+prepared. So the paths are checked before success is reported, each time. What a backend marked `optional` is left out
+if the host lacks it.
 """
 
 from __future__ import annotations

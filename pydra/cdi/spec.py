@@ -1,14 +1,14 @@
-"""From a claim's prepared devices to the bytes of its CDI spec file: names, rules, merging, version, JSON. Pure.
+"""Builds the CDI spec file for a claim: names, validation, merging, JSON.
 
 One spec per claim, one CDI device per prepared device that edits anything. Every name holds the claim's
-uid, so no name is ever used again with other content; runtimes cache specs and would serve the old one.
+uid, so no name is ever reused with other content; runtimes cache specs and would serve the old one.
 
-A container may get all devices of a claim, and a runtime lets the last writer win. So each setting is
-recorded with the device that made it, and a second device that wants another value is an error that
-names both: nothing is decided by the order of devices.
+A container may get all devices of a claim, and in a runtime the last setting wins. So each setting is
+recorded with the device that made it, and a second device with another value is an error that
+names both: the order of devices never decides.
 
-Source: CDI specification 1.1.0, and the rules to which its Go library holds every runtime. Stricter on
-purpose where a container would fail later anyway: paths are absolute, and nothing holds a NUL byte.
+Source: CDI specification 1.1.0, and the rules that its Go library enforces in every runtime. Stricter on
+purpose where a container would fail later anyway: paths are absolute, and no string contains a NUL byte.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The directory where container runtimes read CDI specs: this driver's files in it, one for each claim.
+"""Writes and removes CDI spec files.
 
-Writes are atomic but not durable: the directory lies on a tmpfs (/var/run/cdi), and every file can be
-built again from the claim's record. That is also why they do not block for long and need no thread.
-Files of others are never touched.
+Container runtimes read the directory; this driver has one file in it for each claim. Writes are atomic but not durable:
+the directory is on a tmpfs (/var/run/cdi), and every file can be built again from the claim's record. So they do not
+block for long and need no thread. Files of others are never touched.
 """
 
 from __future__ import annotations

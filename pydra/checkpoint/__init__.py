@@ -1,1 +1,1 @@
-"""Checkpoints: one file for each claim, so that a node remembers what it prepared."""
+"""Checkpoint records: what the node remembers about each prepared claim."""

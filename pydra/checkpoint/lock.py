@@ -1,19 +1,20 @@
-"""How overlapping instances of the agent exclude each other: byte ranges of one file, locked by the kernel.
+"""Locks that keep two agent instances from working on the same claims.
 
-Open file description locks (`F_OFD_SETLK`, fcntl(2)) end with their process, however it ends, and hold across
-containers. One file has a range for each thing that only one instance may do at a time:
+Byte ranges of one file, locked by the kernel. Open file description locks (`F_OFD_SETLK`, fcntl(2)) end with their
+process, however it ends, and hold across containers. One file has a range for each thing that only one instance may do
+at a time:
 
 | byte | held | for |
 |---|---|---|
-| 0 | exclusively, for microseconds | looking at all records and changing one |
+| 0 | exclusively, for microseconds | reading all records and changing one |
 | 1 | exclusively, while a backend plans | deciding for one claim, given all that is held |
-| 2 | shared while claims are in work; exclusively while a backend restores | nothing changes during `restore` |
-| from 2**32 | exclusively, while the claim is in work | one claim each, at an offset made from its uid |
+| 2 | shared while claims are in progress; exclusively while a backend restores | nothing changes during `restore` |
+| from 2**32 | exclusively, while work on the claim is in progress | one claim each, offset computed from its uid |
 
 Bytes 8 to 15 hold a counter of all changes to the records, read and written under byte 0: it tells an instance
 with one read that another has changed something.
 
-Two tasks of one process are not kept apart by these locks; that is the caller's business.
+These locks do not exclude two tasks of one process; the caller must.
 """
 
 from __future__ import annotations

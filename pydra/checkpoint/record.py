@@ -1,12 +1,12 @@
-"""A claim's record: what the node must remember of one claim, and its bytes both ways. Pure.
+"""The checkpoint record of a claim, and its serialisation.
 
 A file holds one line of JSON:
 
     {"checksum":"sha256:...","record":{"schema":1,"claim":{...},"driver":"...","stage":"completed",...}}
 
 The checksum is over the bytes of `record` as they are in the file, so a field that a newer version added does not
-make a record unreadable. A record is either intact or not used at all: nothing is concluded from half of one, except
-which devices it may hold (`read_holding`), since giving one of those to another claim is what must never happen.
+make a record unreadable. A record is either intact or not used at all. Only the devices that it may hold are read from
+a damaged one (`read_holding`), since none of them may be given to another claim.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""The records of one driver's claims on disk, one file each, and in memory, where everybody reads them.
+"""Stores checkpoint records on disk, with an in-memory copy.
 
-    DIRECTORY/lock                 what overlapping instances exclude each other by
+    DIRECTORY/lock                 lock file of overlapping instances
     DIRECTORY/<uid>.json           the record of a claim that is being prepared, or is prepared
     DIRECTORY/<uid>.undo           the same file, renamed: the claim is being unprepared
     DIRECTORY/corrupt/<uid>.json   a record that cannot be read, with the devices that it holds
 
-A record is replaced as a whole (temporary file, rename) and set back to *started* by a rename, which a full disk
-cannot refuse. There are two kinds of store, which differ only in how long records live:
+A record is replaced as a whole (temporary file, rename) and set back to *started* by a rename, which needs no
+disk space. There are two kinds of store, which differ only in how long records live:
 
-- volatile: in a directory that a reboot empties, as the hardware forgets at a reboot what was done to it. Writes are
-  not flushed, take some 20 microseconds and are done in place. A record of another boot, found where the directory
+- volatile: in a directory that a reboot empties, for hardware that forgets at a reboot what was done to it. Writes are
+  not flushed, take about 20 microseconds and need no thread. A record of another boot, found where the directory
   is not on a tmpfs after all, is removed.
 - durable: for backends whose hardware remembers (`SURVIVES_REBOOT`). Writes are flushed, in a worker thread, before
   they count.
 
-Every change is made under the index lock: `async with store:`. Memory follows the disk; only a directory that somebody
-removed under the running agent is written anew from memory.
+Every change is made under the index lock: `async with store:`. Memory follows the disk; only a directory that was
+removed under the running agent is written again from memory.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Claims: their values, their allocation, their life on this node."""
+"""Claim handling: allocation, prepare and unprepare, garbage collection."""

@@ -1,7 +1,7 @@
-"""From a ResourceClaim as the API server gives it to the `Claim` that one driver's backend sees.
+"""Parses a ResourceClaim into the driver's `Claim`.
 
-Pure. The object comes from the network: shapes and names are checked, and whatever is wrong is said
-with its path. Source: Kubernetes API reference, resource.k8s.io/v1 ResourceClaim and its validation.
+The object comes from the network: shapes and names are checked, and each problem is reported with its path.
+Source: Kubernetes API reference, resource.k8s.io/v1 ResourceClaim and its validation.
 """
 
 from __future__ import annotations

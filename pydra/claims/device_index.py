@@ -1,6 +1,7 @@
-"""Which claims hold which devices on this node: the last check against giving one device to two claims. Pure.
+"""Tracks which claim holds which device.
 
-No awaits, so that looking and taking are one step. A look costs the same however many claims there are.
+The last check against giving one device to two claims. No awaits, so looking up and taking are one step. A lookup takes
+the same time however many claims there are.
 
 Two claims may hold one device when either has admin access to it, or when each has a share of its own. Source:
 Kubernetes API reference, DeviceRequestAllocationResult adminAccess and shareID.

@@ -1,8 +1,8 @@
-"""Garbage collection: looks, at the start and by period, for what nobody will ask to be removed, and removes it.
+"""Removes abandoned claims and leftover records and CDI files.
 
-The kubelet unprepares what it knows. What it forgot (its own state lost, the claim deleted or deallocated while the
-node was away) and what a killed instance of the agent left half done would stay for ever, and with it a device that
-nobody can have.
+Runs at the start and periodically. The kubelet unprepares what it knows. What it forgot (its own state was lost, or the
+claim was deleted or deallocated while the node was away) and what a killed instance of the agent left half done would
+stay for ever, and its devices could not be used again.
 
 A claim is abandoned when the API server does not have it any more, or has it without these devices, *and* the kubelet
 does not know it (its checkpoint `dra_manager_state`), for as long as the grace. While the kubelet knows a claim its

@@ -1,12 +1,12 @@
-"""The life of a claim on this node, and what to do next with it. Pure.
+"""Claim state machine: decides the next action for prepare, unprepare and reconcile.
 
     ABSENT ──begin──> STARTED ──complete──> COMPLETED
       ^                │  ^                     │
       └────remove──────┘  └──────set back───────┘
 
 A record is *started* before the backend touches anything, *completed* once containers can use the devices, and set
-back before anything is undone. So *started* always means: something may have been done, nobody may use it, and undoing
-it is right. Whatever moment the agent dies in, the record says enough to go on.
+back before anything is undone. So *started* always means: something may have been done, nobody may use it, and it can
+be undone. Whenever the agent dies, the record has all that is needed to continue.
 """
 
 from __future__ import annotations

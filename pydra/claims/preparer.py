@@ -1,11 +1,11 @@
-"""The kubelet's calls, claim by claim: fetch, decide, carry out, answer.
+"""Prepares and unprepares claims.
 
-`_prepare` and `_unprepare` are the whole way of a claim, top to bottom. Every effect is idempotent, and their order is
-what makes a crash harmless: between any two the record says enough to go on, or back.
+`_prepare` and `_unprepare` contain all steps: fetch, decide, carry out, answer. Every effect is idempotent, and their
+order makes a crash harmless: between any two, the record has all that is needed to continue or undo.
 
-The work on a claim is one task, which outlives the kubelet's call: when the kubelet gives up, the work goes on, and the
-retry joins it. Tasks of one claim run one after the other, those of different claims side by side; nothing that goes
-wrong with one claim is seen by another.
+The work on a claim is one task, which outlives the kubelet's call: if the kubelet gives up, the work continues, and the
+retry joins it. Tasks of one claim run one after the other, those of different claims concurrently; an error of one
+claim does not affect another.
 """
 
 from __future__ import annotations

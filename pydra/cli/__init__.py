@@ -1,1 +1,1 @@
-"""The command lines: arguments to Settings, exit codes."""
+"""Command lines of `pydra-agent` and `pydra`."""

@@ -1,4 +1,7 @@
-"""`pydra-agent`: from arguments to Settings to a running agent. Exit codes: 0 asked to stop, 1 failure, 2 usage."""
+"""Command line of `pydra-agent`.
+
+Parses arguments to Settings and runs the agent. Exit codes: 0 asked to stop, 1 failure, 2 usage.
+"""
 
 from __future__ import annotations
 

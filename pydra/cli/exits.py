@@ -1,4 +1,4 @@
-"""How both commands end when they cannot go on, or are told to stop before they have begun."""
+"""Startup checks, SIGTERM handling and error output for both commands."""
 
 from __future__ import annotations
 

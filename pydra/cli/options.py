@@ -1,6 +1,6 @@
-"""The tables of options: what a flag, an environment variable and a YAML key are called and mean.
+"""Defines command-line flags, environment variables and YAML keys.
 
-Precedence: flag, then `PYDRA_*` variable, then file, then default. Imports nothing heavy, so that
+Precedence: flag, then `PYDRA_*` variable, then file, then default. Imports nothing heavy, so
 `--help` is quick.
 """
 

@@ -1,4 +1,4 @@
-"""`pydra`: what a driver writer has at hand without a cluster, and what an admin has beside the agent."""
+"""Command line of `pydra`: dev, check, backends, webhook, policy, schema."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The API server: transport, credentials, errors, watch. No knowledge of DRA."""
+"""Kubernetes API client: transport, credentials, errors, informer. It knows nothing about DRA."""

@@ -1,8 +1,9 @@
-"""The KubeClient: typed paths, JSON objects, deadlines, retries of reads, pydra's errors. No knowledge of DRA.
+"""Asynchronous client for the Kubernetes API.
 
-HTTP/1.1 with warm connections: up to two are kept for the next claim, what a burst opened beside them is soon closed.
-Requests go to aiohttp's session directly: kubernetes-asyncio's own request path costs much more CPU, and its session
-asks a thread for proxies at each request.
+Typed paths, JSON objects, deadlines, retries of reads, errors of `pydra.errors`. Up to two HTTP/1.1 connections are
+kept open for the next claim; those that a burst opened beside them are soon closed. Requests go to aiohttp's session
+directly: kubernetes-asyncio's own request path costs much more CPU, and its session asks a thread for proxies at each
+request.
 """
 
 from __future__ import annotations

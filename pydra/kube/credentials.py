@@ -1,7 +1,7 @@
-"""Where the API server is and as whom to talk to it: kubeconfig or service account, followed as their files change.
+"""Loads and reloads API server credentials (kubeconfig or service account).
 
-kubernetes-asyncio reads the many forms of a kubeconfig. Two things are done here instead: keys that stand in it are
-kept in memory, not in temporary files, and a credential plugin that hangs is ended.
+kubernetes-asyncio reads the many forms of a kubeconfig. Two things are done here instead: inline keys are
+kept in memory, not in temporary files, and a credential plugin that hangs is killed.
 """
 
 from __future__ import annotations

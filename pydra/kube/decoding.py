@@ -1,9 +1,9 @@
-"""Decodes what the API server sends: one document, a page of a list, a line of a watch. Pure.
+"""Decodes API server responses and tolerates malformed objects.
 
 Objects carry bytes that other drivers and tenants wrote, and Kubernetes stores more than a strict JSON decoder accepts:
-opaque parameters with invalid UTF-8, with half of a surrogate pair, nested thousands of levels deep. The strict decoder
-runs first. Only when it refuses a body, the bytes are repaired, a list is cut into its items, and what still cannot be
-decoded is left out and named: one unreadable object never speaks for the others.
+opaque parameters with invalid UTF-8, with unpaired surrogates, nested thousands of levels deep. The strict decoder
+runs first. Only if it refuses a body, the bytes are repaired, a list is split into its items, and what still cannot be
+decoded is left out and named, so one unreadable object does not affect the others.
 """
 
 from __future__ import annotations

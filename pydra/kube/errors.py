@@ -1,4 +1,4 @@
-"""Turns what went wrong with a request into one error of pydra's tree, in words that name the cause. Pure."""
+"""Maps HTTP statuses and connection failures to `KubeError` subclasses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An Informer: a cache of one list of objects that follows the API server through every fault of a watch."""
+"""Keeps a local cache of API objects up to date by list and watch."""
 
 from __future__ import annotations
 

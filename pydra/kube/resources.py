@@ -1,7 +1,7 @@
-"""Which objects the API server has and where: resources, their paths, and what a list or a watch gives.
+"""API resource definitions, URL paths, and list and watch types.
 
-Values only, importable from every floor. Objects themselves stay plain JSON, so that no field that
-a newer cluster knows is lost between a read and a write.
+Every layer may import this module. Objects themselves stay plain JSON, so no field that a newer cluster
+knows is lost between a read and a write.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""aiohttp and kubernetes-asyncio, imported at a price that a node agent can pay, and the HTTP session on the former.
+"""HTTP session, and low-memory imports of aiohttp and kubernetes-asyncio.
 
 - `aiohttp` builds two TLS contexts at import and reads all certificate authorities of the machine into each, for an
   agent that trusts the cluster's authority only. Here each context reads them at its first connection. That saves

@@ -1,1 +1,1 @@
-"""The kubelet's side: the gRPC services that it calls, and the messages they speak."""
+"""gRPC services that the kubelet calls."""

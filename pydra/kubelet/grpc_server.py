@@ -1,10 +1,10 @@
-"""A gRPC server on Unix sockets, over grpclib's protocol: unary calls, server streams, and a drain that lets calls end.
+"""gRPC server on Unix sockets, on top of grpclib's protocol: unary calls, server streams, graceful drain.
 
 Written for the kubelet's client, grpc-go: GOAWAY before the end, answers to unknown methods in the form that grpc-go
-understands, as many calls at once as a node has pods, and one write for all that is answered in one turn of the loop.
-grpclib has none of these in its server, so its seams are used below it: H2Protocol, AbstractHandler, Connection, Stream
-and Buffer, for which it is pinned below 0.5. Deadlines (`grpc-timeout`) are left to the client, which cancels the call.
-Metadata is not read, messages are not compressed.
+understands, as many calls at once as a node has pods, and one write for all that is answered in one event loop
+iteration. grpclib has none of these in its server, so the interfaces below it are used: H2Protocol, AbstractHandler,
+Connection, Stream and Buffer, for which it is pinned below 0.5. Deadlines (`grpc-timeout`) are left to the client,
+which cancels the call. Metadata is not read, messages are not compressed.
 """
 
 from __future__ import annotations

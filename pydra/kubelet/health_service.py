@@ -1,8 +1,8 @@
-"""Health: of the driver's devices for the kubelet (DRAResourceHealth), and of the server for probes (grpc.health.v1).
+"""Device health service (DRAResourceHealth) and gRPC health checks (grpc.health.v1).
 
-A kubelet takes a device for unknown when it was not reported within its timeout, 30 s where none is given, so the
+The kubelet treats a device as unknown if it was not reported within its timeout, 30 s where none is given, so the
 complete list is sent on every change and periodically even while nothing changes. From Kubernetes 1.34 to 1.36 the
-kubelet forgets all it knows when the stream ends; it ends here only when the plugin stops.
+kubelet forgets all reported health when the stream ends; it ends here only when the plugin stops.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The bytes of the kubelet's messages from and to pydra's values. Pure: no waiting, no I/O.
+"""Converts kubelet protobuf messages to and from pydra types, and validates claim names.
 
 v1beta1 of DRAPlugin differs from v1 in nothing but the share id, which it lacks, and v1alpha1 of DRAResourceHealth from
-v1 in nothing but its name, so v1's generated classes serve both. Contract tests hold that against protobuf's own codec.
+v1 in nothing but its name, so v1's generated classes serve both. Contract tests compare them with protobuf's codec.
 
-The kubelet is trusted to be root, not to be right: what it names ends up in file names, CDI ids and URLs, so every
-claim's name is checked here, and only here. A bad name costs its claim, never the call.
+The kubelet's names become file names, CDI ids and URLs, so every claim's name is checked here, and only here. An
+invalid name fails its claim, not the call.
 """
 
 from __future__ import annotations

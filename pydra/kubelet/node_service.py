@@ -1,4 +1,4 @@
-"""The node service, DRAPlugin v1 and v1beta1: the kubelet asks for claims to be prepared and unprepared.
+"""DRAPlugin gRPC service (v1 and v1beta1): prepare and unprepare.
 
 A call is answered claim by claim. The work on a claim belongs to the agent and outlives the call: when the kubelet
 stops waiting, the work goes on, and the kubelet's retry joins it.

@@ -1,6 +1,6 @@
-"""The kubelet plugin of one driver, from the wait for the kubelet's directories to the end of the last call. A shell.
+"""Runs a driver's kubelet plugin: sockets, registration, gRPC servers, shutdown.
 
-The sockets are looked at periodically: the kubelet's directories may appear late, another process may still hold a
+The sockets are checked periodically: the kubelet's directories may appear late, another process may still hold a
 plain name, and a wiped kubelet root takes the sockets with it.
 """
 

@@ -1,4 +1,7 @@
-"""The registration service: tells the kubelet what the plugin is, and hears what the kubelet decided."""
+"""Plugin registration gRPC service.
+
+Tells the kubelet what the plugin is, and receives its decision.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The driver's Unix sockets: their names, how they are bound, and which of them may be removed.
+"""Names, binds and removes the driver's Unix sockets.
 
-Servers get the bound socket; they never see the path. With a pod uid each instance has names of its own, so that during
-a rolling update two can serve side by side. The registration socket takes the first of three forms that fits, as in
-Kubernetes 1.37's Go library, so that a Go driver's and pydra's instances look alike in the kubelet's directories; the
+Servers get the bound socket, not the path. With a pod uid each instance has names of its own, so two can serve
+concurrently during a rolling update. The registration socket takes the first of three forms that fits, as in
+Kubernetes 1.37's Go library, so names of Go drivers and of pydra look alike in the kubelet's directories; the
 service socket falls back in the same manner.
 """
 

@@ -1,1 +1,1 @@
-"""What an admin sees: metrics, Events, logs, traces, the HTTP endpoint."""
+"""Metrics, Events, logs, traces and the HTTP endpoint."""

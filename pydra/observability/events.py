@@ -1,8 +1,8 @@
-"""Kubernetes Events: what is said about which object, when a repetition is written, and the task that writes.
+"""Records Kubernetes Events with deduplication and rate limiting.
 
-An Event speaks to a person, so repetitions are counted in the Event that exists (`series`) instead of written anew, and
-an object that never stops failing is heard a few times a minute at most. `EventBook` decides that, without a clock
-or I/O; `EventRecorder` writes in a task of its own, so that nobody who records an Event waits for the API server.
+Repetitions are counted in the existing Event (`series`) instead of creating new ones, and an object that keeps failing
+gets only a few Events a minute. `EventBook` decides that, without a clock or I/O; `EventRecorder` writes in a task of
+its own, so callers do not wait for the API server.
 Source: Kubernetes API reference, events.k8s.io/v1 Event (note at most 1024 bytes, reason 128).
 """
 

@@ -1,9 +1,10 @@
-"""The HTTP endpoint: `/metrics`, `/healthz` (the process turns) and `/readyz` (it can serve claims).
+"""HTTP endpoint for `/metrics`, `/healthz` and `/readyz`.
 
-`/readyz` answers 503 with one line for each thing that is missing. It asks for nothing that another
-instance of the agent could hold, so that two overlapping instances can both be ready.
+`/healthz` tells that the event loop is responsive, `/readyz` that the agent can serve claims. `/readyz` answers 503
+with one line for each thing that is missing. It needs nothing that another instance of the agent could hold, so two
+overlapping instances can both be ready.
 
-Anybody in the cluster may connect, so that a server bounds what a client can take from the process (`Limits`). aiohttp
+Anybody in the cluster may connect, so a server limits what a client can consume (`Limits`). aiohttp
 bounds neither the number of connections nor the time until a request's head has arrived.
 """
 

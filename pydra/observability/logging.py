@@ -1,8 +1,8 @@
-"""Log lines: text for a person at a terminal, JSON for everybody else; each with the fields of its call.
+"""Log formatting (text and JSON) and per-call log fields.
 
-The fields (claim, uid, backend, request id, ...) are in a context variable: the tasks started for a call inherit
-them. Every prepare writes a line, so a line is made with few calls: no search for the caller's file and line, which no
-line has, one write without a buffer, and a clock text that is made once a second.
+The fields (claim, uid, backend, request id, ...) are in a context variable: the tasks started for a call inherit them.
+Every prepare writes a line, so a line is formatted with few calls: no search for the caller's file and line, which no
+line contains, one write without a buffer, and a time stamp that is formatted once a second.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Every Prometheus series of the agent, in one registry; each exists from the start, at zero.
+"""Definitions of the agent's Prometheus metrics.
 
-Only a claim's operations that fail begin with their first failure: there is a histogram for each reason.
-Names and help texts only: who counts what is in `pydra.agent.reports`. Conventions: base units,
-`_total` for counters, label values from small closed sets (claims are never labels).
+One registry has them all, and each series exists from the start, at zero. Only failed operations on claims appear with
+their first failure, since there is a histogram for each reason. `pydra.agent.reports` does the counting. Conventions:
+base units, `_total` for counters, label values from small closed sets (claims are never labels).
 """
 
 from __future__ import annotations

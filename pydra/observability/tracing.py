@@ -1,8 +1,7 @@
-"""OpenTelemetry spans, where the extra `tracing` is installed and an exporter is configured.
+"""Optional OpenTelemetry tracing.
 
-Elsewhere there is no tracer, which costs a caller one comparison with None. The standard variables decide
-(`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_EXPORTER`, ...), so that an admin configures pydra like everything else
-that is traced.
+Needs the extra `tracing` and a configured exporter; otherwise there is no tracer, and callers only compare with None.
+The standard variables configure it (`OTEL_EXPORTER_OTLP_ENDPOINT`, `OTEL_TRACES_EXPORTER`, ...).
 """
 
 from __future__ import annotations

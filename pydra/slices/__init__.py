@@ -1,1 +1,1 @@
-"""ResourceSlices: from a pool to the objects in the API, with as few writes as can be."""
+"""Publishes a pool as ResourceSlices."""

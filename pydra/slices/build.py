@@ -1,4 +1,7 @@
-"""From a pool to its slices as the API's JSON: their content, and the index in their names. Pure and deterministic."""
+"""Converts a pool to ResourceSlice JSON.
+
+Deterministic: the content of each slice, and the index in its name.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The decision: from the wanted pool and the observed slices to the fewest writes. Pure.
+"""Computes the minimal writes that bring ResourceSlices to the wanted state.
 
 Kubernetes' rules for pools (KEP-4381, resourceslice controller): consumers use the highest generation only, and a
 pool is whole when there are `resourceSliceCount` slices of it. One write alone keeps the generation: the pool is
-whole before and after. More than one write needs a new generation, which touches every slice, so that nobody
+whole before and after. More than one write needs a new generation, which changes every slice, so nobody
 allocates from a mixture. Obsolete slices go first, then updates, then creations, in the order of their index.
 
 Two specs are the same when the API server would say so: null, absent and empty are equal, also false for a switch;

@@ -1,8 +1,9 @@
-"""Feature gates that are off: noticed by the fields that the API server drops, and what to publish without them. Pure.
+"""Detects disabled API server feature gates and adapts the published pool.
 
-A device is never published without what keeps claims apart: what draws on counters must fit beside everything else
-that is published, and what a taint or a condition keeps pods away from is left out while the server drops it. What
-was changed for an unknown reason is adopted, slice by slice, since asking for it again would never end.
+A disabled gate is detected by the fields that the API server drops. No device is published without what makes its
+allocation safe: devices that consume counters must fit beside everything else that is published, and a device whose
+taint or binding condition the server drops is left out. A modification for an unknown reason is accepted, slice by
+slice, since writing it again would never end.
 """
 
 from __future__ import annotations

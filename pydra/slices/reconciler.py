@@ -1,6 +1,6 @@
-"""Keeps one driver's ResourceSlices of one node as they are wanted.
+"""Reconciles a driver's ResourceSlices with the wanted pool.
 
-Level-triggered: a published pool, an event of the watch and a period all mean "look again"; a look compares the
+Level-triggered: a published pool, a watch event and a timer all cause the same reconciliation, which compares the
 wanted pool with the cache and writes the difference, usually nothing. Slices outlive the agent on purpose: they
 are removed with the Node, or by the kubelet when no plugin of the driver is registered for a while.
 

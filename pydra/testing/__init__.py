@@ -1,4 +1,4 @@
-"""For authors of backends: the conformance kit.
+"""Conformance suite for backend authors.
 
 `check_backend("sim")` runs an installed backend (or `"module:attribute"`, or a module, or an object
 that can be imported) in a process of its own, as the agent does, and reports everything that is

@@ -1,6 +1,7 @@
-"""The examination of a backend: it is run and called as the agent would, crashes included.
+"""Runs the conformance checks against a backend, crashes included.
 
-Public: uses no test framework, and never raises for what a backend does.
+The backend runs in a process and is called as the agent would. Public: uses no test framework, and never raises for
+what a backend does.
 """
 
 from __future__ import annotations

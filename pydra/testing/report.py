@@ -1,4 +1,4 @@
-"""What an examination of a backend found. Values only."""
+"""Value types for the report of a conformance run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs in a backend's process."""
+"""Code that runs in a backend's child process."""

@@ -1,10 +1,10 @@
-"""Answers the agent's calls in the backend's process: each call a task, each outcome a message.
+"""Executes the agent's calls in the child process and sends the results.
 
-Plain asyncio instead of anyio: a child needs tasks only, and stays smaller. The one place outside the agent's per-claim
-boundary where any exception is caught: whatever a backend raises, `SystemExit` included, costs the call that raised it.
+Each call runs in a task of its own. Plain asyncio instead of anyio, because the child only needs tasks and stays
+smaller. Any exception of a backend, `SystemExit` included, is caught here and fails only the call that raised it.
 
-A coroutine can be cancelled, the thread that it waits for cannot. A cancelled call is over only when its threads are:
-until then they may still touch the hardware.
+A coroutine can be cancelled, but the thread that it waits for cannot. A cancelled call has ended only when its threads
+have: until then they may still access the hardware.
 """
 
 from __future__ import annotations

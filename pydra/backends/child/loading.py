@@ -1,6 +1,6 @@
-"""Imports the object that `module:attribute` names, and says what is wrong when it cannot.
+"""Imports the backend object that `module:attribute` names.
 
-Nothing happens at the import of a backend, says the contract, so that its types can be read without its hardware.
+The contract forbids side effects at import, so a backend's types can be read without its hardware.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What the backend logs through `logging`, sent to the agent with level, logger, exception and the call's claim."""
+"""Forwards the backend's log records to the agent.
+
+Each record is sent with its level, logger, exception and the claim of the call that logged it.
+"""
 
 from __future__ import annotations
 

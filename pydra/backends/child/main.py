@@ -1,8 +1,10 @@
-"""The process of one backend: `python -m pydra.backends.child.main FD PARENT MODULE:[ATTRIBUTE]`.
+"""Entry point of a backend's child process.
 
-Started by `pydra.backends.process` with a connected socket as descriptor FD. It dies with the agent, leaves no core
-files, writes the Python stacks to stderr when it crashes or gets SIGUSR1, and talks to the agent over the socket alone:
-what the backend prints is only output.
+    python -m pydra.backends.child.main FD PARENT MODULE:[ATTRIBUTE]
+
+Started by `pydra.backends.process` with a connected socket as descriptor FD. The process dies with the agent, leaves no
+core files, writes the Python stacks to stderr when it crashes or gets SIGUSR1, and communicates with the agent only
+over the socket: what the backend prints is only output.
 """
 
 from __future__ import annotations
