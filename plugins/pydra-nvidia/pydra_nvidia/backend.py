@@ -154,6 +154,7 @@ class NvidiaBackend:
             entry = parse_entry(claim, prepared)
         except PlanUnknown as error:
             _log.warning("nothing is undone: %s", error)
+            self._held.remove(claim.uid)
             return
         with self._working(), call_time():
             await self._slicer.undo(self._held.find_left(entry))
@@ -252,7 +253,8 @@ class NvidiaBackend:
         entries = {uid: entry for uid, entry in entries.items() if uid != claim.uid}
         reading = self._reread(claim)
         targets = find_targets(claim.devices, reading)
-        planned = plan_claim(claim, targets, reading, entries=entries, settings=self._settings)
+        unread = self._held.unread.values()
+        planned = plan_claim(claim, targets, reading, entries=entries, unread=unread, settings=self._settings)
         planned = self._before.remember(planned, entries.values())
         return planned, find_absent(targets, planned)
 

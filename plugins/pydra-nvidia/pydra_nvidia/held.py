@@ -6,6 +6,7 @@ what it prepared and unprepared itself. Nothing here is written anywhere.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,11 +18,25 @@ from pydra import Claim, ClaimError, HeldClaim, PreparedDevice
 from pydra_nvidia.steps import CreateMig, Entry, Hold, Step
 from pydra_nvidia.targets import Partition, Target
 
+_log = logging.getLogger(__name__)
+
 
 class PlanUnknown(ClaimError):
     """What a claim holds cannot be told from its plan."""
 
     reason = "PlanUnknown"
+
+
+class UnreadClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """A held claim whose plan is not known. It keeps the GPUs of its devices; `claim.devices` may be incomplete."""
+
+    claim: Claim
+    reason: str
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of its devices; with admin access it only looks, and keeps nothing."""
+        return tuple(sorted({one.device for one in self.claim.devices if not one.admin_access}))
 
 
 class _Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -59,11 +74,11 @@ def parse_entry(claim: Claim, prepared: Iterable[PreparedDevice] = ()) -> Entry:
         try:
             plan = msgspec.convert(claim.plan, _Plan)
         except msgspec.ValidationError as error:
-            raise PlanUnknown(f"the plan of claim {claim.namespace}/{claim.name} cannot be read: {error}") from error
+            raise PlanUnknown(f"the plan of {describe_claim(claim)} cannot be read: {error}") from error
     elif states:
         plan = _Plan(holds=tuple(hold for state in states for hold in state.holds), steps=states[0].steps)
     else:
-        raise PlanUnknown(f"claim {claim.namespace}/{claim.name} has no plan")
+        raise PlanUnknown(f"{describe_claim(claim)} has no plan")
     uuids = {_place(step): step.uuid for state in states for step in state.steps if isinstance(step, CreateMig)}
     steps = tuple(
         replace(step, uuid=uuids.get(_place(step), step.uuid)) if isinstance(step, CreateMig) else step
@@ -76,8 +91,8 @@ class HeldEntries:
     """Entries by the uid of their claim, and what ended claims left: see `steps.Entry`."""
 
     def __init__(self) -> None:
-        self.unknown: Mapping[str, str] = {}
-        """Why, by uid, it is not known what a claim holds. As long as there is one, nothing is called ownerless."""
+        self.unread: Mapping[str, UnreadClaim] = {}
+        """By uid. As long as there is one, nothing is called ownerless."""
         self._entries: dict[str, Entry] = {}
         self._leaving: set[str] = set()
         self._ended: set[str] = set()
@@ -92,17 +107,12 @@ class HeldEntries:
     def refresh(self, held: Sequence[HeldClaim], uid: str) -> None:
         """The same, while claims are prepared and unprepared: `held` has all but the one with this uid.
 
-        A record outlives `unprepare` by a moment: what has ended here is not held again. Raises PlanUnknown.
+        A record outlives `unprepare` by a moment: what has ended here is not held again.
         """
         uids = {one.claim.uid for one in held}
         self._ended &= uids
         self._struck &= uids
         self._take([one for one in held if one.claim.uid not in self._ended | self._struck], besides=uid)
-        if self.unknown:
-            raise PlanUnknown(
-                "nothing can be decided while it is not known what other claims hold; delete the pods that use them:"
-                f" {'; '.join(self.unknown.values())}"
-            )
 
     def entries(self) -> Mapping[str, Entry]:
         """All of them by uid, and what is ownerless."""
@@ -147,6 +157,7 @@ class HeldEntries:
         self._ended.add(uid)
         self._struck.discard(uid)
         self._entries.pop(uid, None)
+        self.unread = {other: one for other, one in self.unread.items() if other != uid}
 
     def strike(self, uid: str) -> None:
         """The same, after a failed prepare: the agent unprepares the claim next, and there is nothing to undo."""
@@ -156,15 +167,24 @@ class HeldEntries:
     def _take(self, held: Sequence[HeldClaim], besides: str) -> None:
         known = self._entries
         found = {uid: entry for uid, entry in known.items() if entry.ownerless or uid == besides}
-        unknown: dict[str, str] = {}
+        unread: dict[str, UnreadClaim] = {}
         for one in held:
             try:
                 entry = parse_entry(one.claim, one.prepared)
             except PlanUnknown as error:
-                unknown[one.claim.uid] = str(error)
+                unread[one.claim.uid] = UnreadClaim(claim=one.claim, reason=str(error))
             else:
                 found[entry.uid] = self.find_left(entry)
-        self._entries, self.unknown = found, unknown
+        for uid in unread.keys() - self.unread.keys():
+            names = ", ".join(unread[uid].devices)
+            effect = f"no other claim gets the GPUs of its devices ({names})" if names else "nor are its devices known"
+            _log.warning("%s; %s", unread[uid].reason, effect)
+        self._entries, self.unread = found, unread
+
+
+def describe_claim(claim: Claim) -> str:
+    """As messages name it; a record that cannot be read may tell the uid only."""
+    return f"claim {claim.namespace}/{claim.name}" if claim.name else f"the claim with uid {claim.uid}"
 
 
 def _parse_state(state: Any) -> _Plan | None:

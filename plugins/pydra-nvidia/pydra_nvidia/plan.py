@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pydra import Claim, InvalidConfig
 from pydra_nvidia.config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
 from pydra_nvidia.hardware import Placement, Reading
+from pydra_nvidia.held import PlanUnknown, UnreadClaim, describe_claim
 from pydra_nvidia.mig.plan import plan_partitions
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.holds import find_conflict, find_holds
 from pydra_nvidia.sharing.plan import plan_sharing
 from pydra_nvidia.steps import CreateMig, Entry, Step
-from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu
+from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu, find_address
 from pydra_nvidia.vfio.plan import plan_passthrough
 
 _KINDS: Mapping[type, tuple[type, str]] = {
@@ -28,16 +29,19 @@ def plan_claim(
     reading: Reading,
     *,
     entries: Mapping[str, Entry],
+    unread: Iterable[UnreadClaim] = (),
     settings: Settings,
 ) -> Entry:
     """The claim's entry: modes and partitions first, then how they are shared, passthrough last.
 
-    `entries` is what the other claims hold, by uid, and must be older than `reading`. Raises ClaimError, DeviceInUse,
-    InvalidConfig, TerminalError.
+    `entries` is what the other claims hold, by uid, and must be older than `reading`. `unread` are those of which that
+    is not known: they keep their GPUs. Raises ClaimError, DeviceInUse, InvalidConfig, TerminalError.
     """
     entry = Entry(uid=claim.uid, namespace=claim.namespace, name=claim.name, holds=find_holds(targets))
     if conflict := find_conflict(entry, entries.values()):
         raise conflict
+    if problems := tuple(_find_kept(targets, reading, unread)):
+        raise PlanUnknown("; ".join(problems))
     if problems := tuple(_misplaced(targets)):
         raise InvalidConfig(problems)
     begun = [step for other in entries.values() for step in other.steps]
@@ -47,6 +51,25 @@ def plan_claim(
         *plan_passthrough(targets, reading, begun=begun, settings=settings),
     )
     return Entry(uid=entry.uid, namespace=entry.namespace, name=entry.name, holds=entry.holds, steps=steps)
+
+
+def _find_kept(targets: Sequence[Target], reading: Reading, unread: Iterable[UnreadClaim]) -> Iterator[str]:
+    """The devices whose GPUs are kept by claims without a readable plan. Admin access only looks."""
+    seen = {gpu.pci for gpu in reading.gpus}
+    for one in unread:
+        addresses = {name: find_address(name, reading) for name in one.devices}
+        for target in targets:
+            if target.allocated.admin_access:
+                continue
+            address = target.function.address if isinstance(target, Passthrough) else target.gpu.pci
+            # A GPU that the driver does not show now may be any function that is not one of the others.
+            names = [name for name, found in addresses.items() if found == address or not (found or address in seen)]
+            if names:
+                yield (
+                    f"{target.allocated.device} cannot be prepared: {describe_claim(one.claim)} has {', '.join(names)}"
+                    f" of the same GPU ({address}), and what it did there is not known: {one.reason}; delete the pods"
+                    " that use that claim (if it is deleted already, the agent unprepares it soon)"
+                )
 
 
 def _misplaced(targets: Sequence[Target]) -> Iterator[str]:

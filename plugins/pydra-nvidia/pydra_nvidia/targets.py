@@ -68,6 +68,18 @@ def passthrough_candidates(reading: Reading) -> tuple[PciFunction, ...]:
     return tuple(reading.functions[address] for address in addresses if not reading.functions[address].is_virtual)
 
 
+def find_address(device: str, reading: Reading) -> str | None:
+    """The PCI address of the GPU that a device's name means, though it is lost; None for none that is seen now."""
+    match parse_name(device):
+        case GpuName(minor) | MigName(minor):
+            gpus = (*reading.gpus, *(lost.last for lost in reading.lost if lost.last is not None))
+            return next((gpu.pci for gpu in gpus if gpu.minor == minor), None)
+        case VfioName(index):
+            functions = passthrough_candidates(reading)
+            return functions[index].address if index < len(functions) else None
+    return None
+
+
 def _find(device: AllocatedDevice, reading: Reading) -> Target:
     match parse_name(device.device):
         case GpuName(minor):

@@ -136,17 +136,59 @@ async def test_a_vendors_claim_that_cannot_be_undone_yet_keeps_nobody_waiting(no
         assert node.gpu().instances == []
 
 
-async def test_nothing_is_planned_while_the_plan_of_another_claim_is_not_known(node: Node) -> None:
-    later = replace(claim("one", "gpu-0"), plan={"steps": [{"step": "of a later version"}]})
+UNREADABLE = {"steps": [{"step": "of a later version"}]}
+
+
+@pytest.mark.parametrize("plan", [UNREADABLE, None], ids=["of a later version", "missing"])
+async def test_a_claim_without_a_readable_plan_keeps_its_gpus_and_no_others(node: Node, plan: Any) -> None:
+    unread = replace(claim("one", "gpu-0"), plan=plan)
+    held = [HeldClaim(claim=unread, completed=True)]
+    async with node.backend(dynamic_mig="true", vfio="true") as backend:
+        await backend.restore(held)
+        boards = sorted(node.simulation.machine.read().boards.values(), key=lambda board: board.address)
+        index, board = next((index, board) for index, board in enumerate(boards) if board.minor == 0)
+        for device in ("gpu-0", PART, f"gpu-vfio-{index}"):
+            refused = rf"{device} cannot be .*: claim default/claim-one has gpu-0 .*{board.address}.*; delete the pods"
+            with pytest.raises(ClaimError, match=refused):
+                await backend.plan(claim("two", device), held)
+        await backend.plan(claim("two", "gpu-1", "gpu-2-mig-1g10gb-19-0"), held)
+        assert (await backend.discover()).devices
+        await backend.unprepare(unread, ())
+        await backend.plan(claim("two", "gpu-0"), held)
+
+
+async def test_a_claim_without_a_readable_plan_keeps_the_gpu_that_it_has_passed_through(node: Node) -> None:
+    held = [HeldClaim(claim=claim("one", "gpu-vfio-0"), completed=True)]
+    minor = next(one.minor for one in node.simulation.machine.read().boards.values() if one.address == node.address())
+    async with node.backend(vfio="true") as backend:
+        await backend.restore(held)
+        for device in ("gpu-vfio-0", f"gpu-{minor}"):
+            with pytest.raises(ClaimError, match="claim default/claim-one has gpu-vfio-0 of the same GPU"):
+                await backend.plan(claim("two", device), held)
+        await backend.plan(claim("two", "gpu-vfio-1"), held)
+
+
+async def test_a_gpu_that_the_driver_does_not_show_may_be_any_function_without_a_gpu(node: Node) -> None:
+    held = [HeldClaim(claim=claim("one", "gpu-9-mig-1g10gb-19-0"), completed=True)]
+    bind_function(node.simulation.tree, node.address(), "vfio-pci", "nvidia")
+    async with node.backend(vfio="true") as backend:
+        await backend.restore(held)
+        with pytest.raises(ClaimError, match="claim default/claim-one has gpu-9-mig-1g10gb-19-0"):
+            await backend.plan(claim("two", "gpu-vfio-0"), held)
+        await backend.plan(claim("two", "gpu-vfio-1"), held)
+
+
+async def test_a_held_claim_of_unknown_devices_is_logged_and_stops_nobody(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    unread = Claim(uid="one", namespace="", name="", devices=())
+    held = [HeldClaim(claim=unread, completed=False)]
     async with node.backend() as backend:
-        for unknown in (later, claim("one", "gpu-0")):
-            held = [HeldClaim(claim=unknown, completed=True)]
-            await backend.restore(held)
-            with pytest.raises(ClaimError, match=r"nothing can be decided .*claim default/claim-one"):
-                await backend.plan(claim("two", "gpu-1"), held)
-            assert (await backend.discover()).devices, "publishing goes on"
-            await backend.unprepare(unknown, ())
-        await backend.plan(claim("two", "gpu-0"), ())
+        await backend.restore(held)
+        await backend.plan(claim("two", "gpu-0"), held)
+        await backend.plan(claim("three", "gpu-1"), held)
+    told = [line for line in caplog.messages if "the claim with uid one has no plan; nor are its devices known" in line]
+    assert len(told) == 1
 
 
 async def test_what_was_before_is_in_the_plan(node: Node) -> None:

@@ -7,7 +7,7 @@ vanished (a reset, an admin) need nothing: unpreparing them finds nothing to und
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 
 import msgspec
@@ -67,11 +67,11 @@ def plan_cleanup(
     reading: Reading,
     entries: Mapping[str, Entry],
     *,
-    unknown: Collection[str],
+    complete: bool,
     settings: Settings,
 ) -> Cleanup:
-    """Decide. `unknown` are uids of claims whose plan is not known: then nothing is called ownerless."""
-    certain = settings.dynamic_mig and not unknown
+    """Decide. Without `complete` entries (the plan of a claim is not known) nothing is called ownerless."""
+    certain = settings.dynamic_mig and complete
     remove: list[Orphan] = []
     leave: list[Orphan] = []
     empty: list[Gpu] = []
@@ -114,11 +114,10 @@ async def reconcile(
     `deciding` is held for each change, so that no claim is decided on what is about to go.
     """
     lock = deciding or asyncio.Lock()
-    unknown = held.unknown
-    cleanup = plan_cleanup(reading, held.entries(), unknown=unknown, settings=settings)
+    cleanup = plan_cleanup(reading, held.entries(), complete=not held.unread, settings=settings)
     removed: list[Orphan] = []
     modes_off: list[str] = []
-    problems = [*unknown.values(), *cleanup.vanished]
+    problems = [*cleanup.vanished]
     for orphan in cleanup.remove:
         try:
             async with lock:

@@ -198,7 +198,7 @@ class MpsWatch:
 
     async def end_orphans(self) -> None:
         """End daemons that no claim has, if the admin wants that and it is known what all claims have."""
-        if self._settings.orphans is not Orphans.REMOVE or self._held.unknown:
+        if self._settings.orphans is not Orphans.REMOVE or self._held.unread:
             return
         for place in await asyncio.to_thread(list_places, self._settings):
             try:
