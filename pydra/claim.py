@@ -17,13 +17,17 @@ from pydra.errors import PydraError
 
 ConfigT = TypeVar("ConfigT")
 
-_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+
+UID_RULE = "letters, digits, '.', '-' and '_', with a letter or digit at both ends"
+"""What `is_file_name` allows, for messages; at most 128 bytes."""
 
 
 def is_file_name(uid: str) -> bool:
-    """Whether a claim's uid may name a file: never a path, never hidden, room left for what is put around it.
+    """Whether a claim's uid may name a file; `UID_RULE` says what is allowed.
 
-    The API server makes UUIDs; whatever else calls itself a uid has to be as harmless.
+    The API server makes UUIDs. A uid from elsewhere must be as harmless: not a path, not hidden, and short enough for a
+    prefix and a suffix.
     """
     return _UID.fullmatch(uid) is not None
 

@@ -30,6 +30,8 @@ TAINTS = 16
 BINDING_CONDITIONS = 4
 VALID_VALUES = 10
 DRIVER_BYTES = 63
+DRIVER_RULE = f"a lower-case DNS subdomain of at most {DRIVER_BYTES} bytes, such as gpu.example.com"
+"""What `is_driver_name` allows, for messages."""
 INT64 = range(-(2**63), 2**63)
 
 SLICE_DEVICES = 128
@@ -46,15 +48,15 @@ def is_label(name: str) -> bool:
 
 
 def is_driver_name(name: str) -> bool:
-    """A DNS subdomain of at most 63 bytes; the API tolerates upper case."""
-    return len(name) <= DRIVER_BYTES and SUBDOMAIN.fullmatch(name.lower()) is not None
+    """A DNS subdomain of at most 63 bytes, what names directories, sockets and CDI vendors. No upper case."""
+    return len(name) <= DRIVER_BYTES and SUBDOMAIN.fullmatch(name) is not None
 
 
 @lru_cache(maxsize=1024)  # a pool's devices have the same names
 def is_qualified_name(name: str) -> bool:
-    """`identifier` or `domain/identifier`, what attributes and capacities are called."""
+    """`identifier` or `domain/identifier`, what attributes and capacities are called; domains may have upper case."""
     domain, slash, identifier = name.rpartition("/")
-    return _IDENTIFIER.fullmatch(identifier) is not None and (not slash or is_driver_name(domain))
+    return _IDENTIFIER.fullmatch(identifier) is not None and (not slash or is_driver_name(domain.lower()))
 
 
 def is_label_key(name: str) -> bool:

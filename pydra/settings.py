@@ -16,13 +16,16 @@ import msgspec
 from msgspec import Meta
 
 from pydra.errors import SettingsError
-from pydra.limits import SUBDOMAIN
+from pydra.limits import DRIVER_RULE, SUBDOMAIN, is_driver_name
 
 KUBELET_ROOT = "/var/lib/kubelet"
 RECORDS_DIRECTORY = "/run/pydra"
 
 KUBELET_CALL_DEADLINE = 45.0
 """The kubelet gives up on a NodePrepareResources or NodeUnprepareResources call after this."""
+
+CLAIM_DEADLINE = 40.0
+"""What a prepare or unprepare may take unless the settings say otherwise."""
 
 KUBELET_HEALTH_LEASE = 30.0
 """The kubelet forgets a device's health that was not repeated within this."""
@@ -81,8 +84,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host_root: AbsolutePath = "/"
     boot_id_file: AbsolutePath = "/proc/sys/kernel/random/boot_id"
 
-    prepare_deadline: Seconds = 40.0
-    unprepare_deadline: Seconds = 40.0
+    prepare_deadline: Seconds = CLAIM_DEADLINE
+    unprepare_deadline: Seconds = CLAIM_DEADLINE
     discover_deadline: Seconds = 60.0
     connect_deadline: Seconds = 60.0
     fetch_deadline: Seconds = 10.0
@@ -116,7 +119,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return f"{self.host_root.rstrip('/')}{self.kubelet_root}/dra_manager_state"
 
     def plugin_directory(self, driver: str) -> str:
-        """Where the driver's service socket and lock are, and what has to outlive a reboot."""
+        """Where the driver's service socket is, and the records of a backend whose hardware survives a reboot."""
         return f"{self.plugins_dir or f'{self.kubelet_root}/plugins'}/{driver}"
 
     def records_directory(self, driver: str) -> str:
@@ -169,8 +172,8 @@ def find_backend_problems(backends: Sequence[str], drivers: Mapping[str, str]) -
     for backend, driver in drivers.items():
         if backend not in backends:
             yield f"drivers: {backend!r} is not among the backends {', '.join(backends)}"
-        if len(driver) > 63 or not SUBDOMAIN.fullmatch(driver):
-            yield f"drivers: {driver!r} is not a driver name: a lower-case DNS subdomain of at most 63 bytes"
+        if not is_driver_name(driver):
+            yield f"drivers: {driver!r} is not a driver name; it must be {DRIVER_RULE}"
 
 
 def is_address(text: str) -> bool:

@@ -20,9 +20,9 @@ from pydra.backends.mismatches import find_mismatches
 from pydra.backends.wire import Method
 from pydra.backends.wording import suggest
 from pydra.cdi.edits import ContainerEdits
-from pydra.claim import Claim, Inheritance, InheritedClaim, PreparedDevice
+from pydra.claim import UID_RULE, Claim, Inheritance, InheritedClaim, PreparedDevice, is_file_name
 from pydra.devices import CounterSet, Device, Inventory, Sample
-from pydra.limits import SUBDOMAIN
+from pydra.limits import DRIVER_RULE, SUBDOMAIN, is_driver_name
 
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
 OPTIONAL: dict[Method, tuple[str, ...]] = {
@@ -32,8 +32,6 @@ OPTIONAL: dict[Method, tuple[str, ...]] = {
     Method.MEASURE: (),
     Method.INHERIT: ("directory",),
 }
-
-MAX_DRIVER = 63
 
 MAX_STATE = 256 * 1024
 """Bytes of JSON that the states of one claim may take; all are written durably with the claim's record."""
@@ -125,8 +123,8 @@ def _driver_violations(driver: Any) -> Iterator[str]:
         return  # the settings must give one
     if not isinstance(driver, str):
         yield f"DRIVER is a {type(driver).__name__}; it must be a string such as gpu.example.com"
-    elif len(driver) > MAX_DRIVER or not SUBDOMAIN.fullmatch(driver):
-        yield f'DRIVER is "{driver}"; it must be a DNS subdomain of at most {MAX_DRIVER} bytes such as gpu.example.com'
+    elif not is_driver_name(driver):
+        yield f'DRIVER is "{driver}"; it must be {DRIVER_RULE}'
 
 
 def _settings_type_violations(settings_type: Any) -> Iterator[str]:
@@ -201,8 +199,6 @@ def _answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
                 yield f"{name} returned a {type(answer).__name__}, not a pydra.Inheritance"
                 return
             yield from _wrong_items(f"{name}: claims", answer.claims, InheritedClaim)
-        case Method.PLAN:
-            yield from find_plan_violations(answer)
         case Method.UNPREPARE | Method.WAIT_CHANGED | Method.RESTORE:
             if answer is not None:
                 yield f"{name} returned a {type(answer).__name__}; it must return nothing"
@@ -279,9 +275,14 @@ def find_plan_violations(plan: Any) -> tuple[str, ...]:
 
 
 def find_inheritance_violations(inheritance: Inheritance) -> tuple[str, ...]:
-    """Claims given twice, and claims whose devices and prepared devices do not fit."""
+    """Uids that cannot name a record, claims given twice, and claims whose devices and prepared devices do not fit."""
     twice = _repeated(one.claim.uid for one in inheritance.claims)
     return (
+        *(
+            f"inherit: a claim's uid is {one.claim.uid[:128]!r}; it must be {UID_RULE}, of at most 128 bytes"
+            for one in inheritance.claims
+            if not is_file_name(one.claim.uid)
+        ),
         *(f"inherit: the claim with uid {uid} is listed {n} times" for uid, n in twice),
         *(
             f"inherit: claim {one.claim.uid}: {violation}"

@@ -14,16 +14,11 @@ import msgspec
 
 from pydra.claim import AllocatedDevice, Claim, ClaimRef, OpaqueConfig, PodRef
 from pydra.errors import ClaimError, NotAllocated, Replaced
-from pydra.limits import LABEL
+from pydra.limits import LABEL, SUBDOMAIN
 
-_LABEL = LABEL.pattern
-_SUBDOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
 _UID = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9]{0,62}[A-Za-z0-9])?")
-_NAMESPACE = re.compile(_LABEL)
-_NAME = re.compile(_SUBDOMAIN)
-_REQUEST = re.compile(rf"{_LABEL}(?:/{_LABEL})?")
-_POOL = re.compile(rf"{_SUBDOMAIN}(?:/{_SUBDOMAIN})*")
-_DEVICE = re.compile(_LABEL)
+_REQUEST = re.compile(rf"{LABEL.pattern}(?:/{LABEL.pattern})?")
+_POOL = re.compile(rf"{SUBDOMAIN.pattern}(?:/{SUBDOMAIN.pattern})*")
 _LONGEST_NAME = 253
 _NOT_STORABLE = (OverflowError, UnicodeEncodeError, RecursionError)
 
@@ -199,7 +194,7 @@ def _check_names(result: _Result, ref: ClaimRef, index: int) -> None:
     for what, text, pattern, allowed in (
         ("request", result.request, _REQUEST, "a DNS label, or two with a slash between"),
         ("pool", result.pool, _POOL, "DNS subdomains with slashes between"),
-        ("device", result.device, _DEVICE, "a DNS label"),
+        ("device", result.device, LABEL, "a DNS label"),
         ("shareID", result.share_id or "0", _UID, "a UUID"),
     ):
         if len(text) > _LONGEST_NAME or not pattern.fullmatch(text):

@@ -81,9 +81,9 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     `fetch_known` is the wait for the API server when a record can answer in its place.
     """
 
-    prepare: float = 40.0
-    unprepare: float = 40.0
-    fetch: float = 10.0
+    prepare: float
+    unprepare: float
+    fetch: float
     fetch_known: float = 2.0
 
 
@@ -177,8 +177,8 @@ class ClaimPreparer:
         backend: ClaimBackend,
         plans: bool,
         cdi: CdiStore,
+        deadlines: Deadlines,
         host_root: str = "/",
-        deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
         report: Callable[[ClaimEvent], None] = lambda _: None,
     ) -> None:
         self.published: PublishedDevices = None

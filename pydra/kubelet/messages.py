@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 from grpclib import GRPCError, Status
 
-from pydra.claim import ClaimRef, PrepareOutcome, UnprepareOutcome
+from pydra.claim import UID_RULE, ClaimRef, PrepareOutcome, UnprepareOutcome, is_file_name
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
 from pydra.kubelet.pb import dra_health_v1, dra_v1, grpc_health_v1, pluginregistration_v1
@@ -36,7 +36,6 @@ MAX_HEALTH_BYTES = 1024
 
 _HEALTH = {status: dra_health_v1.HealthStatus[status.name] for status in HealthStatus}
 
-_UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
 """White space, control characters, marks that change the direction of text, and what is not valid in UTF-8."""
 
@@ -74,8 +73,7 @@ def parse_claims(request: bytes) -> ClaimCall:
         if not (isinstance(uid, str) and isinstance(namespace, str) and isinstance(name, str)):
             raise _malformed("a claim's name is not a string")
         if (
-            len(uid) > 128
-            or not _UID.fullmatch(uid)
+            not is_file_name(uid)
             or len(namespace) > 63
             or not LABEL.fullmatch(namespace)
             or len(name) > 253
@@ -94,9 +92,8 @@ def parse_claims(request: bytes) -> ClaimCall:
 def _bad_name(uid: str, namespace: str, name: str) -> ClaimError:
     """Says what is wrong with the first name that is not valid."""
     field, value, limit, rule = "name", name, 253, "a DNS subdomain"
-    if len(uid) > 128 or not _UID.fullmatch(uid):
-        field, value, limit = "uid", uid, 128
-        rule = "letters, digits, '.', '-' and '_', with a letter or digit at both ends"
+    if not is_file_name(uid):
+        field, value, limit, rule = "uid", uid, 128, UID_RULE
     elif len(namespace) > 63 or not LABEL.fullmatch(namespace):
         field, value, limit, rule = "namespace", namespace, 63, "a DNS label"
     if not value:

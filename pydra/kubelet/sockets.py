@@ -22,15 +22,13 @@ from hashlib import sha256
 import msgspec
 
 from pydra.errors import SettingsError
-from pydra.limits import SUBDOMAIN
+from pydra.limits import DRIVER_RULE, is_driver_name
 
 SOCKET_MODE = 0o600
 BACKLOG = 128
 
 MAX_SOCKET_PATH = 107
 """Bytes that Linux leaves for a Unix socket's path: `sockaddr_un.sun_path` has 108, one of them for the end."""
-
-MAX_DRIVER_NAME = 63
 
 _POD_UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?")
 _INSTANCE = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}|(?=[-a-z0-9]*[A-Z_])[-_A-Za-z0-9]{11}"
@@ -82,11 +80,8 @@ def excess_bytes(path: str) -> int:
 
 def _name_problems(driver: str, pod_uid: str) -> Sequence[str]:
     problems = []
-    if len(driver) > MAX_DRIVER_NAME or not SUBDOMAIN.fullmatch(driver):
-        problems.append(
-            f"{driver!r} is not a driver name: it must be a DNS subdomain (lower-case letters, digits, '-' and '.') "
-            f"of at most {MAX_DRIVER_NAME} bytes, such as gpu.example.com"
-        )
+    if not is_driver_name(driver):
+        problems.append(f"{driver!r} is not a driver name; it must be {DRIVER_RULE}")
     if pod_uid and not _POD_UID.fullmatch(pod_uid):
         problems.append(f"{pod_uid!r} is not a pod uid: it must consist of letters, digits and '-'")
     return problems

@@ -46,11 +46,8 @@ from pydra.errors import (
 )
 from pydra.inventory import validate_inventory
 from pydra.limits import is_driver_name
-from pydra.settings import KUBELET_ROOT, RECORDS_DIRECTORY
+from pydra.settings import CLAIM_DEADLINE, KUBELET_ROOT, RECORDS_DIRECTORY
 from pydra.testing.report import Check, Report
-
-CLAIM_SECONDS = 40.0
-"""What a call for a claim may take; the agent's default."""
 
 _ABSENT = "pydra-no-such-device"
 _POOL = "conformance"
@@ -97,7 +94,7 @@ async def examine(
         try:
             checks = await examination.run(supervisor, connect=deadlines.connect, prepare=prepare)
         finally:
-            with anyio.move_on_after(CLAIM_SECONDS, shield=True):
+            with anyio.move_on_after(CLAIM_DEADLINE, shield=True):
                 await examination.undo(supervisor)
         tasks.cancel_scope.cancel()
     return Report(backend=source.name, checks=checks)
@@ -439,7 +436,7 @@ def _find_prepared(facts: BackendFacts, environ: Mapping[str, str]) -> str:
 
 
 def _claim_deadline() -> float:
-    return anyio.current_time() + CLAIM_SECONDS
+    return anyio.current_time() + CLAIM_DEADLINE
 
 
 def _is_usable(device: Device) -> bool:

@@ -206,7 +206,7 @@ class Node:
             backend=hardware,
             plans=self.plans,
             cdi=cdi,
-            deadlines=Deadlines(prepare=20.0, unprepare=20.0),
+            deadlines=Deadlines(prepare=20.0, unprepare=20.0, fetch=10.0),
             report=self.reported.append,
         )
         if self.published is not None:

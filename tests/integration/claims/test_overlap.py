@@ -8,6 +8,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from msgspec.structs import replace
+
 from pydra import Claim, DeviceInUse, HeldClaim
 from pydra.errors import CheckpointError
 from tests.integration.claims.node import NOTHING, Instance, Node, ref
@@ -58,7 +60,7 @@ async def test_a_claim_that_the_other_instance_does_not_let_go_of_is_refused_in_
         old.hardware.before_prepare = gate = Gate()
         slow = asyncio.create_task(old.prepare("a"))
         await gate.reached.wait()
-        new.preparer._deadlines = type(new.preparer._deadlines)(prepare=0.05)
+        new.preparer._deadlines = replace(new.preparer._deadlines, prepare=0.05)
         (outcome,) = await new.prepare("a")
         assert isinstance(outcome, CheckpointError)
         assert "waiting for another instance of the agent, which is at work on the same claim" in str(outcome)

@@ -13,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from pydra import Claim, ClaimError, ContainerEdits, DeviceInUse, HeldClaim, PreparedDevice, UnknownDevice
 from pydra.checkpoint.store import UnreadableRecord
@@ -330,7 +331,7 @@ async def test_a_plan_that_hangs_leaves_time_for_the_plans_that_wait_behind_it(t
             return await plan(claim, held, until=until)
 
         agent.hardware.plan = hang  # type: ignore[method-assign]
-        agent.preparer._deadlines = type(agent.preparer._deadlines)(prepare=2.0)
+        agent.preparer._deadlines = replace(agent.preparer._deadlines, prepare=2.0)
         stuck, behind = (agent.preparer.prepare(ref(uid)) for uid in ("a", "b"))
         assert isinstance(await stuck, BackendTimeout)
         assert isinstance(await behind, tuple)

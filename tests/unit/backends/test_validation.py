@@ -9,11 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from pydra.backends.validation import (
     MAX_STATE,
     find_answer_type_violations,
     find_coroutine_violations,
+    find_inheritance_violations,
     find_methods,
     find_object_violations,
     find_prepared_violations,
@@ -21,7 +23,7 @@ from pydra.backends.validation import (
     find_value_violations,
 )
 from pydra.backends.wire import Method, build_result
-from pydra.claim import AllocatedDevice, Claim, Inheritance, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, Inheritance, InheritedClaim, PreparedDevice
 from pydra.devices import Inventory, Sample
 
 
@@ -77,6 +79,14 @@ def test_a_state_nested_without_end_is_refused() -> None:
         state = [state]
     (violation,) = find_prepared_violations(CLAIM, [A.prepared(state=state), B.prepared(), SHARE.prepared()])
     assert violation.endswith("is nested more than 64 deep")
+
+
+@pytest.mark.parametrize("uid", ["", "../../etc/passwd", ".hidden", "a/b", "uid.", "u" * 129])
+def test_an_inherited_uid_that_cannot_name_a_record_is_refused(uid: str) -> None:
+    claim = replace(CLAIM, uid=uid)
+    inherited = InheritedClaim(claim=claim, prepared=(A.prepared(), B.prepared(), SHARE.prepared()))
+    (violation,) = find_inheritance_violations(Inheritance(claims=(inherited,)))
+    assert violation.startswith(f"inherit: a claim's uid is {uid[:128]!r}; it must be letters")
 
 
 def test_samples_have_names_that_prometheus_takes() -> None:
@@ -183,7 +193,7 @@ def test_a_backend_that_keeps_the_contract_has_no_violations(good: Any) -> None:
         (backend(measure=generating), ["measure is an async generator"]),
         (backend(unprepare=with_claim), ["cannot be called as unprepare(claim, prepared): too many positional"]),
         (backend(wait_changed=3), ["wait_changed is a int, not a coroutine"]),
-        (backend(DRIVER="Gpu_Example"), ['DRIVER is "Gpu_Example"; it must be a DNS subdomain']),
+        (backend(DRIVER="Gpu_Example"), ['DRIVER is "Gpu_Example"; it must be a lower-case DNS subdomain']),
         (backend(DRIVER=3), ["DRIVER is a int"]),
         (backend(CONFIG_TYPES=[]), ["CONFIG_TYPES is a list"]),
         (backend(CONFIG_TYPES={"K": dict}), ["CONFIG_TYPES has the key 'K'", "CONFIG_TYPES['K'] is not a msgspec"]),

@@ -49,6 +49,7 @@ def test_claims_of_both_versions_become_references_in_their_order(version: Modul
         ("uid", "ä", "whose uid"),
         ("uid", "u" * 129, "at most 128 bytes"),
         ("uid", "uid\n", "whose uid"),
+        ("uid", "uid.", "with a letter or digit at both ends"),
         ("namespace", "", "without namespace"),
         ("namespace", "../x", "must be a DNS label"),
         ("namespace", "a.b", "must be a DNS label"),
