@@ -5,6 +5,7 @@ of Kubernetes, gRPC or the agent, so a backend's process stays small.
 """
 
 from pydra.backends.contract import Backend, Inherits, Measures, Plans, Restores, Watches, time_left
+from pydra.backends.settings import read_settings
 from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, Inheritance, InheritedClaim, PreparedDevice
 from pydra.devices import (
@@ -30,6 +31,7 @@ from pydra.errors import (
     DeviceInUse,
     InvalidConfig,
     PydraError,
+    SettingsError,
     TerminalError,
     UnknownDevice,
 )
@@ -72,6 +74,7 @@ __all__ = [
     "Restores",
     "Sample",
     "SampleKind",
+    "SettingsError",
     "Taint",
     "TaintEffect",
     "TerminalError",
@@ -81,5 +84,6 @@ __all__ = [
     "canonical_quantity",
     "is_quantity",
     "parse_quantity",
+    "read_settings",
     "time_left",
 ]

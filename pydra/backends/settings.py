@@ -27,9 +27,13 @@ RESERVED = ("STATE", "SCENARIO")
 def read_settings(
     settings_type: type[Any], backend: str, prefix: str, environ: Mapping[str, str], values: Mapping[str, Any]
 ) -> Any:
-    """The settings as a value of their type. `prefix` is `PYDRA_<BACKEND>_`, `values` those of the file.
+    """The settings of a backend as a value of their type, a msgspec Struct with a default for each field.
 
-    Raises SettingsError with every fault.
+    `prefix` is `PYDRA_<BACKEND>_`, and `values` is `backendSettings.<backend>` of the settings file, by names in camel
+    case. Variables take precedence.
+
+    Raises:
+        SettingsError: unknown settings, values that are not allowed; all at once.
     """
     fields = {field.name: field for field in _fields(settings_type)}
     problems = [*_unknown_variables(fields, prefix, environ), *_unknown_keys(fields, backend, values)]

@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from pydra.devices import Quantity
+from pydra import Quantity
 from pydra_nvidia.sharing.limits import is_selector, parse_limit
 
 Interval = Literal["Default", "Short", "Medium", "Long"]

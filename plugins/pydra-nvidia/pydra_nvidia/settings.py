@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from pydra.backends.settings import read_settings
+from pydra import read_settings
 
 PREFIX = "PYDRA_NVIDIA_"
 

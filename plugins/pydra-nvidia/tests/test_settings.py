@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pydra.errors import SettingsError
+from pydra import SettingsError
 from pydra_nvidia.settings import Orphans, Settings, Shares, parse_settings
 
 

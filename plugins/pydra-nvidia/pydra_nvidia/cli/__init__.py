@@ -10,8 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from pydra import PydraError
-from pydra.errors import SettingsError
+from pydra import PydraError, SettingsError
 from pydra_nvidia.cli import errors, let_go, record, show, simulate
 
 COMMANDS = (show, record, simulate, errors, let_go)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 
-from pydra.devices import AttributeValue
+from pydra import AttributeValue
 from pydra_nvidia.hardware import Architecture, Gpu, PciFunction, Reading
 from pydra_nvidia.inventory.versions import cuda_version, parse_version
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydra import Capacity
-from pydra.devices import Quantity
+from pydra import Capacity, Quantity
 from pydra_nvidia.hardware import Profile
 
 MIB = 1024 * 1024

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pydra import CounterConsumption, CounterSet, Device
-from pydra.devices import AttributeValue
+from pydra import AttributeValue, CounterConsumption, CounterSet, Device
 from pydra_nvidia.hardware import Gpu, Placement, Profile
 from pydra_nvidia.health.verdicts import WELL, Diagnosis, Verdict
 from pydra_nvidia.inventory.attributes import describe_gpu, describe_partition

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pydra.devices import AttributeValue
+from pydra import AttributeValue
 from pydra_nvidia.hardware import Gpu
 from pydra_nvidia.inventory.attributes import clip
 

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from pydra.devices import Quantity
+from pydra import Quantity
 from pydra_nvidia.hardware import VGPU_GUEST, Gpu, GpuInstance, Mig, Placement, Profile
 from pydra_nvidia.inventory.profiles import Offer, build_table
 

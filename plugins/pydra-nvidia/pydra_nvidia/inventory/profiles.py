@@ -12,8 +12,7 @@ from functools import lru_cache
 
 import msgspec
 
-from pydra import Capacity
-from pydra.devices import Quantity
+from pydra import Capacity, Quantity
 from pydra_nvidia.hardware import Placement, Profile
 from pydra_nvidia.inventory.capacities import build_capacities, build_quantity, profile_figures
 

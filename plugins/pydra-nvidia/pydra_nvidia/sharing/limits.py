@@ -10,7 +10,7 @@ import math
 import re
 from fractions import Fraction
 
-from pydra.devices import Quantity
+from pydra import Quantity
 
 MIB = 1 << 20
 LARGEST = 2**63 - 1

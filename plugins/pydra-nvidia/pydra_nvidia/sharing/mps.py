@@ -7,8 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from pydra import ClaimError, PydraError, Sample
-from pydra.devices import SampleKind
+from pydra import ClaimError, PydraError, Sample, SampleKind
 from pydra_nvidia.budget import left, time_for, undoing
 from pydra_nvidia.hardware import Reading
 from pydra_nvidia.held import HeldEntries

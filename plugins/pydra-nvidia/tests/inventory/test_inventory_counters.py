@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.quantity import parse_quantity
+from pydra import parse_quantity
 from pydra_nvidia.hardware import Placement, Profile
 from pydra_nvidia.inventory.profiles import Offer, build_table
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pydra import Capacity, CounterConsumption, Version
-from pydra.quantity import parse_quantity
+from pydra import Capacity, CounterConsumption, Version, parse_quantity
 from pydra_nvidia.hardware import Placement
 
 H100_COUNTERS = {

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pydra import Version
-from pydra.devices import Device
+from pydra import Device, Version
 from pydra.inventory import check_device
 from pydra_nvidia.inventory.versions import cuda_version, parse_version
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.quantity import parse_quantity
+from pydra import parse_quantity
 from pydra_nvidia.sharing.limits import is_selector, parse_index, parse_limit
 
 SUFFIXES = ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei", "e3", "E9", "e-2"]
