@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from pydra.admission.webhook import AdmissionMetrics
-from pydra.backends.wording import describe
+from pydra.backends.type_messages import describe
 from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of, key_of, variable_of
 from pydra.observability.metrics import Metrics
 from pydra_nvidia import settings as nvidia

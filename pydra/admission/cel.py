@@ -15,7 +15,7 @@ from textwrap import indent
 
 import msgspec
 
-from pydra.backends.wording import MAX_SHOWN
+from pydra.backends.type_messages import MAX_SHOWN
 
 _WHOLE = "9007199254740992.0"
 """2 to the 53rd, below which a double can have a fraction: JSON's 1500.0 is not an integer, but a text of `1500` is."""
@@ -71,7 +71,7 @@ def problem(path: Path) -> str:
 
 
 def show(value: str) -> str:
-    """What was found, as `pydra.backends.wording.show` has it. `value` is an expression that is cheap to repeat."""
+    """What was found, in the same form as `type_messages.show`. `value` is an expression that is cheap to repeat."""
     return (
         f"(type({value}) == string ? {show_text(value)}"
         f' : type({value}) == map ? "an object"'

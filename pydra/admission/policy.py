@@ -2,7 +2,7 @@
 
 The policy decides like the webhook: one message has all problems, each with its path, and what was stored before
 passes. Each type is translated to CEL that reports the same problems, with the same texts, as
-`pydra.backends.mismatches`; what CEL cannot check is left to the webhook and the node, and listed in an annotation.
+`pydra.backends.type_check`; what CEL cannot check is left to the webhook and the node, and listed in an annotation.
 
 Sources: k8s.io/api/admissionregistration/v1; a message is one line of at most 5 KiB (MaxEvaluatedMessageExpression-
 SizeBytes), an expression may cost 1,000,000 and a binding 10,000,000 (k8s.io/apiserver/pkg/apis/cel/config.go).
@@ -34,8 +34,8 @@ from pydra.admission.cel import (
 )
 from pydra.admission.review import OPERATIONS, PLACES, build_rules
 from pydra.admission.schema import KnownBackend
-from pydra.backends.mismatches import EXAMPLES, is_quantity_type, read_type
-from pydra.backends.wording import LEAVES, describe
+from pydra.backends.type_check import EXAMPLES, is_quantity_type, read_type
+from pydra.backends.type_messages import LEAVES, describe
 
 UNCHECKED = "pydra.dev/unchecked"
 """The annotation that lists what the policy leaves to the webhook, or to the node."""

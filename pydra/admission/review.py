@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from pydra.backends.config import ConfigTypes, find_config_problems
-from pydra.backends.wording import show
+from pydra.backends.type_messages import show
 
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta1", "v1beta2")

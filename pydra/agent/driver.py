@@ -23,13 +23,13 @@ import anyio
 from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
-from pydra import disk
+from pydra import atomic_files
 from pydra.agent.inventory_loop import InventoryLoop
+from pydra.agent.migration import Names, import_claims
 from pydra.agent.reports import Reports
 from pydra.agent.start import StartedBackend
-from pydra.agent.takeover import Names, take_over
-from pydra.backends.events import BackendFacts
 from pydra.backends.supervisor import BackendSupervisor
+from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import InstanceLock
@@ -234,7 +234,7 @@ class DriverService:
         self._boot_id = read_boot_id(self._settings.boot_id_file)
         for directory, mode in ((self._plugin_directory, DIRECTORY_MODE), (self._records_directory, 0o700)):
             try:
-                disk.make_directory(directory, mode)
+                atomic_files.make_directory(directory, mode)
             except OSError as error:
                 raise CheckpointError(
                     f"{error.filename} cannot be created ({error.strerror}); is it mounted, and writable?"
@@ -252,7 +252,7 @@ class DriverService:
         )
         await asyncio.to_thread(self._store.open)
         self._cdi.open()
-        taken = await take_over(
+        taken = await import_claims(
             self._supervisor.inherit,
             self._store,
             find_names=self._find_claim_names,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import singledispatchmethod
 
-from pydra.backends.events import (
+from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
     BackendReady,

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 import anyio
 
 from pydra.backends.discovery import BackendSource, find_backend
-from pydra.backends.events import BackendEvent
 from pydra.backends.supervisor import BackendSupervisor, Deadlines
+from pydra.backends.supervisor_events import BackendEvent
 from pydra.errors import SettingsError
 from pydra.observability.logging import configure_logs
 from pydra.settings import Settings

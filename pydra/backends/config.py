@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from pydra.backends.mismatches import find_bad_quantities, find_mismatches
-from pydra.backends.wording import show, suggest
+from pydra.backends.type_check import find_bad_quantities, find_mismatches
+from pydra.backends.type_messages import show, suggest
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import InvalidConfig
 

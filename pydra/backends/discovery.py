@@ -12,7 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 import msgspec
 
 from pydra.backends.contract import ENTRY_POINT_GROUP
-from pydra.backends.wording import suggest
+from pydra.backends.type_messages import suggest
 from pydra.errors import SettingsError
 
 

@@ -25,7 +25,7 @@ import msgspec
 
 from pydra.backends.crash_attribution import CallInFlight, Cause, Ending, Verdict, find_wait
 from pydra.backends.discovery import BackendSource, variable_prefix
-from pydra.backends.faults import FaultKind
+from pydra.backends.error_codec import FaultKind
 from pydra.backends.wire import (
     MAX_EXCEPTION,
     MAX_MESSAGE,

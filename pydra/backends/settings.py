@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect as mi
 
-from pydra.backends.mismatches import find_bad_quantities, find_mismatches
+from pydra.backends.type_check import find_bad_quantities, find_mismatches
+from pydra.backends.type_messages import describe, suggest
 from pydra.backends.wire import SettingValue
-from pydra.backends.wording import describe, suggest
 from pydra.errors import SettingsError
 
 RESERVED = ("STATE", "SCENARIO")

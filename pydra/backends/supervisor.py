@@ -29,7 +29,9 @@ from pydra.backends.crash_attribution import (
     diagnose,
 )
 from pydra.backends.discovery import BackendSource, refresh_source
-from pydra.backends.events import (
+from pydra.backends.error_codec import FaultKind, parse_fault
+from pydra.backends.process import BackendProcess, Patience
+from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
     BackendEvent,
@@ -44,8 +46,6 @@ from pydra.backends.events import (
     QuarantineBegan,
     RestoreFailed,
 )
-from pydra.backends.faults import FaultKind, parse_fault
-from pydra.backends.process import BackendProcess, Patience
 from pydra.backends.validation import (
     answers_exactly,
     find_inheritance_violations,

@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from pydra.backends.mismatches import find_mismatches
+from pydra.backends.type_check import find_mismatches
+from pydra.backends.type_messages import suggest
 from pydra.backends.wire import Method
-from pydra.backends.wording import suggest
 from pydra.cdi.edits import ContainerEdits
 from pydra.claim import UID_RULE, Claim, Inheritance, InheritedClaim, PreparedDevice, is_file_name
 from pydra.devices import CounterSet, Device, Inventory, Sample

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from pydra.backends.faults import Fault
+from pydra.backends.error_codec import Fault
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
 
 MAX_FRAME = 16 * 1024 * 1024

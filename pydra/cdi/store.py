@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import anyio.to_thread
 
-from pydra import disk
+from pydra import atomic_files
 from pydra.cdi.spec import CLASS, cdi_vendor
 from pydra.errors import CdiError
 
@@ -40,7 +40,7 @@ class CdiStore:
     def open(self) -> None:
         """Create the directory when it is absent, and remove temporary files of a killed writer of this driver."""
         try:
-            disk.make_directory(self._path, DIRECTORY_MODE)
+            atomic_files.make_directory(self._path, DIRECTORY_MODE)
             for name in os.listdir(self._path):
                 if name.startswith(self._prefix) and name.endswith(".tmp"):
                     with suppress(FileNotFoundError):
@@ -53,11 +53,11 @@ class CdiStore:
         path = f"{self._path}/{self._prefix}{uid}.json"
         try:
             try:
-                disk.write_file(path, content, mode=FILE_MODE, durable=False)
+                atomic_files.write_file(path, content, mode=FILE_MODE, durable=False)
             except FileNotFoundError:
                 # The directory was wiped, or another instance's `open` removed the temporary file.
-                disk.make_directory(self._path, DIRECTORY_MODE)
-                disk.write_file(path, content, mode=FILE_MODE, durable=False)
+                atomic_files.make_directory(self._path, DIRECTORY_MODE)
+                atomic_files.write_file(path, content, mode=FILE_MODE, durable=False)
         except OSError as error:
             raise self._failed(f"writing {self._prefix}{uid}.json in", error) from error
 
@@ -115,4 +115,4 @@ class CdiStore:
             os.close(descriptor)
 
     def _failed(self, doing: str, error: OSError) -> CdiError:
-        return CdiError(disk.explain(error, f"{doing} the CDI directory {self._path}"))
+        return CdiError(atomic_files.explain(error, f"{doing} the CDI directory {self._path}"))

@@ -26,7 +26,7 @@ import os
 import struct
 import zlib
 
-from pydra import disk
+from pydra import atomic_files
 from pydra.errors import CheckpointError
 
 INDEX = 0
@@ -98,7 +98,7 @@ class InstanceLock:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
-            raise CheckpointError(disk.explain(error, f"locking {self.path}")) from error
+            raise CheckpointError(atomic_files.explain(error, f"locking {self.path}")) from error
         if kind == fcntl.F_UNLCK:
             self._held.pop(offset, None)
         else:

@@ -31,7 +31,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pydra import disk
+from pydra import atomic_files
 from pydra.checkpoint.lock import INDEX, InstanceLock
 from pydra.checkpoint.record import (
     MAX_BYTES,
@@ -98,7 +98,7 @@ class RecordStore:
         elsewhere: Sequence[str] = (),
         changed: Callable[[str], None] = lambda _: None,
         report: Callable[[UnreadableRecord], None] = lambda _: None,
-        step: disk.Step = disk.no_step,
+        step: atomic_files.Step = atomic_files.no_step,
     ) -> None:
         self.lock = lock
         self.changed = changed
@@ -327,7 +327,7 @@ class RecordStore:
         for directory in self._elsewhere:
             found = [name for name in _list_directory(directory) if name.endswith((_RECORD, _UNDO))]
             if aside := _list_set_aside(directory):
-                disk.make_directory(os.path.join(self._path, _CORRUPT), DIRECTORY_MODE)
+                atomic_files.make_directory(os.path.join(self._path, _CORRUPT), DIRECTORY_MODE)
                 found += [os.path.relpath(path, directory) for path, _ in aside]
             for name in found:
                 source, target = os.path.join(directory, name), os.path.join(self._path, name)
@@ -340,7 +340,7 @@ class RecordStore:
                     _log.error("%s is left where it is: %s", source, error)
                     continue
                 if is_new:  # else an instance was killed here, and the copy would come back when the claim has ended
-                    disk.write_file(target, content, mode=_FILE_MODE, durable=self._durable)
+                    atomic_files.write_file(target, content, mode=_FILE_MODE, durable=self._durable)
                 os.unlink(source)
                 moved = True
             if moved:
@@ -369,7 +369,7 @@ class RecordStore:
 
     def _replace(self, name: str, content: bytes) -> None:
         path = os.path.join(self._path, name)
-        disk.write_file(path, content, mode=_FILE_MODE, durable=self._durable, step=self._step)
+        atomic_files.write_file(path, content, mode=_FILE_MODE, durable=self._durable, step=self._step)
         status = os.stat(path)
         self._signatures[name] = (status.st_ino, status.st_size, status.st_mtime_ns)
 
@@ -380,7 +380,7 @@ class RecordStore:
         self._step("was set back")
         self._signatures.pop(name, None)
         if self._durable:
-            disk.flush_directory(self._path)
+            atomic_files.flush_directory(self._path)
 
     def _unlink(self, uid: str) -> None:
         self._step("unlink")
@@ -402,7 +402,7 @@ class RecordStore:
         """The directory, or the lock in it, was removed under us: make it again, with what is known."""
         _log.error("%s was removed; it is written anew with %d records", self._path, len(self._records))
         if not self.lock.is_intact():
-            disk.make_directory(os.path.dirname(self.lock.path), DIRECTORY_MODE)
+            atomic_files.make_directory(os.path.dirname(self.lock.path), DIRECTORY_MODE)
             self.lock.reopen()
         self._open_directory()
         for uid, record in sorted(self._records.items()):
@@ -411,7 +411,7 @@ class RecordStore:
         self._counter = self.lock.read_counter()
 
     def _open_directory(self) -> None:
-        disk.make_directory(self._path, DIRECTORY_MODE)
+        atomic_files.make_directory(self._path, DIRECTORY_MODE)
         os.chmod(self._path, DIRECTORY_MODE)
 
     def _refuse_newer(self, uid: str) -> None:
@@ -420,8 +420,8 @@ class RecordStore:
             raise CheckpointError(f"the record {found.path} must stay as it is: {found.why}")
 
     def _explain(self, error: OSError, doing: str) -> CheckpointError:
-        message = disk.explain(error, f"{doing} (directory {self._path})")
-        return CheckpointError(message, disk_full=error.errno in disk.FULL)
+        message = atomic_files.explain(error, f"{doing} (directory {self._path})")
+        return CheckpointError(message, disk_full=error.errno in atomic_files.FULL)
 
 
 def _list_directory(path: str) -> list[str]:
@@ -451,7 +451,7 @@ async def _finish(work: Coroutine[Any, Any, None]) -> None:
 def _read_file(path: str) -> bytes:
     """Raises CheckpointError when the file itself is at fault, OSError when the machine is."""
     try:
-        return disk.read_regular_file(path, 2 * MAX_BYTES)
+        return atomic_files.read_regular_file(path, 2 * MAX_BYTES)
     except OSError as error:
         if error.errno in _FILE_AT_FAULT:
             raise CheckpointError(f"the file cannot be read: {error.strerror}") from error

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pydra import disk
+from pydra import atomic_files
 from pydra.cdi.spec import build_spec_file
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Record, Stage
@@ -109,7 +109,7 @@ def read_kubelet_claims(path: str) -> frozenset[str]:
     Kubernetes 1.36.
     """
     try:
-        content = disk.read_regular_file(path, _KUBELET_STATE_BYTES)
+        content = atomic_files.read_regular_file(path, _KUBELET_STATE_BYTES)
     except FileNotFoundError:
         os.stat(os.path.dirname(path))
         return frozenset()
@@ -224,7 +224,7 @@ class GarbageCollector:
         try:
             return await asyncio.to_thread(read_kubelet_claims, self._kubelet_state)
         except OSError as error:
-            problems.append(disk.explain(error, f"reading the kubelet's claims from {self._kubelet_state}"))
+            problems.append(atomic_files.explain(error, f"reading the kubelet's claims from {self._kubelet_state}"))
             return None
 
     async def _find_abandoned(

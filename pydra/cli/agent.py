@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from pydra import __version__
-from pydra.cli.exits import complain, heed_sigterm, refuse_foreign_pydra
 from pydra.cli.options import add_options, read_values
+from pydra.cli.process import check_package_conflict, exit_on_sigterm, print_errors
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import Settings, parse_settings
 
@@ -65,20 +65,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the agent until it is told to stop; the exit code."""
     parsed = build_parser().parse_args(arguments)
     try:
-        refuse_foreign_pydra()
+        check_package_conflict()
         settings = read_settings(parsed, os.environ)
     except SettingsError as error:
-        return complain("pydra-agent", error.problems, code=2)
+        return print_errors("pydra-agent", error.problems, code=2)
     try:
-        heed_sigterm()
+        exit_on_sigterm()
         # Only now, so that --help and a wrong flag cost no more than reading them.
         from pydra.agent.start import run  # noqa: PLC0415
 
         return run(settings, reread=lambda: read_settings(parsed, os.environ))
     except SettingsError as error:
-        return complain("pydra-agent", error.problems, code=2)
+        return print_errors("pydra-agent", error.problems, code=2)
     except PydraError as error:
-        return complain("pydra-agent", [str(error)], code=1)
+        return print_errors("pydra-agent", [str(error)], code=1)
     except KeyboardInterrupt:  # told to stop twice, which the log has said
         return 1
 

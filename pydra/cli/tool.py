@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pydra import __version__
-from pydra.cli.exits import complain, heed_sigterm, refuse_foreign_pydra
 from pydra.cli.options import WEBHOOK, add_options, read_values
+from pydra.cli.process import check_package_conflict, exit_on_sigterm, print_errors
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import WebhookSettings, parse_webhook_settings
 
@@ -89,13 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = build_parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
     try:
-        refuse_foreign_pydra()
+        check_package_conflict()
         code = command(parsed)
         sys.stdout.flush()
     except SettingsError as error:
-        return complain("pydra", error.problems, code=2)
+        return print_errors("pydra", error.problems, code=2)
     except PydraError as error:
-        return complain("pydra", [str(error)], code=1)
+        return print_errors("pydra", [str(error)], code=1)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader has read enough, as `head` does
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGPIPE
     except OSError as error:  # as of a disk that is full
         _leave_stdout()
-        return complain("pydra", [str(error)], code=1)
+        return print_errors("pydra", [str(error)], code=1)
     return code
 
 
@@ -147,7 +147,7 @@ def _webhook(parsed: argparse.Namespace) -> int:
         return parse_webhook_settings(read_values(parsed, os.environ, WEBHOOK))
 
     settings = read()
-    heed_sigterm()
+    exit_on_sigterm()
     from pydra.admission.webhook import run  # noqa: PLC0415 - --help and a wrong flag cost no more than reading them
 
     return run(settings, reread=read)

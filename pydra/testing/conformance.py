@@ -21,7 +21,9 @@ import anyio
 from msgspec.structs import replace
 
 from pydra.backends.discovery import BackendSource, choose_backend, extend_module_path, find_backend, variable_prefix
-from pydra.backends.events import (
+from pydra.backends.error_codec import MAX_REASON, is_reason
+from pydra.backends.supervisor import BackendSupervisor, Deadlines, RestartPolicy
+from pydra.backends.supervisor_events import (
     BackendEnded,
     BackendEvent,
     BackendFacts,
@@ -29,8 +31,6 @@ from pydra.backends.events import (
     HintsFailed,
     RestoreFailed,
 )
-from pydra.backends.faults import MAX_REASON, is_reason
-from pydra.backends.supervisor import BackendSupervisor, Deadlines, RestartPolicy
 from pydra.backends.wire import Method
 from pydra.cdi.spec import build_spec_file
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice

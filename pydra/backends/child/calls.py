@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from pydra.backends.child.logs import running_call
 from pydra.backends.config import decode_claim, decode_what_fits
 from pydra.backends.contract import call_deadline
-from pydra.backends.faults import Fault, FaultKind, build_fault
+from pydra.backends.error_codec import Fault, FaultKind, build_fault
 from pydra.backends.validation import find_answer_type_violations
 from pydra.backends.wire import (
     Call,

@@ -9,7 +9,7 @@ import importlib
 import traceback
 from typing import Any
 
-from pydra.backends.faults import MACHINERY, Fault, FaultKind, build_fault
+from pydra.backends.error_codec import MACHINERY, Fault, FaultKind, build_fault
 
 
 class Unloadable(Exception):

@@ -24,7 +24,7 @@ from typing import Any
 from pydra.backends.child.calls import CallServer, CallThreads
 from pydra.backends.child.loading import Unloadable, load_object
 from pydra.backends.child.logs import forward_logs
-from pydra.backends.faults import Fault, FaultKind, build_fault, find_own_reasons
+from pydra.backends.error_codec import Fault, FaultKind, build_fault, find_own_reasons
 from pydra.backends.settings import describe_settings, read_settings
 from pydra.backends.validation import find_coroutine_violations, find_methods, find_object_violations
 from pydra.backends.wire import (

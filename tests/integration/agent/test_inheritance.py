@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pydra.agent.takeover import Names, take_over
+from pydra.agent.migration import Names, import_claims
 from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
@@ -101,7 +101,7 @@ async def take(store: RecordStore, directory: Path, *files: str, claims: tuple[I
         assert any(not one.claim.name for one in claims), "names are asked for in vain"
         return {"u1": ("shop", "gpus"), "u3": ("bank", "gpus")}
 
-    return await take_over(
+    return await import_claims(
         inherit, store, find_names=find_names, driver="d.example.com", directory=str(directory), boot_id="b"
     )
 
@@ -138,4 +138,4 @@ async def test_what_the_backend_says_is_passed_on(store: RecordStore, tmp_path: 
         return {}
 
     with pytest.raises(ClaimError, match="not yet"):
-        await take_over(inherit, store, find_names=find_names, driver="d", directory=str(tmp_path), boot_id="b")
+        await import_claims(inherit, store, find_names=find_names, driver="d", directory=str(tmp_path), boot_id="b")

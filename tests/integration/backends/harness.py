@@ -11,9 +11,9 @@ from typing import Any
 import anyio
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.events import BackendEvent
 from pydra.backends.process import Patience
 from pydra.backends.supervisor import BackendSupervisor, Deadlines, RestartPolicy
+from pydra.backends.supervisor_events import BackendEvent
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
 
 TROUBLE = Path(__file__).parent / "trouble"

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.events import BackendEvent, RestoreFailed
+from pydra.backends.supervisor_events import BackendEvent, RestoreFailed
 from pydra.claim import HeldClaim, OpaqueConfig
 from pydra.errors import BackendUnavailable, ClaimQuarantined, ContractError, InvalidConfig, PydraError
 from tests.integration.backends.harness import ENVIRON, claim, supervised, until

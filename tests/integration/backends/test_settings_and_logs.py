@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.events import BackendEvent, BackendRefused, BackendState
 from pydra.backends.process import LINES_AT_ONCE, MAX_UNSOLICITED
+from pydra.backends.supervisor_events import BackendEvent, BackendRefused, BackendState
 from pydra.errors import ContractError, SettingsError
 from pydra.testing import examine
 from tests.integration.backends.harness import ENVIRON, claim, supervised, until

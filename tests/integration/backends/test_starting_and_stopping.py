@@ -10,8 +10,14 @@ import anyio
 import pytest
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.events import BackendEnded, BackendEvent, BackendRefused, BackendStartFailed, BackendState
 from pydra.backends.supervisor import Deadlines
+from pydra.backends.supervisor_events import (
+    BackendEnded,
+    BackendEvent,
+    BackendRefused,
+    BackendStartFailed,
+    BackendState,
+)
 from pydra.devices import Device, Inventory
 from pydra.errors import BackendUnavailable, ContractError
 from tests.integration.backends.harness import claim, supervised, until

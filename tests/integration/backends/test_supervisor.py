@@ -12,7 +12,9 @@ import anyio
 import pytest
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.events import (
+from pydra.backends.process import Patience
+from pydra.backends.supervisor import Deadlines, RestartPolicy
+from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
     BackendEvent,
@@ -20,8 +22,6 @@ from pydra.backends.events import (
     BackendState,
     QuarantineBegan,
 )
-from pydra.backends.process import Patience
-from pydra.backends.supervisor import Deadlines, RestartPolicy
 from pydra.claim import OpaqueConfig
 from pydra.devices import Capacity, Device, Inventory, Sample
 from pydra.errors import (

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from pydra.backends.child.calls import CallServer, CallThreads
-from pydra.backends.faults import FaultKind
+from pydra.backends.error_codec import FaultKind
 from pydra.backends.wire import (
     FRAMES_PER_PERIOD,
     Call,

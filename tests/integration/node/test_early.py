@@ -6,7 +6,7 @@ import anyio
 
 from pydra.agent.start import StartedBackend
 from pydra.backends.discovery import BackendSource, find_backend
-from pydra.backends.events import BackendEvent, BackendReady, BackendRefused, BackendState
+from pydra.backends.supervisor_events import BackendEvent, BackendReady, BackendRefused, BackendState
 from pydra.errors import ContractError
 from pydra.settings import parse_settings
 

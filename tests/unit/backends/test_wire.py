@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.backends.faults import Fault, FaultKind
+from pydra.backends.error_codec import Fault, FaultKind
 from pydra.backends.wire import (
     MAX_FRAME,
     Call,

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from pydra.agent.reports import OWN_REASONS, Reports
-from pydra.backends.events import BackendEvent
+from pydra.backends.supervisor_events import BackendEvent
 from pydra.checkpoint.record import Holding
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, ClaimRef

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.backends.faults import (
+from pydra.backends.error_codec import (
     MAX_MESSAGE,
     MAX_TRACEBACK,
     Fault,

@@ -13,8 +13,8 @@ from pydra.errors import SettingsError
 DISTRIBUTION = "pydra-dra"
 
 
-def refuse_foreign_pydra() -> None:
-    """Two projects install a package called `pydra`; together in one environment, each breaks the other.
+def check_package_conflict() -> None:
+    """Refuse an environment with the other project that installs a package called `pydra`; each breaks the other.
 
     Raises:
         SettingsError: the distribution `pydra` (a dataflow engine) is installed beside this one.
@@ -32,18 +32,19 @@ def refuse_foreign_pydra() -> None:
     )
 
 
-def heed_sigterm() -> None:
-    """End at SIGTERM, with exit code 0, until the start has come so far that it listens by itself.
+def exit_on_sigterm() -> None:
+    """Exit with code 0 on SIGTERM, until the agent installs its own handler.
 
-    In a container this is process 1, from which Linux keeps every signal that has no handler: a pod that is deleted
-    while it starts would run on until it is killed, and leave its sockets behind. Nothing is to be put in order yet,
-    and an exception may be lost in an import or in a callback: so at once. Backends end when their channel closes.
+    In a container this is process 1, to which Linux delivers no signal without a handler: a pod that is deleted while
+    it starts would run until it is killed, and leave its sockets behind. There is nothing to clean up yet, and an
+    exception may be lost in an import or a callback, so the process exits at once. Backends end when their channel
+    closes.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
 
-def complain(program: str, problems: Sequence[str], *, code: int) -> int:
-    """One line for each problem on stderr; returns the exit code."""
+def print_errors(program: str, problems: Sequence[str], *, code: int) -> int:
+    """Print one line for each problem to stderr; return the exit code."""
     for problem in problems:
         print(f"{program}: {problem}", file=sys.stderr)
     if code == 2:

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from pydra import disk
+from pydra import atomic_files
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim, Inheritance
@@ -29,7 +29,7 @@ Names: TypeAlias = Mapping[str, tuple[str, str]]
 _log = logging.getLogger(__name__)
 
 
-async def take_over(
+async def import_claims(
     inherit: Callable[[str], Awaitable[Inheritance]],
     store: RecordStore,
     *,
@@ -38,10 +38,9 @@ async def take_over(
     directory: str,
     boot_id: str,
 ) -> int:
-    """Record what `inherit` finds in the plugin directory; the number of claims.
+    """Record what `inherit` finds in the plugin directory; return the number of claims.
 
-    `find_names` is asked only where a name is missing. Raises PydraError: what the backend says, or the disk, or the
-    API server.
+    `find_names` is called only if a name is missing. Raises PydraError: of the backend, the disk or the API server.
     """
     inheritance = await inherit(directory)
     new = [one for one in inheritance.claims if store.records.get(one.claim.uid) is None]
@@ -57,19 +56,19 @@ async def take_over(
         )
         async with store:
             await store.write(record)
-    _put_aside(directory, inheritance.files)
+    _rename_old_files(directory, inheritance.files)
     return len(new)
 
 
 def _name(claim: Claim, names: Names) -> Claim:
-    """The claim with its name; one that no longer exists gets a name that nothing has, and is collected as garbage."""
+    """Add the claim's name; a claim that no longer exists gets an unused name, and garbage collection removes it."""
     if claim.name:
         return claim
     namespace, name = names.get(claim.uid, ("default", f"gone-{claim.uid}"))
     return replace(claim, namespace=namespace, name=name)
 
 
-def _put_aside(directory: str, files: Iterable[str]) -> None:
+def _rename_old_files(directory: str, files: Iterable[str]) -> None:
     for file in files:
         if os.path.dirname(os.path.abspath(file)) != os.path.abspath(directory):
             raise CheckpointError(f"the backend names {file}, which is not in {directory}; it is left alone")
@@ -78,5 +77,5 @@ def _put_aside(directory: str, files: Iterable[str]) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise CheckpointError(disk.explain(error, f"renaming {file}")) from error
+            raise CheckpointError(atomic_files.explain(error, f"renaming {file}")) from error
         _log.info("%s is taken over, and was renamed to %s", file, os.path.basename(file) + SUFFIX)

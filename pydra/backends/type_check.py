@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect as mi
 
-from pydra.backends.wording import LEAVES, describe, show, suggest
+from pydra.backends.type_messages import LEAVES, describe, show, suggest
 from pydra.quantity import is_quantity
 
 
