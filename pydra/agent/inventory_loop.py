@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 import anyio
 
-from pydra.devices import DeviceHealth, HealthStatus, Inventory
+from pydra.backends.supervisor import BackendSupervisor
+from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import BackendError, PydraError
 from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, lose, observe
 
@@ -22,24 +22,12 @@ FIRST_RETRY = 1.0
 _SHOWN = 3
 
 
-class Discovers(Protocol):
-    """The part of a supervisor that is used here."""
-
-    async def discover(self) -> Inventory:
-        """The whole truth of the hardware."""
-        ...
-
-    async def wait_changed(self) -> None:
-        """Return when it is worth asking again."""
-        ...
-
-
 class InventoryLoop:
     """Calls `publish` after each look, with the same object as before when nothing has changed."""
 
     def __init__(
         self,
-        backend: Discovers,
+        backend: BackendSupervisor,
         *,
         driver: str,
         pool: str,

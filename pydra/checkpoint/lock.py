@@ -6,7 +6,7 @@ at a time:
 
 | byte | held | for |
 |---|---|---|
-| 0 | exclusively, for microseconds | reading all records and changing one |
+| 0 | exclusively, for microseconds, or as long as a flush takes | reading all records and changing one |
 | 1 | exclusively, while a backend plans | deciding for one claim, given all that is held |
 | 2 | shared while claims are in progress; exclusively while a backend restores | nothing changes during `restore` |
 | from 2**32 | exclusively, while work on the claim is in progress | one claim each, offset computed from its uid |

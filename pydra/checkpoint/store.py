@@ -53,7 +53,7 @@ _FILE_MODE = 0o600
 _RECORD, _UNDO, _TEMPORARY = ".json", ".undo", ".tmp"
 _CORRUPT = "corrupt"
 _INDEX_SECONDS = 10.0
-"""How long another instance may keep the index lock, which it holds for microseconds, unless it was stopped."""
+"""How long to wait for the index lock: another instance holds it for one write, with the flush of a durable store."""
 
 # Errors that a file itself is to blame for. Any other is the machine's, and says nothing about the record.
 _FILE_AT_FAULT = frozenset({errno.EINVAL, errno.ELOOP, errno.EFBIG, errno.EIO, errno.EUCLEAN, errno.ENXIO})

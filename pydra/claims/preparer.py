@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -31,9 +31,7 @@ from pydra.claim import (
     Claim,
     ClaimRef,
     ContainerDevice,
-    HeldClaim,
     PodRef,
-    PreparedDevice,
     PrepareOutcome,
     UnprepareOutcome,
 )
@@ -54,25 +52,15 @@ from pydra.claims.lifecycle import (
 from pydra.errors import BackendError, InternalError, PydraError, Unavailable
 from pydra.observability.logging import set_logging_fields
 
+if TYPE_CHECKING:
+    from pydra.backends.supervisor import BackendSupervisor
+
 _log = logging.getLogger(__name__)
 _device_of = attrgetter("device")
 _name_of = attrgetter("name")
 
 FetchClaim: TypeAlias = Callable[[ClaimRef, float], Awaitable[Mapping[str, Any]]]
 """Reads the ResourceClaim, within so many seconds. Raises KubeError: NotFound, Unavailable and the others."""
-
-
-class ClaimBackend(Protocol):
-    """The backend behind its supervisor. `until` is a time of the event loop's clock; every failure is a PydraError."""
-
-    async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float) -> Any:
-        """What will be done for the claim: any JSON value."""
-
-    async def prepare(self, claim: Claim, *, until: float) -> tuple[PreparedDevice, ...]:
-        """One prepared device for each of the claim's, in their order."""
-
-    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
-        """Undo it; `prepared` is empty when the backend never answered."""
 
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +162,7 @@ class ClaimPreparer:
         boot_id: str,
         fetch_claim: FetchClaim,
         store: RecordStore,
-        backend: ClaimBackend,
+        backend: BackendSupervisor,
         plans: bool,
         cdi: CdiStore,
         deadlines: Deadlines,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
-from pydra_dev.kubelet.plugins import Sockets, choose_instance, compare_sockets
+from pydra_dev.kubelet.plugins import PluginInstance, Sockets, choose_instance, compare_sockets
 from pydra_dev.kubelet.settings import Backoff
 
 OLD, NEW = (1, 100), (2, 200)
@@ -39,7 +41,8 @@ class Instance:
     [((True, True), "1"), ((True, False), "0"), ((False, False), "1"), ((False, True), "1")],
 )
 def test_the_latest_connected_instance_is_called_or_else_the_latest(connected: tuple[bool, ...], chosen: str) -> None:
-    assert choose_instance([Instance(str(number), up) for number, up in enumerate(connected)]).name == chosen
+    instances = [cast("PluginInstance", Instance(str(number), up)) for number, up in enumerate(connected)]
+    assert cast("Instance", choose_instance(instances)).name == chosen
 
 
 def test_pauses_grow_to_a_limit_and_stay_there() -> None:

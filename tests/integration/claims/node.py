@@ -12,9 +12,10 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydra import Claim, ContainerEdits, HeldClaim, PreparedDevice
+from pydra.backends.supervisor import BackendSupervisor
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
@@ -203,7 +204,7 @@ class Node:
             boot_id=self.boot_id,
             fetch_claim=self.api.fetch,
             store=store,
-            backend=hardware,
+            backend=cast("BackendSupervisor", hardware),
             plans=self.plans,
             cdi=cdi,
             deadlines=Deadlines(prepare=20.0, unprepare=20.0, fetch=10.0),

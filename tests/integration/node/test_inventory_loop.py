@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import anyio
 import anyio.lowlevel
 import pytest
 
 from pydra.agent.inventory_loop import InventoryLoop
+from pydra.backends.supervisor import BackendSupervisor
 from pydra.devices import Device, Health, HealthStatus, Inventory
 from pydra.errors import BackendUnavailable
 from pydra.inventory import HealthPolicy, Published
@@ -64,7 +66,7 @@ async def looking(
 ) -> AsyncIterator[tuple[Notes, InventoryLoop]]:
     notes = Notes()
     runner = InventoryLoop(
-        hardware,
+        cast("BackendSupervisor", hardware),
         driver="d.example.com",
         pool="node-1",
         policy=policy,

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 from urllib.parse import quote
 
 import anyio
@@ -221,19 +221,7 @@ class NotRegistered(Exception):
         super().__init__(f"DRA driver {driver} is not registered")
 
 
-class Connectable(Protocol):
-    """Anything that is connected, or not."""
-
-    @property
-    def connected(self) -> bool:
-        """Now."""
-        ...
-
-
-ConnectableT = TypeVar("ConnectableT", bound=Connectable)
-
-
-def choose_instance(instances: Sequence[ConnectableT]) -> ConnectableT:
+def choose_instance(instances: Sequence[PluginInstance]) -> PluginInstance:
     """The latest registered that is connected, or else the latest; `instances` are in order of registration."""
     return next((one for one in reversed(instances) if one.connected), instances[-1])
 
@@ -320,20 +308,10 @@ CONNECTION_ERRORS = (GRPCError, StreamTerminatedError, OSError)
 """What a call can raise; TimeoutError is an OSError."""
 
 
-class Plugins(Protocol):
-    """Where registered plugins live."""
-
-    def register(self, plugin: Plugin) -> None:
-        """Raises RegistrationError."""
-
-    def deregister(self, socket: str) -> None:
-        """Nothing, when none registered there."""
-
-
 class Registrar:
     """Registers the plugin behind a socket. A new connection for each attempt, closed afterwards."""
 
-    def __init__(self, settings: KubeletSettings, plugins: Plugins, report: Report) -> None:
+    def __init__(self, settings: KubeletSettings, plugins: PluginRegistry, report: Report) -> None:
         self._settings = settings
         self._plugins = plugins
         self._report = report
