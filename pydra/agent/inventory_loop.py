@@ -113,9 +113,9 @@ class InventoryLoop:
             if before.get(name) != message:
                 fallen.setdefault(message, []).append(name)
         for message, names in fallen.items():
-            _log.warning("unhealthy: %s: %s", _list_names(names), message or "the backend gives no reason")
+            _log.warning("unhealthy: %s: %s", list_names(names), message or "the backend gives no reason")
         if recovered := [name for name in before if name not in self._unhealthy]:
-            _log.info("no longer unhealthy: %s", _list_names(recovered))
+            _log.info("no longer unhealthy: %s", list_names(recovered))
 
     def _pause(self) -> float:
         """Seconds until the next look."""
@@ -127,7 +127,7 @@ class InventoryLoop:
         return min(self._rescan_period, max(0.0, settles - time.monotonic()))
 
 
-def _list_names(names: list[str]) -> str:
+def list_names(names: list[str]) -> str:
     """`a, b, c and 24 more`."""
     left = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {left} more" if left > 0 else "")

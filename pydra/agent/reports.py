@@ -6,9 +6,10 @@ dashboard counts and what `kubectl describe` shows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import singledispatchmethod
 
+from pydra.agent.inventory_loop import list_names
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
@@ -24,7 +25,7 @@ from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import ClaimRef
 from pydra.claims.gc import GarbageCollected
 from pydra.claims.preparer import OperationDone, OperationFailed, OperationStarted
-from pydra.devices import HealthStatus
+from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
 from pydra.inventory import Published
 from pydra.kube.client import RequestDone
@@ -51,6 +52,7 @@ class Reports:
         self._node = Subject(api_version="v1", kind="Node", name=node, uid=node)
         self._driver = driver
         self._dropped: Sequence[str] = ()
+        self._unhealthy: frozenset[str] = frozenset()
         self._own_reasons: set[str] = set()
         self._gates_off: frozenset[str] = frozenset()
 
@@ -243,7 +245,7 @@ class Reports:
         self._metrics.count_request(event.verb, event.resource, event.status, event.seconds)
 
     def published(self, published: Published) -> None:
-        """Devices by health, and those that were left out."""
+        """Count devices by health; record Events for changes of health, and for devices that were left out."""
         for status in HealthStatus:
             count = sum(device.status is status for device in published.health)
             self._metrics.devices.labels(self._driver, status.value).set(count)
@@ -253,6 +255,30 @@ class Reports:
             if problem not in self._dropped:
                 self._tell(self._node, "DeviceDropped", f"driver {self._driver}: {problem}", "Discover")
         self._dropped = published.problems
+        self._tell_health(published.health)
+
+    def _tell_health(self, devices: Iterable[DeviceHealth]) -> None:
+        """One Event for all devices that became unhealthy for the same reason, one for all that recovered.
+
+        A device whose health is unknown keeps what was told of it last.
+        """
+        unhealthy, recovered, fallen = set[str](), list[str](), dict[str, list[str]]()
+        for one in devices:
+            if one.status is HealthStatus.HEALTHY:
+                if one.device in self._unhealthy:
+                    recovered.append(one.device)
+            elif one.device in self._unhealthy:
+                unhealthy.add(one.device)
+            elif one.status is HealthStatus.UNHEALTHY:
+                unhealthy.add(one.device)
+                fallen.setdefault(one.message, []).append(one.device)
+        for message, names in fallen.items():
+            note = f"driver {self._driver}: {list_names(names)}: {message or 'the backend gives no reason'}"
+            self._tell(self._node, "DeviceUnhealthy", note, "Discover")
+        if recovered:
+            note = f"driver {self._driver}: {list_names(recovered)}"
+            self._tell(self._node, "DeviceHealthy", note, "Discover", warning=False)
+        self._unhealthy = frozenset(unhealthy)
 
     def _count_gates(self, gates: Sequence[str], *, withheld: int) -> None:
         for gate in self._gates_off.union(gates):
@@ -267,8 +293,9 @@ class Reports:
             self._own_reasons.add(error.reason)
         return error.reason if error.reason in self._own_reasons else pydras
 
-    def _tell(self, subject: Subject, reason: str, note: str, action: str) -> None:
-        self._record(Notice(subject=subject, reason=reason, note=note, action=action[:1].upper() + action[1:]))
+    def _tell(self, subject: Subject, reason: str, note: str, action: str, *, warning: bool = True) -> None:
+        action = action[:1].upper() + action[1:]
+        self._record(Notice(subject=subject, reason=reason, note=note, action=action, warning=warning))
 
 
 # A singledispatchmethod that is called makes a function for each call; its table alone does not.

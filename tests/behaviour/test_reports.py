@@ -79,6 +79,21 @@ def test_an_unhealthy_device_is_tainted_and_told_on_the_kubelets_health_stream_u
     health.close()
 
 
+def test_a_change_of_a_devices_health_is_an_event_on_the_node_with_the_backends_reason(node: Node) -> None:
+    node.board.set_devices("d0", "d1")
+    node.serve("--healthy-after", "0.1")
+    wait_for(node.api.slices, "the devices are published")
+    node.board.set_devices("d1", d0="too hot")
+    (event,) = wait_for(node.api.events, "an Event tells that it is unhealthy")
+    assert (event["regarding"]["kind"], event["regarding"]["name"]) == ("Node", NODE)
+    assert (event["type"], event["reason"]) == ("Warning", "DeviceUnhealthy")
+    assert event["note"] == "driver board.example.com: d0: too hot"
+    node.board.set_devices("d0", "d1")
+    wait_for(lambda: len(node.api.events()) == 2, "an Event tells that it is healthy again")
+    (event,) = (one for one in node.api.events() if one["reason"] == "DeviceHealthy")
+    assert (event["type"], event["note"]) == ("Normal", "driver board.example.com: d0")
+
+
 def test_a_device_that_goes_and_one_that_comes_are_seen_without_a_restart(node: Node) -> None:
     node.board.set_devices("d0", "d1")
     node.serve()

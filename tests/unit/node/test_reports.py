@@ -210,6 +210,31 @@ def test_devices_are_counted_by_health_and_those_left_out_are_told(desk: Desk) -
     assert "'X'" in desk.notices[0].note
 
 
+def test_health_is_told_when_it_changes_and_once_for_all_devices_with_the_same_reason() -> None:
+    desk = Desk()
+    good, bad, unknown = HealthStatus.HEALTHY, HealthStatus.UNHEALTHY, HealthStatus.UNKNOWN
+    looks: tuple[dict[str, tuple[HealthStatus, str]], ...] = (
+        {"a": (good, ""), "b": (good, ""), "c": (bad, "was so before")},
+        {"a": (bad, "too hot"), "b": (bad, "too hot"), "c": (bad, "in other words")},
+        {"a": (unknown, "the backend is down"), "b": (unknown, ""), "c": (unknown, "")},
+        {"a": (bad, "too hot"), "b": (good, "")},
+        {"a": (good, ""), "c": (good, "")},
+    )
+    for look in looks:
+        health = tuple(
+            DeviceHealth(pool="node-1", device=name, status=status, message=message)
+            for name, (status, message) in look.items()
+        )
+        desk.report.published(Published(pool=Pool(name="node-1"), health=health, problems=()))
+    told = [(one.reason, one.warning, one.note.removeprefix(f"driver {DRIVER}: ")) for one in desk.notices]
+    assert told == [
+        ("DeviceUnhealthy", True, "c: was so before"),
+        ("DeviceUnhealthy", True, "a, b: too hot"),
+        ("DeviceHealthy", False, "b"),
+        ("DeviceHealthy", False, "a"),
+    ]
+
+
 def test_a_device_that_is_left_out_at_every_look_is_told_of_once() -> None:
     desk = Desk()
     for problems in (("X is wrong",), ("X is wrong",), ("X is wrong", "Y is too"), (), ("X is wrong",)):
