@@ -21,7 +21,7 @@ from pydra_nvidia.inventory.build import build_inventory
 from pydra_nvidia.mig.reconcile import reconcile
 from pydra_nvidia.migration.succession import VendorSuccession
 from pydra_nvidia.names import GpuName, MigName, VfioName, parse_name
-from pydra_nvidia.nvml.let_go import Gate, LetGo, Request
+from pydra_nvidia.nvml.maintenance import Gate, InMaintenance, Request
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.plan import find_absent, find_owned, plan_claim
@@ -45,10 +45,10 @@ _LOOKS = 3
 _LAST_PAUSE = 300.0
 """Seconds at most until what a claim left is tried again."""
 
-_LET_GO_LOOK = 0.5
-"""Seconds between two looks whether the admin wants the GPUs for himself."""
+_MAINTENANCE_LOOK = 0.5
+"""Seconds between two looks for a request for maintenance."""
 
-_LET_GO_PATIENCE = 4.0
+_MAINTENANCE_PATIENCE = 4.0
 """Seconds after which calls that should have ended are no longer waited for."""
 
 _LONGEST = 60.0
@@ -95,11 +95,11 @@ class NvidiaBackend:
         self._told = -_EVENT_PAUSE
         self._measured: tuple[Sample, ...] = ()
         self._at_work = 0
-        self._aside: Request | None = None
+        self._maintenance: Request | None = None
         self._idle_by = 0.0
 
     async def discover(self) -> Inventory:
-        """All GPUs, partitions and functions, with their health; as they were last while they are let go of."""
+        """All GPUs, partitions and functions, with their health; during maintenance as they were before."""
         for _ in range(_LOOKS):
             self._seen = await asyncio.to_thread(self._signature)  # before reading: changes since are noticed
             if not self._reconciled:
@@ -148,7 +148,7 @@ class NvidiaBackend:
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
         """Undo what was done or begun; nothing to do is success.
 
-        While the GPUs are let go of, what needs NVML is undone later, so that their pods can end.
+        During maintenance, what needs NVML is undone later, so that the pods can end.
         """
         try:
             entry = parse_entry(claim, prepared)
@@ -172,7 +172,7 @@ class NvidiaBackend:
         """Look after the MPS daemons of claims, until cancelled; beside everything else, since it may take long."""
         await self._restored.wait()
         while True:
-            if self._aside is None:  # a daemon that is started has the GPUs open
+            if self._maintenance is None:  # a daemon that is started has the GPUs open
                 await self._mps.look()
             await asyncio.sleep(self._settings.poll_period)
 
@@ -181,7 +181,7 @@ class NvidiaBackend:
         await self._restored.wait()
         pause, told = self._settings.poll_period, tuple[str, ...]()
         while True:
-            problems = await self._slicer.undo_ownerless() if self._aside is None else ()
+            problems = await self._slicer.undo_ownerless() if self._maintenance is None else ()
             for problem in problems:
                 if problem not in told:
                     _log.warning("%s", problem)
@@ -189,22 +189,22 @@ class NvidiaBackend:
             pause = min(pause * 2, _LAST_PAUSE) if problems else self._settings.poll_period
             await asyncio.sleep(pause)
 
-    async def step_aside(self) -> None:
-        """End the session with NVML whenever the admin asks to let go of the GPUs, until cancelled.
+    async def follow_maintenance(self) -> None:
+        """End the session with NVML whenever the admin requests maintenance, until cancelled.
 
         What has begun is waited for. Nothing else begins: `_plan` refuses claims, and the gate any other session.
         """
         while True:
             request = await asyncio.to_thread(self._gate.asked)
-            if request is not None and self._aside is None:
+            if request is not None and self._maintenance is None:
                 _log.warning("NVML is closed: %s", request.explain())
-            elif request is None and self._aside is not None:
+            elif request is None and self._maintenance is not None:
                 _log.warning("NVML is used again: the time is over, or the request was taken back")
-            self._aside = request
+            self._maintenance = request
             if request is not None and self._session.is_open and self._may_end():
                 with contextlib.suppress(ClaimError):  # NVML is busy; the next look is soon
                     await in_thread(self._session.close)
-            await asyncio.sleep(_LET_GO_LOOK)
+            await asyncio.sleep(_MAINTENANCE_LOOK)
 
     async def measure(self) -> Sequence[Sample]:
         """What the GPUs tell of themselves, and what went wrong since this process began.
@@ -218,29 +218,31 @@ class NvidiaBackend:
                 self._measured = await self._session.run(work, patience=_MEASURE_PATIENCE)
             except Busy:
                 pass
-            except LetGo:  # what was measured then says nothing by now
+            except InMaintenance:  # what was measured then says nothing by now
                 self._measured = ()
-        aside = Sample(
-            name="let_go", value=float(self._aside is not None), help="1 while the admin has the GPUs for himself."
+        maintenance = Sample(
+            name="maintenance",
+            value=float(self._maintenance is not None),
+            help="1 during maintenance.",
         )
-        return (*self._measured, aside, *self._health.samples(reading), *self._mps.samples())
+        return (*self._measured, maintenance, *self._health.samples(reading), *self._mps.samples())
 
     async def inherit(self, directory: str, /) -> Inheritance:
         """What NVIDIA's own driver prepared before; its plugin must have ended."""
         return await self._succession.inherit(directory)
 
     def _take_stock(self) -> Inventory:
-        """All hardware as it is now; as it was last while it is let go of. Blocks."""
+        """All hardware as it is now; during maintenance as it was before. Blocks."""
         before = self._held.entries()
         try:
             self._gate.check()
             reading = self._hardware.read_here()
             diagnosis = self._health.diagnose(reading)
-        except LetGo as gone:
+        except InMaintenance as reason:
             reading = self._hardware.last
             if reading == Reading():  # nothing can be told of what was never seen
                 raise
-            diagnosis = self._health.recall(reading, str(gone))
+            diagnosis = self._health.recall(reading, str(reason))
         entries = {**before, **self._held.entries()}
         return build_inventory(
             reading, settings=self._settings, owned=find_owned(entries, reading), diagnosis=diagnosis
@@ -291,9 +293,9 @@ class NvidiaBackend:
 
     @contextlib.contextmanager
     def _working(self) -> Generator[None]:
-        """Something is done to the hardware, which is waited for before NVML is let go of."""
+        """Something is done to the hardware, which is waited for before the session ends for maintenance."""
         self._at_work += 1
-        self._idle_by = max(self._idle_by, time.monotonic() + min(time_left(), _LONGEST) + _LET_GO_PATIENCE)
+        self._idle_by = max(self._idle_by, time.monotonic() + min(time_left(), _LONGEST) + _MAINTENANCE_PATIENCE)
         try:
             yield
         finally:

@@ -24,8 +24,8 @@ from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.host.tree import Roots, Tree
 from pydra_nvidia.mig.operators import CreateMigOperator, MigModeOffOperator, MigModeOnOperator
 from pydra_nvidia.migration.succession import VendorSuccession
-from pydra_nvidia.nvml.let_go import Gate
 from pydra_nvidia.nvml.loading import load_pynvml
+from pydra_nvidia.nvml.maintenance import Gate
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import PREFIX, Settings, parse_settings
 from pydra_nvidia.sharing.mps import MpsWatch, StartMpsOperator
@@ -147,7 +147,7 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
     )
     try:
         work = {
-            "letting go of the GPUs": backend.step_aside(),
+            "maintenance": backend.follow_maintenance(),
             "MPS daemons": backend.supervise(),
             "what claims left": backend.settle(),
         }

@@ -91,8 +91,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     scenario: str = ""
     """A simulated machine in the place of the node's hardware: the path of a scenario, or the name of a bundled one."""
     state: AbsolutePath = "/run/pydra-nvidia"
-    """Where MPS daemons have their directories, what was wrong with GPUs is remembered, and requests to let go of
-    them are. A reboot must empty it. MPS needs it at the same path on the host, of 36 bytes at most."""
+    """Where the directories of MPS daemons, past faults of GPUs and requests for maintenance are. A reboot must
+    empty it. MPS needs it at the same path on the host, of 36 bytes at most."""
     host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
     """Where the host's `/` is seen from here. Default: `PYDRA_HOST_ROOT`, where that is set."""
     sys_root: AbsolutePath = "/sys"

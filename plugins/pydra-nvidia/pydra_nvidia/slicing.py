@@ -5,8 +5,8 @@ what this process holds for the claim; those before it are undone in reverse. A 
 plan that says at most too much, and undoing what was not done is fine. So does a cancelled call.
 
 Where nothing can be undone because the driver cannot be called (its libraries were replaced under its module, or the
-admin asked to let go of the GPUs), the claim ends all the same, for its pods could not end before the next reboot. What
-is to be undone is kept in memory as an ownerless entry; a process that starts anew finds it as belonging to nobody.
+GPUs are in maintenance), the claim ends all the same, for its pods could not end before the next reboot. What is to
+be undone is kept in memory as an ownerless entry; a process that starts anew finds it as belonging to nobody.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydra_nvidia.budget import doing
 from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.errors import STALE, Code, NvmlError
-from pydra_nvidia.nvml.let_go import LetGo
+from pydra_nvidia.nvml.maintenance import InMaintenance
 from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Step, leave_behind
 
 
@@ -97,7 +97,7 @@ class Slicer:
                     kept = kept or position + 1
                     problems.append(error)
             if not problems:
-                self._let_go(entry, tuple(unreached))
+                self._forget(entry, tuple(unreached))
                 return
             self._held.write(replace(entry, steps=entry.steps[:kept]))
         for problem in problems:
@@ -135,7 +135,7 @@ class Slicer:
             raise UndoFailed(f"{error}; and undoing what was done failed: {failed}") from error
         self._held.strike(done.uid)
 
-    def _let_go(self, entry: Entry, unreached: tuple[Step, ...]) -> None:
+    def _forget(self, entry: Entry, unreached: tuple[Step, ...]) -> None:
         """Forget the claim, and remember what could not be reached."""
         if unreached:
             earlier = self._held.read(leave_behind(entry, ()).uid)
@@ -146,7 +146,7 @@ class Slicer:
 
 def _is_unreached(error: Exception) -> bool:
     """Whether the hardware has to be told later: nobody is there to tell."""
-    return isinstance(error, DriverMissing | LetGo) or (isinstance(error, NvmlError) and error.code in STALE)
+    return isinstance(error, DriverMissing | InMaintenance) or (isinstance(error, NvmlError) and error.code in STALE)
 
 
 def _without_bound_anew(entry: Entry, entries: Iterable[Entry]) -> Entry:

@@ -11,9 +11,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from pydra import PydraError, SettingsError
-from pydra_nvidia.cli import errors, let_go, record, show, simulate
+from pydra_nvidia.cli import errors, maintenance, record, show, simulate
 
-COMMANDS = (show, record, simulate, errors, let_go)
+COMMANDS = (show, record, simulate, errors, maintenance)
 
 
 def build_parser() -> argparse.ArgumentParser:

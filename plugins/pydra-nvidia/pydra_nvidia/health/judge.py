@@ -18,7 +18,7 @@ from pydra_nvidia.settings import Reaction, Settings, Signal
 
 DOMAIN = "gpu.nvidia.com"
 
-LET_GO = f"{DOMAIN}/let-go"
+MAINTENANCE = f"{DOMAIN}/maintenance"
 """The taint of all devices while the admin has the driver for himself."""
 
 DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
@@ -80,12 +80,12 @@ def diagnose(reading: Reading, incidents: Iterable[Incident], *, settings: Setti
     )
 
 
-def let_go(last: Diagnosis, reading: Reading, why: str) -> Diagnosis:
+def suspend(last: Diagnosis, reading: Reading, why: str) -> Diagnosis:
     """Nobody knows how anything is while it is left alone, and no new pod should come to where no claim is prepared.
 
     What was ill then counts as ill.
     """
-    taint = Taint(key=LET_GO, effect=TaintEffect.NO_SCHEDULE)
+    taint = Taint(key=MAINTENANCE, effect=TaintEffect.NO_SCHEDULE)
 
     def leave_alone(verdict: Verdict) -> Verdict:
         health = verdict.health

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pydra import Sample, SampleKind
 from pydra_nvidia.hardware import Gpu, Placement, Reading
-from pydra_nvidia.health.judge import diagnose, is_settled, let_go
+from pydra_nvidia.health.judge import diagnose, is_settled, suspend
 from pydra_nvidia.health.memory import IncidentMemory
 from pydra_nvidia.health.verdicts import Diagnosis
 from pydra_nvidia.health.watcher import EventWatcher
@@ -60,7 +60,7 @@ class HealthMonitor:
             return Diagnosis()
         with self._lock:
             last = diagnose(reading, self._memory.incidents, settings=self._settings, now=self._clock())
-        return let_go(last, reading, why)
+        return suspend(last, reading, why)
 
     def _judge(self, reading: Reading, now: float) -> Diagnosis:
         lost = frozenset(one.last.uuid for one in reading.lost if one.last is not None)
@@ -103,7 +103,7 @@ class HealthMonitor:
         )
 
     def close(self) -> bool:
-        """End the watching; whether NVML let go of who waits for events, without which its session must not end."""
+        """End the watching; whether it ended: while a thread waits for events, the session with NVML must not end."""
         return self._watcher is None or self._watcher.stop(_CLOSING_SECONDS)
 
     def _hear(self, event: Event | None) -> None:

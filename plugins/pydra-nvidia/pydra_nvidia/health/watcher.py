@@ -38,7 +38,7 @@ class EventWatcher:
         self._watched: tuple[int, Mapping[str, int]] | None = None
         self._silent: frozenset[str] = frozenset()
         self._failures = 0
-        session.before_close(self._let_go)
+        session.before_close(self._end_watch)
         session.when_switched(self._renew)
 
     @property
@@ -83,7 +83,7 @@ class EventWatcher:
         self._watched = None
         return True
 
-    def _let_go(self) -> None:
+    def _end_watch(self) -> None:
         """The session ends, which no change of the hardware may have caused: it has to be watched anew."""
         watched = self._watched is not None and bool(self._watched[1])
         self.stop()

@@ -57,7 +57,7 @@ class Persistenced:
         return answer is not None and answer[1:] == (1,)
 
     def keep(self, address: str, *, on: bool) -> bool:
-        """Let it keep the GPU, or let go; whether it runs and knows the GPU. Raises PersistenceFailed."""
+        """Let it keep or release the GPU; whether it runs and knows the GPU. Raises PersistenceFailed."""
         return self._call(_SET, _pack_address(address) + struct.pack("!i", int(on))) is not None
 
     def _call(self, procedure: int, arguments: bytes) -> tuple[int, ...] | None:

@@ -36,7 +36,7 @@ from pydra_nvidia.slicing import LeftBehind
 from pydra_nvidia.steps import BindVfio, CreateMig, Entry, MigModeOff, MigModeOn
 
 PATIENCE = 3.0
-"""Seconds for processes to let go of a GPU: they do so a while after they were told to end."""
+"""Seconds for processes to release a GPU: they do so a while after they were told to end."""
 
 PAUSE = 0.2
 

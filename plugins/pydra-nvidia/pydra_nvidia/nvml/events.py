@@ -56,7 +56,7 @@ class EventSet:
         )
 
     def free(self) -> None:
-        """Let go of it; raises NvmlError."""
+        """Release it; raises NvmlError."""
         self._nvml.call("nvmlEventSetFree", self._handle)
 
 

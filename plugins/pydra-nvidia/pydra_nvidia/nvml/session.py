@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from pydra_nvidia.nvml.calls import Meter, Nvml
 from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.let_go import Gate
+from pydra_nvidia.nvml.maintenance import Gate
 from pydra_nvidia.waiting import in_thread, turn
 
 T = TypeVar("T")
@@ -43,9 +43,9 @@ class NvmlSession:
         self.generation = 0
         self.meter = Meter()
 
-    def before_close(self, let_go: Callable[[], None]) -> None:
-        """Call `let_go` before each end of the session: it returns when its own use of NVML has ended."""
-        self._before_close.append(let_go)
+    def before_close(self, stop: Callable[[], None]) -> None:
+        """Call `stop` before each end of the session: it returns when its own use of NVML has ended."""
+        self._before_close.append(stop)
 
     def when_switched(self, tell: Callable[[Nvml, str], None]) -> None:
         """Call `tell` with a GPU's UUID whenever its MIG mode was changed through this session, within its lock."""
@@ -59,8 +59,8 @@ class NvmlSession:
     async def run(self, work: Callable[[Nvml], T], *, patience: float = float("inf")) -> T:
         """`work` in a thread, alone with NVML, after waiting for others for at most `patience` seconds.
 
-        Raises what it raises; NvmlError when there is no session to be had, LetGo when there must be none, Busy when
-        it got no turn.
+        Raises what it raises; NvmlError when there is no session to be had, InMaintenance when there must be none,
+        Busy when it got no turn.
         """
         return await in_thread(self.run_here, work, patience=patience)
 
@@ -125,8 +125,8 @@ class NvmlSession:
     def _close(self) -> None:
         nvml, self._nvml = self._nvml, None
         if nvml is not None:
-            for let_go in self._before_close:
-                let_go()
+            for stop in self._before_close:
+                stop()
             with contextlib.suppress(NvmlError):  # the driver may be gone, and its session with it
                 nvml.call("nvmlShutdown")
             if self._gate is not None:

@@ -104,7 +104,7 @@ class BindVfioOperator:
 
         persistent = use is not None and use.persistent
         try:
-            if bool(found.driver) and await asyncio.to_thread(self._let_go, step.address):
+            if bool(found.driver) and await asyncio.to_thread(self._release, step.address):
                 persistent = True
             if use is not None and use.persistent:
                 await self._session.run(lambda nvml: set_persistence(nvml, step.address, on=False))
@@ -157,8 +157,8 @@ class BindVfioOperator:
                 return None
             raise
 
-    def _let_go(self, address: str) -> bool:
-        """Have nvidia-persistenced let go of the GPU; whether it kept it."""
+    def _release(self, address: str) -> bool:
+        """Have nvidia-persistenced release the GPU; whether it kept it."""
         return self._persistenced.keeps(address) and self._persistenced.keep(address, on=False)
 
     async def _keep_persistent(self, address: str) -> None:

@@ -85,13 +85,13 @@ async def test_an_admin_replaces_the_driver_under_a_running_agent_that_lets_go_o
         free = await scene.devices()
         with pytest.raises(InUse):
             scene.inject.load_driver("590.44.01")
-        assert await scene.command("let-go", "--for", "10m") == 0
+        assert await scene.command("maintenance", "--for", "10m") == 0
         assert scene.simulation.machine.clients() == {}
         await scene.wait(lambda: set(scene.health().values()) == {"Unknown"})
-        await scene.wait_taints({name: {"gpu.nvidia.com/let-go": ("", "NoSchedule")} for name in free})
+        await scene.wait_taints({name: {"gpu.nvidia.com/maintenance": ("", "NoSchedule")} for name in free})
         await scene.create_claim("waits", {"name": "gpu", **tolerating("gpu.nvidia.com")})
         await scene.create_pod("waits")
-        await scene.wait_error("waits", "has asked to let go of its GPUs until")
+        await scene.wait_error("waits", "has requested maintenance of its GPUs until")
         await scene.remove("before")
         scene.inject.load_driver("590.44.01")
         assert scene.simulation.machine.clients() == {}
@@ -110,7 +110,7 @@ async def test_a_gpu_is_reset_by_an_admin_under_a_running_agent_that_lets_go_of_
         await scene.wait(lambda: scene.health().get("gpu-0") == "Unhealthy")
         with pytest.raises(InUse):
             scene.inject.reset(0)
-        assert await scene.command("let-go") == 0
+        assert await scene.command("maintenance") == 0
         scene.inject.reset(0)
         assert await scene.command("resume") == 0
         await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})

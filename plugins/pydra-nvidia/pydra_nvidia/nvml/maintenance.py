@@ -1,7 +1,7 @@
-"""Whether NVML may be used: who replaces the driver, or resets a GPU, first asks all to let go of it, by a file.
+"""Maintenance: by a file, the admin makes all backends close NVML, to replace the driver or reset a GPU.
 
-<state>/let-go   asks for it, until the time it says (seconds since 1970), or for an hour since it was touched
-<state>/nvml     has a shared lock of each process that has NVML open: who gets it alone knows that none has
+<state>/maintenance   requests it, until the time it says (seconds since 1970), or for an hour since it was touched
+<state>/nvml          has a shared lock of each process that has NVML open: who gets it alone knows that none has
 
 Opening NVML takes the lock first and then looks for the request; asking writes the request first. So
 nobody slips through, a process that is killed keeps nothing, and two agents of an upgrade are waited for alike.
@@ -20,7 +20,7 @@ import msgspec
 
 from pydra import ClaimError, PydraError
 
-REQUEST = "let-go"
+REQUEST = "maintenance"
 LOCK = "nvml"
 
 UNSAID = 3600.0
@@ -29,16 +29,16 @@ UNSAID = 3600.0
 _LOOK_SECONDS = 0.05
 
 
-class LetGo(ClaimError):
-    """The admin has asked to let go of the GPUs; claims are served again when that is over."""
+class InMaintenance(ClaimError):
+    """The GPUs are in maintenance; claims are served again when that is over."""
 
-    reason = "GpusLetGo"
+    reason = "GpusInMaintenance"
 
 
 class RequestFailed(PydraError):
     """The request cannot be written or taken back."""
 
-    reason = "LetGoFailed"
+    reason = "MaintenanceFailed"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,8 +51,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         """For people."""
         clock = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.until))
         return (
-            f"the node's admin has asked to let go of its GPUs until {clock} ({self.path}), as for another driver or a"
-            " reset; claims are served again then, or after pydra-nvidia resume"
+            f"the node's admin has requested maintenance of its GPUs until {clock} ({self.path}), as for another"
+            " driver or a reset; claims are served again then, or after pydra-nvidia resume"
         )
 
 
@@ -79,18 +79,18 @@ class Gate:
         return Request(until=until, path=self._path) if time.time() < until else None
 
     def check(self) -> None:
-        """Raises LetGo when the GPUs are to be left alone."""
+        """Raises InMaintenance when the GPUs are to be left alone."""
         if (request := self.asked()) is not None:
-            raise LetGo(request.explain())
+            raise InMaintenance(request.explain())
 
     def enter(self) -> None:
-        """This process opens NVML now; raises LetGo."""
+        """This process opens NVML now; raises InMaintenance."""
         with self._mutex:
             if self._held is None:
                 self._held = self._take()
         try:
             self.check()
-        except LetGo:
+        except InMaintenance:
             self.leave()
             raise
 
@@ -103,7 +103,7 @@ class Gate:
 
     @contextmanager
     def inside(self) -> Generator[None]:
-        """NVML may be open within the block; raises LetGo."""
+        """NVML may be open within the block; raises InMaintenance."""
         self.enter()
         try:
             yield
@@ -120,7 +120,7 @@ class Gate:
                 file.write(f"{request.until:.3f}\n")
             os.replace(draft, self._path)
         except OSError as error:
-            raise RequestFailed(f"it cannot be asked to let go of the GPUs, by {self._path}: {error}") from error
+            raise RequestFailed(f"cannot request maintenance by writing {self._path}: {error}") from error
         return request
 
     def withdraw(self) -> bool:
@@ -162,7 +162,9 @@ class Gate:
         except OSError as error:
             os.close(lock)
             if isinstance(error, BlockingIOError):
-                raise LetGo(f"somebody has locked {self._lock}; the GPUs are left alone until that ends") from None
+                raise InMaintenance(
+                    f"another process has locked {self._lock}; the GPUs are left alone until it releases the lock"
+                ) from None
             return None
         return lock
 

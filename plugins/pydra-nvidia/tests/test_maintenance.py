@@ -1,4 +1,4 @@
-"""The admin asks to let go of the GPUs: nobody of us has them open then, and everything goes on when that is over."""
+"""Maintenance: no backend has the GPUs open then, and everything goes on when it is over."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from pydra import AllocatedDevice, Claim, HealthStatus, Inventory, TaintEffect
 from pydra_nvidia.composition import find_node, open_backend
-from pydra_nvidia.health.judge import LET_GO
-from pydra_nvidia.nvml.let_go import LOCK, REQUEST, UNSAID, Gate, LetGo
+from pydra_nvidia.health.judge import MAINTENANCE
+from pydra_nvidia.nvml.maintenance import LOCK, REQUEST, UNSAID, Gate, InMaintenance
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.install import Simulation, open_simulation
 from small_agent import SmallAgent
@@ -49,7 +49,7 @@ class TestGate:
         gate = Gate(str(tmp_path))
         request = gate.ask(600)
         assert gate.asked() is not None
-        with pytest.raises(LetGo, match=r"until 20\d\d-.* UTC .*let-go.*pydra-nvidia resume") as raised:
+        with pytest.raises(InMaintenance, match=r"until 20\d\d-.* UTC .*maintenance.*pydra-nvidia resume") as raised:
             gate.check()
         assert raised.value.retryable
         assert request.until == pytest.approx(time.time() + 600, abs=60)
@@ -77,13 +77,13 @@ class TestGate:
     def test_nobody_enters_while_it_is_asked_or_while_somebody_has_the_lock(self, tmp_path: Path) -> None:
         gate = Gate(str(tmp_path))
         gate.ask(600)
-        with pytest.raises(LetGo):
+        with pytest.raises(InMaintenance):
             gate.enter()
         assert gate.wait_left(0), "nothing is left of the attempt"
         gate.withdraw()
         with open(tmp_path / LOCK) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            with pytest.raises(LetGo, match="somebody has locked"):
+            with pytest.raises(InMaintenance, match="another process has locked"):
                 gate.enter()
         gate.enter()
         gate.leave()
@@ -98,7 +98,7 @@ def test_a_session_is_not_opened_while_it_is_asked_and_tells_when_it_is(tmp_path
     gate, machine = Gate(str(tmp_path / "run")), open_simulation("t4", str(tmp_path))
     session = NvmlSession(machine.load, gate)
     gate.ask(600)
-    with pytest.raises(LetGo):
+    with pytest.raises(InMaintenance):
         session.run_here(lambda nvml: nvml.call("nvmlDeviceGetCount"))
     assert not session.is_open
     gate.withdraw()
@@ -126,7 +126,7 @@ class Node:
         self.inject = simulation.inject
         self.gate = Gate(str(path / "run"))
 
-    async def let_go(self) -> None:
+    async def request_maintenance(self) -> None:
         self.gate.ask(600)
         assert await asyncio.to_thread(self.gate.wait_left, DEADLINE)
         assert self.simulation.machine.clients() == {}
@@ -151,16 +151,16 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
         yield Node(backend, simulation, tmp_path)
 
 
-async def test_the_driver_is_replaced_while_the_backend_stands_aside(node: Node) -> None:
+async def test_the_driver_is_replaced_during_maintenance(node: Node) -> None:
     before = await node.backend.discover()
-    await node.let_go()
+    await node.request_maintenance()
     during = await node.look(lambda found: found != before)
     assert [one.name for one in during.devices] == [one.name for one in before.devices]
     assert {one.health.status for one in during.devices} == {HealthStatus.UNKNOWN}
     assert {(taint.key, taint.effect) for one in during.devices for taint in one.taints} == {
-        (LET_GO, TaintEffect.NO_SCHEDULE)
+        (MAINTENANCE, TaintEffect.NO_SCHEDULE)
     }
-    assert "has asked to let go of its GPUs until" in during.devices[0].health.message
+    assert "has requested maintenance of its GPUs until" in during.devices[0].health.message
     node.inject.unload_driver()
     assert await node.look(lambda _: True) == during
     node.inject.load_driver("590.44.01")
@@ -173,7 +173,7 @@ async def test_the_driver_is_replaced_while_the_backend_stands_aside(node: Node)
     assert not [one.name for one in after.devices if one.taints or one.health.status is not HealthStatus.HEALTHY]
 
 
-async def test_a_gpu_that_was_ill_stays_ill_while_it_is_let_go_of(node: Node) -> None:
+async def test_a_gpu_that_was_ill_stays_ill_during_maintenance(node: Node) -> None:
     await node.backend.discover()
     node.inject.xid(0, 79)
 
@@ -181,15 +181,15 @@ async def test_a_gpu_that_was_ill_stays_ill_while_it_is_let_go_of(node: Node) ->
         return {one.name for one in found.devices if one.health.status is HealthStatus.UNHEALTHY}
 
     before = ill(await node.look(lambda found: bool(ill(found))))
-    await node.let_go()
-    during = await node.look(lambda found: all(any(one.key == LET_GO for one in dev.taints) for dev in found.devices))
+    await node.request_maintenance()
+    during = await node.look(lambda found: all(MAINTENANCE in {one.key for one in dev.taints} for dev in found.devices))
     assert ill(during) == before
 
 
 async def test_claims_are_refused_meanwhile_and_served_when_it_is_over(node: Node) -> None:
     await node.backend.discover()
-    await node.let_go()
-    with pytest.raises(LetGo) as raised:
+    await node.request_maintenance()
+    with pytest.raises(InMaintenance) as raised:
         await node.agent.prepare(claim("a", PART))
     assert raised.value.retryable
     assert node.backend._held.entries() == {}
@@ -202,7 +202,7 @@ async def test_claims_are_refused_meanwhile_and_served_when_it_is_over(node: Nod
 async def test_what_a_claim_left_meanwhile_is_undone_when_it_is_over(node: Node) -> None:
     await node.backend.discover()
     await node.agent.prepare(claim("a", PART))
-    await node.let_go()
+    await node.request_maintenance()
     await node.agent.unprepare(claim("a", PART))
     assert node.instances() == 1
     assert node.simulation.machine.clients() == {}
@@ -213,8 +213,8 @@ async def test_what_a_claim_left_meanwhile_is_undone_when_it_is_over(node: Node)
 
 async def test_a_claim_that_was_planned_before_is_refused_and_ends_with_nothing_left(node: Node) -> None:
     record = await node.agent.plan(claim("a", PART))
-    await node.let_go()
-    with pytest.raises(LetGo):
+    await node.request_maintenance()
+    with pytest.raises(InMaintenance):
         await node.backend.prepare(record.claim)
     await node.agent.unprepare(claim("a", PART))
     assert node.backend._held.entries() == {}
@@ -234,7 +234,7 @@ async def test_what_has_begun_is_finished_before(node: Node) -> None:
     preparing = asyncio.create_task(node.backend.prepare(record.claim))
     await until(lambda: node.backend._at_work == 1)
     node.gate.ask(600)
-    await until(lambda: node.backend._aside is not None)
+    await until(lambda: node.backend._maintenance is not None)
     go_on.set()
     await held
     (prepared,) = await preparing
@@ -248,7 +248,7 @@ async def test_nothing_is_published_of_hardware_that_nobody_has_seen_yet(node: N
     variables = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_STATE": str(tmp_path)}
     async with open_backend(find_node(variables)) as backend:
         await backend.restore(())
-        with pytest.raises(LetGo):
+        with pytest.raises(InMaintenance):
             await backend.discover()
         node.gate.withdraw()
         assert (await backend.discover()).devices
@@ -257,20 +257,20 @@ async def test_nothing_is_published_of_hardware_that_nobody_has_seen_yet(node: N
 async def test_numbers_of_before_are_not_told_as_those_of_now(node: Node) -> None:
     await node.backend.discover()
     assert any(one.device == "gpu-0" for one in await node.backend.measure())
-    await node.let_go()
+    await node.request_maintenance()
     told = {(one.name, one.device): one.value for one in await node.backend.measure()}
-    assert told["let_go", ""] == 1
+    assert told["maintenance", ""] == 1
     assert not [device for name, device in told if device and name != "xids_total"]
     node.gate.withdraw()
-    await until(lambda: node.backend._aside is None)
+    await until(lambda: node.backend._maintenance is None)
     told = {(one.name, one.device): one.value for one in await node.backend.measure()}
-    assert told["let_go", ""] == 0
+    assert told["maintenance", ""] == 0
     assert ("temperature_celsius", "gpu-0") in told
 
 
 async def test_the_time_of_a_request_runs_out(node: Node) -> None:
     before = await node.backend.discover()
-    await node.let_go()
+    await node.request_maintenance()
     await node.look(lambda found: found != before)
     node.gate.ask(0.01)
     assert await node.look(lambda found: found == before) == before

@@ -1,4 +1,4 @@
-"""`pydra-nvidia let-go` and `resume`: this node's backends leave NVML alone, so that the driver can be replaced."""
+"""`pydra-nvidia maintenance` and `resume`: the node's backends close NVML, so that the driver can be replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from pydra import PydraError
 from pydra_nvidia.cli.arguments import add_node_arguments, node_of
-from pydra_nvidia.nvml.let_go import Gate
+from pydra_nvidia.nvml.maintenance import Gate
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _LONGEST = 24 * 3600
@@ -22,7 +22,7 @@ _HOLD_SECONDS = 60.0
 
 
 class StillOpen(PydraError):
-    """A backend has not let go of NVML in time."""
+    """A backend did not close NVML in time."""
 
     reason = "StillOpen"
 
@@ -30,9 +30,9 @@ class StillOpen(PydraError):
 def add_command(commands: Any) -> None:
     """Both subcommands."""
     parser = commands.add_parser(
-        "let-go",
-        help="let go of the GPUs for a while, so that the driver can be replaced or a GPU be reset",
-        description="Ask the backends of this node to let go of the GPUs for a while, and wait until they have: they "
+        "maintenance",
+        help="make this node's backends release the GPUs, so that the driver can be replaced or a GPU reset",
+        description="Ask the backends of this node to release the GPUs for a while, and wait until they have: they "
         "end their sessions with NVML, prepare no claims, and do not look at the GPUs. Pods that have GPUs are not "
         "touched. The exit code is 1 when a backend still has NVML open; the request stays then.",
     )
@@ -44,12 +44,14 @@ def add_command(commands: Any) -> None:
     time.add_argument(
         "--hold", action="store_true", help="as long as this command runs; it ends with SIGTERM or Ctrl-C"
     )
-    parser.add_argument("--wait", metavar="TIME", type=duration, default=60.0, help="for the backends to let go [60s]")
+    parser.add_argument(
+        "--wait", metavar="TIME", type=duration, default=60.0, help="for the backends to release the GPUs [60s]"
+    )
     parser.set_defaults(command=run)
     resume = commands.add_parser(
         "resume",
-        help="take the GPUs up again, before the time of let-go is over",
-        description="Take back the request of let-go. The backends notice within a second.",
+        help="end the maintenance before its time is over",
+        description="Withdraw the request for maintenance. The backends notice within a second.",
     )
     add_node_arguments(resume)
     resume.set_defaults(command=take_back)
@@ -73,14 +75,14 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
         return _hold(gate, parsed.wait)
     gate.ask(parsed.seconds)
     _wait_left(gate, parsed.wait)
-    print(f"NVML is let go of for {parsed.seconds:g} s, or until pydra-nvidia resume")
+    print(f"NVML is closed for {parsed.seconds:g} s, or until pydra-nvidia resume")
     return 0
 
 
 def take_back(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Raises RequestFailed, SettingsError, ScenarioError."""
     there = node_of(parsed, environ).gate.withdraw()
-    print("the GPUs are taken up again" if there else "nobody had asked to let go of the GPUs")
+    print("maintenance has ended; the GPUs are used again" if there else "no maintenance was requested")
     return 0
 
 
@@ -96,7 +98,7 @@ def _hold(gate: Gate, patience: float) -> int:
     gate.ask(_HOLD_SECONDS + patience)
     try:
         _wait_left(gate, patience)
-        print("NVML is let go of until this command ends", flush=True)
+        print("NVML is closed until this command ends", flush=True)
         while not ended.wait(_HOLD_SECONDS / 3):
             gate.ask(_HOLD_SECONDS)
     finally:
