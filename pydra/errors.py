@@ -3,9 +3,9 @@
 PydraError
 ├── SettingsError            the admin's settings: all problems at once
 ├── BackendError             the hardware code
-│   ├── ContractError        it broke the contract: all violations at once
+│   ├── ContractError        it violated the contract: all violations at once
 │   ├── BackendDied          its process ended during the call
-│   ├── BackendTimeout       it did not answer within its deadline
+│   ├── BackendTimeout       the call timed out
 │   └── BackendUnavailable   its process is not running at the moment
 ├── ClaimError               the claim, or what it asks for
 │   ├── NotAllocated         the scheduler has not allocated it
@@ -18,18 +18,18 @@ PydraError
 │   └── TerminalError        trying again cannot help
 ├── CheckpointError          the node's disk
 ├── CdiError                 the node's CDI directory, or a file in it
-├── InternalError            pydra itself: a bug, and the log has its traceback
+├── InternalError            pydra itself: an internal error, and the log has its traceback
 └── KubeError                the API server
-    ├── Conflict             409: somebody wrote first
+    ├── Conflict             409: the object was changed by another writer
     ├── NotFound             404
     ├── Gone                 410: the resource version is too old
     ├── Invalid              422: the object breaks the API's rules
     ├── Unreadable           one object cannot be decoded
     ├── Unsupported          the cluster lacks what pydra needs
-    └── Unavailable          no answer, or an answer that says to come back
+    └── Unavailable          no answer, or an answer that says to try again later
 
-`retryable` decides whether a later, identical call may succeed. `reason` is the stable word
-that Kubernetes Events and metrics use; a backend gives its own errors words of their own, which
+`retryable` says whether a later, identical call may succeed. `reason` is the stable name
+that Kubernetes Events and metrics use; a backend can give its errors reasons of their own, which
 arrive at the agent on the instance: `type(error).reason` is then still pydra's.
 """
 
@@ -76,7 +76,7 @@ class BackendError(PydraError):
 
 
 class ContractError(BackendError):
-    """The backend broke its contract; `violations` holds everything that is wrong."""
+    """The backend violated its contract; `violations` lists everything that is wrong."""
 
     retryable = False
     reason = "BackendContract"
@@ -93,7 +93,7 @@ class BackendDied(BackendError):
 
 
 class BackendTimeout(BackendError):
-    """The backend did not answer within its deadline, in seconds; `where` names the code that it was waiting in."""
+    """A call to the backend timed out; `deadline` is in seconds, `where` names the code that it was waiting in."""
 
     reason = "BackendTimeout"
 
@@ -102,11 +102,11 @@ class BackendTimeout(BackendError):
         self.deadline = deadline
         self.where = where
         waiting = f"; it was waiting in {where}" if where else ""
-        super().__init__(backend, f"{call} did not end within {format_seconds(deadline)} s{waiting}", details=details)
+        super().__init__(backend, f"{call} timed out after {format_seconds(deadline)} s{waiting}", details=details)
 
 
 def format_seconds(seconds: float) -> str:
-    """As a person would say it: `40` for 39.98, `0.3`."""
+    """Format seconds for messages: `40` for 39.98, `0.3`."""
     return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.2g}"
 
 
@@ -202,9 +202,9 @@ class ClaimQuarantined(TerminalError):
 
 
 class CheckpointError(PydraError):
-    """The node's disk refused to keep, or to give back, what was prepared.
+    """A checkpoint record cannot be written to disk or read from it.
 
-    `disk_full`: it had no room, so that it may still do what needs none, such as removing a file.
+    `disk_full`: there was no space left; what needs none, such as removing a file, may still work.
     """
 
     reason = "CheckpointFailed"
@@ -215,7 +215,7 @@ class CheckpointError(PydraError):
 
 
 class CdiError(PydraError):
-    """The CDI directory cannot be written or read, or a file in it is not a CDI spec; `problems` lists all faults."""
+    """The CDI directory cannot be written or read, or a file in it is not a CDI spec; `problems` lists all reasons."""
 
     reason = "CDIFailed"
 
@@ -225,7 +225,7 @@ class CdiError(PydraError):
 
 
 class InternalError(PydraError):
-    """A bug of pydra cost one claim its answer; the log has the traceback."""
+    """An internal error in pydra failed one claim; the log has the traceback."""
 
     reason = "InternalError"
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra.backends.child.loading import Unloadable, load_object
+from pydra.backends.child.loading import LoadError, load_object
 from pydra.backends.config import ConfigTypes
 from pydra.backends.discovery import find_backend, is_target
 from pydra.backends.validation import find_object_violations
@@ -61,7 +61,7 @@ def read_types(name: str) -> KnownBackend:
     try:
         with redirect_stdout(sys.stderr):  # what it prints is not part of the output
             backend = load_object(source.target)
-    except Unloadable as error:
+    except LoadError as error:
         raise BackendError(source.name, str(error), details=error.fault.traceback) from error
     if violations := find_object_violations(backend):
         raise ContractError(source.name, violations)

@@ -20,22 +20,22 @@ from pydra.claim import Claim
 from pydra.errors import format_seconds
 
 MAX_CLAIMS = 1024
-"""Claims whose strikes are remembered; the oldest are forgotten first."""
+"""Claims whose crashes are remembered; the oldest are forgotten first."""
 
 _REPORT_OUTPUT = 16 * 1024
 
 
 class Cause(Enum):
-    """Why the process is gone."""
+    """Why the process ended."""
 
     DIED = "died"
     """It ended by itself, or something other than the agent killed it."""
     STUCK_CALL = "stuck_call"
-    """Killed: a call neither ended within its deadline nor when cancelled, while the event loop ran."""
+    """Killed: a call timed out and did not end when cancelled, while the event loop ran."""
     STUCK_LOOP = "stuck_loop"
     """Killed: its event loop did not answer."""
     GARBLED = "garbled"
-    """Killed: it sent bytes that are not messages, or answers to no call without end."""
+    """Killed: it sent bytes that are not messages, or too many unsolicited answers."""
     LATE = "late"
     """Killed: it was not ready to be called in time after its start."""
 
@@ -57,26 +57,26 @@ class CallInFlight(msgspec.Struct, frozen=True, kw_only=True):
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """The end of one process.
 
-    `status` is its exit status, negative for a signal, None when unknown; `culprit` the id of the call that is known
-    to be at fault, and `where` the lines of a traceback that say where that call waited; `output` the last of what the
-    process wrote to stderr; `reason` what else is known (the malformed bytes); `age` in seconds.
+    `status` is its exit status, negative for a signal, None if unknown; `failed_call` the id of the call that is known
+    to be at fault, and `where` the part of a traceback that shows where that call waited; `output` the last lines that
+    the process wrote to stderr; `reason` what else is known (the malformed bytes); `age` is in seconds.
     """
 
     cause: Cause
     status: int | None
     age: float
     calls: tuple[CallInFlight, ...] = ()
-    culprit: int | None = None
+    failed_call: int | None = None
     where: str = ""
     output: str = ""
     reason: str = ""
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """`what` happened in a few words, `place` where in the code, `signal` its name or empty, `hung` if it was stuck.
+    """`what` happened, in short; `place` in the code; `signal` its name or empty; `hung` if the process was stuck.
 
-    `brief` names no claim: it may be shown to the users of others. `line` names the calls in flight, `report` has the
-    rest of what is known, for the log.
+    `brief` names no claim: it may be shown to users of other claims. `line` names the calls in flight, and `report` has
+    all the rest, for the log.
     """
 
     what: str
@@ -87,12 +87,12 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     line: str
     report: str
 
-    def blame(self, call: CallInFlight) -> str:
-        """The line for the author of this call's claim."""
+    def describe_for(self, call: CallInFlight) -> str:
+        """Return the line for the author of this call's claim."""
         if self.hung:
             seconds = format_seconds(min(call.elapsed, call.deadline))
             where = f"; it was waiting in {self.place}" if self.place else ""
-            return f"{call} did not end within {seconds} s{where}; its process was killed"
+            return f"{call} timed out after {seconds} s{where}; its process was killed"
         return f"{self.brief} during {call} ({call.elapsed:.1f} s)"
 
 
@@ -102,7 +102,7 @@ _STACKS = re.compile(r"^(Fatal Python error: |Current thread |Thread 0x)", re.MU
 
 
 def diagnose(ending: Ending) -> Diagnosis:
-    """All that is known about the end, in words."""
+    """Describe the end as text."""
     name = signal_name(ending.status) if ending.cause is Cause.DIED else ""
     what = _what(ending, name)
     place = find_wait(ending.where) or (find_place(ending.output) if ending.cause is not Cause.GARBLED else "")
@@ -123,7 +123,7 @@ def diagnose(ending: Ending) -> Diagnosis:
 
 
 def signal_name(status: int | None) -> str:
-    """`SIGSEGV` for -11; empty when the status is not a signal."""
+    """Return `SIGSEGV` for -11; empty if the status is not a signal."""
     if status is None or status >= 0:
         return ""
     try:
@@ -133,25 +133,25 @@ def signal_name(status: int | None) -> str:
 
 
 def find_place(output: str) -> str:
-    """Where the current thread was in the last stack: innermost frame, and the first outside Python's own library."""
+    """Find the current thread's place in the last stack: innermost frame, and first outside Python's library."""
     stacks = list(_CURRENT.finditer(output))
     frames = []
     end = stacks[-1].end() if stacks else 0
     while stacks and (frame := _FRAME.match(output, end)):
         frames.append(frame)
         end = frame.end() + 1
-    if frames and frames[0]["file"].endswith("/selectors.py"):  # the event loop at rest says nothing
+    if frames and frames[0]["file"].endswith("/selectors.py"):  # an idle event loop is not the place
         return ""
     return _spell_place(frames)
 
 
 def find_wait(trace: str) -> str:
-    """The place that a traceback, innermost frame last, ends at; spelled as `find_place` does."""
+    """Find the place where a traceback, innermost frame last, ends; formatted as by `find_place`."""
     return _spell_place(list(_FRAME.finditer(trace))[::-1])
 
 
 def _spell_place(frames: list[re.Match[str]]) -> str:
-    """From frames, innermost first."""
+    """Format frames, innermost first."""
     if not frames:
         return ""
     own = next((frame for frame in frames if not _is_library(frame["file"])), frames[0])
@@ -167,7 +167,7 @@ def _spell(frame: re.Match[str]) -> str:
 
 
 _KILLED = {
-    Cause.STUCK_CALL: "was killed because a call did not end, not even when cancelled",
+    Cause.STUCK_CALL: "was killed because a call timed out, and did not end when cancelled",
     Cause.STUCK_LOOP: "was killed because its event loop was blocked",
     Cause.GARBLED: "was killed because it broke the protocol",
     Cause.LATE: "was killed because it was not ready in time",
@@ -188,7 +188,7 @@ def _report(ending: Ending, line: str) -> str:
     parts = [f"{line}; it had run for {ending.age:.1f} s"]
     parts += [f"in flight: {call} for {call.elapsed:.3f} s" for call in ending.calls]
     if ending.where:
-        parts += ["the call that did not end was waiting at (innermost last):", ending.where.rstrip()]
+        parts += ["the call that timed out was waiting at (innermost last):", ending.where.rstrip()]
     stacks = list(_STACKS.finditer(ending.output))
     output = ending.output[-_REPORT_OUTPUT:].strip()
     if output:
@@ -196,159 +196,161 @@ def _report(ending: Ending, line: str) -> str:
     return "\n".join(parts)
 
 
-class Verdict(Enum):
-    """What becomes of a call that was in flight when the process ended."""
+class Involvement(Enum):
+    """How a call that was in flight was involved in the end of the process, which decides what happens to it."""
 
     AT_FAULT = "at_fault"
-    """It fails: it ended the process."""
+    """It crashed the process, and fails."""
     SUSPECT = "suspect"
-    """It is called again, alone."""
+    """It may have crashed the process: it is called again, alone."""
     BYSTANDER = "bystander"
-    """It is called again: another call is known to be at fault."""
+    """Another call crashed the process: it is called again."""
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
-    """A device of a claim that ended the backend's process `strikes` times; `line` is the last diagnosis."""
+    """A device of a claim that crashed the backend's process `crashes` times; `line` is the last diagnosis."""
 
     pool: str
     device: str
     uid: str
     claim: str
-    strikes: int
+    crashes: int
     line: str
 
     def explain(self, backend: str) -> str:
-        """For the claim's author."""
+        """Return the message for the claim's author."""
         return (
-            f"claim {self.claim} (uid {self.uid}) ended the process of backend {backend} {self.strikes} times and is "
+            f"claim {self.claim} (uid {self.uid}) ended the process of backend {backend} {self.crashes} times and is "
             f"not tried again; the last time {self.line}. Delete the claim, or have the backend upgraded"
         )
 
 
-class _Strikes(msgspec.Struct, kw_only=True):
+class _Crashes(msgspec.Struct, kw_only=True):
     claim: Claim
     count: int = 0
     line: str = ""
 
 
-def find_verdicts(ending: Ending) -> dict[int, Verdict]:
-    """The verdict on each call in flight, by its id; none for `wait_changed`."""
+def attribute_crash(ending: Ending) -> dict[int, Involvement]:
+    """Decide the involvement of each call in flight, by its id; `wait_changed` has none."""
     calls = [call for call in ending.calls if call.method is not Method.WAIT_CHANGED]
-    if ending.cause is Cause.STUCK_CALL and ending.culprit is not None:
-        return {call.id: Verdict.AT_FAULT if call.id == ending.culprit else Verdict.BYSTANDER for call in calls}
+    if ending.cause is Cause.STUCK_CALL and ending.failed_call is not None:
+        return {
+            call.id: Involvement.AT_FAULT if call.id == ending.failed_call else Involvement.BYSTANDER for call in calls
+        }
     if len(calls) == 1:
-        return {calls[0].id: Verdict.AT_FAULT}
-    return {call.id: Verdict.SUSPECT for call in sorted(calls, key=_order)}
+        return {calls[0].id: Involvement.AT_FAULT}
+    return {call.id: Involvement.SUSPECT for call in sorted(calls, key=_order)}
 
 
 def _order(call: CallInFlight) -> tuple[bool, int]:
-    return (not call.uid, call.id)  # claims do not wait for telemetry
+    return (not call.uid, call.id)  # claims before telemetry
 
 
 class CrashAttribution:
-    """Remembers strikes by claim uid and coroutine, and the suspects that still have to be tried.
+    """Remembers crashes by claim uid and coroutine, and the suspects that still have to be tried.
 
-    What a claim did in `prepare` does not count for its `unprepare`: undoing must stay possible. `suspects` are the
-    ids of the calls to be tried, each alone. `remembers` is false while no process has ended by a call: then no method
-    here has anything to say to a call.
+    Crashes in `prepare` do not count for `unprepare`: undoing must stay possible. `suspects` are the ids of the calls
+    to be tried, each alone. `remembers` is false while there is nothing to consider for any call.
     """
 
-    def __init__(self, strikes: int) -> None:
-        self._limit = strikes
-        self._strikes: OrderedDict[tuple[str, Method], _Strikes] = OrderedDict()
+    def __init__(self, crashes: int) -> None:
+        self._limit = crashes
+        self._crashes: OrderedDict[tuple[str, Method], _Crashes] = OrderedDict()
         self.suspects: OrderedDict[int, None] = OrderedDict()
         self._suspected: OrderedDict[tuple[str, Method], None] = OrderedDict()
         self.remembers = False
 
-    def note_end(self, ending: Ending) -> dict[int, Verdict]:
-        """The verdicts on the calls in flight; suspects are queued to be tried, each alone."""
+    def note_end(self, ending: Ending) -> dict[int, Involvement]:
+        """Return the involvement of each call in flight; suspects are queued to be tried, each alone."""
         self.remembers = True
-        verdicts = find_verdicts(ending)
+        involvements = attribute_crash(ending)
         calls = {call.id: call for call in ending.calls}
-        for call_id, verdict in verdicts.items():
-            if verdict is Verdict.SUSPECT:
+        for call_id, involvement in involvements.items():
+            if involvement is Involvement.SUSPECT:
                 self.suspects[call_id] = None
                 if calls[call_id].uid:
                     self._suspected[calls[call_id].uid, calls[call_id].method] = None
         while len(self._suspected) > MAX_CLAIMS:
             self._suspected.popitem(last=False)
-        return verdicts
+        return involvements
 
     def begin(self, call_id: int, claim: Claim, method: Method) -> Quarantined | None:
-        """A new call for a claim: why it is refused, or None.
+        """Register a new call for a claim; return why it is refused, or None.
 
-        Tried alone when its claim is suspected or has strikes, however long ago its last call ended: a call that hangs
-        may take its own time and that of all others in flight, and without this the same claims would meet again.
+        It is tried alone if its claim is suspected or has crashes, however long ago its last call ended: a call that
+        hangs makes all others in flight miss their deadlines, and otherwise the same claims would be called together
+        again.
         """
         key = (claim.uid, method)
-        strikes = self._strikes.get(key)
-        if strikes is not None and strikes.count >= self._limit:
-            return _list_quarantined(strikes)[0]
-        if strikes is not None or key in self._suspected:
+        crashes = self._crashes.get(key)
+        if crashes is not None and crashes.count >= self._limit:
+            return _list_quarantined(crashes)[0]
+        if crashes is not None or key in self._suspected:
             self.suspects[call_id] = None
         return None
 
     def may_call(self, call_id: int, *, busy: bool = False) -> bool:
-        """Whether this call may go now: while there are suspects, only the first, and when no other call is `busy`."""
+        """Return whether this call may start now: if there are suspects, only the first, and not while `busy`."""
         if not self.suspects:
             return True
         return not busy and next(iter(self.suspects)) == call_id
 
     def note_answer(self, claim: Claim | None, method: Method, *, succeeded: bool) -> None:
-        """The process survived a call of this claim. A quarantine for `prepare` outlives `unprepare`."""
+        """Note that the process survived a call of this claim. A quarantine for `prepare` outlives `unprepare`."""
         if claim is None:
             return
         self._suspected.pop((claim.uid, method), None)
         if succeeded:
-            self._strikes.pop((claim.uid, method), None)
-        self.remembers = bool(self._strikes or self._suspected)
+            self._crashes.pop((claim.uid, method), None)
+        self.remembers = bool(self._crashes or self._suspected)
 
     def forget_call(self, call_id: int) -> None:
-        """The call is over, whatever came of it: the next suspect may go."""
+        """Note that the call has ended: the next suspect may start."""
         self.suspects.pop(call_id, None)
 
-    def strike(self, claim: Claim, method: Method, line: str) -> Quarantined | None:
-        """Note that the claim ended the process; the quarantine, when it is now in one."""
-        strikes = self._strikes.setdefault((claim.uid, method), _Strikes(claim=claim))
-        strikes.claim, strikes.line = claim, line
-        strikes.count += 1
+    def note_crash(self, claim: Claim, method: Method, line: str) -> Quarantined | None:
+        """Note that the claim crashed the process; return the quarantine, if there is one now."""
+        crashes = self._crashes.setdefault((claim.uid, method), _Crashes(claim=claim))
+        crashes.claim, crashes.line = claim, line
+        crashes.count += 1
         self._suspected.pop((claim.uid, method), None)
-        self._strikes.move_to_end((claim.uid, method))
-        while len(self._strikes) > MAX_CLAIMS:
-            self._strikes.popitem(last=False)
-        return _list_quarantined(strikes)[0] if strikes.count >= self._limit else None
+        self._crashes.move_to_end((claim.uid, method))
+        while len(self._crashes) > MAX_CLAIMS:
+            self._crashes.popitem(last=False)
+        return _list_quarantined(crashes)[0] if crashes.count >= self._limit else None
 
     def quarantined(self) -> tuple[Quarantined, ...]:
-        """The devices of quarantined claims, until release: no other claim should meet what was left there."""
-        full = (one for one in self._strikes.values() if one.count >= self._limit)
+        """Return the devices of quarantined claims, until release: no other claim should get them."""
+        full = (one for one in self._crashes.values() if one.count >= self._limit)
         devices = {(entry.pool, entry.device, entry.uid): entry for one in full for entry in _list_quarantined(one)}
         return tuple(devices[key] for key in sorted(devices))
 
     def release(self, uid: str) -> bool:
-        """Forget a claim: it no longer exists. True when its devices are free of it now."""
+        """Forget a claim, because it no longer exists; return whether that frees devices."""
         freed = any(one.uid == uid for one in self.quarantined())
         for method in Method:
-            self._strikes.pop((uid, method), None)
+            self._crashes.pop((uid, method), None)
             self._suspected.pop((uid, method), None)
         return freed
 
     def reset(self) -> None:
-        """Forget every claim: the backend is another one."""
-        self._strikes.clear()
+        """Forget every claim, because the backend has another version."""
+        self._crashes.clear()
         self._suspected.clear()
         self.remembers = False
 
 
-def _list_quarantined(strikes: _Strikes) -> list[Quarantined]:
-    claim = strikes.claim
+def _list_quarantined(crashes: _Crashes) -> list[Quarantined]:
+    claim = crashes.claim
     return [
         Quarantined(
             pool=device.pool,
             device=device.device,
             uid=claim.uid,
             claim=f"{claim.namespace}/{claim.name}",
-            strikes=strikes.count,
-            line=strikes.line,
+            crashes=crashes.count,
+            line=crashes.line,
         )
         for device in claim.devices
     ]

@@ -32,8 +32,8 @@ from pydra.errors import (
     UnknownDevice,
 )
 
-MACHINERY = (f"{os.path.dirname(__file__)}{os.sep}", importlib.__file__, contextlib.__file__, "<frozen importlib")
-"""Where a backend is loaded and called from."""
+INTERNAL_PATHS = (f"{os.path.dirname(__file__)}{os.sep}", importlib.__file__, contextlib.__file__, "<frozen importlib")
+"""Files whose frames are left out of tracebacks: they load and call the backend."""
 
 MAX_MESSAGE = 4096
 MAX_TRACEBACK = 64 * 1024
@@ -43,7 +43,7 @@ _REASON = re.compile(rf"[A-Z][A-Za-z0-9]{{0,{MAX_REASON - 1}}}")
 
 
 class FaultKind(Enum):
-    """Which error of pydra's tree it is; `CANCELLED` answers a cancelled call."""
+    """The exception class of `pydra.errors`; `CANCELLED` answers a cancelled call."""
 
     CLAIM = "claim"
     TERMINAL = "terminal"
@@ -62,8 +62,8 @@ class FaultKind(Enum):
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One error: `problems` for the kinds that list them, `device` and `holder` for a device in use.
 
-    `reason` is the backend's own word for it, as it stands in its code; empty where it has none. `reached` is false
-    when the call failed before the backend's code ran.
+    `reason` is the backend's own reason, empty if it has none. `reached` is false if the call failed before the
+    backend's code ran.
     """
 
     kind: FaultKind
@@ -89,21 +89,21 @@ _KINDS: tuple[tuple[type[ClaimError], FaultKind], ...] = (
 
 
 def build_fault(error: BaseException) -> Fault:
-    """The error as data, of bounded size whatever the backend put into it.
+    """Encode the error, with bounded size whatever the backend put into it.
 
-    What a backend's task group made a group of is what its tasks raised: that one, or all of a claim's at once.
+    An exception group of a backend's task group counts as what its tasks raised: the only one, or all claim errors.
     """
     leaves = tuple(_leaves(error))
     error = leaves[0] if len(leaves) == 1 else error
-    lines = traceback.format_exception(type(error), error, _skip_machinery(error))
+    lines = traceback.format_exception(type(error), error, _strip_internal_frames(error))
     trace = _clip("".join(lines), MAX_TRACEBACK, keep_end=True)
-    reason = _own_reason(type(error), error)
+    reason = _custom_reason(type(error), error)
     match error:
         case ContractError(violations=violations):
             return Fault(kind=FaultKind.CONTRACT, problems=_clip_all(violations), traceback=trace)
         case ClaimError():
             return msgspec.structs.replace(_build_claim_fault(error), reason=reason, traceback=trace)
-        case PydraError():  # it was expected, and says what is wrong: where it was raised adds nothing
+        case PydraError():  # expected, and its message is enough: the traceback adds nothing
             return Fault(kind=FaultKind.BACKEND, message=_clip(_text(error), MAX_MESSAGE), reason=reason)
         case _ if all(isinstance(one, ClaimError) for one in leaves):
             kind = FaultKind.CLAIM if all(getattr(one, "retryable", True) for one in leaves) else FaultKind.TERMINAL
@@ -124,7 +124,7 @@ def _build_claim_fault(error: ClaimError) -> Fault:
 
 
 def parse_fault(fault: Fault, backend: str, doing: str) -> PydraError:
-    """The error that the agent raises for it; `doing` says what failed, such as `prepare`."""
+    """Decode the error that the agent raises; `doing` says what failed, such as `prepare`."""
     error = _parse_error(fault, backend, doing)
     if is_reason(fault.reason):
         error.reason = fault.reason
@@ -148,41 +148,41 @@ def _parse_error(fault: Fault, backend: str, doing: str) -> PydraError:
 
 
 def is_reason(word: str) -> bool:
-    """Whether the word can be the reason of an Event and the label of a metric: CamelCase of at most 64 characters."""
+    """Return whether the word can be an Event's reason and a metric's label: CamelCase of at most 64 characters."""
     return _REASON.fullmatch(word) is not None
 
 
-def find_own_reasons() -> Mapping[str, str]:
-    """The errors with a reason of their own that exist in this process so far: reason by name of the class."""
-    found = {one.__name__: reason for one in _narrower(PydraError) if (reason := _own_reason(one, one))}
+def find_custom_reasons() -> Mapping[str, str]:
+    """Find the error classes in this process that have a reason of their own: reason by name of the class."""
+    found = {one.__name__: reason for one in _subclasses(PydraError) if (reason := _custom_reason(one, one))}
     return dict(sorted(found.items())[:MAX_REASONS])
 
 
-def _narrower(error_type: type[PydraError]) -> Iterator[type[PydraError]]:
+def _subclasses(error_type: type[PydraError]) -> Iterator[type[PydraError]]:
     for one in error_type.__subclasses__():
         yield one
-        yield from _narrower(one)
+        yield from _subclasses(one)
 
 
-def _own_reason(error_type: type[BaseException], holder: object) -> str:
-    """The `reason` of an error or its class, where it is not the one of pydra's class above it."""
+def _custom_reason(error_type: type[BaseException], holder: object) -> str:
+    """Return the `reason` of an error or its class if it differs from the one of pydra's base class."""
     pydras = next((one for one in error_type.__mro__ if one.__module__ == PydraError.__module__), None)
     own = inspect.getattr_static(holder, "reason", "") if pydras is not None else ""
     return _clip(own, MAX_REASON) if isinstance(own, str) and own != getattr(pydras, "reason", "") else ""
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors in a task group's group, or the error itself."""
+    """Yield the errors in an exception group, or the error itself."""
     for one in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
         yield from _leaves(one)
     if not isinstance(error, BaseExceptionGroup):
         yield error
 
 
-def _skip_machinery(error: BaseException) -> TracebackType | None:
-    """The traceback from the backend's own first frame on, without the frames that called it."""
+def _strip_internal_frames(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the backend's own first frame on, without the frames that called it."""
     frame = error.__traceback__
-    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(MACHINERY):
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(INTERNAL_PATHS):
         frame = frame.tb_next
     return frame if frame is not None or isinstance(error, SyntaxError) else error.__traceback__
 
@@ -206,7 +206,7 @@ def _clip_all(problems: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _clip(text: str, limit: int, *, keep_end: bool = False) -> str:
-    """At most `limit` characters, every one of them encodable as UTF-8."""
+    """Cut the text to `limit` characters, and make it encodable as UTF-8."""
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     if len(text) <= limit:
         return text

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, cast
 import anyio
 import msgspec
 
-from pydra.backends.crash_attribution import CallInFlight, Cause, Ending, Verdict, find_wait
+from pydra.backends.crash_attribution import CallInFlight, Cause, Ending, Involvement, find_wait
 from pydra.backends.discovery import BackendSource, variable_prefix
 from pydra.backends.error_codec import FaultKind
 from pydra.backends.wire import (
@@ -49,11 +49,11 @@ from pydra.backends.wire import (
 )
 from pydra.errors import BackendTimeout, BackendUnavailable, PydraError, TerminalError
 
-Outcome: TypeAlias = Reply | Failure | Verdict | PydraError
-"""Of a call: what the backend answered; or, when its process ended, the error, or a verdict that says to call again."""
+Outcome: TypeAlias = Reply | Failure | Involvement | PydraError
+"""Of a call: the backend's answer; or, if its process ended, the error, or an Involvement that says to call again."""
 
 MAX_UNSOLICITED = 100
-"""Answers to no call that a process may send before it is ended."""
+"""Unsolicited answers that a process may send before it is killed."""
 
 KEPT_OUTPUT = 64 * 1024
 """Bytes of stderr kept for the crash report."""
@@ -65,7 +65,7 @@ READ_PER_PERIOD = 256 * 1024
 """Bytes of output read in each period; a read counts as at least `_READ_COST`, however little it brought."""
 
 _DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)
-"""What this process was started with. The agent raises its own; a backend's libraries may use select()."""
+"""The limits that the agent was started with. It raises its own; a backend's libraries may use select()."""
 
 _READ_COST = 2048
 _PERIOD_SECONDS = 0.1
@@ -75,21 +75,21 @@ _EXIT_SECONDS = 0.5
 _QUIET_SECONDS = 0.05
 
 
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """How long the agent waits for a process, in seconds.
 
-    While calls are in flight it is asked every `ping` seconds whether its event loop runs, and killed when it has not
-    answered for `silence`; `recall` is the time that a cancelled call has to end; `stacks` the time to write the
-    Python stacks; `reap` to be gone after SIGKILL (a process in a driver's uninterruptible call is not, and is left
-    behind); `leave` to end when asked to.
+    While calls are in flight, the process is pinged every `ping_interval`, and killed if it has not answered for
+    `ping_timeout`. The other fields limit how long it may take to end a cancelled call, to write the Python stacks, to
+    disappear after SIGKILL (a process in a driver's uninterruptible call does not, and is left behind), and to exit
+    when asked to.
     """
 
-    ping: float = 2.0
-    silence: float = 15.0
-    recall: float = 2.0
-    stacks: float = 1.0
-    reap: float = 2.0
-    leave: float = 5.0
+    ping_interval: float = 2.0
+    ping_timeout: float = 15.0
+    cancel_timeout: float = 2.0
+    stack_dump_timeout: float = 1.0
+    kill_timeout: float = 2.0
+    exit_timeout: float = 5.0
 
 
 _STACK = re.compile(
@@ -99,22 +99,22 @@ _STACK = re.compile(
 
 
 def is_stack(line: str) -> bool:
-    """Whether faulthandler wrote this line; the report of the process's end has them all, in one piece."""
+    """Return whether faulthandler wrote this line; the report on the process's end has all of them together."""
     return _STACK.match(line) is not None
 
 
 class LogLimit:
-    """Lets LINES_AT_ONCE lines pass, and then LINES_PER_SECOND; says how many it dropped."""
+    """Admits LINES_AT_ONCE lines, and then LINES_PER_SECOND; reports how many it dropped."""
 
-    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._report = report
         self._clock = clock
         self._allowance = float(LINES_AT_ONCE)
         self._refilled = clock()
         self._dropped = 0
 
     def admit(self) -> bool:
-        """Whether one more line may pass."""
+        """Return whether one more line is admitted."""
         now = self._clock()
         self._allowance = min(float(LINES_AT_ONCE), self._allowance + (now - self._refilled) * LINES_PER_SECOND)
         self._refilled = now
@@ -125,18 +125,18 @@ class LogLimit:
         return True
 
     def drop(self, lines: int) -> None:
-        """Note lines that did not pass."""
+        """Count lines that were not admitted."""
         self._dropped += lines
 
     def flush(self) -> None:
-        """Say what was dropped, if anything was."""
+        """Report how many lines were dropped, if any."""
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
-            self._tell(f"({dropped} lines were dropped: more than {LINES_PER_SECOND:g} a second)")
+            self._report(f"({dropped} lines were dropped: more than {LINES_PER_SECOND:g} a second)")
 
 
 class OutputLog:
-    """Lines of one stream, in any encoding: `emit` gets those that the limit admits, `tail` has the end."""
+    """Splits a stream in any encoding into lines: `emit` gets those that the limit admits, `tail` returns the end."""
 
     def __init__(self, emit: Callable[[str], None], limit: LogLimit) -> None:
         self._emit = emit
@@ -146,7 +146,7 @@ class OutputLog:
         self.received = 0
 
     def feed(self, data: bytes) -> None:
-        """Take the next bytes, cut anywhere. What is dropped costs no work for each line."""
+        """Process the next bytes, split anywhere. Dropped lines are counted together, without work for each."""
         self.received += len(data)
         self._tail += data
         del self._tail[:-KEPT_OUTPUT]
@@ -170,7 +170,7 @@ class OutputLog:
         self._partial = data[start:]
 
     def close(self) -> None:
-        """Log what is left."""
+        """Log the rest."""
         if self._partial:
             self._pass(self._partial)
             self._partial = b""
@@ -187,7 +187,7 @@ class OutputLog:
 
 
 class OutputPipe(asyncio.Protocol):
-    """The read end of stdout or stderr: READ_PER_PERIOD at most is read in each period, and the writer waits."""
+    """The read end of stdout or stderr. At most READ_PER_PERIOD is read in each period; the writer waits."""
 
     def __init__(self, output: OutputLog, on_data: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
         self._output = output
@@ -219,10 +219,10 @@ class OutputPipe(asyncio.Protocol):
 
 
 async def connect_pipe(reader: int, protocol: asyncio.Protocol) -> asyncio.ReadTransport:
-    """Read the pipe's end from now on; it belongs to the transport, and is closed with it, once.
+    """Start reading from the pipe; the transport owns the descriptor and closes it once.
 
-    asyncio leaves closing the descriptor to the file that it was given. uvloop closes it itself, and then the file: in
-    between another thread may have got the number for a record that it writes, which would be closed under it.
+    asyncio lets the file object close the descriptor. uvloop closes it itself, and then the file object: in between,
+    another thread may have got the same number for a record that it writes, and would lose it.
     """
     loop = asyncio.get_running_loop()
     file = os.fdopen(reader, "rb", buffering=0, closefd=not type(loop).__module__.startswith("uvloop"))
@@ -231,10 +231,10 @@ async def connect_pipe(reader: int, protocol: asyncio.Protocol) -> asyncio.ReadT
 
 
 def build_command(target: str, fd: int, *, parent: int) -> list[str]:
-    """The command line of a backend's process.
+    """Return the command line of a backend's process.
 
-    `-u`: what it printed last is seen though it crashes. `-P`: the working directory is not on its
-    module path, PYTHONPATH is.
+    `-u`: its last output is seen even if it crashes. `-P`: its module path has PYTHONPATH, but not the working
+    directory.
     """
     return [
         *(sys.executable, "-X", "faulthandler", "-u", "-P"),
@@ -245,7 +245,7 @@ def build_command(target: str, fd: int, *, parent: int) -> list[str]:
 class _Pending:
     """A call in flight."""
 
-    __slots__ = ("answer", "call", "called_off", "deadline", "started", "timer", "where")
+    __slots__ = ("answer", "call", "cancel_sent", "deadline", "started", "timer", "where")
 
     def __init__(self, call: Call, deadline: float, started: float, answer: asyncio.Future[Outcome]) -> None:
         self.call = call
@@ -253,18 +253,18 @@ class _Pending:
         self.started = started
         self.answer = answer
         self.timer: asyncio.TimerHandle | None = None
-        self.called_off = False
+        self.cancel_sent = False
         self.where = ""
 
 
 class BackendProcess:
-    """`run` is its life; `call` may be used while it is `open`. `restored` says that it knows what the node holds."""
+    """One process: `run` runs it, `call` works while it is `open`. `restored`: it has been told what the node holds."""
 
     def __init__(
         self,
         source: BackendSource,
         *,
-        patience: Patience,
+        timeouts: ProcessTimeouts,
         environ: Mapping[str, str] | None,
         settings: Mapping[str, Any],
         on_spawn: Callable[[], None],
@@ -272,7 +272,7 @@ class BackendProcess:
         on_unsolicited: Callable[[int], None],
     ) -> None:
         self._source = source
-        self._patience = patience
+        self._timeouts = timeouts
         self._environ = environ
         self._settings = settings
         self._on_spawn = on_spawn
@@ -280,7 +280,7 @@ class BackendProcess:
         self._on_unsolicited = on_unsolicited
         self._loop = asyncio.get_running_loop()
         self._log = logging.getLogger(f"pydra.backend.{source.name}")
-        self._limits = [LogLimit(self._log.warning) for _ in range(3)]  # of each: one must not silence the others
+        self._limits = [LogLimit(self._log.warning) for _ in range(3)]  # one each, so none can silence the others
         stdout = OutputLog(self._log.info, self._limits[0])
         self._stderr = OutputLog(self._log_stderr, self._limits[1])
         self._pipes = [OutputPipe(output, self._note_written, self._loop) for output in (stdout, self._stderr)]
@@ -293,8 +293,8 @@ class BackendProcess:
         self._unsolicited = 0
         self._born = self._asked = self._loop.time()
         self._unanswered: float | None = None
-        self._looked_twice = False
-        self._over: asyncio.Future[Ending] = self._loop.create_future()
+        self._missed_ping = False
+        self._ended: asyncio.Future[Ending] = self._loop.create_future()
         self.hello: Hello | None = None
         self.refusal: Refusal | None = None
         self.open = False
@@ -302,17 +302,17 @@ class BackendProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid if self._process is not None else 0
 
     @property
     def exists(self) -> bool:
-        """Whether it is still there, perhaps although it was killed."""
+        """Whether the process still exists, perhaps although it was killed."""
         return self._process is not None and self._process.returncode is None
 
     @property
     def age(self) -> float:
-        """Seconds since it was spawned."""
+        """Seconds since the process was spawned."""
         return self._loop.time() - self._born
 
     @property
@@ -321,24 +321,24 @@ class BackendProcess:
         return any(pending.call.method is not Method.WAIT_CHANGED for pending in self._pending.values())
 
     def calls(self) -> tuple[CallInFlight, ...]:
-        """The calls in flight, in the order of their start."""
+        """Return the calls in flight, in the order of their start."""
         now = self._loop.time()
         return tuple(_describe(pending, now) for pending in self._pending.values())
 
     # Calls
 
     async def call(self, call: Call, *, deadline: float) -> Outcome:
-        """Call the backend, until `call.until`: then it is cancelled, and its process killed when it does not end.
+        """Call the backend. At `call.until` the call is cancelled, and the process is killed if the call does not end.
 
-        `deadline` says the same in seconds, for messages. The outcome is BackendTimeout for a call that ended when it
-        was cancelled. Raises TerminalError for a claim too large to be sent.
+        `deadline` is the same limit in seconds, for messages. The outcome is BackendTimeout for a call that ended when
+        it was cancelled. Raises TerminalError for a claim that is too large to be sent.
         """
-        if self._over.done():
-            return Verdict.BYSTANDER
+        if self._ended.done():
+            return Involvement.BYSTANDER
         pending = _Pending(call, deadline, self._loop.time(), self._loop.create_future())
         self._pending[call.id] = pending
         if call.until is not None:
-            pending.timer = self._loop.call_at(call.until, self._call_off, pending)
+            pending.timer = self._loop.call_at(call.until, self._cancel, pending)
         try:
             self._channel.send(call)
             return await pending.answer
@@ -350,32 +350,32 @@ class BackendProcess:
             if pending.timer is not None:
                 pending.timer.cancel()
             del self._pending[call.id]
-            if pending.answer.cancelled():  # the caller has given up
+            if pending.answer.cancelled():  # by the caller
                 self._abandoned.add(call.id)
                 self._channel.send(Cancel(id=call.id))
 
     def call_in_flight(self, call_id: int) -> Call | None:
-        """The call whose caller still waits."""
+        """Return the call if its caller still waits."""
         pending = self._pending.get(call_id)
         return pending.call if pending is not None and not pending.answer.done() else None
 
     def conclude(self, call_id: int, outcome: Outcome) -> None:
-        """After the end: tell a caller that still waits."""
+        """Pass the outcome to a caller that still waits, after the end of the process."""
         pending = self._pending.get(call_id)
         if pending is not None and not pending.answer.done():
             pending.answer.set_result(outcome)
 
-    def _call_off(self, pending: _Pending) -> None:
-        pending.called_off = True
+    def _cancel(self, pending: _Pending) -> None:
+        pending.cancel_sent = True
         self._channel.send(Cancel(id=pending.call.id))
-        pending.timer = self._loop.call_later(self._patience.recall, self._give_up_on, pending)
+        pending.timer = self._loop.call_later(self._timeouts.cancel_timeout, self._kill_for_timeout, pending)
 
-    def _give_up_on(self, pending: _Pending) -> None:
-        self._end(Cause.STUCK_CALL, culprit=pending)
+    def _kill_for_timeout(self, pending: _Pending) -> None:
+        self._end(Cause.STUCK_CALL, failed_call=pending)
 
     def _receive(self, message: ToAgent) -> None:
-        if self._over.done():
-            return  # the end is judged by what was in flight at that moment; the stacks' signal may wake a sleeper
+        if self._ended.done():
+            return  # what was in flight at the end decides; the signal for the stacks may wake a sleeping call
         if isinstance(message, Reply):
             self._unanswered = None
             pending = self._pending.get(message.id)
@@ -383,8 +383,10 @@ class BackendProcess:
                 pending.answer.set_result(message)
             else:
                 self._note_unexpected(message.id)
-        elif isinstance(message, LogLine):  # perhaps written by what blocks the event loop: not a sign of life
-            self._pass_on(message)
+        elif isinstance(
+            message, LogLine
+        ):  # may come from what blocks the event loop: does not count as a ping's answer
+            self._log_line(message)
         else:
             self._unanswered = None
             self._receive_rest(message)
@@ -407,7 +409,7 @@ class BackendProcess:
         pending = self._pending.get(failure.id)
         if pending is None or pending.answer.done():
             self._note_unexpected(failure.id)
-        elif pending.called_off and failure.fault.kind is FaultKind.CANCELLED:
+        elif pending.cancel_sent and failure.fault.kind is FaultKind.CANCELLED:
             pending.answer.set_result(self._timed_out(pending, failure))
         else:
             pending.answer.set_result(failure)
@@ -430,22 +432,22 @@ class BackendProcess:
         error.reached_backend = fault.reached
         return error
 
-    # Its life
+    # Lifetime
 
     async def run(self, connect: float) -> Ending:
-        """Spawn, be greeted within `connect` seconds, watch, reap. Raises OSError when it cannot be spawned.
+        """Spawn the process, wait `connect` seconds for its Hello, monitor and reap it. Raises OSError from spawning.
 
-        When cancelled the process is asked to leave, and killed if it does not.
+        When cancelled, asks the process to exit, and kills it if it does not.
         """
         await self._spawn()
         self._on_spawn()
         exited = asyncio.ensure_future(self._wait_exit())
-        timers = [self._loop.call_later(connect, self._note_late, connect)]
-        self._timer = self._loop.call_later(self._patience.ping, self._tick)
+        timers = [self._loop.call_later(connect, self._fail_late_start, connect)]
+        self._timer = self._loop.call_later(self._timeouts.ping_interval, self._tick)
         try:
-            return await self._reap(await asyncio.shield(self._over))
+            return await self._reap(await asyncio.shield(self._ended))
         except asyncio.CancelledError:
-            await self._leave()
+            await self._stop()
             raise
         finally:
             for timer in (*timers, self._timer):
@@ -471,7 +473,7 @@ class BackendProcess:
                 stderr=writers[1],
                 pass_fds=[theirs.fileno()],
                 env=self._environ,
-                start_new_session=True,  # Ctrl-C is for the agent, which then ends the process in good order
+                start_new_session=True,  # Ctrl-C goes to the agent, which then stops the process
             )
             with contextlib.suppress(OSError):  # it may have ended already
                 resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, _DESCRIPTORS)
@@ -486,7 +488,7 @@ class BackendProcess:
         except BaseException:
             ours.close()
             self.kill()
-            self._let_go()
+            self._release()
             raise
         finally:
             theirs.close()
@@ -494,7 +496,7 @@ class BackendProcess:
                 os.close(fd)
 
     async def _wait_exit(self) -> None:
-        await self._wait()  # beside the end of the connection, which a forked child of its own may hold open
+        await self._wait()  # a forked child may hold the connection open after the exit
         self._end(Cause.DIED)
 
     def _disconnected(self, error: WireError | None) -> None:
@@ -503,45 +505,45 @@ class BackendProcess:
         else:
             self._end(Cause.GARBLED, reason=str(error))
 
-    def _note_late(self, connect: float) -> None:
+    def _fail_late_start(self, connect: float) -> None:
         if self.hello is None:
             self._end(Cause.LATE, reason=f"within {connect:g} s")
 
     def _tick(self) -> None:
-        """Ask for a sign of life while calls are in flight, and now and then at rest; judge its absence."""
+        """Ping while calls are in flight, and sometimes when idle; end a process that does not answer."""
         now = self._loop.time()
         for limit in self._limits:
             limit.flush()
-        if self.hello is None or self._over.done():
+        if self.hello is None or self._ended.done():
             pass
         elif self._unanswered is None:
             if self.busy or now - self._asked >= _IDLE_PING_SECONDS:
                 self._unanswered = self._asked = now
-                self._looked_twice = False
+                self._missed_ping = False
                 self._channel.send(Ping())
-        elif now - self._unanswered >= self._patience.silence:
-            if self._looked_twice:
+        elif now - self._unanswered >= self._timeouts.ping_timeout:
+            if self._missed_ping:
                 self._end(Cause.STUCK_LOOP, reason=f"for {now - self._unanswered:.1f} s")
-            self._looked_twice = True  # if the agent itself was held up, what has arrived meanwhile is read first
-        self._timer = self._loop.call_later(self._patience.ping, self._tick)
+            self._missed_ping = True  # if the agent itself was blocked, what has arrived meanwhile is read first
+        self._timer = self._loop.call_later(self._timeouts.ping_interval, self._tick)
 
-    def _end(self, cause: Cause, *, culprit: _Pending | None = None, reason: str = "") -> None:
-        """The first reason counts; what was in flight at that moment is kept."""
-        if not self._over.done():
+    def _end(self, cause: Cause, *, failed_call: _Pending | None = None, reason: str = "") -> None:
+        """Record the end, with the calls in flight; only the first cause counts."""
+        if not self._ended.done():
             self.open = False
             ending = Ending(
                 cause=cause,
                 status=None,
                 age=self.age,
                 calls=self.calls(),
-                culprit=culprit.call.id if culprit is not None else None,
-                where=culprit.where if culprit is not None else "",
+                failed_call=failed_call.call.id if failed_call is not None else None,
+                where=failed_call.where if failed_call is not None else "",
                 reason=reason,
             )
-            self._over.set_result(ending)
+            self._ended.set_result(ending)
 
     async def _reap(self, ending: Ending) -> Ending:
-        """Kill what still runs, and complete the description of the end. Not to be cancelled."""
+        """Kill what still runs, and complete the description of the end. Shielded from cancellation."""
         with anyio.CancelScope(shield=True):
             if ending.cause in (Cause.STUCK_CALL, Cause.STUCK_LOOP, Cause.LATE):
                 await self._write_stacks()
@@ -554,38 +556,38 @@ class BackendProcess:
         status = self._process.returncode if self._process is not None else None
         return msgspec.structs.replace(ending, status=status, output=self._stderr.tail())
 
-    async def _leave(self) -> None:
-        """End in good order: the end of our half of the connection asks for it. Not to be cancelled."""
+    async def _stop(self) -> None:
+        """Stop the process by closing our half of the connection. Shielded from cancellation."""
         for pending in self._pending.values():
             if not pending.answer.done():
                 pending.answer.set_result(BackendUnavailable(self._source.name, "is stopped"))
         with anyio.CancelScope(shield=True):
             self._channel.finish()
-            with anyio.move_on_after(self._patience.leave):
+            with anyio.move_on_after(self._timeouts.exit_timeout):
                 await self._wait()
             await self._kill_and_wait()
 
     async def _kill_and_wait(self) -> None:
         self.kill()
-        with anyio.move_on_after(self._patience.reap):
+        with anyio.move_on_after(self._timeouts.kill_timeout):
             await self._wait()
         with anyio.move_on_after(_LAST_OUTPUT_SECONDS):  # its own children may hold the pipes open
             for pipe in self._pipes:
                 await pipe.ended.wait()
 
     async def _write_stacks(self) -> None:
-        """Ask for the Python stacks of all threads on stderr; wait until they are there.
+        """Request the Python stacks of all threads on stderr, and wait for them.
 
-        Answered by a signal handler in C, so that a call which holds the GIL is seen as well.
+        A signal handler in C writes them, so they show a call that holds the GIL, too.
         """
         if not self._signal(signal.SIGUSR1):
             return
         before = self._stderr.received
-        with anyio.move_on_after(self._patience.stacks):
+        with anyio.move_on_after(self._timeouts.stack_dump_timeout):
             while self._stderr.received == before:
                 await self._wait_written()
         quiet = False
-        with anyio.move_on_after(self._patience.stacks):
+        with anyio.move_on_after(self._timeouts.stack_dump_timeout):
             while not quiet:
                 with anyio.move_on_after(_QUIET_SECONDS) as pause:
                     await self._wait_written()
@@ -605,23 +607,23 @@ class BackendProcess:
         return True
 
     async def _wait(self) -> None:
-        """Wait for its end; forever, when the kernel cannot kill it."""
+        """Wait for its end; forever, if the kernel cannot kill it."""
         if self._process is not None:
             await self._process.wait()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         self._channel.close()
         for transport in self._transports:
             transport.close()
 
     async def _close(self) -> None:
-        """Let go of the socket and the pipes, and wait until they are gone: a turn of the event loop or two."""
-        self._let_go()
+        """Close the socket and the pipes, and wait until that is done: one or two event loop iterations."""
+        self._release()
         await self._channel.wait_closed()
         for pipe in self._pipes:
             await pipe.ended.wait()
 
-    # What it says
+    # Output and log
 
     def _note_written(self) -> None:
         self._written.set()
@@ -633,7 +635,7 @@ class BackendProcess:
     def _log_stderr(self, line: str) -> None:
         self._log.log(logging.DEBUG if is_stack(line) else logging.WARNING, line)
 
-    def _pass_on(self, line: LogLine) -> None:
+    def _log_line(self, line: LogLine) -> None:
         if not self._log.isEnabledFor(line.level):
             return
         if not self._limits[2].admit():
@@ -644,7 +646,7 @@ class BackendProcess:
             fields |= {"claim": line.claim[:MAX_NAME], "uid": line.uid[:MAX_NAME]}
         if line.exception:
             fields["details"] = line.exception[:MAX_EXCEPTION]
-        # A record without a logger of its name, of which a backend could make any number.
+        # Without a logger of that name: a backend could create any number of them.
         name, message = f"{self._log.name}.{line.logger[:MAX_NAME]}", line.message[:MAX_MESSAGE]
         record = self._log.makeRecord(name, line.level, "", 0, message, (), None, extra={"fields": fields})
         self._log.handle(record)

@@ -24,13 +24,13 @@ from pydra.backends.crash_attribution import (
     CrashAttribution,
     Diagnosis,
     Ending,
+    Involvement,
     Quarantined,
-    Verdict,
     diagnose,
 )
 from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import FaultKind, parse_fault
-from pydra.backends.process import BackendProcess, Patience
+from pydra.backends.process import BackendProcess, ProcessTimeouts
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
@@ -83,7 +83,7 @@ _UNKILLABLE_LOOK_SECONDS = 5.0
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     """How long a call may take in seconds, waiting for a restart included; `connect` from spawning to the first call.
 
-    Calls for claims are absent: their callers set the deadline. `restore` and `inherit` have that of `discover`.
+    Calls for claims are not listed: their callers set the deadline. `restore` and `inherit` have that of `discover`.
     """
 
     connect: float = 60.0
@@ -94,18 +94,18 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """When a process that ended is replaced: `first`, doubled each time up to `cap`, `first` again after `healthy`.
 
-    `strikes` is how often a claim may end its backend's process before it is quarantined; `unkillable` how many
-    processes that SIGKILL does not end there may be before no more are started.
+    `crashes` is how often a claim may crash its backend's process before it is quarantined; `unkillable` how many
+    processes that cannot be killed there may be before no more are started.
     """
 
     first: float = 0.2
     cap: float = 30.0
     healthy: float = 60.0
-    strikes: int = 2
+    crashes: int = 2
     unkillable: int = 3
 
     def delay(self, failures: int) -> float:
-        """Seconds before the start that follows `failures` ends in a row (at least 1)."""
+        """Return the seconds before the start that follows `failures` ends in a row (at least 1)."""
         return min(self.cap, self.first * 2.0 ** min(failures - 1, 30))
 
 
@@ -114,12 +114,12 @@ def ignore_event(event: BackendEvent) -> None:
 
 
 class BackendSupervisor:
-    """A backend, whatever becomes of its process. `run` must be running for calls to be answered.
+    """Serves a backend's coroutines across restarts of its process, while `run` is running.
 
     Every call waits, within its deadline, for a process that is starting or being replaced. Errors of calls: ClaimError
-    and below as the backend raised them; ContractError for a wrong answer; SettingsError for invalid settings;
+    and its subclasses as the backend raised them; ContractError for a wrong answer; SettingsError for invalid settings;
     BackendTimeout, BackendDied, BackendUnavailable; ClaimQuarantined; BackendError for any other exception of the
-    backend. `reached_backend` of the error is false when the backend's code was not called. Deadlines (`until`) are
+    backend. `reached_backend` of the error is false if the backend's code was not called. Deadlines (`until`) are
     times of the event loop's clock.
     """
 
@@ -128,24 +128,24 @@ class BackendSupervisor:
         source: BackendSource,
         *,
         deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
-        patience: Patience = Patience(),  # noqa: B008 - frozen
+        timeouts: ProcessTimeouts = ProcessTimeouts(),  # noqa: B008 - frozen
         restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
         environ: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] = {},
         refresh: Callable[[BackendSource], BackendSource] = refresh_source,
         report: Callable[[BackendEvent], None] = ignore_event,
     ) -> None:
-        """`settings` are the backend's own, as the agent's settings file has them."""
+        """`settings` are the backend's own, from the agent's settings file."""
         self._source = source
         self._name = source.name
         self._deadlines = deadlines
-        self._patience = patience
+        self._timeouts = timeouts
         self._restarts = restarts
         self._environ = environ
         self._settings = settings
         self._refresh = refresh
         self._report = report
-        self._attribution = CrashAttribution(restarts.strikes)
+        self._attribution = CrashAttribution(restarts.crashes)
         self._ids = itertools.count(1)
         self._facts: BackendFacts | None = None
         self._refused: BackendRefused | None = None
@@ -166,21 +166,21 @@ class BackendSupervisor:
         return self._name
 
     async def run(self) -> None:
-        """Until cancelled: keep the process running. Ends it in good order when cancelled."""
+        """Keep the process running until cancelled, then stop it."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._keep_hinting, name=f"hints of {self._name}")
+            tasks.start_soon(self._poll_hints, name=f"hints of {self._name}")
             tasks.start_soon(self._keep_restoring, name=f"restore of {self._name}")
             tasks.start_soon(self._keep_running, name=f"process of {self._name}")
 
     async def wait_spawned(self) -> None:
-        """Wait until its process was started, or could not be."""
+        """Wait until the process was started, or could not be."""
         while self._state is BackendState.STARTING and (self._process is None or not self._process.pid):
             await self._wait_for_change()
 
     async def wait_ready(self) -> BackendFacts:
-        """Wait until it can be called.
+        """Wait until the backend can be called.
 
-        Raises ContractError or SettingsError when it is refused, BackendUnavailable when stopped.
+        Raises ContractError or SettingsError if it is refused, BackendUnavailable if stopped.
         """
         while self._process is None or not self._process.open or self._facts is None:
             if (error := self._find_end()) is not None:
@@ -189,29 +189,29 @@ class BackendSupervisor:
         return self._facts
 
     def restore_from(self, held: HeldClaims) -> None:
-        """What this node holds, for `restore`: entered for each new process, and left when `restore` has ended.
+        """Set the source of the held claims for `restore`: entered for each new process, left when `restore` has ended.
 
-        Without it a backend that has `restore` is not called, except for `inherit`.
+        Until it is set, a backend that has `restore` is not called, except for `inherit`.
         """
         self._held = held
         self._note_change()
 
-    # Its coroutines
+    # The backend's coroutines
 
     async def discover(self) -> Inventory:
-        """The hardware as it is now."""
+        """Return the current inventory of the hardware."""
         call = self._new_call(Method.DISCOVER, self._deadlines.discover)
         return self._decode(await self._ask(call), Inventory, Method.DISCOVER)
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float) -> Any:
-        """What `prepare` will do for the claim, as JSON; only for a backend that has PLAN. One call at a time."""
+        """Return what `prepare` will do for the claim, as JSON; only for a backend with PLAN. One call at a time."""
         call = Call(id=next(self._ids), method=Method.PLAN, claim=claim, held=tuple(held), until=until)
         plan = self._decode(await self._ask(call), object, Method.PLAN, claim)
         self._reject(Method.PLAN, find_plan_violations(plan), claim)
         return plan
 
     async def prepare(self, claim: Claim, *, until: float) -> tuple[PreparedDevice, ...]:
-        """One prepared device for each of the claim's, in their order."""
+        """Return one prepared device for each of the claim's devices, in their order."""
         reply = await self._ask(Call(id=next(self._ids), method=Method.PREPARE, claim=claim, until=until))
         prepared = self._decode(reply, tuple[PreparedDevice, ...], Method.PREPARE, claim)
         if answers_exactly(claim, prepared):
@@ -220,12 +220,12 @@ class BackendSupervisor:
         return sort_prepared(claim, prepared)
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
-        """Undo."""
+        """Undo `prepare`."""
         call = Call(id=next(self._ids), method=Method.UNPREPARE, claim=claim, prepared=tuple(prepared), until=until)
         await self._ask(call)
 
     async def measure(self) -> tuple[Sample, ...]:
-        """Numbers for `/metrics`; none when the backend does not measure."""
+        """Return samples for `/metrics`; none if the backend does not measure."""
         facts = self._facts or await self.wait_ready()
         if Method.MEASURE not in facts.methods:
             return ()
@@ -235,7 +235,7 @@ class BackendSupervisor:
         return samples
 
     async def inherit(self, directory: str) -> Inheritance:
-        """What another driver left in the plugin directory; nothing when the backend replaces no other driver."""
+        """Return what another driver left in the plugin directory; nothing if the backend replaces no other driver."""
         facts = self._facts or await self.wait_ready()
         if Method.INHERIT not in facts.methods:
             return Inheritance()
@@ -245,15 +245,15 @@ class BackendSupervisor:
         return inheritance
 
     async def wait_changed(self) -> None:
-        """Wait until `discover` is worth calling: the backend says so, or its process was replaced."""
+        """Wait for a hint to call `discover`: from the backend, or because its process was replaced."""
         await self._hinted.wait()
         self._hinted = anyio.Event()
         self._hint_taken.set()
 
-    # About it
+    # State
 
     def statistics(self) -> BackendStatistics:
-        """A snapshot."""
+        """Return a snapshot."""
         process = self._process if self._process is not None and self._process.open else None
         return BackendStatistics(
             backend=self._name,
@@ -268,11 +268,11 @@ class BackendSupervisor:
         )
 
     def quarantined(self) -> tuple[Quarantined, ...]:
-        """The devices of quarantined claims."""
+        """Return the devices of quarantined claims."""
         return self._attribution.quarantined()
 
     def release(self, uid: str) -> None:
-        """Forget what a claim did: it no longer exists. What kept others from its devices is worth another look."""
+        """Forget the crashes of a claim that no longer exists; `discover` follows if its devices are free again."""
         if self._attribution.release(uid):
             self._hinted.set()
 
@@ -282,7 +282,7 @@ class BackendSupervisor:
         return Call(id=next(self._ids), method=method, until=time.monotonic() + seconds, **arguments)
 
     async def _ask(self, call: Call) -> Reply:
-        """Call until there is an answer; several times only if the process ended through no fault of this call."""
+        """Call until there is an answer; more than once only if the process ended and this call did not cause it."""
         attribution, process, reached = self._attribution, self._process, False
         assert call.until is not None
         deadline = call.until - time.monotonic()
@@ -302,9 +302,9 @@ class BackendSupervisor:
                     raise self._read_failure(call, outcome)
                 if isinstance(outcome, PydraError):
                     raise outcome
-                process = None  # it ended, and not by this call's fault
+                process = None  # it ended, and this call did not cause it
         finally:
-            if attribution.suspects:  # the next one may go, once no other call is in flight
+            if attribution.suspects:  # the next one may start once no other call is in flight
                 attribution.forget_call(call.id)
                 self._note_change()
 
@@ -322,9 +322,9 @@ class BackendSupervisor:
         return parse_fault(failure.fault, self._name, call.method.value)
 
     async def _wait_admission(self, call: Call, *, reached: bool) -> BackendProcess:
-        """A process that this call may use now. Raises BackendUnavailable when there is none in time.
+        """Return a process that this call may use now. Raises BackendUnavailable if there is none in time.
 
-        `reached` says whether an earlier process had the call already.
+        `reached` says whether an earlier process already had the call.
         """
         assert call.until is not None
         with anyio.move_on_after(call.until - time.monotonic()):
@@ -376,7 +376,7 @@ class BackendSupervisor:
         self._note_change()
 
     def _find_end(self) -> PydraError | None:
-        """ContractError, SettingsError or BackendUnavailable when no process will come, a new one for each caller."""
+        """Return a new ContractError, SettingsError or BackendUnavailable if no process will be started any more."""
         if self._refused is not None:
             return self._refusal_error(self._refused)
         return self._unavailable() if self._state is BackendState.STOPPED else None
@@ -385,14 +385,14 @@ class BackendSupervisor:
         trying = "is being tested for which of several calls ended its process; try again"
         return BackendUnavailable(self._name, self._why or (trying if self._attribution.suspects else "is not ready"))
 
-    # Its process
+    # The process
 
     async def _keep_running(self) -> None:
-        """After a refusal nothing is started any more: the same code would be refused again."""
+        """Start processes until the backend is refused: the same code would be refused again."""
         failures = 0
         try:
             while True:
-                await self._wait_for_room()
+                await self._wait_for_process_slot()
                 began = time.monotonic()
                 event = await self._run_process()
                 if isinstance(event, BackendRefused):
@@ -400,32 +400,32 @@ class BackendSupervisor:
                     break
                 failures = 1 if time.monotonic() - began >= self._restarts.healthy else failures + 1
                 delay = self._restarts.delay(failures)
-                self._tell_down(msgspec.structs.replace(event, restart_in=delay))
+                self._report_down(msgspec.structs.replace(event, restart_in=delay))
                 await anyio.sleep(delay)
-                await self._look_for_upgrade()
+                await self._check_for_upgrade()
             await anyio.sleep_forever()
         finally:
             self._move(BackendState.STOPPED, "is stopped")
 
-    async def _wait_for_room(self) -> None:
-        """Unkillable processes hold the hardware; more of them would not help."""
+    async def _wait_for_process_slot(self) -> None:
+        """Wait while there are too many unkillable processes: they hold the hardware, and more would not help."""
         while len(unkillable := [one for one in self._unkillable if one.exists]) >= self._restarts.unkillable:
             pids = ", ".join(str(one.pid) for one in unkillable)
-            self._move(BackendState.DOWN, f"has {len(unkillable)} processes that SIGKILL does not end (pids {pids})")
+            self._move(BackendState.DOWN, f"has {len(unkillable)} processes that cannot be killed (pids {pids})")
             await anyio.sleep(_UNKILLABLE_LOOK_SECONDS)
         self._unkillable = unkillable
 
     async def _run_process(self) -> BackendEnded | BackendStartFailed | BackendRefused:
-        """One process from start to end, and what to report of it."""
+        """Run one process from start to end; return what to report about it."""
         self._starts += 1
         self._move(BackendState.STARTING, "is starting")
         process = self._process = BackendProcess(
             self._source,
-            patience=self._patience,
+            timeouts=self._timeouts,
             environ=self._environ,
             settings=self._settings,
             on_spawn=self._note_change,
-            on_ready=self._greet,
+            on_ready=self._handle_hello,
             on_unsolicited=self._reject_unsolicited,
         )
         try:
@@ -435,17 +435,17 @@ class BackendSupervisor:
                 self._report(BackendUnkillable(backend=self._name, pid=process.pid))
             if process.refusal is not None:
                 return self._read_refusal(process.refusal)
-            return self._settle(process, ending)
+            return self._conclude_calls(process, ending)
         except OSError as error:
             message = f"cannot be started: {error}"
             return BackendStartFailed(backend=self._name, message=message, details="", restart_in=0)
         finally:
             self._process = None
             self._why = "is stopped"
-            for call in process.calls():  # left over when the agent stops
+            for call in process.calls():  # still in flight when the agent stops
                 process.conclude(call.id, self._unavailable())
 
-    def _greet(self, process: BackendProcess, hello: Hello) -> None:
+    def _handle_hello(self, process: BackendProcess, hello: Hello) -> None:
         source = self._source
         self._facts = BackendFacts(
             name=source.name,
@@ -463,34 +463,34 @@ class BackendSupervisor:
         self._move(BackendState.READY, "" if process.restored else "has not yet been told what this node holds")
         _log.info("backend %s: ready in process %d after %.2f s", source, process.pid, process.age)
         if self._starts > 1:
-            self._hinted.set()  # whatever the last process knew, the hardware may have changed
+            self._hinted.set()  # the hardware may have changed since the last process
         self._report(
             BackendReady(
                 backend=source.name, facts=self._facts, pid=process.pid, starts=self._starts, seconds=process.age
             )
         )
 
-    def _settle(self, process: BackendProcess, ending: Ending) -> BackendEnded:
-        """Tell every caller that was in flight what became of its call."""
+    def _conclude_calls(self, process: BackendProcess, ending: Ending) -> BackendEnded:
+        """Conclude every call that was in flight, by its involvement in the end."""
         diagnosis = diagnose(ending)
         self._endings[diagnosis.signal or _label(ending)] += 1
-        verdicts = self._attribution.note_end(ending)
+        involvements = self._attribution.note_end(ending)
         waiting = process.calls()
         for one in waiting:
-            verdict = verdicts.get(one.id, Verdict.BYSTANDER)
+            involvement = involvements.get(one.id, Involvement.BYSTANDER)
             call = process.call_in_flight(one.id)
-            if verdict is Verdict.AT_FAULT and call is not None:
-                process.conclude(one.id, self._strike(call, one, ending, diagnosis))
+            if involvement is Involvement.AT_FAULT and call is not None:
+                process.conclude(one.id, self._attribute_crash(call, one, ending, diagnosis))
             else:
-                process.conclude(one.id, verdict)
-        for call_id in verdicts.keys() - {one.id for one in waiting}:  # its caller has given up meanwhile
+                process.conclude(one.id, involvement)
+        for call_id in involvements.keys() - {one.id for one in waiting}:  # cancelled by its caller meanwhile
             self._attribution.forget_call(call_id)
         return BackendEnded(backend=self._name, diagnosis=diagnosis, calls=ending.calls, restart_in=0)
 
-    def _strike(self, call: Call, one: CallInFlight, ending: Ending, diagnosis: Diagnosis) -> PydraError:
-        """The error of the call at fault, which names no other; terminal when its claim is quarantined for it."""
-        line = diagnosis.blame(one)
-        quarantined = self._attribution.strike(call.claim, call.method, line) if call.claim is not None else None
+    def _attribute_crash(self, call: Call, one: CallInFlight, ending: Ending, diagnosis: Diagnosis) -> PydraError:
+        """Return the error of the call at fault, which names no other; terminal if its claim is quarantined now."""
+        line = diagnosis.describe_for(one)
+        quarantined = self._attribution.note_crash(call.claim, call.method, line) if call.claim is not None else None
         if call.claim is not None and quarantined is not None:
             error = ClaimQuarantined(quarantined.explain(self._name))
             _log.error("%s", error)
@@ -515,9 +515,7 @@ class BackendSupervisor:
     def _refuse(self, event: BackendRefused) -> None:
         self._refused = event
         _log.error("%s", self._refusal_error(event), extra={"fields": {"backend": event.backend}})
-        if (
-            event.details
-        ):  # the line above says where; the rest is for the backend's author, to whom `pydra check` says it
+        if event.details:  # the line above says where; `pydra check` shows the rest to the backend's author
             fields = {"backend": event.backend, "details": event.details}
             _log.debug("why backend %s is refused", event.backend, extra={"fields": fields})
         self._move(BackendState.REFUSED, "is refused")
@@ -530,7 +528,7 @@ class BackendSupervisor:
         error.details = event.details
         return error
 
-    def _tell_down(self, event: BackendEnded | BackendStartFailed) -> None:
+    def _report_down(self, event: BackendEnded | BackendStartFailed) -> None:
         if isinstance(event, BackendEnded):
             brief, line, details = event.diagnosis.brief, event.diagnosis.line, event.diagnosis.report
         else:
@@ -542,18 +540,18 @@ class BackendSupervisor:
         self._move(BackendState.DOWN, f"{brief}; it starts again {event.restart_in:.1f} s after that")
         self._report(event)
 
-    async def _look_for_upgrade(self) -> None:
-        """Another version is another backend: it is not judged by what the former did."""
+    async def _check_for_upgrade(self) -> None:
+        """Use a newly installed version, and forget the crashes of the former one."""
         source = await anyio.to_thread.run_sync(self._refresh, self._source)
         if source != self._source:
             _log.info("backend %s: now %s", self._source, source)
             self._source = source
             self._attribution.reset()
 
-    # What the node holds
+    # Held claims
 
     async def _keep_restoring(self) -> None:
-        """Give each new process what this node holds, before anything else is asked of it."""
+        """Pass the held claims to each new process, before any other call."""
         failures = 0
         while True:
             process, held = self._process, self._held
@@ -567,7 +565,7 @@ class BackendSupervisor:
                 if process is self._process and process.open:
                     failures += 1
                     delay = min(2.0 ** (failures - 1), _RESTORE_RETRY_CAP_SECONDS)
-                    self._tell_not_restored(error, delay)
+                    self._report_restore_failed(error, delay)
                     await anyio.sleep(delay)
             else:
                 failures = 0
@@ -587,7 +585,7 @@ class BackendSupervisor:
         finally:
             self._attribution.forget_call(call.id)
 
-    def _tell_not_restored(self, error: PydraError, retry_in: float) -> None:
+    def _report_restore_failed(self, error: PydraError, retry_in: float) -> None:
         details = error.details if isinstance(error, BackendError) else ""
         fields = {"backend": self._name, **({"details": details} if details else {})}
         message = str(error).removeprefix(f"backend {self._name}: ")
@@ -597,7 +595,7 @@ class BackendSupervisor:
 
     # Hints
 
-    async def _keep_hinting(self) -> None:
+    async def _poll_hints(self) -> None:
         """Keep a `wait_changed` in flight."""
         failures = 0
         while True:
@@ -616,7 +614,7 @@ class BackendSupervisor:
                     await anyio.sleep(min(2.0**failures, _HINT_RETRY_CAP_SECONDS))
 
     async def _wait_hinting(self, call_id: int) -> BackendProcess:
-        """A process that gives hints, while no suspects are tried: what else is in flight would blur that."""
+        """Wait for a process that gives hints, while no suspects are tried: another call would make that ambiguous."""
         while True:
             process, facts = self._process, self._facts
             if (
@@ -631,7 +629,7 @@ class BackendSupervisor:
             await self._wait_for_change()
 
     async def _hint(self) -> None:
-        """Pass a hint on, and wait until it was taken: hints are not collected meanwhile."""
+        """Forward a hint, and wait until it was taken: further hints are not collected meanwhile."""
         self._hint_taken = anyio.Event()
         self._hinted.set()
         await self._hint_taken.wait()
@@ -641,12 +639,12 @@ class BackendSupervisor:
 def _build_failure(name: str, method: Method, one: CallInFlight, cause: Cause, diagnosis: Diagnosis) -> BackendError:
     match cause:
         case Cause.GARBLED:
-            return ContractError(name, [f"{method.value}: {diagnosis.blame(one)}"])
+            return ContractError(name, [f"{method.value}: {diagnosis.describe_for(one)}"])
         case Cause.STUCK_CALL | Cause.STUCK_LOOP:
             seconds = min(round(one.elapsed, 1), one.deadline)
             return BackendTimeout(name, method.value, seconds, where=diagnosis.place)
         case _:
-            return BackendDied(name, diagnosis.blame(one))
+            return BackendDied(name, diagnosis.describe_for(one))
 
 
 def _label(ending: Ending) -> str:

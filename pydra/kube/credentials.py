@@ -320,7 +320,7 @@ async def _run_plugin(config: Mapping[str, Any], deadline: float) -> Mapping[str
             output, errors = await process.communicate()
         ended = True
     except TimeoutError as error:
-        raise _UnusableError(f"exec: {command[0]} did not end within {deadline:g} s, and was killed") from error
+        raise _UnusableError(f"exec: {command[0]} timed out after {deadline:g} s, and was killed") from error
     finally:
         if not ended:  # the program, or a child that holds its output open
             with contextlib.suppress(ProcessLookupError):

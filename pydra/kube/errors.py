@@ -125,7 +125,7 @@ def build_unanswered(doing: str, server: str, error: BaseException, *, seconds: 
         text = f"TLS with {server} failed: {tls}{f' ({trust})' if trust else ''}"
         cause = "TLS"
     elif isinstance(error, TimeoutError) and not error.errno:  # with one it is TCP that gave the connection up
-        text = f"{server} did not answer within {seconds:g} s"
+        text = f"timed out after {seconds:g} s waiting for {server}"
         cause = "Timeout"
     else:
         text = f"no answer from {server}: {_explain(error)}"

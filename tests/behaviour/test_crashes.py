@@ -137,7 +137,7 @@ def test_a_call_that_is_slower_than_its_deadline_is_undone_and_tried_again(node:
     node.serve("--prepare-deadline", "1")
     claim = node.api.create_claim("d0", name="victim")
     node.board.order("prepare", "victim", "wait", at="effect")
-    assert "prepare did not end within" in node.kubelet.refusal(claim)
+    assert "prepare timed out after" in node.kubelet.refusal(claim)
     wait_for(lambda: node.is_clean(claim), "what was begun is undone")
     node.board.dismiss("prepare", "victim", at="effect")
     node.kubelet.prepare_one(claim)
@@ -185,6 +185,6 @@ def test_a_call_that_blocked_the_backend_is_told_as_that_with_the_place(node: No
     claim = node.api.create_claim("d0", name="victim")
     node.board.order("prepare", "victim", "hang", at="effect", times=1)
     refusal = node.kubelet.refusal(claim)
-    assert "prepare did not end within" in refusal
+    assert "prepare timed out after" in refusal
     assert "carry_out" in refusal
     wait_for(lambda: {event["reason"] for event in node.api.events(claim)} == {"BackendTimeout"}, "an Event says so")

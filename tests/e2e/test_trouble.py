@@ -26,8 +26,8 @@ async def test_a_claim_that_hangs_the_backend_is_told_so_and_the_others_are_serv
     flags = ("--prepare-deadline", "3")
     async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=HANGS, flags=flags) as agent:
         await start_one_bad_pod_among_good_ones(cluster)
-        await cluster.wait_note("BackendTimeout", about="bad", saying="did not end within 3 s")
-        await cluster.wait_note("FailedPrepareDynamicResources", about="bad", saying="did not end within 3 s")
+        await cluster.wait_note("BackendTimeout", about="bad", saying="timed out after 3 s")
+        await cluster.wait_note("FailedPrepareDynamicResources", about="bad", saying="timed out after 3 s")
         await cluster.wait_note("ClaimQuarantined", about="bad", saying="Delete the claim")
         assert agent.process.poll() is None
         await cluster.delete_pod("bad")

@@ -45,22 +45,22 @@ from pydra.errors import InvalidConfig
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_OBEY_SECONDS = 0.1
+_CANCEL_SECONDS = 0.1
 
 _Threads: TypeAlias = dict[Future[Any], list[int]]
 """Threads that have not ended, each with its id once it has begun."""
 
 _threads: ContextVar[_Threads | None] = ContextVar("pydra_call_threads", default=None)
-"""Those of the running call."""
+"""The threads of the running call."""
 
 
 class CallThreads(ThreadPoolExecutor):
-    """The default executor of a backend's event loop, for `asyncio.to_thread`: it remembers for which call it works."""
+    """The default executor of a backend's event loop, for `asyncio.to_thread`; it tracks which call uses a thread."""
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Run in a thread, on the account of the call whose task asks for it."""
-        account = _threads.get()
-        if account is None:
+        """Run in a thread, tracked for the call whose task submits it."""
+        tracked = _threads.get()
+        if tracked is None:
             return super().submit(fn, *args, **kwargs)
 
         thread: list[int] = []
@@ -70,12 +70,12 @@ class CallThreads(ThreadPoolExecutor):
             return fn(*args, **kwargs)
 
         future = super().submit(run)
-        account[future] = thread
-        future.add_done_callback(lambda done: account.pop(done, None))
+        tracked[future] = thread
+        future.add_done_callback(lambda done: tracked.pop(done, None))
         return future
 
 
-class _Unreached(Exception):
+class _NotStarted(Exception):
     """The call failed before the backend's code ran, because of `cause`."""
 
     def __init__(self, cause: InvalidConfig) -> None:
@@ -84,10 +84,10 @@ class _Unreached(Exception):
 
 
 class CallServer:
-    """Runs calls side by side on the object that `connect` yielded (or the backend itself).
+    """Runs calls concurrently on the object that `connect` yielded (or the backend itself).
 
-    Those of one claim one after the other: the agent may go on with a claim whose cancelled call has threads that
-    still touch the hardware.
+    Those of one claim run one after the other: the agent may continue with a claim while threads of its cancelled call
+    still access the hardware.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class CallServer:
         self._tasks = tasks
         self._running: dict[int, asyncio.Task[None]] = {}
         self._of_claim: dict[int, str] = {}
-        self._accounts: dict[int, _Threads] = {}
+        self._threads_of: dict[int, _Threads] = {}
 
     def receive(self, message: ToBackend) -> None:
         """Start or cancel a call."""
@@ -115,33 +115,33 @@ class CallServer:
                 self._running[call_id], self._of_claim[call_id] = task, uid
                 task.add_done_callback(lambda done: self._forget(call_id, done))
             case Cancel(id=call_id) if call_id in self._running:
-                where = self._find_wait(call_id)  # before it is cancelled: what it then waits for is its undoing
+                where = self._find_wait(call_id)  # before it is cancelled: afterwards it waits in its cleanup
                 self._running[call_id].cancel()
-                asyncio.get_running_loop().call_later(_OBEY_SECONDS, self._tell_where, call_id, where)
+                asyncio.get_running_loop().call_later(_CANCEL_SECONDS, self._send_waiting, call_id, where)
 
     def cancel_all(self) -> None:
-        """Ask every call to end."""
+        """Cancel every call."""
         for task in self._running.values():
             task.cancel()
 
     def _forget(self, call_id: int, task: asyncio.Task[None]) -> None:
-        """A call that was cancelled before its first step never began, and so cannot answer for itself."""
+        """Forget a call; answer for one that was cancelled before its task began to run."""
         del self._running[call_id], self._of_claim[call_id]
-        self._accounts.pop(call_id, None)
+        self._threads_of.pop(call_id, None)
         if task.cancelled():
             fault = Fault(kind=FaultKind.CANCELLED, message="it was cancelled", reached=False)
             self._send(Failure(id=call_id, fault=fault))
 
-    def _tell_where(self, call_id: int, where: str) -> None:
-        """For the report on a call that does not end when cancelled; the agent is about to end the process."""
+    def _send_waiting(self, call_id: int, where: str) -> None:
+        """Report where a call waits that did not end when cancelled; the agent is about to kill the process."""
         if call_id in self._running:
             self._send(Waiting(id=call_id, where=where))
 
     def _find_wait(self, call_id: int) -> str:
-        """The frames of the call's coroutine and of the threads that it waits for, innermost last."""
+        """Format the frames of the call's coroutine and of the threads that it waits for, innermost last."""
         where = _format(_coroutine_frames(self._running[call_id].get_coro()))
         running = sys._current_frames()  # noqa: SLF001 - the only way to see where a thread is
-        for thread in tuple(self._accounts.get(call_id, {}).values()):  # they end meanwhile, each in its thread
+        for thread in tuple(self._threads_of.get(call_id, {}).values()):  # they end meanwhile, each in its thread
             where += _format(_thread_frames(running.get(thread[0]))) if thread else ""
         return where
 
@@ -154,7 +154,7 @@ class CallServer:
 
     async def _answer(self, call: Call, earlier: Sequence[asyncio.Task[None]]) -> Reply | Failure:
         threads: _Threads = {}
-        self._accounts[call.id] = threads
+        self._threads_of[call.id] = threads
         _threads.set(threads)
         running_call.set(call)
         call_deadline.set(math.inf if call.until is None else call.until)
@@ -173,7 +173,7 @@ class CallServer:
             trace = build_fault(error).traceback
             fault = Fault(kind=FaultKind.CANCELLED, message="it was cancelled", traceback=trace, reached=reached)
             return Failure(id=call.id, fault=fault)
-        except _Unreached as error:
+        except _NotStarted as error:
             return Failure(id=call.id, fault=replace(build_fault(error.cause), reached=False, traceback=""))
         except BaseException as error:  # noqa: BLE001 - the child's call boundary
             return Failure(id=call.id, fault=build_fault(error))
@@ -201,11 +201,11 @@ class CallServer:
                 return await coroutine()
 
     def _decode(self, claim: Claim) -> Claim:
-        """Raises _Unreached: the claim's author has to change something, and the backend saw nothing of it."""
+        """Decode the configs. Raises _NotStarted: the claim's author has to change something."""
         try:
             return decode_claim(claim, self._config_types)
         except InvalidConfig as error:
-            raise _Unreached(error) from error
+            raise _NotStarted(error) from error
 
     def _decode_held(self, call: Call) -> tuple[HeldClaim, ...]:
         return tuple(replace(one, claim=decode_what_fits(one.claim, self._config_types)) for one in call.held)
@@ -219,7 +219,7 @@ async def _wait_ended(threads: _Threads) -> None:
 
 
 def _coroutine_frames(awaitable: Any) -> Iterator[FrameType]:
-    """From the coroutine down to what it awaits: the stack that a signal handler cannot see."""
+    """Yield the frames from the coroutine down to what it awaits: the stack that a signal handler cannot see."""
     while awaitable is not None:
         frame = getattr(awaitable, "cr_frame", None) or getattr(awaitable, "ag_frame", None)
         if frame is not None:
@@ -228,7 +228,7 @@ def _coroutine_frames(awaitable: Any) -> Iterator[FrameType]:
 
 
 def _thread_frames(frame: FrameType | None) -> list[FrameType]:
-    """Of a thread that runs a call's function, from that function on."""
+    """Return the frames of a thread that runs a call's function, from that function on."""
     frames = []
     while frame is not None and frame.f_code.co_filename != __file__:
         frames.append(frame)
@@ -237,7 +237,7 @@ def _thread_frames(frame: FrameType | None) -> list[FrameType]:
 
 
 def _format(frames: Iterator[FrameType] | Sequence[FrameType]) -> str:
-    """As in a traceback."""
+    """Format the frames as in a traceback."""
     stack = ((frame, frame.f_lineno) for frame in frames if frame.f_code.co_filename != __file__)
     return "".join(traceback.StackSummary.extract(stack).format())
 

@@ -9,11 +9,11 @@ import importlib
 import traceback
 from typing import Any
 
-from pydra.backends.error_codec import MACHINERY, Fault, FaultKind, build_fault
+from pydra.backends.error_codec import INTERNAL_PATHS, Fault, FaultKind, build_fault
 
 
-class Unloadable(Exception):
-    """There is no such module, or its own code fails; `fault` says which, with the traceback where there is one."""
+class LoadError(Exception):
+    """There is no such module, or its own code fails; `fault` says which, with a traceback if there is one."""
 
     def __init__(self, fault: Fault) -> None:
         self.fault = fault
@@ -21,7 +21,7 @@ class Unloadable(Exception):
 
 
 def load_object(target: str) -> Any:
-    """The object that `module:attribute` names; the module itself for `module:`. Raises Unloadable."""
+    """Return the object that `module:attribute` names; the module itself for `module:`. Raises LoadError."""
     module, _, attribute = target.partition(":")
     try:
         loaded: Any = importlib.import_module(module)
@@ -31,23 +31,23 @@ def load_object(target: str) -> Any:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # another one, that it needs
             raise _failed(target, error) from error
         problem = f"there is no module {error.name} on the module path; is it installed, or in PYTHONPATH?"
-        raise Unloadable(Fault(kind=FaultKind.CONTRACT, problems=(problem,))) from error
+        raise LoadError(Fault(kind=FaultKind.CONTRACT, problems=(problem,))) from error
     except BaseException as error:  # the call boundary, for the module's own code
         raise _failed(target, error) from error
     return loaded
 
 
-def _failed(target: str, error: BaseException) -> Unloadable:
+def _failed(target: str, error: BaseException) -> LoadError:
     fault = build_fault(error)
     place = _place(error)
     problem = f"{target.removesuffix(':')} cannot be loaded: {fault.message}" + (f" ({place})" if place else "")
     if isinstance(error, ModuleNotFoundError) and error.name:
         problem += f"; it needs the module {error.name}: install what provides it beside the backend"
-    return Unloadable(Fault(kind=FaultKind.CONTRACT, problems=(problem,), traceback=fault.traceback))
+    return LoadError(Fault(kind=FaultKind.CONTRACT, problems=(problem,), traceback=fault.traceback))
 
 
 def _place(error: BaseException) -> str:
-    """The file and line of the backend, or of what it imports, where its import ended; empty for a syntax error."""
+    """Return the file and line, in the backend or its imports, where the import failed; empty for a syntax error."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if not one.filename.startswith(MACHINERY)]
+    own = [one for one in frames if not one.filename.startswith(INTERNAL_PATHS)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""

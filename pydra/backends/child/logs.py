@@ -30,7 +30,7 @@ class ForwardingHandler(logging.Handler):
         self._dropped = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """At once from the event loop's thread, so that the last words before a crash arrive; else through it."""
+        """Send at once from the event loop's thread, so the last records before a crash arrive."""
         try:
             line = _build_line(record)
             if threading.get_ident() == self._thread:
@@ -46,13 +46,13 @@ class ForwardingHandler(logging.Handler):
             return
         if self._dropped:
             dropped, self._dropped = self._dropped, 0
-            text = f"({dropped} lines were dropped: the agent reads no more of them for now)"
+            text = f"({dropped} lines were dropped: the agent reads no more for now)"
             self._channel.send(LogLine(level=logging.WARNING, logger=line.logger, message=text))
         self._channel.send(line)
 
 
 def forward_logs(channel: Channel[Any], level: int) -> None:
-    """From now on, all that the backend logs at this level or above goes to the agent."""
+    """Forward all records at this level or above to the agent from now on."""
     root = logging.getLogger()
     root.addHandler(ForwardingHandler(channel, asyncio.get_running_loop()))
     root.setLevel(level)
@@ -76,7 +76,7 @@ def _build_line(record: logging.LogRecord) -> LogLine:
 
 
 def _clip(text: str, limit: int) -> str:
-    """At most `limit` characters, every one of them encodable as UTF-8."""
+    """Cut the text to `limit` characters, and make it encodable as UTF-8."""
     if not text.isascii():
         text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= limit else text[:limit] + "..."

@@ -22,9 +22,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from pydra.backends.child.calls import CallServer, CallThreads
-from pydra.backends.child.loading import Unloadable, load_object
+from pydra.backends.child.loading import LoadError, load_object
 from pydra.backends.child.logs import forward_logs
-from pydra.backends.error_codec import Fault, FaultKind, build_fault, find_own_reasons
+from pydra.backends.error_codec import Fault, FaultKind, build_fault, find_custom_reasons
 from pydra.backends.settings import describe_settings, read_settings
 from pydra.backends.validation import find_coroutine_violations, find_methods, find_object_violations
 from pydra.backends.wire import (
@@ -45,8 +45,8 @@ _PR_SET_PDEATHSIG = 1
 _LEAVE_SECONDS = 3.0
 
 
-class _Unusable(Exception):
-    """The backend cannot be called; the refusal says why."""
+class _StartupError(Exception):
+    """The backend cannot be started; the refusal says why."""
 
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
@@ -54,9 +54,9 @@ class _Unusable(Exception):
 
 
 def main(arguments: list[str]) -> None:
-    """Serve until the agent closes the connection. Never returns: threads that hang cannot hold it up."""
+    """Serve until the agent closes the connection. Never returns, so threads that hang cannot delay the exit."""
     fd, parent, target = arguments
-    _die_with(int(parent))
+    _set_parent_death_signal(int(parent))
     _prepare_for_crashes()
     sock = socket.socket(fileno=int(fd))
     sock.set_inheritable(False)  # a program that the backend starts must not keep the connection open
@@ -68,7 +68,7 @@ def main(arguments: list[str]) -> None:
         os._exit(0)
 
 
-def _die_with(parent: int) -> None:
+def _set_parent_death_signal(parent: int) -> None:
     """Ask the kernel for SIGKILL when the agent dies; end now if it died before that took effect."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -106,23 +106,23 @@ async def _serve(sock: socket.socket, target: str) -> None:
     start = await started
     forward_logs(channel, start.log_level)
     try:
-        async with _live(target, start) as (backend, live, settings), asyncio.TaskGroup() as tasks:
+        async with _open_backend(target, start) as (backend, live, settings), asyncio.TaskGroup() as tasks:
             server = CallServer(live, getattr(backend, "CONFIG_TYPES", {}), channel.send, tasks)
             channel.send(_hello(backend, live, settings))
             await over.wait()
             server.cancel_all()
             loop.call_later(_LEAVE_SECONDS, os._exit, 0)
-    except _Unusable as unusable:
+    except _StartupError as unusable:
         channel.send(unusable.refusal)
         channel.finish()
         await over.wait()
 
 
 @contextlib.asynccontextmanager
-async def _live(target: str, start: Start) -> AsyncIterator[tuple[Any, Any, tuple[SettingValue, ...]]]:
-    """The loaded backend, the object with its coroutines, and its settings. Raises _Unusable."""
+async def _open_backend(target: str, start: Start) -> AsyncIterator[tuple[Any, Any, tuple[SettingValue, ...]]]:
+    """Yield the loaded backend, the object with its coroutines, and its settings. Raises _StartupError."""
     backend = _load(target)
-    _refuse_violations(find_object_violations(backend))
+    _raise_violations(find_object_violations(backend))
     if getattr(backend, "connect", None) is None:
         yield backend, backend, ()
         return
@@ -133,21 +133,21 @@ async def _live(target: str, start: Start) -> AsyncIterator[tuple[Any, Any, tupl
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # the call boundary, for `connect`
-            raise _Unusable(Refusal(fault=build_fault(error), final=False)) from error
-        _refuse_violations(find_coroutine_violations(live))
+            raise _StartupError(Refusal(fault=build_fault(error), final=False)) from error
+        _raise_violations(find_coroutine_violations(live))
         yield backend, live, settings
 
 
 def _load(target: str) -> Any:
-    """The object that `module:attribute` names. Raises _Unusable."""
+    """Load the object that `module:attribute` names. Raises _StartupError."""
     try:
         return load_object(target)
-    except Unloadable as error:
-        raise _Unusable(Refusal(fault=error.fault, final=True)) from error
+    except LoadError as error:
+        raise _StartupError(Refusal(fault=error.fault, final=True)) from error
 
 
 def _read_settings(settings_type: Any, start: Start) -> tuple[tuple[Any, ...], tuple[SettingValue, ...]]:
-    """What `connect` is called with, and the same in words. Raises _Unusable."""
+    """Read the arguments of `connect`, and describe them as text. Raises _StartupError."""
     try:
         if settings_type is None:
             if start.settings:
@@ -157,12 +157,12 @@ def _read_settings(settings_type: Any, start: Start) -> tuple[tuple[Any, ...], t
         return (settings,), describe_settings(settings, start.backend, start.prefix, os.environ, start.settings)
     except SettingsError as error:
         fault = Fault(kind=FaultKind.INVALID_SETTINGS, problems=error.problems)
-        raise _Unusable(Refusal(fault=fault, final=True)) from error
+        raise _StartupError(Refusal(fault=fault, final=True)) from error
 
 
-def _refuse_violations(violations: tuple[str, ...]) -> None:
+def _raise_violations(violations: tuple[str, ...]) -> None:
     if violations:
-        raise _Unusable(Refusal(fault=Fault(kind=FaultKind.CONTRACT, problems=violations), final=True))
+        raise _StartupError(Refusal(fault=Fault(kind=FaultKind.CONTRACT, problems=violations), final=True))
 
 
 def _hello(backend: Any, live: Any, settings: tuple[SettingValue, ...]) -> Hello:
@@ -171,7 +171,7 @@ def _hello(backend: Any, live: Any, settings: tuple[SettingValue, ...]) -> Hello
         methods=find_methods(live),
         config_kinds=tuple(sorted(getattr(backend, "CONFIG_TYPES", {}))),
         device_classes=dict(sorted(getattr(backend, "DEVICE_CLASSES", {}).items())),
-        reasons=find_own_reasons(),
+        reasons=find_custom_reasons(),
         survives_reboot=getattr(backend, "SURVIVES_REBOOT", False),
         settings=settings,
     )

@@ -111,7 +111,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str, str]] = {
     "refuse-forever": ({"do": "refuse-forever", "message": "never"}, "never", "ClaimFailedTerminally"),
     "garbage": ({"do": "garbage"}, r"prepare\[0\] is a str, not a pydra.PreparedDevice", "BackendContract"),
     "unplug": ({"do": "unplug"}, r"no device accel-\d, or it was unplugged", "UnknownDevice"),
-    "slow": ({"do": "slow", "seconds": 60}, "prepare did not end within", "BackendTimeout"),
+    "slow": ({"do": "slow", "seconds": 60}, "prepare timed out after", "BackendTimeout"),
 }
 
 

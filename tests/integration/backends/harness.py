@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.process import Patience
+from pydra.backends.process import ProcessTimeouts
 from pydra.backends.supervisor import BackendSupervisor, Deadlines, RestartPolicy
 from pydra.backends.supervisor_events import BackendEvent
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
@@ -27,7 +27,9 @@ ENVIRON = {
 }
 SOURCE = BackendSource(name="faulty", target="faulty:", distribution="pydra-faulty", version="1.0")
 
-PATIENCE = Patience(ping=0.05, silence=0.6, recall=0.3, stacks=1.0, reap=5.0, leave=5.0)
+TIMEOUTS = ProcessTimeouts(
+    ping_interval=0.05, ping_timeout=0.6, cancel_timeout=0.3, stack_dump_timeout=1.0, kill_timeout=5.0, exit_timeout=5.0
+)
 DEADLINES = Deadlines()
 
 
@@ -64,7 +66,7 @@ async def supervised(
     source: BackendSource = SOURCE,
     seconds: float = 20.0,
     deadlines: Deadlines = DEADLINES,
-    patience: Patience = PATIENCE,
+    timeouts: ProcessTimeouts = TIMEOUTS,
     restarts: RestartPolicy = RESTARTS,
     refresh: Callable[[BackendSource], BackendSource] = lambda source: source,
     environ: Mapping[str, str] = ENVIRON,
@@ -75,7 +77,7 @@ async def supervised(
     supervisor = Backend(
         source,
         deadlines=deadlines,
-        patience=patience,
+        timeouts=timeouts,
         restarts=restarts,
         environ={**environ, "FAULTY_DIR": str(directory)} if directory else environ,
         settings=settings,

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.process import Patience
+from pydra.backends.process import ProcessTimeouts
 from pydra.backends.supervisor import Deadlines, RestartPolicy
 from pydra.backends.supervisor_events import (
     AnswerRejected,
@@ -36,7 +36,14 @@ from pydra.errors import (
 )
 from tests.integration.backends.harness import claim, supervised, until
 
-PATIENT = Patience(ping=0.05, silence=30.0, recall=0.2, stacks=1.0, reap=5.0, leave=5.0)
+LONG_TIMEOUTS = ProcessTimeouts(
+    ping_interval=0.05,
+    ping_timeout=30.0,
+    cancel_timeout=0.2,
+    stack_dump_timeout=1.0,
+    kill_timeout=5.0,
+    exit_timeout=5.0,
+)
 
 
 async def test_a_backend_is_known_and_called_in_a_process_of_its_own() -> None:
@@ -121,8 +128,8 @@ async def test_what_a_call_does_wrong_fails_that_call_only(device: str, error: t
         ("exit", BackendDied, "exited with status 7 during prepare of claim ns/c-u1", "exit 7"),
         ("terminate", BackendDied, "died of SIGTERM during prepare of claim ns/c-u1", "SIGTERM"),
         ("garble", ContractError, "was killed because it broke the protocol (a frame claims 4294967295", "garbled"),
-        ("hang-gil", BackendTimeout, "prepare did not end within", "stuck_loop"),
-        ("hang-loop", BackendTimeout, "prepare did not end within", "stuck_loop"),
+        ("hang-gil", BackendTimeout, "prepare timed out after", "stuck_loop"),
+        ("hang-loop", BackendTimeout, "prepare timed out after", "stuck_loop"),
     ],
 )
 async def test_the_end_of_the_process_is_diagnosed_and_repaired(
@@ -153,7 +160,7 @@ async def test_a_call_past_its_deadline_is_cancelled_and_shows_where_it_waited()
         with pytest.raises(BackendTimeout) as caught:
             await backend.prepare(claim("hang"))
         assert re.fullmatch(
-            r"backend faulty: prepare did not end within 0\.3 s; it was waiting in wait \(asyncio/locks\.py:\d+\) "
+            r"backend faulty: prepare timed out after 0\.3 s; it was waiting in wait \(asyncio/locks\.py:\d+\) "
             r"called from do_hang \(trouble/faulty\.py:\d+\)",
             str(caught.value),
         )
@@ -172,7 +179,7 @@ WHERE = {
 @pytest.mark.parametrize("device", list(WHERE))
 async def test_a_call_that_cannot_be_cancelled_costs_the_process(device: str) -> None:
     events: list[BackendEvent] = []
-    async with supervised(seconds=0.3, patience=PATIENT, events=events) as backend:
+    async with supervised(seconds=0.3, timeouts=LONG_TIMEOUTS, events=events) as backend:
         await backend.wait_ready()
         with pytest.raises(BackendTimeout) as caught:
             await backend.prepare(claim(device))
@@ -229,7 +236,7 @@ async def test_a_bystander_of_a_call_that_wedged_is_called_again(tmp_path: Path)
         results["slow"] = await backend.prepare(claim("very-slow"))
 
     deadlines = Deadlines(discover=0.3)
-    async with supervised(tmp_path, deadlines=deadlines, patience=PATIENT) as backend:
+    async with supervised(tmp_path, deadlines=deadlines, timeouts=LONG_TIMEOUTS) as backend:
         await backend.wait_ready()
         async with anyio.create_task_group() as callers:
             callers.start_soon(prepare, backend)
@@ -283,7 +290,7 @@ async def test_a_claim_that_kills_twice_is_quarantined_without_touching_the_hard
 
 async def test_another_version_of_the_backend_is_not_judged_by_the_last() -> None:
     upgraded = BackendSource(name="faulty", target="faulty:", distribution="pydra-faulty", version="2.0")
-    async with supervised(restarts=RestartPolicy(first=0.01, strikes=1), refresh=lambda source: upgraded) as backend:
+    async with supervised(restarts=RestartPolicy(first=0.01, crashes=1), refresh=lambda source: upgraded) as backend:
         with pytest.raises(TerminalError):
             await backend.prepare(claim("segfault"))
         await until(lambda: backend.statistics().state is BackendState.READY)

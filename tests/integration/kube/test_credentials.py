@@ -207,7 +207,7 @@ async def test_a_program_for_the_token_that_hangs_is_killed_with_its_children(tm
         "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]}
     }
     path = write_kubeconfig(tmp_path / "config", "http://127.0.0.1:1", user)
-    with pytest.raises(SettingsError, match=r"exec: sh did not end within 1 s, and was killed"):
+    with pytest.raises(SettingsError, match=r"exec: sh timed out after 1 s, and was killed"):
         await load_credentials(environ={}, kubeconfig=path, deadline=1.0)
     with anyio.fail_after(30):
         while any(is_running(int(pid)) for pid in pids.read_text().split()):

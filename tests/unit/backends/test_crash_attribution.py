@@ -14,16 +14,16 @@ from pydra.backends.crash_attribution import (
     Cause,
     CrashAttribution,
     Ending,
-    Verdict,
+    Involvement,
+    attribute_crash,
     diagnose,
     find_place,
-    find_verdicts,
     signal_name,
 )
 from pydra.backends.wire import Method
 from pydra.claim import AllocatedDevice, Claim
 
-AT_FAULT, SUSPECT, BYSTANDER = Verdict.AT_FAULT, Verdict.SUSPECT, Verdict.BYSTANDER
+AT_FAULT, SUSPECT, BYSTANDER = Involvement.AT_FAULT, Involvement.SUSPECT, Involvement.BYSTANDER
 
 
 def claim(uid: str, *devices: str) -> Claim:
@@ -39,8 +39,8 @@ def in_flight(call_id: int, method: Method = Method.PREPARE) -> CallInFlight:
     return CallInFlight(id=call_id, method=method, elapsed=1, uid="u" if method is Method.PREPARE else "")
 
 
-def ending(*calls: CallInFlight, cause: Cause = Cause.DIED, culprit: int | None = None) -> Ending:
-    return Ending(cause=cause, status=-11, age=1, calls=calls, culprit=culprit)
+def ending(*calls: CallInFlight, cause: Cause = Cause.DIED, failed_call: int | None = None) -> Ending:
+    return Ending(cause=cause, status=-11, age=1, calls=calls, failed_call=failed_call)
 
 
 def is_refused(attribution: CrashAttribution, asked: Claim, method: Method) -> bool:
@@ -53,24 +53,24 @@ WATCHING = in_flight(9, Method.WAIT_CHANGED)
 
 
 @pytest.mark.parametrize(
-    ("end", "verdicts"),
+    ("end", "involvements"),
     [
         (ending(WATCHING), {}),
         (ending(in_flight(1), WATCHING), {1: AT_FAULT}),
         (ending(in_flight(1, Method.DISCOVER)), {1: AT_FAULT}),
         (ending(in_flight(1), in_flight(2), WATCHING), {1: SUSPECT, 2: SUSPECT}),
         (ending(in_flight(1, Method.DISCOVER), in_flight(2)), {2: SUSPECT, 1: SUSPECT}),
-        (ending(in_flight(1), in_flight(2), cause=Cause.STUCK_CALL, culprit=2), {1: BYSTANDER, 2: AT_FAULT}),
+        (ending(in_flight(1), in_flight(2), cause=Cause.STUCK_CALL, failed_call=2), {1: BYSTANDER, 2: AT_FAULT}),
         (ending(in_flight(1), in_flight(2), cause=Cause.STUCK_LOOP), {1: SUSPECT, 2: SUSPECT}),
         (ending(in_flight(1), in_flight(2), cause=Cause.GARBLED), {1: SUSPECT, 2: SUSPECT}),
     ],
     ids=["idle", "alone", "telemetry", "two", "claims first", "stuck call", "stuck loop", "garbled"],
 )
 def test_a_call_that_was_alone_or_known_is_at_fault_and_others_are_tried(
-    end: Ending, verdicts: dict[int, Verdict]
+    end: Ending, involvements: dict[int, Involvement]
 ) -> None:
-    assert find_verdicts(end) == verdicts
-    assert list(find_verdicts(end)) == list(verdicts)
+    assert attribute_crash(end) == involvements
+    assert list(attribute_crash(end)) == list(involvements)
 
 
 @given(st.sets(st.integers(1, 50), min_size=2, max_size=10))
@@ -85,10 +85,10 @@ def test_suspects_go_one_at_a_time_and_then_every_call(suspects: set[int]) -> No
 
 def test_a_claim_is_quarantined_when_it_has_its_last_strike() -> None:
     attribution, bad = CrashAttribution(2), claim("u1", "gpu-1", "gpu-0")
-    assert attribution.strike(bad, Method.PREPARE, "died of SIGSEGV") is None
+    assert attribution.note_crash(bad, Method.PREPARE, "died of SIGSEGV") is None
     assert not is_refused(attribution, bad, Method.PREPARE)
     assert attribution.quarantined() == ()
-    quarantined = attribution.strike(bad, Method.PREPARE, "died of SIGABRT")
+    quarantined = attribution.note_crash(bad, Method.PREPARE, "died of SIGABRT")
     assert quarantined is not None
     assert "claim ns/c-u1 (uid u1) ended the process of backend sim 2 times" in quarantined.explain("sim")
     assert "died of SIGABRT" in quarantined.explain("sim")
@@ -102,7 +102,7 @@ def test_a_claim_is_quarantined_when_it_has_its_last_strike() -> None:
 @pytest.fixture
 def strict() -> CrashAttribution:
     attribution = CrashAttribution(1)
-    attribution.strike(claim("u1"), Method.PREPARE, "died")
+    attribution.note_crash(claim("u1"), Method.PREPARE, "died")
     return attribution
 
 
@@ -125,13 +125,13 @@ def test_release_says_whether_devices_are_free_again(strict: CrashAttribution) -
 
 def test_success_removes_earlier_strikes() -> None:
     attribution = CrashAttribution(2)
-    attribution.strike(claim("u1"), Method.PREPARE, "died")
+    attribution.note_crash(claim("u1"), Method.PREPARE, "died")
     attribution.note_answer(claim("u1"), Method.PREPARE, succeeded=True)
-    assert attribution.strike(claim("u1"), Method.PREPARE, "died") is None
+    assert attribution.note_crash(claim("u1"), Method.PREPARE, "died") is None
 
 
 def test_release_forgets_one_claim_and_reset_all(strict: CrashAttribution) -> None:
-    strict.strike(claim("u2"), Method.UNPREPARE, "died")
+    strict.note_crash(claim("u2"), Method.UNPREPARE, "died")
     strict.release("u1")
     assert not is_refused(strict, claim("u1"), Method.PREPARE)
     assert is_refused(strict, claim("u2"), Method.UNPREPARE)
@@ -141,7 +141,7 @@ def test_release_forgets_one_claim_and_reset_all(strict: CrashAttribution) -> No
 
 def test_what_is_remembered_is_bounded(strict: CrashAttribution) -> None:
     for number in range(MAX_CLAIMS):
-        strict.strike(claim(f"x{number}"), Method.PREPARE, "died")
+        strict.note_crash(claim(f"x{number}"), Method.PREPARE, "died")
     assert not is_refused(strict, claim("u1"), Method.PREPARE)
     assert is_refused(strict, claim("x0"), Method.PREPARE)
 
@@ -163,7 +163,7 @@ def test_a_suspect_that_gave_up_waiting_is_tried_alone_when_it_comes_again() -> 
 
 def test_a_claim_that_ended_a_process_once_is_called_alone_until_it_succeeds() -> None:
     attribution, bad = CrashAttribution(2), claim("u")
-    attribution.strike(bad, Method.PREPARE, "its process died")
+    attribution.note_crash(bad, Method.PREPARE, "its process died")
     attribution.begin(1, bad, Method.PREPARE)
     assert not attribution.may_call(1, busy=True)
     attribution.forget_call(1)
@@ -226,7 +226,7 @@ def crash(**changes: object) -> Ending:
         (crash(status=None, calls=()), "its process closed its connection"),
         (
             crash(cause=Cause.STUCK_CALL, status=-9, calls=()),
-            "its process was killed because a call did not end, not even when cancelled",
+            "its process was killed because a call timed out, and did not end when cancelled",
         ),
         (
             crash(cause=Cause.STUCK_LOOP, status=-9, reason="for 15.0 s", calls=()),
@@ -284,7 +284,7 @@ def test_what_others_are_told_names_no_claim_and_the_blame_names_one() -> None:
     diagnosis = diagnose(crash(calls=(mine, other)))
     assert "red/a" not in diagnosis.brief
     assert "blue/b" not in diagnosis.brief
-    assert diagnosis.blame(mine) == f"{diagnosis.brief} during prepare of claim red/a (2.0 s)"
+    assert diagnosis.describe_for(mine) == f"{diagnosis.brief} during prepare of claim red/a (2.0 s)"
     assert diagnosis.line.endswith("during prepare of claim red/a (2.0 s), prepare of claim blue/b (1.0 s)")
 
 
@@ -309,9 +309,9 @@ def test_a_call_that_hung_says_its_deadline_and_where_it_was_waiting() -> None:
         '  File "/usr/lib/python3.11/asyncio/locks.py", line 213, in wait\n'
     )
     late = CallInFlight(id=1, method=Method.PREPARE, elapsed=42.1, deadline=40, claim="ns/c", uid="u")
-    diagnosis = diagnose(crash(cause=Cause.STUCK_CALL, status=-9, calls=(late,), culprit=1, where=where))
-    assert diagnosis.blame(late) == (
-        "prepare of claim ns/c did not end within 40 s; it was waiting in wait (asyncio/locks.py:213) "
+    diagnosis = diagnose(crash(cause=Cause.STUCK_CALL, status=-9, calls=(late,), failed_call=1, where=where))
+    assert diagnosis.describe_for(late) == (
+        "prepare of claim ns/c timed out after 40 s; it was waiting in wait (asyncio/locks.py:213) "
         "called from prepare (x/backend.py:12); its process was killed"
     )
     assert where.rstrip() in diagnosis.report

@@ -16,7 +16,7 @@ from pydra.backends.error_codec import (
     Fault,
     FaultKind,
     build_fault,
-    find_own_reasons,
+    find_custom_reasons,
     parse_fault,
 )
 from pydra.errors import (
@@ -136,7 +136,7 @@ def test_no_word_that_a_metric_or_an_event_could_not_take_gets_through(word: str
 
 
 def test_the_errors_with_a_word_of_their_own_are_known_by_class() -> None:
-    own = find_own_reasons()
+    own = find_custom_reasons()
     assert own["GpuBusyError"] == "GpuBusy"
     assert own["WordyError"] == "the GPU is busy"
     assert not {"BusyError", "ComputedError", "InvalidConfig", "CdiError"} & own.keys()

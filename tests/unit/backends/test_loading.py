@@ -1,4 +1,4 @@
-"""What cannot be imported is said with the module that is to blame, and where."""
+"""What cannot be imported is said with the module that is to describe_for, and where."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pydra.backends.child.loading import Unloadable, load_object
+from pydra.backends.child.loading import LoadError, load_object
 
 
 @pytest.mark.parametrize(
@@ -52,6 +52,6 @@ def test_what_cannot_be_loaded_names_the_module_and_the_place(
     path = tmp_path / f"{name}.py"
     path.write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Unloadable) as caught:
+    with pytest.raises(LoadError) as caught:
         load_object(target.format(name=name))
     assert str(caught.value) == told.format(name=name, path=path)

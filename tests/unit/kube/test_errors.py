@@ -116,7 +116,7 @@ def test_the_time_that_a_server_asks_for_is_kept(header: str, seconds: float) ->
 
 def test_no_answer_says_so() -> None:
     timeout = build_unanswered("read x", "https://api", TimeoutError(), seconds=10)
-    assert str(timeout) == "cannot read x: https://api did not answer within 10 s"
+    assert str(timeout) == "cannot read x: timed out after 10 s waiting for https://api"
     reset = build_unanswered("read x", "https://api", ConnectionResetError(104, "Connection reset by peer"), seconds=10)
     assert str(reset) == "cannot read x: no answer from https://api: Connection reset by peer"
     lost = build_unanswered("read x", "https://api", TimeoutError(110, "Connection timed out"), seconds=10)

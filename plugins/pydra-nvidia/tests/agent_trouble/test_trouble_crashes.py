@@ -29,8 +29,8 @@ TOLD = {
     "segfault": ("BackendDied", r"died of SIGSEGV at \w+"),
     "exit": ("BackendDied", r"exited with status 3"),
     "drop-reply": ("BackendDied", r"exited with status 3"),
-    "hang": ("BackendTimeout", r"did not end within 2 s"),
-    "gil-hang": ("BackendTimeout", r"did not end within"),
+    "hang": ("BackendTimeout", r"timed out after 2 s"),
+    "gil-hang": ("BackendTimeout", r"timed out after"),
 }
 
 
