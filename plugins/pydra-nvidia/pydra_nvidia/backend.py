@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from pydra import Claim, ClaimError, HeldClaim, Inheritance, Inventory, PreparedDevice, PydraError, Sample, time_left
-from pydra_nvidia.before import Before
 from pydra_nvidia.budget import call_time
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.hardware import Reading
@@ -25,13 +24,14 @@ from pydra_nvidia.nvml.maintenance import Gate, InMaintenance, Request
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.plan import find_absent, find_owned, plan_claim
+from pydra_nvidia.saved_state import SavedState
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch
 from pydra_nvidia.slicing import Slicer
 from pydra_nvidia.steps import Entry, Step
 from pydra_nvidia.targets import find_targets
 from pydra_nvidia.telemetry import Hardware
-from pydra_nvidia.waiting import Busy, in_thread
+from pydra_nvidia.threads import Busy, in_thread
 
 _MEASURE_PATIENCE = 1.0
 """Seconds that a measurement waits for its turn with NVML."""
@@ -69,7 +69,7 @@ class NvidiaBackend:
         gate: Gate,
         hardware: Hardware,
         held: HeldEntries,
-        before: Before,
+        saved_state: SavedState,
         slicer: Slicer,
         injection: Injection,
         health: HealthMonitor,
@@ -81,7 +81,7 @@ class NvidiaBackend:
         self._gate = gate
         self._hardware = hardware
         self._held = held
-        self._before = before
+        self._saved_state = saved_state
         self._slicer = slicer
         self._injection = injection
         self._health = health
@@ -257,7 +257,7 @@ class NvidiaBackend:
         targets = find_targets(claim.devices, reading)
         unread = self._held.unread.values()
         planned = plan_claim(claim, targets, reading, entries=entries, unread=unread, settings=self._settings)
-        planned = self._before.remember(planned, entries.values())
+        planned = self._saved_state.remember(planned, entries.values())
         return planned, find_absent(targets, planned)
 
     def _describe(self, claim: Claim, entry: Entry) -> list[PreparedDevice]:

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from pydra import ClaimError, PydraError
 from pydra_nvidia.backend import NvidiaBackend
-from pydra_nvidia.before import Before
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.health.memory import FILE, IncidentMemory
 from pydra_nvidia.health.monitor import HealthMonitor
@@ -27,6 +26,7 @@ from pydra_nvidia.migration.succession import VendorSuccession
 from pydra_nvidia.nvml.loading import load_pynvml
 from pydra_nvidia.nvml.maintenance import Gate
 from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.saved_state import SavedState
 from pydra_nvidia.settings import PREFIX, Settings, parse_settings
 from pydra_nvidia.sharing.mps import MpsWatch, StartMpsOperator
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
@@ -131,7 +131,7 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
         gate=gate,
         hardware=hardware,
         held=held,
-        before=Before(session, tree, Persistenced(tree, find_root)),
+        saved_state=SavedState(session, tree, Persistenced(tree, find_root)),
         slicer=slicer,
         injection=injection,
         health=health,

@@ -71,7 +71,7 @@ class GpuConfig(_Part, frozen=True):
 
     def __post_init__(self) -> None:
         if self.sharing is not None:
-            _refuse([*_find_stray(self.sharing), *_find_limit_problems(self.sharing.mps_config)])
+            _refuse([*_find_unused(self.sharing), *_find_limit_problems(self.sharing.mps_config)])
 
 
 class MigDeviceConfig(_Part, frozen=True):
@@ -81,7 +81,7 @@ class MigDeviceConfig(_Part, frozen=True):
 
     def __post_init__(self) -> None:
         if self.sharing is not None:
-            _refuse([*_find_stray(self.sharing), *_find_limit_problems(self.sharing.mps_config)])
+            _refuse([*_find_unused(self.sharing), *_find_limit_problems(self.sharing.mps_config)])
 
 
 class Iommu(_Part, frozen=True):
@@ -109,7 +109,7 @@ def _refuse(problems: list[str]) -> None:
         raise ValueError("; ".join(problems))
 
 
-def _find_stray(sharing: GpuSharing | MigDeviceSharing) -> Iterator[str]:
+def _find_unused(sharing: GpuSharing | MigDeviceSharing) -> Iterator[str]:
     if sharing.strategy != "MPS" and sharing.mps_config is not None:
         yield f'sharing.mpsConfig: only for strategy "MPS", the strategy here is "{sharing.strategy}"'
     if isinstance(sharing, GpuSharing) and sharing.strategy == "MPS" and sharing.time_slicing_config is not None:

@@ -10,7 +10,7 @@ from pydra_nvidia.hardware import Placement, Reading
 from pydra_nvidia.held import PlanUnknown, UnreadClaim, describe_claim
 from pydra_nvidia.mig.plan import plan_partitions
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.sharing.holds import find_conflict, find_holds
+from pydra_nvidia.sharing.conflicts import find_conflict, find_holds
 from pydra_nvidia.sharing.plan import plan_sharing
 from pydra_nvidia.steps import CreateMig, Entry, Step
 from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu, find_address

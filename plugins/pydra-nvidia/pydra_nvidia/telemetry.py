@@ -21,7 +21,7 @@ from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.pci import DRIVER, PciBus, is_vfio
 from pydra_nvidia.host.pci_ids import PciIds
 from pydra_nvidia.host.tree import Tree
-from pydra_nvidia.losses import find_lost
+from pydra_nvidia.lost_gpus import find_lost
 from pydra_nvidia.names import gpu_name
 from pydra_nvidia.nvml.calls import Nvml, address_of
 from pydra_nvidia.nvml.conditions import read_condition, read_monitored
@@ -31,8 +31,8 @@ from pydra_nvidia.nvml.links import Ends, links_of, links_up, read_ends, read_fa
 from pydra_nvidia.nvml.partitions import Kind, Offer, read_instances, read_mode, read_offer, read_resetless
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
+from pydra_nvidia.threads import in_thread, turn
 from pydra_nvidia.vfio.drivers import VfioDrivers
-from pydra_nvidia.waiting import in_thread, turn
 
 GONE = LOST | {Code.GPU_NOT_FOUND}
 """The GPU is there no more, or answers nothing until it is reset; any other error may be over the next time."""

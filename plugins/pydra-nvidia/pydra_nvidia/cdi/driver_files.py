@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 
 from pydra_nvidia.cdi import places
+from pydra_nvidia.cdi.file_search import FileSearch
 from pydra_nvidia.cdi.libraries import Library, describe_libraries, find_libraries
-from pydra_nvidia.cdi.looking import Look
 from pydra_nvidia.host.driver_root import PROGRAM_DIRS
 
 _GSP = re.compile(r"gsp[A-Za-z0-9_.+-]*\.bin")
@@ -48,7 +48,7 @@ class DriverFiles(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(folder for folder in self.folders if f"{folder}/libcuda.so.{self.version}" in there)
 
 
-def find_driver_files(look: Look, version: str = "", *, firmware: str = "", kernel: str = "") -> DriverFiles:
+def find_driver_files(search: FileSearch, version: str = "", *, firmware: str = "", kernel: str = "") -> DriverFiles:
     """What there is of the driver `version`, by default of the one that programs would load.
 
     `firmware` is the kernel's own folder of firmware (firmware_class.path), `kernel` its release.
@@ -56,14 +56,14 @@ def find_driver_files(look: Look, version: str = "", *, firmware: str = "", kern
     Raises:
         DriverIncomplete: libcuda or libnvidia-ml of this version is missing.
     """
-    version, libraries = find_libraries(look, version)
-    files = (*_programs(look), *_firmware(look, version, firmware, kernel), *_configs(look))
+    version, libraries = find_libraries(search, version)
+    files = (*_programs(search), *_firmware(search, version, firmware, kernel), *_configs(search))
     return DriverFiles(
         version=version,
         libraries=libraries,
-        modules=tuple(describe_libraries(look, _xorg_modules(look, libraries, version))),
+        modules=tuple(describe_libraries(search, _xorg_modules(search, libraries, version))),
         files=_by_path(files),
-        sockets=_by_path(_sockets(look)),
+        sockets=_by_path(_sockets(search)),
     )
 
 
@@ -71,52 +71,54 @@ def _by_path(files: Iterable[DriverFile]) -> tuple[DriverFile, ...]:
     return tuple(sorted({file.path: file for file in files}.values()))
 
 
-def _first(look: Look, find: Callable[[str], str | None], paths: Iterable[str], path: str = "") -> Iterator[DriverFile]:
+def _first(
+    search: FileSearch, find: Callable[[str], str | None], paths: Iterable[str], path: str = ""
+) -> Iterator[DriverFile]:
     """The first that is found, at its own path in the container unless `path` says another."""
     for one in paths:
         if (found := find(one)) is not None:
-            yield DriverFile(path=path or one, host=look.root.path_on_host(found))
+            yield DriverFile(path=path or one, host=search.root.path_on_host(found))
             return
 
 
-def _xorg_modules(look: Look, libraries: Iterable[Library], version: str) -> Iterator[str]:
+def _xorg_modules(search: FileSearch, libraries: Iterable[Library], version: str) -> Iterator[str]:
     homes = sorted({posixpath.dirname(one.path) for one in libraries})
     folders = (*(f"{home}/{part}" for home in homes for part in places.XORG_BESIDE_LIBRARIES), *places.XORG_FOLDERS)
     for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}"):
-        hits = (look.find_file(f"{folder}/{name}") for folder in folders)
+        hits = (search.find_file(f"{folder}/{name}") for folder in folders)
         yield from [hit for hit in hits if hit is not None][:1]
 
 
-def _programs(look: Look) -> Iterator[DriverFile]:
+def _programs(search: FileSearch) -> Iterator[DriverFile]:
     for name in places.PROGRAMS:
-        yield from _first(look, look.find_program, (f"{folder}/{name}" for folder in PROGRAM_DIRS))
+        yield from _first(search, search.find_program, (f"{folder}/{name}" for folder in PROGRAM_DIRS))
 
 
-def _firmware(look: Look, version: str, own: str, kernel: str) -> Iterator[DriverFile]:
+def _firmware(search: FileSearch, version: str, own: str, kernel: str) -> Iterator[DriverFile]:
     """Every hit, as the kernel searches them in this order; the own folder may be named as the host sees it."""
-    inside = own.removeprefix(look.root.host_path.rstrip("/"))
+    inside = own.removeprefix(search.root.host_path.rstrip("/"))
     usual = ("/lib/firmware/updates", "/lib/firmware")
     releases = [f"{folder}/{kernel}" for folder in usual if kernel]
     real: set[str] = set()
     for folder in dict.fromkeys(one for one in (inside, *releases, *usual) if one.startswith("/")):
         place = f"{folder.rstrip('/')}/nvidia/{version}"
-        for name in filter(_GSP.fullmatch, look.names(place)):
-            found = look.find_file(f"{place}/{name}")
+        for name in filter(_GSP.fullmatch, search.names(place)):
+            found = search.find_file(f"{place}/{name}")
             if found is not None and found not in real:
                 real.add(found)
-                yield DriverFile(path=f"{place}/{name}", host=look.root.path_on_host(found))
+                yield DriverFile(path=f"{place}/{name}", host=search.root.path_on_host(found))
 
 
-def _configs(look: Look) -> Iterator[DriverFile]:
+def _configs(search: FileSearch) -> Iterator[DriverFile]:
     """At the places where the loaders in the container look, wherever the host has the files."""
     for target, name in places.CONFIGS:
         sources = (f"{folder}/{name}" for folder in places.CONFIG_FOLDERS)
-        yield from _first(look, look.find_file, sources, f"{target}/{name}")
+        yield from _first(search, search.find_file, sources, f"{target}/{name}")
     for name in places.VULKAN_CONFIGS:
         sources = (f"{folder}/{name}" for folder in (*places.CONFIG_FOLDERS, ""))
-        yield from _first(look, look.find_file, sources, f"/etc/{name}")
+        yield from _first(search, search.find_file, sources, f"/etc/{name}")
 
 
-def _sockets(look: Look) -> Iterator[DriverFile]:
+def _sockets(search: FileSearch) -> Iterator[DriverFile]:
     for name in places.SOCKETS:
-        yield from _first(look, look.find_socket, (f"{folder}/{name}" for folder in places.SOCKET_FOLDERS))
+        yield from _first(search, search.find_socket, (f"{folder}/{name}" for folder in places.SOCKET_FOLDERS))

@@ -1,8 +1,8 @@
 """What a container gets with a device, from the node as it is now. A shell round `edits`: it looks, in a thread.
 
-The driver's files are remembered, with the signs of all folders in which they were looked for: a file that comes or
-goes is noticed with the next claim. A look that failed is not remembered, nor one at folders that changed a moment ago,
-because their clock is too coarse to show the next change. Device nodes are never remembered.
+The driver's files are remembered, with the stamps of all folders in which they were searched for: a file that
+comes or goes is noticed with the next claim. A search that failed is not remembered, nor one of folders that changed a
+moment ago, because their clock is too coarse to show the next change. Device nodes are never remembered.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ import msgspec
 from pydra import ClaimError, ContainerEdits
 from pydra_nvidia.cdi.driver_files import DriverFiles, find_driver_files
 from pydra_nvidia.cdi.edits import driver_edits, gpu_edits, merge, partition_edits, passthrough_edits
+from pydra_nvidia.cdi.file_search import FileSearch, FolderStamp, is_settled, read_stamp
 from pydra_nvidia.cdi.hooks import PLACES, describe_hooks
 from pydra_nvidia.cdi.libraries import DriverIncomplete
-from pydra_nvidia.cdi.looking import Look, Sign, read_sign
 from pydra_nvidia.cdi.nodes import COMMON, CONTROL, DevRoots, Node
 from pydra_nvidia.config import Iommu, VfioDeviceConfig
 from pydra_nvidia.hardware import Gpu, Reading
 from pydra_nvidia.host.capabilities import find_partition_nodes
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
-from pydra_nvidia.host.inside import below, resolve
-from pydra_nvidia.host.settled import is_settled
+from pydra_nvidia.host.root_paths import below, resolve
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.edits import build_sharing_edits
@@ -47,11 +46,13 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
 
     version: str
     root: DriverRoot
-    seen: Mapping[str, Sign]
+    seen: Mapping[str, FolderStamp]
     files: DriverFiles
 
     def holds(self, version: str) -> bool:
-        return self.version == version and all(read_sign(self.root, path) == sign for path, sign in self.seen.items())
+        return self.version == version and all(
+            read_stamp(self.root, path) == stamp for path, stamp in self.seen.items()
+        )
 
 
 class _Driver(NamedTuple):
@@ -160,16 +161,16 @@ class Injection:
             root = find_driver_root(self._tree, self._settings)
         except DriverMissing as error:
             raise DriverIncomplete(str(error)) from error
-        look = Look(root)
+        search = FileSearch(root)
         files = find_driver_files(
-            look,
+            search,
             version,
             firmware=self._tree.read(self._tree.sys("module/firmware_class/parameters/path")) or "",
             kernel=self._tree.read(self._tree.proc("sys/kernel/osrelease")) or "",
         )
-        newest = max((sign[2] for sign in look.seen.values() if sign is not None), default=0)
+        newest = max((stamp[2] for stamp in search.seen.values() if stamp is not None), default=0)
         if is_settled(newest, self._clock()):
-            self._known = _Known(version=version, root=root, seen=look.seen, files=files)
+            self._known = _Known(version=version, root=root, seen=search.seen, files=files)
         return root, files
 
     def _find_hook(self) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from pydra import ClaimError
 from pydra_nvidia.cdi.elf import Elf, read_elf
-from pydra_nvidia.cdi.looking import Look
+from pydra_nvidia.cdi.file_search import FileSearch
 from pydra_nvidia.host.driver_root import LIBRARY_DIRS
 from pydra_nvidia.host.ld_cache import find_cached
 
@@ -48,44 +48,44 @@ class Library(msgspec.Struct, frozen=True, kw_only=True, order=True):
     names: tuple[str, ...] = ()
 
 
-def find_libraries(look: Look, version: str = "") -> tuple[str, tuple[Library, ...]]:
+def find_libraries(search: FileSearch, version: str = "") -> tuple[str, tuple[Library, ...]]:
     """The version, and all libraries of the driver `version`, sorted; by default of the one that programs would load.
 
     Raises:
         DriverIncomplete: libcuda or libnvidia-ml of this version is missing.
     """
-    folders = _real_folders(look, (*LIBRARY_DIRS, look.root.library_dir))
-    found, chosen = _find_versioned(look, folders, version)
+    folders = _real_folders(search, (*LIBRARY_DIRS, search.root.library_dir))
+    found, chosen = _find_versioned(search, folders, version)
     if _missing(found, chosen):
-        folders = _real_folders(look, (*folders, *_cached_folders(look)))
-        found, chosen = _find_versioned(look, folders, version)
+        folders = _real_folders(search, (*folders, *_cached_folders(search)))
+        found, chosen = _find_versioned(search, folders, version)
     if missing := _missing(found, chosen):
-        raise DriverIncomplete(_explain(look, folders, missing))
+        raise DriverIncomplete(_explain(search, folders, missing))
     beside = [f"{folder}/vdpau" for folder in _folders_of(found)]
-    more = _matching(look, beside, _ends_in(chosen)) | _matching(look, folders, UNVERSIONED.fullmatch)
-    return chosen, tuple(sorted({*found, *describe_libraries(look, more)}))
+    more = _matching(search, beside, _ends_in(chosen)) | _matching(search, folders, UNVERSIONED.fullmatch)
+    return chosen, tuple(sorted({*found, *describe_libraries(search, more)}))
 
 
-def describe_libraries(look: Look, paths: Iterable[str]) -> list[Library]:
-    """The libraries at these paths, which `Look.find` gave, with their names; without those for 32-bit programs."""
+def describe_libraries(search: FileSearch, paths: Iterable[str]) -> list[Library]:
+    """The libraries at these paths, from `FileSearch.find`, with their names; without those for 32-bit programs."""
     found = []
     for path in sorted(set(paths)):
-        elf = _read_elf(look, path)
+        elf = _read_elf(search, path)
         if elf is None or elf.wide:
-            names = _names_beside(look, path, elf)
-            found.append(Library(path=path, host=look.root.path_on_host(path), names=names))
+            names = _names_beside(search, path, elf)
+            found.append(Library(path=path, host=search.root.path_on_host(path), names=names))
     return found
 
 
-def _find_versioned(look: Look, folders: Sequence[str], version: str) -> tuple[list[Library], str]:
-    chosen = version or _infer_version(look, folders)
-    return describe_libraries(look, _matching(look, folders, _ends_in(chosen)) if chosen else ()), chosen
+def _find_versioned(search: FileSearch, folders: Sequence[str], version: str) -> tuple[list[Library], str]:
+    chosen = version or _infer_version(search, folders)
+    return describe_libraries(search, _matching(search, folders, _ends_in(chosen)) if chosen else ()), chosen
 
 
-def _matching(look: Look, folders: Iterable[str], wanted: Callable[[str], object]) -> set[str]:
+def _matching(search: FileSearch, folders: Iterable[str], wanted: Callable[[str], object]) -> set[str]:
     """The regular files that names in these folders lead to."""
-    paths = (f"{folder}/{name}" for folder in folders for name in look.names(folder) if wanted(name))
-    return {found for path in paths if (found := look.find_file(path)) and _NAME.fullmatch(posixpath.basename(found))}
+    paths = (f"{folder}/{name}" for folder in folders for name in search.names(folder) if wanted(name))
+    return {found for path in paths if (found := search.find_file(path)) and _NAME.fullmatch(posixpath.basename(found))}
 
 
 def _ends_in(version: str) -> Callable[[str], bool]:
@@ -96,34 +96,34 @@ def _folders_of(libraries: Iterable[Library]) -> list[str]:
     return sorted({posixpath.dirname(one.path) for one in libraries})
 
 
-def _real_folders(look: Look, folders: Iterable[str]) -> tuple[str, ...]:
+def _real_folders(search: FileSearch, folders: Iterable[str]) -> tuple[str, ...]:
     """Without links and each once: /lib is often a link to /usr/lib."""
-    real = (look.find(folder) for folder in folders)
+    real = (search.find(folder) for folder in folders)
     return tuple(dict.fromkeys("" if one == "/" else one for one in real if one is not None))
 
 
-def _cached_folders(look: Look) -> tuple[str, ...]:
+def _cached_folders(search: FileSearch) -> tuple[str, ...]:
     """Where the linker's cache has the libraries that are required."""
-    cache = look.find_file("/etc/ld.so.cache")
+    cache = search.find_file("/etc/ld.so.cache")
     if cache is None:
         return ()
     try:
-        with open(look.root.path_here(cache), "rb") as file:
+        with open(search.root.path_here(cache), "rb") as file:
             data = file.read()
     except OSError:
         return ()
-    paths = (look.find(path) for stem in REQUIRED for path in find_cached(data, f"{stem}.so.1"))
+    paths = (search.find(path) for stem in REQUIRED for path in find_cached(data, f"{stem}.so.1"))
     return tuple(posixpath.dirname(path) for path in paths if path is not None)
 
 
-def _infer_version(look: Look, folders: Sequence[str]) -> str:
+def _infer_version(search: FileSearch, folders: Sequence[str]) -> str:
     """The suffix of libcuda, or else of libnvidia-ml: of the one that programs would load, else the newest."""
     for stem in REQUIRED:
         for folder in folders:
-            loaded = look.find(f"{folder}/{stem}.so.1")
+            loaded = search.find(f"{folder}/{stem}.so.1")
             if loaded is not None and (version := _suffix(loaded, stem)):
                 return version
-        versions = {version for folder in folders for name in look.names(folder) if (version := _suffix(name, stem))}
+        versions = {version for folder in folders for name in search.names(folder) if (version := _suffix(name, stem))}
         if versions:
             return max(versions, key=lambda one: [int(part) for part in one.split(".")])
     return ""
@@ -139,29 +139,29 @@ def _missing(libraries: Iterable[Library], version: str) -> list[str]:
     return [name for stem in REQUIRED if (name := f"{stem}.so.{version or '*'}") not in there]
 
 
-def _explain(look: Look, folders: Iterable[str], missing: Sequence[str]) -> str:
-    others = sorted({name for folder in folders for name in look.names(folder) if _suffix(name, "libcuda")})
+def _explain(search: FileSearch, folders: Iterable[str], missing: Sequence[str]) -> str:
+    others = sorted({name for folder in folders for name in search.names(folder) if _suffix(name, "libcuda")})
     found = f" (it has {', '.join(others)})" if others else ""
     return (
-        f"the driver's installation in {look.root.host_path} lacks {' and '.join(missing)}"
+        f"the driver's installation in {search.root.host_path} lacks {' and '.join(missing)}"
         f"{found}: the NVIDIA driver may still be loading, or is being "
         "updated, and the claim is tried again; if the driver is installed elsewhere, set PYDRA_NVIDIA_DRIVER_ROOT"
     )
 
 
-def _read_elf(look: Look, path: str) -> Elf | None:
+def _read_elf(search: FileSearch, path: str) -> Elf | None:
     try:
-        with open(look.root.path_here(path), "rb") as file:
+        with open(search.root.path_here(path), "rb") as file:
             return read_elf(file)
     except OSError:
         return None
 
 
-def _names_beside(look: Look, path: str, elf: Elf | None) -> tuple[str, ...]:
+def _names_beside(search: FileSearch, path: str, elf: Elf | None) -> tuple[str, ...]:
     folder, file = posixpath.split(path)
     stem = f"{file.partition('.so')[0]}.so"
-    beside = [name for name in look.names(folder) if name == stem or name.startswith(f"{stem}.")]
-    names = {name for name in beside if name != file and look.find(posixpath.join(folder, name)) == path}
+    beside = [name for name in search.names(folder) if name == stem or name.startswith(f"{stem}.")]
+    names = {name for name in beside if name != file and search.find(posixpath.join(folder, name)) == path}
     # Where the linker has made no link yet, the name that it would give stands in the file.
     if elf is not None and elf.soname not in ("", *beside) and _NAME.fullmatch(elf.soname):
         names.add(elf.soname)

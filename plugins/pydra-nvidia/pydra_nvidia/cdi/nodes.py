@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pydra_nvidia.host.inside import below
 from pydra_nvidia.host.kernel_driver import read_majors
+from pydra_nvidia.host.root_paths import below
 from pydra_nvidia.host.tree import Tree
 
 CONTROL = "/dev/nvidiactl"

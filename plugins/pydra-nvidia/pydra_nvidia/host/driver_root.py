@@ -12,9 +12,9 @@ import re
 import msgspec
 
 from pydra import PydraError
-from pydra_nvidia.host.inside import below, resolve
 from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.ld_cache import find_cached
+from pydra_nvidia.host.root_paths import below, resolve
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.settings import Settings
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 
 from pydra import ClaimError
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot
-from pydra_nvidia.host.inside import below, resolve
+from pydra_nvidia.host.root_paths import below, resolve
 from pydra_nvidia.host.tree import Tree
 
 SOCKET = "nvidia-persistenced/socket"

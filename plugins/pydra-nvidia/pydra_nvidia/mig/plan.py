@@ -28,7 +28,7 @@ def plan_partitions(
 
     `owned` are the places that claims made, by their GPU's UUID; it must be older than `reading`, or a partition that
     is being removed looks like somebody else's. Targets with admin access only look, and need nothing. The others do
-    not overlap, which `sharing.holds` has seen to.
+    not overlap, which `sharing.conflicts` has seen to.
 
     Raises:
         ClaimError: a partition that cannot be had now: what is in the way, who can remove it.

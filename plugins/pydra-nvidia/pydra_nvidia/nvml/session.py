@@ -18,7 +18,7 @@ from typing import TypeVar
 from pydra_nvidia.nvml.calls import Meter, Nvml
 from pydra_nvidia.nvml.errors import STALE, NvmlError
 from pydra_nvidia.nvml.maintenance import Gate
-from pydra_nvidia.waiting import in_thread, turn
+from pydra_nvidia.threads import in_thread, turn
 
 T = TypeVar("T")
 

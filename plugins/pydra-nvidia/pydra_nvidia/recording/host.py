@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pydra_nvidia.cdi.hooks import PLACES
 from pydra_nvidia.hardware import PciFunction, VfioHost
 from pydra_nvidia.host.driver_root import ROOTS, DriverMissing, find_driver_root
-from pydra_nvidia.host.inside import resolve
 from pydra_nvidia.host.kernel_driver import read_majors, read_module_version
 from pydra_nvidia.host.pci_ids import PATHS, VENDOR
+from pydra_nvidia.host.root_paths import resolve
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.scenario import DriverPart, HostPart

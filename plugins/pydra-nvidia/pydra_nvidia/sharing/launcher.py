@@ -32,7 +32,7 @@ MARK = "PYDRA_NVIDIA_MPS"
 """Variable of the daemon and its servers: their daemon's directory on this node, by which they are known as ours."""
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchContext(msgspec.Struct, frozen=True, kw_only=True):
     """Where daemons run: the namespaces to enter for it, the mounts that are seen there, and its root from here."""
 
     mounts: str = "/proc/self/mountinfo"
@@ -45,13 +45,13 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         return self.namespaces != ()
 
 
-def find_surroundings(how: MpsLauncher, first: str = "/proc/1") -> Surroundings:
+def find_context(how: MpsLauncher, first: str = "/proc/1") -> LaunchContext:
     """`first` is the host's first process, in /proc."""
     if how is MpsLauncher.DIRECT:
-        return Surroundings()
+        return LaunchContext()
     names = ("cgroup", "ipc", "uts", "net", "pid", "mnt")
     namespaces = tuple(f"{first}/ns/{name}" for name in names)
-    return Surroundings(mounts=f"{first}/mountinfo", root=f"{first}/root", namespaces=namespaces)
+    return LaunchContext(mounts=f"{first}/mountinfo", root=f"{first}/root", namespaces=namespaces)
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
         return (sys.executable, "-I", launch.__file__, msgspec.json.encode(self).decode())
 
 
-def plan_mount(place: MpsPlace, size: str, where: Surroundings) -> Launch:
+def plan_mount(place: MpsPlace, size: str, where: LaunchContext) -> Launch:
     """Memory of its own for the daemon and its clients, in the view that clients are started from.
 
     The pipes' first: where the other is mounted, nothing is missing.
@@ -84,7 +84,7 @@ def plan_mount(place: MpsPlace, size: str, where: Surroundings) -> Launch:
     return Launch(namespaces=where.namespaces, tmpfs={pipe: PIPE_OPTIONS, shm: f"size={size},mode=1777"})
 
 
-def plan_unmount(mounted: tuple[str, ...], where: Surroundings) -> Launch:
+def plan_unmount(mounted: tuple[str, ...], where: LaunchContext) -> Launch:
     """The contrary, of what `find_mounts` found."""
     return Launch(namespaces=where.namespaces, unmount=mounted)
 
@@ -93,7 +93,7 @@ def plan_daemon(
     place: MpsPlace,
     program: Program,
     root: DriverRoot,
-    where: Surroundings,
+    where: LaunchContext,
     *,
     devices: tuple[str, ...],
     multi_user: bool,
@@ -128,11 +128,11 @@ def plan_daemon(
     )
 
 
-def _seen(place: MpsPlace, path: str, where: Surroundings) -> str:
+def _seen(place: MpsPlace, path: str, where: LaunchContext) -> str:
     return place.on_host(path) if where.is_host else path
 
 
-def find_mounts(place: MpsPlace, where: Surroundings) -> tuple[str, ...]:
+def find_mounts(place: MpsPlace, where: LaunchContext) -> tuple[str, ...]:
     """What is mounted of the place's, there; the latest first, and as often as it is mounted."""
     wanted = {_seen(place, path, where).encode() for path in (place.pipe, place.shm)}
     try:
@@ -143,12 +143,12 @@ def find_mounts(place: MpsPlace, where: Surroundings) -> tuple[str, ...]:
     return tuple(os.fsdecode(point) for point in reversed(points) if point in wanted)
 
 
-def has_memory(place: MpsPlace, where: Surroundings) -> bool:
+def has_memory(place: MpsPlace, where: LaunchContext) -> bool:
     """Whether the memory was mounted; a daemon of an earlier version has its pipes in a plain directory."""
     return _seen(place, place.shm, where) in find_mounts(place, where)
 
 
-def reach_pipe(place: MpsPlace, where: Surroundings) -> str:
+def reach_pipe(place: MpsPlace, where: LaunchContext) -> str:
     """The daemon's pipes as this process reaches them, which may not see what is mounted there."""
     there = f"{where.root}{place.on_host(place.pipe)}"
     try:

@@ -86,7 +86,7 @@ class StartMpsOperator:
                 await self._daemons.ensure(place, step, record.devices, entry.uid)
             return True
 
-    async def bury(self, place: MpsPlace) -> None:
+    async def end_orphan(self, place: MpsPlace) -> None:
         """End a daemon that no claim has; raises MpsBusy while somebody is at it."""
         async with turn(self._settings, place.id, 0):
             record = await asyncio.to_thread(place.read_record)
@@ -201,7 +201,7 @@ class MpsWatch:
             return
         for place in await asyncio.to_thread(list_places, self._settings):
             try:
-                await self._operator.bury(place)
+                await self._operator.end_orphan(place)
             except PydraError as error:
                 _log.warning("MPS daemon %s, which no claim has, cannot be ended: %s", place.id, error)
 

@@ -24,9 +24,9 @@ from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.launcher import (
     MARK,
     Launch,
-    Surroundings,
+    LaunchContext,
+    find_context,
     find_mounts,
-    find_surroundings,
     has_memory,
     plan_daemon,
     plan_mount,
@@ -85,7 +85,7 @@ class MpsDaemons:
         tree: Tree,
         find_root: Callable[[], DriverRoot],
         *,
-        where: Surroundings | None = None,
+        where: LaunchContext | None = None,
         command_deadline: float = 5.0,
         quit_deadline: float = 5.0,
         grace: float = 2.0,
@@ -93,7 +93,7 @@ class MpsDaemons:
         self._settings = settings
         self._tree = tree
         self._find_root = find_root
-        self._where = where or find_surroundings(settings.mps_launcher)
+        self._where = where or find_context(settings.mps_launcher)
         self._command_deadline = command_deadline
         self._quit_deadline = quit_deadline
         self._grace = grace

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydra import ClaimError
 from pydra_nvidia.cdi.driver_files import DriverFile, DriverFiles, find_driver_files
 from pydra_nvidia.cdi.elf import Elf, read_elf
+from pydra_nvidia.cdi.file_search import FileSearch
 from pydra_nvidia.cdi.libraries import DriverIncomplete, Library
-from pydra_nvidia.cdi.looking import Look
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.host.ld_cache import find_cached
 
@@ -25,7 +25,7 @@ GKE = "/home/kubernetes/bin/nvidia"
 
 
 def find(node: Any, version: str = V, **options: str) -> DriverFiles:
-    return find_driver_files(Look(node.root(node.driver)), version, **options)
+    return find_driver_files(FileSearch(node.root(node.driver)), version, **options)
 
 
 def mounted(files: DriverFiles) -> dict[str, str]:
@@ -296,7 +296,7 @@ def test_an_installation_that_is_not_whole_says_what_is_missing(
     node: Any, change: Callable[[Any], Any], told: str
 ) -> None:
     debian(node)
-    root = Look(node.root())
+    root = FileSearch(node.root())
     change(node)
     node.put(f"{DEBIAN}/libnvidia-ml.so.1.bak")
     with pytest.raises(DriverIncomplete) as caught:
@@ -344,6 +344,6 @@ def test_no_linkers_cache_makes_the_look_fail(tmp_path_factory: Any, content: by
     root = tmp_path_factory.mktemp("root")
     (root / "etc").mkdir()
     (root / "etc/ld.so.cache").write_bytes(head + content)
-    look = Look(DriverRoot(host_path="/", here=str(root), library_dir="/usr/lib64", nvml_library=""))
+    look = FileSearch(DriverRoot(host_path="/", here=str(root), library_dir="/usr/lib64", nvml_library=""))
     with pytest.raises(DriverIncomplete):
         find_driver_files(look, V)

@@ -21,9 +21,9 @@ from pydra_nvidia.settings import MpsLauncher, Settings
 from pydra_nvidia.sharing import launch
 from pydra_nvidia.sharing.launcher import (
     Launch,
-    Surroundings,
+    LaunchContext,
+    find_context,
     find_mounts,
-    find_surroundings,
     has_memory,
     plan_daemon,
     plan_mount,
@@ -40,7 +40,7 @@ from pydra_nvidia.steps import StartMps
 PLACE = find_place(Settings(state="/run/pydra-nvidia"), "u1-abcde")
 MOUNTED = find_place(Settings(state="/host/run/pydra-nvidia", host_root="/host"), "u1-abcde")
 NAMESPACES = tuple(f"/proc/1/ns/{name}" for name in ("cgroup", "ipc", "uts", "net", "pid", "mnt"))
-DIRECT, HOST = find_surroundings(MpsLauncher.DIRECT), find_surroundings(MpsLauncher.HOST)
+DIRECT, HOST = find_context(MpsLauncher.DIRECT), find_context(MpsLauncher.HOST)
 CONTROL = "/usr/bin/nvidia-cuda-mps-control"
 
 
@@ -145,13 +145,13 @@ def test_what_is_mounted_of_a_place_is_found_the_latest_first(tmp_path: Path) ->
     line = "26 1 0:24 / {} rw,nosuid - tmpfs mps rw\n"
     paths = ["/", "/run", *(f"/run/a\\040b/mps/{one}" for one in ("u1-abcde/pipe", "u1-abcde/shm", "u2-abcde/shm"))]
     (tmp_path / "mounts").write_text("".join(line.format(path) for path in paths))
-    where = Surroundings(mounts=str(tmp_path / "mounts"))
+    where = LaunchContext(mounts=str(tmp_path / "mounts"))
     assert find_mounts(place, where) == (place.shm, place.pipe)
     assert has_memory(place, where)
     (tmp_path / "mounts").write_text("".join(line.format(path) for path in paths[:3]))
     assert find_mounts(place, where) == (place.pipe,)
     assert not has_memory(place, where)
-    assert find_mounts(place, Surroundings(mounts=str(tmp_path / "none"))) == ()
+    assert find_mounts(place, LaunchContext(mounts=str(tmp_path / "none"))) == ()
 
 
 def test_a_plan_goes_to_a_program_that_needs_nothing_of_the_package() -> None:
@@ -205,7 +205,7 @@ def host() -> Iterator[str]:
 STEP = StartMps(id="u1-abcde", devices=("GPU-1",), exclusive=("GPU-1",))
 
 
-async def run_daemon(bench: Any, kit: Any, where: Surroundings) -> StartMpsOperator:
+async def run_daemon(bench: Any, kit: Any, where: LaunchContext) -> StartMpsOperator:
     bench.install_all(shm=True)
     root = replace(bench.find_root(), host_path=str(bench.root_path))
     daemons = MpsDaemons(bench.settings, bench.tree, lambda: root, where=where)
@@ -222,7 +222,7 @@ def size_of(path: str) -> int:
 async def test_the_daemon_has_the_memory_of_its_clients_as_its_own(
     bench: Any, kit: Any, host: str, on_host: bool
 ) -> None:
-    where = find_surroundings(MpsLauncher.HOST, host) if on_host else DIRECT
+    where = find_context(MpsLauncher.HOST, host) if on_host else DIRECT
     operator = await run_daemon(bench, kit, where)
     place = find_place(bench.settings, STEP.id)
     seen = f"{host}/root{place.shm}" if on_host else place.shm
@@ -244,7 +244,7 @@ async def test_the_daemon_has_the_memory_of_its_clients_as_its_own(
 async def test_a_client_can_fill_nothing_of_the_node_through_the_pipes(
     bench: Any, kit: Any, host: str, on_host: bool
 ) -> None:
-    where = find_surroundings(MpsLauncher.HOST, host) if on_host else DIRECT
+    where = find_context(MpsLauncher.HOST, host) if on_host else DIRECT
     operator = await run_daemon(bench, kit, where)
     place = find_place(bench.settings, STEP.id)
     pipe = reach_pipe(place, where)
@@ -258,7 +258,7 @@ async def test_a_client_can_fill_nothing_of_the_node_through_the_pipes(
 
 
 async def test_a_daemon_of_an_earlier_version_goes_on_with_its_plain_pipes(bench: Any, kit: Any, host: str) -> None:
-    operator = await run_daemon(bench, kit, find_surroundings(MpsLauncher.DIRECT, host))
+    operator = await run_daemon(bench, kit, find_context(MpsLauncher.DIRECT, host))
     place = find_place(bench.settings, STEP.id)
     record = place.read_record()
     assert record is not None
@@ -283,7 +283,7 @@ async def make_earlier(place: MpsPlace, pid: int) -> None:
 async def test_a_daemon_on_the_host_is_in_no_control_group_of_the_agent(bench: Any, kit: Any, host: str) -> None:
     if not os.access("/sys/fs/cgroup", os.W_OK):
         pytest.skip("needs control groups that can be changed")
-    operator = await run_daemon(bench, kit, find_surroundings(MpsLauncher.HOST, host))
+    operator = await run_daemon(bench, kit, find_context(MpsLauncher.HOST, host))
     record = find_place(bench.settings, STEP.id).read_record()
     assert record is not None
     groups = await asyncio.to_thread(Path(f"/proc/{record.pid}/cgroup").read_text)
@@ -310,7 +310,7 @@ async def test_a_host_whose_processes_are_not_seen_here_is_not_taken_for_the_hos
     (bench.path / "proc/1/ns").mkdir(parents=True)
     (bench.path / "proc/1/ns/pid").symlink_to("pid:[4026532999]")
     with pytest.raises(ClaimError, match=r"a pid namespace of its own.*hostPID"):
-        await run_daemon(bench, kit, find_surroundings(MpsLauncher.HOST, host))
+        await run_daemon(bench, kit, find_context(MpsLauncher.HOST, host))
     assert bench.hardware.modes == {}
 
 
@@ -328,6 +328,6 @@ def test_control_groups_that_cannot_be_left_end_the_daemon_only_with_an_agent_on
 
 
 async def test_a_host_that_cannot_be_entered_is_told(bench: Any, kit: Any) -> None:
-    where = find_surroundings(MpsLauncher.HOST, "/proc/none")
+    where = find_context(MpsLauncher.HOST, "/proc/none")
     with pytest.raises(ClaimError, match=r"mount memory for MPS failed.*No such file or directory: '/proc/none/ns/"):
         await run_daemon(bench, kit, where)

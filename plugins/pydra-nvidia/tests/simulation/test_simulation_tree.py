@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pydra_nvidia.cdi.driver_files import DriverFiles, find_driver_files
-from pydra_nvidia.cdi.looking import Look
+from pydra_nvidia.cdi.file_search import FileSearch
 from pydra_nvidia.cdi.nodes import COMMON, DevRoots
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.iommu import read_vfio_host
@@ -48,7 +48,7 @@ def settings_of(keeper: TreeKeeper) -> Settings:
 
 def installed(keeper: TreeKeeper) -> tuple[DriverRoot, DriverFiles]:
     root = find_driver_root(keeper.tree, settings_of(keeper))
-    return root, find_driver_files(Look(root), root.version, kernel=read(keeper, "proc/sys/kernel/osrelease"))
+    return root, find_driver_files(FileSearch(root), root.version, kernel=read(keeper, "proc/sys/kernel/osrelease"))
 
 
 def read(keeper: TreeKeeper, path: str) -> str:

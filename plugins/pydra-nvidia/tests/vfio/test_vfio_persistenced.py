@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from persistenced import Daemon, run_persistenced
-from pydra_nvidia.before import Before
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot
 from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
+from pydra_nvidia.saved_state import SavedState
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.steps import BindVfio
 from pydra_nvidia.vfio.users import DeviceBusy
@@ -48,7 +48,7 @@ def daemon(node: Any) -> Iterator[Daemon]:
 
 def remember(node: Any, step: BindVfio) -> BindVfio:
     """The step as the claim's entry has it, made from a plan that knows only what NVML told."""
-    before = Before(node.session, node.tree, Persistenced(node.tree, no_root))
+    before = SavedState(node.session, node.tree, Persistenced(node.tree, no_root))
     (found,) = before.remember(node.entry(step), ()).steps
     assert isinstance(found, BindVfio)
     return found

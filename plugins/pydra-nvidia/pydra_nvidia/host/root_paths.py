@@ -1,4 +1,4 @@
-"""Paths inside a root that is not ours: a link in it leads inside it, as it would after a chroot.
+"""Paths inside another root directory, whose links are followed inside it, as they would be after a chroot.
 
 A driver that is installed below /run/nvidia/driver has links to `/usr/lib/...` that mean its own files; followed
 blindly they end in this process's file system.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra_nvidia.hardware import Gpu, LostGpu, PciFunction, Reading
-from pydra_nvidia.losses import find_lost
+from pydra_nvidia.lost_gpus import find_lost
 from pydra_nvidia.nvml.errors import Code, NvmlError
 
 

@@ -1,4 +1,4 @@
-"""What steps will change, as it is before: read when a claim's entry is made, so that undoing restores just that.
+"""State that the steps of a claim will change, saved in its plan, so that undoing restores exactly that.
 
 What another claim changed already is known from that claim's steps only.
 """
@@ -18,7 +18,7 @@ from pydra_nvidia.steps import BindVfio, Entry, SetTimeSlice, StartMps, Step
 from pydra_nvidia.vfio.functions import read_function
 
 
-class Before:
+class SavedState:
     """Compute modes from NVML, overrides of kernel drivers from /sys, what nvidia-persistenced keeps; all block."""
 
     def __init__(self, session: NvmlSession, tree: Tree, persistenced: Persistenced) -> None:

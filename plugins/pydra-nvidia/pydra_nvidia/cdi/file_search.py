@@ -1,6 +1,6 @@
-"""A look into the driver's root that notes where it looked.
+"""Finds files in the driver's root, and notes the folders that the result depends on.
 
-What was found stays true as long as the folders that were looked into are unchanged: then their signs are the same.
+What was found stays true as long as these folders are unchanged: then their stamps are the same.
 """
 
 from __future__ import annotations
@@ -13,22 +13,26 @@ from typing import TypeAlias
 
 from pydra_nvidia.host.driver_root import DriverRoot
 
-Sign: TypeAlias = tuple[int, int, int] | None
+FolderStamp: TypeAlias = tuple[int, int, int] | None
 """Which folder it is, and when its entries last changed, in nanoseconds since 1970; None where there is none."""
 
 
-class Look:
-    """One look. Paths are inside the root; those that `find` gives have no links. Nothing raises OSError."""
+SETTLED_SECONDS = 2.0
+"""The time in a stamp counts in ticks of the file system: only after that long the next change surely has another."""
+
+
+class FileSearch:
+    """One search. Paths are inside the root; those that `find` gives have no links. Nothing raises OSError."""
 
     def __init__(self, root: DriverRoot) -> None:
         self.root = root
-        self._seen: dict[str, Sign] = {}
+        self._seen: dict[str, FolderStamp] = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._found: dict[str, str | None] = {}
 
     @property
-    def seen(self) -> Mapping[str, Sign]:
-        """The folders that were looked into, each with its sign from before the look."""
+    def seen(self) -> Mapping[str, FolderStamp]:
+        """The folders that were looked into, each with its stamp from before the search."""
         return self._seen
 
     def find(self, path: str) -> str | None:
@@ -69,7 +73,7 @@ class Look:
 
     def _note(self, folder: str) -> None:
         if folder not in self._seen:
-            self._seen[folder] = read_sign(self.root, folder)
+            self._seen[folder] = read_stamp(self.root, folder)
 
     def _mode(self, found: str) -> int:
         try:
@@ -78,8 +82,8 @@ class Look:
             return 0
 
 
-def read_sign(root: DriverRoot, folder: str) -> Sign:
-    """The folder's sign, now."""
+def read_stamp(root: DriverRoot, folder: str) -> FolderStamp:
+    """The folder's stamp, now."""
     found = root.resolve(folder)
     if found is None:
         return None
@@ -88,3 +92,8 @@ def read_sign(root: DriverRoot, folder: str) -> Sign:
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+def is_settled(changed: int, now: float) -> bool:
+    """Whether what changed then, in nanoseconds since 1970, surely has another stamp after its next change."""
+    return now - changed / 1e9 >= SETTLED_SECONDS

@@ -1,4 +1,4 @@
-"""Threads that wait for a lock only as long as somebody waits for them.
+"""Blocking work in threads, which wait for a lock only as long as a call waits for them.
 
 A coroutine can be cancelled, its thread cannot; and a call whose threads go on counts as one that does not obey, for
 which the whole process is replaced. So a call that waits for its turn checks whether it is still wanted. Work that
