@@ -32,6 +32,9 @@ settings.register_profile(
 settings.register_profile("search", settings.get_profile("pydra"), max_examples=2000, derandomize=False)
 settings.load_profile("pydra")
 
+# Debug mode finds callbacks that block. Where each was scheduled is not needed, and costs a fifth of all the tests' time.
+asyncio.constants.DEBUG_STACK_DEPTH = 0  # type: ignore[attr-defined]
+
 BLOCKED_SECONDS = 1.0
 """The loop may not stand still for longer, the time without a processor apart: test machines are shared."""
 
