@@ -1,8 +1,4 @@
-"""A backend's process with one claim, to be killed: `claim_process.py NODE prepare|undo [BOUNDARY]`.
-
-NODE is the directory of a test's node, with the claim's entry in `entry.json`. With BOUNDARY the process kills itself
-before the operator's call of that number. It ends with 0 when the claim is prepared or undone.
-"""
+"""What a backend's process does with one claim, to be killed in between."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import asyncio
 import itertools
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +41,15 @@ class Mortal:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def main(node: Path, action: str, boundary: int | None) -> None:
+def work_on_claim(node: Path, action: str, boundary: int | None) -> None:
+    """Prepare or undo the claim whose entry is in `entry.json` of the node's directory.
+
+    With a boundary the process kills itself before the operator's call of that number.
+    """
+    asyncio.run(_work(node, action, boundary))
+
+
+async def _work(node: Path, action: str, boundary: int | None) -> None:
     simulation = open_simulation(str(node / "scenario.json"), str(node / "machine"))
     session, held = NvmlSession(simulation.load), HeldEntries()
     operators: dict[type, Operator] = {
@@ -63,7 +66,3 @@ async def main(node: Path, action: str, boundary: int | None) -> None:
     if boundary == next(Mortal.numbers):
         os.kill(os.getpid(), signal.SIGKILL)  # all is done, and nobody was told
     session.close()
-
-
-if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else None))
