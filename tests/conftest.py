@@ -32,7 +32,7 @@ settings.register_profile(
 settings.register_profile("search", settings.get_profile("pydra"), max_examples=2000, derandomize=False)
 settings.load_profile("pydra")
 
-# Debug mode finds callbacks that block. Where each was scheduled is not needed, and costs a fifth of all the tests' time.
+# Debug mode finds callbacks that block. Where each was scheduled is not needed, and costs a tenth of the tests' time.
 asyncio.constants.DEBUG_STACK_DEPTH = 0  # type: ignore[attr-defined]
 
 BLOCKED_SECONDS = 1.0

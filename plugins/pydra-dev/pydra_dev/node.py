@@ -167,7 +167,7 @@ def scenario_environment(backend: str, scenario: str | None, root: str) -> dict[
 def free_port() -> int:
     """A port that nobody listens on, below those that Linux gives to clients, which could take it until it is bound."""
     while True:
-        port = random.randrange(10_000, 32_000)  # noqa: S311 -- a port is no secret
+        port = random.randrange(10_000, 32_000)  # noqa: S311 - not a secret
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

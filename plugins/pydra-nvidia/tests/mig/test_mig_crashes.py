@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from claim_process import work_on_claim
 
+from claim_process import work_on_claim
 from pydra_nvidia.hardware import GpuInstance
 from pydra_nvidia.steps import Entry, MigModeOn, Step
 
