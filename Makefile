@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-WORKERS := -n 2 --dist worksteal
+WORKERS := -n 3 --dist worksteal
 PLUGINS := $(sort $(dir $(wildcard plugins/*/pyproject.toml)))
 
 # The tests start hundreds of processes, and each would compile all that it imports.

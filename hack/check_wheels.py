@@ -67,7 +67,7 @@ def run_tests(environment: Path, tree: Path, arguments: list[str]) -> None:
         "pytest",
         "-q",
         "-n",
-        "2",
+        "3",  # of which one waits for a process most of the time
         "--dist",
         "worksteal",
         "--ignore=tests/house",
