@@ -67,7 +67,7 @@ def _object_violations(backend: Any) -> Iterator[str]:
     else:
         yield from _signature_violations("connect", connect, ("settings",) if settings_type is not None else ())
     if settings_type is not None:
-        yield from _settings_type_violations(settings_type)
+        yield from find_settings_type_violations(settings_type)
         if connect is None:
             yield "SETTINGS_TYPE needs `connect(settings)`, which is missing"
     yield from _driver_violations(getattr(backend, "DRIVER", ""))
@@ -127,7 +127,8 @@ def _driver_violations(driver: Any) -> Iterator[str]:
         yield f'DRIVER is "{driver}"; it must be {DRIVER_RULE}'
 
 
-def _settings_type_violations(settings_type: Any) -> Iterator[str]:
+def find_settings_type_violations(settings_type: Any) -> Iterator[str]:
+    """What keeps settings from being read as this type."""
     if not (isinstance(settings_type, type) and issubclass(settings_type, msgspec.Struct)):
         yield f"SETTINGS_TYPE is {settings_type!r}; it must be a msgspec Struct"
         return

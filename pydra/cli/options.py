@@ -178,6 +178,20 @@ def read_values(
     return values
 
 
+def read_backend_settings(path: str | None, environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """`backendSettings` of the agent's settings file, which `path` or PYDRA_CONFIG names; empty without a file.
+
+    Raises:
+        SettingsError: the file cannot be read, or `backendSettings` is not a mapping of mappings.
+    """
+    path = path or environ.get(f"{AGENT.prefix}CONFIG")
+    values = _read_file(path).get("backendSettings") if path else None
+    try:
+        return msgspec.convert({} if values is None else values, dict[str, dict[str, Any]])
+    except msgspec.ValidationError as error:
+        raise SettingsError([f"{path}: backendSettings must be a mapping for each backend: {error}"]) from error
+
+
 def _unknown_variables(environ: Mapping[str, str], table: OptionTable, backends: Sequence[object]) -> list[str]:
     # PYDRA_SIM_SCENARIO and the like belong to the backend named in them, and reach its process unread.
     known = {variable_of(option, table) for option in table.options} | {f"{table.prefix}CONFIG"}

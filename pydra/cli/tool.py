@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pydra import __version__
-from pydra.cli.options import WEBHOOK, add_options, read_values
+from pydra.cli.options import WEBHOOK, add_options, read_backend_settings, read_values
 from pydra.cli.process import check_package_conflict, exit_on_sigterm, print_errors
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import WebhookSettings, parse_webhook_settings
@@ -45,6 +45,8 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"{_BACKEND_HELP} while writing one",
     )
+    text = "the agent's YAML file of settings, of which backendSettings.NAME is used (PYDRA_CONFIG)"
+    check.add_argument("--config", metavar="FILE", help=text)
     check.set_defaults(command=_check)
 
     backends = commands.add_parser("backends", help="the installed backends")
@@ -126,7 +128,8 @@ def _dev(parsed: argparse.Namespace) -> int:
 def _check(parsed: argparse.Namespace) -> int:
     from pydra.testing import check_backend  # noqa: PLC0415 - loads the supervisor
 
-    report = check_backend(parsed.backend)
+    settings = read_backend_settings(parsed.config, os.environ)
+    report = check_backend(parsed.backend, settings=settings.get(parsed.backend, {}))
     print(report.text)
     return 0 if report.ok else 1
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import anyio
 from msgspec.structs import replace
@@ -32,6 +33,7 @@ from pydra.backends.supervisor_events import (
     RestoreFailed,
 )
 from pydra.backends.wire import Method
+from pydra.cdi.host_paths import resolve
 from pydra.cdi.spec import build_spec_file
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
 from pydra.devices import Capacity, Device, HealthStatus, Inventory, Quantity
@@ -40,12 +42,12 @@ from pydra.errors import (
     BackendUnavailable,
     ClaimError,
     DeviceInUse,
+    HostPathMissing,
     InvalidConfig,
     PydraError,
     SettingsError,
 )
 from pydra.inventory import validate_inventory
-from pydra.limits import is_driver_name
 from pydra.settings import CLAIM_DEADLINE, KUBELET_ROOT, RECORDS_DIRECTORY
 from pydra.testing.report import Check, Report
 
@@ -56,12 +58,13 @@ _DRIVER = "conformance.example.com"
 _Probe = Callable[[], Awaitable[list[str]]]
 
 
-def check_backend(target: str | object, *, prepare: bool = True) -> Report:
+def check_backend(target: str | object, *, prepare: bool = True, settings: Mapping[str, Any] = {}) -> Report:
     """Examine an installed backend by name, `module:attribute`, or an importable module or object.
 
     Prepares, and unprepares, its first healthy device that no one holds; with `prepare` false the hardware
     is only read. What this process can import, the backend's can. Simulated hardware keeps its state in a
-    directory of the check's own, unless PYDRA_<NAME>_STATE names one.
+    directory of the check's own, unless PYDRA_<NAME>_STATE names one. `settings` are the backend's own, as
+    `backendSettings.<name>` of the agent's settings file has them.
     Raises SettingsError when there is no such backend.
     """
     source = find_backend(target) if isinstance(target, str) else _locate(target)
@@ -70,7 +73,8 @@ def check_backend(target: str | object, *, prepare: bool = True) -> Report:
     places = () if source.distribution else (*sys.path, "")
     with tempfile.TemporaryDirectory(prefix="pydra-check-") as state:
         environ = {f"{variable_prefix(source.name)}_STATE": state, **os.environ}
-        return anyio.run(lambda: examine(source, prepare=prepare, environ=extend_module_path(environ, places)))
+        environ = extend_module_path(environ, places)
+        return anyio.run(lambda: examine(source, prepare=prepare, environ=environ, settings=settings))
 
 
 async def examine(
@@ -79,14 +83,16 @@ async def examine(
     prepare: bool = True,
     deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
     environ: Mapping[str, str] | None = None,
+    settings: Mapping[str, Any] = {},
 ) -> Report:
     """What `check_backend` does, inside an event loop."""
-    examination = _Examination(source.name, os.environ if environ is None else environ)
+    examination = _Examination(source, os.environ if environ is None else environ)
     supervisor = BackendSupervisor(
         source,
         deadlines=deadlines,
         restarts=RestartPolicy(first=0.05, cap=1.0),
         environ=environ,
+        settings=settings,
         report=examination.hear,
     )
     async with anyio.create_task_group() as tasks:
@@ -103,8 +109,8 @@ async def examine(
 class _Examination:
     """The probes, each of which returns the problems that it found."""
 
-    def __init__(self, name: str, environ: Mapping[str, str]) -> None:
-        self._name = name
+    def __init__(self, source: BackendSource, environ: Mapping[str, str]) -> None:
+        self._source = source
         self._environ = environ
         self._backend: BackendSupervisor
         self._connect_limit = 0.0
@@ -195,6 +201,8 @@ class _Examination:
             problems = await probe()
         except BackendError as error:
             problems = [f"{error}\n{error.details}".strip()]
+        except SettingsError as error:
+            problems = list(error.problems)
         except PydraError as error:
             problems = [f"{type(error).__name__}: {error}"]
         check = Check(
@@ -222,8 +230,11 @@ class _Examination:
         return [*failed, *died] or [f"it was not ready within {self._connect_limit:g} s"]
 
     async def _driver(self) -> list[str]:
+        """Advice: without DRIVER the agent serves it only under a name that its settings give."""
         driver = self._facts.driver if self._facts is not None else ""
-        return [] if is_driver_name(driver) else ["DRIVER is absent, so that every admin must choose a name"]
+        if not driver:
+            self._notes.append(f"DRIVER is absent, so every admin must give one: --driver {self._source.called}=NAME")
+        return []
 
     async def _settings(self) -> list[str]:
         """The agent refuses invalid ones before anything else; valid ones are shown."""
@@ -374,8 +385,18 @@ class _Examination:
             self._device, self._claims["one"] = device, claim
             driver = self._facts.driver if self._facts is not None else ""
             build_spec_file(driver or _DRIVER, claim.uid, self._prepared)
+            await self._look_for_host_paths()
             break
         return []
+
+    async def _look_for_host_paths(self) -> None:
+        """Advice: the agent refuses the claim while a path is missing, but this may not be the node."""
+        try:
+            await resolve(self._prepared, root=self._environ.get("PYDRA_HOST_ROOT", "/"))
+        except HostPathMissing as error:
+            self._notes += [f"{missing}; the agent refuses the claim while it is missing" for missing in error.missing]
+        except ClaimError as error:
+            self._notes.append(str(error))
 
     async def _prepare_again(self) -> list[str]:
         again = await self._hold(self._claim("one", self._device))
@@ -419,19 +440,23 @@ class _Examination:
             while self._backend.statistics().starts == before.starts:
                 await self._backend.wait_changed()
             return
-        raise BackendUnavailable(self._name, f"did not come back within {self._connect_limit:g} s after a crash")
+        raise BackendUnavailable(self._source.name, f"did not come back within {self._connect_limit:g} s after a crash")
 
     async def _hints(self) -> list[str]:
         return [f"{event.message}\n{event.details}" for event in self._events if isinstance(event, HintsFailed)]
 
 
 def _find_prepared(facts: BackendFacts, environ: Mapping[str, str]) -> str:
-    """A record of a claim that is prepared for the driver on this node, of a backend that restores; else empty."""
-    if Method.RESTORE not in facts.methods or not facts.driver:
+    """A record of a claim that is prepared on this node for the driver, or for any if the backend does not name it.
+
+    Empty if there is none, and for a backend without `restore`.
+    """
+    if Method.RESTORE not in facts.methods:
         return ""
     volatile = environ.get("PYDRA_RECORDS_DIR", RECORDS_DIRECTORY)
     plugins = f"{environ.get('PYDRA_KUBELET_ROOT', KUBELET_ROOT)}/plugins"
-    found = [*Path(volatile, facts.driver, "claims").glob("*.*"), *Path(plugins, facts.driver, "claims").glob("*.*")]
+    records = f"{facts.driver or '*'}/claims/*.*"
+    found = [*Path(volatile).glob(records), *Path(plugins).glob(records)]
     return str(found[0]) if found else ""
 
 

@@ -26,7 +26,12 @@ from pydra.backends.child.loading import LoadError, load_object
 from pydra.backends.child.logs import forward_logs
 from pydra.backends.error_codec import Fault, FaultKind, build_fault, find_custom_reasons
 from pydra.backends.settings import describe_settings, read_settings
-from pydra.backends.validation import find_coroutine_violations, find_methods, find_object_violations
+from pydra.backends.validation import (
+    find_coroutine_violations,
+    find_methods,
+    find_object_violations,
+    find_settings_type_violations,
+)
 from pydra.backends.wire import (
     Channel,
     Hello,
@@ -122,11 +127,17 @@ async def _serve(sock: socket.socket, target: str) -> None:
 async def _open_backend(target: str, start: Start) -> AsyncIterator[tuple[Any, Any, tuple[SettingValue, ...]]]:
     """Yield the loaded backend, the object with its coroutines, and its settings. Raises _StartupError."""
     backend = _load(target)
-    _raise_violations(find_object_violations(backend))
+    violations = find_object_violations(backend)
+    try:
+        arguments, settings = _read_settings(getattr(backend, "SETTINGS_TYPE", None), start)
+    except SettingsError as error:
+        _raise_violations((*violations, *error.problems) if violations else ())
+        fault = Fault(kind=FaultKind.INVALID_SETTINGS, problems=error.problems)
+        raise _StartupError(Refusal(fault=fault, final=True)) from error
+    _raise_violations(violations)
     if getattr(backend, "connect", None) is None:
         yield backend, backend, ()
         return
-    arguments, settings = _read_settings(getattr(backend, "SETTINGS_TYPE", None), start)
     async with contextlib.AsyncExitStack() as stack:
         try:
             live = await stack.enter_async_context(backend.connect(*arguments))
@@ -147,17 +158,15 @@ def _load(target: str) -> Any:
 
 
 def _read_settings(settings_type: Any, start: Start) -> tuple[tuple[Any, ...], tuple[SettingValue, ...]]:
-    """Read the arguments of `connect`, and describe them as text. Raises _StartupError."""
-    try:
-        if settings_type is None:
-            if start.settings:
-                raise SettingsError([f"backendSettings.{start.backend}: this backend takes no settings"])
-            return (), ()
-        settings = read_settings(settings_type, start.backend, start.prefix, os.environ, start.settings)
-        return (settings,), describe_settings(settings, start.backend, start.prefix, os.environ, start.settings)
-    except SettingsError as error:
-        fault = Fault(kind=FaultKind.INVALID_SETTINGS, problems=error.problems)
-        raise _StartupError(Refusal(fault=fault, final=True)) from error
+    """Read the arguments of `connect`, and describe them; both are empty for an invalid type. Raises SettingsError."""
+    if settings_type is None:
+        if start.settings:
+            raise SettingsError([f"backendSettings.{start.backend}: this backend takes no settings"])
+        return (), ()
+    if any(find_settings_type_violations(settings_type)):
+        return (), ()
+    settings = read_settings(settings_type, start.backend, start.prefix, os.environ, start.settings)
+    return (settings,), describe_settings(settings, start.backend, start.prefix, os.environ, start.settings)
 
 
 def _raise_violations(violations: tuple[str, ...]) -> None:

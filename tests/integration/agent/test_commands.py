@@ -99,6 +99,19 @@ def test_checking_a_backend_that_is_not_installed_says_which_are() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_checking_a_backend_reads_its_settings_from_the_agents_file(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text('backendSettings: {"tuned:": {maxShares: 7}, other: {a: 1}}')
+    trouble = Path(__file__).parents[1] / "backends" / "trouble"
+    done = run("pydra.cli.tool", "check", "tuned:", "--config", str(file), path=trouble)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "maxShares = 7 (allowed: an integer >= 1; default: 4; from: backendSettings.tuned:.maxShares" in done.stdout
+    file.write_text("backendSettings: [tuned]")
+    done = run("pydra.cli.tool", "check", "tuned:", "--config", str(file), path=trouble)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"pydra: {file}: backendSettings must be a mapping for each backend")
+
+
 def test_output_that_cannot_be_written_is_said_in_a_sentence() -> None:
     with open("/dev/full", "w", encoding="ascii") as full:
         done = run("pydra.cli.tool", "policy", "--backend", "sim", stdout=full)

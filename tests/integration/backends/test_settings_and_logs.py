@@ -58,13 +58,31 @@ async def test_settings_for_a_backend_that_takes_none_are_refused() -> None:
 
 
 async def test_the_conformance_kit_shows_the_settings_and_tries_plan_and_restore() -> None:
-    report = await examine(SOURCE, environ={**ENVIRON, "PYDRA_TUNED_MAX_SHARES": "9"})
+    environ = {**ENVIRON, "PYDRA_TUNED_MAX_SHARES": "9"}
+    report = await examine(SOURCE, environ=environ, settings={"maxShares": 2, "flood": ""})
     assert report.ok, report.text
+    assert 'flood = "" (allowed: a string; default: ""; from: backendSettings.tuned:.flood' in report.text
     assert "maxShares = 9 (allowed: an integer >= 1; default: 4; from: PYDRA_TUNED_MAX_SHARES" in report.text
     titles = [check.title for check in report.checks]
     assert "plan answers the same again, and touches nothing" in titles
     assert "a claim that was planned before a crash can be unprepared" in titles
     assert "restore accepts what the node holds" in titles
+
+
+async def test_the_conformance_kit_tells_each_invalid_setting() -> None:
+    environ = {**ENVIRON, "PYDRA_TUNED_MAX_SHARES": "0"}
+    (check,) = (await examine(SOURCE, environ=environ, settings={"floods": "x"})).checks
+    assert len(check.problems) == 2
+
+
+async def test_violations_of_the_contract_and_invalid_settings_are_told_together() -> None:
+    source = BackendSource(name="unfit", target="unfit:takes_settings")
+    async with supervised(source=source, settings={"sharez": 1}) as backend:
+        with pytest.raises(ContractError) as caught:
+            await backend.wait_ready()
+    violation, problem = caught.value.violations
+    assert violation.startswith('DRIVER is "Not A Name"')
+    assert problem.startswith('backendSettings.unfit:takes_settings.sharez: no such setting (did you mean "shares"?)')
 
 
 async def test_log_records_arrive_with_level_logger_exception_and_claim(caplog: pytest.LogCaptureFixture) -> None:

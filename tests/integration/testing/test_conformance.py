@@ -33,7 +33,7 @@ async def test_all_faults_of_a_sloppy_backend_are_found_at_once() -> None:
     del found["a prepare that was cancelled can be undone"]  # by chance: it may not have begun
     assert found == {
         "it is loaded and connects": "ok",
-        "it names its driver": "FAIL",
+        "it names its driver": "note",
         "discover answers, and its devices obey the API's rules": "FAIL",
         "discover answers the same again": "FAIL",
         "measure answers": "note",
@@ -112,6 +112,26 @@ async def test_a_device_that_is_in_use_is_stepped_over(tmp_path: Path) -> None:
     assert report.ok, report.text
     assert outcomes(report)["prepare answers, and its edits obey CDI's rules"] == "note"
     assert "a is still prepared for claim uid of-a-killed-check" in report.text
+
+
+async def test_what_the_agent_would_not_find_on_the_node_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere.py").write_text(
+        "from pydra import *\n"
+        "DRIVER = 'elsewhere.example.com'\n"
+        "async def discover(): return Inventory(devices=(Device(name='a'),))\n"
+        "async def prepare(claim):\n"
+        "    if claim.devices[0].device != 'a':\n        raise UnknownDevice('no such device')\n"
+        "    edits = ContainerEdits(device_nodes=(DeviceNode(path='/dev/no-such-node'),))\n"
+        "    return [device.prepared(edits) for device in claim.devices]\n"
+        "async def unprepare(claim, prepared): pass\n"
+    )
+    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
+    report = await examine(BackendSource(name="elsewhere", target="elsewhere:"), environ=environ)
+    assert report.ok, report.text
+    (check,) = (one for one in report.checks if one.mark == "note")
+    assert check.title == "prepare answers, and its edits obey CDI's rules"
+    (note,) = check.notes
+    assert note.startswith("the node has no device node /dev/no-such-node (no such file or directory)")
 
 
 async def test_what_a_failing_backend_holds_is_given_back(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import pydra
 
 DRIVER = "Not A Name"
@@ -61,6 +63,20 @@ class _ConnectHangs:
         time.sleep(3600)
 
 
+class _Settings(msgspec.Struct, frozen=True, kw_only=True):
+    shares: int = 4
+
+
+class _TakesSettings:
+    DRIVER = "Not A Name"
+    SETTINGS_TYPE = _Settings
+
+    @contextlib.asynccontextmanager
+    async def connect(self, settings: _Settings) -> AsyncIterator[_Live]:
+        yield _Live()
+
+
 connects_to_nothing = _ConnectsToNothing()
 connects = _Connects()
+takes_settings = _TakesSettings()
 connect_hangs = _ConnectHangs()
