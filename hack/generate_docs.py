@@ -20,7 +20,7 @@ from pydra.backends.type_messages import describe
 from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of, key_of, variable_of
 from pydra.observability.metrics import Metrics
 from pydra_nvidia import settings as nvidia
-from pydra_nvidia.health.judge import DEFAULT_REACTIONS
+from pydra_nvidia.health.diagnose import DEFAULT_REACTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -122,7 +122,7 @@ def nvidia_settings_page() -> str:
         "",
         "## Signals",
         "",
-        "What can be wrong with a GPU, gravest first, and what follows unless `PYDRA_NVIDIA_SIGNALS` says otherwise.",
+        "What can be wrong with a GPU, worst first, and what follows unless `PYDRA_NVIDIA_SIGNALS` says otherwise.",
         "",
         "| signal | default | |",
         "|---|---|---|",

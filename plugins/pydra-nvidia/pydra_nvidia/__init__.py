@@ -6,12 +6,11 @@ This module is what the entry point names. Nothing of NVIDIA is loaded at import
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydra_nvidia.config import CONFIG_TYPES
-from pydra_nvidia.inventory.classes import DEVICE_CLASSES
 from pydra_nvidia.settings import Settings
 
 if TYPE_CHECKING:
@@ -21,6 +20,26 @@ DRIVER = "gpu.nvidia.com"
 SETTINGS_TYPE = Settings
 
 __all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
+
+
+def _selectors(kind: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "cel": {
+                "expression": "device.driver == 'gpu.nvidia.com' && "
+                f"device.attributes['gpu.nvidia.com'].type == '{kind}'"
+            }
+        }
+    ]
+
+
+DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {
+    "gpu.nvidia.com": {"selectors": _selectors("gpu"), "extendedResourceName": "nvidia.com/gpu"},
+    "mig.nvidia.com": {"selectors": _selectors("mig")},
+    "vfio.gpu.nvidia.com": {"selectors": _selectors("vfio")},
+}
+"""Specs by name, those of NVIDIA's chart with its expressions, so that claims which name them mean the same here.
+`nvidia.com/gpu` as an extended resource is how the device plugin's pods ask."""
 
 
 @asynccontextmanager

@@ -16,17 +16,15 @@ from msgspec.structs import replace
 from pydra_nvidia.hardware import Driver, Gpu, LostGpu, Mig, PciFunction, Reading
 from pydra_nvidia.host.capabilities import list_instances
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
-from pydra_nvidia.host.iommu import read_vfio_host
 from pydra_nvidia.host.kernel_driver import read_module_version
-from pydra_nvidia.host.pci import DRIVER, PciBus, is_vfio
+from pydra_nvidia.host.pci import DRIVER, PciBus, is_vfio, read_vfio_host
 from pydra_nvidia.host.pci_ids import PciIds
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.lost_gpus import find_lost
 from pydra_nvidia.names import gpu_name
 from pydra_nvidia.nvml.calls import Nvml, address_of
-from pydra_nvidia.nvml.conditions import read_condition, read_monitored
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
-from pydra_nvidia.nvml.gpus import read_driver, read_facts, read_persistence
+from pydra_nvidia.nvml.gpus import read_condition, read_driver, read_facts, read_monitored, read_persistence
 from pydra_nvidia.nvml.links import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
 from pydra_nvidia.nvml.partitions import Kind, Offer, read_instances, read_mode, read_offer, read_resetless
 from pydra_nvidia.nvml.session import NvmlSession

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydra import HealthStatus
 from pydra_nvidia.hardware import Placement
+from pydra_nvidia.health.assessments import Diagnosis
 from pydra_nvidia.health.memory import IncidentMemory
 from pydra_nvidia.health.monitor import HealthMonitor
-from pydra_nvidia.health.verdicts import Diagnosis
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.install import open_simulation
@@ -182,9 +182,9 @@ async def test_a_gpu_that_tells_no_events_says_so(tmp_path: Path) -> None:
         "faults": [{"op": "nvmlDeviceRegisterEvents", "do": "raise", "code": "NOT_SUPPORTED"}],
     }
     (tmp_path / "scenario.json").write_text(json.dumps(scenario))
-    (verdict,) = (await ward.look()).gpus.values()
-    assert verdict.health.status is HealthStatus.HEALTHY
-    assert [taint.key for taint in verdict.taints] == ["gpu.nvidia.com/unmonitored"]
+    (assessment,) = (await ward.look()).gpus.values()
+    assert assessment.health.status is HealthStatus.HEALTHY
+    assert [taint.key for taint in assessment.taints] == ["gpu.nvidia.com/unmonitored"]
     ward.close()
 
 

@@ -9,8 +9,8 @@ import msgspec
 
 from pydra import HealthStatus
 from pydra_nvidia.hardware import Gpu, Mig, NvLinks, PciFunction, Reading
+from pydra_nvidia.health.assessments import WELL, Assessment, Diagnosis
 from pydra_nvidia.health.incidents import Incident, explain
-from pydra_nvidia.health.verdicts import WELL, Diagnosis, Verdict
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.host.pci import DRIVER, is_vfio
 from pydra_nvidia.names import gpu_name, mig_name
@@ -183,8 +183,8 @@ def _links(links: NvLinks | None) -> str:
     return f"{links.up}/{links.total}{ends}"
 
 
-def _condition(verdict: Verdict) -> str:
-    health = verdict.health
+def _condition(assessment: Assessment) -> str:
+    health = assessment.health
     said = [health.message] if health.status is not HealthStatus.HEALTHY else []
-    said += [f"{taint.key}{f'={taint.value}' if taint.value else ''}" for taint in verdict.taints]
+    said += [f"{taint.key}{f'={taint.value}' if taint.value else ''}" for taint in assessment.taints]
     return "; ".join(said) or "well"

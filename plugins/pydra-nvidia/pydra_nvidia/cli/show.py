@@ -18,12 +18,11 @@ from pydra_nvidia.cli.arguments import add_node_arguments, node_of
 from pydra_nvidia.cli.report import Look, describe
 from pydra_nvidia.composition import Node
 from pydra_nvidia.hardware import Reading
-from pydra_nvidia.health.judge import diagnose
+from pydra_nvidia.health.diagnose import diagnose
 from pydra_nvidia.health.memory import FILE, IncidentMemory
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
-from pydra_nvidia.host.iommu import read_vfio_host
 from pydra_nvidia.host.kernel_driver import read_module_version
-from pydra_nvidia.host.pci import PciBus
+from pydra_nvidia.host.pci import PciBus, read_vfio_host
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.telemetry import Hardware
 

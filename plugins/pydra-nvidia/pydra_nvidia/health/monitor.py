@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from pydra import Sample, SampleKind
 from pydra_nvidia.hardware import Gpu, Placement, Reading
-from pydra_nvidia.health.judge import diagnose, is_settled, suspend
+from pydra_nvidia.health.assessments import Diagnosis
+from pydra_nvidia.health.diagnose import diagnose, is_settled, suspend
 from pydra_nvidia.health.memory import IncidentMemory
-from pydra_nvidia.health.verdicts import Diagnosis
 from pydra_nvidia.health.watcher import EventWatcher
 from pydra_nvidia.names import gpu_name
 from pydra_nvidia.nvml.events import Event
@@ -52,7 +52,7 @@ class HealthMonitor:
         self.see(reading)
         self._watcher.watch([gpu.uuid for gpu in reading.gpus])
         with self._lock:
-            return self._judge(reading, self._clock())
+            return self._assess(reading, self._clock())
 
     def recall(self, reading: Reading, why: str) -> Diagnosis:
         """How everything was when it was last read: since then nobody may ask, and `why` says so."""
@@ -62,7 +62,7 @@ class HealthMonitor:
             last = diagnose(reading, self._memory.incidents, settings=self._settings, now=self._clock())
         return suspend(last, reading, why)
 
-    def _judge(self, reading: Reading, now: float) -> Diagnosis:
+    def _assess(self, reading: Reading, now: float) -> Diagnosis:
         lost = frozenset(one.last.uuid for one in reading.lost if one.last is not None)
         returned, self._lost = self._lost - lost, lost  # only a reset brings a lost GPU back
         self._memory.forget(

@@ -10,7 +10,7 @@ import os
 import posixpath
 from typing import TypeAlias
 
-from pydra_nvidia.hardware import PciFunction
+from pydra_nvidia.hardware import PciFunction, VfioHost
 from pydra_nvidia.host.tree import Tree
 
 VENDOR = "0x10de"
@@ -115,3 +115,11 @@ def _integer(text: str, otherwise: int) -> int:
         return int(text)
     except ValueError:
         return otherwise
+
+
+def read_vfio_host(tree: Tree) -> VfioHost:
+    """An IOMMU is on when the kernel has put devices into groups; iommufd has a device of its own."""
+    return VfioHost(
+        iommu=bool(tree.names(tree.sys("kernel/iommu_groups"))),
+        iommufd=tree.exists(tree.here("/dev/iommu")),
+    )

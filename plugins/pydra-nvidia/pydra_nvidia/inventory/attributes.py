@@ -2,17 +2,18 @@
 
 All devices of a GPU have `productName`, `brand`, `architecture`, `cudaComputeCapability`, `driverVersion`,
 `cudaDriverVersion`, `addressingMode`, and the standard `resource.kubernetes.io/pciBusID`, `pcieRoot`, `numaNode`.
-`docs/devices.md` has them all. Source: kubernetes-sigs/dra-driver-nvidia-gpu, and go-nvlib for the spellings.
+`docs/devices.md` has them all. Versions are strictly semantic, which NVIDIA's are not.
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, and go-nvlib for the spellings.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping
 
-from pydra import AttributeValue
+from pydra import AttributeValue, Version
 from pydra_nvidia.hardware import Architecture, Gpu, PciFunction, Reading
-from pydra_nvidia.inventory.versions import cuda_version, parse_version
 
 STANDARD = "resource.kubernetes.io"
 LONGEST = 64
@@ -38,6 +39,7 @@ _BRANDS = {
 }
 _ARCHITECTURES = {one.value: one.name.capitalize() for one in Architecture} | {Architecture.ADA: "Ada Lovelace"}
 _ADDRESSING = {0: "None", 1: "HMM", 2: "ATS"}
+_NUMBERS = re.compile(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?")
 
 
 def describe_hardware(gpu: Gpu, reading: Reading) -> dict[str, AttributeValue]:
@@ -101,3 +103,17 @@ def _describe_place(address: str, function: PciFunction | None) -> dict[str, Att
     if function is not None and function.numa >= 0:
         place[f"{STANDARD}/numaNode"] = function.numa
     return place
+
+
+def parse_version(text: str) -> Version | None:
+    """Three numbers without leading zeros: `580.105.08` is 580.105.8, `9.0` is 9.0.0. None: there is no number.
+
+    What comes after the third number is left out.
+    """
+    match = _NUMBERS.match(text.strip())
+    return None if match is None else Version(".".join(str(int(number or 0)) for number in match.groups()))
+
+
+def cuda_version(number: int) -> Version:
+    """From CUDA's own counting: 13000 is 13.0.0, 12080 is 12.8.0."""
+    return Version(f"{number // 1000}.{number % 1000 // 10}.0")

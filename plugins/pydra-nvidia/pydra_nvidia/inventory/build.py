@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from pydra import CounterSet, Device, Inventory
 from pydra_nvidia.hardware import Gpu, Placement, Reading
-from pydra_nvidia.health.verdicts import Diagnosis
+from pydra_nvidia.health.assessments import Diagnosis
 from pydra_nvidia.inventory.attributes import describe_hardware
 from pydra_nvidia.inventory.gpus import build_counter_sets, build_devices
 from pydra_nvidia.inventory.links import describe_links

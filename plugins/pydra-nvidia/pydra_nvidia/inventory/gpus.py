@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 
 from pydra import AttributeValue, CounterConsumption, CounterSet, Device
 from pydra_nvidia.hardware import Gpu, Placement, Profile
-from pydra_nvidia.health.verdicts import WELL, Diagnosis, Verdict
+from pydra_nvidia.health.assessments import WELL, Assessment, Diagnosis, join_assessments
 from pydra_nvidia.inventory.attributes import describe_gpu, describe_partition
 from pydra_nvidia.inventory.capacities import build_capacities, memory_figure, profile_figures
 from pydra_nvidia.inventory.offering import Adopted, Offering
 from pydra_nvidia.inventory.profiles import Offer, build_table
 from pydra_nvidia.inventory.shares import share_capacities
-from pydra_nvidia.inventory.verdicts import join_verdicts
 from pydra_nvidia.names import counter_set_name, gpu_name, mig_name
 from pydra_nvidia.settings import Shares
 
@@ -58,27 +57,27 @@ def _build_whole(
     figures = memory_figure(gpu.memory)
     plain = build_table(gpu.mig.profiles).capacities if offering.profiled and gpu.mig else build_capacities(figures)
     shared = None if offering.counters else share_capacities(figures, shares)
-    verdict = _judge(gpu, None, diagnosis)
+    assessment = _assess(gpu, None, diagnosis)
     return Device(
         name=gpu_name(gpu.minor),
         attributes=attributes,
         capacity=plain if shared is None else shared,
         consumes_counters=draw_all(gpu, offering),
         allow_multiple_allocations=shared is not None,
-        health=verdict.health,
-        taints=verdict.taints,
+        health=assessment.health,
+        taints=assessment.taints,
     )
 
 
 def _build_offer(gpu: Gpu, offer: Offer, hardware: Mapping[str, AttributeValue], diagnosis: Diagnosis) -> Device:
-    verdict = _judge(gpu, offer.placement, diagnosis)
+    assessment = _assess(gpu, offer.placement, diagnosis)
     return Device(
         name=mig_name(gpu.minor, offer.profile.name, offer.profile.id, offer.placement.start),
         attributes=describe_partition(gpu, offer.profile.name, hardware),
         capacity=offer.capacities,
         consumes_counters=(CounterConsumption(counter_set=counter_set_name(gpu.minor), counters=offer.draws),),
-        health=verdict.health,
-        taints=verdict.taints,
+        health=assessment.health,
+        taints=assessment.taints,
     )
 
 
@@ -93,28 +92,28 @@ def _build_adopted(
     slices = range(placement.start, placement.start + placement.size)
     figures = profile_figures(profile) | {f"memorySlice{number}": 1 for number in slices}
     shared = share_capacities(figures, shares)
-    verdict = _judge(gpu, placement, diagnosis)
+    assessment = _assess(gpu, placement, diagnosis)
     return Device(
         name=mig_name(gpu.minor, profile.name, profile.id, placement.start),
         attributes=describe_partition(gpu, profile.name, hardware, uuid=adopted.uuid),
         capacity=build_capacities(figures) if shared is None else shared,
         allow_multiple_allocations=shared is not None,
-        health=verdict.health,
-        taints=verdict.taints,
+        health=assessment.health,
+        taints=assessment.taints,
     )
 
 
-def _judge(gpu: Gpu, placement: Placement | None, diagnosis: Diagnosis) -> Verdict:
-    """A verdict on the GPU is one on its partitions, and one on a place is one on all that has a part of it.
+def _assess(gpu: Gpu, placement: Placement | None, diagnosis: Diagnosis) -> Assessment:
+    """An assessment on the GPU is one on its partitions, and one on a place is one on all that has a part of it.
 
     What was wrong with memory slices is wrong with them in whatever shape they are offered next.
     """
     parts = (
-        verdict
-        for (uuid, place), verdict in sorted(diagnosis.partitions.items(), key=lambda one: one[0])
+        assessment
+        for (uuid, place), assessment in sorted(diagnosis.partitions.items(), key=lambda one: one[0])
         if uuid == gpu.uuid and (placement is None or placement.overlaps(place))
     )
-    return join_verdicts(diagnosis.gpus.get(gpu.uuid, WELL), *parts)
+    return join_assessments(diagnosis.gpus.get(gpu.uuid, WELL), *parts)
 
 
 def _size(profile: Profile) -> tuple[int, int]:

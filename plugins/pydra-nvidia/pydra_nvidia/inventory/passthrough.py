@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping
 
 from pydra import Capacity, Device
 from pydra_nvidia.hardware import Gpu, PciFunction, Reading
-from pydra_nvidia.health.verdicts import WELL, Diagnosis
+from pydra_nvidia.health.assessments import WELL, Diagnosis, join_assessments
 from pydra_nvidia.inventory.attributes import describe_function
 from pydra_nvidia.inventory.capacities import build_quantity
 from pydra_nvidia.inventory.gpus import draw_all
 from pydra_nvidia.inventory.offering import Offering
-from pydra_nvidia.inventory.verdicts import join_verdicts
 from pydra_nvidia.names import vfio_name
 from pydra_nvidia.targets import passthrough_candidates
 
@@ -29,7 +28,7 @@ def build_functions(
         gpu, offering = offerings.get(function.address, (None, None))
         if not _can_bind(function) or (function.driver == "nvidia" and (offering is None or not offering.whole)):
             continue
-        verdict = join_verdicts(
+        assessment = join_assessments(
             diagnosis.functions.get(function.address, WELL), diagnosis.gpus.get(gpu.uuid, WELL) if gpu else WELL
         )
         yield Device(
@@ -37,8 +36,8 @@ def build_functions(
             attributes=describe_function(function, iommufd=reading.vfio.iommufd),
             capacity={"addressableMemory": Capacity(build_quantity(function.addressable))},
             consumes_counters=draw_all(gpu, offering) if gpu and offering else (),
-            health=verdict.health,
-            taints=verdict.taints,
+            health=assessment.health,
+            taints=assessment.taints,
         )
 
 

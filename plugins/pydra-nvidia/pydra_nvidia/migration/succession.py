@@ -21,7 +21,6 @@ from pydra_nvidia.hardware import Reading
 from pydra_nvidia.held import HeldEntries, build_plan, build_state
 from pydra_nvidia.host.pci import is_vfio
 from pydra_nvidia.host.tree import Tree
-from pydra_nvidia.migration.liveness import find_live_socket
 from pydra_nvidia.migration.plan import Succession, mps_edits, plan_cleaning, plan_succession
 from pydra_nvidia.migration.vendor_checkpoint import (
     FILE,
@@ -37,6 +36,8 @@ from pydra_nvidia.telemetry import Hardware
 from pydra_nvidia.vfio.functions import read_function
 
 _log = logging.getLogger(__name__)
+
+_SOCKET_SECONDS = 2.0
 
 
 class VendorRuns(ClaimError):
@@ -188,3 +189,28 @@ def _read(path: str) -> bytes | None:
         return None
     except OSError as error:
         raise ClaimError(f"{path} cannot be read: {error.strerror}; is the plugin directory mounted?") from error
+
+
+async def find_live_socket(directory: str, prefix: str = "") -> str | None:
+    """A socket in the directory that somebody accepts connections on; None when all of that prefix are left over."""
+    try:
+        names = sorted(await asyncio.to_thread(os.listdir, directory))
+    except OSError:
+        return None
+    for name in names:
+        path = os.path.join(directory, name)
+        if name.startswith(prefix) and name.endswith(".sock") and await _is_live(path):
+            return path
+    return None
+
+
+async def _is_live(path: str) -> bool:
+    try:
+        async with asyncio.timeout(_SOCKET_SECONDS):
+            _, writer = await asyncio.open_unix_connection(path)
+    except TimeoutError:
+        return True  # somebody holds it and is too busy to answer
+    except OSError:
+        return False
+    writer.close()
+    return True

@@ -8,11 +8,17 @@ from __future__ import annotations
 import ctypes
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, Code, NvmlError
+
+Field: TypeAlias = int | tuple[int, int]
+"""A field's id, or that and its scope: the number of a link."""
+
+_UNION = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""The member of the union for each value type, by nvmlValueType_t."""
 
 
 class Meter:
@@ -118,3 +124,19 @@ class Nvml:
 def address_of(handle: Any) -> int:
     """What tells a handle from another."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+
+def read_fields(nvml: Nvml, handle: Any, fields: Sequence[Field], *, subject: str = "") -> tuple[float | None, ...]:
+    """Many facts of one GPU in one call, in their order; None for one that this GPU or driver does not tell."""
+    if not fields:
+        return ()
+    values = nvml.look("nvmlDeviceGetFieldValues", handle, list(fields), subject=subject)
+    if values is None:
+        return (None,) * len(fields)
+    return tuple(_value(one) for one in values)
+
+
+def _value(one: Any) -> float | None:
+    if one.nvmlReturn or one.valueType >= len(_UNION):
+        return None
+    return getattr(one.value, _UNION[one.valueType])  # type: ignore[no-any-return]

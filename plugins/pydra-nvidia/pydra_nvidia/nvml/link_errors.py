@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from pydra_nvidia.hardware import Architecture, Gpu
-from pydra_nvidia.nvml.calls import Nvml
-from pydra_nvidia.nvml.fields import read_fields
+from pydra_nvidia.nvml.calls import Nvml, read_fields
 
 _COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3, "ecc_data": 4}
 _FIELDS = {

@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 
 from pydra_nvidia.hardware import Architecture, ComputeInstance, GpuInstance, Placement, Profile
-from pydra_nvidia.nvml.calls import Nvml
+from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import UNAVAILABLE, Code, NvmlError
-from pydra_nvidia.nvml.fields import read_fields
 
 PROFILES = 0x12
 COMPUTE_PROFILES = 0x9

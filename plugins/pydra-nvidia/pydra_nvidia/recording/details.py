@@ -10,11 +10,9 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_nvidia.hardware import Gpu, Mig
-from pydra_nvidia.nvml.calls import Nvml
-from pydra_nvidia.nvml.conditions import read_condition, read_monitored
+from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import STALE, UNAVAILABLE, Code, NvmlError, code_name
-from pydra_nvidia.nvml.fields import read_fields
-from pydra_nvidia.nvml.gpus import parse_bus_id, read_facts, read_persistence
+from pydra_nvidia.nvml.gpus import parse_bus_id, read_condition, read_facts, read_monitored, read_persistence
 from pydra_nvidia.nvml.links import MOST_LINKS, links_of, links_up, read_ends, read_fabric_info, read_link_states
 from pydra_nvidia.nvml.partitions import RESETLESS_FIELD, read_mode, read_resetless
 from pydra_nvidia.recording.read_only import DETAILED, SCALAR, CallLog, handle_address

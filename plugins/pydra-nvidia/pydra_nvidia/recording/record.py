@@ -6,7 +6,7 @@ import asyncio
 import datetime
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -16,14 +16,12 @@ from msgspec.structs import replace
 from pydra import PydraError
 from pydra_nvidia.hardware import Reading
 from pydra_nvidia.host.driver_root import DriverMissing
-from pydra_nvidia.host.iommu import read_vfio_host
-from pydra_nvidia.host.pci import PciBus
+from pydra_nvidia.host.pci import PciBus, read_vfio_host
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.recording.anonymise import Names
 from pydra_nvidia.recording.build import Seen, build_scenario
-from pydra_nvidia.recording.compare import find_differences
 from pydra_nvidia.recording.details import GpuRecord, read_failing, read_record
 from pydra_nvidia.recording.host import read_driver_part, read_host
 from pydra_nvidia.recording.read_only import CallLog, ReadOnlyTree, guard
@@ -141,3 +139,31 @@ def _check(scenario: Scenario) -> None:
         raise RecordingFailed(
             f"the machine tells what no scenario can say: {error}. This is a defect of pydra-nvidia; please report it"
         ) from error
+
+
+def find_differences(recorded: Reading, back: Reading) -> tuple[str, ...]:
+    """`gpus[3].links.up: 18, reads back as 0`, for each field.
+
+    Of a GPU that does not answer the error counts, not in which of NVML's calls it came: it is recorded for the first.
+    """
+    return tuple(_compare("", _comparable(recorded), _comparable(back)))
+
+
+def _comparable(reading: Reading) -> Any:
+    lost = tuple(replace(one, message="") for one in reading.lost)
+    return msgspec.to_builtins(replace(reading, lost=lost))
+
+
+def _compare(path: str, one: Any, other: Any) -> Iterator[str]:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in {**one, **other}:
+            yield from _compare(f"{path}.{key}" if path else key, one.get(key, "nothing"), other.get(key, "nothing"))
+    elif isinstance(one, list | tuple) and isinstance(other, list | tuple) and len(one) == len(other):
+        for number, (mine, theirs) in enumerate(zip(one, other, strict=True)):
+            yield from _compare(f"{path}[{number}]", mine, theirs)
+    elif one != other:
+        yield f"{path}: {_short(one)}, reads back as {_short(other)}"
+
+
+def _short(value: Any) -> str:
+    return f"{len(value)} of them" if isinstance(value, list | tuple | Mapping) else str(value)

@@ -12,8 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pydra_nvidia.hardware import Architecture, Gpu, GpuInstance, Placement
-from pydra_nvidia.nvml.calls import Nvml
-from pydra_nvidia.nvml.fields import read_fields
+from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.partitions import (
     COMPUTE_PROFILES,
     PROFILES,

@@ -14,9 +14,9 @@ import pytest
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.cli.report import Look, describe, table
 from pydra_nvidia.hardware import Driver, Gpu, LostGpu, Mig, NvLinks, PciFunction, Reading, VfioHost
+from pydra_nvidia.health.assessments import Assessment, Diagnosis
 from pydra_nvidia.health.incidents import Incident
 from pydra_nvidia.health.memory import FILE, IncidentMemory
-from pydra_nvidia.health.verdicts import Diagnosis, Verdict
 from pydra_nvidia.settings import Settings
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -153,7 +153,7 @@ def test_what_is_not_told_is_a_dash_and_what_is_pending_is_said() -> None:
 def test_a_sick_gpu_says_why() -> None:
     health = Health(status=HealthStatus.UNHEALTHY, message="XID 48: an uncorrectable memory error")
     taint = Taint(key="gpu.nvidia.com/fabric", value="", effect=TaintEffect.NONE)
-    diagnosis = Diagnosis(gpus={"GPU-7": Verdict(health=health, taints=(taint,))})
+    diagnosis = Diagnosis(gpus={"GPU-7": Assessment(health=health, taints=(taint,))})
     row = next(line for line in look(Reading(gpus=(GPU,)), diagnosis=diagnosis) if line.startswith("gpu-7"))
     assert row.endswith("XID 48: an uncorrectable memory error; gpu.nvidia.com/fabric")
 

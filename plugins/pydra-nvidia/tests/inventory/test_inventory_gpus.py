@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from pydra import Capacity, Health, HealthStatus, Taint, TaintEffect, Version
 from pydra.slices.build import build_wanted
 from pydra_nvidia.hardware import Gpu, LostGpu, Placement
-from pydra_nvidia.health.verdicts import Diagnosis, Verdict
+from pydra_nvidia.health.assessments import Assessment, Diagnosis
 from pydra_nvidia.names import mig_name
 
-SICK = Verdict(health=Health(status=HealthStatus.UNHEALTHY, message="fell off the bus", reason="gpu-lost"))
+SICK = Assessment(health=Health(status=HealthStatus.UNHEALTHY, message="fell off the bus", reason="gpu-lost"))
 
 
 def test_a_whole_gpu_has_the_attributes_of_nvidias_driver(boards: Any) -> None:
@@ -191,11 +191,11 @@ def test_a_verdict_counts_for_all_that_has_a_part_of_what_it_is_about(boards: An
     xid = Taint(key="gpu.nvidia.com/xid", value="31", effect=TaintEffect.NONE)
     noted = Taint(key="gpu.nvidia.com/xid", value="43", effect=TaintEffect.NONE)
     diagnosis = Diagnosis(
-        gpus={first.uuid: Verdict(taints=(xid,))},
+        gpus={first.uuid: Assessment(taints=(xid,))},
         partitions={
             (first.uuid, Placement(4, 2)): SICK,
-            (first.uuid, Placement(0, 1)): Verdict(taints=(noted,)),
-            (second.uuid, Placement(0, 1)): Verdict(taints=(noted,)),
+            (first.uuid, Placement(0, 1)): Assessment(taints=(noted,)),
+            (second.uuid, Placement(0, 1)): Assessment(taints=(noted,)),
         },
     )
     devices = boards.devices(boards.reading(first, second), dynamic_mig=True, diagnosis=diagnosis)

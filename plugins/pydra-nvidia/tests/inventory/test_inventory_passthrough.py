@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from pydra import Capacity, CounterConsumption, Health, HealthStatus
 from pydra_nvidia.hardware import VfioHost
-from pydra_nvidia.health.verdicts import Diagnosis, Verdict
+from pydra_nvidia.health.assessments import Assessment, Diagnosis
 
 
 def test_a_function_has_the_attributes_of_nvidias_driver(boards: Any) -> None:
@@ -118,10 +118,10 @@ def test_functions_count_by_address_also_where_domains_have_more_digits(boards: 
     assert found["gpu-vfio-1"] == far.pci
 
 
-def test_a_function_has_the_gravest_of_the_verdicts_on_it_and_on_its_gpu(boards: Any) -> None:
+def test_a_function_has_the_worst_of_the_assessments_on_it_and_on_its_gpu(boards: Any) -> None:
     gpu = boards.gpu("T4")
-    unknown = Verdict(health=Health(status=HealthStatus.UNKNOWN, message="not asked"))
-    sick = Verdict(health=Health(status=HealthStatus.UNHEALTHY, message="XID 79"))
+    unknown = Assessment(health=Health(status=HealthStatus.UNKNOWN, message="not asked"))
+    sick = Assessment(health=Health(status=HealthStatus.UNHEALTHY, message="XID 79"))
     diagnosis = Diagnosis(functions={gpu.pci: unknown}, gpus={gpu.uuid: sick})
     device = boards.devices(boards.reading(gpu), vfio=True, diagnosis=diagnosis)["gpu-vfio-0"]
     assert device.health == sick.health

@@ -6,7 +6,7 @@ import pytest
 
 from pydra import Device, Version
 from pydra.inventory import check_device
-from pydra_nvidia.inventory.versions import cuda_version, parse_version
+from pydra_nvidia.inventory.attributes import cuda_version, parse_version
 
 
 @pytest.mark.parametrize(

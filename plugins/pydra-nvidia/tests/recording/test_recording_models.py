@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from pydra_nvidia.hardware import PciFunction, Reading
 from pydra_nvidia.recording.build import merge_groups
-from pydra_nvidia.recording.compare import find_differences
 from pydra_nvidia.recording.models import guess, name_models, unify
+from pydra_nvidia.recording.record import find_differences
 from pydra_nvidia.recording.slots import Slot, read_regions
 from pydra_nvidia.simulation.model import ComputeProfile, Model, PciModel
 from pydra_nvidia.simulation.scenario import GroupPart

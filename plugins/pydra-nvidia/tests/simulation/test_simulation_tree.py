@@ -17,9 +17,8 @@ from pydra_nvidia.cdi.driver_files import DriverFiles, find_driver_files
 from pydra_nvidia.cdi.file_search import FileSearch
 from pydra_nvidia.cdi.nodes import COMMON, DevRoots
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
-from pydra_nvidia.host.iommu import read_vfio_host
 from pydra_nvidia.host.kernel_driver import read_majors, read_module_version
-from pydra_nvidia.host.pci import PciBus
+from pydra_nvidia.host.pci import PciBus, read_vfio_host
 from pydra_nvidia.settings import Settings, parse_settings
 from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile, bundled_scenarios

@@ -13,9 +13,8 @@ from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.hardware import Reading
 from pydra_nvidia.host.capabilities import CapabilityMissing, find_partition_nodes, list_instances
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
-from pydra_nvidia.host.iommu import read_vfio_host
 from pydra_nvidia.host.kernel_driver import read_module_version
-from pydra_nvidia.host.pci import PciBus
+from pydra_nvidia.host.pci import PciBus, read_vfio_host
 from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.machine import Machine

@@ -1,4 +1,4 @@
-"""What a GPU's condition and its XIDs mean for its device: one verdict, the gravest signal first."""
+"""What a GPU's condition and its XIDs mean for its device: one assessment, the worst signal first."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.hardware import Condition, Gpu, LostGpu, Placement, Reading
+from pydra_nvidia.health.assessments import WELL, Assessment, combine
+from pydra_nvidia.health.diagnose import diagnose
 from pydra_nvidia.health.incidents import Incident
-from pydra_nvidia.health.judge import diagnose
-from pydra_nvidia.health.verdicts import WELL, Verdict, weigh
 from pydra_nvidia.settings import Reaction, Settings, Signal
 
 NOW = 10_000.0
@@ -39,7 +39,7 @@ def xid(code: int, *, age: float = 1.0, place: Placement | None = None) -> Incid
     return Incident(gpu="GPU-0", xid=code, place=place, first=NOW - age, last=NOW - age)
 
 
-def verdict(*incidents: Incident, settings: Settings = DEFAULT, **condition: Any) -> Verdict:
+def assessment(*incidents: Incident, settings: Settings = DEFAULT, **condition: Any) -> Assessment:
     found = diagnose(Reading(gpus=(gpu(**condition),)), incidents, settings=settings, now=NOW)
     return found.gpus.get("GPU-0", WELL)
 
@@ -56,25 +56,25 @@ def tells(name: str, value: str = "") -> Taint:
 
 @pytest.mark.parametrize("code", [13, 31, 43, 45, 68, 109])
 def test_an_error_of_an_application_only_informs(code: int) -> None:
-    assert verdict(xid(code)) == Verdict(taints=(tells("xid", str(code)),))
+    assert assessment(xid(code)) == Assessment(taints=(tells("xid", str(code)),))
 
 
 def test_any_other_xid_makes_the_device_unhealthy_under_the_vendors_key() -> None:
-    assert verdict(xid(79)).health == sick("xid", "79", "XID 79: the GPU has fallen off the bus")
-    assert verdict(xid(999)).health == sick("xid", "999", "XID 999")
+    assert assessment(xid(79)).health == sick("xid", "79", "XID 79: the GPU has fallen off the bus")
+    assert assessment(xid(999)).health == sick("xid", "999", "XID 999")
 
 
 def test_an_ignored_xid_never_weakens_a_fatal_one() -> None:
-    assert verdict(xid(79, age=9), xid(13)) == Verdict(health=verdict(xid(79)).health)
+    assert assessment(xid(79, age=9), xid(13)) == Assessment(health=assessment(xid(79)).health)
 
 
 def test_of_several_xids_the_latest_is_told() -> None:
-    assert verdict(xid(79, age=9), xid(95, age=2), xid(48, age=5)).health.reason == "95"
+    assert assessment(xid(79, age=9), xid(95, age=2), xid(48, age=5)).health.reason == "95"
 
 
 def test_the_admin_may_ignore_more_codes_and_count_those_of_applications() -> None:
-    assert verdict(xid(94), settings=Settings(xids_ignored=(94,))).health == Health()
-    assert verdict(xid(31), settings=Settings(xids_fatal=(31,))).health.reason == "31"
+    assert assessment(xid(94), settings=Settings(xids_ignored=(94,))).health == Health()
+    assert assessment(xid(31), settings=Settings(xids_fatal=(31,))).health.reason == "31"
 
 
 CONDITIONS = {
@@ -86,7 +86,7 @@ CONDITIONS = {
 
 @pytest.mark.parametrize(("condition", "name", "value", "message"), CONDITIONS.values(), ids=CONDITIONS)
 def test_a_condition_makes_the_device_unhealthy(condition: dict[str, Any], name: str, value: str, message: str) -> None:
-    health = verdict(**condition).health
+    health = assessment(**condition).health
     assert (health.status, health.taint, health.reason) == (
         HealthStatus.UNHEALTHY,
         f"gpu.nvidia.com/{name}",
@@ -105,12 +105,12 @@ INFORMING = {
 
 @pytest.mark.parametrize(("condition", "name"), INFORMING.values(), ids=INFORMING)
 def test_a_condition_that_still_lets_the_device_work_only_informs(condition: dict[str, Any], name: str) -> None:
-    assert verdict(**condition) == Verdict(taints=(tells(name),))
+    assert assessment(**condition) == Assessment(taints=(tells(name),))
 
 
 def test_a_gpu_about_which_nothing_is_told_is_well() -> None:
-    assert verdict() == WELL
-    assert verdict(recovery=0, ecc_uncorrected=0, remap_failed=False, remap_pending=False) == WELL
+    assert assessment() == WELL
+    assert assessment(recovery=0, ecc_uncorrected=0, remap_failed=False, remap_pending=False) == WELL
 
 
 def beside(name: str, value: str = "", effect: TaintEffect = TaintEffect.NO_SCHEDULE) -> Taint:
@@ -156,10 +156,10 @@ def beside(name: str, value: str = "", effect: TaintEffect = TaintEffect.NO_SCHE
         ),
     ],
 )
-def test_the_gravest_signal_is_the_health_and_each_other_is_a_taint_of_its_own(
+def test_the_worst_signal_is_the_health_and_each_other_is_a_taint_of_its_own(
     reactions: dict[Signal, Reaction], effect: TaintEffect | None, taints: set[Taint]
 ) -> None:
-    found = verdict(
+    found = assessment(
         xid(119), xid(13), recovery=2, remap_failed=True, ecc_uncorrected=1, settings=Settings(signals=reactions)
     )
     assert found.health == sick("xid", "119", "XID 119: the GPU's system processor did not answer", effect)
@@ -167,8 +167,8 @@ def test_the_gravest_signal_is_the_health_and_each_other_is_a_taint_of_its_own(
     assert len(found.taints) == len(taints)
 
 
-def test_with_its_gravest_signal_only_told_the_next_one_is_the_health() -> None:
-    found = verdict(xid(119), recovery=1, settings=Settings(signals={Signal.XID: Reaction.NONE}))
+def test_with_its_worst_signal_only_told_the_next_one_is_the_health() -> None:
+    found = assessment(xid(119), recovery=1, settings=Settings(signals={Signal.XID: Reaction.NONE}))
     assert found.health.taint == "gpu.nvidia.com/recovery-action"
     assert found.taints == (tells("xid", "119"),)
 
@@ -190,7 +190,7 @@ ORDER = [TaintEffect.NONE, TaintEffect.NO_SCHEDULE, TaintEffect.NO_EXECUTE]
 def test_of_all_that_is_wrong_each_key_is_told_once_with_its_strongest_effect(
     healths: list[Health], taints: list[Taint]
 ) -> None:
-    found = weigh(healths, taints)
+    found = combine(healths, taints)
     sick_ones = [one for one in healths if one.status is HealthStatus.UNHEALTHY]
     said = [(one.taint, one.effect or TaintEffect.NO_SCHEDULE) for one in sick_ones]
     said += [(one.key, one.effect) for one in taints]
@@ -215,7 +215,7 @@ REACTIONS = {
 
 @pytest.mark.parametrize("reaction", Reaction)
 def test_what_follows_from_a_signal_is_a_policy(reaction: Reaction) -> None:
-    found = verdict(xid(79), settings=Settings(signals={Signal.XID: reaction}))
+    found = assessment(xid(79), settings=Settings(signals={Signal.XID: reaction}))
     assert (found.health.status, found.health.effect, found.taints) == REACTIONS[reaction]
 
 
@@ -234,7 +234,7 @@ RECOVERY = {
 def test_an_incident_is_over_when_it_is_quiet_and_the_driver_agrees(
     code: int, age: float, recovery: int | None, counts: bool
 ) -> None:
-    found = verdict(xid(code, age=age), recovery=recovery)
+    found = assessment(xid(code, age=age), recovery=recovery)
     keys = {found.health.reason, *(taint.value for taint in found.taints)}
     assert (str(code) in keys) is counts
 
@@ -264,9 +264,9 @@ def test_incidents_of_a_gpu_that_is_not_there_are_kept() -> None:
 
 
 def test_a_gpu_that_is_silent_for_the_moment_is_neither_well_nor_sick() -> None:
-    health = verdict(silence="NVML_ERROR_TIMEOUT (10)").health
+    health = assessment(silence="NVML_ERROR_TIMEOUT (10)").health
     assert (health.status, health.message) == (
         HealthStatus.UNKNOWN,
         "the GPU does not answer: NVML_ERROR_TIMEOUT (10)",
     )
-    assert verdict(xid(79), silence="NVML_ERROR_TIMEOUT (10)").health.reason == "79"
+    assert assessment(xid(79), silence="NVML_ERROR_TIMEOUT (10)").health.reason == "79"

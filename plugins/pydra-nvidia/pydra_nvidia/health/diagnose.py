@@ -1,6 +1,6 @@
 """How each GPU and partition is, from its condition and the incidents. Pure.
 
-A device has one verdict: of several signals the gravest is its health, and each other is a taint beside it. An ignored
+A device has one assessment: of several signals the worst is its health, and each other is a taint beside it. An ignored
 XID never weakens what another signal says.
 """
 
@@ -12,8 +12,8 @@ import msgspec
 
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.hardware import Gpu, LostGpu, Placement, Reading
+from pydra_nvidia.health.assessments import WELL, Assessment, Diagnosis, combine
 from pydra_nvidia.health.incidents import Incident, explain, is_ignored, is_over
-from pydra_nvidia.health.verdicts import WELL, Diagnosis, Verdict, weigh
 from pydra_nvidia.settings import Reaction, Settings, Signal
 
 DOMAIN = "gpu.nvidia.com"
@@ -33,7 +33,7 @@ DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
     Signal.UNMONITORED: Reaction.NONE,
     Signal.IGNORED_XID: Reaction.NONE,
 }
-"""Gravest first: the first that makes a device unhealthy is its health."""
+"""Worst first: the first that makes a device unhealthy is its health."""
 
 RECOVERY_ACTIONS = {
     1: "GPU_RESET",
@@ -60,23 +60,23 @@ class _Finding(msgspec.Struct, frozen=True):
 
 
 def diagnose(reading: Reading, incidents: Iterable[Incident], *, settings: Settings, now: float) -> Diagnosis:
-    """The verdict on everything in the reading; `now` in seconds since the epoch."""
+    """The assessment on everything in the reading; `now` in seconds since the epoch."""
     counting = [one for one in incidents if not is_settled(one, reading, settings=settings, now=now)]
-    gpus: dict[str, Verdict] = {}
-    partitions: dict[tuple[str, Placement], Verdict] = {}
+    gpus: dict[str, Assessment] = {}
+    partitions: dict[tuple[str, Placement], Assessment] = {}
     for gpu in reading.gpus:
         mine = [one for one in counting if one.gpu == gpu.uuid]
         whole = [*_condition(gpu), *_xids((one for one in mine if one.place is None), settings)]
-        gpus[gpu.uuid] = _judge(whole, settings, silence=gpu.condition.silence)
+        gpus[gpu.uuid] = _assess(whole, settings, silence=gpu.condition.silence)
         for place in sorted({one.place for one in mine if one.place is not None}):
             own = list(_xids((one for one in mine if one.place == place), settings))
-            partitions[gpu.uuid, place] = _judge([*whole, *own], settings, silence=gpu.condition.silence)
+            partitions[gpu.uuid, place] = _assess([*whole, *own], settings, silence=gpu.condition.silence)
     for lost in reading.lost:
         if lost.last is not None:
-            gpus[lost.last.uuid] = _judge([_lost(lost)], settings)
+            gpus[lost.last.uuid] = _assess([_lost(lost)], settings)
     return Diagnosis(
-        gpus={uuid: verdict for uuid, verdict in gpus.items() if verdict != WELL},
-        partitions={place: verdict for place, verdict in partitions.items() if verdict != WELL},
+        gpus={uuid: assessment for uuid, assessment in gpus.items() if assessment != WELL},
+        partitions={place: assessment for place, assessment in partitions.items() if assessment != WELL},
     )
 
 
@@ -87,16 +87,16 @@ def suspend(last: Diagnosis, reading: Reading, why: str) -> Diagnosis:
     """
     taint = Taint(key=MAINTENANCE, effect=TaintEffect.NO_SCHEDULE)
 
-    def leave_alone(verdict: Verdict) -> Verdict:
-        health = verdict.health
+    def leave_alone(assessment: Assessment) -> Assessment:
+        health = assessment.health
         if health.status is HealthStatus.HEALTHY:
             health = Health(status=HealthStatus.UNKNOWN, message=why)
-        return Verdict(health=health, taints=(taint, *verdict.taints))
+        return Assessment(health=health, taints=(taint, *assessment.taints))
 
     uuids = [*(gpu.uuid for gpu in reading.gpus), *last.gpus]
     return Diagnosis(
         gpus={uuid: leave_alone(last.gpus.get(uuid, WELL)) for uuid in uuids},
-        partitions={place: leave_alone(verdict) for place, verdict in last.partitions.items()},
+        partitions={place: leave_alone(assessment) for place, assessment in last.partitions.items()},
         functions={address: leave_alone(last.functions.get(address, WELL)) for address in reading.functions},
     )
 
@@ -144,7 +144,7 @@ def _lost(lost: LostGpu) -> _Finding:
     return _Finding(Signal.GPU_LOST, "", f"the GPU is lost: {lost.message}")
 
 
-def _judge(findings: Iterable[_Finding], settings: Settings, *, silence: str = "") -> Verdict:
+def _assess(findings: Iterable[_Finding], settings: Settings, *, silence: str = "") -> Assessment:
     sick: list[Health] = []
     informing: list[Taint] = []
     order = list(DEFAULT_REACTIONS)
@@ -165,7 +165,7 @@ def _judge(findings: Iterable[_Finding], settings: Settings, *, silence: str = "
             )
     if silence and not sick:
         sick.append(Health(status=HealthStatus.UNKNOWN, message=f"the GPU does not answer: {silence}"))
-    return weigh(sick, informing)
+    return combine(sick, informing)
 
 
 def _key(signal: Signal) -> str:
