@@ -32,24 +32,24 @@ _ADVICE = {
 
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What the disk says when it has no room."""
+"""Error numbers of a full disk."""
 
 
 def no_step(step: str) -> None:
-    """The step hook of production: nothing."""
+    """Do nothing: the step hook in production."""
 
 
 def explain(error: OSError, doing: str) -> str:
-    """`doing` failed: what was found, and what to do about it."""
+    """Format why `doing` failed, and what to do about it."""
     found = (error.strerror or str(error)).lower()
     advice = _ADVICE.get(error.errno or 0, "")
     return f"{doing} failed: {advice or found} (errno {errno.errorcode.get(error.errno or 0, error.errno)})"
 
 
 def make_directory(path: str, mode: int) -> None:
-    """Create the directory with this mode, whatever the umask, and missing parents open to all; durable.
+    """Create the directory with this mode, whatever the umask, and missing parents readable by all; durable.
 
-    Directories that are there are left alone.
+    Existing directories are not changed.
     """
     if os.path.isdir(path):
         return
@@ -66,13 +66,13 @@ def make_directory(path: str, mode: int) -> None:
 
 
 def write_file(path: str, content: bytes, *, mode: int, durable: bool, step: Step = no_step) -> None:
-    """Put `content` at `path` as a whole: the old file, or the new one, never a part. The directory must exist.
+    """Write `content` to `path` atomically: there is the old file or the new one. The directory must exist.
 
-    The temporary file has one name, so that only one writer at a time may write one path. `durable`: the file outlives
+    The temporary file has a fixed name, so only one writer at a time may write one path. `durable`: the file survives
     a loss of power once this has returned.
 
     Raises:
-        OSError: as the system calls raise it; nothing is left behind, and the old file is as it was.
+        OSError: of the system calls; nothing is left behind, and the old file is unchanged.
     """
     temporary = f"{path}.tmp"
     step("create")
@@ -99,7 +99,7 @@ def write_file(path: str, content: bytes, *, mode: int, durable: bool, step: Ste
 
 
 def flush_directory(path: str) -> None:
-    """Make the directory's entries outlive a loss of power."""
+    """Make the directory's entries survive a loss of power."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -108,10 +108,10 @@ def flush_directory(path: str) -> None:
 
 
 def read_regular_file(path: str, limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes.
+    """Read a regular file of at most `limit` bytes.
 
     Raises:
-        OSError: as `open` and `read` raise it; ELOOP for a link, EINVAL for no regular file, EFBIG when it is longer.
+        OSError: of `open` and `read`; ELOOP for a link, EINVAL for other kinds of files, EFBIG if it is longer.
     """
     # Not blocking: to open a named pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -77,14 +77,14 @@ _TAINTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentContext:
-    """What all drivers of one agent share. `taken` maps the driver names in use to the backends served under them."""
+    """What all drivers of one agent share. `driver_owners` maps the driver names in use to their backends."""
 
     settings: Settings
     client: KubeClient
     metrics: Metrics
     record: Callable[[Notice], None]
     tracer: Tracer | None
-    taken: dict[str, str] = field(default_factory=dict)
+    driver_owners: dict[str, str] = field(default_factory=dict)
 
 
 class Driver:
@@ -92,8 +92,8 @@ class Driver:
 
     def __init__(self, started: StartedBackend, context: AgentContext) -> None:
         self.backend = started.source.name
-        self._called = started.source.called
-        self._named = started.driver
+        self._configured_name = started.source.configured_name
+        self._driver_setting = started.driver
         self._context = context
         self._missing = f"backend {self.backend}: is starting"
         self._starting = anyio.CancelScope()
@@ -103,7 +103,7 @@ class Driver:
         started.report_to(self._reports)
 
     def missing(self) -> str:
-        """What keeps the driver from serving claims, in words; empty when nothing does."""
+        """Return why the driver cannot serve claims, as text; empty if it can."""
         return self._missing
 
     async def run(self, stop: anyio.Event) -> None:
@@ -143,24 +143,27 @@ class Driver:
         self._missing = text and f"driver of backend {self.backend}: {text}"
 
     def _name_driver(self, facts: BackendFacts) -> str:
-        driver = self._named or facts.driver
+        driver = self._driver_setting or facts.driver
         if not driver:
             raise SettingsError(
-                [f"backend {self.backend} has no driver name of its own; give it one: --driver {self._called}=NAME"]
+                [
+                    f"backend {self.backend} has no driver name of its own; "
+                    f"give it one: --driver {self._configured_name}=NAME"
+                ]
             )
-        holder = self._context.taken.setdefault(driver, self.backend)
+        holder = self._context.driver_owners.setdefault(driver, self.backend)
         if holder != self.backend:
             raise SettingsError(
                 [
                     f"backend {self.backend}: driver {driver} is served by backend {holder} already; "
-                    f"give one of them another name: --driver {self._called}=NAME"
+                    f"give one of them another name: --driver {self._configured_name}=NAME"
                 ]
             )
         return driver
 
 
 class DriverService:
-    """The parts of one driver. `missing` is told what keeps the kubelet from using it; "" when nothing does."""
+    """The components of one driver. `missing` is called with what keeps the kubelet from using it; "" for nothing."""
 
     def __init__(
         self,
@@ -170,7 +173,7 @@ class DriverService:
         context: AgentContext,
         missing: Callable[[str], None],
     ) -> None:
-        """Raises SettingsError when the driver's sockets cannot be where the settings put them."""
+        """Raises SettingsError if the driver's sockets cannot be where the settings put them."""
         settings = context.settings
         self._driver = driver
         self._facts = facts
@@ -186,7 +189,7 @@ class DriverService:
         self._board = HealthBoard()
         self._loop = asyncio.get_running_loop()
         self._sockets_tried = anyio.Event()
-        # Refused here, where it costs this backend only; what is raised beside running parts ends the agent.
+        # Refused here, where it affects this backend only; an exception beside running components ends the agent.
         plan_socket_paths(
             driver,
             registry_directory=settings.registry_directory,
@@ -218,7 +221,7 @@ class DriverService:
         # The lock file stays open until the process ends, after the backend: that may still prepare, or restore.
 
     async def open(self) -> None:
-        """Read what earlier instances left. A disk that cannot be used is reported, and tried until it can."""
+        """Read what earlier instances left. If the disk cannot be used, report that and retry."""
         while True:
             try:
                 await self._open()
@@ -248,11 +251,11 @@ class DriverService:
             durable=self._facts.survives_reboot,
             boot_id=self._boot_id,
             elsewhere=(other,),
-            report=self._hear_records,
+            report=self._on_unreadable_record,
         )
         await asyncio.to_thread(self._store.open)
         self._cdi.open()
-        taken = await import_claims(
+        imported = await import_claims(
             self._supervisor.inherit,
             self._store,
             find_names=self._find_claim_names,
@@ -260,17 +263,17 @@ class DriverService:
             directory=self._plugin_directory,
             boot_id=self._boot_id,
         )
-        if taken:
-            _log.info("driver %s: took over %d claims that another driver had prepared", self._driver, taken)
-        self._supervisor.restore_from(self._hold_still)
+        if imported:
+            _log.info("driver %s: took over %d claims that another driver had prepared", self._driver, imported)
+        self._supervisor.restore_from(self._exclusive_access)
 
-    def _hear_records(self, record: UnreadableRecord) -> None:
-        """Called in the thread too in which the records are read at the start; Events are queued in the loop's own."""
+    def _on_unreadable_record(self, record: UnreadableRecord) -> None:
+        """Report from any thread: records are read in a worker at the start, and Events are queued in the loop's."""
         self._loop.call_soon_threadsafe(self._report, record)
 
     @asynccontextmanager
-    async def _hold_still(self) -> AsyncIterator[tuple[HeldClaim, ...]]:
-        """All that this node holds, for a backend's `restore`, while no other instance changes anything."""
+    async def _exclusive_access(self) -> AsyncIterator[tuple[HeldClaim, ...]]:
+        """Yield the held claims for a backend's `restore`, while no other instance changes anything."""
         await self._lock.begin_restore(asyncio.get_running_loop().time() + _RESTORE_SECONDS)
         try:
             async with self._store:
@@ -279,7 +282,7 @@ class DriverService:
         finally:
             self._lock.end_restore()
 
-    # Down: a pod starts or ends
+    # Claims: a pod starts or ends
 
     def _build_claims(self) -> ClaimPreparer:
         settings = self._settings
@@ -299,7 +302,7 @@ class DriverService:
                 unprepare=settings.unprepare_deadline,
                 fetch=settings.fetch_deadline,
             ),
-            report=self._hear_claims,
+            report=self._on_claim_event,
         )
 
     def _build_garbage_collector(self, claims: ClaimPreparer) -> GarbageCollector:
@@ -328,14 +331,14 @@ class DriverService:
             pod_uid=self._settings.pod_uid,
             health_period=self._settings.health_period,
             drain_grace=self._settings.drain_grace,
-            report=self._hear_kubelet,
+            report=self._on_kubelet_event,
         )
 
     async def _collect_garbage(self, garbage: GarbageCollector) -> None:
-        await self._sockets_tried.wait()  # it asks for every claim that is held: half a second of CPU for 1000
+        await self._sockets_tried.wait()  # it looks up every held claim: half a second of CPU for 1000
         await garbage.run()
 
-    def _hear_kubelet(self, event: KubeletEvent) -> None:
+    def _on_kubelet_event(self, event: KubeletEvent) -> None:
         if isinstance(event, Serving | Waiting):
             self._sockets_tried.set()
         match event:
@@ -349,7 +352,7 @@ class DriverService:
                 self._missing("the kubelet has not registered it yet")
         self._report(event)
 
-    def _hear_claims(self, event: ClaimEvent) -> None:
+    def _on_claim_event(self, event: ClaimEvent) -> None:
         match event:
             case OperationDone(operation=Operation.UNPREPARE, ref=ref):
                 self._supervisor.release(ref.uid)
@@ -381,7 +384,7 @@ class DriverService:
     def _count(self, stage: Stage) -> float:
         return sum(record.stage is stage for record in self._store.records.values())
 
-    # Up: hardware changes
+    # Devices: hardware changes
 
     def _start_publishing(self, claims: ClaimPreparer, parts: TaskGroup, front: TaskGroup) -> None:
         settings, supervisor = self._settings, self._supervisor
@@ -432,7 +435,7 @@ class DriverService:
             parts.start_soon(self._measure, name=f"measurements of {self._driver}")
 
     async def _measure(self) -> None:
-        """A reading that fails leaves no stale numbers behind, and is tried again a period later."""
+        """Measure periodically. A failed measurement removes the old samples."""
         samples = self._context.metrics.samples
         while True:
             try:
@@ -444,7 +447,7 @@ class DriverService:
 
 
 def read_boot_id(path: str) -> str:
-    """The id of the running boot, which every record holds: hardware and CDI files forget at a reboot.
+    """Return the id of the running boot, which every record has: hardware and CDI files forget at a reboot.
 
     Raises:
         CheckpointError: the file cannot be read, or is empty.

@@ -67,7 +67,7 @@ async def serve(settings: Settings, backends: Sequence[StartedBackend], reread: 
             missing = _build_readiness(client, cluster, drivers)
             await stack.enter_async_context(serve_http(*endpoint, metrics=metrics, missing=missing))
         tasks = await stack.enter_async_context(anyio.create_task_group())
-        await tasks.start(_listen_to_signals, settings, reread, stop)
+        await tasks.start(_handle_signals, settings, reread, stop)
         tasks.start_soon(recorder.run, name="Events")
         tasks.start_soon(cluster.run, name="version of the cluster")
         tasks.start_soon(_return_memory, name="memory of the start")
@@ -81,7 +81,7 @@ async def serve(settings: Settings, backends: Sequence[StartedBackend], reread: 
 
 
 class Cluster:
-    """Whether the API server is one that can be served: asked until it says so, which also notices its upgrade."""
+    """Checks periodically whether the cluster is supported, until it is; an upgrade is noticed."""
 
     def __init__(self, client: KubeClient, reports: Reports) -> None:
         self._client = client
@@ -89,11 +89,11 @@ class Cluster:
         self._missing = ""
 
     def missing(self) -> str:
-        """Why nothing can be served; empty when nothing is known to keep the agent from it."""
+        """Return why nothing can be served; empty if no reason is known."""
         return self._missing
 
     async def run(self) -> None:
-        """Return when the cluster says that it is supported."""
+        """Run until the cluster is supported."""
         while True:
             try:
                 version = await check_server(self._client)
@@ -112,7 +112,7 @@ class Cluster:
 
 
 async def _return_memory() -> None:
-    """Once, after the start: collect, keep the survivors out of later collections, return free pages to the kernel."""
+    """After the start, collect garbage, exempt the survivors from later collections, and return free pages."""
     await anyio.sleep(_START_SECONDS)
     gc.collect()
     gc.freeze()
@@ -122,7 +122,7 @@ async def _return_memory() -> None:
         _log.debug("this C library has no malloc_trim")
 
 
-async def _listen_to_signals(
+async def _handle_signals(
     settings: Settings,
     reread: Callable[[], Settings],
     stop: anyio.Event,
@@ -133,21 +133,21 @@ async def _listen_to_signals(
         task_status.started()
         async for number in signals:
             if number == signal.SIGHUP:
-                _take_over(settings, reread)
+                _reload_settings(settings, reread)
             elif stop.is_set():
-                _log.warning("told to stop again: calls in flight are cut off")
+                _log.warning("second signal to stop: calls in flight are cancelled")
                 raise KeyboardInterrupt
             else:
-                _log.info("told to stop by %s: calls in flight end first", signal.Signals(number).name)
+                _log.info("stopping on %s: calls in flight end first", signal.Signals(number).name)
                 stop.set()
 
 
-def _take_over(settings: Settings, reread: Callable[[], Settings]) -> None:
-    """The log settings change at once; the rest is compared with what the agent runs with, and named."""
+def _reload_settings(settings: Settings, reread: Callable[[], Settings]) -> None:
+    """Apply the log settings at once; log which other settings have changed and need a restart."""
     try:
         fresh = reread()
     except SettingsError as error:
-        _log.error("the settings are as before, because those that were read are wrong: %s", error)
+        _log.error("the settings are unchanged, because those in the file are invalid: %s", error)
         return
     later = [name for name in settings.__struct_fields__ if not name.startswith("log_")]
     changed = [name for name in later if getattr(fresh, name) != getattr(settings, name)]

@@ -164,7 +164,7 @@ class Reports:
             self._tell(self._node, "CheckpointTooNew", note, "Read")
             return
         self._metrics.records_set_aside.labels(self._driver).inc()
-        devices = ", ".join(device.device for device in event.holding.devices)
+        devices = ", ".join(device.device for device in event.partial.devices)
         held = (
             f"its devices ({devices}) stay held until the claim is unprepared" if devices else "its devices are unknown"
         )

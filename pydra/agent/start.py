@@ -36,8 +36,8 @@ class StartedBackend:
             source,
             deadlines=Deadlines(connect=settings.connect_deadline, discover=settings.discover_deadline),
             environ=dict(os.environ),
-            settings=settings.backend_settings.get(source.called, {}),
-            report=self._pass_on,
+            settings=settings.backend_settings.get(source.configured_name, {}),
+            report=self._forward,
         )
 
     def report_to(self, report: Callable[[BackendEvent], None]) -> None:
@@ -47,18 +47,18 @@ class StartedBackend:
             report(event)
         self._kept.clear()
 
-    def _pass_on(self, event: BackendEvent) -> None:
+    def _forward(self, event: BackendEvent) -> None:
         self._report(event)
 
 
 def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
-    """Run until SIGTERM or SIGINT; the exit code. `reread` gives the settings as they are at a SIGHUP.
+    """Run until SIGTERM or SIGINT; return the exit code. `reread` returns the current settings on SIGHUP.
 
     Raises:
-        SettingsError: a backend is not installed, there is no way to the API server, an address is taken.
+        SettingsError: a backend is not installed, there are no API server credentials, an address is in use.
     """
 
-    def take_over() -> Settings:
+    def reload() -> Settings:
         fresh = reread()
         _open_log(fresh)
         return fresh
@@ -67,7 +67,7 @@ def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
     _raise_descriptor_limit()
     sources = tuple(_find_all(settings.backends))
     try:
-        anyio.run(_start, settings, sources, take_over, backend_options={"use_uvloop": True})
+        anyio.run(_start, settings, sources, reload, backend_options={"use_uvloop": True})
     except BaseExceptionGroup as group:
         # Not by `except*`: on Python 3.11.2 what is raised inside it leaves in a group again.
         wrong, others = group.split(SettingsError)
@@ -87,7 +87,7 @@ async def _start(settings: Settings, sources: Sequence[BackendSource], reread: C
             processes.start_soon(backend.supervisor.run, name=f"backend {backend.source.name}")
         for backend in backends:
             await backend.supervisor.wait_spawned()
-        gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the import
+        gc.disable()  # imported objects stay: looking for garbage in them takes a tenth of the import
         from pydra.agent.main import serve  # noqa: PLC0415 - see above
 
         gc.enable()
@@ -96,10 +96,10 @@ async def _start(settings: Settings, sources: Sequence[BackendSource], reread: C
 
 
 def _raise_descriptor_limit() -> None:
-    """As many descriptors as the agent may have: 50 pods at once need several for each claim.
+    """Raise the soft limit of file descriptors to the hard one: 50 pods at once need several for each claim.
 
-    The soft limit is 1024 for the sake of programs that use select(), which the agent does not. A backend's libraries
-    may: `backends.process` gives its processes the limit that the agent was started with.
+    The soft limit is 1024 because of programs that use select(), which the agent does not. A backend's libraries may:
+    `backends.process` gives its processes the limit that the agent was started with.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

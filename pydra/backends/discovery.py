@@ -28,8 +28,8 @@ class BackendSource(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
 
     @property
-    def called(self) -> str:
-        """As the settings name it: by its target where it is not installed."""
+    def configured_name(self) -> str:
+        """The name in the settings: the target if it is not installed."""
         return self.name if self.distribution else self.target
 
     def __str__(self) -> str:

@@ -479,7 +479,7 @@ class BackendProcess:
                 resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, _DESCRIPTORS)
             await self._channel.open(ours)
             start = Start(
-                backend=self._source.called,
+                backend=self._source.configured_name,
                 prefix=f"{variable_prefix(self._source.name)}_",
                 settings=self._settings,
                 log_level=self._log.getEffectiveLevel(),

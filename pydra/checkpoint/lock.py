@@ -52,7 +52,7 @@ class InstanceLock:
         self._keeping = False
 
     def open(self) -> None:
-        """Open the file, creating it when absent.
+        """Open the file; create it if necessary.
 
         Raises:
             OSError: the file cannot be created or opened.
@@ -68,20 +68,20 @@ class InstanceLock:
             self._held.clear()
 
     def reopen(self) -> None:
-        """Make the file again that somebody removed, and lock in it what is locked here.
+        """Create the file again after somebody removed it, and lock in it what is locked here.
 
         Raises:
-            CheckpointError: another instance was faster, and has locked some of it.
+            CheckpointError: another instance was faster, and has locked some bytes.
         """
         held = dict(self._held)
         self.close()
         self.open()
         for offset, kind in held.items():
             if not self.try_lock(offset, kind):
-                raise CheckpointError(f"another instance of the agent has made {self.path} again; try again")
+                raise CheckpointError(f"another instance of the agent has created {self.path} again; try again")
 
     def is_intact(self) -> bool:
-        """Whether the path still leads to the open file: somebody may have removed the directory."""
+        """Return whether the path still leads to the open file: somebody may have removed the directory."""
         try:
             found = os.stat(self.path)
         except FileNotFoundError:
@@ -90,9 +90,9 @@ class InstanceLock:
         return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
 
     def try_lock(self, offset: int, kind: int = fcntl.F_WRLCK) -> bool:
-        """Lock one byte if no other instance has it. What is locked exclusively here stays so."""
+        """Lock one byte if no other instance has locked it. An exclusive lock stays exclusive."""
         if kind == fcntl.F_RDLCK and offset in self._held:
-            return True  # the kernel would weaken an exclusive one
+            return True  # the kernel would downgrade an exclusive one
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
         except OSError as error:
@@ -131,7 +131,7 @@ class InstanceLock:
             self.try_lock(offset, fcntl.F_UNLCK)
 
     async def take_claim(self, uid: str, until: float) -> None:
-        """Keep other instances from this claim, and from restoring while it is in work; as `lock` waits and raises."""
+        """Exclude other instances from this claim, and from restoring meanwhile; waits and raises like `lock`."""
         # While this instance restores, `end_restore` announces the work.
         if not self._working and not self._restoring and not self.try_lock(WORK, fcntl.F_RDLCK):
             await self.lock(WORK, until, waiting_for="restores what it holds", kind=fcntl.F_RDLCK)
@@ -144,7 +144,7 @@ class InstanceLock:
             raise
 
     def release_claim(self, uid: str) -> None:
-        """The claim is no longer in work here."""
+        """Note that work on the claim has ended here."""
         if self._keeping:
             return
         self.unlock(claim_offset(uid))
@@ -153,14 +153,14 @@ class InstanceLock:
             self.unlock(WORK)
 
     def keep_claims(self) -> None:
-        """Work is cut off: its claims stay locked until the process ends, since the backend may still be at them."""
+        """Keep claims locked until the process ends: their work was cancelled, but the backend may still run it."""
         self._keeping = True
 
     async def begin_restore(self, until: float) -> None:
-        """Wait until no other instance has a claim in work, and keep them from beginning."""
+        """Wait until no other instance works on a claim, and keep them from starting."""
         self._restoring = True
-        # What is in work here waits for this restore. If it stayed announced, two instances that both have to restore
-        # would wait for each other.
+        # Work here waits for this restore. If it stayed announced, two instances that both have to restore would wait
+        # for each other.
         self.unlock(WORK)
         try:
             await self.lock(WORK, until, waiting_for="still prepares or unprepares claims")
@@ -169,13 +169,13 @@ class InstanceLock:
             raise
 
     def end_restore(self) -> None:
-        """Let others work again; what is in work here is announced again, with no moment between."""
+        """Let others work again; work in progress here is announced again, without a gap."""
         self._restoring = False
         self._held.pop(WORK, None)
         self.try_lock(WORK, fcntl.F_RDLCK if self._working else fcntl.F_UNLCK)
 
     def read_counter(self) -> int:
-        """The number of changes that any instance made to the records."""
+        """Read the number of changes that all instances made to the records."""
         content = os.pread(self._descriptor, _COUNTER.size, _COUNTER_OFFSET)
         return _COUNTER.unpack(content)[0] if len(content) == _COUNTER.size else 0
 
@@ -185,6 +185,6 @@ class InstanceLock:
 
 
 def claim_offset(uid: str) -> int:
-    """The byte of a claim. Two claims that share one only wait for each other."""
+    """Return the byte of a claim. Two claims that share one only wait for each other."""
     content = uid.encode()
     return _FIRST_CLAIM + (zlib.crc32(content) << 20) + (zlib.adler32(content) & 0xFFFFF)

@@ -6,7 +6,7 @@ A file holds one line of JSON:
 
 The checksum is over the bytes of `record` as they are in the file, so a field that a newer version added does not
 make a record unreadable. A record is either intact or not used at all. Only the devices that it may hold are read from
-a damaged one (`read_holding`), since none of them may be given to another claim.
+a damaged one (`read_partial_record`), since none of them may be given to another claim.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, Prepare
 from pydra.errors import CheckpointError
 
 SCHEMA = 1
-"""A further field is not a new schema; a field whose meaning changes is."""
+"""Increased if the meaning of a field changes, not for an additional field."""
 
 MAX_BYTES = 4 * 1024 * 1024
 
@@ -37,7 +37,7 @@ _NAMES = re.compile(rb'"uid":"[^"\\]*","namespace":"([a-z0-9-]{1,63})","name":"(
 
 
 class Stage(Enum):
-    """How far the preparation has come."""
+    """The state of a claim's preparation."""
 
     STARTED = "started"
     COMPLETED = "completed"
@@ -59,14 +59,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     created: float = 0.0
 
     def held(self) -> HeldClaim:
-        """The claim as a backend's `plan` and `restore` see it."""
+        """Return the claim as it is passed to a backend's `plan` and `restore`."""
         return HeldClaim(claim=self.claim, prepared=self.prepared, completed=self.stage is Stage.COMPLETED)
 
 
-class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """What an unreadable record still tells: the devices that it may hold, and the claim's name.
+class PartialRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What can still be read from a damaged record: the devices that it may hold, and the claim's name.
 
-    A device of which only pool and name are intact has an empty request, and counts as held by this claim alone.
+    A device of which only pool and name are intact has an empty request, and counts as held exclusively.
     """
 
     devices: tuple[AllocatedDevice, ...] = ()
@@ -95,10 +95,10 @@ _allocated = msgspec.json.Decoder(AllocatedDevice)
 
 
 def build_record(record: Record) -> bytes:
-    """The file's content.
+    """Encode the file's content.
 
     Raises:
-        CheckpointError: the record is larger than any that would be read.
+        CheckpointError: the record is larger than what `parse_record`'s callers read.
     """
     payload = _encoder.encode(record)
     if len(payload) > MAX_BYTES:
@@ -107,7 +107,7 @@ def build_record(record: Record) -> bytes:
 
 
 def parse_record(content: bytes) -> Record:
-    """The record in a file. Files of the format before had several lines, of which the last counts.
+    """Decode the record in a file. In the former format files had several lines, of which the last counts.
 
     Raises:
         CheckpointError: the content is damaged, is not a record, or lacks what a record needs; says which.
@@ -137,8 +137,8 @@ def parse_record(content: bytes) -> Record:
         raise CheckpointError(f"not a checkpoint record: {error}") from error
 
 
-def read_holding(content: bytes) -> Holding:
-    """What a damaged record says of its devices and claim, as far as those bytes are intact."""
+def read_partial_record(content: bytes) -> PartialRecord:
+    """Read the devices and the claim's name from a damaged record, as far as those bytes are intact."""
     devices: list[AllocatedDevice] = []
     for found in _DEVICE.findall(content):
         with suppress(*_UNREADABLE):
@@ -152,11 +152,11 @@ def read_holding(content: bytes) -> Holding:
             devices.append(AllocatedDevice(request="", pool=key[0], device=key[1]))
     names = _NAMES.search(content)
     namespace, name = (part.decode() for part in names.groups()) if names else ("", "")
-    return Holding(devices=tuple(devices), namespace=namespace, name=name)
+    return PartialRecord(devices=tuple(devices), namespace=namespace, name=name)
 
 
 def _restore(device: AllocatedDevice) -> AllocatedDevice:
-    """Configs have the type `Any` in the claim, and so arrive as plain mappings."""
+    """Convert the device's configs: they have the type `Any` in the claim, and are decoded as plain mappings."""
     if not device.configs:
         return device
     return replace(device, configs=tuple(msgspec.convert(config, OpaqueConfig) for config in device.configs))

@@ -35,13 +35,13 @@ from pydra import atomic_files
 from pydra.checkpoint.lock import INDEX, InstanceLock
 from pydra.checkpoint.record import (
     MAX_BYTES,
-    Holding,
     NewerSchemaError,
+    PartialRecord,
     Record,
     Stage,
     build_record,
     parse_record,
-    read_holding,
+    read_partial_record,
 )
 from pydra.claim import Claim, HeldClaim, is_file_name
 from pydra.errors import CheckpointError
@@ -55,7 +55,7 @@ _CORRUPT = "corrupt"
 _INDEX_SECONDS = 10.0
 """How long to wait for the index lock: another instance holds it for one write, with the flush of a durable store."""
 
-# Errors that a file itself is to blame for. Any other is the machine's, and says nothing about the record.
+# Errors that the file itself causes. Any other comes from the machine, and says nothing about the record.
 _FILE_AT_FAULT = frozenset({errno.EINVAL, errno.ELOOP, errno.EFBIG, errno.EIO, errno.EUCLEAN, errno.ENXIO})
 
 Signature: TypeAlias = tuple[int, int, int]
@@ -69,20 +69,20 @@ class UnreadableRecord(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     why: str
     is_newer: bool = False
-    holding: Holding = Holding()
+    partial: PartialRecord = PartialRecord()
 
     def claim(self) -> Claim:
-        """The claim, as far as it is known."""
-        holding = self.holding
-        return Claim(uid=self.uid, namespace=holding.namespace, name=holding.name, devices=holding.devices)
+        """Return the claim, as far as it is known."""
+        partial = self.partial
+        return Claim(uid=self.uid, namespace=partial.namespace, name=partial.name, devices=partial.devices)
 
 
 class RecordStore:
     """The records of one driver. `open` must be called before anything else.
 
     `changed` is called with a claim's uid when its record was removed, or changed by another instance; `report` with
-    each record that turns out to be unreadable. `elsewhere` are the directories in which other versions, or the same
-    with another kind of store, keep this driver's records: they are moved here.
+    each unreadable record. `elsewhere` are the directories in which other versions, or the same version with the other
+    kind of store, keep this driver's records: they are moved here.
 
     `records` are the readable ones by claim uid, `unreadable` the claims whose record cannot be read, until they are
     unprepared. Both follow every change.
@@ -117,18 +117,18 @@ class RecordStore:
         self._changing = asyncio.Lock()
 
     def held(self, *, but: str = "") -> tuple[HeldClaim, ...]:
-        """All claims that this node holds, in the order of their uids, without the one with the uid `but`.
+        """Return all claims that this node holds, in the order of their uids, without the one with the uid `but`.
 
-        Those whose record cannot be read are held too: a `restore` that did not hear of them would end them.
+        Those whose record cannot be read are included: `restore` would end them if it did not know them.
         """
         unreadable = {uid: HeldClaim(claim=one.claim(), completed=False) for uid, one in self._unreadable.items()}
         held = unreadable | {uid: record.held() for uid, record in self._records.items()}
         return tuple(held[uid] for uid in sorted(held) if uid != but)
 
-    # Changing it
+    # Changes
 
     async def __aenter__(self) -> None:
-        """For the block no other instance and no other task changes a record; what others changed before is known.
+        """Lock the records against other instances and tasks, and read what others have changed.
 
         Raises:
             CheckpointError: another instance does not release the index, or the records cannot be read.
@@ -149,10 +149,10 @@ class RecordStore:
         self._changing.release()
 
     async def write(self, record: Record) -> None:
-        """Keep the record. On an error the one before is kept.
+        """Write the record. On an error the former record stays.
 
         Raises:
-            CheckpointError: the disk refused, the record is too large, or a newer version's record is in its place.
+            CheckpointError: the disk failed, the record is too large, or a newer version's record is in its place.
         """
         uid = record.claim.uid
         if uid in self._unreadable:
@@ -161,15 +161,15 @@ class RecordStore:
         await self._perform(f"writing the record of claim {uid}", self._replace, uid + _RECORD, content)
         self._records[uid] = record
         if uid in self._unreadable and record.stage is Stage.COMPLETED:
-            self._remove_set_aside(uid)  # the claim was prepared anew: what the old record said is of no use any more
+            self._remove_set_aside(uid)  # the claim was prepared again: the old record is not needed any more
 
     async def set_back(self, uid: str) -> None:
-        """Make the claim's record *started* again, before anything is undone. It needs no room on the disk."""
+        """Make the claim's record *started* again, before anything is undone. Needs no disk space."""
         await self._perform(f"renaming the record of claim {uid}", self._rename, uid + _RECORD, uid + _UNDO)
         self._records[uid] = msgspec.structs.replace(self._records[uid], stage=Stage.STARTED)
 
     async def remove(self, uid: str) -> None:
-        """Remove everything that is kept of the claim, also what was set aside. Nothing to remove is success."""
+        """Remove all files of the claim, also those that were set aside. Succeeds if there are none."""
         if uid in self._unreadable:
             self._refuse_newer(uid)
         await self._perform(f"removing the record of claim {uid}", self._unlink, uid)
@@ -177,7 +177,7 @@ class RecordStore:
         self.changed(uid)
 
     def open(self) -> None:
-        """Create the directory when absent, remove what killed writers left, load all records. Blocks.
+        """Create the directory if necessary, remove temporary files of killed writers, load all records. Blocks.
 
         Raises:
             CheckpointError: the directory cannot be used, or another instance keeps it locked.
@@ -197,9 +197,9 @@ class RecordStore:
                 for name in os.listdir(self._path):
                     if name.endswith(_TEMPORARY):
                         os.unlink(os.path.join(self._path, name))
-                with suppress(OSError):  # from now on a change can be announced on a full disk too
+                with suppress(OSError):  # from now on a change can be announced even on a full disk
                     self.lock.write_counter(self.lock.read_counter())
-                self._take_over()
+                self._move_records()
                 self._scan()
             finally:
                 self.lock.unlock(INDEX)
@@ -209,25 +209,25 @@ class RecordStore:
     # Reading
 
     def _refresh(self) -> None:
-        """See what other instances changed: one read and one stat when they changed nothing."""
+        """Read what other instances have changed: one read and one stat if nothing."""
         try:
             if not (self.lock.is_intact() and os.path.isdir(self._path)):
-                self._write_anew()
+                self._recreate()
             if self.lock.read_counter() != self._counter:
                 self._scan()
         except OSError as error:
             raise self._explain(error, "reading") from error
 
-    def take_over(self) -> None:
-        """Move here what an older version that still serves wrote elsewhere meanwhile. Call it in `async with`."""
+    def move_records(self) -> None:
+        """Move records that an older version, still running, wrote elsewhere. Call it in `async with`."""
         try:
-            if self._take_over():
+            if self._move_records():
                 self._scan()
         except OSError as error:
             raise self._explain(error, "reading") from error
 
     def _scan(self) -> None:
-        """Follow the disk."""
+        """Update memory from the disk."""
         self._counter = self.lock.read_counter()
         present: set[str] = set()
         changed: set[str] = set()
@@ -263,7 +263,7 @@ class RecordStore:
             self.changed(uid)
 
     def _scan_unreadable(self, present: Collection[str]) -> set[str]:
-        """Follow what was set aside, here, by an earlier run or another instance: those claims hold their devices."""
+        """Update memory from the files that were set aside, whenever and by whom: those claims hold their devices."""
         aside = {uid: path for path, uid in _list_set_aside(self._path)}
         gone = {uid for uid, one in self._unreadable.items() if uid not in (present if one.is_newer else aside)}
         for uid in gone:
@@ -275,11 +275,13 @@ class RecordStore:
             except (OSError, CheckpointError):
                 content = b""
             why = "it was set aside because it could not be read"
-            self._unreadable[uid] = UnreadableRecord(uid=uid, path=aside[uid], why=why, holding=read_holding(content))
+            self._unreadable[uid] = UnreadableRecord(
+                uid=uid, path=aside[uid], why=why, partial=read_partial_record(content)
+            )
         return gone | new
 
     def _read(self, name: str, uid: str) -> Record | None:
-        """The record in a file; None when it does not count: it was set aside, is too new, or of another boot."""
+        """Read the record in a file; return None if it was set aside, is too new, or of another boot."""
         path = os.path.join(self._path, name)
         content = b""
         try:
@@ -288,12 +290,14 @@ class RecordStore:
             if not is_file_name(uid) or record.claim.uid != uid:
                 raise CheckpointError(f"the file holds the record of another claim, {record.claim.uid[:64]!r}")
         except NewerSchemaError as error:
-            holding = read_holding(content)
-            self._add_unreadable(UnreadableRecord(uid=uid, path=path, why=str(error), is_newer=True, holding=holding))
+            partial = read_partial_record(content)
+            self._add_unreadable(UnreadableRecord(uid=uid, path=path, why=str(error), is_newer=True, partial=partial))
             return None
         except CheckpointError as error:
             kept = self._set_aside(path, uid)
-            self._add_unreadable(UnreadableRecord(uid=uid, path=kept, why=str(error), holding=read_holding(content)))
+            self._add_unreadable(
+                UnreadableRecord(uid=uid, path=kept, why=str(error), partial=read_partial_record(content))
+            )
             return None
         if not self._durable and record.boot_id != self._boot_id:
             os.unlink(path)
@@ -321,8 +325,8 @@ class RecordStore:
         os.rename(path, kept)
         return kept
 
-    def _take_over(self) -> bool:
-        """Move records from where other versions keep them; whether there were any."""
+    def _move_records(self) -> bool:
+        """Move records from where other versions keep them; return whether there were any."""
         moved = False
         for directory in self._elsewhere:
             found = [name for name in _list_directory(directory) if name.endswith((_RECORD, _UNDO))]
@@ -339,7 +343,7 @@ class RecordStore:
                 except CheckpointError as error:
                     _log.error("%s is left where it is: %s", source, error)
                     continue
-                if is_new:  # else an instance was killed here, and the copy would come back when the claim has ended
+                if is_new:  # else an instance was killed between the two steps below, and only the copy must go
                     atomic_files.write_file(target, content, mode=_FILE_MODE, durable=self._durable)
                 os.unlink(source)
                 moved = True
@@ -352,14 +356,14 @@ class RecordStore:
     async def _perform(self, doing: str, work: Callable[..., None], *arguments: object) -> None:
         self._counter += 1
         try:
-            # Announced first: an instance that outlives this one must not take its records for current.
+            # Announced first: an instance that outlives this one must not rely on the records in its memory.
             self.lock.write_counter(self._counter)
             if self._durable:
                 await _finish(asyncio.to_thread(work, *arguments))
             else:
                 work(*arguments)
         except OSError as error:
-            self._counter = -1  # what the disk holds now is not known: read all of it at the next look
+            self._counter = -1  # what the disk has now is not known: the next refresh reads all of it
             self._signatures.clear()
             raise self._explain(error, doing) from error
         except asyncio.CancelledError:
@@ -375,7 +379,7 @@ class RecordStore:
 
     def _rename(self, name: str, to: str) -> None:
         self._step("set back")
-        with suppress(FileNotFoundError):  # it was set back before, and what followed failed
+        with suppress(FileNotFoundError):  # it was set back before, and a later step failed
             os.rename(os.path.join(self._path, name), os.path.join(self._path, to))
         self._step("was set back")
         self._signatures.pop(name, None)
@@ -398,9 +402,9 @@ class RecordStore:
                 os.unlink(path)
         del self._unreadable[uid]
 
-    def _write_anew(self) -> None:
-        """The directory, or the lock in it, was removed under us: make it again, with what is known."""
-        _log.error("%s was removed; it is written anew with %d records", self._path, len(self._records))
+    def _recreate(self) -> None:
+        """Create the directory, or the lock in it, again after somebody removed it, with the records in memory."""
+        _log.error("%s was removed; it is created again with %d records", self._path, len(self._records))
         if not self.lock.is_intact():
             atomic_files.make_directory(os.path.dirname(self.lock.path), DIRECTORY_MODE)
             self.lock.reopen()
@@ -432,14 +436,14 @@ def _list_directory(path: str) -> list[str]:
 
 
 def _list_set_aside(path: str) -> list[tuple[str, str]]:
-    """Path and uid of everything that was set aside in a directory of records."""
+    """Return path and uid of every file that was set aside in a directory of records."""
     directory = os.path.join(path, _CORRUPT)
     names = (name for name in _list_directory(directory) if _RECORD in name)
     return [(os.path.join(directory, name), name.rpartition(_RECORD)[0]) for name in names]
 
 
 async def _finish(work: Coroutine[Any, Any, None]) -> None:
-    """Await it to its end, also when cancelled: the index stays locked until the disk has what was announced."""
+    """Await the work to its end, even when cancelled: the index stays locked until the disk has what was announced."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)
@@ -449,7 +453,7 @@ async def _finish(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _read_file(path: str) -> bytes:
-    """Raises CheckpointError when the file itself is at fault, OSError when the machine is."""
+    """Read the file. Raises CheckpointError if the file itself is at fault, OSError if the machine is."""
     try:
         return atomic_files.read_regular_file(path, 2 * MAX_BYTES)
     except OSError as error:

@@ -74,21 +74,21 @@ class _ResourceClaim(msgspec.Struct, frozen=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """What an allocated claim says to one driver: its devices, and the pods that may use them."""
+    """What an allocated claim has for one driver: its devices, and the pods that may use them."""
 
     claim: Claim
     pods: tuple[PodRef, ...] = ()
 
 
 def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str) -> Allocation:
-    """The claim with the driver's own devices, and for each the configs that apply, weakest first.
+    """Parse the claim with the driver's own devices, and for each device the configs that apply, weakest first.
 
     Results and configs of other drivers are left out.
 
     Raises:
         Replaced: the object has another uid than the reference.
         NotAllocated: there is no allocation, or none of its devices is this driver's.
-        ClaimError: the object is not what the API promises; the message has the path.
+        ClaimError: the object violates the API's schema; the message has the path.
     """
     try:
         found = msgspec.convert(resource_claim, _ResourceClaim)
@@ -113,7 +113,7 @@ def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str) -> Allo
     try:
         msgspec.msgpack.encode(claim)
     except _NOT_STORABLE as error:
-        # JSON can say what neither the wire nor a record can carry: huge integers, half characters.
+        # JSON allows values that neither the wire nor a record can contain: huge integers, unpaired surrogates.
         places = {config.position for device in devices for config in device.configs if _is_unstorable(config)}
         where = ", ".join(sorted(places)) or "status.allocation"
         raise ClaimError(f"claim {ref}: {where} has a value that cannot be kept: {error}") from error
@@ -126,7 +126,7 @@ def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str) -> Allo
 
 
 def base_request(request: str) -> str:
-    """`gpu` for `gpu` and for `gpu/large`: the name that containers and the kubelet use."""
+    """Return `gpu` for `gpu` and for `gpu/large`: the name that containers and the kubelet use."""
     return request.partition("/")[0]
 
 
@@ -166,16 +166,16 @@ def _own_configs(entries: Sequence[_Config], driver: str) -> list[tuple[tuple[st
         position = f"{entry.source} config {number}{of}"
         config = OpaqueConfig(source=entry.source, position=position, parameters=entry.opaque.parameters)
         own[entry.source == "FromClass"].append((requests, config))
-    # The API lists those of the class first. All depends on it, so it is not left to the API.
+    # The API lists those of the class first, but the order is too important to rely on that.
     return own[True] + own[False]
 
 
 def _choose_configs(
     entries: Sequence[tuple[tuple[str, ...], OpaqueConfig]], request: str
 ) -> tuple[tuple[OpaqueConfig, ...], tuple[bool, ...]]:
-    """The configs for a request, and of each whether it names the request: the last of each kind, weakest first.
+    """Return the last config of each kind for a request, weakest first, and for each whether it names the request.
 
-    A kind is `apiVersion` and `kind`; a config without them is a kind of its own, for its decoder to refuse.
+    A kind is `apiVersion` and `kind`; a config without them is a kind of its own, which its decoder refuses.
     """
     kept: dict[object, tuple[OpaqueConfig, bool]] = {}
     for requests, config in entries:
@@ -184,7 +184,7 @@ def _choose_configs(
         version, kind = config.parameters.get("apiVersion"), config.parameters.get("kind")
         key = (version, kind) if isinstance(version, str) and isinstance(kind, str) else config.position
         kept.pop(key, None)
-        # A class cannot help naming the request: the allocator does it, whatever the class has.
+        # For a class's config this means nothing: the allocator always adds the request.
         kept[key] = config, bool(requests) and config.source == "FromClaim"
     configs, explicit = zip(*kept.values(), strict=True) if kept else ((), ())
     return configs, explicit
@@ -211,5 +211,5 @@ def _is_unstorable(config: OpaqueConfig) -> bool:
 
 
 def _quote(text: str) -> str:
-    """The text for a message: escaped, and cut where it is long."""
+    """Escape the text for a message, and shorten it."""
     return ascii(text if len(text) <= 64 else text[:61] + "...")

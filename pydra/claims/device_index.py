@@ -23,21 +23,21 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
     share_id: str | None = None
 
     def allows(self, other: AllocatedDevice) -> bool:
-        """Whether another claim may use the device at the same time."""
+        """Return whether another claim may use the device at the same time."""
         if self.admin_access or other.admin_access:
             return True
         return self.share_id is not None and other.share_id is not None and self.share_id != other.share_id
 
 
 class DeviceIndex:
-    """Devices, by pool and name, and the claims that hold them."""
+    """Maps devices, by pool and name, to the claims that hold them."""
 
     def __init__(self) -> None:
         self._uses: dict[tuple[str, str], dict[str, list[Use]]] = {}
         self._devices: dict[str, list[tuple[str, str]]] = {}
 
     def hold(self, uid: str, claim: Claim) -> None:
-        """From now on the uid holds the devices of this claim, and no others."""
+        """Let the uid hold the devices of this claim, and no others."""
         if uid in self._devices:
             self.release(uid)
         name = f"{claim.namespace}/{claim.name}" if claim.name else f"with uid {uid}"
@@ -48,7 +48,7 @@ class DeviceIndex:
             self._devices.setdefault(uid, []).append(key)
 
     def release(self, uid: str) -> None:
-        """The uid holds nothing any more."""
+        """Release all devices of the uid."""
         for device in self._devices.pop(uid, ()):
             uses = self._uses.get(device, {})
             uses.pop(uid, None)
@@ -56,7 +56,7 @@ class DeviceIndex:
                 self._uses.pop(device, None)
 
     def find_conflict(self, claim: Claim) -> DeviceInUse | None:
-        """Why the claim cannot have its devices now: the first of them that another claim holds for itself."""
+        """Return the error for the first device of the claim that another claim holds exclusively, if any."""
         for device in claim.devices:
             for uid, uses in self._uses.get((device.pool, device.device), {}).items():
                 if uid != claim.uid:

@@ -34,7 +34,7 @@ from pydra.errors import CdiError, CheckpointError, KubeError, NotAllocated, Not
 _log = logging.getLogger(__name__)
 _AT_ONCE = 8
 _KUBELET_STATE_BYTES = 64 * 1024 * 1024
-# The checkpoint is JSON within a JSON string; the uids are what is needed of it, however deep its quotes are escaped.
+# The checkpoint is JSON within a JSON string; only the uids are needed, at any level of escaped quotes.
 _KUBELET_CLAIM = re.compile(rb'ClaimUID\\*"\s*:\s*\\*"([^"\\]+)')
 
 FindNames: TypeAlias = Callable[[], Awaitable[Mapping[str, tuple[str, str]]]]
@@ -42,7 +42,7 @@ FindNames: TypeAlias = Callable[[], Awaitable[Mapping[str, tuple[str, str]]]]
 
 
 class GarbageCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was collected. `waiting` claims are abandoned, but not for as long as the grace."""
+    """What was collected. `waiting` claims are abandoned, but not yet for the grace period."""
 
     claims_unprepared: int = 0
     started_undone: int = 0
@@ -53,7 +53,7 @@ class GarbageCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GarbageCollected(msgspec.Struct, frozen=True, kw_only=True):
-    """A collection ended. `problem` says why it could not look at everything."""
+    """A collection ended. `problem` says why it is incomplete, if it is."""
 
     driver: str
     counts: GarbageCounts
@@ -81,7 +81,7 @@ def plan_collection(
     boot_id: str,
     expected_file: Callable[[Record], bytes | None],
 ) -> Plan:
-    """What to do about claims that nobody asks for. Pure.
+    """Decide which claims to unprepare and which to reconcile.
 
     `files` are the driver's CDI files by uid, None when they cannot be read. `abandoned` are uids of records, readable
     or not, that are abandoned now; a claim must have been so for `grace` seconds.
@@ -103,10 +103,10 @@ def plan_collection(
 
 
 def read_kubelet_claims(path: str) -> frozenset[str]:
-    """The uids of the claims that the kubelet of this node knows; none when it has no checkpoint yet. Blocks.
+    """Return the uids of the claims that this node's kubelet knows; none if it has no checkpoint yet. Blocks.
 
-    Raises OSError when it cannot be read, or its directory is not seen from here. Source: pkg/kubelet/cm/dra/state of
-    Kubernetes 1.36.
+    Raises OSError if the checkpoint cannot be read, or its directory is not visible. Source: pkg/kubelet/cm/dra/state
+    of Kubernetes 1.36.
     """
     try:
         content = atomic_files.read_regular_file(path, _KUBELET_STATE_BYTES)
@@ -157,7 +157,7 @@ class GarbageCollector:
         self._hinted = asyncio.Event()
 
     async def run(self) -> None:
-        """Collect now and by period, until cancelled; sooner when a grace ends, after a problem, or on a hint."""
+        """Collect now and periodically, until cancelled; sooner when a grace ends, after a problem, or on a hint."""
         while True:
             self._hinted.clear()
             done = await self.collect()
@@ -169,16 +169,16 @@ class GarbageCollector:
                 continue
 
     def hint(self) -> None:
-        """Something may be in the way of a claim: look now."""
+        """Collect soon: an abandoned claim may hold a device that is needed."""
         self._hinted.set()
 
     async def collect(self) -> GarbageCollected:
-        """One look at everything."""
+        """Collect once."""
         began = self._clock()
         problems: list[str] = []
         try:
             async with self._store:
-                self._store.take_over()
+                self._store.move_records()
         except CheckpointError as error:
             problems.append(f"changes of another instance were not read: {error}")
         names = await self._name_unreadable(problems)
@@ -207,9 +207,9 @@ class GarbageCollector:
         return done
 
     async def _name_unreadable(self, problems: list[str]) -> Mapping[str, ClaimRef]:
-        """How the claims whose records cannot be read are called; those that no longer exist have empty names."""
+        """Find the names of claims whose records cannot be read; those that no longer exist have empty names."""
         unreadable = {uid: one for uid, one in self._store.unreadable.items() if not one.is_newer}
-        names = {uid: (one.holding.namespace, one.holding.name) for uid, one in unreadable.items()}
+        names = {uid: (one.partial.namespace, one.partial.name) for uid, one in unreadable.items()}
         if any(not name for _, name in names.values()):
             try:
                 found = await self._find_names()
@@ -230,34 +230,34 @@ class GarbageCollector:
     async def _find_abandoned(
         self, unreadable: Mapping[str, ClaimRef], in_use: Collection[str], problems: list[str]
     ) -> Collection[str]:
-        """The uids that are abandoned now; none at all when the API server does not say so of each."""
+        """Return the uids that are abandoned now; none at all if one lookup had no answer."""
         records = dict(self._store.records)
         abandoned: set[str] = set()
-        silent: list[KubeError] = []
-        room = asyncio.Semaphore(_AT_ONCE)
+        unanswered: list[KubeError] = []
+        slots = asyncio.Semaphore(_AT_ONCE)
 
-        async def look(ref: ClaimRef, claim: Claim | None) -> None:
-            async with room:
+        async def check(ref: ClaimRef, claim: Claim | None) -> None:
+            async with slots:
                 try:
-                    if not silent and await self._is_abandoned(ref, claim):
+                    if not unanswered and await self._is_abandoned(ref, claim):
                         abandoned.add(ref.uid)
                 except KubeError as error:
-                    silent.append(error)
+                    unanswered.append(error)
 
         async with asyncio.TaskGroup() as tasks:
             for uid, record in records.items():
                 if uid not in in_use and not self._preparer.is_working_on(uid):
-                    tasks.create_task(look(_name(record.claim), record.claim))
+                    tasks.create_task(check(_ref(record.claim), record.claim))
             for uid, ref in unreadable.items():
                 if uid not in in_use and uid not in records:
-                    tasks.create_task(look(ref, None))
-        if silent:
-            problems.append(f"claims were not looked up: {silent[0]}")
+                    tasks.create_task(check(ref, None))
+        if unanswered:
+            problems.append(f"claims were not looked up: {unanswered[0]}")
             return frozenset()
         return abandoned
 
     async def _is_abandoned(self, ref: ClaimRef, claim: Claim | None) -> bool:
-        """Whether the API server says that the claim, or its allocation to these devices, is gone."""
+        """Return whether the API server says that the claim, or its allocation of these devices, is gone."""
         if not ref.name:
             return True  # it was not among all the claims of the cluster
         try:
@@ -275,7 +275,7 @@ class GarbageCollector:
         except KubeError:
             raise
         except PydraError:
-            return False  # it is there, in a form that says nothing about its devices
+            return False  # it exists, but its devices cannot be read
         return claim is not None and _devices(allocated) != _devices(claim)
 
     async def _read_files(self, problems: list[str]) -> Mapping[str, bytes] | None:
@@ -286,18 +286,18 @@ class GarbageCollector:
             return None
 
     async def _apply(self, plan: Plan, unreadable: Mapping[str, ClaimRef], problems: list[str]) -> GarbageCounts:
-        # A claim may have come back since it was looked up. The kubelet writes it down before it asks for it.
+        # A claim may be in use again since it was looked up. The kubelet records it before it asks for it.
         in_use = await self._read_kubelet(problems) if plan.unprepare else ()
         gone = [uid for uid in plan.unprepare if in_use is not None and uid not in in_use]
         records = self._store.records
-        known = {uid: _name(record.claim) for uid, record in records.items()}
+        known = {uid: _ref(record.claim) for uid, record in records.items()}
         refs = {**unreadable, **known}
         unprepared = await _gather(
             self._preparer.unprepare(refs[uid]) for uid in gone if uid in refs and not self._preparer.is_working_on(uid)
         )
-        nobody = ClaimRef(uid="", namespace="", name="")
+        unnamed = ClaimRef(uid="", namespace="", name="")
         reconciled = await _gather(
-            self._preparer.reconcile(refs.get(uid, msgspec.structs.replace(nobody, uid=uid))) for uid in plan.reconcile
+            self._preparer.reconcile(refs.get(uid, msgspec.structs.replace(unnamed, uid=uid))) for uid in plan.reconcile
         )
         return GarbageCounts(
             claims_unprepared=unprepared.count(None),
@@ -312,7 +312,7 @@ class GarbageCollector:
         try:
             return build_spec_file(self._driver, record.claim.uid, record.prepared)
         except PydraError:
-            return None  # so that it is reconciled, and the error is that claim's
+            return None  # then it is reconciled, and the error is reported for that claim
 
 
 async def _gather(futures: Iterable[asyncio.Future[Any]]) -> list[Any]:
@@ -322,7 +322,7 @@ async def _gather(futures: Iterable[asyncio.Future[Any]]) -> list[Any]:
     return [future.result() for future in pending]
 
 
-def _name(claim: Claim) -> ClaimRef:
+def _ref(claim: Claim) -> ClaimRef:
     return ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name)
 
 

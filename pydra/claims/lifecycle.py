@@ -23,29 +23,29 @@ from pydra.claims.device_index import DeviceIndex
 from pydra.errors import CheckpointError, KubeError, NotFound, PydraError, UnknownDevice
 
 PublishedDevices: TypeAlias = Mapping[str, Collection[str]] | None
-"""The names of the devices that this node publishes, by pool; None while nobody knows, as before the first discover."""
+"""The names of the devices that this node publishes, by pool; None while unknown, as before the first discover."""
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """The claim is prepared: answer from its record, once its CDI file is seen to be there."""
+class ReuseRecord(msgspec.Struct, frozen=True):
+    """The claim is prepared: answer from its record, after a check of its CDI file."""
 
     record: Record
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Prepare the claim, of which nothing is known."""
+    """Prepare the claim for the first time."""
 
     claim: Claim
 
 
-class Repeat(msgspec.Struct, frozen=True):
-    """Prepare the claim again by the plan of its record, which is of an earlier boot, on hardware that remembers."""
+class PrepareAgain(msgspec.Struct, frozen=True):
+    """Prepare the claim again with the plan of its record, which is of an earlier boot, on hardware that remembers."""
 
     record: Record
 
 
 class Undo(msgspec.Struct, frozen=True):
-    """Undo what the record stands for. When a claim is to be prepared, decide again afterwards."""
+    """Undo what the record says. If the claim is to be prepared, decide again afterwards."""
 
     record: Record
 
@@ -56,12 +56,12 @@ class Refuse(msgspec.Struct, frozen=True):
     error: PydraError
 
 
-class RemoveFile(msgspec.Struct, frozen=True):
-    """Nothing is known of the claim: at most its CDI file, or a record without content, is there."""
+class RemoveCdiFile(msgspec.Struct, frozen=True):
+    """Nothing is known about the claim: remove its CDI file, or a record without content, if there is one."""
 
 
-class Keep(msgspec.Struct, frozen=True):
-    """Nothing to do."""
+class DoNothing(msgspec.Struct, frozen=True):
+    """Change nothing."""
 
 
 def decide_prepare(
@@ -71,78 +71,78 @@ def decide_prepare(
     boot_id: str,
     index: DeviceIndex,
     published: PublishedDevices,
-) -> Answer | Begin | Repeat | Undo | Refuse:
-    """What to do when the kubelet wants a claim prepared.
+) -> ReuseRecord | Begin | PrepareAgain | Undo | Refuse:
+    """Decide what to do when the kubelet asks to prepare a claim.
 
-    `asked` is the claim as the API server has it now, or why that is not known; `record` is what this node did for
+    `asked` is the claim as the API server has it now, or the error of that request; `record` is what this node did for
     its uid before.
     """
     is_usable = record is not None and record.stage is Stage.COMPLETED and record.boot_id == boot_id
     if isinstance(asked, PydraError):
-        # The API server is silent: what was prepared stays right, since a claim that is in use cannot change.
-        return Answer(record) if record is not None and is_usable and is_silence(asked) else Refuse(asked)
-    if record is not None and is_usable and is_same(record.claim, asked):
-        return Answer(record)
+        # No answer of the API server: what was prepared stays valid, since a claim that is in use cannot change.
+        return ReuseRecord(record) if record is not None and is_usable and is_unanswered(asked) else Refuse(asked)
+    if record is not None and is_usable and has_same_devices(record.claim, asked):
+        return ReuseRecord(record)
     if in_use := index.find_conflict(asked):
         return Refuse(in_use)
     if published is not None and (unknown := _find_unknown(asked, published)):
         return Refuse(unknown)
     if record is None:
         return Begin(asked)
-    if record.stage is Stage.COMPLETED and is_same(record.claim, asked):
-        return Repeat(record)
+    if record.stage is Stage.COMPLETED and has_same_devices(record.claim, asked):
+        return PrepareAgain(record)
     return Undo(record)
 
 
 def decide_unprepare(
     record: Record | None, *, unreadable: UnreadableRecord | None = None, asked: Claim | PydraError | None = None
-) -> Undo | RemoveFile | Refuse:
-    """What to do when nobody on this node uses a claim any more.
+) -> Undo | RemoveCdiFile | Refuse:
+    """Decide what to do when no pod on this node uses a claim any more.
 
-    Only where the record is `unreadable` the API server was `asked` for the claim.
+    The API server was `asked` for the claim only if its record is `unreadable`.
     """
     if record is not None:
         return Undo(record)
     if unreadable is None:
-        return RemoveFile()
+        return RemoveCdiFile()
     if unreadable.is_newer:
         return Refuse(CheckpointError(f"the claim cannot be unprepared: {unreadable.why} ({unreadable.path})"))
     if isinstance(asked, Claim):
-        return Undo(_unknown_extent(asked))
-    if asked is not None and is_silence(asked):
+        return Undo(_build_started_record(asked))
+    if asked is not None and is_unanswered(asked):
         return Refuse(asked)
     claim = unreadable.claim()
     if not claim.devices:
-        return RemoveFile()
-    return Undo(_unknown_extent(claim))
+        return RemoveCdiFile()
+    return Undo(_build_started_record(claim))
 
 
 def decide_reconcile(
     record: Record | None, *, boot_id: str, unreadable: UnreadableRecord | None = None
-) -> Undo | RemoveFile | Answer | Keep:
-    """What to do about a claim that nobody asked for, whose record and CDI file may disagree."""
+) -> Undo | RemoveCdiFile | ReuseRecord | DoNothing:
+    """Decide what to do about a claim whose record and CDI file may disagree."""
     if record is None:
         # A lost record says nothing about the pods: their containers may need the file to start again.
-        return RemoveFile() if unreadable is None else Keep()
+        return RemoveCdiFile() if unreadable is None else DoNothing()
     if record.stage is Stage.STARTED:
         return Undo(record)
-    return Answer(record) if record.boot_id == boot_id else Keep()
+    return ReuseRecord(record) if record.boot_id == boot_id else DoNothing()
 
 
-def is_silence(error: PydraError) -> bool:
-    """Whether the API server said nothing about the claim, not even that it does not exist."""
+def is_unanswered(error: PydraError) -> bool:
+    """Return whether the API server gave no answer about the claim, not even that it does not exist."""
     return isinstance(error, KubeError) and not (isinstance(error, NotFound) and error.is_of_object)
 
 
-def is_same(one: Claim, other: Claim) -> bool:
-    """Whether two readings of a claim give it the same devices with the same parameters.
+def has_same_devices(one: Claim, other: Claim) -> bool:
+    """Return whether two readings of a claim have the same devices with the same parameters.
 
-    Where the parameters stood is left out: only people read it, and its wording may change with pydra.
+    The positions of the parameters are ignored: they are for messages, and may change with pydra's version.
     """
-    return [_substance(device) for device in one.devices] == [_substance(device) for device in other.devices]
+    return [_comparison_key(device) for device in one.devices] == [_comparison_key(device) for device in other.devices]
 
 
-def _substance(device: AllocatedDevice) -> tuple[object, ...]:
+def _comparison_key(device: AllocatedDevice) -> tuple[object, ...]:
     named = (device.request, device.pool, device.device, device.share_id, device.admin_access)
     return (*named, dict(device.consumed_capacity), [config.parameters for config in device.configs])
 
@@ -157,6 +157,6 @@ def _find_unknown(claim: Claim, published: Mapping[str, Collection[str]]) -> Unk
     return None
 
 
-def _unknown_extent(claim: Claim) -> Record:
-    """A record for a claim whose own is lost: whatever may have been done for it is undone."""
+def _build_started_record(claim: Claim) -> Record:
+    """Build a *started* record for a claim whose own is lost: whatever may have been done for it is undone."""
     return Record(claim=claim, driver="", stage=Stage.STARTED, boot_id="")

@@ -38,12 +38,12 @@ from pydra.claim import (
 from pydra.claims.allocation import base_request, parse_allocation
 from pydra.claims.device_index import DeviceIndex
 from pydra.claims.lifecycle import (
-    Answer,
     Begin,
+    PrepareAgain,
     PublishedDevices,
     Refuse,
-    RemoveFile,
-    Repeat,
+    RemoveCdiFile,
+    ReuseRecord,
     Undo,
     decide_prepare,
     decide_reconcile,
@@ -60,13 +60,13 @@ _device_of = attrgetter("device")
 _name_of = attrgetter("name")
 
 FetchClaim: TypeAlias = Callable[[ClaimRef, float], Awaitable[Mapping[str, Any]]]
-"""Reads the ResourceClaim, within so many seconds. Raises KubeError: NotFound, Unavailable and the others."""
+"""Reads the ResourceClaim within the given seconds. Raises KubeError: NotFound, Unavailable and the others."""
 
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
-    """How long things may take, in seconds. `prepare` and `unprepare` count from when earlier work on the claim ended.
+    """Deadlines in seconds. `prepare` and `unprepare` count from when earlier work on the claim ended.
 
-    `fetch_known` is the wait for the API server when a record can answer in its place.
+    `fetch_known` limits the wait for the API server if the record can be used instead.
     """
 
     prepare: float
@@ -76,7 +76,7 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Operation(Enum):
-    """What the kubelet asks for."""
+    """A request of the kubelet for a claim."""
 
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
@@ -117,7 +117,7 @@ ClaimEvent: TypeAlias = OperationStarted | OperationDone | OperationFailed
 
 
 class Reconciled(Enum):
-    """What was done for a claim that nobody asked for."""
+    """The result of `reconcile`."""
 
     NOTHING = "nothing"
     UNDONE = "undone"
@@ -126,9 +126,9 @@ class Reconciled(Enum):
 
 
 class _Work:
-    """One operation on one claim. `answer` is what the caller waits for; the task may go on after it, to undo.
+    """One operation on one claim. The caller waits for `answer`; the task may continue after it, to undo.
 
-    `fields` are what only the claim's object tells, for the log.
+    `fields` are log fields that come from the claim's object.
     """
 
     __slots__ = ("answer", "began", "fields", "from_record", "operation", "pods", "ref", "task", "timings")
@@ -145,12 +145,12 @@ class _Work:
         self.timings: dict[str, float] = {}
 
     def mark(self, step: str, now: float) -> None:
-        """The step ended now; it began where the one before ended."""
+        """Note that the step ended now; it began when the one before ended."""
         self.timings[step] = now - self.began - sum(self.timings.values())
 
 
 class ClaimPreparer:
-    """The claims of one driver on this node. Ending the event loop at any moment is as safe as a crash.
+    """Prepares and unprepares the claims of one driver. Ending the event loop at any moment is as safe as a crash.
 
     `published` is kept up to date by the inventory loop.
     """
@@ -185,35 +185,35 @@ class ClaimPreparer:
         self._index = DeviceIndex()
         self._work: dict[str, _Work] = {}
         self._clock = asyncio.get_running_loop().time
-        store.changed = self._follow
+        store.changed = self._sync_index
         for uid in (*store.records, *store.unreadable):
-            self._follow(uid)
+            self._sync_index(uid)
 
     # What the kubelet and the garbage collection ask for
 
     def prepare(self, ref: ClaimRef) -> asyncio.Future[PrepareOutcome]:
-        """Begin to prepare the claim, or join who does; the future never raises."""
+        """Start to prepare the claim, or join a task that does; the future never raises."""
         return self._begin_work(Operation.PREPARE, ref)
 
     def unprepare(self, ref: ClaimRef) -> asyncio.Future[UnprepareOutcome]:
-        """Begin to unprepare the claim, which needs no API server, or join who does; the future never raises."""
+        """Start to unprepare the claim, without the API server, or join a task that does; the future never raises."""
         return self._begin_work(Operation.UNPREPARE, ref)
 
     def reconcile(self, ref: ClaimRef) -> asyncio.Future[Reconciled | PydraError]:
-        """Make the claim's record and CDI file agree: undo what was only begun, restore or remove the file."""
+        """Make the claim's record and CDI file agree: undo what was only started, restore or remove the file."""
         return self._begin_work("reconcile", ref)
 
     def is_working_on(self, uid: str) -> bool:
-        """Whether the claim is in work."""
+        """Return whether work on the claim is in progress."""
         return uid in self._work
 
     async def wait_idle(self) -> None:
-        """Return when no claim is in work."""
+        """Wait until no work is in progress."""
         while self._work:
             await asyncio.wait([work.task for work in self._work.values() if work.task is not None])
 
     async def stop(self) -> None:
-        """End what is in work, as a crash would; calls that wait for it fail, since the agent stops."""
+        """Cancel the work in progress, as a crash would; calls that wait for it fail, since the agent stops."""
         self._lock.keep_claims()
         tasks = [work.task for work in self._work.values() if work.task is not None]
         for task in tasks:
@@ -221,7 +221,7 @@ class ClaimPreparer:
         if tasks:
             await asyncio.wait(tasks)
 
-    # One operation: its turn, its boundary, its report
+    # One operation: its order, its errors, its report
 
     def _begin_work(self, operation: Operation | str, ref: ClaimRef) -> asyncio.Future[Any]:
         before = self._work.get(ref.uid)
@@ -252,7 +252,7 @@ class ClaimPreparer:
                 del self._work[ref.uid]
 
     async def _guard(self, work: _Work) -> Any:
-        """The boundary of a claim: whatever happens to it stays with it."""
+        """Return any exception as an error of this claim, so others are not affected."""
         try:
             if work.operation is Operation.PREPARE:
                 return await self._prepare(work)
@@ -265,9 +265,11 @@ class ClaimPreparer:
             _log.warning("%s", error, extra={"fields": fields})
             return error
         except Exception as error:  # noqa: BLE001 - one of the two boundaries
-            _log.exception("a bug in pydra; what was begun is undone by the next attempt, or by garbage collection")
+            _log.exception("internal error in pydra; the next attempt or garbage collection undoes what was started")
             what = f"{type(error).__name__}: {error}"
-            return InternalError(f"claim {work.ref}: pydra has a bug ({what}); the agent's log has the traceback")
+            return InternalError(
+                f"claim {work.ref}: internal error in pydra ({what}); the agent's log has the traceback"
+            )
 
     def _build_event(self, work: _Work, operation: Operation, outcome: object) -> ClaimEvent:
         seconds = self._clock() - work.began
@@ -309,7 +311,7 @@ class ClaimPreparer:
             if work.from_record:
                 await self._check_file(record)
             else:
-                record = await self._carry_out(work, record, until)
+                record = await self._run_prepare(work, record, until)
             return tuple(
                 [
                     ContainerDevice(
@@ -326,8 +328,8 @@ class ClaimPreparer:
             self._lock.release_claim(uid)
 
     async def _begin(self, work: _Work, asked: Claim | PydraError, until: float) -> Record:
-        """The record to go on from, which is on disk: a new one, *started*, or the *completed* one of this or an
-        earlier boot.
+        """Return the record to continue with, which is on disk: a new one, *started*, or the *completed* one of this
+        or an earlier boot.
         """
         uid = work.ref.uid
         while True:
@@ -344,7 +346,7 @@ class ClaimPreparer:
                     if not self._plans:
                         return await self._write_started(step.claim)
             match step:
-                case Answer(record=record):
+                case ReuseRecord(record=record):
                     work.from_record = True
                     if isinstance(asked, PydraError):
                         _log.warning("answered from the record: %s", asked)
@@ -353,7 +355,7 @@ class ClaimPreparer:
                     raise error
                 case Undo(record=record):
                     await self._undo(record)
-                case Repeat(record=record):
+                case PrepareAgain(record=record):
                     return record
                 case Begin(claim=claim):
                     return await self._plan(claim, until)
@@ -368,17 +370,17 @@ class ClaimPreparer:
                         held = self._store.held(but=claim.uid)
                         if in_use := self._index.find_conflict(claim):
                             raise in_use
-                    # Half of what is left: a claim whose plan hangs leaves time to those that wait behind it.
+                    # Half of the rest: a claim whose plan hangs leaves time for those that wait behind it.
                     plan = await self._backend.plan(claim, held, until=(self._clock() + until) / 2)
                     async with self._store:
-                        # An instance whose version of the backend does not plan did not wait.
+                        # Another instance whose version of the backend does not plan does not take this lock.
                         if in_use := self._index.find_conflict(claim):
                             raise in_use
                         return await self._write_started(replace(claim, plan=plan))
                 finally:
                     self._lock.unlock(PLAN)
         except BaseException:
-            self._follow(claim.uid)
+            self._sync_index(claim.uid)
             raise
 
     async def _write_started(self, claim: Claim) -> Record:
@@ -388,20 +390,20 @@ class ClaimPreparer:
         try:
             await self._store.write(record)
         except BaseException:
-            self._follow(claim.uid)
+            self._sync_index(claim.uid)
             raise
         self._index.hold(claim.uid, claim)
         return record
 
-    async def _carry_out(self, work: _Work, record: Record, until: float) -> Record:
-        """Backend, CDI file, *completed*. A failure is answered first and undone then, which may take long."""
+    async def _run_prepare(self, work: _Work, record: Record, until: float) -> Record:
+        """Call the backend, write the CDI file and the *completed* record. Answer a failure before it is undone."""
         uid = record.claim.uid
         is_new = record.stage is Stage.STARTED
         try:
             record = replace(record, prepared=await self._backend.prepare(record.claim, until=until))
             work.mark("backend", self._clock())
             present = await resolve(record.prepared, root=self._host_root)
-            # From here on the disk may have it as *completed*, even if the write fails: then it is set back first.
+            # From here on the disk may have it as *completed*, even if the write fails: it must be set back first.
             record = replace(record, prepared=present, stage=Stage.COMPLETED, boot_id=self._boot_id)
             content = build_spec_file(self._driver, uid, present)
             if content is not None:
@@ -421,10 +423,10 @@ class ClaimPreparer:
         try:
             await self._undo(record, backend=reached)
         except PydraError as error:
-            _log.warning("cannot undo what was begun: %s; the next attempt or garbage collection will", error)
+            _log.warning("cannot undo what was started: %s; the next attempt or garbage collection will", error)
 
     async def _check_file(self, record: Record) -> bool:
-        """See that what a prepared claim's containers will look for is there; whether the CDI file was restored."""
+        """Check the host paths and the CDI file of a prepared claim; return whether the CDI file was restored."""
         await resolve(record.prepared, root=self._host_root)
         content = build_spec_file(self._driver, record.claim.uid, record.prepared)
         if content is None or not self._cdi.ensure(record.claim.uid, content):
@@ -451,13 +453,13 @@ class ClaimPreparer:
                 case Undo(record=record):
                     work.from_record = True
                     await self._undo(record)
-                case RemoveFile():
-                    await self._forget(uid)
+                case RemoveCdiFile():
+                    await self._remove_leftovers(uid)
         finally:
             self._lock.release_claim(uid)
 
     async def _undo(self, record: Record, *, backend: bool = True) -> None:
-        """Undo everything that the record stands for, and remove it. A failure leaves it *started*."""
+        """Undo what the record says, and remove it. After a failure it is *started*."""
         claim = record.claim
         # The file goes first, so that no container can start with a device that is being taken away.
         self._cdi.remove(claim.uid)
@@ -470,7 +472,7 @@ class ClaimPreparer:
         async with self._store:
             await self._store.remove(claim.uid)
 
-    async def _forget(self, uid: str) -> None:
+    async def _remove_leftovers(self, uid: str) -> None:
         self._cdi.remove(uid)
         if uid in self._store.unreadable:
             async with self._store:
@@ -481,7 +483,7 @@ class ClaimPreparer:
     async def _reconcile(self, work: _Work) -> Reconciled:
         uid = work.ref.uid
         if not self._lock.try_lock(claim_offset(uid)):
-            return Reconciled.NOTHING  # another instance is at work on it, and will answer for it
+            return Reconciled.NOTHING  # another instance works on it
         self._lock.unlock(claim_offset(uid))
         await self._lock.take_claim(uid, self._clock() + self._deadlines.unprepare)
         try:
@@ -491,19 +493,19 @@ class ClaimPreparer:
                 case Undo(record=record):
                     await self._undo(record)
                     return Reconciled.UNDONE
-                case RemoveFile():
+                case RemoveCdiFile():
                     self._cdi.remove(uid)
                     return Reconciled.FILE_REMOVED
-                case Answer(record=record) if await self._check_file(record):
+                case ReuseRecord(record=record) if await self._check_file(record):
                     return Reconciled.FILE_RESTORED
             return Reconciled.NOTHING
         finally:
             self._lock.release_claim(uid)
 
-    # What they share
+    # Shared by all operations
 
     async def _fetch(self, work: _Work) -> Claim | PydraError:
-        """The claim as the API server has it now, or why that is not known."""
+        """Return the claim as the API server has it now, or the error."""
         known = self._store.records.get(work.ref.uid)
         is_known = known is not None and known.stage is Stage.COMPLETED
         try:
@@ -519,8 +521,8 @@ class ClaimPreparer:
             work.fields["pods"] = ",".join(map(_name_of, allocation.pods))
         return allocation.claim
 
-    def _follow(self, uid: str) -> None:
-        """Let the index say what the records say of the claim."""
+    def _sync_index(self, uid: str) -> None:
+        """Update the device index from the claim's record."""
         record, unreadable = self._store.records.get(uid), self._store.unreadable.get(uid)
         if record is not None:
             self._index.hold(uid, record.claim)

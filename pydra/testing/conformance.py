@@ -233,7 +233,8 @@ class _Examination:
         """Advice: without DRIVER the agent serves it only under a name that its settings give."""
         driver = self._facts.driver if self._facts is not None else ""
         if not driver:
-            self._notes.append(f"DRIVER is absent, so every admin must give one: --driver {self._source.called}=NAME")
+            name = self._source.configured_name
+            self._notes.append(f"DRIVER is absent, so every admin must give one: --driver {name}=NAME")
         return []
 
     async def _settings(self) -> list[str]:

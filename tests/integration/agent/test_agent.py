@@ -126,7 +126,7 @@ async def test_a_hangup_rereads_the_log_level_and_names_what_needs_a_restart() -
             for count, wrong in enumerate(("logLevel: shout", "backends: 5", 'logFile: "/a\\0b"', "a: 2026-13-45"), 1):
                 config.write_text(f"{wrong}\n")
                 agent.process.send_signal(signal.SIGHUP)
-                await agent.wait_log(lambda text, count=count: text.count("the settings are as before") == count)  # type: ignore[misc]
+                await agent.wait_log(lambda text, count=count: text.count("the settings are unchanged") == count)  # type: ignore[misc]
             assert await agent.stop() == 0
 
 

@@ -77,7 +77,7 @@ class History:
         self.node = Node(root, step=self._step, plans=plans, durable=durable)
         self._fails_at = self._killed_at = 0
 
-    def _step(self, _name: str) -> None:
+    def _step(self, _ref: str) -> None:
         self._fails_at -= 1
         self._killed_at -= 1
         if not self._killed_at:

@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.checkpoint.record import MAX_BYTES, NewerSchemaError, Record, Stage, build_record, parse_record, read_holding
+from pydra.checkpoint.record import (
+    MAX_BYTES,
+    NewerSchemaError,
+    Record,
+    Stage,
+    build_record,
+    parse_record,
+    read_partial_record,
+)
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import CheckpointError
 
@@ -58,14 +66,14 @@ def test_a_changed_or_cut_byte_is_noticed(record: Record, data: st.DataObject) -
         del content[at:]
     with pytest.raises(CheckpointError):
         parse_record(bytes(content))
-    read_holding(bytes(content))
+    read_partial_record(bytes(content))
 
 
 @given(st.binary(max_size=200))
 def test_any_other_bytes_are_not_a_record(content: bytes) -> None:
     with pytest.raises(CheckpointError):
         parse_record(content)
-    read_holding(content)
+    read_partial_record(content)
 
 
 def test_a_damaged_record_names_its_claim_and_its_devices() -> None:
@@ -73,11 +81,11 @@ def test_a_damaged_record_names_its_claim_and_its_devices() -> None:
     share = AllocatedDevice(request="r", pool="node-1", device="gpu-1", share_id="s", consumed_capacity={"memory": "1"})
     claim = Claim(uid="u", namespace="team", name="gpus", devices=(looked_at, share))
     content = build_record(Record(claim=claim, driver="d", stage=Stage.COMPLETED, boot_id="b"))
-    holding = read_holding(content[:-20])
-    assert (holding.namespace, holding.name) == ("team", "gpus")
-    assert holding.devices == (looked_at, share)
+    partial = read_partial_record(content[:-20])
+    assert (partial.namespace, partial.name) == ("team", "gpus")
+    assert partial.devices == (looked_at, share)
     alone = AllocatedDevice(request="", pool="node-1", device="gpu-1")
-    assert read_holding(content.replace(b'"share_id":"s"', b'"share_id":s"')).devices == (looked_at, alone)
+    assert read_partial_record(content.replace(b'"share_id":"s"', b'"share_id":s"')).devices == (looked_at, alone)
 
 
 def test_a_later_schema_is_told_from_damage() -> None:

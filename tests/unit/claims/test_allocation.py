@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pydra.claim import Claim, ClaimRef, PodRef
 from pydra.claims.allocation import base_request, parse_allocation
-from pydra.claims.lifecycle import is_same
+from pydra.claims.lifecycle import has_same_devices
 from pydra.errors import ClaimError, NotAllocated, PydraError, Replaced
 
 DRIVER = "gpu.example.com"
@@ -315,4 +315,4 @@ def test_the_base_of_a_request(request_name: str, base: str) -> None:
     ids=["same", "config-stands-elsewhere", "other-parameters", "other-device", "share", "capacity", "one-more"],
 )
 def test_a_changed_allocation_is_told_from_a_repeated_one(other: object, same: bool) -> None:
-    assert is_same(parse(resource_claim(result(), configs=[config(1)])), parse(other)) is same
+    assert has_same_devices(parse(resource_claim(result(), configs=[config(1)])), parse(other)) is same

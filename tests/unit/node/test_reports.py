@@ -9,7 +9,7 @@ import pytest
 
 from pydra.agent.reports import OWN_REASONS, Reports
 from pydra.backends.supervisor_events import BackendEvent
-from pydra.checkpoint.record import Holding
+from pydra.checkpoint.record import PartialRecord
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, ClaimRef
 from pydra.claims.gc import GarbageCollected, GarbageCounts
@@ -151,7 +151,7 @@ def test_a_record_that_was_set_aside_is_told_on_the_node_with_its_file(desk: Des
             uid="u-9",
             path="/run/d/claims/corrupt/u-9",
             why="its checksum is wrong",
-            holding=Holding(devices=(AllocatedDevice(request="", pool="node-1", device="gpu-0"),)),
+            partial=PartialRecord(devices=(AllocatedDevice(request="", pool="node-1", device="gpu-0"),)),
         )
     )
     assert desk.value(f'pydra_checkpoint_records_set_aside_total{{driver="{DRIVER}"}}') == 1
