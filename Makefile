@@ -23,21 +23,22 @@ $(BIN)/python:
 # pip checks the hashes of everything it installs; the projects themselves are installed from the sources without them.
 # The pins are complete, so there is nothing to resolve; most modules are never imported, so none is compiled yet.
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile --no-deps
-SOURCES = --quiet --no-build-isolation -e . $(addprefix -e ./,$(PLUGINS))
+FROM_SOURCES = $(PIP_INSTALL) --quiet --no-build-isolation $(addprefix -e ./,$(1))
+RUNNING := . plugins/pydra-dev plugins/pydra-sim
 PROJECTS := pyproject.toml $(addsuffix pyproject.toml,$(PLUGINS))
 
 $(VENV)/.run: constraints-run.txt $(PROJECTS) | $(BIN)/python
 	@echo "installing the $$(grep -c == constraints-run.txt) packages that running needs into $(VENV)"
 	@$(PIP_INSTALL) --require-hashes -r constraints-run.txt
-	@echo "installing pydra and its plugins from the sources"
-	@$(PIP_INSTALL) $(SOURCES)
+	@echo "installing pydra, pydra-dev and pydra-sim from the sources"
+	@$(call FROM_SOURCES,$(RUNNING))
 	@touch $@
 
 $(VENV)/.installed: constraints.txt constraints-run.txt $(PROJECTS) | $(BIN)/python
 	@echo "installing the $$(grep -c == constraints.txt) packages that development needs into $(VENV)"
 	@$(PIP_INSTALL) --require-hashes -r constraints.txt
 	@echo "installing pydra and its plugins from the sources"
-	@$(PIP_INSTALL) $(SOURCES)
+	@$(call FROM_SOURCES,. $(PLUGINS))
 	@touch $(VENV)/.run $@
 
 .PHONY: setup

@@ -15,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ALL = ROOT / "constraints.txt"
 RUN = ROOT / "constraints-run.txt"
 PROJECTS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml"))]
+RUNNING = ("pydra-dra", "pydra-dev", "pydra-sim")
+"""What `make run` installs from the sources."""
 BUILDING = ("hatchling", "editables")
 """What installs the sources as they are."""
 
@@ -25,7 +27,7 @@ def main() -> None:
 
 def chosen() -> str:
     """The text of constraints-run.txt."""
-    return select([*project_names(), *BUILDING])
+    return select([*RUNNING, *BUILDING])
 
 
 def project_names() -> list[str]:

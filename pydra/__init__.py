@@ -1,7 +1,8 @@
 """pydra: Kubernetes Dynamic Resource Allocation drivers in Python.
 
-This is the public API for authors of backends: values, the contract's types, errors. It imports nothing
-of Kubernetes, gRPC or the agent, so a backend's process stays small.
+This is the public API for authors of backends: values, the contract's types, errors. Every other name below `pydra`
+is private and may change in any release, except `pydra.testing`. Nothing of Kubernetes, gRPC or the agent is imported
+here, so a backend's process stays small.
 """
 
 from pydra.backends.contract import Backend, Inherits, Measures, Plans, Restores, Watches, time_left

@@ -32,6 +32,17 @@ def test_the_face_lists_what_it_offers_sorted() -> None:
     assert list(pydra.__all__) == sorted(pydra.__all__)
 
 
+def test_examples_import_only_the_public_api() -> None:  # of plugins, import-linter checks it
+    imported: set[str] = set()
+    for path in (ROOT / "examples").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                imported.add(node.module or "")
+            elif isinstance(node, ast.Import):
+                imported.update(one.name for one in node.names)
+    assert {name for name in imported if name.partition(".")[0] == "pydra"} == {"pydra", "pydra.testing"}
+
+
 @pytest.mark.parametrize("module", ["pydra", "pydra.backends.child"])
 def test_what_a_backends_process_imports_holds_nothing_of_kubernetes_or_grpc(module: str) -> None:
     heavy = ("grpclib", "h2", "betterproto2", "kubernetes_asyncio", "aiohttp", "prometheus_client", "yaml")
