@@ -28,7 +28,7 @@ from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.cdi.file_search import SETTLED_SECONDS as SETTLED
 from pydra_nvidia.composition import find_node, open_backend
 from pydra_nvidia.nvml.loading import use_library
-from pydra_nvidia.simulation.tree.keeper import TreeKeeper
+from pydra_nvidia.simulation.tree.sync import TreeSync
 
 SCENARIO = "hgx-h100"
 DEVICES = 208
@@ -91,18 +91,18 @@ class _TimedLibrary:
 
 @contextmanager
 def _watch_simulation() -> Iterator[Stopwatch]:
-    stopwatch, refresh = Stopwatch(), TreeKeeper.refresh
+    stopwatch, refresh = Stopwatch(), TreeSync.refresh
 
-    def timed(keeper: TreeKeeper) -> None:
+    def timed(sync: TreeSync) -> None:
         begin = time.perf_counter()
-        refresh(keeper)
+        refresh(sync)
         stopwatch.files += time.perf_counter() - begin
 
-    setattr(TreeKeeper, "refresh", timed)  # noqa: B010 - a plain assignment is none to mypy
+    setattr(TreeSync, "refresh", timed)  # noqa: B010 - a plain assignment is none to mypy
     try:
         yield stopwatch
     finally:
-        TreeKeeper.refresh = refresh  # type: ignore[method-assign]
+        TreeSync.refresh = refresh  # type: ignore[method-assign]
 
 
 class _Measured:

@@ -16,7 +16,7 @@ from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.library.library import Library
 from pydra_nvidia.simulation.machine import Machine, noted_scenario
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
-from pydra_nvidia.simulation.tree.keeper import build_tree
+from pydra_nvidia.simulation.tree.sync import build_tree
 
 
 class NoMachine(PydraError):
@@ -58,9 +58,9 @@ def open_simulation(scenario: str, state: str) -> Simulation:
     state = os.path.abspath(state)
     machine = Machine(ScenarioFile(scenario), state)
     machine.note_scenario()
-    keeper = build_tree(os.path.join(state, "tree"), machine)
-    own = {"state": os.path.join(state, "run"), **keeper.settings()}
-    return Simulation(machine, keeper.tree, own | dict(machine.read().scenario.settings))
+    sync = build_tree(os.path.join(state, "tree"), machine)
+    own = {"state": os.path.join(state, "run"), **sync.settings()}
+    return Simulation(machine, sync.tree, own | dict(machine.read().scenario.settings))
 
 
 def reopen_simulation(state: str) -> Simulation:

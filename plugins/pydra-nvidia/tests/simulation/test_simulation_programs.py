@@ -18,7 +18,7 @@ from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.state import GpuState
-from pydra_nvidia.simulation.tree.keeper import build_tree
+from pydra_nvidia.simulation.tree.sync import build_tree
 
 
 class Node:

@@ -22,17 +22,17 @@ from pydra_nvidia.host.pci import PciBus, read_vfio_host
 from pydra_nvidia.settings import Settings, parse_settings
 from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile, bundled_scenarios
-from pydra_nvidia.simulation.tree.keeper import TreeKeeper, build_tree
+from pydra_nvidia.simulation.tree.sync import TreeSync, build_tree
 from pydra_nvidia.vfio.drivers import VfioDrivers
 
-Keep = Callable[..., TreeKeeper]
+OpenTree = Callable[..., TreeSync]
 
 
 @pytest.fixture
-def keep(tmp_path: Path) -> Keep:
-    """`keep("t4")`, or with a scenario in YAML."""
+def open_tree(tmp_path: Path) -> OpenTree:
+    """`open_tree("t4")`, or with a scenario in YAML."""
 
-    def make(scenario: str, name: str = "tree") -> TreeKeeper:
+    def make(scenario: str, name: str = "tree") -> TreeSync:
         if "\n" in scenario:
             (tmp_path / "scenario.yaml").write_text(scenario)
             scenario = str(tmp_path / "scenario.yaml")
@@ -41,28 +41,28 @@ def keep(tmp_path: Path) -> Keep:
     return make
 
 
-def settings_of(keeper: TreeKeeper) -> Settings:
-    return parse_settings({}, keeper.settings())
+def settings_of(sync: TreeSync) -> Settings:
+    return parse_settings({}, sync.settings())
 
 
-def installed(keeper: TreeKeeper) -> tuple[DriverRoot, DriverFiles]:
-    root = find_driver_root(keeper.tree, settings_of(keeper))
-    return root, find_driver_files(FileSearch(root), root.version, kernel=read(keeper, "proc/sys/kernel/osrelease"))
+def installed(sync: TreeSync) -> tuple[DriverRoot, DriverFiles]:
+    root = find_driver_root(sync.tree, settings_of(sync))
+    return root, find_driver_files(FileSearch(root), root.version, kernel=read(sync, "proc/sys/kernel/osrelease"))
 
 
-def read(keeper: TreeKeeper, path: str) -> str:
-    return (Path(keeper.root) / path).read_text().strip()
+def read(sync: TreeSync, path: str) -> str:
+    return (Path(sync.root) / path).read_text().strip()
 
 
-def test_a_function_stands_below_its_root_and_bridges(keep: Keep) -> None:
-    keeper = keep("hgx-h100")
-    link = Path(keeper.root) / "sys/bus/pci/devices/0000:1b:00.0"
+def test_a_function_stands_below_its_root_and_bridges(open_tree: OpenTree) -> None:
+    sync = open_tree("hgx-h100")
+    link = Path(sync.root) / "sys/bus/pci/devices/0000:1b:00.0"
     parts = os.readlink(link).split("/")
     assert parts[:4] == ["..", "..", "..", "devices"]
     assert (parts[4], parts[-1]) == ("pci0000:15", "0000:1b:00.0")
     for bridge in parts[5:-1]:
-        assert read(keeper, f"sys/bus/pci/devices/{bridge}/class") == "0x060400"
-    assert link.resolve() == Path(keeper.root, "sys/devices", *parts[4:]).resolve()
+        assert read(sync, f"sys/bus/pci/devices/{bridge}/class") == "0x060400"
+    assert link.resolve() == Path(sync.root, "sys/devices", *parts[4:]).resolve()
     assert {name: (link / name).read_text().strip() for name in ("vendor", "device", "class", "numa_node")} == {
         "vendor": "0x10de",
         "device": "0x2330",
@@ -70,7 +70,7 @@ def test_a_function_stands_below_its_root_and_bridges(keep: Keep) -> None:
         "numa_node": "0",
     }
     assert (link / "modalias").read_text() == "pci:v000010DEd00002330sv000010DEsd000016C1bc03sc02i00\n"
-    assert (link / "driver").resolve() == (Path(keeper.root) / "sys/bus/pci/drivers/nvidia").resolve()
+    assert (link / "driver").resolve() == (Path(sync.root) / "sys/bus/pci/drivers/nvidia").resolve()
     assert (link / "driver" / link.name).resolve() == link.resolve()
     group = (link / "iommu_group").resolve()
     assert (group.parent.name, os.listdir(group / "devices")) == ("iommu_groups", [link.name])
@@ -78,11 +78,11 @@ def test_a_function_stands_below_its_root_and_bridges(keep: Keep) -> None:
 
 
 @pytest.mark.parametrize("scenario", bundled_scenarios())
-def test_all_links_below_sys_lead_somewhere(keep: Keep, scenario: str) -> None:
-    keeper = keep(scenario)
+def test_all_links_below_sys_lead_somewhere(open_tree: OpenTree, scenario: str) -> None:
+    sync = open_tree(scenario)
     links = [
         Path(folder, name)
-        for folder, folders, names in os.walk(f"{keeper.root}/sys")
+        for folder, folders, names in os.walk(f"{sync.root}/sys")
         for name in (*folders, *names)
         if Path(folder, name).is_symlink()
     ]
@@ -91,13 +91,13 @@ def test_all_links_below_sys_lead_somewhere(keep: Keep, scenario: str) -> None:
 
 
 @pytest.mark.parametrize("scenario", bundled_scenarios())
-def test_readers_find_the_gpus_among_all_functions(keep: Keep, scenario: str) -> None:
-    keeper = keep(scenario)
-    view = keeper.machine.read()
-    functions = PciBus(keeper.tree).functions()
+def test_readers_find_the_gpus_among_all_functions(open_tree: OpenTree, scenario: str) -> None:
+    sync = open_tree(scenario)
+    view = sync.machine.read()
+    functions = PciBus(sync.tree).functions()
     boards = {board.address: board for board in view.boards.values()}
     assert functions.keys() == boards.keys()
-    assert len(os.listdir(f"{keeper.root}/sys/bus/pci/devices")) > len(boards) + 5
+    assert len(os.listdir(f"{sync.root}/sys/bus/pci/devices")) > len(boards) + 5
     for address, function in functions.items():
         board = boards[address]
         assert (function.driver, function.root, function.numa) == ("nvidia", board.root, board.numa)
@@ -105,41 +105,41 @@ def test_readers_find_the_gpus_among_all_functions(keep: Keep, scenario: str) ->
         assert function.addressable >= board.model.bar1 << 20
 
 
-def test_boards_with_video_outputs_have_a_function_for_sound_too(keep: Keep) -> None:
-    keeper = keep(
+def test_boards_with_video_outputs_have_a_function_for_sound_too(open_tree: OpenTree) -> None:
+    sync = open_tree(
         "models:\n  rtx: {name: RTX, architecture: 8, compute: [8, 9], memoryMiB: 1024,"
         " pci: {device: '0x2684', class: '0x030000'}}\ngpus:\n- {model: rtx}\n"
     )
-    (address,) = PciBus(keeper.tree).functions()
+    (address,) = PciBus(sync.tree).functions()
     audio = f"{address[:-1]}1"
-    assert read(keeper, f"sys/bus/pci/devices/{audio}/class") == "0x040300"
-    gpu = Path(keeper.root) / "sys/bus/pci/devices" / address
+    assert read(sync, f"sys/bus/pci/devices/{audio}/class") == "0x040300"
+    gpu = Path(sync.root) / "sys/bus/pci/devices" / address
     assert (gpu / f"consumer:pci:{audio}").resolve().name == f"pci:{address}--pci:{audio}"
     assert sorted(os.listdir(gpu / "iommu_group/devices")) == [address, audio]
 
 
-def test_the_kernel_driver_shows_itself_and_its_gpus(keep: Keep) -> None:
-    keeper = keep("t4")
-    tree = keeper.tree
+def test_the_kernel_driver_shows_itself_and_its_gpus(open_tree: OpenTree) -> None:
+    sync = open_tree("t4")
+    tree = sync.tree
     assert read_module_version(tree) == "580.105.08"
     majors = read_majors(tree)
     assert majors["nvidia"] == 195
     assert {"nvidia-caps", "nvidia-uvm", "vfio"} <= majors.keys()
-    board = next(iter(keeper.machine.read().boards.values()))
-    lines = read(keeper, f"proc/driver/nvidia/gpus/{board.address}/information").splitlines()
+    board = next(iter(sync.machine.read().boards.values()))
+    lines = read(sync, f"proc/driver/nvidia/gpus/{board.address}/information").splitlines()
     facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     assert (facts["GPU UUID"], facts["Device Minor"]) == (board.uuid, str(board.minor))
-    assert "ModifyDeviceFiles: 1" in read(keeper, "proc/driver/nvidia/params")
-    assert read(keeper, "sys/module/nvidia/version") == "580.105.08"
-    assert read(keeper, "proc/meminfo").startswith("MemTotal:")
+    assert "ModifyDeviceFiles: 1" in read(sync, "proc/driver/nvidia/params")
+    assert read(sync, "sys/module/nvidia/version") == "580.105.08"
+    assert read(sync, "proc/meminfo").startswith("MemTotal:")
 
 
 @pytest.mark.parametrize(
     ("scenario", "words"),
     [("hgx-b200", "Open Kernel Module for x86_64  580"), ("gb200", "for aarch64  580"), ("t4", "x86_64 Kernel Module")],
 )
-def test_the_module_says_what_it_is_as_the_real_one_does(keep: Keep, scenario: str, words: str) -> None:
-    assert words in read(keep(scenario), "proc/driver/nvidia/version").splitlines()[0]
+def test_the_module_says_what_it_is_as_the_real_one_does(open_tree: OpenTree, scenario: str, words: str) -> None:
+    assert words in read(open_tree(scenario), "proc/driver/nvidia/version").splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -152,14 +152,14 @@ def test_the_module_says_what_it_is_as_the_real_one_does(keep: Keep, scenario: s
     ids=["on the host", "in a container", "by a cloud's installer"],
 )
 def test_the_installation_is_found_with_paths_of_this_machine(
-    keep: Keep, host: str, where: str, libraries: str
+    open_tree: OpenTree, host: str, where: str, libraries: str
 ) -> None:
-    keeper = keep(f"host: {host}\ngpus:\n- {{model: h100-80gb}}\n")
-    root, found = installed(keeper)
-    assert (root.host_path, root.library_dir, root.version) == (f"{keeper.root}{where}", libraries, "580.105.08")
+    sync = open_tree(f"host: {host}\ngpus:\n- {{model: h100-80gb}}\n")
+    root, found = installed(sync)
+    assert (root.host_path, root.library_dir, root.version) == (f"{sync.root}{where}", libraries, "580.105.08")
     assert len(found.libraries) > 30
     for library in found.libraries:
-        assert library.host.startswith(f"{keeper.root}{where}/")
+        assert library.host.startswith(f"{sync.root}{where}/")
         assert os.path.isfile(library.host)
     cuda = next(one for one in found.libraries if one.path.endswith("libcuda.so.580.105.08"))
     assert cuda.names == ("libcuda.so", "libcuda.so.1")
@@ -168,72 +168,72 @@ def test_the_installation_is_found_with_paths_of_this_machine(
     assert any(one.path.endswith("580.105.08/gsp_ga10x.bin") for one in found.files)
 
 
-def test_daemons_of_the_driver_have_their_sockets(keep: Keep) -> None:
-    sockets = {one.path for one in installed(keep("hgx-h100"))[1].sockets}
+def test_daemons_of_the_driver_have_their_sockets(open_tree: OpenTree) -> None:
+    sockets = {one.path for one in installed(open_tree("hgx-h100"))[1].sockets}
     assert sockets == {"/run/nvidia-persistenced/socket", "/run/nvidia-fabricmanager/socket"}
 
 
-def test_device_nodes_can_be_handed_out(keep: Keep) -> None:
-    keeper = keep("hgx-h100")
-    dev = DevRoots(keeper.tree, (keeper.root,))
+def test_device_nodes_can_be_handed_out(open_tree: OpenTree) -> None:
+    sync = open_tree("hgx-h100")
+    dev = DevRoots(sync.tree, (sync.root,))
     paths = (*COMMON, *(f"/dev/nvidia{minor}" for minor in range(8)), "/dev/vfio/vfio", "/dev/iommu")
     for path in paths:
         node = dev.find(path)
         assert node is not None, path
-        assert node.host == f"{keeper.root}{path}"
+        assert node.host == f"{sync.root}{path}"
         status = os.lstat(node.host)
         assert stat.S_IMODE(status.st_mode) == 0o666
         if os.geteuid() == 0 and stat.S_ISCHR(status.st_mode):
             assert (os.major(status.st_rdev), os.minor(status.st_rdev)) == (1, 3)
-    (address, *_) = PciBus(keeper.tree).functions()
+    (address, *_) = PciBus(sync.tree).functions()
     assert [node.path for node in dev.find_drm(address)] == ["/dev/dri/card1", "/dev/dri/renderD128"]
-    assert os.readlink(f"{keeper.root}/dev/dri/by-path/pci-{address}-card") == "../card1"
+    assert os.readlink(f"{sync.root}/dev/dri/by-path/pci-{address}-card") == "../card1"
 
 
-def test_without_an_iommu_there_are_no_groups_and_no_vfio(keep: Keep) -> None:
-    keeper = keep("host: {iommu: false, iommufd: false}\ngpus:\n- {model: t4}\n")
-    vfio = read_vfio_host(keeper.tree)
+def test_without_an_iommu_there_are_no_groups_and_no_vfio(open_tree: OpenTree) -> None:
+    sync = open_tree("host: {iommu: false, iommufd: false}\ngpus:\n- {model: t4}\n")
+    vfio = read_vfio_host(sync.tree)
     assert (vfio.iommu, vfio.iommufd) == (False, False)
-    assert [function.group for function in PciBus(keeper.tree).functions().values()] == [""]
-    assert not os.path.exists(f"{keeper.root}/sys/bus/pci/drivers/vfio-pci")
+    assert [function.group for function in PciBus(sync.tree).functions().values()] == [""]
+    assert not os.path.exists(f"{sync.root}/sys/bus/pci/drivers/vfio-pci")
 
 
-def test_the_kernel_knows_which_driver_passes_a_gpu_through(keep: Keep) -> None:
-    keeper = keep(
+def test_the_kernel_knows_which_driver_passes_a_gpu_through(open_tree: OpenTree) -> None:
+    sync = open_tree(
         "host: {vfioVariants: {'v000010DEd00002941sv*sd*bc*sc*i*': nvgrace_gpu_vfio_pci}}\n"
         "gpus:\n- {model: gb200-186gb}\n- {model: t4}\n"
     )
-    drivers = VfioDrivers(keeper.tree)
-    chosen = {one.device: drivers.choose(one.modalias) for one in PciBus(keeper.tree).functions().values()}
+    drivers = VfioDrivers(sync.tree)
+    chosen = {one.device: drivers.choose(one.modalias) for one in PciBus(sync.tree).functions().values()}
     assert chosen == {"0x2941": "nvgrace_gpu_vfio_pci", "0x1eb8": "vfio-pci"}
 
 
 @pytest.mark.parametrize(("hook", "there"), [("/usr/local/bin/nvidia-cdi-hook", True), ("", False)])
-def test_the_hook_is_where_the_scenario_says_or_nowhere(keep: Keep, hook: str, there: bool) -> None:
-    keeper = keep(f"host: {{cdiHook: '{hook}'}}\ngpus:\n- {{model: t4}}\n")
-    assert settings_of(keeper).cdi_hook == (f"{keeper.root}{hook}" if there else "")
-    found = [path for path in Path(keeper.root).glob("**/nvidia-cdi-hook") if os.access(path, os.X_OK)]
+def test_the_hook_is_where_the_scenario_says_or_nowhere(open_tree: OpenTree, hook: str, there: bool) -> None:
+    sync = open_tree(f"host: {{cdiHook: '{hook}'}}\ngpus:\n- {{model: t4}}\n")
+    assert settings_of(sync).cdi_hook == (f"{sync.root}{hook}" if there else "")
+    found = [path for path in Path(sync.root).glob("**/nvidia-cdi-hook") if os.access(path, os.X_OK)]
     assert len(found) == (1 if there else 0)
 
 
-def test_files_of_the_scenario_are_there_too(keep: Keep) -> None:
-    keeper = keep("host: {files: {/etc/nvidia-imex/nodes.cfg: '10.0.0.1'}}\ngpus:\n- {model: t4}\n")
-    assert (Path(keeper.root) / "etc/nvidia-imex/nodes.cfg").read_text() == "10.0.0.1"
+def test_files_of_the_scenario_are_there_too(open_tree: OpenTree) -> None:
+    sync = open_tree("host: {files: {/etc/nvidia-imex/nodes.cfg: '10.0.0.1'}}\ngpus:\n- {model: t4}\n")
+    assert (Path(sync.root) / "etc/nvidia-imex/nodes.cfg").read_text() == "10.0.0.1"
 
 
-def test_a_path_of_this_machine_means_the_same_in_the_tree(keep: Keep) -> None:
-    keeper = keep("t4")
-    inside = keeper.tree.here(f"{keeper.root}/dev/nvidiactl")
-    assert inside != f"{keeper.root}/dev/nvidiactl"
-    assert os.path.samefile(inside, f"{keeper.root}/dev/nvidiactl")
+def test_a_path_of_this_machine_means_the_same_in_the_tree(open_tree: OpenTree) -> None:
+    sync = open_tree("t4")
+    inside = sync.tree.here(f"{sync.root}/dev/nvidiactl")
+    assert inside != f"{sync.root}/dev/nvidiactl"
+    assert os.path.samefile(inside, f"{sync.root}/dev/nvidiactl")
 
 
-def test_a_tree_that_is_there_is_taken_as_it_is(keep: Keep) -> None:
-    first = keep("hgx-h100")
+def test_a_tree_that_is_there_is_taken_as_it_is(open_tree: OpenTree) -> None:
+    first = open_tree("hgx-h100")
     library = Path(first.root) / "usr/lib/x86_64-linux-gnu/libcuda.so.1"
     before = {path: os.lstat(path).st_ino for path in Path(first.root).glob("sys/bus/pci/devices/*")}
     library.unlink()  # somebody tries what happens
-    second = keep("hgx-h100")
+    second = open_tree("hgx-h100")
     assert not library.exists()
     assert {path: os.lstat(path).st_ino for path in Path(second.root).glob("sys/bus/pci/devices/*")} == before
 
@@ -242,29 +242,29 @@ BUILD = (
     "import os, sys\n"
     "from pydra_nvidia.simulation.machine import Machine\n"
     "from pydra_nvidia.simulation.scenario_file import ScenarioFile\n"
-    "from pydra_nvidia.simulation.tree.keeper import build_tree\n"
+    "from pydra_nvidia.simulation.tree.sync import build_tree\n"
     "machine = Machine(ScenarioFile('hgx-h100'), sys.argv[1] + '/machine')\n"
     "machine.read()\n"
 )
 
 
-def test_two_processes_may_make_it_at_once(tmp_path: Path, keep: Keep) -> None:
+def test_two_processes_may_make_it_at_once(tmp_path: Path, open_tree: OpenTree) -> None:
     code = f"{BUILD}sys.stdin.read()\nbuild_tree(sys.argv[1] + '/tree', machine)\n"
     command = [sys.executable, "-c", code, str(tmp_path)]
     both = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
     said = [process.communicate()[1] for process in both]
     assert ([process.returncode for process in both], said) == ([0, 0], [b"", b""])
-    assert len(PciBus(keep("hgx-h100").tree).functions()) == 8
+    assert len(PciBus(open_tree("hgx-h100").tree).functions()) == 8
     assert list(tmp_path.glob("**/*.draft")) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
 def test_who_may_not_make_device_nodes_makes_files_that_stand_for_them() -> None:
-    code = f"{BUILD}os.setuid(65534)\nkeeper = build_tree(sys.argv[1] + '/tree', machine)\n" + (
+    code = f"{BUILD}os.setuid(65534)\nsync = build_tree(sys.argv[1] + '/tree', machine)\n" + (
         "from pydra_nvidia.cdi.nodes import DevRoots\n"
-        "dev = DevRoots(keeper.tree, (keeper.root,))\n"
+        "dev = DevRoots(sync.tree, (sync.root,))\n"
         "for path in ('/dev/nvidiactl', '/dev/nvidia3', '/dev/dri/card2', '/dev/vfio/vfio'):\n"
-        "    print(os.path.isfile(keeper.root + path), dev.find(path).numbers)\n"
+        "    print(os.path.isfile(sync.root + path), dev.find(path).numbers)\n"
     )
     with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o777)
@@ -277,9 +277,9 @@ def test_who_may_not_make_device_nodes_makes_files_that_stand_for_them() -> None
     assert ran.stdout.splitlines() == ["True (195, 255)", "True (195, 3)", "True (226, 2)", "True (10, 196)"]
 
 
-def test_the_installation_is_not_there_when_the_driver_is_absent(keep: Keep) -> None:
-    keeper = keep("driver: {state: absent}\ngpus:\n- {model: t4}\n")
-    left: list[Any] = [*Path(keeper.root).glob("**/libcuda*"), *Path(keeper.root).glob("dev/nvidia*")]
+def test_the_installation_is_not_there_when_the_driver_is_absent(open_tree: OpenTree) -> None:
+    sync = open_tree("driver: {state: absent}\ngpus:\n- {model: t4}\n")
+    left: list[Any] = [*Path(sync.root).glob("**/libcuda*"), *Path(sync.root).glob("dev/nvidia*")]
     assert left == []
-    (function,) = PciBus(keeper.tree).functions().values()
+    (function,) = PciBus(sync.tree).functions().values()
     assert function.driver == ""

@@ -20,7 +20,7 @@ from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.state import Process
-from pydra_nvidia.simulation.tree.keeper import TreeKeeper, build_tree
+from pydra_nvidia.simulation.tree.sync import TreeSync, build_tree
 from pydra_nvidia.targets import find_targets
 from pydra_nvidia.vfio.binding import bind_function, give_back
 from pydra_nvidia.vfio.functions import read_function
@@ -35,14 +35,14 @@ class Site:
     def __init__(self, folder: Path, scenario: Path) -> None:
         self.folder = folder
         self.scenario = scenario
-        self.keeper = self.another()
-        self.tree = self.keeper.tree
-        self.root = Path(self.keeper.root)
-        self.inject = Injector(self.keeper.machine)
-        self.uuid, board = next(iter(self.keeper.machine.read().boards.items()))
+        self.sync = self.another()
+        self.tree = self.sync.tree
+        self.root = Path(self.sync.root)
+        self.inject = Injector(self.sync.machine)
+        self.uuid, board = next(iter(self.sync.machine.read().boards.items()))
         self.address, self.minor = board.address, board.minor
 
-    def another(self) -> TreeKeeper:
+    def another(self) -> TreeSync:
         """The same, as another process has it."""
         machine = Machine(ScenarioFile(str(self.scenario)), str(self.folder / "machine"))
         return build_tree(str(self.folder / "tree"), machine)
@@ -58,7 +58,7 @@ class Site:
         return {address: one.driver for address, one in PciBus(self.tree).functions().items()}
 
     def attached(self) -> int:
-        return len(self.keeper.machine.read().attached())
+        return len(self.sync.machine.read().attached())
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_a_gpu_is_taken_out_and_put_in(site: Callable[..., Site]) -> None:
 
 def test_the_driver_is_unloaded_and_another_is_loaded(site: Callable[..., Site]) -> None:
     here = site()
-    settings = parse_settings({}, here.keeper.settings())
+    settings = parse_settings({}, here.sync.settings())
     here.inject.unload_driver(force=True)
     assert set(here.bound().values()) == {""}
     assert not any(name.startswith("nvidia") for name in here.dev())
@@ -139,7 +139,7 @@ def test_the_driver_is_unloaded_and_another_is_loaded(site: Callable[..., Site])
     assert set(here.bound().values()) == {"nvidia"}
     assert read_module_version(here.tree) == find_driver_root(here.tree, settings).version == "590.44.01"
     assert not list(here.root.glob("usr/lib/**/*.580.105.08"))
-    with here.keeper.machine.change() as view:
+    with here.sync.machine.change() as view:
         view.state.driver = "absent"
     with pytest.raises(DriverMissing):
         find_driver_root(here.tree, settings)
@@ -152,7 +152,7 @@ def test_a_gpu_that_is_bound_for_passthrough_is_gone_from_nvml_until_it_is_given
     before = here.dev()
     bind_function(here.tree, here.address, "vfio-pci", "nvidia")
     assert here.attached() == 1
-    assert here.keeper.machine.read().state.gpus[here.uuid].override == "vfio-pci"
+    assert here.sync.machine.read().state.gpus[here.uuid].override == "vfio-pci"
     group = read_function(here.tree, here.address).group
     assert before - here.dev() == {
         f"nvidia{here.minor}",
@@ -171,7 +171,7 @@ async def test_a_container_gets_the_nodes_of_passthrough_from_the_tree(site: Cal
     reading = Reading(functions=PciBus(here.tree).functions(), vfio=read_vfio_host(here.tree))
     device = AllocatedDevice(request="r", pool="node", device="gpu-vfio-0")
     (target,) = find_targets((device,), reading)
-    edits = await Injection(here.tree, parse_settings({}, here.keeper.settings())).edits(target, reading)
+    edits = await Injection(here.tree, parse_settings({}, here.sync.settings())).edits(target, reading)
     group = read_function(here.tree, here.address).group
     assert [node.host_path for node in edits.device_nodes] == [f"{here.root}/dev/vfio/{group}"]
     assert f"vfio/{group}" in here.dev()
@@ -180,13 +180,13 @@ async def test_a_container_gets_the_nodes_of_passthrough_from_the_tree(site: Cal
 @pytest.mark.parametrize("driver", ["vfio-pci", "nouveau", ""])
 def test_the_tree_is_made_for_a_machine_whose_gpu_has_another_driver(site: Callable[..., Site], driver: str) -> None:
     here = site()
-    with here.keeper.machine.change() as view:
+    with here.sync.machine.change() as view:
         view.state.gpus[here.uuid].driver = driver
-    fresh = build_tree(str(here.folder / "fresh"), here.keeper.machine)
-    for keeper in (here.keeper, fresh):
-        functions = PciBus(keeper.tree).functions()
+    fresh = build_tree(str(here.folder / "fresh"), here.sync.machine)
+    for sync in (here.sync, fresh):
+        functions = PciBus(sync.tree).functions()
         assert functions[here.address].driver == driver
-        assert os.path.exists(f"{keeper.root}/dev/vfio/{functions[here.address].group}") == (driver == "vfio-pci")
+        assert os.path.exists(f"{sync.root}/dev/vfio/{functions[here.address].group}") == (driver == "vfio-pci")
 
 
 def test_a_reboot_forgets_what_was_written_and_bound(site: Callable[..., Site]) -> None:

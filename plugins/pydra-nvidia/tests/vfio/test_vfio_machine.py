@@ -14,7 +14,7 @@ from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.install import Simulation
 from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
-from pydra_nvidia.simulation.tree.keeper import build_tree
+from pydra_nvidia.simulation.tree.sync import build_tree
 from pydra_nvidia.slicing import Slicer
 from pydra_nvidia.steps import BindVfio
 from pydra_nvidia.targets import find_targets
@@ -42,12 +42,12 @@ async def test_a_claim_takes_a_gpu_and_gives_it_back(tmp_path: Path, scenario: s
         (tmp_path / "scenario.yaml").write_text(scenario)
         scenario = str(tmp_path / "scenario.yaml")
     machine = Machine(ScenarioFile(scenario), str(tmp_path / "machine"))
-    keeper = build_tree(str(tmp_path / "tree"), machine)
-    settings = Settings(vfio=True, state=str(tmp_path), **keeper.settings())
-    session = NvmlSession(Simulation(machine, keeper.tree, {}).load)
-    hardware = Hardware(session, keeper.tree, settings=settings)
+    sync = build_tree(str(tmp_path / "tree"), machine)
+    settings = Settings(vfio=True, state=str(tmp_path), **sync.settings())
+    session = NvmlSession(Simulation(machine, sync.tree, {}).load)
+    hardware = Hardware(session, sync.tree, settings=settings)
     held = HeldEntries()
-    slicer = Slicer(held, {BindVfio: BindVfioOperator(keeper.tree, settings, session)})
+    slicer = Slicer(held, {BindVfio: BindVfioOperator(sync.tree, settings, session)})
 
     before = await hardware.read()
     targets = find_targets(CLAIM.devices, before)

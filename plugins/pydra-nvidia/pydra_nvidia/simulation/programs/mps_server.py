@@ -9,7 +9,7 @@ from typing import Any
 from pydra_nvidia.simulation.machine import Machine, View
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.state import GpuState, Process
-from pydra_nvidia.simulation.tree.keeper import build_tree
+from pydra_nvidia.simulation.tree.sync import build_tree
 
 NAME = "nvidia-cuda-mps-server"
 

@@ -1,8 +1,8 @@
-"""Keeps the tree as the machine is: told of each change, it makes and removes what the change means.
+"""Keeps the tree in step with the machine: told of each change, it makes and removes the files that the change means.
 
-    keeper = build_tree(root, machine)
-    settings = keeper.settings()  # the backend's, so that it reads the tree
-    tree = keeper.tree            # for this process
+    sync = build_tree(root, machine)
+    settings = sync.settings()  # the backend's, so that it reads the tree
+    tree = sync.tree            # for this process
 
 What is in the tree is written down beside it, by section, so that a process that finds it ready has little to do, and
 what somebody damaged on purpose stays damaged. All is done under the machine's own lock, by one process at a time.
@@ -28,7 +28,7 @@ _NOTES = ".made"
 _FUNCTIONS = "sys/bus/pci/devices/"
 
 
-class TreeKeeper:
+class TreeSync:
     """The tree of `machine` in the directory `root`. May be used by several threads, as the machine may."""
 
     def __init__(self, root: str, machine: Machine) -> None:
@@ -42,7 +42,7 @@ class TreeKeeper:
         dev = os.path.join(self.root, "dev")
         self._kernel = PciKernel(sys, dev)  # what it is told here, the machine knows
         told = PciKernel(sys, dev, GpuListener(machine))
-        self.tree: Tree = KeptTree(Roots(host=self.root, sys=sys, proc=os.path.join(self.root, "proc")), told, self)
+        self.tree: Tree = SyncedTree(Roots(host=self.root, sys=sys, proc=os.path.join(self.root, "proc")), told, self)
 
     def settings(self) -> dict[str, str]:
         """The fields of `settings.Settings` by which the backend reads the tree.
@@ -166,24 +166,24 @@ class TreeKeeper:
         os.replace(f"{path}.draft", path)
 
 
-class KeptTree(Tree):
+class SyncedTree(Tree):
     """A tree that is looked at when it is used, since a scenario may be edited at any time."""
 
-    def __init__(self, roots: Roots, kernel: PciKernel, keeper: TreeKeeper) -> None:
+    def __init__(self, roots: Roots, kernel: PciKernel, sync: TreeSync) -> None:
         super().__init__(roots, wrote=kernel.wrote)
-        self._keeper = keeper
+        self._sync = sync
 
     def sys(self, path: str) -> str:
         """As `Tree.sys`."""
-        self._keeper.refresh()
+        self._sync.refresh()
         return super().sys(path)
 
 
-def build_tree(root: str, machine: Machine) -> TreeKeeper:
+def build_tree(root: str, machine: Machine) -> TreeSync:
     """Make the tree, or find it ready, and keep it as the machine is from now on."""
-    keeper = TreeKeeper(root, machine)
-    os.makedirs(keeper.root, exist_ok=True)
-    machine.followers.append(keeper.follow)
+    sync = TreeSync(root, machine)
+    os.makedirs(sync.root, exist_ok=True)
+    machine.followers.append(sync.follow)
     with machine.change():
         pass  # which makes `follow` be called
-    return keeper
+    return sync
