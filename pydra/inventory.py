@@ -62,10 +62,10 @@ Named = TypeVar("Named", Device, CounterSet)
 
 
 class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """When a device counts as unhealthy, and what then.
+    """When a device counts as unhealthy, and how it is tainted.
 
-    `effect` None: no taint. Unhealthy after saying so for `unhealthy_after` seconds without a break, healthy again
-    after saying so for `healthy_after` seconds without a break.
+    A device becomes unhealthy when it was reported so for `unhealthy_after` seconds without interruption, and healthy
+    again after `healthy_after` seconds. `effect` None: no taint.
     """
 
     effect: TaintEffect | None = TaintEffect.NO_SCHEDULE
@@ -73,30 +73,30 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
     healthy_after: float = 30.0
 
 
-class Sighting(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one device's health: the settled state, and since when the reports contradict it."""
+class HealthState(msgspec.Struct, frozen=True, kw_only=True):
+    """One device's health: the debounced state, and since when the reports contradict it."""
 
-    sick: bool
+    unhealthy: bool
     reported: Health
     cause: Health = Health()
     contradicted_since: float | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a backend's hardware.
+    """What is known about a backend's hardware.
 
-    `lost` says, while the backend is down, why nothing newer is known. `settles_at` is when, on the clock of
-    `observe`, a device's health will settle if nothing changes; None when nothing is pending.
+    `unavailable` says, while the backend is down, why nothing newer is known. `debounced_at` is when, on the clock of
+    `observe`, a pending change of a device's health takes effect; None if there is none.
     """
 
     inventory: Inventory = Inventory()
-    sightings: Mapping[str, Sighting] = {}
-    settles_at: float | None = None
-    lost: str = ""
+    health_states: Mapping[str, HealthState] = {}
+    debounced_at: float | None = None
+    unavailable: str = ""
 
 
 class Valid(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of an inventory that keeps the API's rules, and what was left out, in words."""
+    """The valid part of an inventory by the API's rules, and what was left out, as text."""
 
     devices: tuple[Device, ...]
     counter_sets: tuple[CounterSet, ...]
@@ -104,7 +104,7 @@ class Valid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from a snapshot: the pool, the health of its devices, and what was left out, in words."""
+    """What follows from a snapshot: the pool, the health of its devices, and what was left out, as text."""
 
     pool: Pool
     health: tuple[DeviceHealth, ...]
@@ -112,26 +112,26 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def observe(snapshot: Snapshot, inventory: Inventory, *, now: float, policy: HealthPolicy) -> Snapshot:
-    """The snapshot after the backend answered `inventory` at `now` (seconds of any steady clock).
+    """Return the snapshot after the backend returned `inventory` at `now` (seconds of any monotonic clock).
 
-    The same object when nothing has changed and nothing was about to.
+    The same object if nothing has changed and no health change is pending.
     """
-    if inventory == snapshot.inventory and snapshot.settles_at is None and not snapshot.lost:
+    if inventory == snapshot.inventory and snapshot.debounced_at is None and not snapshot.unavailable:
         return snapshot
-    sightings: dict[str, Sighting] = {}
-    settles: list[float] = []
+    health_states: dict[str, HealthState] = {}
+    due_times: list[float] = []
     for device in inventory.devices:
-        sighting = _settle(snapshot.sightings.get(device.name), device.health, now=now, policy=policy)
-        sightings[device.name] = sighting
-        if sighting.contradicted_since is not None:
-            needed = policy.healthy_after if sighting.sick else policy.unhealthy_after
-            settles.append(sighting.contradicted_since + needed)
-    return Snapshot(inventory=inventory, sightings=sightings, settles_at=min(settles, default=None))
+        state = _debounce(snapshot.health_states.get(device.name), device.health, now=now, policy=policy)
+        health_states[device.name] = state
+        if state.contradicted_since is not None:
+            needed = policy.healthy_after if state.unhealthy else policy.unhealthy_after
+            due_times.append(state.contradicted_since + needed)
+    return Snapshot(inventory=inventory, health_states=health_states, debounced_at=min(due_times, default=None))
 
 
-def lose(snapshot: Snapshot, reason: str) -> Snapshot:
-    """The snapshot while the backend is down: the last inventory stays published, its health is unknown."""
-    return replace(snapshot, lost=reason or "the backend is not running")
+def mark_unavailable(snapshot: Snapshot, reason: str) -> Snapshot:
+    """Return the snapshot while the backend is down: the last inventory stays published, its health is unknown."""
+    return replace(snapshot, unavailable=reason or "the backend is not running")
 
 
 def build_pool(
@@ -142,18 +142,18 @@ def build_pool(
     policy: HealthPolicy,
     quarantined: Mapping[str, str] = {},
 ) -> Published:
-    """The pool named `pool` (by custom the node's name), in the inventory's order.
+    """Build the pool named `pool` (by convention the node's name), in the inventory's order.
 
-    `quarantined` maps devices whose claims kill the backend to a reason in one word; they are tainted too.
+    `quarantined` maps devices whose claims crash the backend to a reason in one word; they are tainted, too.
     """
     valid = validate_inventory(snapshot.inventory)
     problems = list(valid.problems)
     devices: list[Device] = []
     for device in valid.devices:
         own: list[Taint] = []
-        sighting = snapshot.sightings.get(device.name)
-        if sighting is not None and sighting.sick and policy.effect is not None:
-            own.append(_build_health_taint(device.name, sighting.cause, driver, policy.effect, problems))
+        state = snapshot.health_states.get(device.name)
+        if state is not None and state.unhealthy and policy.effect is not None:
+            own.append(_build_health_taint(device.name, state.cause, driver, policy.effect, problems))
         if device.name in quarantined:
             value = _label_value(quarantined[device.name])
             own.append(Taint(key=f"{driver}/quarantined", value=value, effect=TaintEffect.NO_SCHEDULE))
@@ -166,21 +166,21 @@ def build_pool(
 
 
 def validate_inventory(inventory: Inventory) -> Valid:
-    """What of the inventory the API server takes and the scheduler can use, in its order."""
+    """Return what the API server accepts and the scheduler can use of the inventory, in its order."""
     problems: list[str] = []
     kept_sets: dict[str, CounterSet] = {}
     for one in inventory.counter_sets:
         _keep(one, kept_sets, "counter set", check_counter_set(one), problems)
     kept: dict[str, Device] = {}
     for device in inventory.devices:
-        faults = [*check_device(device), *_check_references(device, kept_sets)]
-        _keep(device, kept, "device", faults, problems)
+        errors = [*check_device(device), *_check_references(device, kept_sets)]
+        _keep(device, kept, "device", errors, problems)
     return Valid(devices=tuple(kept.values()), counter_sets=tuple(kept_sets.values()), problems=tuple(problems))
 
 
-def _keep(thing: Named, kept: dict[str, Named], kind: str, faults: Iterable[str], problems: list[str]) -> None:
-    """Keep it if it has no fault and a name not seen before; otherwise say why not."""
-    found = list(faults)
+def _keep(thing: Named, kept: dict[str, Named], kind: str, errors: Iterable[str], problems: list[str]) -> None:
+    """Add it to `kept` if it has no errors and a unique name; otherwise add why to `problems`."""
+    found = list(errors)
     if thing.name in kept:
         found.append("the name is taken by another one, which is kept")
     if found:
@@ -192,18 +192,20 @@ def _keep(thing: Named, kept: dict[str, Named], kind: str, faults: Iterable[str]
 # Health
 
 
-def _settle(before: Sighting | None, reported: Health, *, now: float, policy: HealthPolicy) -> Sighting:
-    if before is None:  # a device that is sick when it is first seen was sick before: no claim may get it
-        sick = reported.status is HealthStatus.UNHEALTHY
-        return Sighting(sick=sick, reported=reported, cause=reported if sick else Health())
-    contrary = HealthStatus.HEALTHY if before.sick else HealthStatus.UNHEALTHY
+def _debounce(before: HealthState | None, reported: Health, *, now: float, policy: HealthPolicy) -> HealthState:
+    if before is None:  # a device that is unhealthy when it is first seen was unhealthy before: no claim may get it
+        unhealthy = reported.status is HealthStatus.UNHEALTHY
+        return HealthState(unhealthy=unhealthy, reported=reported, cause=reported if unhealthy else Health())
+    contrary = HealthStatus.HEALTHY if before.unhealthy else HealthStatus.UNHEALTHY
     if reported.status is not contrary:
-        cause = reported if before.sick and reported.status is HealthStatus.UNHEALTHY else before.cause
-        return Sighting(sick=before.sick, reported=reported, cause=cause)
+        cause = reported if before.unhealthy and reported.status is HealthStatus.UNHEALTHY else before.cause
+        return HealthState(unhealthy=before.unhealthy, reported=reported, cause=cause)
     since = now if before.contradicted_since is None else before.contradicted_since
-    if now - since >= (policy.healthy_after if before.sick else policy.unhealthy_after):
-        return Sighting(sick=not before.sick, reported=reported, cause=Health() if before.sick else reported)
-    return Sighting(sick=before.sick, reported=reported, cause=before.cause, contradicted_since=since)
+    if now - since >= (policy.healthy_after if before.unhealthy else policy.unhealthy_after):
+        return HealthState(
+            unhealthy=not before.unhealthy, reported=reported, cause=Health() if before.unhealthy else reported
+        )
+    return HealthState(unhealthy=before.unhealthy, reported=reported, cause=before.cause, contradicted_since=since)
 
 
 def _build_health_taint(device: str, cause: Health, driver: str, effect: TaintEffect, problems: list[str]) -> Taint:
@@ -217,29 +219,29 @@ def _build_health_taint(device: str, cause: Health, driver: str, effect: TaintEf
 def _taint(device: Device, own: Sequence[Taint], problems: list[str]) -> Device:
     keys = {taint.key for taint in own}
     theirs = tuple(taint for taint in device.taints if taint.key not in keys)
-    room = TAINTS - len(own)
-    if len(theirs) > room:
-        left_out = ", ".join(taint.key for taint in theirs[room:])
+    allowed = TAINTS - len(own)
+    if len(theirs) > allowed:
+        left_out = ", ".join(taint.key for taint in theirs[allowed:])
         problems.append(f"device {device.name!r}: at most {TAINTS} taints are allowed; left out: {left_out}")
-    return replace(device, taints=(*own, *theirs[:room]))
+    return replace(device, taints=(*own, *theirs[:allowed]))
 
 
 def _build_health(pool: str, device: str, snapshot: Snapshot) -> DeviceHealth:
-    sighting = snapshot.sightings.get(device)
-    if snapshot.lost or sighting is None:
+    state = snapshot.health_states.get(device)
+    if snapshot.unavailable or state is None:
         return DeviceHealth(
-            pool=pool, device=device, status=HealthStatus.UNKNOWN, message=snapshot.lost or "not yet reported"
+            pool=pool, device=device, status=HealthStatus.UNKNOWN, message=snapshot.unavailable or "not yet reported"
         )
-    if sighting.reported.status is HealthStatus.UNKNOWN:
-        return DeviceHealth(pool=pool, device=device, status=HealthStatus.UNKNOWN, message=sighting.reported.message)
-    if not sighting.sick:
-        message = sighting.reported.message if sighting.reported.status is HealthStatus.HEALTHY else ""
+    if state.reported.status is HealthStatus.UNKNOWN:
+        return DeviceHealth(pool=pool, device=device, status=HealthStatus.UNKNOWN, message=state.reported.message)
+    if not state.unhealthy:
+        message = state.reported.message if state.reported.status is HealthStatus.HEALTHY else ""
         return DeviceHealth(pool=pool, device=device, status=HealthStatus.HEALTHY, message=message)
-    return DeviceHealth(pool=pool, device=device, status=HealthStatus.UNHEALTHY, message=sighting.cause.message)
+    return DeviceHealth(pool=pool, device=device, status=HealthStatus.UNHEALTHY, message=state.cause.message)
 
 
 def _label_value(word: str) -> str:
-    """The word as a label value: what does not fit becomes a dash."""
+    """Convert the word to a label value: invalid characters become a dash."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", word)[:63].strip("-_.")
 
 
@@ -247,7 +249,7 @@ def _label_value(word: str) -> str:
 
 
 def check_device(device: Device) -> Iterator[str]:
-    """All that the API server would refuse in a device, each with the field's name."""
+    """Yield everything that the API server would refuse in a device, each with the field's name."""
     if not is_label(device.name):
         yield f"name {device.name!r} must be a DNS label: at most 63 of a-z, 0-9 and -, not - at an end"
     count = len(device.attributes) + len(device.capacity)
@@ -271,14 +273,14 @@ def check_device(device: Device) -> Iterator[str]:
 
 
 def check_counter_set(counter_set: CounterSet) -> Iterator[str]:
-    """All that the API server would refuse in a counter set."""
+    """Yield everything that the API server would refuse in a counter set."""
     if not is_label(counter_set.name):
         yield f"name {counter_set.name!r} must be a DNS label"
     yield from _check_counters("counters", counter_set.counters)
 
 
 def _check_references(device: Device, sets: Mapping[str, CounterSet]) -> Iterator[str]:
-    """Counters that a device consumes and its pool lacks; the API server does not check, the scheduler then fails."""
+    """Yield counters that a device consumes and its pool lacks: the API server accepts them, the scheduler fails."""
     for consumption in device.consumes_counters:
         known = sets.get(consumption.counter_set)
         if known is None:

@@ -56,7 +56,7 @@ from pydra.kubelet.health_service import HealthBoard
 from pydra.kubelet.plugin import DIRECTORY_MODE, KubeletEvent, KubeletPlugin, Serving, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.kubelet.sockets import plan_socket_paths
-from pydra.observability.events import Notice
+from pydra.observability.events import EventRequest
 from pydra.observability.logging import logging_fields
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
@@ -82,7 +82,7 @@ class AgentContext:
     settings: Settings
     client: KubeClient
     metrics: Metrics
-    record: Callable[[Notice], None]
+    record: Callable[[EventRequest], None]
     tracer: Tracer | None
     driver_owners: dict[str, str] = field(default_factory=dict)
 

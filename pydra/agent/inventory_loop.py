@@ -15,7 +15,7 @@ import anyio
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import BackendError, PydraError
-from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, lose, observe
+from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, mark_unavailable, observe
 
 _log = logging.getLogger(__name__)
 FIRST_RETRY = 1.0
@@ -23,7 +23,7 @@ _SHOWN = 3
 
 
 class InventoryLoop:
-    """Calls `publish` after each look, with the same object as before when nothing has changed."""
+    """Calls `publish` after each `discover`, with the same object as before if nothing has changed."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class InventoryLoop:
         quarantined: Callable[[], Mapping[str, str]],
         publish: Callable[[Published], None],
     ) -> None:
-        """`quarantined` gives the devices of quarantined claims, each with the reason in one word."""
+        """`quarantined` returns the devices of quarantined claims, each with the reason in one word."""
         self._backend = backend
         self._driver = driver
         self._pool = pool
@@ -52,11 +52,11 @@ class InventoryLoop:
         self._woken = anyio.Event()
 
     def wake(self) -> None:
-        """Look again now."""
+        """Call `discover` now."""
         self._woken.set()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Discover and publish until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._wait_for_hints, name=f"hints for {self._driver}")
             while True:
@@ -79,7 +79,7 @@ class InventoryLoop:
             details = error.details if isinstance(error, BackendError) else ""
             _log.warning("devices cannot be discovered: %s", error, extra={"fields": {"details": details}})
             if self._snapshot is not None:
-                self._change(lose(self._snapshot, str(error)))
+                self._change(mark_unavailable(self._snapshot, str(error)))
             return
         self._failures = 0
         before = self._snapshot or Snapshot()
@@ -90,8 +90,8 @@ class InventoryLoop:
             self._snapshot, self._published = snapshot, None
 
     def _build(self) -> None:
-        """Publish what follows from the snapshot."""
-        # Before the first answer nothing is known, and an empty pool would remove what an earlier run published.
+        """Build the pool from the snapshot and publish it."""
+        # Before the first result nothing is known, and an empty pool would remove what an earlier run published.
         if self._snapshot is None:
             return
         quarantined = self._quarantined()
@@ -100,12 +100,12 @@ class InventoryLoop:
             self._published = build_pool(
                 self._snapshot, driver=self._driver, pool=self._pool, policy=self._policy, quarantined=quarantined
             )
-            if not self._snapshot.lost:  # otherwise nothing new is known of their health
+            if not self._snapshot.unavailable:  # otherwise nothing new is known of their health
                 self._log_health(self._published.health)
         self._publish(self._published)
 
     def _log_health(self, devices: Iterable[DeviceHealth]) -> None:
-        """One line for all devices that became unhealthy for the same reason, one for all that recovered."""
+        """Log one line for all devices that became unhealthy for the same reason, and one for all that recovered."""
         before = self._unhealthy
         self._unhealthy = {one.device: one.message for one in devices if one.status is HealthStatus.UNHEALTHY}
         fallen: dict[str, list[str]] = {}
@@ -118,16 +118,16 @@ class InventoryLoop:
             _log.info("no longer unhealthy: %s", list_names(recovered))
 
     def _pause(self) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next `discover`."""
         if self._failures:
             return min(self._rescan_period, FIRST_RETRY * 2.0 ** min(self._failures - 1, 16))
-        settles = self._snapshot.settles_at if self._snapshot is not None else None
-        if settles is None:
+        due = self._snapshot.debounced_at if self._snapshot is not None else None
+        if due is None:
             return self._rescan_period
-        return min(self._rescan_period, max(0.0, settles - time.monotonic()))
+        return min(self._rescan_period, max(0.0, due - time.monotonic()))
 
 
 def list_names(names: list[str]) -> str:
-    """`a, b, c and 24 more`."""
+    """Return `a, b, c and 24 more`."""
     left = len(names) - _SHOWN
     return ", ".join(names[:_SHOWN]) + (f" and {left} more" if left > 0 else "")

@@ -26,7 +26,7 @@ from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra.kube.resources import EVENTS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.version import check_server
-from pydra.observability.events import Create, EventBook, EventRecorder, Repeat
+from pydra.observability.events import Create, EventDeduplicator, EventRecorder, Repetition
 from pydra.observability.http import serve_http
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import open_tracer
@@ -156,15 +156,15 @@ def _reload_settings(settings: Settings, reread: Callable[[], Settings]) -> None
 
 def _build_recorder(client: KubeClient, settings: Settings, metrics: Metrics) -> EventRecorder:
     instance = f"pydra-agent-{settings.pod_uid or settings.node_name}"
-    book = EventBook(controller="pydra-agent", instance=instance, default_namespace="default")
+    deduplicator = EventDeduplicator(controller="pydra-agent", instance=instance, default_namespace="default")
 
-    async def write(event: Create | Repeat) -> None:
+    async def write(event: Create | Repetition) -> None:
         if isinstance(event, Create):
             await client.create(EVENTS, event.body, namespace=event.namespace)
         else:
             await client.patch(EVENTS, event.name, event.body, namespace=event.namespace)
 
-    return EventRecorder(write, book, report=lambda result: metrics.events.labels(result).inc())
+    return EventRecorder(write, deduplicator, report=lambda result: metrics.events.labels(result).inc())
 
 
 def _build_readiness(client: KubeClient, cluster: Cluster, drivers: Sequence[Driver]) -> Callable[[], Sequence[str]]:

@@ -33,17 +33,17 @@ from pydra.kube.informer import WatchFailed
 from pydra.kubelet.health_service import HealthStreams
 from pydra.kubelet.plugin import Serving, Stopped, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused
-from pydra.observability.events import Notice, Subject
+from pydra.observability.events import EventRequest, Subject
 from pydra.observability.metrics import Metrics
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, PoolPublished, PublishFailed, SliceWritten
 
-Record = Callable[[Notice], None]
+Record = Callable[[EventRequest], None]
 OWN_REASONS = 32
-"""Reasons of a backend's own that are labels; of any more, pydra's word for the error is."""
+"""Number of a backend's own reasons that are used as labels; beyond that, pydra's reason is."""
 
 
 class Reports:
-    """Callable with any event of any part. `driver` is empty while no backend has said its driver yet."""
+    """Handles any event of any component when called. `driver` is empty while the backend's driver is not known."""
 
     def __init__(self, metrics: Metrics, record: Record, *, node: str, driver: str = "") -> None:
         self._metrics = metrics
@@ -57,7 +57,7 @@ class Reports:
         self._gates_off: frozenset[str] = frozenset()
 
     def __call__(self, event: object) -> None:
-        """Take note of an event."""
+        """Handle an event."""
         handler = _HANDLERS.get(type(event))
         if handler is None:
             raise TypeError(f"no handler for {type(event).__name__}")
@@ -80,13 +80,13 @@ class Reports:
         self._metrics.backend_up.labels(event.backend).set(0)
         how = event.diagnosis.signal or ("hang" if event.diagnosis.hung else "exit")
         self._metrics.backend_crashes.labels(event.backend, how).inc()
-        # Claims hear of it by ClaimFailed if it cost them their call; the others need not know whose fault it was.
-        self._tell(self._node, "BackendDied", f"backend {event.backend}: {event.diagnosis.line}", "Run")
+        # The failed claim gets an Event of its own; the others need not know which one it was.
+        self._record_event(self._node, "BackendDied", f"backend {event.backend}: {event.diagnosis.line}", "Run")
 
     @_handle.register
     def _(self, event: BackendStartFailed) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
-        self._tell(self._node, "BackendStartFailed", f"backend {event.backend}: {event.message}", "Start")
+        self._record_event(self._node, "BackendStartFailed", f"backend {event.backend}: {event.message}", "Start")
 
     @_handle.register
     def _(self, event: BackendRefused) -> None:
@@ -94,40 +94,44 @@ class Reports:
         if not event.invalid_settings:
             self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
         note = f"backend {event.backend} is not served: " + "; ".join(event.violations)
-        self._tell(self._node, "BackendSettings" if event.invalid_settings else "BackendContract", note, "Start")
+        self._record_event(
+            self._node, "BackendSettings" if event.invalid_settings else "BackendContract", note, "Start"
+        )
 
     @_handle.register
     def _(self, event: BackendUnkillable) -> None:
-        note = f"backend {event.backend}: process {event.pid} does not die; it hangs in the kernel, in a device driver"
-        self._tell(self._node, "BackendUnkillable", note, "Run")
+        note = (
+            f"backend {event.backend}: process {event.pid} cannot be killed; it hangs in the kernel, in a device driver"
+        )
+        self._record_event(self._node, "BackendUnkillable", note, "Run")
 
     @_handle.register
     def _(self, event: AnswerRejected) -> None:
         self._metrics.backend_violations.labels(event.backend).inc(len(event.violations))
         if event.claim is None:
-            note = f"backend {event.backend} broke its contract: " + "; ".join(event.violations)
-            self._tell(self._node, "BackendContract", note, "Run")
+            note = f"backend {event.backend} violated its contract: " + "; ".join(event.violations)
+            self._record_event(self._node, "BackendContract", note, "Run")
 
     @_handle.register
     def _(self, event: HintsFailed) -> None:
-        self._tell(self._node, "BackendHintsFailed", f"backend {event.backend}: {event.message}", "Run")
+        self._record_event(self._node, "BackendHintsFailed", f"backend {event.backend}: {event.message}", "Run")
 
     @_handle.register
     def _(self, event: RestoreFailed) -> None:
         note = f"backend {event.backend}: {event.message}; no claim is served until restore succeeds"
-        self._tell(self._node, "BackendRestoreFailed", note, "Start")
+        self._record_event(self._node, "BackendRestoreFailed", note, "Start")
 
     @_handle.register
     def _(self, event: QuarantineBegan) -> None:
-        """The failure of the call, with the same words, follows."""
+        """Do nothing: OperationFailed with the same text follows."""
 
     def not_served(self, why: str) -> None:
-        """A backend that keeps its contract and cannot be served as the settings are."""
-        self._tell(self._node, "BackendNotServed", why, "Start")
+        """Report a valid backend that cannot be served with these settings."""
+        self._record_event(self._node, "BackendNotServed", why, "Start")
 
     def not_yet_served(self, why: str) -> None:
-        """A driver that waits for what must be before it can be served."""
-        self._tell(self._node, "DriverNotServed", why, "Start")
+        """Report a driver that cannot be served yet."""
+        self._record_event(self._node, "DriverNotServed", why, "Start")
 
     # Claims
 
@@ -142,7 +146,7 @@ class Reports:
     @_handle.register
     def _(self, event: OperationFailed) -> None:
         self._metrics.claims[event.driver].ended(event.operation.value, event.seconds, self._label(event.error))
-        self._tell(claim_subject(event.ref), event.error.reason, str(event.error), event.operation.value)
+        self._record_event(claim_subject(event.ref), event.error.reason, str(event.error), event.operation.value)
 
     @_handle.register
     def _(self, event: GarbageCollected) -> None:
@@ -161,7 +165,7 @@ class Reports:
         what = f"driver {self._driver}: the record of claim {event.uid} "
         if event.is_newer:
             note = f"{what}was written by a newer version of pydra and stays as it is: {event.why}"
-            self._tell(self._node, "CheckpointTooNew", note, "Read")
+            self._record_event(self._node, "CheckpointTooNew", note, "Read")
             return
         self._metrics.records_set_aside.labels(self._driver).inc()
         devices = ", ".join(device.device for device in event.partial.devices)
@@ -169,7 +173,7 @@ class Reports:
             f"its devices ({devices}) stay held until the claim is unprepared" if devices else "its devices are unknown"
         )
         note = f"{what}cannot be read and was set aside as {event.path}: {event.why}; {held}"
-        self._tell(self._node, "CheckpointSetAside", note, "Read")
+        self._record_event(self._node, "CheckpointSetAside", note, "Read")
 
     # The kubelet
 
@@ -180,7 +184,7 @@ class Reports:
     @_handle.register
     def _(self, event: RegistrationRefused) -> None:
         self._metrics.registered.labels(event.driver).set(0)
-        self._tell(self._node, "RegistrationRefused", f"driver {event.driver}: {event.message}", "Register")
+        self._record_event(self._node, "RegistrationRefused", f"driver {event.driver}: {event.message}", "Register")
 
     @_handle.register
     def _(self, event: Waiting) -> None:
@@ -188,7 +192,7 @@ class Reports:
 
     @_handle.register
     def _(self, event: Serving) -> None:
-        """The kubelet's own word, Registered, follows."""
+        """Do nothing: Registered follows."""
 
     @_handle.register
     def _(self, event: Stopped) -> None:
@@ -211,34 +215,34 @@ class Reports:
     @_handle.register
     def _(self, event: PublishFailed) -> None:
         self._metrics.publish_failures.labels(self._driver, event.error.reason).inc()
-        self._tell(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
+        self._record_event(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
 
     @_handle.register
     def _(self, event: FieldsDropped) -> None:
         if event.gates:
             self._count_gates(event.gates, withheld=len(event.withheld))
-        self._tell(self._node, "FieldsDropped", f"driver {self._driver}: {event}", "Publish")
+        self._record_event(self._node, "FieldsDropped", f"driver {self._driver}: {event}", "Publish")
 
     @_handle.register
     def _(self, event: FieldsKept) -> None:
         self._count_gates((), withheld=0)
 
     def cluster_unsupported(self, error: Unsupported) -> None:
-        """The cluster is not supported."""
+        """Report that the cluster is not supported."""
         self._metrics.cluster_unsupported.set(1)
-        self._tell(self._node, "ClusterUnsupported", f"nothing is served to this cluster: {error}", "Start")
+        self._record_event(self._node, "ClusterUnsupported", f"nothing is served to this cluster: {error}", "Start")
 
     def cluster_supported(self) -> None:
-        """It is supported."""
+        """Report that the cluster is supported."""
         self._metrics.cluster_unsupported.set(0)
 
     @_handle.register
     def _(self, event: WatchFailed) -> None:
-        # It is counted as a request. What is refused stays so until somebody grants it, and without a list of the
-        # slices none is written, which nobody else would tell.
+        # Also counted as a request. A refusal lasts until an admin grants the permission, and without a list no slice
+        # is written, which nothing else would report.
         if not isinstance(event.error, Unavailable):
             self._metrics.publish_failures.labels(self._driver, event.error.reason).inc()
-            self._tell(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
+            self._record_event(self._node, "PublishFailed", f"driver {self._driver}: {event.error}", "Publish")
 
     @_handle.register
     def _(self, event: RequestDone) -> None:
@@ -250,17 +254,17 @@ class Reports:
             count = sum(device.status is status for device in published.health)
             self._metrics.devices.labels(self._driver, status.value).set(count)
         self._metrics.devices_dropped.labels(self._driver).set(len(published.problems))
-        # At each look the same ones are left out again; only a new word is worth a write to the API server.
+        # The same devices are left out each time; only a new text is written to the API server.
         for problem in published.problems:
             if problem not in self._dropped:
-                self._tell(self._node, "DeviceDropped", f"driver {self._driver}: {problem}", "Discover")
+                self._record_event(self._node, "DeviceDropped", f"driver {self._driver}: {problem}", "Discover")
         self._dropped = published.problems
-        self._tell_health(published.health)
+        self._record_health(published.health)
 
-    def _tell_health(self, devices: Iterable[DeviceHealth]) -> None:
-        """One Event for all devices that became unhealthy for the same reason, one for all that recovered.
+    def _record_health(self, devices: Iterable[DeviceHealth]) -> None:
+        """Record one Event for all devices that became unhealthy for the same reason, one for all that recovered.
 
-        A device whose health is unknown keeps what was told of it last.
+        A device whose health is unknown keeps the last recorded state.
         """
         unhealthy, recovered, fallen = set[str](), list[str](), dict[str, list[str]]()
         for one in devices:
@@ -274,10 +278,10 @@ class Reports:
                 fallen.setdefault(one.message, []).append(one.device)
         for message, names in fallen.items():
             note = f"driver {self._driver}: {list_names(names)}: {message or 'the backend gives no reason'}"
-            self._tell(self._node, "DeviceUnhealthy", note, "Discover")
+            self._record_event(self._node, "DeviceUnhealthy", note, "Discover")
         if recovered:
             note = f"driver {self._driver}: {list_names(recovered)}"
-            self._tell(self._node, "DeviceHealthy", note, "Discover", warning=False)
+            self._record_event(self._node, "DeviceHealthy", note, "Discover", warning=False)
         self._unhealthy = frozenset(unhealthy)
 
     def _count_gates(self, gates: Sequence[str], *, withheld: int) -> None:
@@ -287,23 +291,23 @@ class Reports:
         self._metrics.devices_withheld.labels(self._driver).set(withheld)
 
     def _label(self, error: PydraError) -> str:
-        """The error's reason as a label, of which there are never more than a few: backends are strangers."""
+        """Return the error's reason as a label; their number is limited, since backends are not trusted."""
         pydras = type(error).reason
         if error.reason != pydras and len(self._own_reasons) < OWN_REASONS:
             self._own_reasons.add(error.reason)
         return error.reason if error.reason in self._own_reasons else pydras
 
-    def _tell(self, subject: Subject, reason: str, note: str, action: str, *, warning: bool = True) -> None:
+    def _record_event(self, subject: Subject, reason: str, note: str, action: str, *, warning: bool = True) -> None:
         action = action[:1].upper() + action[1:]
-        self._record(Notice(subject=subject, reason=reason, note=note, action=action, warning=warning))
+        self._record(EventRequest(subject=subject, reason=reason, note=note, action=action, warning=warning))
 
 
-# A singledispatchmethod that is called makes a function for each call; its table alone does not.
+# Calling a singledispatchmethod creates a function for each call; its table alone does not.
 _HANDLERS = Reports.__dict__["_handle"].dispatcher.registry
 
 
 def claim_subject(ref: ClaimRef) -> Subject:
-    """The claim, as an Event names it."""
+    """Return the claim as the subject of an Event."""
     return Subject(
         api_version="resource.k8s.io/v1", kind="ResourceClaim", name=ref.name, namespace=ref.namespace, uid=ref.uid
     )

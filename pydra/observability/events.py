@@ -1,9 +1,9 @@
 """Records Kubernetes Events with deduplication and rate limiting.
 
 Repetitions are counted in the existing Event (`series`) instead of creating new ones, and an object that keeps failing
-gets only a few Events a minute. `EventBook` decides that, without a clock or I/O; `EventRecorder` writes in a task of
-its own, so callers do not wait for the API server.
-Source: Kubernetes API reference, events.k8s.io/v1 Event (note at most 1024 bytes, reason 128).
+gets only a few Events a minute. `EventDeduplicator` decides that, without a clock or I/O; `EventRecorder` writes in a
+task of its own, so callers do not wait for the API server. Source: Kubernetes API reference, events.k8s.io/v1 Event
+(note at most 1024 bytes, reason 128).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
     uid: str = ""
 
 
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """What to say: a stable `reason`, and a `note` for the person who reads it."""
+class EventRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """An Event to record: a stable `reason`, and a `note` for people."""
 
     subject: Subject
     reason: str
@@ -56,56 +56,56 @@ class Create(msgspec.Struct, frozen=True):
     body: dict[str, Any]
 
 
-class Repeat(msgspec.Struct, frozen=True):
-    """Count one more in an Event that was written before."""
+class Repetition(msgspec.Struct, frozen=True):
+    """Increase the count of an Event that was written before."""
 
     namespace: str
     name: str
     body: dict[str, Any]
 
 
-class _Said(msgspec.Struct):
+class _WrittenEvent(msgspec.Struct):
     name: str
     first: float
     last_written: float
     count: int
 
 
-class EventBook:
-    """What was said lately, at most `REMEMBERED` things; decides what an Event costs. No clock, no I/O."""
+class EventDeduplicator:
+    """Remembers the last `REMEMBERED` Events and decides what to write for a request. No clock, no I/O."""
 
     def __init__(self, *, controller: str, instance: str, default_namespace: str) -> None:
         self._controller = controller
         self._instance = instance[:128]
         self._default_namespace = default_namespace
-        self._said: dict[tuple[str, str, str, str], _Said] = {}
+        self._written: dict[tuple[str, str, str, str], _WrittenEvent] = {}
 
-    def decide(self, notice: Notice, *, now: float, stamp: str, suffix: str) -> Create | Repeat | None:
-        """What to write for the notice, or None when it was written moments ago.
+    def decide(self, request: EventRequest, *, now: float, stamp: str, suffix: str) -> Create | Repetition | None:
+        """Return what to write for the request, or None if it was written a moment ago.
 
-        `now` is in monotonic seconds, `stamp` the same moment in RFC 3339 with microseconds, `suffix`
-        makes a new Event's name unique.
+        `now` is in monotonic seconds, `stamp` the same time in RFC 3339 with microseconds, and `suffix` makes a new
+        Event's name unique.
         """
-        subject = notice.subject
+        subject = request.subject
         namespace = subject.namespace or self._default_namespace
-        note = shorten(notice.note, NOTE_BYTES)
-        key = (subject.uid or f"{namespace}/{subject.name}", notice.reason, notice.action, note)
-        said = self._said.get(key)
-        if said is not None and now - said.first < SERIES_SECONDS:
-            said.count += 1
-            if now - said.last_written < QUIET_SECONDS:
+        note = shorten(request.note, NOTE_BYTES)
+        key = (subject.uid or f"{namespace}/{subject.name}", request.reason, request.action, note)
+        written = self._written.get(key)
+        if written is not None and now - written.first < SERIES_SECONDS:
+            written.count += 1
+            if now - written.last_written < QUIET_SECONDS:
                 return None
-            said.last_written = now
-            return Repeat(namespace, said.name, {"series": {"count": said.count, "lastObservedTime": stamp}})
-        self._said.pop(key, None)
-        while len(self._said) >= REMEMBERED:
-            self._said.pop(next(iter(self._said)))
-        name = f"{subject.name[:200].rstrip('-.')}.{suffix}"  # still a DNS subdomain where the cut falls
-        self._said[key] = _Said(name, now, now, 1)
-        return Create(namespace, self._build(notice, note=note, name=name, namespace=namespace, stamp=stamp))
+            written.last_written = now
+            return Repetition(namespace, written.name, {"series": {"count": written.count, "lastObservedTime": stamp}})
+        self._written.pop(key, None)
+        while len(self._written) >= REMEMBERED:
+            self._written.pop(next(iter(self._written)))
+        name = f"{subject.name[:200].rstrip('-.')}.{suffix}"  # still a DNS subdomain when shortened
+        self._written[key] = _WrittenEvent(name, now, now, 1)
+        return Create(namespace, self._build(request, note=note, name=name, namespace=namespace, stamp=stamp))
 
-    def _build(self, notice: Notice, *, note: str, name: str, namespace: str, stamp: str) -> dict[str, Any]:
-        subject = notice.subject
+    def _build(self, request: EventRequest, *, note: str, name: str, namespace: str, stamp: str) -> dict[str, Any]:
+        subject = request.subject
         regarding = {
             "apiVersion": subject.api_version,
             "kind": subject.kind,
@@ -120,54 +120,54 @@ class EventBook:
             "eventTime": stamp,
             "reportingController": self._controller,
             "reportingInstance": self._instance,
-            "action": notice.action,
-            "reason": notice.reason[:128],
+            "action": request.action,
+            "reason": request.reason[:128],
             "regarding": regarding,
             "note": note,
-            "type": "Warning" if notice.warning else "Normal",
+            "type": "Warning" if request.warning else "Normal",
         }
 
 
 class EventRecorder:
-    """`record` never waits; `run` writes. When the API server is slower than the trouble, the newest are dropped.
+    """Queues and writes Events: `record` never waits, `run` writes. If the queue is full, new ones are dropped.
 
-    `write` makes the request of a Create or Repeat, or raises KubeError; `report` hears of every result.
+    `write` sends a Create or Repetition, or raises KubeError; `report` is called with every result.
     """
 
     def __init__(
         self,
-        write: Callable[[Create | Repeat], Awaitable[None]],
-        book: EventBook,
+        write: Callable[[Create | Repetition], Awaitable[None]],
+        deduplicator: EventDeduplicator,
         *,
         report: Callable[[str], None] = lambda result: None,
     ) -> None:
         self._write = write
-        self._book = book
+        self._deduplicator = deduplicator
         self._report = report
-        self._send, self._receive = anyio.create_memory_object_stream[Notice](_WAITING)
+        self._send, self._receive = anyio.create_memory_object_stream[EventRequest](_WAITING)
 
-    def record(self, notice: Notice) -> None:
-        """Queue the notice."""
+    def record(self, request: EventRequest) -> None:
+        """Queue the request."""
         try:
-            self._send.send_nowait(notice)
+            self._send.send_nowait(request)
         except (anyio.WouldBlock, anyio.ClosedResourceError):
             self._report("dropped")
-            _log.warning("Event dropped: too many wait, or the agent stops: %s %s", notice.reason, notice.note)
+            _log.warning("Event dropped: the queue is full, or the agent stops: %s %s", request.reason, request.note)
 
     async def run(self) -> None:
-        """Write until cancelled. An Event that cannot be written is given up: the log has its words too."""
+        """Write until cancelled. An Event that cannot be written is lost: the log has its text, too."""
         async with self._send, self._receive:
-            async for notice in self._receive:
+            async for request in self._receive:
                 stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-                write = self._book.decide(notice, now=monotonic(), stamp=stamp, suffix=secrets.token_hex(8))
+                write = self._deduplicator.decide(request, now=monotonic(), stamp=stamp, suffix=secrets.token_hex(8))
                 if write is not None:
                     await self._try(write)
 
-    async def _try(self, write: Create | Repeat) -> None:
+    async def _try(self, write: Create | Repetition) -> None:
         try:
             await self._write(write)
         except NotFound:
-            # The namespace, or the Event itself (they expire after an hour), no longer exists: nobody can read it.
+            # The namespace, or the Event itself (they expire after an hour), no longer exists.
             self._report("gone")
         except KubeError as error:
             self._report("failed")
@@ -177,7 +177,7 @@ class EventRecorder:
 
 
 def shorten(text: str, limit: int) -> str:
-    """At most `limit` bytes of UTF-8, with `...` where something is missing, and never half a character."""
+    """Cut the text to `limit` bytes of UTF-8, ending in `...` if it was cut; characters stay whole."""
     encoded = text.encode()
     if len(encoded) <= limit:
         return text

@@ -32,10 +32,10 @@ INDEX_WIDTH = 5
 
 
 class WantedPool(msgspec.Struct, frozen=True, kw_only=True):
-    """What a driver's pool should be in the API.
+    """A driver's pool as it should be in the API.
 
-    `scope` is the part of the spec that says where the devices are, such as `{"nodeName": "n1"}`. `slices` holds
-    the rest of each spec but for `pool` and `driver`: devices, sharedCounters, perDeviceNodeSelection.
+    `scope` is the part of the spec that says where the devices are, such as `{"nodeName": "n1"}`. `slices` has the rest
+    of each spec, without `pool` and `driver`: devices, sharedCounters, perDeviceNodeSelection.
     """
 
     driver: str
@@ -45,7 +45,7 @@ class WantedPool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_wanted(pool: Pool, *, driver: str, node: str) -> WantedPool:
-    """The slices of a pool of one node: counter sets first, in slices of their own; one empty slice for no device."""
+    """Build the slices of a node's pool: counter sets first, in their own slices; one empty slice if there are none."""
     slices = [{"sharedCounters": [build_counter_set(one) for one in group]} for group in _chunk(pool.counter_sets)]
     slices += [{"devices": list(group)} for group in split(pool.devices)]
     return WantedPool(
@@ -57,7 +57,7 @@ def build_wanted(pool: Pool, *, driver: str, node: str) -> WantedPool:
 
 
 def split(devices: tuple[Device, ...]) -> Iterator[tuple[JsonObject, ...]]:
-    """The devices' JSON in their order, in groups that fit a slice."""
+    """Yield the devices' JSON in their order, in groups that fit into a slice."""
     group: list[JsonObject] = []
     size, advanced = 0, False
     for device in devices:
@@ -75,18 +75,18 @@ def split(devices: tuple[Device, ...]) -> Iterator[tuple[JsonObject, ...]]:
 
 
 def is_advanced(device: Device) -> bool:
-    """Whether a slice with this device may have 64 devices only."""
+    """Return whether a slice with this device may have only 64 devices."""
     lists = any(isinstance(value, tuple) for value in device.attributes.values())
     return bool(device.taints or device.consumes_counters or lists)
 
 
 def build_counter_set(counter_set: CounterSet) -> JsonObject:
-    """A CounterSet."""
+    """Build a CounterSet."""
     return {"name": counter_set.name, "counters": _build_amounts(counter_set.counters)}
 
 
 def build_device(device: Device) -> JsonObject:
-    """A Device; names in order, quantities as the API server writes them, nothing that is empty."""
+    """Build a Device: sorted names, canonical quantities, no empty fields."""
     body: JsonObject = {"name": device.name}
     if device.attributes:
         body["attributes"] = {name: _build_attribute(value) for name, value in sorted(device.attributes.items())}
@@ -170,12 +170,12 @@ def _build_taint(taint: Taint) -> JsonObject:
 
 
 def _index_width(count: int) -> int:
-    """Hexadecimal digits for the indexes of `count` slices."""
+    """Return the number of hexadecimal digits for the indexes of `count` slices."""
     return max(INDEX_WIDTH, len(f"{max(count - 1, 0):x}"))
 
 
 def build_generate_name(index: int, count: int, driver: str, owner: str) -> str:
-    """`<index>-<driver>-<owner>-`; the API server adds five characters (and cuts what is too long before them).
+    """Return `<index>-<driver>-<owner>-`; the API server adds five characters (and shortens a longer name).
 
     The scheduler tries slices in the order of their names, so the index keeps the pool's order.
     """
@@ -184,6 +184,6 @@ def build_generate_name(index: int, count: int, driver: str, owner: str) -> str:
 
 
 def parse_index(name: str, count: int) -> int | None:
-    """The index in a slice's name when the pool has `count` slices; None when it has none of that width."""
+    """Return the index in a slice's name if the pool has `count` slices; None if there is none of that width."""
     match = re.match(rf"([0-9a-f]{{{_index_width(count)}}})-", name)
     return int(match[1], 16) if match else None

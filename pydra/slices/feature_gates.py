@@ -29,43 +29,43 @@ LISTS = "DRAListTypeAttributes"
 _GATES = frozenset((PARTITIONS, TAINTS, SHARES, BINDING, LISTS))
 
 
-class Fallback(msgspec.Struct, frozen=True, kw_only=True):
-    """What is published, and the names of the devices that are not, in the pool's order."""
+class ReducedPool(msgspec.Struct, frozen=True, kw_only=True):
+    """The pool to publish, and the names of the devices that are left out, in the pool's order."""
 
     pool: Pool
     withheld: tuple[str, ...] = ()
 
 
 def needs_gates(device: Device) -> bool:
-    """Whether a server may drop fields of the device."""
+    """Return whether a server may drop fields of the device."""
     return _reduce(device, _GATES) != device
 
 
-def fall_back(pool: Pool, gates: Collection[str]) -> Fallback:
-    """The pool for a server with these gates off.
+def reduce_pool(pool: Pool, gates: Collection[str]) -> ReducedPool:
+    """Reduce the pool for a server with these gates off.
 
-    Of the devices that draw on counters as many are published, in their order, as the counters have room for all at
-    once: any of them may then be given out beside any others. A backend that names whole boards first keeps those.
+    Of the devices that consume counters, as many are published, in their order, as fit into the counters together: any
+    of them may then be allocated beside any others. If a backend lists whole boards first, those are kept.
     """
     if not gates:
-        return Fallback(pool=pool)
-    fitting = set(_fit(pool)) if PARTITIONS in gates else {device.name for device in pool.devices}
+        return ReducedPool(pool=pool)
+    fitting = set(_find_fitting(pool)) if PARTITIONS in gates else {device.name for device in pool.devices}
     published = [
         _reduce(device, gates)
         for device in pool.devices
         if device.name in fitting
-        and not (TAINTS in gates and _keeps_pods_away(device))
+        and not (TAINTS in gates and _is_tainted(device))
         and not (BINDING in gates and device.binding_conditions)
     ]
     names = {device.name for device in published}
-    return Fallback(
+    return ReducedPool(
         pool=replace(pool, devices=tuple(published), counter_sets=() if PARTITIONS in gates else pool.counter_sets),
         withheld=tuple(device.name for device in pool.devices if device.name not in names),
     )
 
 
 def has_lists(content: Mapping[str, Any]) -> bool:
-    """Whether any device of a slice has a list attribute."""
+    """Return whether any device of a slice has a list attribute."""
     return any(
         kind in value
         for device in content.get("devices") or ()
@@ -74,11 +74,11 @@ def has_lists(content: Mapping[str, Any]) -> bool:
     )
 
 
-def _keeps_pods_away(device: Device) -> bool:
+def _is_tainted(device: Device) -> bool:
     return any(taint.effect is not TaintEffect.NONE for taint in device.taints)
 
 
-def _fit(pool: Pool) -> Iterator[str]:
+def _find_fitting(pool: Pool) -> Iterator[str]:
     left = {
         (one.name, counter): parse_quantity(value)
         for one in pool.counter_sets
@@ -101,7 +101,7 @@ def _consumption(device: Device) -> Mapping[tuple[str, str], Fraction]:
 
 
 def _reduce(device: Device, gates: Collection[str]) -> Device:
-    """The device without what the server would drop."""
+    """Return the device without the fields that the server would drop."""
     if PARTITIONS in gates:
         device = replace(device, consumes_counters=())
     if TAINTS in gates:
@@ -120,32 +120,32 @@ def _reduce(device: Device, gates: Collection[str]) -> Device:
 # What a server dropped
 
 
-class Adoption(msgspec.Struct, frozen=True, kw_only=True):
-    """For one slice: what was asked for, and what the server made of it."""
+class ServerModification(msgspec.Struct, frozen=True, kw_only=True):
+    """How the server modified one slice: what was asked for, and what was stored."""
 
     asked: JsonObject
     stored: JsonObject
 
 
-def adopt(wanted: WantedPool, adoptions: Mapping[int, Adoption]) -> WantedPool:
-    """The pool with what the server made of it, where that was asked for before: asking again would never end."""
+def apply_modifications(wanted: WantedPool, modifications: Mapping[int, ServerModification]) -> WantedPool:
+    """Replace slices that were asked for before by what the server stored: asking again would never end."""
     slices = tuple(
-        adoptions[index].stored if index in adoptions and adoptions[index].asked == content else content
+        modifications[index].stored if index in modifications and modifications[index].asked == content else content
         for index, content in enumerate(wanted.slices)
     )
     return replace(wanted, slices=slices)
 
 
-def find_adoption(asked: JsonObject, sent: JsonObject, answer: JsonObject) -> Adoption | None:
-    """None when the server stored what was sent; `asked` is the slice's content before times were filled in."""
+def find_modification(asked: JsonObject, sent: JsonObject, answer: JsonObject) -> ServerModification | None:
+    """Return None if the server stored what was sent; `asked` is the slice's content before times were filled in."""
     stored = answer.get("spec") or {}
     if same_content(sent["spec"], stored):
         return None
-    return Adoption(asked=asked, stored={field: stored[field] for field in CONTENT if stored.get(field)})
+    return ServerModification(asked=asked, stored={field: stored[field] for field in CONTENT if stored.get(field)})
 
 
 def name_gates(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str, ...]:
-    """The feature gates that are probably off, by what is in the sent spec and not in the stored; may be empty."""
+    """Return the gates that are probably off, from what the sent spec has and the stored one lacks; may be empty."""
     gates = set(_compare_slices(sent, stored))
     kept = {device.get("name"): device for device in stored.get("devices") or ()}
     for device in sent.get("devices") or ():

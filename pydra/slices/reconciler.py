@@ -40,25 +40,25 @@ from pydra.slices.feature_gates import (
     PARTITIONS,
     SHARES,
     TAINTS,
-    Adoption,
-    adopt,
-    fall_back,
-    find_adoption,
+    ServerModification,
+    apply_modifications,
+    find_modification,
     has_lists,
     name_gates,
     needs_gates,
+    reduce_pool,
 )
 
 log = logging.getLogger(__name__)
 
 STARTED = "pydra-agent/started"
-"""The annotation of a slice that says when the instance of the agent that wrote it had started."""
-SETTLE_SECONDS = 0.1
-"""A wipe is one event per slice: undone in one round when they have all come."""
-LOOK_PERIOD = 600.0
-"""How often everything is compared although nothing has changed."""
+"""The annotation of a slice with the start time of the agent instance that wrote it."""
+BATCH_SECONDS = 0.1
+"""Waiting time for further events: deleting all slices is one event each, and they are restored in one round."""
+RECONCILE_PERIOD = 600.0
+"""How often everything is compared even if nothing has changed."""
 GATE_PERIOD = 600.0
-"""How often a server that drops fields is asked whether it still does: gates change when it is upgraded."""
+"""How often a server that drops fields is tried again: gates change when it is upgraded."""
 
 
 ON_BY_DEFAULT = dict.fromkeys((BINDING, PARTITIONS, SHARES, TAINTS), "1.36")
@@ -75,7 +75,7 @@ class WriteKind(Enum):
 
 
 class SliceWritten(msgspec.Struct, frozen=True, kw_only=True):
-    """The API server took a write."""
+    """The API server accepted a write."""
 
     pool: str
     name: str
@@ -83,7 +83,7 @@ class SliceWritten(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolPublished(msgspec.Struct, frozen=True, kw_only=True):
-    """The API has all of the pool, after writes or at the first look. `slices` 0: the pool was withdrawn."""
+    """The API has the complete pool, after writes or at the first reconciliation. `slices` 0: it was withdrawn."""
 
     pool: str
     generation: int
@@ -92,7 +92,7 @@ class PoolPublished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishFailed(msgspec.Struct, frozen=True, kw_only=True):
-    """The API server did not take a write; tried again after `pause` seconds."""
+    """The API server did not accept a write; it is tried again after `pause` seconds."""
 
     pool: str
     error: KubeError
@@ -126,7 +126,7 @@ class FieldsDropped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FieldsKept(msgspec.Struct, frozen=True, kw_only=True):
-    """The API server keeps what it dropped before: the whole pool is published."""
+    """The API server keeps what it dropped before: the complete pool is published."""
 
     pool: str
 
@@ -135,7 +135,7 @@ SliceEvent: TypeAlias = SliceWritten | PoolPublished | PublishFailed | FieldsDro
 
 
 class SliceCache(Protocol):
-    """The informer of this driver's and node's slices (see `slice_selector`), which says what the numbers mean."""
+    """The informer of this driver's slices on this node (see `slice_selector`), which documents the numbers."""
 
     resource_version: int
     lists_begun: int
@@ -147,11 +147,11 @@ class SliceCache(Protocol):
         ...
 
     async def wait_synced(self) -> None:
-        """Return when the first list is there."""
+        """Wait for the first list."""
         ...
 
     def subscribe(self, callback: Callable[[WatchEvent], None]) -> None:
-        """Have it called after each change of the cache."""
+        """Call `callback` after each change of the cache."""
         ...
 
 
@@ -185,9 +185,9 @@ class SliceClient(Protocol):
 
 
 class Backoff(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit on rounds of writes: `free` rounds at once, each further one after twice the pause, at most `limit`.
+    """Limits rounds of writes: `free` rounds at once, each further one after twice the pause, at most `limit`.
 
-    After `quiet` seconds without a round, which must be more than `limit`, all is forgotten.
+    It starts over after `quiet` seconds without a round, which must be more than `limit`.
     """
 
     free: int
@@ -198,38 +198,38 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
     last: float = -math.inf
 
     def next_at(self, now: float) -> float:
-        """When the next round may begin; `now` if at once."""
+        """Return when the next round may begin; `now` if at once."""
         over = self.rounds - self.free
         if over < 0 or now - self.last >= self.quiet:
             return now
         return max(now, self.last + min(self.pause * 2.0 ** min(over, 32), self.limit))
 
     def after(self, now: float) -> Backoff:
-        """The backoff after a round at `now`."""
+        """Return the backoff after a round at `now`."""
         rounds = 1 if now - self.last >= self.quiet else self.rounds + 1
         return msgspec.structs.replace(self, rounds=rounds, last=now)
 
 
 REPAIRS = Backoff(free=3, pause=0.4, limit=60.0, quiet=300.0)
-"""For undoing what others do to our slices: a wipe or an edit is undone at once, a fight costs a round a minute."""
+"""For undoing what others do to our slices: at once, but if they persist, once a minute."""
 
 PUBLISHES = Backoff(free=10, pause=0.2, limit=10.0, quiet=60.0)
-"""For what the driver wants: hardware that flaps costs a round every ten seconds."""
+"""For changes of the pool: hardware that flaps causes a round every ten seconds."""
 
-YIELDS = Backoff(free=1, pause=60.0, limit=600.0, quiet=3600.0)
+DEFERRALS = Backoff(free=1, pause=60.0, limit=600.0, quiet=3600.0)
 """For writing although an instance that started later has written: it may have ended since."""
 
 _PAUSES: tuple[tuple[type[KubeError], float, float], ...] = (
-    (Unavailable, 0.1, 2.0),  # an outage: back within a second or two of its end
+    (Unavailable, 0.1, 2.0),  # an outage: publish within a second or two of its end
     (Conflict, 0.05, 5.0),  # the cache is behind: its event is on the way
     (NotFound, 0.1, 2.0),  # the node is not registered yet, or a slice went before its event came
-    (Invalid, 10.0, 300.0),  # the same again will be refused again, until the driver or the cluster changes
+    (Invalid, 10.0, 300.0),  # it will be refused again, until the driver or the cluster changes
     (KubeError, 1.0, 60.0),  # forbidden, and the like: an admin has to act
 )
 
 
 def retry_pause(error: KubeError, failures: int) -> tuple[float, float]:
-    """Between which seconds to wait, by chance, after `failures` (1 and more) in a row, the last with `error`."""
+    """Return the range in seconds of the random pause after `failures` (1 or more) in a row, the last with `error`."""
     first, limit = next((first, limit) for kind, first, limit in _PAUSES if isinstance(error, kind))
     longest = min(first * 2.0 ** min(failures - 1, 32), limit)
     if isinstance(error, Unavailable) and error.retry_after > longest:
@@ -238,12 +238,12 @@ def retry_pause(error: KubeError, failures: int) -> tuple[float, float]:
 
 
 def slice_selector(driver: str, node: str) -> str:
-    """The field selector of the cache that a reconciler needs."""
+    """Return the field selector of the cache that a reconciler needs."""
     return f"spec.driver={driver},spec.nodeName={node}"
 
 
 class SliceReconciler:
-    """One driver's pool on one node. `publish` says what is wanted, `run` brings it about.
+    """Publishes one driver's pool on one node. `publish` sets the wanted pool, `run` reconciles.
 
     `started`, in seconds since 1970, is when this instance of the agent started: the latest one wins.
     """
@@ -259,8 +259,8 @@ class SliceReconciler:
         started: float,
         repairs: Backoff = REPAIRS,
         publishes: Backoff = PUBLISHES,
-        yields: Backoff = YIELDS,
-        settle: float = SETTLE_SECONDS,
+        deferrals: Backoff = DEFERRALS,
+        batch_delay: float = BATCH_SECONDS,
         gate_period: float = GATE_PERIOD,
         uniform: Callable[[float, float], float] = random.uniform,
     ) -> None:
@@ -274,8 +274,8 @@ class SliceReconciler:
         self._wanted: WantedPool | None = None
         self._decided = False  # until something is published, the slices of an earlier instance are left alone
         self._achieved: WantedPool | None = None
-        self._settled = False
-        self._adoptions: dict[int, Adoption] = {}
+        self._is_published = False
+        self._modifications: dict[int, ServerModification] = {}
         self._gates_off: frozenset[str] = frozenset()
         self._gate_period = gate_period
         self._check_gates_at = math.inf
@@ -287,113 +287,113 @@ class SliceReconciler:
         self._started = datetime.fromtimestamp(started, UTC).isoformat(timespec="microseconds")
         self._repairs = repairs
         self._publishes = publishes
-        self._yields = yields
-        self._yielding_until = -math.inf
-        self._settle_seconds = settle
+        self._deferrals = deferrals
+        self._deferred_until = -math.inf
+        self._batch_delay = batch_delay
         self._failures = 0
         self._not_before = -math.inf
         self._due = math.inf
         self._wake = anyio.Event()
-        cache.subscribe(self._notice)
+        cache.subscribe(self._on_watch_event)
 
     @property
-    def settled(self) -> bool:
-        """Whether the API had, at the last look, all that is wanted."""
-        return self._settled
+    def is_published(self) -> bool:
+        """Whether the API had all that is wanted at the last reconciliation."""
+        return self._is_published
 
     def publish(self, pool: Pool | None) -> None:
-        """Want this pool, whole, from now on; None: no slice at all. Returns at once; the same again costs nothing."""
+        """Set the wanted pool; None for no slice at all. Returns at once; an equal pool changes nothing."""
         if self._decided and pool == self._pool:
             return
-        self._pool, self._decided, self._settled = pool, True, False
-        self._want(self._gates_off)
+        self._pool, self._decided, self._is_published = pool, True, False
+        self._set_gates_off(self._gates_off)
         self._failures, self._not_before = 0, -math.inf
         now = anyio.current_time()
-        self._look_at(self._publishes.next_at(now))
+        self._schedule(self._publishes.next_at(now))
 
-    def _want(self, gates_off: frozenset[str]) -> None:
-        """From the pool to what is wanted of it, as long as these gates are off."""
+    def _set_gates_off(self, gates_off: frozenset[str]) -> None:
+        """Compute the wanted slices while these gates are off."""
         self._gates_off = gates_off
         if self._pool is None:
             self._wanted, self._withheld = None, ()
             return
-        fallback = fall_back(self._pool, gates_off)
-        self._wanted = build_wanted(fallback.pool, driver=self._driver, node=self._node)
-        self._withheld = fallback.withheld
-        self._gated = frozenset(device.name for device in fallback.pool.devices if needs_gates(device))
+        reduced = reduce_pool(self._pool, gates_off)
+        self._wanted = build_wanted(reduced.pool, driver=self._driver, node=self._node)
+        self._withheld = reduced.withheld
+        self._gated = frozenset(device.name for device in reduced.pool.devices if needs_gates(device))
 
     async def run(self) -> None:
-        """Reconcile until cancelled. What the API server refuses is reported and tried again, and never ends it."""
+        """Reconcile until cancelled. What the API server refuses is reported and tried again."""
         await self._cache.wait_synced()
         while True:
             await self._wait_due()
             wanted = self._wanted
             try:
-                await self._look()
+                await self._reconcile()
             except KubeError as error:
                 self._fail(error, outdated=self._wanted is not wanted)
 
-    def _notice(self, event: WatchEvent) -> None:
-        if self._pending.take_echo(event):
+    def _on_watch_event(self, event: WatchEvent) -> None:
+        if self._pending.is_own_write(event):
             if self._wanted is not None:
                 share_devices(self._wanted, (event.object,))
             return
         if event.type is WatchEventType.DELETED:
             self._owner = None  # it may have been deleted with a Node that has another uid now
         elif self._achieved is not None and _read_start(event.object) > self._started:
-            self._yield()
+            self._defer_to_newer()
         now = anyio.current_time()
-        self._look_at(max(now + self._settle_seconds, self._repairs.next_at(now)))
+        self._schedule(max(now + self._batch_delay, self._repairs.next_at(now)))
 
-    def _yield(self) -> None:
-        """Leave the slices to an instance that started later, until it may have ended."""
+    def _defer_to_newer(self) -> None:
+        """Stop writing while an instance that started later publishes; try again later, since it may have ended."""
         now = anyio.current_time()
-        if now < self._yielding_until:
+        if now < self._deferred_until:
             return
-        self._yields = self._yields.after(now)
-        self._yielding_until = self._yields.next_at(now)
+        self._deferrals = self._deferrals.after(now)
+        self._deferred_until = self._deferrals.next_at(now)
         log.info(
             "an instance of the agent that started later publishes the devices; this one waits %.0f s",
-            self._yielding_until - now,
+            self._deferred_until - now,
         )
 
-    def _look_at(self, when: float) -> None:
+    def _schedule(self, when: float) -> None:
         self._due = min(self._due, when)
         self._wake.set()
 
     async def _wait_due(self) -> None:
         while True:
             due = min(self._due, self._check_gates_at) if self._decided else math.inf
-            pause = max(due, self._not_before, self._yielding_until) - anyio.current_time()
+            pause = max(due, self._not_before, self._deferred_until) - anyio.current_time()
             if pause <= 0:
                 break
             self._wake = anyio.Event()
             with anyio.move_on_after(pause if pause < math.inf else None):
                 await self._wake.wait()
-        self._due = anyio.current_time() + LOOK_PERIOD
+        self._due = anyio.current_time() + RECONCILE_PERIOD
 
-    async def _look(self) -> None:
+    async def _reconcile(self) -> None:
         if anyio.current_time() >= self._check_gates_at:
             self._check_gates_at = math.inf
-            self._want(frozenset())
+            self._set_gates_off(frozenset())
         if self._wanted is not None and self._owner is None:
             self._owner = await self._fetch_owner()
-        wanted = self._wanted  # after the wait: from here to the first write nothing can come between
-        observed = self._pending.look()
-        adopted = None if wanted is None else adopt(wanted, self._adoptions)
-        if adopted is not None:
-            share_devices(adopted, observed)
-        plan = plan_slices(adopted, observed, owner=self._owner)
+        wanted = self._wanted  # after the await: nothing can change between here and the first write
+        observed = self._pending.merged()
+        target = None if wanted is None else apply_modifications(wanted, self._modifications)
+        if target is not None:
+            share_devices(target, observed)
+        plan = plan_slices(target, observed, owner=self._owner)
         if len(plan):
-            self._settled = False
-            if not await self._try_out(plan, wanted):
-                return  # the next look is due already
+            self._is_published = False
+            if not await self._check_dry_run(plan, wanted):
+                return  # the next reconciliation is due already
             self._count_round(repair=self._achieved is wanted is not None)
             if not await self._apply(plan, wanted):
                 return
         self._failures = 0
-        if not self._settled:
-            self._conclude(wanted, plan)
+        if not self._is_published:
+            self._report_published(wanted, plan)
         if wanted is not None:
             self._report_dropped(wanted.name)
 
@@ -404,18 +404,18 @@ class SliceReconciler:
         else:
             self._publishes = self._publishes.after(now)
 
-    def _conclude(self, wanted: WantedPool | None, plan: Plan) -> None:
-        self._achieved, self._settled = wanted, True
+    def _report_published(self, wanted: WantedPool | None, plan: Plan) -> None:
+        self._achieved, self._is_published = wanted, True
         slices = 0 if wanted is None else len(wanted.slices)
         devices = 0 if self._pool is None else len(self._pool.devices)
         name = self._node if wanted is None else wanted.name
         log.info("pool %s is published: %d slices, %d devices, %d writes", name, slices, devices, len(plan))
         self._report(PoolPublished(pool=name, generation=plan.generation, slices=slices, devices=devices))
 
-    async def _try_out(self, plan: Plan, wanted: WantedPool | None) -> bool:
-        """Ask in a dry run whether the server keeps the fields that need feature gates; False when it does not.
+    async def _check_dry_run(self, plan: Plan, wanted: WantedPool | None) -> bool:
+        """Check in a dry run whether the server keeps the fields that need feature gates.
 
-        By the time that the answer to a real write shows it, a partition without its counters may be allocated twice.
+        When the answer to a real write shows it, a partition without its counters may already be allocated twice.
         """
         for write in plan.writes:
             if any(device["name"] in self._gated for device in write.body["spec"].get("devices") or ()):
@@ -427,11 +427,11 @@ class SliceReconciler:
         return True
 
     async def _apply(self, plan: Plan, wanted: WantedPool | None) -> bool:
-        """Write in the plan's order; False when what is wanted changed meanwhile. An error ends the round."""
+        """Write in the plan's order; return False if the wanted pool changed meanwhile. An error ends the round."""
         for delete in plan.deletes:
             await self._delete(delete)
         for write in plan.writes:
-            if wanted is None or wanted is not self._wanted or anyio.current_time() < self._yielding_until:
+            if wanted is None or wanted is not self._wanted or anyio.current_time() < self._deferred_until:
                 return False
             answer = await self._write(write, wanted)
             if answer is None:
@@ -442,13 +442,13 @@ class SliceReconciler:
             self._pending.note_write(answer)
             if self._find_gates(wanted, write, answer):
                 return False
-            self._adopt(wanted, write, answer)
+            self._note_modification(wanted, write, answer)
         return wanted is self._wanted
 
     async def _write(
         self, write: Update | Create, wanted: WantedPool | None, *, dry_run: bool = False
     ) -> JsonObject | None:
-        """The API server's answer; None when it refused the slice and the next look asks for less."""
+        """Return the API server's answer; None if it refused the slice and the next reconciliation wants less."""
         metadata = write.body["metadata"]
         annotations = {**(metadata.get("annotations") or {}), STARTED: self._started}
         body = {**write.body, "metadata": {**metadata, "annotations": annotations}}
@@ -457,7 +457,7 @@ class SliceReconciler:
                 return await self._client.replace(RESOURCE_SLICES, write.name, body, dry_run=dry_run)
             return await self._client.create(RESOURCE_SLICES, body, dry_run=dry_run)
         except Invalid as error:
-            # With the gate for list attributes off, the server empties such an attribute and refuses the slice for it.
+            # With the gate for list attributes off, the server empties such an attribute and refuses the slice.
             if "attributes" not in str(error) or not has_lists(write.body["spec"]):
                 raise
             self._drop_gates(wanted, {LISTS})
@@ -474,7 +474,7 @@ class SliceReconciler:
         self._report(SliceWritten(pool=delete.pool, name=delete.name, kind=WriteKind.DELETE))
 
     def _find_gates(self, wanted: WantedPool | None, write: Update | Create, answer: JsonObject) -> bool:
-        """Whether the server dropped fields of gates that were not known to be off; the next look leaves them out."""
+        """Return whether the server dropped fields of gates that were not known to be off; they are left out next."""
         found = set(name_gates(write.body["spec"], answer["spec"])) - self._gates_off
         if found:
             self._drop_gates(wanted, found)
@@ -484,18 +484,18 @@ class SliceReconciler:
         now = anyio.current_time()
         self._check_gates_at = now + self._gate_period
         if wanted is self._wanted:
-            self._want(self._gates_off | gates)
-        self._look_at(now)
+            self._set_gates_off(self._gates_off | gates)
+        self._schedule(now)
 
-    def _adopt(self, wanted: WantedPool, write: Update | Create, answer: JsonObject) -> None:
-        adoption = find_adoption(wanted.slices[write.index], write.body, answer)
-        if adoption is not None:
-            self._adoptions[write.index] = adoption
+    def _note_modification(self, wanted: WantedPool, write: Update | Create, answer: JsonObject) -> None:
+        modification = find_modification(wanted.slices[write.index], write.body, answer)
+        if modification is not None:
+            self._modifications[write.index] = modification
             log.warning("%s", dropped := FieldsDropped(pool=wanted.name, gates=()))
             self._report(dropped)
 
     def _report_dropped(self, pool: str) -> None:
-        """Report what the server drops, and when it no longer does: once each, when the pool is published."""
+        """Report which fields the server drops, and when it keeps them again: once each, when the pool is published."""
         gates = tuple(sorted(self._gates_off))
         dropped = FieldsDropped(pool=pool, gates=gates, withheld=self._withheld) if gates else None
         if dropped == self._last_dropped:
@@ -509,16 +509,16 @@ class SliceReconciler:
             self._report(dropped)
 
     def _fail(self, error: KubeError, *, outdated: bool) -> None:
-        self._settled = False
+        self._is_published = False
         if outdated:
-            log.info("a write for what is no longer wanted failed: %s", error)
-            return  # the next look is due already, for something else
+            log.info("a write for an outdated pool failed: %s", error)
+            return  # the next reconciliation, for the new pool, is due already
         self._failures += 1
         shortest, longest = retry_pause(error, self._failures)
         pause = self._uniform(shortest, longest)
         now = anyio.current_time()
         self._not_before = now + pause
-        self._look_at(max(self._not_before, self._repairs.next_at(now)))
+        self._schedule(max(self._not_before, self._repairs.next_at(now)))
         pool = self._wanted.name if self._wanted is not None else self._node
         level = logging.INFO if isinstance(error, Conflict) else logging.WARNING
         log.log(level, "pool %s cannot be published: retrying in %.1f s: %s", pool, pause, error)
@@ -530,7 +530,7 @@ class SliceReconciler:
 
 
 def _read_start(body: JsonObject) -> str:
-    """When the instance of the agent that wrote the slice started; empty when the slice does not say it."""
+    """Return when the agent instance that wrote the slice had started; empty if the slice does not say it."""
     return str((body["metadata"].get("annotations") or {}).get(STARTED, ""))
 
 
@@ -541,10 +541,10 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 class PendingWrites:
-    """What the API has, by the cache and by own writes whose events have not come yet.
+    """Merges the cache with own writes whose watch events have not arrived yet.
 
-    The answer to a write is known before its event comes through the watch; without it, the next look would write
-    the same again. It is forgotten as soon as the cache must know better.
+    The answer to a write is known before its event comes through the watch; without it, the next reconciliation would
+    write the same again. It is forgotten as soon as the cache is newer.
     """
 
     def __init__(self, cache: SliceCache) -> None:
@@ -553,41 +553,41 @@ class PendingWrites:
         self._deleted: set[str] = set()
 
     def note_write(self, answer: JsonObject) -> None:
-        """The API server stored this."""
+        """Note that the API server stored this."""
         metadata = answer["metadata"]
         version = parse_resource_version(metadata.get("resourceVersion", ""))
         if version > self._cache.resource_version:
             self._written[metadata["uid"]] = _Written(answer, version, self._cache.lists_begun)
         else:
-            self._written.pop(metadata["uid"], None)  # its event was faster than the answer
+            self._written.pop(metadata["uid"], None)  # its event arrived before the answer
 
     def note_delete(self, uid: str) -> None:
-        """The API server deleted this; a uid never comes back."""
+        """Note that the API server deleted this; a uid is never reused."""
         self._deleted.add(uid)
         self._written.pop(uid, None)
 
-    def take_echo(self, event: WatchEvent) -> bool:
-        """Whether the event, which the cache has by now, tells of a write that was noted here."""
+    def is_own_write(self, event: WatchEvent) -> bool:
+        """Return whether the event, which the cache already has, is of a write noted here; then forget the write."""
         metadata = event.object["metadata"]
         uid = metadata["uid"]
         if event.type is WatchEventType.DELETED:
-            echo = uid in self._deleted
+            is_own = uid in self._deleted
             self._deleted.discard(uid)
-            return echo
+            return is_own
         written = self._written.get(uid)
         if written is None or written.body["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
             return False
         del self._written[uid]
         return True
 
-    def look(self) -> list[JsonObject]:
-        """All objects that there are now, as far as can be known."""
+    def merged(self) -> list[JsonObject]:
+        """Return all objects that exist now, as far as is known."""
         by_uid = {body["metadata"]["uid"]: body for body in self._cache.objects.values()}
         self._deleted &= by_uid.keys()
         self._written = {
             uid: written
             for uid, written in self._written.items()
-            # Seen up to its version, or listed since: what the cache has is newer, also when it has nothing.
+            # If the cache has reached its version, or was listed since, the cache is newer, even without the object.
             if written.version > self._cache.resource_version and self._cache.list_shown <= written.lists_begun
         }
         merged = by_uid | {uid: written.body for uid, written in self._written.items()}

@@ -1,4 +1,4 @@
-"""From inventories to pools: what is left out, what is tainted, and when health settles."""
+"""From inventories to pools: what is left out, what is tainted, and when health changes take effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pydra.devices import (
     Taint,
     TaintEffect,
 )
-from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, check_device, lose, observe
+from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, check_device, mark_unavailable, observe
 
 WELL = Health()
 SICK = Health(status=HealthStatus.UNHEALTHY, message="XID 79: the GPU fell off the bus", reason="XID79")
@@ -145,9 +145,9 @@ def test_a_recovering_device_is_still_called_unhealthy_with_its_cause() -> None:
 
 
 def test_the_next_time_to_look_is_when_something_settles() -> None:
-    assert seen((0, WELL))[0].settles_at is None
-    assert seen((0, WELL), (1, SICK))[0].settles_at == 6
-    assert seen((0, SICK), (1, WELL))[0].settles_at == 31
+    assert seen((0, WELL))[0].debounced_at is None
+    assert seen((0, WELL), (1, SICK))[0].debounced_at == 6
+    assert seen((0, SICK), (1, WELL))[0].debounced_at == 31
 
 
 def test_an_answer_that_changes_nothing_gives_the_same_snapshot() -> None:
@@ -155,7 +155,7 @@ def test_an_answer_that_changes_nothing_gives_the_same_snapshot() -> None:
     assert observe(once, inventory(gpu(SICK), Device(name="gpu-1")), now=99, policy=POLICY) is once
     settling = observe(once, inventory(gpu(WELL), Device(name="gpu-1")), now=100, policy=POLICY)
     assert observe(settling, inventory(gpu(WELL), Device(name="gpu-1")), now=130, policy=POLICY) is not settling
-    assert observe(lose(once, "down"), once.inventory, now=99, policy=POLICY).lost == ""
+    assert observe(mark_unavailable(once, "down"), once.inventory, now=99, policy=POLICY).unavailable == ""
 
 
 def test_a_device_that_says_unknown_is_unknown_to_the_kubelet_and_not_tainted() -> None:
@@ -166,12 +166,15 @@ def test_a_device_that_says_unknown_is_unknown_to_the_kubelet_and_not_tainted() 
 
 def test_while_the_backend_is_down_the_pool_stays_and_health_is_unknown() -> None:
     snapshot = observe(Snapshot(), inventory(gpu(SICK), Device(name="gpu-1")), now=0, policy=POLICY)
-    before, during = publish(snapshot), publish(lose(snapshot, "the backend died of signal 11"))
+    before, during = publish(snapshot), publish(mark_unavailable(snapshot, "the backend died of signal 11"))
     assert during.pool == before.pool
     assert {(one.status, one.message) for one in during.health} == {
         (HealthStatus.UNKNOWN, "the backend died of signal 11")
     }
-    assert publish(observe(lose(snapshot, ""), inventory(gpu(SICK)), now=1, policy=POLICY)).health == before.health[:1]
+    assert (
+        publish(observe(mark_unavailable(snapshot, ""), inventory(gpu(SICK)), now=1, policy=POLICY)).health
+        == before.health[:1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -196,8 +199,8 @@ def test_the_effect_of_an_illness_is_a_policy(effect: TaintEffect | None, taints
         ({"taint": "xid"}, Taint(key="gpu.example.com/xid", value="79")),
         ({"taint": "health.example.org/xid"}, Taint(key="health.example.org/xid", value="79")),
         (
-            {"taint": "gpu-lost", "effect": TaintEffect.NO_EXECUTE},
-            Taint(key="gpu.example.com/gpu-lost", value="79", effect=TaintEffect.NO_EXECUTE),
+            {"taint": "gpu-unavailable", "effect": TaintEffect.NO_EXECUTE},
+            Taint(key="gpu.example.com/gpu-unavailable", value="79", effect=TaintEffect.NO_EXECUTE),
         ),
     ],
     ids=["a key below the driver's name", "a key of another domain", "an effect of its own"],

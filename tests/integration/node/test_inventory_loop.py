@@ -1,4 +1,4 @@
-"""What the hardware says is published, on a hint, when health settles, and also when the backend is down."""
+"""What the hardware says is published, on a hint, when health changes become due, and also when the backend is down."""
 
 from __future__ import annotations
 

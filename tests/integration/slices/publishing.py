@@ -44,7 +44,7 @@ class Publishing:
             driver=scratch.driver,
             node=scratch.node,
             report=self.events,
-            **{"settle": 0.0, "started": 100.0, **options},
+            **{"batch_delay": 0.0, "started": 100.0, **options},
         )
 
     def pool(self, *devices: Device, **fields: Any) -> Pool:
@@ -77,17 +77,17 @@ class Publishing:
         return [event.kind.value for event in self.events.of(SliceWritten)]
 
     async def at_rest(self) -> None:
-        """A further look, which somebody's label makes it take, finds nothing to write."""
+        """A further reconciliation, which somebody's label makes it take, finds nothing to write."""
         before = len(self.events.of(SliceWritten))
         [first, *_] = await self.slices()
         label = {"metadata": {"labels": {"touched": secrets.token_hex(4)}}}
         touched = await self.client.patch(RESOURCE_SLICES, first["metadata"]["name"], label)
         await self.caught_up(touched)
-        assert self.reconciler.settled
+        assert self.reconciler.is_published
         assert len(self.events.of(SliceWritten)) == before
 
     async def caught_up(self, body: JsonObject) -> None:
-        """This version was seen, and the look that follows at once was taken: it is unsettled if it found work."""
+        """This version was seen, and the reconciliation that follows was done: it is unpublished if that found work."""
         with anyio.fail_after(30):
             while self.reflector.resource_version < int(body["metadata"]["resourceVersion"]):
                 await anyio.lowlevel.checkpoint()

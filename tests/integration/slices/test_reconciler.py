@@ -11,7 +11,7 @@ import anyio
 from pydra.devices import Capacity, CounterConsumption, CounterSet, Device, Taint
 from pydra.kube.resources import NODES, RESOURCE_SLICES
 from pydra.slices.reconciler import (
-    SETTLE_SECONDS,
+    BATCH_SECONDS,
     Backoff,
     FieldsDropped,
     PoolPublished,
@@ -50,7 +50,7 @@ async def test_a_pool_is_published_and_belongs_to_its_node(api_server: ApiHandle
                 {"name": "gpu-0", "attributes": {"model": {"string": "x"}}, "capacity": {"memory": {"value": "80Gi"}}}
             ],
         }
-        assert it.reconciler.settled
+        assert it.reconciler.is_published
 
 
 async def test_nothing_is_written_at_rest(api_server: ApiHandle) -> None:
@@ -129,7 +129,7 @@ async def test_a_withdrawn_pool_leaves_no_slice_and_an_empty_one_leaves_one(api_
 
 
 async def test_a_wipe_is_mended_in_one_round(api_server: ApiHandle) -> None:
-    async with publishing(api_server, settle=SETTLE_SECONDS) as it:
+    async with publishing(api_server, batch_delay=BATCH_SECONDS) as it:
         await it.publish(*gpus(300))
         await it.at_rest()
         it.events.clear()
@@ -263,8 +263,8 @@ async def test_an_instance_whose_slices_an_older_one_replaced_publishes_them_aga
 
 
 async def test_an_instance_publishes_again_when_the_one_that_started_later_has_ended(api_server: ApiHandle) -> None:
-    yields = Backoff(free=1, pause=0.1, limit=0.2, quiet=60.0)
-    async with publishing(api_server, started=100.0, yields=yields) as old:
+    deferrals = Backoff(free=1, pause=0.1, limit=0.2, quiet=60.0)
+    async with publishing(api_server, started=100.0, deferrals=deferrals) as old:
         await old.publish(*gpus(2))
         async with another_instance(old, started=200.0) as new:
             await new.publish(*gpus(3))

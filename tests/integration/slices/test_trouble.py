@@ -147,7 +147,7 @@ async def test_a_refused_slice_is_reported_and_not_hammered(api_server: ApiHandl
         assert isinstance(failed.error, Invalid)
         assert failed.pause >= 5
         assert it.writes() == ["delete"], "what is obsolete is gone by then"
-        assert not it.reconciler.settled
+        assert not it.reconciler.is_published
         server.faults.clear()
         await it.publish(*gpus(4))
         assert [len(body["spec"]["devices"]) for body in await it.slices()] == [4]

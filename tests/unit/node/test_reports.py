@@ -22,7 +22,7 @@ from pydra.kube.informer import WatchFailed
 from pydra.kubelet.health_service import HealthStreams
 from pydra.kubelet.plugin import KubeletEvent
 from pydra.kubelet.registration import Registered, RegistrationRefused
-from pydra.observability.events import Notice
+from pydra.observability.events import EventRequest
 from pydra.observability.metrics import Metrics
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, SliceEvent
 
@@ -36,8 +36,8 @@ class Desk:
     def __init__(self) -> None:
         self.metrics = Metrics()
         self.metrics.announce_driver(DRIVER)
-        self.notices: list[Notice] = []
-        self.report = Reports(self.metrics, self.notices.append, node="node-1", driver=DRIVER)
+        self.requests: list[EventRequest] = []
+        self.report = Reports(self.metrics, self.requests.append, node="node-1", driver=DRIVER)
 
     def value(self, series: str) -> float:
         """The value of a series, given with its labels."""
@@ -83,7 +83,7 @@ def test_a_prepare_is_in_flight_until_it_ends_and_then_counted_with_its_result(d
     assert desk.value(flight) == 0
     count = f'pydra_claim_operation_duration_seconds_count{{driver="{DRIVER}",operation="prepare",result="ok"}}'
     assert desk.value(count) == 1
-    assert desk.notices == []
+    assert desk.requests == []
 
 
 def test_a_failed_claim_is_counted_by_reason_and_told_on_the_claim(desk: Desk) -> None:
@@ -92,12 +92,12 @@ def test_a_failed_claim_is_counted_by_reason_and_told_on_the_claim(desk: Desk) -
     desk.report(OperationFailed(driver=DRIVER, operation=Operation.PREPARE, ref=REF, error=error, seconds=0.01))
     series = "pydra_claim_operation_duration_seconds_count"
     assert desk.value(f'{series}{{driver="{DRIVER}",operation="prepare",result="InvalidConfig"}}') == 1
-    (notice,) = desk.notices
-    assert (notice.subject.kind, notice.subject.namespace, notice.subject.name) == ("ResourceClaim", "team", "gpu")
-    assert notice.subject.uid == "u-1"
-    assert notice.reason == "InvalidConfig"
-    assert "clockMHz" in notice.note
-    assert notice.warning
+    (request,) = desk.requests
+    assert (request.subject.kind, request.subject.namespace, request.subject.name) == ("ResourceClaim", "team", "gpu")
+    assert request.subject.uid == "u-1"
+    assert request.reason == "InvalidConfig"
+    assert "clockMHz" in request.note
+    assert request.warning
 
 
 def test_a_backends_own_reasons_are_labels_as_long_as_they_are_few(desk: Desk) -> None:
@@ -110,7 +110,7 @@ def test_a_backends_own_reasons_are_labels_as_long_as_they_are_few(desk: Desk) -
     assert desk.value(f'{series}"Invented0"}}') == desk.value(f'{series}"Invented{OWN_REASONS - 1}"}}') == 1
     assert desk.value(f'{series}"ClaimFailed"}}') == 3
     assert f"Invented{OWN_REASONS}" not in desk.metrics.text().decode()
-    assert desk.notices[-1].reason == f"Invented{OWN_REASONS + 2}", "the Event has the backend's word all the same"
+    assert desk.requests[-1].reason == f"Invented{OWN_REASONS + 2}", "the Event has the backend's word all the same"
 
 
 def test_unprepare_is_counted_as_its_own_operation(desk: Desk) -> None:
@@ -124,9 +124,9 @@ def test_unprepare_is_counted_as_its_own_operation(desk: Desk) -> None:
 def test_slices_that_may_not_be_listed_are_told_on_the_node_and_a_silent_server_is_not(desk: Desk) -> None:
     for error in (KubeError("list resourceslices.resource.k8s.io: forbidden"), Unavailable("no answer in time")):
         desk.report(WatchFailed(resource="resourceslices.resource.k8s.io", error=error, pause=1.0))
-    (notice,) = desk.notices
-    assert (notice.subject.kind, notice.subject.name, notice.reason) == ("Node", "node-1", "PublishFailed")
-    assert notice.note == f"driver {DRIVER}: list resourceslices.resource.k8s.io: forbidden"
+    (request,) = desk.requests
+    assert (request.subject.kind, request.subject.name, request.reason) == ("Node", "node-1", "PublishFailed")
+    assert request.note == f"driver {DRIVER}: list resourceslices.resource.k8s.io: forbidden"
     series = f'pydra_resourceslice_publish_failures_total{{driver="{DRIVER}",reason='
     assert desk.value(f'{series}"KubernetesAPI"}}') == 1
 
@@ -155,10 +155,10 @@ def test_a_record_that_was_set_aside_is_told_on_the_node_with_its_file(desk: Des
         )
     )
     assert desk.value(f'pydra_checkpoint_records_set_aside_total{{driver="{DRIVER}"}}') == 1
-    (notice,) = desk.notices
-    assert (notice.subject.kind, notice.subject.name) == ("Node", "node-1")
-    assert "/run/d/claims/corrupt/u-9" in notice.note
-    assert "its devices (gpu-0) stay held until the claim is unprepared" in notice.note
+    (request,) = desk.requests
+    assert (request.subject.kind, request.subject.name) == ("Node", "node-1")
+    assert "/run/d/claims/corrupt/u-9" in request.note
+    assert "its devices (gpu-0) stay held until the claim is unprepared" in request.note
 
 
 def test_registration_is_a_gauge_and_a_refusal_an_event(desk: Desk) -> None:
@@ -166,7 +166,7 @@ def test_registration_is_a_gauge_and_a_refusal_an_event(desk: Desk) -> None:
     assert desk.value(f'pydra_registered{{driver="{DRIVER}"}}') == 1
     desk.report(RegistrationRefused(driver=DRIVER, message="no supported version"))
     assert desk.value(f'pydra_registered{{driver="{DRIVER}"}}') == 0
-    assert "no supported version" in desk.notices[0].note
+    assert "no supported version" in desk.requests[0].note
     desk.report(HealthStreams(driver=DRIVER, count=2))
     assert desk.value(f'pydra_health_streams{{driver="{DRIVER}"}}') == 2
 
@@ -177,7 +177,7 @@ def test_dropped_fields_name_the_gates_that_are_off_until_they_are_kept(desk: De
     desk.report(FieldsDropped(pool="node-1", gates=("DRADeviceTaints", "DRAListTypeAttributes"), withheld=("a", "b")))
     assert desk.value(f'{series}"DRADeviceTaints"}}') == desk.value(f'{series}"DRAListTypeAttributes"}}') == 1
     assert desk.value(withheld) == 2
-    assert "DRADeviceTaints" in desk.notices[0].note
+    assert "DRADeviceTaints" in desk.requests[0].note
     desk.report(FieldsDropped(pool="node-1", gates=()))
     assert desk.value(f'{series}"DRADeviceTaints"}}') == 1, "something else was dropped besides"
     desk.report(FieldsDropped(pool="node-1", gates=("DRAListTypeAttributes",)))
@@ -191,9 +191,9 @@ def test_dropped_fields_name_the_gates_that_are_off_until_they_are_kept(desk: De
 def test_a_cluster_that_is_not_supported_is_told_on_the_node_and_a_gauge(desk: Desk) -> None:
     desk.report.cluster_unsupported(Unsupported("this cluster runs Kubernetes v1.33.2"))
     assert desk.value("pydra_cluster_unsupported") == 1
-    (notice,) = desk.notices
-    assert (notice.subject.kind, notice.reason) == ("Node", "ClusterUnsupported")
-    assert "v1.33.2" in notice.note
+    (request,) = desk.requests
+    assert (request.subject.kind, request.reason) == ("Node", "ClusterUnsupported")
+    assert "v1.33.2" in request.note
     desk.report.cluster_supported()
     assert desk.value("pydra_cluster_unsupported") == 0
 
@@ -207,7 +207,7 @@ def test_devices_are_counted_by_health_and_those_left_out_are_told(desk: Desk) -
     assert desk.value(f'pydra_devices{{driver="{DRIVER}",health="Healthy"}}') == 2
     assert desk.value(f'pydra_devices{{driver="{DRIVER}",health="Unhealthy"}}') == 1
     assert desk.value(f'pydra_devices_dropped{{driver="{DRIVER}"}}') == 1
-    assert "'X'" in desk.notices[0].note
+    assert "'X'" in desk.requests[0].note
 
 
 def test_health_is_told_when_it_changes_and_once_for_all_devices_with_the_same_reason() -> None:
@@ -226,7 +226,7 @@ def test_health_is_told_when_it_changes_and_once_for_all_devices_with_the_same_r
             for name, (status, message) in look.items()
         )
         desk.report.published(Published(pool=Pool(name="node-1"), health=health, problems=()))
-    told = [(one.reason, one.warning, one.note.removeprefix(f"driver {DRIVER}: ")) for one in desk.notices]
+    told = [(one.reason, one.warning, one.note.removeprefix(f"driver {DRIVER}: ")) for one in desk.requests]
     assert told == [
         ("DeviceUnhealthy", True, "c: was so before"),
         ("DeviceUnhealthy", True, "a, b: too hot"),
@@ -239,7 +239,7 @@ def test_a_device_that_is_left_out_at_every_look_is_told_of_once() -> None:
     desk = Desk()
     for problems in (("X is wrong",), ("X is wrong",), ("X is wrong", "Y is too"), (), ("X is wrong",)):
         desk.report.published(Published(pool=Pool(name="node-1"), health=(), problems=problems))
-    assert [notice.note.removeprefix(f"driver {DRIVER}: ") for notice in desk.notices] == [
+    assert [request.note.removeprefix(f"driver {DRIVER}: ") for request in desk.requests] == [
         "X is wrong",
         "Y is too",
         "X is wrong",

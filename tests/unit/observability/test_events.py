@@ -6,26 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.observability.events import REMEMBERED, Create, EventBook, Notice, Repeat, Subject, shorten
+from pydra.observability.events import REMEMBERED, Create, EventDeduplicator, EventRequest, Repetition, Subject, shorten
 
 CLAIM = Subject(api_version="resource.k8s.io/v1", kind="ResourceClaim", name="gpu", namespace="team", uid="u-1")
 
 
-def notice(note: str = "no such device", uid: str = "u-1") -> Notice:
+def request(note: str = "no such device", uid: str = "u-1") -> EventRequest:
     subject = Subject(api_version=CLAIM.api_version, kind=CLAIM.kind, name="gpu", namespace="team", uid=uid)
-    return Notice(subject=subject, reason="UnknownDevice", note=note, action="Prepare")
+    return EventRequest(subject=subject, reason="UnknownDevice", note=note, action="Prepare")
 
 
-def book() -> EventBook:
-    return EventBook(controller="pydra-agent", instance="pydra-agent-node-1", default_namespace="default")
+def deduplicator() -> EventDeduplicator:
+    return EventDeduplicator(controller="pydra-agent", instance="pydra-agent-node-1", default_namespace="default")
 
 
-def decide(events: EventBook, what: Notice, now: float) -> Create | Repeat | None:
+def decide(events: EventDeduplicator, what: EventRequest, now: float) -> Create | Repetition | None:
     return events.decide(what, now=now, stamp=f"at-{now:g}", suffix=f"{now:g}")
 
 
 def test_the_first_word_about_a_claim_is_a_new_event_in_its_namespace() -> None:
-    write = decide(book(), notice(), 0)
+    write = decide(deduplicator(), request(), 0)
     assert write == Create(
         "team",
         {
@@ -53,47 +53,47 @@ def test_the_first_word_about_a_claim_is_a_new_event_in_its_namespace() -> None:
 def test_an_event_about_a_long_name_still_has_a_name_that_the_api_takes() -> None:
     for name in ("a" * 199 + "-" + "b" * 50, "a" * 199 + "." + "b" * 50):
         subject = Subject(api_version="v1", kind="Node", name=name)
-        write = decide(book(), Notice(subject=subject, reason="R", note="n", action="A"), 0)
+        write = decide(deduplicator(), EventRequest(subject=subject, reason="R", note="n", action="A"), 0)
         assert isinstance(write, Create)
         assert write.body["metadata"]["name"] == "a" * 199 + ".0"
 
 
 def test_the_same_word_again_is_counted_in_the_event_that_exists() -> None:
-    events = book()
-    decide(events, notice(), 0)
-    assert decide(events, notice(), 5) is None
-    assert decide(events, notice(), 20) == Repeat(
+    events = deduplicator()
+    decide(events, request(), 0)
+    assert decide(events, request(), 5) is None
+    assert decide(events, request(), 20) == Repetition(
         "team", "gpu.0", {"series": {"count": 3, "lastObservedTime": "at-20"}}
     )
 
 
 def test_another_word_or_another_claim_is_a_new_event() -> None:
-    events = book()
-    decide(events, notice(), 0)
-    assert isinstance(decide(events, notice("another trouble"), 1), Create)
-    assert isinstance(decide(events, notice(uid="u-2"), 1), Create)
+    events = deduplicator()
+    decide(events, request(), 0)
+    assert isinstance(decide(events, request("another trouble"), 1), Create)
+    assert isinstance(decide(events, request(uid="u-2"), 1), Create)
 
 
 def test_a_word_is_said_anew_after_its_series_has_grown_old() -> None:
-    events = book()
-    decide(events, notice(), 0)
-    assert isinstance(decide(events, notice(), 1000), Create)
+    events = deduplicator()
+    decide(events, request(), 0)
+    assert isinstance(decide(events, request(), 1000), Create)
 
 
 def test_an_event_about_a_node_goes_to_the_default_namespace() -> None:
     node = Subject(api_version="v1", kind="Node", name="node-1")
-    write = decide(book(), Notice(subject=node, reason="BackendContract", note="x", action="Start"), 0)
+    write = decide(deduplicator(), EventRequest(subject=node, reason="BackendContract", note="x", action="Start"), 0)
     assert isinstance(write, Create)
     assert write.namespace == "default"
     assert "namespace" not in write.body["regarding"]
 
 
 def test_what_is_remembered_does_not_grow_without_bound() -> None:
-    events = book()
+    events = deduplicator()
     for number in range(REMEMBERED + 1):
-        decide(events, notice(uid=f"u-{number}"), 0)
-    assert isinstance(decide(events, notice(uid="u-0"), 20), Create)
-    assert isinstance(decide(events, notice(uid=f"u-{REMEMBERED}"), 20), Repeat)
+        decide(events, request(uid=f"u-{number}"), 0)
+    assert isinstance(decide(events, request(uid="u-0"), 20), Create)
+    assert isinstance(decide(events, request(uid=f"u-{REMEMBERED}"), 20), Repetition)
 
 
 @given(st.text(max_size=60), st.integers(min_value=4, max_value=40))

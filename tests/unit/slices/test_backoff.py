@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable
-from pydra.slices.reconciler import PUBLISHES, REPAIRS, YIELDS, Backoff, retry_pause
+from pydra.slices.reconciler import DEFERRALS, PUBLISHES, REPAIRS, Backoff, retry_pause
 
 BACKOFF = Backoff(free=2, pause=1.0, limit=8.0, quiet=100.0)
 
@@ -44,7 +44,7 @@ def test_three_accidents_in_a_row_are_mended_at_once() -> None:
     assert rounds(REPAIRS, until=0.1) == [0.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize("backoff", [REPAIRS, PUBLISHES, YIELDS], ids=["repair", "publish", "yield"])
+@pytest.mark.parametrize("backoff", [REPAIRS, PUBLISHES, DEFERRALS], ids=["repair", "publish", "yield"])
 def test_a_fight_is_not_forgotten_between_its_rounds(backoff: Backoff) -> None:
     assert backoff.quiet > backoff.limit
 

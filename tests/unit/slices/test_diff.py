@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pydra.slices.build import WantedPool
 from pydra.slices.diff import Create, Owner, Plan, Update, plan_slices, same_content
-from pydra.slices.feature_gates import Adoption, adopt, find_adoption, name_gates
+from pydra.slices.feature_gates import ServerModification, apply_modifications, find_modification, name_gates
 
 DRIVER, NODE, POOL = "gpu.example.com", "node1", "pool1"
 OWNER = Owner(name=NODE, uid="node-uid")
@@ -277,24 +277,24 @@ def test_a_pool_is_brought_to_what_is_wanted_with_the_fewest_calls(case: Case) -
         for one in device.get("taints", []):
             assert one.get("timeAdded", "") == case.times.get(one["key"], one.get("timeAdded", ""))
 
-    adoptions, gates = dropped(case, plan)
+    modifications, gates = dropped(case, plan)
     assert gates == case.gates
-    again = adopt(case.want, adoptions) if case.want is not None else None
-    assert len(plan_slices(again, after, owner=OWNER)) == 0, "a second look finds nothing to do"
+    again = apply_modifications(case.want, modifications) if case.want is not None else None
+    assert len(plan_slices(again, after, owner=OWNER)) == 0, "a second round finds nothing to do"
 
 
-def dropped(case: Case, plan: Plan) -> tuple[dict[int, Adoption], tuple[str, ...]]:
-    adoptions: dict[int, Adoption] = {}
+def dropped(case: Case, plan: Plan) -> tuple[dict[int, ServerModification], tuple[str, ...]]:
+    modifications: dict[int, ServerModification] = {}
     gates: tuple[str, ...] = ()
     writes: tuple[Update | Create, ...] = (*plan.updates, *plan.creates)
     for write in writes:
         assert case.want is not None
         answer = case.server(write.body)
-        adoption = find_adoption(case.want.slices[write.index], write.body, answer)
-        if adoption is not None:
-            adoptions[write.index] = adoption
+        modification = find_modification(case.want.slices[write.index], write.body, answer)
+        if modification is not None:
+            modifications[write.index] = modification
             gates += name_gates(write.body["spec"], answer["spec"])
-    return adoptions, gates
+    return modifications, gates
 
 
 def test_a_created_slice_belongs_to_its_node_and_carries_its_index() -> None:

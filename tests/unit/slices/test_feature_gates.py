@@ -26,12 +26,12 @@ from pydra.slices.feature_gates import (
     PARTITIONS,
     SHARES,
     TAINTS,
-    adopt,
-    fall_back,
-    find_adoption,
+    apply_modifications,
+    find_modification,
     has_lists,
     name_gates,
     needs_gates,
+    reduce_pool,
 )
 from pydra.slices.reconciler import FieldsDropped
 
@@ -79,7 +79,7 @@ LISTED = Device(name="listed", attributes={"peers": ("a", "b"), "model": "x"})
 def test_a_device_is_published_without_the_fields_or_not_at_all(
     gates: set[str], device: Device, published: Device | None
 ) -> None:
-    found = fall_back(Pool(name="p", devices=(device, PLAIN), counter_sets=(BOARD,)), gates)
+    found = reduce_pool(Pool(name="p", devices=(device, PLAIN), counter_sets=(BOARD,)), gates)
     assert found.pool.devices == ((published,) if published is not None else ()) + (PLAIN,)
     assert found.withheld == (() if published is not None else (device.name,))
 
@@ -97,7 +97,7 @@ def test_a_device_is_published_without_the_fields_or_not_at_all(
 def test_of_partitions_those_are_published_that_fit_beside_each_other(
     devices: list[Device], published: list[str]
 ) -> None:
-    found = fall_back(Pool(name="p", devices=tuple(devices), counter_sets=(BOARD,)), {PARTITIONS})
+    found = reduce_pool(Pool(name="p", devices=tuple(devices), counter_sets=(BOARD,)), {PARTITIONS})
     assert [device.name for device in found.pool.devices] == published
     assert not found.pool.counter_sets
 
@@ -106,7 +106,7 @@ def test_a_board_that_is_sick_does_not_make_room_for_its_partitions() -> None:
     whole = part("whole", 4)
     sick = Device(name="whole", consumes_counters=whole.consumes_counters, taints=SICK.taints)
     pool = Pool(name="p", devices=(sick, part("half", 2)), counter_sets=(BOARD,))
-    assert fall_back(pool, {PARTITIONS, TAINTS}).pool.devices == (), "a pod may still have the whole board"
+    assert reduce_pool(pool, {PARTITIONS, TAINTS}).pool.devices == (), "a pod may still have the whole board"
 
 
 @st.composite
@@ -134,7 +134,7 @@ def test_whatever_the_gates_nothing_is_published_that_could_be_given_out_twice(
     made: tuple[Device, ...], gates: set[str]
 ) -> None:
     sets = tuple(CounterSet(name=name, counters={"slots": 4}) for name in ("a", "b"))
-    found = fall_back(Pool(name="p", devices=made, counter_sets=sets), gates)
+    found = reduce_pool(Pool(name="p", devices=made, counter_sets=sets), gates)
     by_name = {device.name: device for device in made}
     names = [device.name for device in found.pool.devices]
     assert sorted([*names, *found.withheld]) == sorted(by_name)
@@ -144,7 +144,7 @@ def test_whatever_the_gates_nothing_is_published_that_could_be_given_out_twice(
             assert sum(int(one.counters["slots"]) for one in used if one.counter_set == counter_set) <= 4
     if TAINTS in gates:
         assert all(taint.effect is TaintEffect.NONE for name in names for taint in by_name[name].taints)
-    assert fall_back(found.pool, gates).pool == found.pool, "a second time finds nothing more"
+    assert reduce_pool(found.pool, gates).pool == found.pool, "a second time finds nothing more"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_what_depends_on_a_gate_is_known_and_nothing_else(device: Device) -> Non
     assert not needs_gates(PLAIN)
     (whole,) = build_wanted(Pool(name="p", devices=(device,)), driver="d", node="n").slices
     assert has_lists(whole) is (device is LISTED)
-    left = fall_back(Pool(name="p", devices=(device,), counter_sets=(BOARD,)), GATES).pool
+    left = reduce_pool(Pool(name="p", devices=(device,), counter_sets=(BOARD,)), GATES).pool
     assert not any(map(needs_gates, left.devices))
     (reduced,) = build_wanted(left, driver="d", node="n").slices
     assert name_gates(whole, reduced), "the server's loss would have named the gate"
@@ -208,15 +208,15 @@ def test_what_was_dropped_is_not_asked_for_again_until_something_else_is(
     sent: JsonObject, stored: JsonObject, gates: tuple[str, ...]
 ) -> None:
     wanted = WantedPool(driver="d", name="p", scope={}, slices=(gpu(), sent))
-    adoption = find_adoption(sent, {"spec": sent}, {"spec": stored})
-    assert adoption is not None
-    assert adopt(wanted, {1: adoption}).slices == (gpu(), {k: v for k, v in stored.items() if v})
+    modification = find_modification(sent, {"spec": sent}, {"spec": stored})
+    assert modification is not None
+    assert apply_modifications(wanted, {1: modification}).slices == (gpu(), {k: v for k, v in stored.items() if v})
     changed = WantedPool(driver="d", name="p", scope={}, slices=(gpu(), {**sent, "devices": [{"name": "new"}]}))
-    assert adopt(changed, {1: adoption}) == changed
+    assert apply_modifications(changed, {1: modification}) == changed
 
 
 def test_a_faithful_server_gives_nothing_to_adopt() -> None:
-    assert find_adoption(gpu(), {"spec": gpu()}, {"spec": gpu(taints=[])}) is None
+    assert find_modification(gpu(), {"spec": gpu()}, {"spec": gpu(taints=[])}) is None
 
 
 def test_the_warning_names_the_gates_and_what_is_not_published() -> None:
