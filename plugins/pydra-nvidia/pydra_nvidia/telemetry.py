@@ -14,9 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_nvidia.hardware import Driver, Gpu, LostGpu, Mig, PciFunction, Reading
-from pydra_nvidia.host.capabilities import list_instances
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
-from pydra_nvidia.host.kernel_driver import read_module_version
+from pydra_nvidia.host.kernel_driver import list_instances, read_module_version
 from pydra_nvidia.host.pci import DRIVER, PciBus, is_vfio, read_vfio_host
 from pydra_nvidia.host.pci_ids import PciIds
 from pydra_nvidia.host.tree import Tree

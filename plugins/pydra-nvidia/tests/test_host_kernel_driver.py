@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from pydra_nvidia.host.capabilities import (
+from pydra_nvidia.host.kernel_driver import (
     CapabilityMissing,
     CapabilityNode,
     find_partition_nodes,
     list_instances,
+    read_majors,
+    read_module_version,
 )
-from pydra_nvidia.host.kernel_driver import read_majors, read_module_version
 from pydra_nvidia.host.tree import Roots, Tree
 
 DEVICES = (

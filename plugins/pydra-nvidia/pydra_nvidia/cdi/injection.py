@@ -25,8 +25,8 @@ from pydra_nvidia.cdi.libraries import DriverIncomplete
 from pydra_nvidia.cdi.nodes import COMMON, CONTROL, DevRoots, Node
 from pydra_nvidia.config import Iommu, VfioDeviceConfig
 from pydra_nvidia.hardware import Gpu, Reading
-from pydra_nvidia.host.capabilities import find_partition_nodes
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
+from pydra_nvidia.host.kernel_driver import find_partition_nodes
 from pydra_nvidia.host.root_paths import below, resolve
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.settings import Settings

@@ -7,6 +7,10 @@ from collections.abc import Callable
 
 import msgspec
 
+_FIRST_NAMESPACES = {"pid": "pid:[4026531836]", "cgroup": "cgroup:[4026531835]"}
+"""Those of the node itself. Source: the kernel's include/linux/proc_ns.h. A kernel without namespaces of a kind has no
+link for it, and all that runs there is the node's own."""
+
 
 class Roots(msgspec.Struct, frozen=True, kw_only=True):
     """Where things are, as this process sees them: `host` is the node's `/`."""
@@ -67,3 +71,18 @@ class Tree:
     def exists(self, path: str) -> bool:
         """Whether something is there, followed through links."""
         return os.path.exists(path)
+
+
+def shows_all_processes(tree: Tree) -> bool:
+    """Whether the tree's /proc has the processes of the whole node."""
+    shown = tree.link(tree.proc("1/ns/pid")) or tree.link(tree.proc("self/ns/pid"))
+    return shown in (None, _FIRST_NAMESPACES["pid"])
+
+
+def find_own_namespaces(tree: Tree) -> tuple[str, ...]:
+    """The kinds of namespaces, of `pid` and `cgroup`, that this process does not have from the node."""
+    return tuple(
+        kind
+        for kind, first in _FIRST_NAMESPACES.items()
+        if tree.link(tree.proc(f"self/ns/{kind}")) not in (None, first)
+    )

@@ -1,11 +1,21 @@
-"""How much a device has, by the names of its capacities, and how that is written. Pure."""
+"""How much a device has, by the names of its capacities, and how several claims may share it. Pure.
+
+A device that several claims may hold at once has the scheduler's consumable capacity. The policies of `memory` are
+NVIDIA's, for each of `--consumable-shares memory|unlimited|N`. Two things differ from its driver. A capacity without a
+policy is taken whole by the first claim, which would end the sharing of partitions; here the other capacities have a
+policy too, by which a claim takes none of them unless it asks. And what draws from a counter set is not shared: the
+scheduler does not count what shared devices draw (Kubernetes 1.36, structured allocator, checkAvailableCounters), so it
+would give a GPU and its partitions away together. That leaves whole GPUs which are neither partitioned at run time nor
+passed through, and partitions that exist.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydra import Capacity, Quantity
+from pydra import Capacity, CapacityRange, Quantity, RequestPolicy
 from pydra_nvidia.hardware import Profile
+from pydra_nvidia.settings import Shares
 
 MIB = 1024 * 1024
 
@@ -36,3 +46,36 @@ def build_capacities(figures: Mapping[str, int]) -> dict[str, Capacity]:
 def build_quantity(figure: int) -> Quantity:
     """Bytes become KiB where that is exact, so that amounts of memory read as such; CEL compares the values."""
     return f"{figure // 1024}Ki" if figure >= 1024 and figure % 1024 == 0 else figure
+
+
+def share_capacities(figures: Mapping[str, int], how: Shares | int) -> dict[str, Capacity] | None:
+    """The capacities of a shared device; None when it is not shared.
+
+    Where the memory is not told, a GPU has no shares of it: `memory` then leaves it to one claim.
+    """
+    memory = figures.get("memory", 0) // MIB * MIB  # the API wants whole steps
+    if how is Shares.DISABLED or (how is Shares.MEMORY and not memory):
+        return None
+    others = {name: figure for name, figure in figures.items() if name != "memory"}
+    capacities = {name: _free(figure) for name, figure in others.items() if figure}
+    capacities |= build_capacities({name: figure for name, figure in others.items() if not figure})
+    if memory:
+        capacities["memory"] = _divide_memory(memory, how)
+    if isinstance(how, int):
+        step = 1 if how > 1 else None  # the API wants room for one
+        capacities["shares"] = Capacity(
+            how, RequestPolicy(default=1, valid_range=CapacityRange(min=1, max=how, step=step))
+        )
+    return capacities
+
+
+def _divide_memory(memory: int, how: Shares | int) -> Capacity:
+    """In steps of 1 MiB. A claim that asks for none gets all with `memory`, else it is not accounted for."""
+    whole = build_quantity(memory)
+    least = "1Mi" if how is Shares.MEMORY else 0
+    default = whole if how is Shares.MEMORY else 0
+    return Capacity(whole, RequestPolicy(default=default, valid_range=CapacityRange(min=least, max=whole, step="1Mi")))
+
+
+def _free(figure: int) -> Capacity:
+    return Capacity(figure, RequestPolicy(default=0, valid_range=CapacityRange(min=0, max=figure, step=1)))

@@ -18,8 +18,7 @@ from collections.abc import Callable, Sequence
 from pydra import ClaimError, PydraError
 from pydra_nvidia.budget import left
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.host.namespaces import find_own, shows_all_processes
-from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.host.tree import Tree, find_own_namespaces, shows_all_processes
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.launcher import (
     MARK,
@@ -181,7 +180,7 @@ class MpsDaemons:
         if self._where.is_host:
             kinds: tuple[str, ...] = () if shows_all_processes(self._tree) else ("pid",)
         else:
-            kinds = find_own(self._tree)
+            kinds = find_own_namespaces(self._tree)
         if kinds:
             raise MpsNotKept(
                 f"MPS daemons would end with the agent's container, which has a {' and a '.join(kinds)} namespace of"

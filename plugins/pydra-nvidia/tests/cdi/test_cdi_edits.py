@@ -11,7 +11,7 @@ from pydra_nvidia.cdi.hooks import describe_hooks
 from pydra_nvidia.cdi.libraries import Library
 from pydra_nvidia.cdi.links import find_links
 from pydra_nvidia.cdi.nodes import Node
-from pydra_nvidia.host.capabilities import CapabilityNode
+from pydra_nvidia.host.kernel_driver import CapabilityNode
 
 V = "580.105.08"
 LIB = "/usr/lib64"

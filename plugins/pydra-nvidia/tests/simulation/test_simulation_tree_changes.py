@@ -11,9 +11,8 @@ import pytest
 from pydra import AllocatedDevice
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.hardware import Reading
-from pydra_nvidia.host.capabilities import CapabilityMissing, find_partition_nodes, list_instances
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
-from pydra_nvidia.host.kernel_driver import read_module_version
+from pydra_nvidia.host.kernel_driver import CapabilityMissing, find_partition_nodes, list_instances, read_module_version
 from pydra_nvidia.host.pci import PciBus, read_vfio_host
 from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.inject import Injector
