@@ -96,12 +96,12 @@ class HeldEntries:
         self._entries: dict[str, Entry] = {}
         self._leaving: set[str] = set()
         self._ended: set[str] = set()
-        self._struck: set[str] = set()
+        self._taken_back: set[str] = set()
 
     def restore(self, held: Sequence[HeldClaim]) -> None:
         """From now on these claims are held, and no others. What ended claims left stays."""
         self._ended.clear()
-        self._struck.clear()
+        self._taken_back.clear()
         self._take(held, besides="")
 
     def refresh(self, held: Sequence[HeldClaim], uid: str) -> None:
@@ -111,8 +111,8 @@ class HeldEntries:
         """
         uids = {one.claim.uid for one in held}
         self._ended &= uids
-        self._struck &= uids
-        self._take([one for one in held if one.claim.uid not in self._ended | self._struck], besides=uid)
+        self._taken_back &= uids
+        self._take([one for one in held if one.claim.uid not in self._ended | self._taken_back], besides=uid)
 
     def entries(self) -> Mapping[str, Entry]:
         """All of them by uid, and what is ownerless."""
@@ -124,7 +124,7 @@ class HeldEntries:
 
     def find_left(self, planned: Entry) -> Entry:
         """What of the plan is still to be undone: what a failed prepare has not done, or has taken back, is not."""
-        if planned.uid in self._struck:
+        if planned.uid in self._taken_back:
             return replace(planned, holds=(), steps=())
         known = self._entries.get(planned.uid)
         return planned if known is None or any(step not in planned.steps for step in known.steps) else known
@@ -149,20 +149,20 @@ class HeldEntries:
     def write(self, entry: Entry) -> None:
         """This is what is done for the claim, or about to be."""
         self._ended.discard(entry.uid)
-        self._struck.discard(entry.uid)
+        self._taken_back.discard(entry.uid)
         self._entries[entry.uid] = entry
 
     def remove(self, uid: str) -> None:
         """Nothing is done for the claim any more; nothing to forget is fine."""
         self._ended.add(uid)
-        self._struck.discard(uid)
+        self._taken_back.discard(uid)
         self._entries.pop(uid, None)
         self.unread = {other: one for other, one in self.unread.items() if other != uid}
 
-    def strike(self, uid: str) -> None:
+    def mark_taken_back(self, uid: str) -> None:
         """The same, after a failed prepare: the agent unprepares the claim next, and there is nothing to undo."""
         self.remove(uid)
-        self._struck.add(uid)
+        self._taken_back.add(uid)
 
     def _take(self, held: Sequence[HeldClaim], besides: str) -> None:
         known = self._entries

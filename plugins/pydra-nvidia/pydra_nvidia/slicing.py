@@ -1,6 +1,6 @@
 """Carries out a claim's steps and undoes them. A shell: what the steps are is decided in `plan`.
 
-The agent keeps the plan before the first step is done. A step that fails has left nothing behind and is struck from
+The agent keeps the plan before the first step is done. A step that fails has left nothing behind and is removed from
 what this process holds for the claim; those before it are undone in reverse. A process that is killed anywhere leaves a
 plan that says at most too much, and undoing what was not done is fine. So does a cancelled call.
 
@@ -133,7 +133,7 @@ class Slicer:
             await self.undo(done)
         except PydraError as failed:
             raise UndoFailed(f"{error}; and undoing what was done failed: {failed}") from error
-        self._held.strike(done.uid)
+        self._held.mark_taken_back(done.uid)
 
     def _forget(self, entry: Entry, unreached: tuple[Step, ...]) -> None:
         """Forget the claim, and remember what could not be reached."""
