@@ -16,7 +16,7 @@ import msgspec
 from pydra.backends.discovery import variable_prefix
 from pydra.backends.settings import service_prefixes
 from pydra.errors import SettingsError
-from pydra.settings import Settings, WebhookSettings
+from pydra.settings import Settings, WebhookSettings, find_value_problems
 
 
 class Option(NamedTuple):
@@ -178,18 +178,18 @@ def read_values(
     return values
 
 
-def read_backend_settings(path: str | None, environ: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """`backendSettings` of the agent's settings file, which `path` or PYDRA_CONFIG names; empty without a file.
+def read_config(path: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
+    """The agent's settings file, which `path` or PYDRA_CONFIG names; empty without one.
 
     Raises:
-        SettingsError: the file cannot be read, or `backendSettings` is not a mapping of mappings.
+        SettingsError: the file cannot be read, or has a key or a value that the agent would refuse.
     """
     path = path or environ.get(f"{AGENT.prefix}CONFIG")
-    values = _read_file(path).get("backendSettings") if path else None
-    try:
-        return msgspec.convert({} if values is None else values, dict[str, dict[str, Any]])
-    except msgspec.ValidationError as error:
-        raise SettingsError([f"{path}: backendSettings must be a mapping for each backend: {error}"]) from error
+    values = _read_file(path) if path else {}
+    # Without backends, as where --backend names them, the agent would refuse it too; here one is named anyway.
+    if problems := tuple(find_value_problems({"backends": ["any"], **values}, Settings, program=AGENT.program)):
+        raise SettingsError([f"{path}: {problem}" for problem in problems])
+    return values
 
 
 def _unknown_variables(environ: Mapping[str, str], table: OptionTable, backends: Sequence[object]) -> list[str]:

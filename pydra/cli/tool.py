@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pydra import __version__
-from pydra.cli.options import WEBHOOK, add_options, read_backend_settings, read_values
+from pydra.cli.options import WEBHOOK, add_options, read_config, read_values
 from pydra.cli.process import check_package_conflict, exit_on_sigterm, print_errors
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import WebhookSettings, parse_webhook_settings
@@ -45,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"{_BACKEND_HELP} while writing one",
     )
-    text = "the agent's YAML file of settings, of which backendSettings.NAME is used (PYDRA_CONFIG)"
+    text = "the agent's YAML file of settings: backendSettings, drivers, directories (PYDRA_CONFIG)"
     check.add_argument("--config", metavar="FILE", help=text)
     check.set_defaults(command=_check)
 
@@ -128,8 +128,7 @@ def _dev(parsed: argparse.Namespace) -> int:
 def _check(parsed: argparse.Namespace) -> int:
     from pydra.testing import check_backend  # noqa: PLC0415 - loads the supervisor
 
-    settings = read_backend_settings(parsed.config, os.environ)
-    report = check_backend(parsed.backend, settings=settings.get(parsed.backend, {}))
+    report = check_backend(parsed.backend, config=read_config(parsed.config, os.environ))
     print(report.text)
     return 0 if report.ok else 1
 

@@ -30,7 +30,6 @@ BACKLOG = 128
 MAX_SOCKET_PATH = 107
 """Bytes that Linux leaves for a Unix socket's path: `sockaddr_un.sun_path` has 108, one of them for the end."""
 
-_POD_UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?")
 _INSTANCE = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}|(?=[-a-z0-9]*[A-Z_])[-_A-Za-z0-9]{11}"
 """In a socket's name: a pod's uid, a static pod's, or the digest of one. No driver's name has capitals or '_', so that
 `a.example.com-b-reg.sock` is not taken for a socket of the driver a.example.com."""
@@ -47,11 +46,11 @@ def plan_socket_paths(driver: str, *, registry_directory: str, plugin_directory:
     """Where the driver's sockets are; without a pod uid, plain names that one instance at a time can have.
 
     Raises:
-        SettingsError: a driver name or pod uid that is not valid, a directory that is not absolute or is too deep.
+        SettingsError: a driver name that is not valid, a directory that is not absolute or is too deep.
     """
     directories = (registry_directory, plugin_directory)
     problems = [
-        *_name_problems(driver, pod_uid),
+        *(() if is_driver_name(driver) else (f"{driver!r} is not a driver name; it must be {DRIVER_RULE}",)),
         *(
             f"{path!r} is not an absolute path, which the kubelet needs"
             for path in directories
@@ -76,15 +75,6 @@ def plan_socket_paths(driver: str, *, registry_directory: str, plugin_directory:
 def excess_bytes(path: str) -> int:
     """How many bytes the path is too long for a Unix socket; 0 when it fits."""
     return max(0, len(path.encode()) - MAX_SOCKET_PATH)
-
-
-def _name_problems(driver: str, pod_uid: str) -> Sequence[str]:
-    problems = []
-    if not is_driver_name(driver):
-        problems.append(f"{driver!r} is not a driver name; it must be {DRIVER_RULE}")
-    if pod_uid and not _POD_UID.fullmatch(pod_uid):
-        problems.append(f"{pod_uid!r} is not a pod uid: it must consist of letters, digits and '-'")
-    return problems
 
 
 def _registration_names(driver: str, uid: str) -> Sequence[str]:

@@ -58,13 +58,13 @@ _DRIVER = "conformance.example.com"
 _Probe = Callable[[], Awaitable[list[str]]]
 
 
-def check_backend(target: str | object, *, prepare: bool = True, settings: Mapping[str, Any] = {}) -> Report:
+def check_backend(target: str | object, *, prepare: bool = True, config: Mapping[str, Any] = {}) -> Report:
     """Examine an installed backend by name, `module:attribute`, or an importable module or object.
 
     Prepares, and unprepares, its first healthy device that no one holds; with `prepare` false the hardware
     is only read. What this process can import, the backend's can. Simulated hardware keeps its state in a
-    directory of the check's own, unless PYDRA_<NAME>_STATE names one. `settings` are the backend's own, as
-    `backendSettings.<name>` of the agent's settings file has them.
+    directory of the check's own, unless PYDRA_<NAME>_STATE names one. `config` is the agent's settings file:
+    `backendSettings` has the backend's own settings; `drivers` and the directories say where an agent has records.
     Raises SettingsError when there is no such backend.
     """
     source = find_backend(target) if isinstance(target, str) else _locate(target)
@@ -74,7 +74,7 @@ def check_backend(target: str | object, *, prepare: bool = True, settings: Mappi
     with tempfile.TemporaryDirectory(prefix="pydra-check-") as state:
         environ = {f"{variable_prefix(source.name)}_STATE": state, **os.environ}
         environ = extend_module_path(environ, places)
-        return anyio.run(lambda: examine(source, prepare=prepare, environ=environ, settings=settings))
+        return anyio.run(lambda: examine(source, prepare=prepare, environ=environ, config=config))
 
 
 async def examine(
@@ -83,16 +83,16 @@ async def examine(
     prepare: bool = True,
     deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
     environ: Mapping[str, str] | None = None,
-    settings: Mapping[str, Any] = {},
+    config: Mapping[str, Any] = {},
 ) -> Report:
     """What `check_backend` does, inside an event loop."""
-    examination = _Examination(source, os.environ if environ is None else environ)
+    examination = _Examination(source, os.environ if environ is None else environ, config)
     supervisor = BackendSupervisor(
         source,
         deadlines=deadlines,
         restarts=RestartPolicy(first=0.05, cap=1.0),
         environ=environ,
-        settings=settings,
+        settings=config.get("backendSettings", {}).get(source.configured_name, {}),
         report=examination.hear,
     )
     async with anyio.create_task_group() as tasks:
@@ -109,8 +109,9 @@ async def examine(
 class _Examination:
     """The probes, each of which returns the problems that it found."""
 
-    def __init__(self, source: BackendSource, environ: Mapping[str, str]) -> None:
+    def __init__(self, source: BackendSource, environ: Mapping[str, str], config: Mapping[str, Any]) -> None:
         self._source = source
+        self._config = config
         self._environ = environ
         self._backend: BackendSupervisor
         self._connect_limit = 0.0
@@ -131,7 +132,7 @@ class _Examination:
     async def run(self, supervisor: BackendSupervisor, *, connect: float, prepare: bool) -> tuple[Check, ...]:
         self._backend, self._connect_limit = supervisor, connect
         await self._probe("it is loaded and connects", self._connect)
-        if self._facts is not None and (prepared := _find_prepared(self._facts, self._environ)):
+        if self._facts is not None and (prepared := self._find_prepared(self._facts)):
             # `restore` would end what no claim of this examination explains: the work of running pods.
             why = f"an agent has prepared claims on this node ({prepared}); examine it where none has"
             self._checks.append(Check(title="the backend is called", skipped=why))
@@ -143,6 +144,25 @@ class _Examination:
                 await self._probe("restore accepts what the node holds", self._restores)
             await self._probe("its hints do not fail", self._hints)
         return tuple(self._checks)
+
+    def _find_prepared(self, facts: BackendFacts) -> str:
+        """A record of a claim that an agent has prepared here with this backend.
+
+        Empty if there is none, and for a backend without `restore`. Any driver's record counts if no name is known.
+        """
+        if Method.RESTORE not in facts.methods:
+            return ""
+        environ, config = self._environ, self._config
+        kubelet = environ.get("PYDRA_KUBELET_ROOT") or config.get("kubeletRoot") or KUBELET_ROOT
+        places = (
+            environ.get("PYDRA_RECORDS_DIR") or config.get("recordsDir") or RECORDS_DIRECTORY,
+            environ.get("PYDRA_PLUGINS_DIR") or config.get("pluginsDir") or f"{kubelet}/plugins",
+        )
+        renamed = dict(one.split("=", 1) for one in environ.get("PYDRA_DRIVER", "").split(",") if "=" in one)
+        renamed = {**config.get("drivers", {}), **renamed}
+        names = {facts.driver, renamed.get(self._source.configured_name, "")} - {""} or {"*"}
+        found = (path for place in places for name in names for path in Path(place).glob(f"{name}/claims/*.*"))
+        return str(next(found, ""))
 
     def hear(self, event: BackendEvent) -> None:
         """What the supervisor reports. The first failure to start is enough: the agent would go on trying."""
@@ -445,20 +465,6 @@ class _Examination:
 
     async def _hints(self) -> list[str]:
         return [f"{event.message}\n{event.details}" for event in self._events if isinstance(event, HintsFailed)]
-
-
-def _find_prepared(facts: BackendFacts, environ: Mapping[str, str]) -> str:
-    """A record of a claim that is prepared on this node for the driver, or for any if the backend does not name it.
-
-    Empty if there is none, and for a backend without `restore`.
-    """
-    if Method.RESTORE not in facts.methods:
-        return ""
-    volatile = environ.get("PYDRA_RECORDS_DIR", RECORDS_DIRECTORY)
-    plugins = f"{environ.get('PYDRA_KUBELET_ROOT', KUBELET_ROOT)}/plugins"
-    records = f"{facts.driver or '*'}/claims/*.*"
-    found = [*Path(volatile).glob(records), *Path(plugins).glob(records)]
-    return str(found[0]) if found else ""
 
 
 def _claim_deadline() -> float:

@@ -67,6 +67,7 @@ def test_texts_from_flags_and_variables_become_what_they_mean() -> None:
         ),
         pytest.param({"drivers": {"sim": "A_b"}}, "drivers: 'A_b' is not a driver name", id="bad driver name"),
         pytest.param({"podUid": "../x"}, "podUid: '../x' is not a pod uid", id="bad pod uid"),
+        pytest.param({"podUid": "a/b"}, "podUid: 'a/b' is not a pod uid", id="pod uid with a slash"),
         pytest.param({"nodeName": "Node"}, "nodeName: 'Node' is not a node name", id="bad node name"),
         pytest.param({"httpAddress": "9464"}, "httpAddress: '9464' is not HOST:PORT", id="no port"),
         pytest.param({"httpAddress": f":{'9' * 5000}"}, "httpAddress: ':9999", id="a port of 5000 digits"),

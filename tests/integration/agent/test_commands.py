@@ -106,10 +106,16 @@ def test_checking_a_backend_reads_its_settings_from_the_agents_file(tmp_path: Pa
     done = run("pydra.cli.tool", "check", "tuned:", "--config", str(file), path=trouble)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "maxShares = 7 (allowed: an integer >= 1; default: 4; from: backendSettings.tuned:.maxShares" in done.stdout
+    record = tmp_path / "run" / "renamed.example.com" / "claims" / "uid.json"
+    record.parent.mkdir(parents=True)
+    record.touch()
+    file.write_text(f'{{recordsDir: {tmp_path}/run, drivers: {{"tuned:": renamed.example.com}}}}')
+    done = run("pydra.cli.tool", "check", "tuned:", "--config", str(file), path=trouble)
+    assert f"an agent has prepared claims on this node ({record})" in done.stdout
     file.write_text("backendSettings: [tuned]")
     done = run("pydra.cli.tool", "check", "tuned:", "--config", str(file), path=trouble)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"pydra: {file}: backendSettings must be a mapping for each backend")
+    assert done.stderr.startswith(f"pydra: {file}: backendSettings: must be a mapping (found ['tuned'])")
 
 
 def test_output_that_cannot_be_written_is_said_in_a_sentence() -> None:

@@ -59,7 +59,9 @@ async def test_settings_for_a_backend_that_takes_none_are_refused() -> None:
 
 async def test_the_conformance_kit_shows_the_settings_and_tries_plan_and_restore() -> None:
     environ = {**ENVIRON, "PYDRA_TUNED_MAX_SHARES": "9"}
-    report = await examine(SOURCE, environ=environ, settings={"maxShares": 2, "flood": ""})
+    report = await examine(
+        SOURCE, environ=environ, config={"backendSettings": {"tuned:": {"maxShares": 2, "flood": ""}}}
+    )
     assert report.ok, report.text
     assert 'flood = "" (allowed: a string; default: ""; from: backendSettings.tuned:.flood' in report.text
     assert "maxShares = 9 (allowed: an integer >= 1; default: 4; from: PYDRA_TUNED_MAX_SHARES" in report.text
@@ -71,7 +73,7 @@ async def test_the_conformance_kit_shows_the_settings_and_tries_plan_and_restore
 
 async def test_the_conformance_kit_tells_each_invalid_setting() -> None:
     environ = {**ENVIRON, "PYDRA_TUNED_MAX_SHARES": "0"}
-    (check,) = (await examine(SOURCE, environ=environ, settings={"floods": "x"})).checks
+    (check,) = (await examine(SOURCE, environ=environ, config={"backendSettings": {"tuned:": {"floods": "x"}}})).checks
     assert len(check.problems) == 2
 
 
