@@ -20,7 +20,7 @@ from pydra_nvidia.hardware import (
 from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.gpus import parse_bus_id, read_condition, read_driver, read_facts, read_monitored
-from pydra_nvidia.nvml.link_errors import read_link_errors
+from pydra_nvidia.nvml.links import read_link_errors
 from pydra_nvidia.nvml.loading import load_pynvml, use_library
 from pydra_nvidia.nvml.partitions import Offer, derive_name, read_mode, read_offer, read_resetless
 

@@ -1,4 +1,8 @@
-"""All files of the driver that a container needs: libraries, programs, firmware, configuration, daemons' sockets."""
+"""All files of the driver that a container needs: libraries, programs, firmware, configuration, daemons' sockets.
+
+Source of the places: the layouts of NVIDIA's packages for Debian, Ubuntu, RHEL and SUSE, of its driver container, and
+of GKE.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,60 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from pydra_nvidia.cdi import places
 from pydra_nvidia.cdi.file_search import FileSearch
 from pydra_nvidia.cdi.libraries import Library, describe_libraries, find_libraries
 from pydra_nvidia.host.driver_root import PROGRAM_DIRS
 
 _GSP = re.compile(r"gsp[A-Za-z0-9_.+-]*\.bin")
+
+XORG_FOLDERS = tuple(
+    f"{place}/{part}"
+    for place in ("/usr/lib/xorg", "/usr/lib64/xorg", "/usr/X11R6/lib", "/usr/X11R6/lib64")
+    for part in ("modules/drivers", "modules/extensions", "modules/updates/drivers", "modules/updates/extensions")
+)
+XORG_BESIDE_LIBRARIES = (
+    "nvidia/xorg",
+    "xorg/modules/drivers",
+    "xorg/modules/extensions",
+    "xorg/modules/updates/drivers",
+    "xorg/modules/updates/extensions",
+)
+
+PROGRAMS = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+    "nvidia-imex",
+    "nvidia-imex-ctl",
+)
+
+SOCKET_FOLDERS = ("/run", "/var/run")
+SOCKETS = ("nvidia-persistenced/socket", "nvidia-fabricmanager/socket")
+"""Not `/tmp/nvidia-mps`: every container would get the host's MPS daemon, and claims that share bring their own."""
+
+CONFIG_FOLDERS = ("/etc", "/usr/local/share", "/usr/share")
+CONFIGS = (
+    ("/usr/share", "glvnd/egl_vendor.d/10_nvidia.json"),
+    ("/usr/share", "egl/egl_external_platform.d/15_nvidia_gbm.json"),
+    ("/usr/share", "egl/egl_external_platform.d/10_nvidia_wayland.json"),
+    ("/usr/share", "egl/egl_external_platform.d/09_nvidia_wayland2.json"),
+    ("/usr/share", "egl/egl_external_platform.d/20_nvidia_xcb.json"),
+    ("/usr/share", "egl/egl_external_platform.d/20_nvidia_xlib.json"),
+    ("/usr/share", "nvidia/nvoptix.bin"),
+    ("/usr/share", "X11/xorg.conf.d/10-nvidia.conf"),
+    ("/usr/share", "X11/xorg.conf.d/nvidia-drm-outputclass.conf"),
+    ("/etc", "OpenCL/vendors/nvidia.icd"),
+)
+VULKAN_CONFIGS = (
+    "vulkan/icd.d/nvidia_icd.json",
+    "vulkan/icd.d/nvidia_layers.json",
+    "vulkan/implicit_layer.d/nvidia_layers.json",
+    "vulkan/icd.d/nvidia_icd.x86_64.json",
+    "vulkan/icd.d/nvidia_icd.aarch64.json",
+)
+"""Seen in the container below /etc; GKE keeps them right below the driver root."""
 
 
 class DriverFile(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -83,14 +135,14 @@ def _first(
 
 def _xorg_modules(search: FileSearch, libraries: Iterable[Library], version: str) -> Iterator[str]:
     homes = sorted({posixpath.dirname(one.path) for one in libraries})
-    folders = (*(f"{home}/{part}" for home in homes for part in places.XORG_BESIDE_LIBRARIES), *places.XORG_FOLDERS)
+    folders = (*(f"{home}/{part}" for home in homes for part in XORG_BESIDE_LIBRARIES), *XORG_FOLDERS)
     for name in ("nvidia_drv.so", f"libglxserver_nvidia.so.{version}"):
         hits = (search.find_file(f"{folder}/{name}") for folder in folders)
         yield from [hit for hit in hits if hit is not None][:1]
 
 
 def _programs(search: FileSearch) -> Iterator[DriverFile]:
-    for name in places.PROGRAMS:
+    for name in PROGRAMS:
         yield from _first(search, search.find_program, (f"{folder}/{name}" for folder in PROGRAM_DIRS))
 
 
@@ -111,14 +163,14 @@ def _firmware(search: FileSearch, version: str, own: str, kernel: str) -> Iterat
 
 def _configs(search: FileSearch) -> Iterator[DriverFile]:
     """At the places where the loaders in the container look, wherever the host has the files."""
-    for target, name in places.CONFIGS:
-        sources = (f"{folder}/{name}" for folder in places.CONFIG_FOLDERS)
+    for target, name in CONFIGS:
+        sources = (f"{folder}/{name}" for folder in CONFIG_FOLDERS)
         yield from _first(search, search.find_file, sources, f"{target}/{name}")
-    for name in places.VULKAN_CONFIGS:
-        sources = (f"{folder}/{name}" for folder in (*places.CONFIG_FOLDERS, ""))
+    for name in VULKAN_CONFIGS:
+        sources = (f"{folder}/{name}" for folder in (*CONFIG_FOLDERS, ""))
         yield from _first(search, search.find_file, sources, f"/etc/{name}")
 
 
 def _sockets(search: FileSearch) -> Iterator[DriverFile]:
-    for name in places.SOCKETS:
-        yield from _first(search, search.find_socket, (f"{folder}/{name}" for folder in places.SOCKET_FOLDERS))
+    for name in SOCKETS:
+        yield from _first(search, search.find_socket, (f"{folder}/{name}" for folder in SOCKET_FOLDERS))

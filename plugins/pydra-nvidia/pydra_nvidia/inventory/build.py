@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 
-from pydra import CounterSet, Device, Inventory
-from pydra_nvidia.hardware import Gpu, Placement, Reading
-from pydra_nvidia.health.assessments import Diagnosis
-from pydra_nvidia.inventory.attributes import describe_hardware
-from pydra_nvidia.inventory.gpus import build_counter_sets, build_devices
+from pydra import Capacity, CounterSet, Device, Inventory
+from pydra_nvidia.hardware import Gpu, PciFunction, Placement, Reading
+from pydra_nvidia.health.assessments import WELL, Diagnosis, join_assessments
+from pydra_nvidia.inventory.attributes import describe_function, describe_hardware
+from pydra_nvidia.inventory.capacities import build_quantity
+from pydra_nvidia.inventory.gpus import build_counter_sets, build_devices, draw_all
 from pydra_nvidia.inventory.links import describe_links
 from pydra_nvidia.inventory.offering import Offering, decide_offering
-from pydra_nvidia.inventory.passthrough import build_functions
+from pydra_nvidia.names import vfio_name
 from pydra_nvidia.settings import Settings
+from pydra_nvidia.targets import passthrough_candidates
 
 _DISPLAYS = ("DGX Display", "NVIDIA DGX Display")
 """Cards that only drive a workstation's screen; NVIDIA's driver does not count them either."""
@@ -64,3 +66,36 @@ def _find_gpus(reading: Reading) -> list[Gpu]:
     lost = [one.last for one in reading.lost if one.last is not None and not known & {one.last.uuid, one.last.minor}]
     gpus = [gpu for gpu in (*present, *lost) if gpu.name not in _DISPLAYS]
     return sorted(gpus, key=lambda gpu: gpu.minor)
+
+
+def build_functions(
+    reading: Reading, offerings: Mapping[str, tuple[Gpu, Offering]], diagnosis: Diagnosis
+) -> Iterator[Device]:
+    """The functions that can be passed through; `offerings` are the node's GPUs by PCI address.
+
+    A function is offered when it can be bound to vfio-pci, and by the nvidia driver only where the whole GPU is
+    offered: the two, and the GPU's partitions, draw from one counter set. A function that is bound to vfio already is
+    known to nobody but sysfs, and draws from nothing. One that the nvidia driver has without showing it as a GPU is
+    left alone.
+    """
+    for index, function in enumerate(passthrough_candidates(reading)):
+        gpu, offering = offerings.get(function.address, (None, None))
+        if not _can_bind(function) or (function.driver == "nvidia" and (offering is None or not offering.whole)):
+            continue
+        assessment = join_assessments(
+            diagnosis.functions.get(function.address, WELL), diagnosis.gpus.get(gpu.uuid, WELL) if gpu else WELL
+        )
+        yield Device(
+            name=vfio_name(index),
+            attributes=describe_function(function, iommufd=reading.vfio.iommufd),
+            capacity={"addressableMemory": Capacity(build_quantity(function.addressable))},
+            consumes_counters=draw_all(gpu, offering) if gpu and offering else (),
+            health=assessment.health,
+            taints=assessment.taints,
+        )
+
+
+def _can_bind(function: PciFunction) -> bool:
+    """Without virtual functions in use, in an IOMMU group, and in the hands of a driver that can be left."""
+    variant = function.driver.replace("_", "-").endswith("vfio-pci")
+    return bool(function.group) and not function.has_virtual and (variant or function.driver in ("", "nvidia"))

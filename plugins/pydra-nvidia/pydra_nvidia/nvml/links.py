@@ -1,4 +1,4 @@
-"""NVLink: how many links carry traffic, where they end, and the fabric that spans nodes."""
+"""NVLink: how many links carry traffic, where they end, their errors, and the fabric that spans nodes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from pydra_nvidia.hardware import Fabric, NvLinks
-from pydra_nvidia.nvml.calls import Nvml
+from pydra_nvidia.hardware import Architecture, Fabric, Gpu, NvLinks
+from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import LOST, STALE, NvmlError
 from pydra_nvidia.nvml.gpus import parse_bus_id
 
@@ -24,6 +24,21 @@ _UP = frozenset({1, 2})
 _COMPLETED = 3
 _HEALTH = {1: True, 2: False, 3: True}
 """healthSummary of the third version: healthy, unhealthy, limited capacity; 0 is not told."""
+
+_ERROR_COUNTERS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3, "ecc_data": 4}
+_ERROR_FIELDS = {
+    "replay": 161,
+    "recovery": 162,
+    "crc": 163,
+    "malformed_packet": 206,
+    "buffer_overrun": 207,
+    "receive": 208,
+    "link_integrity": 211,
+    "transmit_discard": 212,
+    "recovery_failed": 214,
+    "effective": 219,
+    "symbol": 221,
+}
 
 
 class Ends(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,3 +123,28 @@ def read_fabric_info(nvml: Nvml, handle: Any, *, subject: str) -> Any:
             continue
         return info
     return None
+
+
+def read_link_errors(nvml: Nvml, handle: Any, gpu: Gpu) -> dict[str, float]:
+    """The sum over the GPU's links for each kind of error, without the kinds that no link tells.
+
+    Source: nvml.h. Before Hopper there are counters for each link; Hopper has field values for the data link layer, and
+    Blackwell others in their place.
+    """
+    links = range(gpu.links.total if gpu.links else 0)
+    if Architecture.HOPPER <= gpu.architecture < Architecture.UNKNOWN:
+        wanted = [(field, link) for field in _ERROR_FIELDS.values() for link in links]
+        values = read_fields(nvml, handle, wanted, subject=gpu.uuid)
+        kinds = [kind for kind in _ERROR_FIELDS for _ in links]
+    else:
+        values = tuple(
+            nvml.look("nvmlDeviceGetNvLinkErrorCounter", handle, link, counter, subject=gpu.uuid)
+            for counter in _ERROR_COUNTERS.values()
+            for link in links
+        )
+        kinds = [kind for kind in _ERROR_COUNTERS for _ in links]
+    sums: dict[str, float] = {}
+    for kind, value in zip(kinds, values, strict=True):
+        if value is not None:
+            sums[kind] = sums.get(kind, 0.0) + value
+    return sums

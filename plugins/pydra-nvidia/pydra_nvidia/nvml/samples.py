@@ -13,7 +13,7 @@ from pydra_nvidia.hardware import Gpu, Reading
 from pydra_nvidia.names import gpu_name, mig_name
 from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.link_errors import read_link_errors
+from pydra_nvidia.nvml.links import read_link_errors
 
 _CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
 _ERRORS = {"corrected": 0, "uncorrected": 1}
