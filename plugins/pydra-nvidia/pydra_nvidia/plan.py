@@ -13,7 +13,7 @@ from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.conflicts import find_conflict, find_holds
 from pydra_nvidia.sharing.plan import plan_sharing
 from pydra_nvidia.steps import CreateMig, Entry, Step
-from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu, find_address
+from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu, is_on_gpu
 from pydra_nvidia.vfio.plan import plan_passthrough
 
 _KINDS: Mapping[type, tuple[type, str]] = {
@@ -55,20 +55,15 @@ def plan_claim(
 
 def _find_kept(targets: Sequence[Target], reading: Reading, unread: Iterable[UnreadClaim]) -> Iterator[str]:
     """The devices whose GPUs are kept by claims without a readable plan. Admin access only looks."""
-    seen = {gpu.pci for gpu in reading.gpus}
+    wanted = [target for target in targets if not target.allocated.admin_access]
     for one in unread:
-        addresses = {name: find_address(name, reading) for name in one.devices}
-        for target in targets:
-            if target.allocated.admin_access:
-                continue
+        for target in wanted:
             address = target.function.address if isinstance(target, Passthrough) else target.gpu.pci
-            # A GPU that the driver does not show now may be any function that is not one of the others.
-            names = [name for name, found in addresses.items() if found == address or not (found or address in seen)]
-            if names:
+            if names := [name for name in one.devices if is_on_gpu(name, address, reading)]:
                 yield (
                     f"{target.allocated.device} cannot be prepared: {describe_claim(one.claim)} has {', '.join(names)}"
                     f" of the same GPU ({address}), and what it did there is not known: {one.reason}; delete the pods"
-                    " that use that claim (if it is deleted already, the agent unprepares it soon)"
+                    " that use that claim (if it is deleted already, the agent unprepares it later)"
                 )
 
 
