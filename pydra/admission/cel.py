@@ -66,7 +66,7 @@ class Path(msgspec.Struct, frozen=True):
 
 
 def problem(path: Path) -> str:
-    """The path with its complaint as one problem."""
+    """The path with its problem as one problem."""
     return f"{quote('; ')} + {path}"
 
 

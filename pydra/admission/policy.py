@@ -55,7 +55,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 def build_policy(backend: KnownBackend) -> Policy:
     """The policy for the backend's kinds of config. The same types give the same bytes."""
     checks = Checks()
-    variables = [*_places(backend), *_verdicts(backend, checks)]
+    variables = [*_places(backend), *_problem_variables(backend, checks)]
     name = f"opaque-config.{backend.driver}"
     unchecked = tuple(checks.unchecked)
     annotations = {"annotations": {UNCHECKED: "\n".join(unchecked)}} if unchecked else {}
@@ -113,8 +113,8 @@ def _places(backend: KnownBackend) -> Iterator[tuple[str, str]]:
     yield "configs", f"variables.entries.transformList(index, entry,\n  {ours},\n  {found}\n)"
 
 
-def _verdicts(backend: KnownBackend, checks: Checks) -> Iterator[tuple[str, str]]:
-    """A variable for each kind, with what is wrong in its configs, and one with all of it."""
+def _problem_variables(backend: KnownBackend, checks: Checks) -> Iterator[tuple[str, str]]:
+    """Yield a variable for each kind with the problems of its configs, and one with all problems."""
     names = ["headers"]
     yield "headers", _per_config("true", _header(sorted(backend.types)))
     for index, kind in enumerate(sorted(backend.types)):

@@ -29,26 +29,26 @@ PLACES: Mapping[str, tuple[str, ...]] = {
     "resourceclaims": ("spec", "devices", "config"),
     "resourceclaimtemplates": ("spec", "spec", "devices", "config"),
 }
-"""From the resource to the way to its list of configs."""
+"""The path to the list of configs, by resource."""
 
 OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "deviceclasses": ("CREATE", "UPDATE"),
     "resourceclaims": ("CREATE",),
     "resourceclaimtemplates": ("CREATE",),
 }
-"""The writes that can bring a config. Claims and templates keep theirs, and nothing may stand in the way of a claim's
-updates: the scheduler adds a finalizer by one before it allocates, and another takes it off when the claim is deleted.
+"""The writes that can add a config. Claims and templates cannot change theirs, and updates of a claim must not be
+blocked: the scheduler adds a finalizer before it allocates, which is removed when the claim is deleted.
 """
 
 MOST_CONFIGS = 32
-"""In one object, as the API has it; further ones are not looked at."""
+"""The API's limit for one object; further configs are not validated."""
 
 MOST_PARAMETERS = 10 * 1024
-"""Bytes of a config's parameters, as the API has it."""
+"""The API's limit for a config's parameters, in bytes."""
 
 
 def build_rules() -> list[dict[str, list[str]]]:
-    """What to ask about, for `rules` of a webhook's configuration and `resourceRules` of a policy."""
+    """Build `rules` of a webhook's configuration and `resourceRules` of a policy."""
     rules = []
     for operations in dict.fromkeys(OPERATIONS.values()):
         resources = [resource for resource, those in OPERATIONS.items() if those == operations]
@@ -66,7 +66,7 @@ class FoundConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_configs(resource: str, found: Any) -> Iterator[FoundConfig]:
-    """Every opaque config of an object of this resource (`resourceclaims`, ...), in order."""
+    """Yield every opaque config of an object of this resource (`resourceclaims`, ...), in order."""
     way = PLACES.get(resource, ())
     for step in way:
         found = found.get(step) if isinstance(found, Mapping) else None
@@ -84,11 +84,11 @@ MAX_MESSAGE = 16 * 1024
 
 
 class MalformedReview(ValueError):
-    """The body is not an AdmissionReview v1 with a request; says what is wrong with it."""
+    """The body is not an AdmissionReview v1 with a request; the message says what is wrong."""
 
 
 class Resource(msgspec.Struct, frozen=True, rename="camel"):
-    """Which API the object is of."""
+    """The object's API resource."""
 
     group: str = ""
     version: str = ""
@@ -99,7 +99,7 @@ class Resource(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Whether this write may happen. `object` is as it would be stored, `old_object` as it is."""
+    """A write to be reviewed. `object` is as it would be stored, `old_object` as it is stored."""
 
     uid: str
     resource: Resource
@@ -111,15 +111,15 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     old_object: Any = None
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer. `problems` is everything that is wrong; `result` is the word for metrics."""
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. `problems` lists everything that is wrong; `result` is the label for metrics."""
 
     result: str
     problems: tuple[str, ...] = ()
 
     @property
     def allowed(self) -> bool:
-        """Whether the write may happen."""
+        """Whether the write is allowed."""
         return not self.problems
 
 
@@ -130,13 +130,13 @@ class _Review(msgspec.Struct, rename="camel"):
 
 
 _WIDE = 400
-"""Digits of a number that nobody takes for one of 64 bits."""
+"""Digits of a number that is certainly too large for 64 bits."""
 
 _DECODER = msgspec.json.Decoder(_Review)
 
 
 def parse_review(body: bytes) -> Question:
-    """The question in the body. Raises MalformedReview."""
+    """Parse the request in the body. Raises MalformedReview."""
     try:
         review = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -151,9 +151,9 @@ def parse_review(body: bytes) -> Question:
 
 
 def _parse_leniently(body: bytes, error: Exception) -> _Review:
-    """What the API server takes and strict JSON does not: half characters, other bytes, numbers of any length.
+    """Parse what the API server accepts and strict JSON does not: unpaired surrogates, invalid UTF-8, long numbers.
 
-    Such a thing may be in the config of another driver, which is judged elsewhere.
+    They may be in the config of another driver, which is validated elsewhere.
     """
     try:
         found = json.loads(body.decode(errors="replace"), parse_int=_parse_int, parse_float=_parse_float)
@@ -165,28 +165,28 @@ def _parse_leniently(body: bytes, error: Exception) -> _Review:
 
 
 def _parse_int(digits: str) -> int:
-    return int(digits[:_WIDE])  # as wrong as all of them, of which Python refuses thousands
+    return int(digits[:_WIDE])  # too large in any case; Python refuses thousands of digits
 
 
 def _parse_float(digits: str) -> float | int:
     return number if isfinite(number := float(digits)) else 10**_WIDE
 
 
-def build_review(question: Question, verdict: Verdict) -> bytes:
-    """The answer to the question. A refusal is 422 Invalid: trying again does not help."""
-    response: dict[str, Any] = {"uid": question.uid, "allowed": verdict.allowed}
-    if not verdict.allowed:
+def build_review(question: Question, decision: Decision) -> bytes:
+    """Build the response. A refusal is 422 Invalid: trying again does not help."""
+    response: dict[str, Any] = {"uid": question.uid, "allowed": decision.allowed}
+    if not decision.allowed:
         response["status"] = {
             "status": "Failure",
             "reason": "Invalid",
             "code": 422,
-            "message": build_message(verdict.problems),
+            "message": build_message(decision.problems),
         }
     return msgspec.json.encode({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response})
 
 
 def build_message(problems: tuple[str, ...]) -> str:
-    """All problems in one line; what is longer than `MAX_MESSAGE` says how many more there are."""
+    """Join all problems in one line; beyond `MAX_MESSAGE`, only the number of the others is given."""
     said: list[str] = []
     size = 0
     for problem in (one.encode(errors="replace").decode() for one in problems):
@@ -200,23 +200,23 @@ def build_message(problems: tuple[str, ...]) -> str:
 ALLOWED, DENIED, NOT_OURS = "allowed", "denied", "not_ours"
 RESULTS = (ALLOWED, DENIED, NOT_OURS)
 MOST_PROBLEMS = 100
-"""No more are told: an object of 32 configs of 10 KiB could have thousands, and nobody reads them."""
+"""More are not reported: an object of 32 configs of 10 KiB could have thousands."""
 
 Drivers = Mapping[str, ConfigTypes]
 """From a driver's name in the API to the kinds of its opaque parameters."""
 
 
-def judge(question: Question, drivers: Drivers) -> Verdict:
-    """All faults of all configs of known drivers, each with the path to the field in the object."""
+def review_object(question: Question, drivers: Drivers) -> Decision:
+    """Validate all configs of known drivers; each problem has the path to the field in the object."""
     resource = question.resource
     ours = resource.group == GROUP and resource.version in VERSIONS
     operations = OPERATIONS.get(resource.resource, ()) if ours else ()
     if question.sub_resource or question.operation not in operations:
-        return Verdict(result=NOT_OURS)
+        return Decision(result=NOT_OURS)
     problems = tuple(islice(_problems(question, drivers), MOST_PROBLEMS + 1))
     if len(problems) > MOST_PROBLEMS:
         problems = (*problems[:MOST_PROBLEMS], f"these are the first {MOST_PROBLEMS}, and there are more")
-    return Verdict(result=DENIED if problems else ALLOWED, problems=problems)
+    return Decision(result=DENIED if problems else ALLOWED, problems=problems)
 
 
 def _problems(question: Question, drivers: Drivers) -> Iterator[str]:
@@ -225,10 +225,10 @@ def _problems(question: Question, drivers: Drivers) -> Iterator[str]:
     for config in find_configs(question.resource.resource, question.object):
         types = drivers.get(config.driver)
         if types is not None and _identity(config) not in stored:
-            yield from (f"{config.path}{fault}" for fault in _faults(config.parameters, types))
+            yield from (f"{config.path}{problem}" for problem in _find_problems(config.parameters, types))
 
 
-def _faults(parameters: Any, types: ConfigTypes) -> Iterator[str]:
+def _find_problems(parameters: Any, types: ConfigTypes) -> Iterator[str]:
     try:
         size = len(msgspec.json.encode(parameters))
     except UnicodeError:

@@ -37,7 +37,7 @@ _HINTS = {
 
 
 class BadCertificate(Exception):
-    """The pair cannot be served; says why."""
+    """The pair cannot be served; the message says why."""
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,8 +49,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     not_after: float
     names: tuple[str, ...]
 
-    def trouble(self, now: float) -> str:
-        """Why clients refuse it now, or nothing."""
+    def problem_at(self, now: float) -> str:
+        """Return why clients refuse it at `now`; empty if they do not."""
         if now < self.not_before:
             return f"is not valid before {_date(self.not_before)}"
         return f"has expired on {_date(self.not_after)}" if now >= self.not_after else ""
@@ -60,7 +60,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_certificate(certificate: str, key: str) -> Certificate:
-    """The pair in two PEM files. Raises BadCertificate, naming the file where it is one's fault."""
+    """Read the pair from two PEM files. Raises BadCertificate, which names the file at fault."""
     pair = _read_pem(certificate, b"CERTIFICATE", "certificate"), _read_pem(key, b"PRIVATE KEY", "private key")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -73,7 +73,7 @@ def read_certificate(certificate: str, key: str) -> Certificate:
 
 
 def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
-    """Serve this pair in handshakes from now on; connections that are open go on. Raises ssl.SSLError."""
+    """Serve this pair in handshakes from now on; open connections are not affected. Raises ssl.SSLError."""
     with _in_memory(certificate) as certificate_path, _in_memory(key) as key_path:
         context.load_cert_chain(certificate_path, key_path, password=lambda: "")  # or OpenSSL asks at the terminal
 
@@ -110,7 +110,7 @@ def _describe(server: ssl.SSLContext, certificate: bytes, key: bytes) -> Certifi
     client.check_hostname = False
     client.load_verify_locations(cadata=leaf.group().decode("ascii", "replace"))
     client.verify_flags = ssl.VerifyFlags(ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME)
-    found = _shake_hands(client, server)
+    found = _handshake(client, server)
     return Certificate(
         certificate=certificate,
         key=key,
@@ -120,7 +120,7 @@ def _describe(server: ssl.SSLContext, certificate: bytes, key: bytes) -> Certifi
     )
 
 
-def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
+def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[str, Any]:
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     asking = client.wrap_bio(to_client, to_server)
     answering = server.wrap_bio(to_server, to_client, server_side=True)
@@ -147,12 +147,14 @@ _log = logging.getLogger(__name__)
 
 
 def replaces(new: Certificate, current: Certificate | None, now: float) -> bool:
-    """Whether the new pair is served: clients accept it, or at least refuse the current one too. Pure."""
-    return current is None or not new.trouble(now) or bool(current.trouble(now))
+    """Return whether to serve the new pair: clients accept it, or refuse the current one, too."""
+    return current is None or not new.problem_at(now) or bool(current.problem_at(now))
 
 
 class ServedCertificate:
-    """`context` is for the listening socket. `report` hears of every load: the pair, or None for a failure."""
+    """Keeps the served certificate current. `context` is for the listening socket; `report` gets each loaded pair, or
+    None for a failure.
+    """
 
     def __init__(
         self,
@@ -168,76 +170,76 @@ class ServedCertificate:
         self._report = report
         self._clock = clock
         self._seen: object = None
-        self._complaint = ""
-        self._told = ""
-        self._trouble = ""
+        self._problem = ""
+        self._logged = ""
+        self._last_problem = ""
 
     def open(self) -> None:
         """Load the pair before the first handshake, even if it has expired. Raises SettingsError."""
-        self._seen = self._look()
+        self._seen = self._read_identities()
         try:
-            self._take(read_certificate(*self._paths))
+            self._serve_pair(read_certificate(*self._paths))
         except BadCertificate as error:
             raise SettingsError([f"tlsCert, tlsKey: {error}"]) from error
-        self._tell_trouble()
+        self._log_problem()
 
     async def run(self, period: float) -> None:
-        """Look every `period` seconds until cancelled."""
+        """Check the files every `period` seconds until cancelled."""
         while True:
             await anyio.sleep(period)
             await self.renew()
 
     async def renew(self) -> None:
-        """Look at the files, and serve what is in them if it is better than what is served."""
-        seen = await anyio.to_thread.run_sync(self._look)
-        if seen != self._seen or self._complaint:
+        """Read changed files, and serve the new pair if it is better than the current one."""
+        seen = await anyio.to_thread.run_sync(self._read_identities)
+        if seen != self._seen or self._problem:
             self._seen = seen
             try:
                 new = await anyio.to_thread.run_sync(read_certificate, *self._paths)
             except BadCertificate as error:
-                self._complain(str(error))
+                self._report_problem(str(error))
             else:
                 self._consider(new)
-        self._tell_trouble()
+        self._log_problem()
 
     def _consider(self, new: Certificate) -> None:
         now = self._clock()
         if new == self.current:
-            self._complaint = self._told = ""
+            self._problem = self._logged = ""
         elif replaces(new, self.current, now):
-            self._take(new)
+            self._serve_pair(new)
         else:
-            self._complain(f"the certificate {new} {new.trouble(now)}")
+            self._report_problem(f"the certificate {new} {new.problem_at(now)}")
 
-    def _take(self, new: Certificate) -> None:
+    def _serve_pair(self, new: Certificate) -> None:
         load_pair(self.context, new.certificate, new.key)
         self.current = new
-        self._complaint = self._told = ""
+        self._problem = self._logged = ""
         _log.info("serving the certificate %s", new)
         self._report(new)
 
-    def _complain(self, complaint: str) -> None:
-        """Told when it was met twice: between two files that are replaced one by one, nothing fits for a moment."""
-        if complaint == self._complaint != self._told:
-            _log.error("%s; the one before is kept", complaint)
-            self._told = complaint
+    def _report_problem(self, problem: str) -> None:
+        """Report a problem found twice in a row: while two files are replaced one by one, they do not match."""
+        if problem == self._problem != self._logged:
+            _log.error("%s; the former certificate is kept", problem)
+            self._logged = problem
             self._report(None)
-        self._complaint = complaint
+        self._problem = problem
 
     def missing(self) -> str:
-        """Why the API server refuses what is served now, with what to do, for /readyz; empty when it does not."""
-        trouble = self.current.trouble(self._clock()) if self.current else ""
+        """Return why API servers refuse the served certificate, and what to do, for /readyz; empty if they do not."""
+        problem = self.current.problem_at(self._clock()) if self.current else ""
         advice = f"the API server refuses it until {self._paths[0]} and {self._paths[1]} hold a valid one"
-        return trouble and f"the served certificate {trouble}: {advice}, which is then loaded without a restart"
+        return problem and f"the served certificate {problem}: {advice}, which is then loaded without a restart"
 
-    def _tell_trouble(self) -> None:
-        trouble = self.missing()
-        if trouble and trouble != self._trouble:
-            _log.error("%s", trouble)
-        self._trouble = trouble
+    def _log_problem(self) -> None:
+        problem = self.missing()
+        if problem and problem != self._last_problem:
+            _log.error("%s", problem)
+        self._last_problem = problem
 
-    def _look(self) -> tuple[object, ...]:
-        """What tells other content, through all links; a file that is not there is None."""
+    def _read_identities(self) -> tuple[object, ...]:
+        """Return what identifies the files' content, through all links; None for a missing file."""
         return tuple(_identity(path) for path in self._paths)
 
 

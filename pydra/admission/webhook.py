@@ -26,13 +26,13 @@ from pydra import __version__
 from pydra.admission.review import (
     PLACES,
     RESULTS,
+    Decision,
     Drivers,
     MalformedReview,
     Question,
-    Verdict,
     build_review,
-    judge,
     parse_review,
+    review_object,
 )
 from pydra.admission.schema import read_backends
 from pydra.admission.tls import Certificate, ServedCertificate
@@ -45,10 +45,10 @@ _log = logging.getLogger(__name__)
 
 PATH = "/validate"
 MAX_BODY = 4 << 20
-"""Bytes of a review: etcd takes objects of 1.5 MiB, and that of an update comes twice."""
+"""Bytes of a review: etcd accepts objects of 1.5 MiB, and an update contains two."""
 
 SMALL_BODY = 256 << 10
-"""Bytes up to which a review is read at once; larger ones, of which there are hardly any, wait for each other."""
+"""Reviews of up to so many bytes are read at once; of larger, rare ones, at most `MOST_LARGE` at a time."""
 
 MOST_LARGE = 4
 
@@ -56,14 +56,14 @@ MOST_CONNECTIONS = 500
 """An API server has one connection for each review that waits."""
 
 MOST_SAID = 1000
-"""Characters of somebody else's text in a log line."""
+"""Characters of a client's text in a log line."""
 
 MALFORMED, OTHER = "malformed", "other"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 
 class AdmissionMetrics:
-    """The registry and its series, each there from the start; `resource` is one of resource.k8s.io, or `other`."""
+    """The webhook's metrics, each present from the start; `resource` is one of resource.k8s.io, or `other`."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -108,9 +108,9 @@ class AdmissionMetrics:
 
 
 class ReviewService:
-    """Answers reviews of configs of these drivers. While `leaving`, each connection is closed with its next answer.
+    """Answers reviews of configs of these drivers. While `draining`, each connection is closed with its next answer.
 
-    `trouble` says why API servers would refuse the connection, or nothing.
+    `problem` says why API servers would refuse the connection, or nothing.
     """
 
     def __init__(
@@ -119,26 +119,26 @@ class ReviewService:
         metrics: AdmissionMetrics,
         *,
         read_deadline: float,
-        trouble: Callable[[], str] = lambda: "",
+        problem: Callable[[], str] = lambda: "",
     ) -> None:
-        self.leaving = False
-        self._trouble = trouble
+        self.draining = False
+        self._problem = problem
         self._drivers = drivers
         self._metrics = metrics
         self.read_deadline = read_deadline
         self._large = asyncio.Semaphore(MOST_LARGE)
 
     def missing(self) -> Sequence[str]:
-        """Why no API server should come here, for /readyz."""
-        return [text for text in ("told to stop" if self.leaving else "", self._trouble()) if text]
+        """Return why API servers should not send requests here, for /readyz."""
+        return [text for text in ("shutting down" if self.draining else "", self._problem()) if text]
 
     async def answer(self, request: web.Request) -> web.Response:
-        """The answer to one POST."""
+        """Answer one POST."""
         response = await self._answer(request)
         if response.status != 200:
             self._metrics.reviews.labels(OTHER, MALFORMED).inc()
             _log.warning("not a review from %s: %s", request.remote, (response.text or "").strip()[:MOST_SAID])
-        if self.leaving:
+        if self.draining:
             response.force_close()
         return response
 
@@ -165,21 +165,21 @@ class ReviewService:
             question = parse_review(body)
         except MalformedReview as error:
             return _refuse(400, str(error))
-        verdict = judge(question, self._drivers)
-        answer = build_review(question, verdict)
+        decision = review_object(question, self._drivers)
+        answer = build_review(question, decision)
         self._metrics.seconds.observe(perf_counter() - start)
-        self._tell(question, verdict)
+        self._tell(question, decision)
         return web.Response(body=answer, content_type="application/json")
 
-    def _tell(self, question: Question, verdict: Verdict) -> None:
+    def _tell(self, question: Question, decision: Decision) -> None:
         resource = question.resource.resource
-        self._metrics.reviews.labels(resource if resource in PLACES else OTHER, verdict.result).inc()
+        self._metrics.reviews.labels(resource if resource in PLACES else OTHER, decision.result).inc()
         name = "/".join(filter(None, (question.namespace, question.name or "(generated name)")))
         fields = {"object": name, "resource": str(question.resource), "operation": question.operation}
-        if verdict.allowed:
-            _log.debug("%s", verdict.result, extra={"fields": fields})
+        if decision.allowed:
+            _log.debug("%s", decision.result, extra={"fields": fields})
         else:
-            _log.info("refused: %s", "; ".join(verdict.problems)[:MOST_SAID], extra={"fields": fields})
+            _log.info("refused: %s", "; ".join(decision.problems)[:MOST_SAID], extra={"fields": fields})
 
 
 @asynccontextmanager
@@ -192,7 +192,7 @@ async def serve_reviews(
     tls: ssl.SSLContext | None,
     most_connections: int = MOST_CONNECTIONS,
 ) -> AsyncIterator[int]:
-    """Serve while the block runs; yields the port. What is in work at its end is answered first.
+    """Serve while the block runs; yield the port. Requests in progress at its end are answered first.
 
     Raises:
         SettingsError: the address cannot be bound.
@@ -211,10 +211,10 @@ def _refuse(status: int, words: str) -> web.Response:
 
 
 def run(settings: WebhookSettings, *, reread: Callable[[], WebhookSettings]) -> int:
-    """Run until SIGTERM or SIGINT; the exit code. `reread` gives the settings as they are at a SIGHUP.
+    """Run until SIGTERM or SIGINT; return the exit code. `reread` returns the current settings on SIGHUP.
 
     Raises:
-        SettingsError: a backend is not installed, the certificate cannot be served, an address is taken.
+        SettingsError: a backend is not installed, the certificate cannot be served, an address is in use.
         BackendError: the types of a backend cannot be read.
     """
     configure_logs(level=settings.log_level, form=settings.log_format, file="")
@@ -226,15 +226,15 @@ def run(settings: WebhookSettings, *, reread: Callable[[], WebhookSettings]) -> 
     metrics.build.labels(__version__).set(1)
     drivers = {one.driver: one.types for one in known}
     served = _open_certificate(settings, metrics)
-    trouble = served.missing if served else lambda: ""
-    service = ReviewService(drivers, metrics, read_deadline=settings.read_deadline, trouble=trouble)
+    problem = served.missing if served else lambda: ""
+    service = ReviewService(drivers, metrics, read_deadline=settings.read_deadline, problem=problem)
     anyio.run(_serve, settings, service, metrics, served, reread)
     return 0
 
 
 def _open_certificate(settings: WebhookSettings, metrics: AdmissionMetrics) -> ServedCertificate | None:
     if settings.tls_cert is None or settings.tls_key is None:
-        _log.warning("no certificate is given: plain HTTP is spoken, which no API server does; put a proxy in front")
+        _log.warning("no certificate is given: serving plain HTTP, which API servers do not use; put a proxy in front")
         return None
 
     def report(loaded: Certificate | None) -> None:
@@ -270,10 +270,10 @@ async def _serve(
                 if served:
                     await served.renew()
             grace = settings.drain_grace
-            _log.info("told to stop by %s: serving for %g s more, until no API server comes here", number.name, grace)
-            service.leaving = True
+            _log.info("stopping on %s: serving for %g s more, until API servers send no requests", number.name, grace)
+            service.draining = True
             with anyio.move_on_after(settings.drain_grace):
-                async for number in signals:  # told again: at once
+                async for number in signals:  # a second signal: at once
                     if number != signal.SIGHUP:
                         break
             tasks.cancel_scope.cancel()
@@ -284,7 +284,7 @@ def _reread(reread: Callable[[], WebhookSettings]) -> None:
     try:
         fresh = reread()
     except SettingsError as error:
-        _log.error("the settings are as before, because those that were read are wrong: %s", error)
+        _log.error("the settings are unchanged, because those in the file are invalid: %s", error)
         return
     configure_logs(level=fresh.log_level, form=fresh.log_format, file="")
     _log.info("log settings read again; all others need a restart")

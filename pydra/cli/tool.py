@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
     dev.add_argument("--once", action="store_true", help="end with 0 once the sample pod has come and gone")
     dev.set_defaults(command=_dev)
 
-    check = commands.add_parser("check", help="say what the agent would refuse about a backend, all faults at once")
+    check = commands.add_parser("check", help="say what the agent would refuse about a backend, all problems at once")
     check.add_argument(
         "backend",
         metavar="NAME",

@@ -28,7 +28,7 @@ _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What clients may take, in connections and seconds."""
+    """Limits for clients: number of connections, and times in seconds."""
 
     connections: int = 100
     head: float = 10.0
@@ -40,16 +40,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 _DEFAULTS = Limits()
 
 
-class Exposed(Protocol):
-    """Series for Prometheus."""
+class MetricsSource(Protocol):
+    """A source of metrics for Prometheus."""
 
     def text(self) -> bytes:
-        """All of them in its text format."""
+        """Return them in Prometheus' text format."""
         ...
 
 
-def build_routes(metrics: Exposed, missing: Callable[[], Sequence[str]]) -> list[web.RouteDef]:
-    """The three pages; `missing` has a line for each thing that keeps the process from being ready."""
+def build_routes(metrics: MetricsSource, missing: Callable[[], Sequence[str]]) -> list[web.RouteDef]:
+    """Build the three pages; `missing` returns a line for each thing that keeps the process from being ready."""
 
     async def answer_metrics(_: web.Request) -> web.Response:
         return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
@@ -69,11 +69,11 @@ async def serve_http(
     host: str,
     port: int,
     *,
-    metrics: Exposed,
+    metrics: MetricsSource,
     missing: Callable[[], Sequence[str]],
     limits: Limits = _DEFAULTS,
 ) -> AsyncIterator[int]:
-    """Serve the three pages while the block runs; yields the port, which matters when `port` is 0.
+    """Serve the three pages while the block runs; yield the port, for a `port` of 0.
 
     Raises:
         SettingsError: the address cannot be bound.
@@ -96,7 +96,7 @@ async def serve_routes(
     tls: ssl.SSLContext | None = None,
     stop_seconds: float = 1.0,
 ) -> AsyncIterator[int]:
-    """Serve these routes within the limits while the block runs; yields the port. `setting` has the address.
+    """Serve these routes within the limits while the block runs; yield the port. `setting` has the address.
 
     Requests in progress at the end of the block are answered first, within `stop_seconds`.
 
@@ -134,40 +134,42 @@ async def serve_routes(
 
 
 class _Connections:
-    """The open connections. One too many takes the place of the one that has been without a request the longest."""
+    """Tracks open connections. One too many replaces the one that has been without a request the longest."""
 
     def __init__(self, limits: Limits) -> None:
         self.server: web.Server | None = None
         self._limits = limits
         self._open: dict[asyncio.BaseProtocol, _Connection] = {}
         # In the order in which they would be closed. Those in the middle of a request are in neither.
-        self._silent: dict[_Connection, None] = {}
+        self._without_request: dict[_Connection, None] = {}
         self._idle: dict[_Connection, None] = {}
 
     def accept(self) -> asyncio.BaseProtocol:
-        """The protocol of a new connection."""
+        """Return the protocol of a new connection."""
         assert self.server is not None
         connection = _Connection(self.server(), self._forget)
         if len(self._open) >= self._limits.connections:
-            ready = (one for waiting in (self._silent, self._idle) for one in waiting if one.transport is not None)
+            ready = (
+                one for waiting in (self._without_request, self._idle) for one in waiting if one.transport is not None
+            )
             oldest = next(ready, connection)
             oldest.refuse()
             if oldest is connection:
                 return connection
         self._open[connection.http] = connection
-        self._silent[connection] = None
+        self._without_request[connection] = None
         connection.end_after(self._limits.head)
         return connection
 
     def build_middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
-        """Tells connections that have a request from those that have none."""
+        """Build the middleware that notes which connections have a request."""
 
         @web.middleware
         async def note(request: web.Request, handler: _Handler) -> web.StreamResponse:
             connection = self._open.get(request.protocol)
-            if connection is None:  # it was ended in this turn of the loop, and nobody reads the answer
+            if connection is None:  # it was closed in this event loop iteration, and nobody reads the answer
                 return await handler(request)
-            self._silent.pop(connection, None)
+            self._without_request.pop(connection, None)
             self._idle.pop(connection, None)
             connection.end_after(None)
             try:
@@ -181,12 +183,12 @@ class _Connections:
 
     def _forget(self, connection: _Connection) -> None:
         self._open.pop(connection.http, None)
-        self._silent.pop(connection, None)
+        self._without_request.pop(connection, None)
         self._idle.pop(connection, None)
 
 
 class _Connection(asyncio.Protocol):
-    """One connection: hands everything on to aiohttp's protocol, and can be ended at any time."""
+    """One connection: forwards everything to aiohttp's protocol, and can be closed at any time."""
 
     def __init__(self, http: asyncio.Protocol, forget: Callable[[_Connection], None]) -> None:
         self.http = http
@@ -196,13 +198,13 @@ class _Connection(asyncio.Protocol):
         self._end: asyncio.TimerHandle | None = None
 
     def end_after(self, seconds: float | None) -> None:
-        """End the connection so much later instead of at the time that was set before; None for never."""
+        """Close the connection after `seconds` instead of at the time set before; None for never."""
         if self._end is not None:
             self._end.cancel()
         self._end = asyncio.get_running_loop().call_later(seconds, self.refuse) if seconds is not None else None
 
     def refuse(self) -> None:
-        """End it now; one whose TLS handshake has not ended is ended by that handshake's own deadline."""
+        """Close it now; during a TLS handshake, the handshake's own deadline does."""
         self._refused = True
         self.end_after(None)
         self._forget(self)

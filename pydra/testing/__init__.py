@@ -9,7 +9,7 @@ wrong at once. It needs no test framework:
         assert report.ok, report.text
 """
 
-from pydra.testing.conformance import check_backend, examine
+from pydra.testing.conformance import check_backend, run_checks
 from pydra.testing.report import Check, Report
 
-__all__ = ["Check", "Report", "check_backend", "examine"]
+__all__ = ["Check", "Report", "check_backend", "run_checks"]

@@ -59,25 +59,25 @@ _Probe = Callable[[], Awaitable[list[str]]]
 
 
 def check_backend(target: str | object, *, prepare: bool = True, config: Mapping[str, Any] = {}) -> Report:
-    """Examine an installed backend by name, `module:attribute`, or an importable module or object.
+    """Check an installed backend by name, `module:attribute`, or an importable module or object.
 
-    Prepares, and unprepares, its first healthy device that no one holds; with `prepare` false the hardware
-    is only read. What this process can import, the backend's can. Simulated hardware keeps its state in a
-    directory of the check's own, unless PYDRA_<NAME>_STATE names one. `config` is the agent's settings file:
-    `backendSettings` has the backend's own settings; `drivers` and the directories say where an agent has records.
-    Raises SettingsError when there is no such backend.
+    Prepares and unprepares its first healthy device that is not held; with `prepare` false the hardware is only
+    read. The backend's process can import what this process can. Simulated hardware keeps its state in a temporary
+    directory, unless PYDRA_<NAME>_STATE names one. `config` is the agent's settings file: `backendSettings` has the
+    backend's own settings; `drivers` and the directories say where an agent has records.
+    Raises SettingsError if there is no such backend.
     """
     source = find_backend(target) if isinstance(target, str) else _locate(target)
-    logging.getLogger("pydra").addHandler(logging.NullHandler())  # crashes are part of it; others are in the report
+    logging.getLogger("pydra").addHandler(logging.NullHandler())  # crashes are intended, and the report has the rest
     # Direct targets only: an installed backend is found without the caller's path, as on a node.
     places = () if source.distribution else (*sys.path, "")
     with tempfile.TemporaryDirectory(prefix="pydra-check-") as state:
         environ = {f"{variable_prefix(source.name)}_STATE": state, **os.environ}
         environ = extend_module_path(environ, places)
-        return anyio.run(lambda: examine(source, prepare=prepare, environ=environ, config=config))
+        return anyio.run(lambda: run_checks(source, prepare=prepare, environ=environ, config=config))
 
 
-async def examine(
+async def run_checks(
     source: BackendSource,
     *,
     prepare: bool = True,
@@ -85,29 +85,29 @@ async def examine(
     environ: Mapping[str, str] | None = None,
     config: Mapping[str, Any] = {},
 ) -> Report:
-    """What `check_backend` does, inside an event loop."""
-    examination = _Examination(source, os.environ if environ is None else environ, config)
+    """Do what `check_backend` does, inside an event loop."""
+    run = _Run(source, os.environ if environ is None else environ, config)
     supervisor = BackendSupervisor(
         source,
         deadlines=deadlines,
         restarts=RestartPolicy(first=0.05, cap=1.0),
         environ=environ,
         settings=config.get("backendSettings", {}).get(source.configured_name, {}),
-        report=examination.hear,
+        report=run.hear,
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(supervisor.run)
         try:
-            checks = await examination.run(supervisor, connect=deadlines.connect, prepare=prepare)
+            checks = await run.run(supervisor, connect=deadlines.connect, prepare=prepare)
         finally:
             with anyio.move_on_after(CLAIM_DEADLINE, shield=True):
-                await examination.undo(supervisor)
+                await run.undo(supervisor)
         tasks.cancel_scope.cancel()
     return Report(backend=source.name, checks=checks)
 
 
-class _Examination:
-    """The probes, each of which returns the problems that it found."""
+class _Run:
+    """One conformance run: the checks, each of which returns the problems that it found."""
 
     def __init__(self, source: BackendSource, environ: Mapping[str, str], config: Mapping[str, Any]) -> None:
         self._source = source
@@ -133,8 +133,8 @@ class _Examination:
         self._backend, self._connect_limit = supervisor, connect
         await self._probe("it is loaded and connects", self._connect)
         if self._facts is not None and (prepared := self._find_prepared(self._facts)):
-            # `restore` would end what no claim of this examination explains: the work of running pods.
-            why = f"an agent has prepared claims on this node ({prepared}); examine it where none has"
+            # `restore` would end what no claim of this run explains: the work of running pods.
+            why = f"an agent has prepared claims on this node ({prepared}); check the backend on a node without"
             self._checks.append(Check(title="the backend is called", skipped=why))
         elif self._facts is not None:
             supervisor.restore_from(self._hold_all)
@@ -146,7 +146,7 @@ class _Examination:
         return tuple(self._checks)
 
     def _find_prepared(self, facts: BackendFacts) -> str:
-        """A record of a claim that an agent has prepared here with this backend.
+        """Find a record of a claim that an agent has prepared here with this backend.
 
         Empty if there is none, and for a backend without `restore`. Any driver's record counts if no name is known.
         """
@@ -165,13 +165,13 @@ class _Examination:
         return str(next(found, ""))
 
     def hear(self, event: BackendEvent) -> None:
-        """What the supervisor reports. The first failure to start is enough: the agent would go on trying."""
+        """Handle an event of the supervisor. The first failure to start is enough: the agent would keep trying."""
         self._events.append(event)
         if self._starting is not None and isinstance(event, BackendStartFailed | BackendEnded):
             self._starting.cancel()
 
     async def undo(self, supervisor: BackendSupervisor) -> None:
-        """Give back what a probe that failed still holds; what is wrong is in the report already."""
+        """Unprepare what a failed check still holds; the report already has the failure."""
         for held in tuple(self._held.values()):
             with suppress(PydraError):
                 await supervisor.unprepare(held.claim, (), until=_claim_deadline())
@@ -250,7 +250,7 @@ class _Examination:
         return [*failed, *died] or [f"it was not ready within {self._connect_limit:g} s"]
 
     async def _driver(self) -> list[str]:
-        """Advice: without DRIVER the agent serves it only under a name that its settings give."""
+        """Advise a DRIVER: without it, the agent needs a name in its settings."""
         driver = self._facts.driver if self._facts is not None else ""
         if not driver:
             name = self._source.configured_name
@@ -258,7 +258,7 @@ class _Examination:
         return []
 
     async def _settings(self) -> list[str]:
-        """The agent refuses invalid ones before anything else; valid ones are shown."""
+        """Show the settings; the agent refuses invalid ones before anything else."""
         self._lines += [
             f"{one.name} = {one.value} (allowed: {one.allowed}; default: {one.default}; from: {one.source}; "
             f"variable: {one.variable})"
@@ -267,13 +267,13 @@ class _Examination:
         return []
 
     async def _reasons(self) -> list[str]:
-        """Advice: under any other word the error is refused as well, but by pydra's name."""
+        """Advise valid reasons: otherwise pydra's own reason is used for the error."""
         reasons = self._facts.reasons if self._facts is not None else {}
         usable = sorted({reason for reason in reasons.values() if is_reason(reason)})
         self._found = ", ".join(usable)
         self._notes += [
-            f"{name}.reason is {reason!r}; Events and metrics say pydra's word instead, "
-            f"for it is not CamelCase of at most {MAX_REASON} letters and digits, such as GpuBusy"
+            f"{name}.reason is {reason!r}; Events and metrics use pydra's reason instead, "
+            f"because it is not CamelCase of at most {MAX_REASON} letters and digits, such as GpuBusy"
             for name, reason in reasons.items()
             if not is_reason(reason)
         ]
@@ -299,7 +299,7 @@ class _Examination:
         return problems
 
     async def _measure(self) -> list[str]:
-        """Advice: hardware that is not listed may have numbers too, such as a GPU that is partitioned."""
+        """Advise known devices; but hardware that is not listed may have samples, such as a partitioned GPU."""
         known = {device.name for device in self._inventory.devices} | {""}
         measured = {sample.device: None for sample in await self._backend.measure()}
         self._notes += [
@@ -322,7 +322,7 @@ class _Examination:
         return ["it was accepted"]
 
     async def _absent(self) -> list[str]:
-        """Advice: what is allocated was published, so that only a device that went away since is met so."""
+        """Advise UnknownDevice: it happens only with a device that disappeared after it was published."""
         claim = self._claim("absent", Device(name=_ABSENT))
         try:
             await self._hold(claim)
@@ -331,7 +331,7 @@ class _Examination:
             return []
         self._notes.append(
             f"prepare of device {_ABSENT} succeeded; a device may have gone since the scheduler chose it: "
-            "raise pydra.UnknownDevice, and the pod's events say so"
+            "raise pydra.UnknownDevice, so the pod's Events show it"
         )
         await self._release(claim, ())
         return []
@@ -339,7 +339,7 @@ class _Examination:
     # Touching
 
     def _claim(self, name: str, device: Device, *configs: OpaqueConfig) -> Claim:
-        """The claim of this name, of a uid that no other examination has ever used."""
+        """Return the claim of this name, with a uid that no other run has used."""
         if name not in self._claims:
             self._claims[name] = _build_claim(name, device, configs)
         return self._claims[name]
@@ -411,7 +411,7 @@ class _Examination:
         return []
 
     async def _look_for_host_paths(self) -> None:
-        """Advice: the agent refuses the claim while a path is missing, but this may not be the node."""
+        """Advise existing paths: the agent refuses the claim while one is missing, but this may not be the node."""
         try:
             await resolve(self._prepared, root=self._environ.get("PYDRA_HOST_ROOT", "/"))
         except HostPathMissing as error:
@@ -489,13 +489,13 @@ def _build_claim(name: str, device: Device, configs: tuple[OpaqueConfig, ...]) -
 
 
 def _share(capacity: Capacity) -> Quantity:
-    """What a claim gets that does not say how much it wants."""
+    """Return what a claim gets that requests no amount."""
     default = capacity.policy.default if capacity.policy is not None else None
     return capacity.value if default is None else default
 
 
 def _locate(backend: object) -> BackendSource:
-    """Where another process can import the object from. Raises SettingsError."""
+    """Find from where another process can import the object. Raises SettingsError."""
     if isinstance(backend, ModuleType):
         return choose_backend(f"{backend.__name__}:", ())
     module = sys.modules.get(type(backend).__module__)

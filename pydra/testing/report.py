@@ -6,9 +6,9 @@ import msgspec
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was looked at; `skipped` says why it was not, `notes` are advice, no faults.
+    """One check; `skipped` says why it was not made, `notes` are advice and not problems.
 
-    `found` is what there is to see of it in a word or two, `lines` at length.
+    `found` is a short description of what was found, `lines` a long one.
     """
 
     title: str
@@ -20,7 +20,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mark(self) -> str:
-        """What came of it in a word: `FAIL`, `skip`, `note` or `ok`."""
+        """The result in a word: `FAIL`, `skip`, `note` or `ok`."""
         return "FAIL" if self.problems else "skip" if self.skipped else "note" if self.notes else "ok"
 
 
@@ -32,7 +32,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Whether the agent will take the backend as it is."""
+        """Whether the agent accepts the backend."""
         return not self.problems
 
     @property
@@ -42,7 +42,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """For a terminal: one line a check, its problems indented below, the sum at the end."""
+        """For a terminal: one line for each check, its problems indented below, the result at the end."""
         lines = []
         for check in self.checks:
             beside = check.skipped or check.found

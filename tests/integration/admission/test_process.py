@@ -92,7 +92,7 @@ async def test_the_webhook_serves_renews_and_leaves_without_failing_a_review(tmp
         await webhook.wait_log("serving the certificate for second.example.com")
 
         webhook.process.send_signal(signal.SIGTERM)
-        await webhook.wait_log("told to stop by SIGTERM")
+        await webhook.wait_log("stopping on SIGTERM")
         assert (await review(session, webhook.url, configs=[RIGHT]))["allowed"] is True
         async with session.get(f"{webhook.url}/readyz") as response:
             assert response.status == 503
@@ -162,7 +162,7 @@ async def test_sighup_reads_the_log_level_and_the_certificate(tmp_path: Path) ->
         await webhook.wait_log("allowed")
         config.write_text("logLevel: loud\n")
         webhook.process.send_signal(signal.SIGHUP)
-        await webhook.wait_log("because those that were read are wrong: logLevel: must be one of")
+        await webhook.wait_log("because those in the file are invalid: logLevel: must be one of")
 
 
 async def test_metrics_and_probes_may_have_a_port_without_tls(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ async def test_a_broken_one_never_takes_the_place_of_one_that_works(
         await served.renew()
         assert await seen_by_a_client(webhook.url) == "works.example.com"
         (said,) = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
-        assert said.endswith(f"{words}; the one before is kept")
+        assert said.endswith(f"{words}; the former certificate is kept")
         assert loads.seen[1:] == [None]
         mount.replace(AUTHORITY.issue(name="repaired.example.com"))
         await served.renew()
@@ -175,7 +175,7 @@ async def test_files_that_vanish_change_nothing(tmp_path: Path, caplog: pytest.L
         await served.renew()
         await served.renew()
         assert await seen_by_a_client(webhook.url) == "works.example.com"
-    assert "tls.crt cannot be read: No such file or directory; the one before is kept" in caplog.text
+    assert "tls.crt cannot be read: No such file or directory; the former certificate is kept" in caplog.text
 
 
 async def test_an_expired_one_is_served_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

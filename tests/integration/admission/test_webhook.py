@@ -128,12 +128,12 @@ async def test_one_that_leaves_is_not_ready_and_closes_its_connections_with_thei
     async with serve_webhook() as webhook, connect() as session:
         async with session.get(f"{webhook.url}/readyz") as response:
             assert (response.status, await response.text()) == (200, "ok\n")
-        webhook.service.leaving = True
+        webhook.service.draining = True
         async with session.post(f"{webhook.url}{PATH}", data=encode(build_body()), headers=JSON) as response:
             assert response.status == 200
             assert response.headers["Connection"] == "close"
         async with session.get(f"{webhook.url}/readyz") as response:
-            assert (response.status, await response.text()) == (503, "told to stop\n")
+            assert (response.status, await response.text()) == (503, "shutting down\n")
 
 
 async def test_an_address_in_use_is_a_settings_error_that_names_it() -> None:

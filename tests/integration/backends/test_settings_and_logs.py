@@ -11,7 +11,7 @@ from pydra.backends.discovery import BackendSource
 from pydra.backends.process import LINES_AT_ONCE, MAX_UNSOLICITED
 from pydra.backends.supervisor_events import BackendEvent, BackendRefused, BackendState
 from pydra.errors import ContractError, SettingsError
-from pydra.testing import examine
+from pydra.testing import run_checks
 from tests.integration.backends.harness import ENVIRON, claim, supervised, until
 from tests.integration.backends.test_plan_and_restore import holding
 
@@ -59,7 +59,7 @@ async def test_settings_for_a_backend_that_takes_none_are_refused() -> None:
 
 async def test_the_conformance_kit_shows_the_settings_and_tries_plan_and_restore() -> None:
     environ = {**ENVIRON, "PYDRA_TUNED_MAX_SHARES": "9"}
-    report = await examine(
+    report = await run_checks(
         SOURCE, environ=environ, config={"backendSettings": {"tuned:": {"maxShares": 2, "flood": ""}}}
     )
     assert report.ok, report.text
@@ -73,7 +73,9 @@ async def test_the_conformance_kit_shows_the_settings_and_tries_plan_and_restore
 
 async def test_the_conformance_kit_tells_each_invalid_setting() -> None:
     environ = {**ENVIRON, "PYDRA_TUNED_MAX_SHARES": "0"}
-    (check,) = (await examine(SOURCE, environ=environ, config={"backendSettings": {"tuned:": {"floods": "x"}}})).checks
+    (check,) = (
+        await run_checks(SOURCE, environ=environ, config={"backendSettings": {"tuned:": {"floods": "x"}}})
+    ).checks
     assert len(check.problems) == 2
 
 

@@ -1,4 +1,4 @@
-"""The conformance kit passes the reference backend, and finds every fault of a sloppy one at once."""
+"""The conformance suite passes the reference backend, and finds all problems of a sloppy one at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pydra_sim
 from pydra.backends.discovery import BackendSource, find_backend
 from pydra.backends.supervisor import Deadlines
 from pydra.errors import SettingsError
-from pydra.testing import Check, Report, check_backend, examine
+from pydra.testing import Check, Report, check_backend, run_checks
 from tests.integration.backends.harness import ENVIRON, TROUBLE
 
 
@@ -20,14 +20,14 @@ def outcomes(report: Report) -> dict[str, str]:
 
 
 async def test_the_reference_backend_keeps_the_contract(tmp_path: Path) -> None:
-    report = await examine(find_backend("sim"), environ={**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path)})
+    report = await run_checks(find_backend("sim"), environ={**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path)})
     assert report.ok, report.text
     assert set(outcomes(report).values()) == {"ok"}
     assert report.text.endswith("backend sim keeps the contract")
 
 
 async def test_all_faults_of_a_sloppy_backend_are_found_at_once() -> None:
-    report = await examine(BackendSource(name="sloppy", target="sloppy"), environ=ENVIRON)
+    report = await run_checks(BackendSource(name="sloppy", target="sloppy"), environ=ENVIRON)
     assert not report.ok
     found = outcomes(report)
     del found["a prepare that was cancelled can be undone"]  # by chance: it may not have begun
@@ -63,23 +63,23 @@ async def test_the_words_of_its_errors_are_shown_and_one_that_is_none_is_advised
         "async def prepare(claim): raise Busy('no')\n"
         "async def unprepare(claim, prepared): pass\n"
     )
-    report = await examine(
+    report = await run_checks(
         BackendSource(name="worded", target="worded:"), environ={**ENVIRON, "PYTHONPATH": str(tmp_path)}
     )
     assert report.ok, report.text
     assert "note  its errors have reasons that Events and metrics can take (BoardBusy)" in report.text
-    assert "Odd.reason is 'the board is busy'; Events and metrics say pydra's word instead" in report.text
+    assert "Odd.reason is 'the board is busy'; Events and metrics use pydra's reason instead" in report.text
 
 
 async def test_the_hardware_is_left_alone_on_request(tmp_path: Path) -> None:
     environ = {**ENVIRON, "FAULTY_DIR": str(tmp_path)}
-    report = await examine(BackendSource(name="faulty", target="faulty"), environ=environ, prepare=False)
+    report = await run_checks(BackendSource(name="faulty", target="faulty"), environ=environ, prepare=False)
     assert "skip" in outcomes(report).values()
     assert not (tmp_path / "journal").exists(), "no claim was shown to it"
 
 
 async def test_a_backend_that_is_refused_is_not_examined_further() -> None:
-    report = await examine(BackendSource(name="unfit", target="unfit"), environ=ENVIRON)
+    report = await run_checks(BackendSource(name="unfit", target="unfit"), environ=ENVIRON)
     (check,) = report.checks
     assert "discover is a plain function" in check.problems[0]
 
@@ -88,7 +88,7 @@ async def test_a_backend_that_cannot_connect_says_so(tmp_path: Path) -> None:
     (tmp_path / "absent").touch()
     source = BackendSource(name="unfit", target="unfit:connects")
     environ = {**ENVIRON, "FAULTY_DIR": str(tmp_path)}
-    report = await examine(source, environ=environ, deadlines=Deadlines(connect=1.0))
+    report = await run_checks(source, environ=environ, deadlines=Deadlines(connect=1.0))
     (check,) = report.checks
     (problem,) = check.problems
     assert problem.splitlines()[0] == "connect failed: FileNotFoundError: the driver is not loaded"
@@ -108,7 +108,7 @@ async def test_a_device_that_is_in_use_is_stepped_over(tmp_path: Path) -> None:
         "async def unprepare(claim, prepared):\n    pass\n"
     )
     environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
-    report = await examine(BackendSource(name="possessive", target="possessive:"), environ=environ)
+    report = await run_checks(BackendSource(name="possessive", target="possessive:"), environ=environ)
     assert report.ok, report.text
     assert outcomes(report)["prepare answers, and its edits obey CDI's rules"] == "note"
     assert "a is still prepared for claim uid of-a-killed-check" in report.text
@@ -126,7 +126,7 @@ async def test_what_the_agent_would_not_find_on_the_node_is_noted(tmp_path: Path
         "async def unprepare(claim, prepared): pass\n"
     )
     environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
-    report = await examine(BackendSource(name="elsewhere", target="elsewhere:"), environ=environ)
+    report = await run_checks(BackendSource(name="elsewhere", target="elsewhere:"), environ=environ)
     assert report.ok, report.text
     (check,) = (one for one in report.checks if one.mark == "note")
     assert check.title == "prepare answers, and its edits obey CDI's rules"
@@ -138,7 +138,7 @@ async def test_what_a_failing_backend_holds_is_given_back(tmp_path: Path) -> Non
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("faults: [{call: unprepare, do: raise, count: 3}]")
     environ = {**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path), "PYDRA_SIM_SCENARIO": str(scenario)}
-    report = await examine(find_backend("sim"), environ=environ)
+    report = await run_checks(find_backend("sim"), environ=environ)
     assert "a simulated fault" in report.text
     assert list((tmp_path / "active").iterdir()) == []
 
@@ -147,13 +147,13 @@ async def test_a_shared_device_is_asked_for_a_share(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("groups: [{shared: true}]")
     environ = {**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path), "PYDRA_SIM_SCENARIO": str(scenario)}
-    assert (await examine(find_backend("sim"), environ=environ)).ok
+    assert (await run_checks(find_backend("sim"), environ=environ)).ok
 
 
 async def test_a_backend_that_kills_its_process_at_the_start_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "suicide.py").write_text("import os\nos.abort()\n")
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    report = await examine(BackendSource(name="suicide", target="suicide:"), environ=environ)
+    report = await run_checks(BackendSource(name="suicide", target="suicide:"), environ=environ)
     assert "died of SIGABRT" in report.text
     assert "suicide.py" in report.text, "the stack is there"
 
@@ -205,7 +205,7 @@ async def test_a_backend_that_restores_is_not_called_where_an_agent_has_prepared
     record.parent.mkdir(parents=True)
     record.touch()
     places = {"PYDRA_RECORDS_DIR": str(tmp_path / "run"), "PYDRA_SIM_STATE": str(tmp_path / "hw")}
-    report = await examine(find_backend("sim"), environ={**ENVIRON, **places})
+    report = await run_checks(find_backend("sim"), environ={**ENVIRON, **places})
     *_, last = report.checks
     assert "an agent has prepared claims on this node" in last.skipped
     assert str(record) in last.skipped

@@ -1,4 +1,4 @@
-"""Configs of the installed backends, right and wrong in every way, for all that must judge them alike."""
+"""Configs of the installed backends, right and wrong in every way, for everything that must validate them alike."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from pydra.admission.review import (
     MAX_MESSAGE,
     MOST_PROBLEMS,
+    Decision,
     MalformedReview,
-    Verdict,
     build_message,
     build_review,
-    judge,
     parse_review,
+    review_object,
 )
 from pydra.admission.schema import read_backend
 from pydra.backends.config import find_config_problems
@@ -67,7 +67,7 @@ def test_what_the_review_has_beside_the_question_is_not_read() -> None:
 
 
 def test_what_may_be_is_answered_without_a_word() -> None:
-    answer = msgspec.json.decode(build_review(ask(), Verdict(result="allowed")))
+    answer = msgspec.json.decode(build_review(ask(), Decision(result="allowed")))
     assert answer["response"] == {"uid": "705ab4f5-6393-11e8-b7cc-42010a800002", "allowed": True}
 
 
@@ -101,11 +101,11 @@ def test_all_faults_of_all_configs_come_in_one_message_with_their_paths(resource
         entry(NVIDIA.driver, gpu("GpuConfg"), requests=["gpu"]),
     ]
     question = ask(resource, configs, version=version)
-    verdict = judge(question, DRIVERS)
-    assert verdict.result == "denied"
+    decision = review_object(question, DRIVERS)
+    assert decision.result == "denied"
     at = PREFIXES[resource]
     group = "resource.nvidia.com/v1beta1"
-    answer = msgspec.json.decode(build_review(question, verdict))
+    answer = msgspec.json.decode(build_review(question, decision))
     assert answer == {
         "apiVersion": "admission.k8s.io/v1",
         "kind": "AdmissionReview",
@@ -140,12 +140,12 @@ def test_all_faults_of_all_configs_come_in_one_message_with_their_paths(resource
     ids=str,
 )
 def test_each_fault_is_told_at_its_place(parameters: Any, problem: str) -> None:
-    problems = judge(ask(configs=[entry(SIM.driver, parameters)]), DRIVERS).problems
+    problems = review_object(ask(configs=[entry(SIM.driver, parameters)]), DRIVERS).problems
     assert problems[0] == f"spec.devices.config[0].opaque.parameters{problem}"
 
 
 def test_rules_between_fields_are_refused_as_the_backend_words_them() -> None:
-    (problem,) = judge(
+    (problem,) = review_object(
         ask(configs=[entry(NVIDIA.driver, gpu(sharing={"strategy": "TimeSlicing", "mpsConfig": {}}))]), DRIVERS
     ).problems
     assert problem == (
@@ -158,10 +158,10 @@ def test_rules_between_fields_are_refused_as_the_backend_words_them() -> None:
 def test_the_verdict_is_that_of_the_decoder_on_the_node(case: Case) -> None:
     known = BY_NAME[case.backend]
     wanted = find_config_problems(case.parameters, known.types)
-    verdict = judge(ask(configs=[entry(known.driver, case.parameters)]), DRIVERS)
-    assert verdict.allowed is case.right
-    assert verdict.allowed is not bool(wanted)
-    assert len(verdict.problems) == len(wanted)
+    decision = review_object(ask(configs=[entry(known.driver, case.parameters)]), DRIVERS)
+    assert decision.allowed is case.right
+    assert decision.allowed is not bool(wanted)
+    assert len(decision.problems) == len(wanted)
 
 
 json_values = st.recursive(
@@ -189,13 +189,13 @@ def test_nothing_is_refused_that_decodes_and_nothing_passes_that_does_not(
     values: list[Any], resource: str, version: str
 ) -> None:
     values = [{**sim(), **value} if isinstance(value, dict) else value for value in values]
-    verdict = judge(ask(resource, [entry(SIM.driver, value) for value in values], version=version), DRIVERS)
+    decision = review_object(ask(resource, [entry(SIM.driver, value) for value in values], version=version), DRIVERS)
     wanted = [
         f"{PREFIXES[resource]}[{index}].opaque.parameters{problem.removeprefix('$')}"
         for index, value in enumerate(values)
         for problem in find_config_problems(value, SIM.types)
     ]
-    assert list(verdict.problems) == wanted
+    assert list(decision.problems) == wanted
 
 
 WRONG = entry(SIM.driver, sim(clockMHz=1))
@@ -220,12 +220,12 @@ WRONG = entry(SIM.driver, sim(clockMHz=1))
 def test_what_was_stored_before_stays_updatable(options: dict[str, Any], result: str) -> None:
     if "sub_resource" in options:
         options = {"subResource": options["sub_resource"]}
-    assert judge(ask("deviceclasses", configs=[WRONG], **options), DRIVERS).result == result
+    assert review_object(ask("deviceclasses", configs=[WRONG], **options), DRIVERS).result == result
 
 
 @pytest.mark.parametrize("resource", ["resourceclaims", "resourceclaimtemplates"])
 def test_nothing_stands_in_the_way_of_updates_that_can_bring_no_config(resource: str) -> None:
-    assert judge(ask(resource, configs=[WRONG], operation="UPDATE", old=[]), DRIVERS).result == "not_ours"
+    assert review_object(ask(resource, configs=[WRONG], operation="UPDATE", old=[]), DRIVERS).result == "not_ours"
 
 
 STRANGE = {
@@ -239,20 +239,20 @@ STRANGE = {
 @pytest.mark.parametrize("strange", STRANGE.values(), ids=STRANGE)
 def test_what_strict_json_lacks_costs_only_the_config_that_has_it(strange: bytes) -> None:
     body = encode(build_body(configs=[entry("other.example.com", {"a": "STRANGE"}), entry(SIM.driver, sim())]))
-    assert judge(parse_review(body.replace(b'"STRANGE"', strange)), DRIVERS).result == "allowed"
+    assert review_object(parse_review(body.replace(b'"STRANGE"', strange)), DRIVERS).result == "allowed"
     body = encode(build_body(configs=[entry("other.example.com", {}), entry(SIM.driver, sim(env={"A": "STRANGE"}))]))
-    verdict = judge(parse_review(body.replace(b'"STRANGE"', strange)), DRIVERS)
+    decision = review_object(parse_review(body.replace(b'"STRANGE"', strange)), DRIVERS)
     if strange == STRANGE["other bytes"]:  # the API server itself sends them as U+FFFD, as they are read here
-        assert verdict.allowed
+        assert decision.allowed
     else:
-        (problem,) = verdict.problems
+        (problem,) = decision.problems
         assert problem.startswith("spec.devices.config[1].opaque.parameters")
-    assert msgspec.json.decode(build_review(ask(), verdict))["response"]["allowed"] is verdict.allowed
+    assert msgspec.json.decode(build_review(ask(), decision))["response"]["allowed"] is decision.allowed
 
 
 def test_parameters_that_are_larger_than_the_api_allows_are_not_judged() -> None:
-    verdict = judge(ask(configs=[entry(SIM.driver, {f"k{index}": 1 for index in range(100_000)})]), DRIVERS)
-    (problem,) = verdict.problems
+    decision = review_object(ask(configs=[entry(SIM.driver, {f"k{index}": 1 for index in range(100_000)})]), DRIVERS)
+    (problem,) = decision.problems
     assert problem == "spec.devices.config[0].opaque.parameters: found 1088891 bytes, allowed are 10240"
 
 
@@ -268,7 +268,7 @@ def test_parameters_that_are_larger_than_the_api_allows_are_not_judged() -> None
 def test_what_is_not_known_passes(resource: str, group: str, version: str) -> None:
     body = build_body(configs=[WRONG])
     body["request"]["resource"] = {"group": group, "version": version, "resource": resource}
-    assert judge(parse_review(encode(body)), DRIVERS).result == "not_ours"
+    assert review_object(parse_review(encode(body)), DRIVERS).result == "not_ours"
 
 
 @pytest.mark.parametrize(
@@ -284,13 +284,15 @@ def test_what_is_not_known_passes(resource: str, group: str, version: str) -> No
     ids=str,
 )
 def test_what_has_not_the_shape_of_the_api_is_left_to_the_api_server(found: Any) -> None:
-    assert judge(ask(object=found), DRIVERS).result == "allowed"
+    assert review_object(ask(object=found), DRIVERS).result == "allowed"
 
 
 def test_the_driver_name_that_the_admin_gave_counts() -> None:
     other = read_backend("sim", driver="gpu.example.com")
-    assert judge(ask(configs=[WRONG]), {other.driver: other.types}).allowed
-    assert not judge(ask(configs=[entry("gpu.example.com", sim(clockMHz=1))]), {other.driver: other.types}).allowed
+    assert review_object(ask(configs=[WRONG]), {other.driver: other.types}).allowed
+    assert not review_object(
+        ask(configs=[entry("gpu.example.com", sim(clockMHz=1))]), {other.driver: other.types}
+    ).allowed
 
 
 class Careless(msgspec.Struct):
@@ -302,21 +304,23 @@ class Careless(msgspec.Struct):
 
 def test_a_backend_whose_rules_fail_is_named_and_the_config_refused_as_on_the_node() -> None:
     parameters = {"apiVersion": "a.example.com/v1", "kind": "Careless", "n": 2}
-    verdict = judge(
+    decision = review_object(
         ask(configs=[entry("a.example.com", parameters)]), {"a.example.com": {"a.example.com/v1/Careless": Careless}}
     )
-    assert verdict.problems == (
+    assert decision.problems == (
         "spec.devices.config[0].opaque.parameters: cannot be checked, the backend's own rules fail with KeyError: 2",
     )
 
 
 def test_no_more_faults_are_looked_for_than_anybody_reads() -> None:
     configs = [entry(SIM.driver, sim(**{f"k{index}": 1 for index in range(400)})) for _ in range(32)]
-    problems = judge(ask(configs=configs), DRIVERS).problems
+    problems = review_object(ask(configs=configs), DRIVERS).problems
     assert len(problems) == MOST_PROBLEMS + 1
     assert problems[-1] == "these are the first 100, and there are more"
 
 
 def test_a_limit_that_is_no_quantity_is_told_beside_the_rest() -> None:
-    verdict = judge(ask(configs=[entry(NVIDIA.driver, gpu(sharing=mps(defaultPinnedDeviceMemoryLimit="x")))]), DRIVERS)
-    assert 'found "x", allowed: a quantity' in verdict.problems[0]
+    decision = review_object(
+        ask(configs=[entry(NVIDIA.driver, gpu(sharing=mps(defaultPinnedDeviceMemoryLimit="x")))]), DRIVERS
+    )
+    assert 'found "x", allowed: a quantity' in decision.problems[0]
