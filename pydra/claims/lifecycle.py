@@ -5,8 +5,8 @@
       └────remove──────┘  └──────set back───────┘
 
 A record is *started* before the backend touches anything, *completed* once containers can use the devices, and set
-back before anything is undone. So *started* always means: something may have been done, nobody may use it, and it can
-be undone. Whenever the agent dies, the record has all that is needed to continue.
+back before the backend undoes anything. So *started* always means: something may have been done, nobody may use it,
+and it can be undone. Whenever the agent dies, the record has all that is needed to continue.
 """
 
 from __future__ import annotations

@@ -186,7 +186,7 @@ def read_config(path: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
     """
     path = path or environ.get(f"{AGENT.prefix}CONFIG")
     values = _read_file(path) if path else {}
-    # Without backends, as where --backend names them, the agent would refuse it too; here one is named anyway.
+    # `--backend` may name the backends in place of the file.
     if problems := tuple(find_value_problems({"backends": ["any"], **values}, Settings, program=AGENT.program)):
         raise SettingsError([f"{path}: {problem}" for problem in problems])
     return values
