@@ -177,7 +177,7 @@ class HeldEntries:
                 found[entry.uid] = self.find_left(entry)
         for uid in unread.keys() - self.unread.keys():
             names = ", ".join(unread[uid].devices)
-            effect = f"no other claim gets the GPUs of its devices ({names})" if names else "nor are its devices known"
+            effect = f"no other claim gets the GPUs of its devices ({names})" if names else "no GPU is kept for it"
             _log.warning("%s; %s", unread[uid].reason, effect)
         self._entries, self.unread = found, unread
 

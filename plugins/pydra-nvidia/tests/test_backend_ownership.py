@@ -187,7 +187,7 @@ async def test_a_held_claim_of_unknown_devices_is_logged_and_stops_nobody(
         await backend.restore(held)
         await backend.plan(claim("two", "gpu-0"), held)
         await backend.plan(claim("three", "gpu-1"), held)
-    told = [line for line in caplog.messages if "the claim with uid one has no plan; nor are its devices known" in line]
+    told = [line for line in caplog.messages if "the claim with uid one has no plan; no GPU is kept for it" in line]
     assert len(told) == 1
 
 

@@ -3,8 +3,8 @@
 <state>/maintenance   requests it, until the time it says (seconds since 1970), or for an hour since it was touched
 <state>/nvml          has a shared lock of each process that has NVML open: who gets it alone knows that none has
 
-Opening NVML takes the lock first and then looks for the request; asking writes the request first. So
-nobody slips through, a process that is killed keeps nothing, and two agents of an upgrade are waited for alike.
+Opening NVML takes the lock first and then looks for the request; asking writes the request first. So no process opens
+NVML unnoticed, one that is killed keeps nothing, and two agents of an upgrade are waited for alike.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Gate:
         try:
             lock = self._open()
         except OSError as error:
-            raise RequestFailed(f"nobody can tell who has NVML open, by {self._lock}: {error}") from error
+            raise RequestFailed(f"cannot find out whether NVML is open, by locking {self._lock}: {error}") from error
         try:
             while True:
                 with suppress(BlockingIOError):
