@@ -45,7 +45,7 @@ async def serve(settings: Settings, backends: Sequence[StartedBackend], reread: 
     `reread` gives the settings as they are at a SIGHUP, and applies those of the log.
 
     Raises:
-        SettingsError: there is no way to the API server, an address is taken.
+        SettingsError: there are no API server credentials, an address is in use.
     """
     metrics = Metrics()
     metrics.build.labels(__version__).set(1)

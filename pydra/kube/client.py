@@ -48,7 +48,7 @@ RETRY_FOR = 20.0
 RETRY_PAUSE, RETRY_PAUSE_LIMIT = 0.05, 2.0
 REQUESTS = 256
 """Requests in flight, watches apart. The kubelet prepares as many claims at once as a node has pods, 110 to 250; more
-would cost descriptors and handshakes. What waits for its turn is not counted as waiting for the API server."""
+would cost descriptors and handshakes. What waits for its slot is not counted as waiting for the API server."""
 WARM = 2
 """Requests in flight that share the connections that are kept warm; what is beyond is a burst."""
 PAGE_SIZE = 500
@@ -73,7 +73,7 @@ METHODS = {
 }
 
 LOWER_ERRORS = (aiohttp.ClientError, OSError)
-"""All that a request without an answer raises; TimeoutError is an OSError."""
+"""What a request without an answer raises; TimeoutError is an OSError."""
 _UNUSABLE = (*LOWER_ERRORS, NotJson, Undecodable, TooLarge, LineTooLong)
 T = TypeVar("T")
 
@@ -88,10 +88,10 @@ class RequestDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KubeClient:
-    """The API server. Use it as an async context manager; every method raises KubeError's branches only.
+    """Sends requests to the API server. Use it as an async context manager; all methods raise only KubeErrors.
 
-    Reads are repeated, with jitter, while the server is Unavailable, for `retry_for` seconds at most; writes never.
-    There is no rate limit: the server's own (429, Retry-After) is honoured.
+    Reads are repeated, with jitter, while the server is Unavailable, for at most `retry_for` seconds; writes are not.
+    There is no rate limit; the server's own (429, Retry-After) is honoured.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class KubeClient:
         self._retry_for = retry_for
         self._report = report
         self._uniform = uniform
-        self._free_turns = requests
-        self._steady_turns = requests - WARM  # with at least so many turns left, a request is not part of a burst
+        self._free_slots = requests
+        self._steady_slots = requests - WARM  # with at least so many slots left, a request is not part of a burst
         self._burst_idle = burst_idle
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._problem = ""
@@ -136,7 +136,7 @@ class KubeClient:
         self._session = self._burst_session = None
 
     def problem(self) -> str:
-        """Why the API server cannot be used as configured: a certificate or token that is refused. Empty when fine."""
+        """Return why the API server cannot be used: a certificate or token is refused. Empty if it can."""
         return self._problem or self._credentials.problem
 
     async def get(
@@ -148,15 +148,15 @@ class KubeClient:
         metadata_only: bool = False,
         deadline: float | None = None,
     ) -> JsonObject:
-        """One object, or its metadata alone.
+        """Return one object, or only its metadata.
 
-        With a `deadline`, in seconds, the error after it is the last that the API server, or the way to it, gave.
+        `deadline`, in seconds, replaces `retry_for`; the error is the last one of the API server or the connection.
         """
         path = build_path(resource, namespace=namespace, name=name)
         accept = METADATA_ONLY.format("PartialObjectMetadata") if metadata_only else JSON
         attempt = partial(self._request, "get", resource, path, decode=decode_object, accept=accept)
         began = time.monotonic()
-        try:  # as _read does, which is one step more for each claim
+        try:  # like _read, without one more call for each claim
             return await attempt(seconds=deadline)
         except Unavailable as error:
             return await self._repeat(error, attempt, began, deadline)
@@ -170,7 +170,7 @@ class KubeClient:
         label_selector: str = "",
         metadata_only: bool = False,
     ) -> ObjectList:
-        """All objects, page by page; a list whose continuation expires is read once more in one piece.
+        """Return all objects, read page by page; a list whose continuation expires is read again in one piece.
 
         Objects that cannot be decoded are left out, with a warning, and named in the result.
         """
@@ -185,7 +185,7 @@ class KubeClient:
     async def create(
         self, resource: Resource, body: JsonObject, *, namespace: str = "", dry_run: bool = False
     ) -> JsonObject:
-        """The object as stored, or as it would be. Conflict: it exists already."""
+        """Create the object; return it as stored, or as it would be. Conflict: it already exists."""
         path = build_path(resource, namespace=namespace) + _DRY_RUN[dry_run]
         return await self._request("create", resource, path, decode=decode_object, body=body)
 
@@ -199,14 +199,14 @@ class KubeClient:
         subresource: str = "",
         dry_run: bool = False,
     ) -> JsonObject:
-        """The object as stored, or as it would be. Conflict: it is not the one that `metadata.resourceVersion` says."""
+        """Replace the object; return it as stored, or as it would be. Conflict: the resourceVersion is outdated."""
         path = build_path(resource, namespace=namespace, name=name, subresource=subresource) + _DRY_RUN[dry_run]
         return await self._request("update", resource, path, decode=decode_object, body=body)
 
     async def patch(
         self, resource: Resource, name: str, body: JsonObject, *, namespace: str = "", subresource: str = ""
     ) -> JsonObject:
-        """The object after a JSON merge patch."""
+        """Apply a JSON merge patch; return the object."""
         path = build_path(resource, namespace=namespace, name=name, subresource=subresource)
         return await self._request("patch", resource, path, decode=decode_object, body=body)
 
@@ -220,7 +220,7 @@ class KubeClient:
         resource_version: str = "",
         grace_period: int | None = None,
     ) -> None:
-        """Delete, only if uid and resource version still are those given (Conflict otherwise); seconds of grace."""
+        """Delete the object if it still has the given uid and resource version (otherwise Conflict)."""
         options: JsonObject = {"kind": "DeleteOptions", "apiVersion": "v1"}
         preconditions = {"uid": uid, "resourceVersion": resource_version}
         if given := {key: value for key, value in preconditions.items() if value}:
@@ -231,16 +231,16 @@ class KubeClient:
         await self._request("delete", resource, path, decode=decode_document, body=options)
 
     async def fetch(self, path: str) -> JsonObject:
-        """Any document by its path, such as `/version`."""
+        """Read a document by its path, such as `/version`."""
         return await self._read(partial(self._request, "get", None, path, decode=decode_document))
 
     async def watch(
         self, resource: Resource, *, resource_version: str, namespace: str = "", field_selector: str = ""
     ) -> AsyncGenerator[WatchEvent, None]:
-        """What happens after `resource_version`, bookmarks included, until the server ends it, after 5 to 10 minutes.
+        """Yield the events after `resource_version`, bookmarks included, until the server ends it in 5 to 10 minutes.
 
-        Events that cannot be decoded are left out, with a warning. Raises Gone when it must be listed again,
-        Unavailable when the connection breaks. Close the iterator.
+        Events that cannot be decoded are left out, with a warning. Raises Gone if a new list is needed, Unavailable if
+        the connection breaks. Close the iterator.
         """
         lifetime = int(self._uniform(*WATCH_SECONDS))
         query = {
@@ -288,7 +288,7 @@ class KubeClient:
             token = str(metadata.get("continue") or "")
             if not token:
                 break
-        for item in items:  # a list leaves out what is the same for all its items
+        for item in items:  # in a list, the items have neither
             item.setdefault("apiVersion", resource.api_version)
             item.setdefault("kind", resource.kind)
         if unreadable:
@@ -311,12 +311,12 @@ class KubeClient:
         began: float,
         deadline: float | None,
     ) -> T:
-        """Repeat what failed with `error`, until the deadline; then raise the last error that says a cause."""
+        """Repeat the request that failed with `error`, until the deadline; then raise the last informative error."""
         # Not at the top: importing it takes 10 ms, and the first attempt seldom fails.
         from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type  # noqa: PLC0415
 
-        patience = self._retry_for if deadline is None else deadline
-        left = patience
+        limit = self._retry_for if deadline is None else deadline
+        left = limit
 
         def choose_pause(state: RetryCallState) -> float:
             longest = min(RETRY_PAUSE * 2**state.attempt_number, RETRY_PAUSE_LIMIT)
@@ -324,7 +324,7 @@ class KubeClient:
 
         def is_over(state: RetryCallState) -> bool:
             nonlocal left
-            left = patience - (time.monotonic() - began) - state.upcoming_sleep
+            left = limit - (time.monotonic() - began) - state.upcoming_sleep
             return left <= 0
 
         def log_pause(state: RetryCallState) -> None:
@@ -334,17 +334,17 @@ class KubeClient:
         def give_up(state: RetryCallState) -> T:
             if state.attempt_number == 1:
                 raise error
-            text = f"{error}; gave up after {patience:g} s"
+            text = f"{error}; gave up after {limit:g} s"
             raise Unavailable(text, status=error.status, cause=error.cause, retry_after=error.retry_after)
 
         async def try_again() -> T:
             nonlocal error
             if retrying.statistics["attempt_number"] == 1:
-                raise error  # the attempt that was made already
+                raise error  # of the attempt that was already made
             try:
                 return await attempt(seconds=left)
             except Unavailable as last:
-                # Cut off by the deadline of the whole, the last attempt says less than the one before it.
+                # If the total deadline cut the last attempt off, the error before it says more.
                 if last.cause != "Timeout" or left >= self._deadline:
                     error = last
                 raise
@@ -377,10 +377,10 @@ class KubeClient:
             headers["Content-Type"] = MERGE_PATCH if verb == "patch" else JSON
         seconds = self._deadline if seconds is None else min(seconds, self._deadline)
         response: aiohttp.ClientResponse | None = None
-        if self._free_turns:
-            self._free_turns -= 1
+        if self._free_slots:
+            self._free_slots -= 1
         else:
-            await self._wait_turn()
+            await self._wait_slot()
         try:
             response = await self._send(verb, resource, path, headers=headers, data=data, seconds=seconds)
             if response.status >= 300:
@@ -398,27 +398,27 @@ class KubeClient:
             raise
         finally:
             if self._waiting:
-                self._pass_turn()
+                self._release_slot()
             else:
-                self._free_turns += 1
+                self._free_slots += 1
 
-    async def _wait_turn(self) -> None:
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
+    async def _wait_slot(self) -> None:
+        slot = asyncio.get_running_loop().create_future()
+        self._waiting.append(slot)
         try:
-            await turn
+            await slot
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it was given the turn in the same moment
-                self._pass_turn()
+            if not slot.cancelled():  # it got the slot at the same moment
+                self._release_slot()
             raise
 
-    def _pass_turn(self) -> None:
+    def _release_slot(self) -> None:
         while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
+            slot = self._waiting.popleft()
+            if not slot.done():
+                slot.set_result(None)
                 return
-        self._free_turns += 1
+        self._free_slots += 1
 
     async def _send(
         self,
@@ -430,14 +430,14 @@ class KubeClient:
         data: bytes | None = None,
         seconds: float,
     ) -> aiohttp.ClientResponse:
-        """The answer's head, its body still to be read. Refused credentials are read again, once."""
-        session = self._session if self._free_turns >= self._steady_turns else self._burst_session
+        """Send the request; return the response with its body unread. Refused credentials are reloaded once."""
+        session = self._session if self._free_slots >= self._steady_slots else self._burst_session
         if session is None:
             raise RuntimeError("the KubeClient is not open: use it in `async with`")
         credentials = self._credentials
         url: str | URL = credentials.server + path
         if "%" in path or "?" in path:
-            url = URL(url, encoded=True)  # yarl would decode what it thinks needs no encoding
+            url = URL(url, encoded=True)  # otherwise yarl decodes what it considers needlessly encoded
         start = time.perf_counter()
         status = 0
         try:
@@ -459,10 +459,10 @@ class KubeClient:
                         server_hostname=access.server_hostname,
                     )
                 except LOWER_ERRORS as error:
-                    # Also a server that hangs up may refuse the certificate, but it may have done what was asked.
-                    distrust = find_tls_error(error) is not None
-                    suspect = distrust or isinstance(error, aiohttp.ServerDisconnectedError)
-                    if last or not suspect or not await credentials.renew(refused=access) or not distrust:
+                    # A server that hangs up may refuse the certificate, too, but may also have executed the request.
+                    tls_failed = find_tls_error(error) is not None
+                    may_be_refused = tls_failed or isinstance(error, aiohttp.ServerDisconnectedError)
+                    if last or not may_be_refused or not await credentials.renew(refused=access) or not tls_failed:
                         raise
                 else:
                     if response.status != 401 or last or not await credentials.renew(refused=access):
@@ -517,7 +517,7 @@ def _add_query(path: str, query: Mapping[str, str]) -> str:
 
 
 async def _read_on(content: aiohttp.StreamReader, begun: bytes) -> bytes:
-    """The whole of a body whose beginning is `begun`. Raises TooLarge."""
+    """Read the rest of a body that begins with `begun`; return all of it. Raises TooLarge."""
     chunks, size = [begun], len(begun)
     while chunk := await content.readany():
         size += len(chunk)

@@ -40,12 +40,12 @@ INLINE = ("certificate-authority", "client-certificate", "client-key")
 _HEADER_SAFE = re.compile(r"[\x20-\x7e]*").fullmatch
 
 
-class _UnusableError(Exception):
-    """The source cannot be used, in words."""
+class _SourceError(Exception):
+    """The source cannot be used; the message says why."""
 
 
-# What the loaders raise for files that are missing, unreadable, of the wrong shape, or refused by an
-# identity provider; they check little before they index.
+# What the loaders raise for files that are missing, unreadable, malformed, or refused by an identity provider; they
+# check little before they index.
 _LOADER_ERRORS = (
     OSError,
     aiohttp.ClientError,
@@ -55,12 +55,12 @@ _LOADER_ERRORS = (
     AttributeError,
     AssertionError,
     RuntimeError,
-    _UnusableError,
+    _SourceError,
 )
 
 
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
-    """What a source says now; an empty string or None for what it does not say."""
+    """The current content of a source; an empty string or None for what it does not have."""
 
     host: str
     authorization: str = ""
@@ -73,7 +73,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """With what one request goes out; replaced as a whole, so that requests in flight keep theirs."""
+    """What a request needs to be sent; replaced as a whole, so requests in flight keep theirs."""
 
     headers: Mapping[str, str]
     ssl: ssl.SSLContext | bool
@@ -106,7 +106,7 @@ class Credentials:
         self.clock = clock
         self.fresh_until = 0.0
         self._load = load
-        self._deadline = deadline + 1  # the loader says best what hung
+        self._deadline = deadline + 1  # the loader's own timeout has the better message
         self._verify_x509_strict = verify_x509_strict
         self._loaded = Loaded(host="")
         self._tls_content: tuple[bytes, ...] = ()
@@ -123,16 +123,15 @@ class Credentials:
         try:
             await self._read()
         except _LOADER_ERRORS as error:
-            raise SettingsError([f"{self.source}: {_say(error)}"]) from error
+            raise SettingsError([f"{self.source}: {_describe(error)}"]) from error
         self.server = self._loaded.host.rstrip("/")
         if not self.server.startswith(("http://", "https://")):
             raise SettingsError([f"{self.source}: the server {self.server!r} must begin with https:// or http://"])
 
     async def renew(self, *, refused: Access | None = None) -> bool:
-        """Read the files again; whether `refused`, which the server did not accept or which did not accept the server,
-        has been replaced since.
+        """Read the files again; return whether `refused`, with which a request failed, has been replaced since.
 
-        Never raises: the old credentials may be good still, and the server's answer says so best.
+        Never raises: the old credentials may still be valid, which the server's answer tells.
         """
         async with self._renewing:
             if self.clock() >= self.fresh_until or (refused is not None and refused is self.access):
@@ -140,7 +139,7 @@ class Credentials:
                     await self._read()
                 except _LOADER_ERRORS as error:
                     self.fresh_until = self.clock() + RENEWAL_PERIOD
-                    self.problem = f"cannot read the credentials again, {self.source}: {_say(error)}"
+                    self.problem = f"cannot read the credentials again, {self.source}: {_describe(error)}"
                     log.warning("%s; the old ones stay in use", self.problem)
         return refused is not self.access
 
@@ -148,7 +147,7 @@ class Credentials:
         async with asyncio.timeout(self._deadline):
             loaded = await self._load()
         if not _HEADER_SAFE(loaded.authorization):
-            raise _UnusableError(
+            raise _SourceError(
                 "the token has several lines or characters that a header cannot carry; it must be one line"
             )
         context, content = self.access.ssl, self._tls_content
@@ -180,10 +179,10 @@ async def load_credentials(
     deadline: float = LOAD_DEADLINE,
     clock: Callable[[], float] = time.monotonic,
 ) -> Credentials:
-    """The first that there is: `kubeconfig`, $KUBECONFIG, the pod's service account, ~/.kube/config.
+    """Load the first that exists: `kubeconfig`, $KUBECONFIG, the pod's service account, ~/.kube/config.
 
-    With `verify_x509_strict` Python's own strictness about certificates stays on (3.13 and later); many clusters'
-    authorities lack the key identifiers that it asks for. Raises SettingsError.
+    With `verify_x509_strict`, Python's strict verification (3.13 and later) stays on; many clusters' authorities lack
+    the key identifiers that it requires. Raises SettingsError.
     """
     path = kubeconfig or environ.get("KUBECONFIG", "")
     home = os.path.join(environ.get("HOME", ""), ".kube", "config")
@@ -194,7 +193,7 @@ async def load_credentials(
     else:
         raise SettingsError(
             [
-                "no way to the API server: not in a pod (KUBERNETES_SERVICE_HOST is not set), no kubeconfig named, "
+                "no credentials for the API server: not in a pod (KUBERNETES_SERVICE_HOST is not set), no kubeconfig, "
                 f"and {home} does not exist; name a kubeconfig with --kubeconfig or KUBECONFIG"
             ]
         )
@@ -212,18 +211,18 @@ def _service_account_loader(environ: Mapping[str, str], directory: str) -> Load:
     async def load() -> Loaded:
         token = _read_file(os.path.join(directory, "token")).decode(errors="replace").strip()
         if not token:
-            raise _UnusableError(f"the token file {directory}/token is empty")
+            raise _SourceError(f"the token file {directory}/token is empty")
         return Loaded(host=address, authorization=f"Bearer {token}", ca_file=os.path.join(directory, "ca.crt"))
 
     return load
 
 
 class _KubeconfigLoader:
-    """Loads a kubeconfig, of one file or several, and loads it anew when a file has changed.
+    """Loads a kubeconfig, of one or several files, and reloads it when a file has changed.
 
-    kubernetes-asyncio's loader would write each certificate and key that stands in the file to the shared temporary
-    directory, where they outlive a process that is killed. OpenSSL and the loader want paths: those of memfds, which go
-    with the process, whatever ends it.
+    kubernetes-asyncio's loader would write each inline certificate and key to the shared temporary directory, where
+    they outlive a process that is killed. OpenSSL and the loader need paths: here those of memfds, which end with the
+    process.
     """
 
     def __init__(self, path: str, context: str, deadline: float) -> None:
@@ -234,10 +233,10 @@ class _KubeconfigLoader:
         self._loader: Any = None
 
     async def load(self) -> Loaded:
-        """What the kubeconfig says now; raises one of _LOADER_ERRORS."""
+        """Load the current content; raises one of _LOADER_ERRORS."""
         parts = [part for part in self._path.split(os.pathsep) if part]
         if missing := [part for part in parts if not _is_file(part)]:
-            raise _UnusableError(f"there is no file {missing[0]}")
+            raise _SourceError(f"there is no file {missing[0]}")
         content = tuple(map(_read_file, parts))
         module = import_kubeconfig_loader()
         found: Any = SimpleNamespace(host="", api_key={})
@@ -246,17 +245,17 @@ class _KubeconfigLoader:
                 self._loader, self._content = _build_loader(module, self._path, self._context, self._deadline), content
             await self._loader.load_and_set(found)
         except (module.ConfigException, module.yaml.YAMLError) as error:
-            raise _UnusableError(str(error)) from error
-        said = vars(found)
+            raise _SourceError(str(error)) from error
+        values = vars(found)
         return Loaded(
             host=found.host or "",
             authorization=str(found.api_key.get("BearerToken", "")).strip(),
-            ca_file=said.get("ssl_ca_cert"),
-            cert_file=said.get("cert_file"),
-            key_file=said.get("key_file"),
-            verify=said.get("verify_ssl", True),
-            server_hostname=said.get("tls_server_name"),
-            proxy=said.get("proxy"),
+            ca_file=values.get("ssl_ca_cert"),
+            cert_file=values.get("cert_file"),
+            key_file=values.get("key_file"),
+            verify=values.get("verify_ssl", True),
+            server_hostname=values.get("tls_server_name"),
+            proxy=values.get("proxy"),
         )
 
 
@@ -277,14 +276,14 @@ def _build_loader(module: Any, path: str, context: str, deadline: float) -> Any:
                 self.cert_file = _keep_in_memory("certificate", certificate.encode(), plugin_files)
                 self.key_file = _keep_in_memory("key", key.encode(), plugin_files)
             elif not token:
-                raise _UnusableError("exec: the plugin gave neither a token nor a certificate with its key")
+                raise _SourceError("exec: the plugin gave neither a token nor a certificate with its key")
             if expiry := status.get("expirationTimestamp"):
                 self.plugin_until = datetime.datetime.fromisoformat(expiry).timestamp() - RENEWAL_PERIOD
             return True
 
     config = module.KubeConfigMerger(path).config
     if config is None:
-        raise _UnusableError("it is empty")
+        raise _SourceError("it is empty")
     entries = [entry.value.get(kind[:-1]) for kind in ("clusters", "users") for entry in config.value.get(kind) or ()]
     files: list[int] = []
     plugin_files: list[int] = []
@@ -299,10 +298,10 @@ def _build_loader(module: Any, path: str, context: str, deadline: float) -> Any:
 
 
 async def _run_plugin(config: Mapping[str, Any], deadline: float) -> Mapping[str, Any]:
-    """The status that a credential plugin of `client.authentication.k8s.io` gives."""
+    """Run a credential plugin of `client.authentication.k8s.io`; return its status."""
     for key in ("command", "apiVersion"):
         if not config.get(key):
-            raise _UnusableError(f"exec: {key} is missing")
+            raise _SourceError(f"exec: {key} is missing")
     command = [str(config["command"]), *(str(argument) for argument in config.get("args") or ())]
     info = {"apiVersion": config["apiVersion"], "kind": "ExecCredential", "spec": {"interactive": False}}
     given = {str(item["name"]): str(item["value"]) for item in config.get("env") or ()}
@@ -320,28 +319,28 @@ async def _run_plugin(config: Mapping[str, Any], deadline: float) -> Mapping[str
             output, errors = await process.communicate()
         ended = True
     except TimeoutError as error:
-        raise _UnusableError(f"exec: {command[0]} timed out after {deadline:g} s, and was killed") from error
+        raise _SourceError(f"exec: {command[0]} timed out after {deadline:g} s, and was killed") from error
     finally:
         if not ended:  # the program, or a child that holds its output open
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode != 0:
-        raise _UnusableError(
+        raise _SourceError(
             f"exec: {command[0]} ended with {process.returncode}: {errors[:500].decode(errors='replace')}"
         )
     try:
         answer = json.loads(output)
         if answer["apiVersion"] != config["apiVersion"]:
-            raise _UnusableError(f"exec: {command[0]} answered in {answer['apiVersion']}, not {config['apiVersion']}")
+            raise _SourceError(f"exec: {command[0]} answered in {answer['apiVersion']}, not {config['apiVersion']}")
         return dict(answer["status"])
     except (ValueError, TypeError, LookupError) as error:
-        raise _UnusableError(f"exec: {command[0]} did not answer with an ExecCredential that has a status") from error
+        raise _SourceError(f"exec: {command[0]} did not answer with an ExecCredential that has a status") from error
 
 
 def _keep_in_memory(name: str, content: bytes, descriptors: list[int]) -> str:
-    """The path of a memfd with this content."""
-    descriptor = os.memfd_create(f"pydra-{name}")  # not inherited: a plugin has no use for it
+    """Create a memfd with this content; return its path."""
+    descriptor = os.memfd_create(f"pydra-{name}")  # not inherited: a plugin does not need it
     descriptors.append(descriptor)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(content)
@@ -365,17 +364,17 @@ def _read_file(path: str | None) -> bytes:
 
 
 def _build_ssl_context(loaded: Loaded, *, strict: bool) -> ssl.SSLContext:
-    """Raises OSError that names the file which OpenSSL refuses."""
+    """Build the TLS context. Raises _SourceError or OSError for a file that OpenSSL refuses."""
     try:
         context = ssl.create_default_context(cafile=loaded.ca_file)
     except ssl.SSLError as error:
-        raise _UnusableError(f"the CA file {loaded.ca_file} is not a usable certificate: {error.reason}") from error
+        raise _SourceError(f"the CA file {loaded.ca_file} is not a usable certificate: {error.reason}") from error
     if loaded.cert_file:
         try:
             context.load_cert_chain(loaded.cert_file, keyfile=loaded.key_file)
         except ssl.SSLError as error:
             text = f"the client certificate {loaded.cert_file} with the key {loaded.key_file} is not usable"
-            raise _UnusableError(f"{text}: {error.reason}") from error
+            raise _SourceError(f"{text}: {error.reason}") from error
     if not loaded.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -384,10 +383,10 @@ def _build_ssl_context(loaded: Loaded, *, strict: bool) -> ssl.SSLContext:
     return context
 
 
-def _say(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, TimeoutError):
         return "timed out while reading the credentials"
-    if isinstance(error, _UnusableError | OSError) and text:
+    if isinstance(error, _SourceError | OSError) and text:
         return text
     return f"not a usable kubeconfig ({type(error).__name__}{': ' + text if text else ''})"

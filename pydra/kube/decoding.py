@@ -20,7 +20,7 @@ _NOT_STRICT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _EVENT_TYPES = {kind.value: kind for kind in WatchEventType}
 _ESCAPES = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a whole surrogate pair
-    r"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"  # half of one
+    r"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"  # an unpaired surrogate
     r"|\\.",
     re.DOTALL,
 )
@@ -31,11 +31,11 @@ _NAMES = {
 
 
 class NotJson(ValueError):
-    """The bytes are not a JSON document of the Kubernetes API; a proxy may have answered in its place."""
+    """The bytes are not a JSON document of the Kubernetes API; a proxy may have answered instead."""
 
 
 class Undecodable(ValueError):
-    """The object is JSON, and cannot be used: nested too deep, or not in the shape of a Kubernetes object."""
+    """The object is JSON but cannot be used: nested too deeply, or not a Kubernetes object."""
 
 
 class TooLarge(ValueError):
@@ -43,7 +43,7 @@ class TooLarge(ValueError):
 
 
 def decode_document(body: bytes) -> JsonObject:
-    """Any JSON object, such as `/version`. Raises NotJson, Undecodable."""
+    """Decode a JSON object, such as `/version`. Raises NotJson, Undecodable."""
     try:
         document = msgspec.json.decode(body)
     except _NOT_STRICT:
@@ -54,7 +54,7 @@ def decode_document(body: bytes) -> JsonObject:
 
 
 def decode_object(body: bytes) -> JsonObject:
-    """A Kubernetes object: its `metadata` is an object. Raises NotJson, Undecodable."""
+    """Decode a Kubernetes object: its `metadata` is an object. Raises NotJson, Undecodable."""
     try:
         found = msgspec.json.decode(body)
     except _NOT_STRICT:
@@ -63,7 +63,7 @@ def decode_object(body: bytes) -> JsonObject:
 
 
 def decode_page(body: bytes) -> tuple[JsonObject, list[JsonObject], list[str]]:
-    """The metadata of a list, its items, and what was left out: each unreadable item with its name and the reason.
+    """Decode a page of a list: its metadata, its items, and the name and reason of each unreadable item left out.
 
     Raises NotJson.
     """
@@ -90,10 +90,10 @@ def decode_page(body: bytes) -> tuple[JsonObject, list[JsonObject], list[str]]:
 
 
 def decode_event(line: bytes) -> WatchEvent:
-    """One line of a watch. The object of an ERROR event is a Status.
+    """Decode one line of a watch. The object of an ERROR event is a Status.
 
-    Raises Undecodable, with the object's name if there is one, for a line that can be passed over, and NotJson for one
-    that shows that this is not the stream of a watch.
+    Raises Undecodable, with the object's name if there is one, for a line that can be skipped, and NotJson for one that
+    is not from the stream of a watch.
     """
     try:
         event = decode_document(line)
@@ -118,7 +118,7 @@ def _check(found: object) -> JsonObject:
 
 
 def _decode_repaired(body: bytes) -> Any:
-    """Decode with U+FFFD in place of bytes that are not UTF-8 and of halves of surrogate pairs."""
+    """Decode with U+FFFD in place of invalid UTF-8 and unpaired surrogates."""
     text = _ESCAPES.sub(lambda found: "\\ufffd" if found[1] else found[0], body.decode(errors="replace"))
     try:
         return msgspec.json.decode(text)
@@ -129,7 +129,7 @@ def _decode_repaired(body: bytes) -> Any:
 
 
 def _cut_items(body: bytes) -> tuple[bytes, list[bytes]]:
-    """A list without its items, and the items, found by the brackets alone: the only array directly in a list."""
+    """Split a list from its items, which are found by the brackets: they are the only array directly in a list."""
     spans = list(_find_items(body))
     if not spans:
         return body, []
@@ -154,7 +154,7 @@ def _find_items(body: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _find_name(item: object) -> str:
-    """Namespace and name of an object that cannot be decoded, for a message; empty when there is none to be found."""
+    """Find namespace and name of an object that cannot be decoded, for a message; empty if there are none."""
     if not isinstance(item, bytes):
         return ""
     parts = [found[1].decode(errors="replace") for pattern in _NAMES.values() if (found := pattern.search(item))]
@@ -166,9 +166,9 @@ class LineTooLong(ValueError):
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines: feed it chunks, get whole lines without their newline; empty ones are dropped.
+    """Splits a stream of bytes into lines: feed it chunks, get complete, non-empty lines without their newline.
 
-    Work is linear in the bytes fed, also for a line that comes in many chunks.
+    Takes linear time, even for a line that comes in many chunks.
     """
 
     def __init__(self, limit: int) -> None:
@@ -177,7 +177,7 @@ class LineSplitter:
         self._size = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that this chunk completes; raises LineTooLong."""
+        """Return the lines that this chunk completes; raises LineTooLong."""
         head, newline, rest = chunk.partition(b"\n")
         self._keep(head)
         if not newline:

@@ -40,31 +40,31 @@ _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of the API's Status object that errors are made of; `foreign` is the first line of any other body."""
+    """The fields of the API's Status that errors use; `non_kubernetes_body` is the first line of any other body."""
 
     message: str = ""
     reason: str = ""
     code: int = 0
-    foreign: str = ""
+    non_kubernetes_body: str = ""
 
 
 def error_class(status: int) -> type[KubeError]:
-    """The class for an HTTP status; 0 stands for no answer."""
+    """Return the class for an HTTP status; 0 means no answer."""
     if status >= 500 or status == 0:
         return Unavailable
     return ERROR_BY_STATUS.get(status, KubeError)
 
 
 def parse_status(body: bytes) -> Status:
-    """The Status in the body of a refusal, whatever that body is."""
+    """Read the Status in the body of a refusal, whatever that body is."""
     try:
         return read_status(decode_document(body))
     except (NotJson, Undecodable):
-        return Status(foreign=first_line(body))
+        return Status(non_kubernetes_body=first_line(body))
 
 
 def read_status(document: JsonObject) -> Status:
-    """The Status in a decoded document; fields of a wrong type count as absent."""
+    """Read the Status in a decoded document; fields of a wrong type count as absent."""
     message, reason, code = (document.get(key) for key in ("message", "reason", "code"))
     return Status(
         message=message if isinstance(message, str) else "",
@@ -80,7 +80,7 @@ def first_line(body: bytes) -> str:
 
 
 def describe(verb: str, resource: Resource | None, path: str) -> str:
-    """A request in words: `read ResourceClaim ns/name`, `list resourceslices.resource.k8s.io`, `read /version`."""
+    """Describe a request: `read ResourceClaim ns/name`, `list resourceslices.resource.k8s.io`, `read /version`."""
     word = _WORDS.get(verb, verb)
     if resource is None:
         return f"{word} {path}"
@@ -93,13 +93,13 @@ def describe(verb: str, resource: Resource | None, path: str) -> str:
 
 
 def build_error(doing: str, status: int, answer: Status, *, retry_after: str = "") -> KubeError:
-    """The error for an answer other than success; `doing` is the request in words."""
+    """Build the error for an answer other than success; `doing` describes the request."""
     phrase = answer.reason or _PHRASES.get(status, "")
     text = f"cannot {doing}: the API server answered {status} {phrase}".rstrip()
     if answer.message:
         text += f": {answer.message[:MESSAGE_LIMIT]}"
-    if answer.foreign:
-        text += f", and the body is not from the Kubernetes API (is there a proxy?): {answer.foreign}"
+    if answer.non_kubernetes_body:
+        text += f", and the body is not from the Kubernetes API (is there a proxy?): {answer.non_kubernetes_body}"
     if status in ADVICE_BY_STATUS:
         text += f" ({ADVICE_BY_STATUS[status]})"
     kind = error_class(status)
@@ -110,9 +110,9 @@ def build_error(doing: str, status: int, answer: Status, *, retry_after: str = "
 
 
 def build_unanswered(doing: str, server: str, error: BaseException, *, seconds: float, trust: str = "") -> KubeError:
-    """The error for a request without a usable answer: refused, reset, timed out, distrusted, not understood.
+    """Build the error for a request without a usable answer: refused, reset, timed out, TLS failed, undecodable.
 
-    `seconds` is the time that it had; `trust` names the certificate files that were used, for an error of TLS.
+    `seconds` is its deadline; `trust` names the certificate files that were used, for a TLS error.
     """
     if isinstance(error, Undecodable):
         return Unreadable(f"cannot {doing}: {error}", cause="Unreadable")
@@ -124,7 +124,7 @@ def build_unanswered(doing: str, server: str, error: BaseException, *, seconds: 
     elif (tls := find_tls_error(error)) is not None:
         text = f"TLS with {server} failed: {tls}{f' ({trust})' if trust else ''}"
         cause = "TLS"
-    elif isinstance(error, TimeoutError) and not error.errno:  # with one it is TCP that gave the connection up
+    elif isinstance(error, TimeoutError) and not error.errno:  # with an errno, TCP gave the connection up
         text = f"timed out after {seconds:g} s waiting for {server}"
         cause = "Timeout"
     else:
@@ -135,7 +135,7 @@ def build_unanswered(doing: str, server: str, error: BaseException, *, seconds: 
 
 
 def find_tls_error(error: BaseException) -> str | None:
-    """What TLS says is wrong, if it is the cause: a certificate that one of the two sides refuses."""
+    """Return the TLS error, if that is the cause: one of the two sides refuses a certificate."""
     causes = list(_causes(error))
     for one in causes:
         if message := getattr(one, "verify_message", ""):

@@ -43,7 +43,7 @@ class WatchFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Informer:
-    """The objects of one resource and selector, as of the last event.
+    """Caches the objects of one resource and selector, as of the last event.
 
     `objects` maps (namespace, name) to the object, without its managedFields; callers must not modify it.
     `resource_version` is the newest that was seen. `lists_begun` and `list_shown` count lists: the cache includes
@@ -82,11 +82,11 @@ class Informer:
 
     @property
     def synced(self) -> bool:
-        """Whether a whole list has been read at least once."""
+        """Whether a complete list has been read at least once."""
         return self._synced.is_set()
 
     async def wait_synced(self) -> None:
-        """Return once the first list is in the cache."""
+        """Wait until the first list is in the cache."""
         await self._synced.wait()
 
     def subscribe(self, callback: Callable[[WatchEvent], None]) -> None:
@@ -112,9 +112,9 @@ class Informer:
                 await asyncio.sleep(pause)
 
     def _decide(self, error: KubeError | None, *, lasted: float) -> float:
-        """Seconds to pause; clears the position if the next round must list again.
+        """Return the seconds to pause; clear the position if the next round must list again.
 
-        A watch that ended without an error, or whose version expired, goes on at once unless it ended right away.
+        A watch that ended without an error, or whose version expired, continues at once unless it was very short.
         """
         if lasted >= HEALTHY_SECONDS:
             self._failures = 0

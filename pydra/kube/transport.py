@@ -19,23 +19,23 @@ from types import ModuleType
 from typing import Any
 
 
-class LateContext(ssl.SSLContext):
-    """A context that is to trust the system's authorities, and reads them at its first connection."""
+class LazySSLContext(ssl.SSLContext):
+    """A context that trusts the system's authorities, and reads them at its first connection."""
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        """As every SSLContext does; asyncio and uvloop connect through this method alone."""
+        """Load the authorities first; asyncio and uvloop connect only through this method."""
         self.__class__ = ssl.SSLContext  # type: ignore[assignment]
         self.set_default_verify_paths()
         return self.wrap_bio(*args, **kwargs)
 
 
-def _postpone(context: ssl.SSLContext) -> None:
-    context.__class__ = LateContext
+def _load_lazily(context: ssl.SSLContext) -> None:
+    context.__class__ = LazySSLContext
 
 
 if "aiohttp" not in sys.modules:
     # Shadows the method of the C class for the moment of the import.
-    ssl.SSLContext.set_default_verify_paths = _postpone  # type: ignore[assignment]
+    ssl.SSLContext.set_default_verify_paths = _load_lazily  # type: ignore[assignment]
     try:
         import aiohttp
     finally:
@@ -43,14 +43,13 @@ if "aiohttp" not in sys.modules:
 else:
     import aiohttp
 
-__all__ = ["LateContext", "aiohttp", "import_kubeconfig_loader", "open_session"]
+__all__ = ["LazySSLContext", "aiohttp", "import_kubeconfig_loader", "open_session"]
 
 IDLE_SECONDS = 75.0
-"""Kept open unused for less than the API server's own 90 s, so that a write never meets a connection that it closes."""
+"""Less than the API server's own 90 s, so no write uses a connection that the server is closing."""
 BURST_IDLE_SECONDS = 10.0
-"""The same for connections that a burst opened: long enough for pods that start one after the other, after which they
-go within as long again. aiohttp uses connections in turn, so that without an end of their own the 50 of one burst
-would be kept open by one request every 75 s for each."""
+"""The same for connections that a burst opened: long enough for pods that start one after the other. aiohttp uses its
+connections in turn, so otherwise the 50 connections of a burst would stay open with one request every 75 s each."""
 READ_BUFFER = 256 * 1024
 KEEPALIVE = {
     socket.TCP_KEEPIDLE: 30,
@@ -61,9 +60,9 @@ KEEPALIVE = {
 
 
 def open_session(idle_seconds: float) -> aiohttp.ClientSession:
-    """A session that closes a connection `idle_seconds` after its last use; no cookies, no proxies of the environment.
+    """Open a session that closes connections `idle_seconds` after their last use, without cookies and proxies.
 
-    It limits no connections: a request that waited for one would look like one that the server does not answer.
+    The number of connections is not limited: waiting for one would look like a server that does not answer.
     """
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=idle_seconds, socket_factory=_open_socket)
     return aiohttp.ClientSession(
@@ -75,7 +74,7 @@ def open_session(idle_seconds: float) -> aiohttp.ClientSession:
 
 
 def _open_socket(address: tuple[Any, ...]) -> socket.socket:
-    """A socket on which a vanished server is noticed within a minute, also by a watch that has nothing to send."""
+    """Open a socket that detects a vanished server within a minute, even for a watch, which sends nothing."""
     family, kind, protocol, *_ = address
     sock = socket.socket(family, kind, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -86,7 +85,7 @@ def _open_socket(address: tuple[Any, ...]) -> socket.socket:
 
 @cache
 def import_kubeconfig_loader() -> Any:
-    """The module `kubernetes_asyncio.config.kube_config`, without the models of the package."""
+    """Import the module `kubernetes_asyncio.config.kube_config` without the models of the package."""
     name = "kubernetes_asyncio.config.kube_config"
     if "kubernetes_asyncio" in sys.modules:
         return importlib.import_module(name)

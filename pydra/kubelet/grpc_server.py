@@ -214,7 +214,7 @@ class Request(Buffer):
 
 
 class Http2Connection(grpclib.protocol.Connection):
-    """grpclib's connection, with one write for each turn of the loop, and acknowledgements in large steps.
+    """grpclib's connection, with one write for each event loop iteration, and acknowledgements in large steps.
 
     Each write wakes the kubelet, and costs more than all that was done to build it. What bounds a request is the window
     of its stream.
@@ -372,8 +372,8 @@ class Connection(H2Protocol, AbstractHandler):
             self._fail(call, error.status, error.message or "")
         except Exception as error:
             # A bug in a service. The client must still be answered, and other calls go on.
-            log.exception("a bug in pydra: %s failed", call.path)
-            self._fail(call, Status.INTERNAL, f"pydra has a bug: {type(error).__name__}: {error}")
+            log.exception("internal error in pydra: %s failed", call.path)
+            self._fail(call, Status.INTERNAL, f"internal error in pydra: {type(error).__name__}: {error}")
         else:
             self._end(call, _OK)
 

@@ -33,14 +33,14 @@ log = logging.getLogger(__name__)
 DIRECTORY_MODE = 0o750
 
 STALE_SECONDS = 0.1
-"""Between the two looks that find a socket without a listener."""
+"""Between the two checks that find a socket without a listener."""
 
 REGISTRAR_GRACE = 1.0
 """Seconds for a registration call in flight; it is answered from memory."""
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """The driver cannot be served at the moment; `problem` says why. It is tried again until it can."""
+    """The driver cannot be served at the moment; `problem` says why. It is retried until it can."""
 
     driver: str
     problem: str
@@ -65,7 +65,7 @@ KubeletEvent: TypeAlias = Waiting | Serving | Registered | RegistrationRefused |
 
 
 class KubeletPlugin:
-    """Serves one driver to the kubelet. Several, of several drivers, can run in one process."""
+    """Serves one driver to the kubelet. One process can run several, of different drivers."""
 
     def __init__(
         self,
@@ -82,10 +82,10 @@ class KubeletPlugin:
         check_period: float = 2.0,
         report: Callable[[KubeletEvent], None] = lambda _: None,
     ) -> None:
-        """Without `health` the plugin has no health service, and says so. Periods and the grace are in seconds.
+        """Without `health` the plugin has no health service, and does not announce one. Times are in seconds.
 
-        A `pod_uid` gives the instance sockets of its own, so that two can overlap in a rolling update; `paths` says
-        where they are.
+        A `pod_uid` gives the instance sockets of its own, so two can overlap in a rolling update; `paths` says where
+        they are.
 
         Raises:
             SettingsError: as `plan_socket_paths`.
@@ -99,7 +99,7 @@ class KubeletPlugin:
         self._drain_grace = drain_grace
         self._check_period = check_period
         self._report = report
-        self._said: KubeletEvent | None = None
+        self._last_event: KubeletEvent | None = None
 
         methods = NodeService(driver, prepare, unprepare).methods()
         versions = [*NODE_VERSIONS]
@@ -125,7 +125,7 @@ class KubeletPlugin:
                 stop.set()
 
     async def _run_shielded(self, stop: anyio.Event) -> None:
-        """All of it out of the reach of cancellation, which would take the calls in flight with it."""
+        """Serve and stop shielded from cancellation, which would cancel the calls in flight."""
         with anyio.CancelScope(shield=True):
             try:
                 await self._keep_serving(stop)
@@ -136,7 +136,7 @@ class KubeletPlugin:
     async def _keep_serving(self, stop: anyio.Event) -> None:
         while not stop.is_set():
             if not (self._service.is_intact() and self._registrar.is_intact()):
-                self._say(await self._try_to_serve())
+                self._log_change(await self._try_to_serve())
             with anyio.move_on_after(self._check_period):
                 await stop.wait()
 
@@ -152,7 +152,7 @@ class KubeletPlugin:
         return Serving(driver=self._driver, endpoint=self.paths.service, registration=self.paths.registration)
 
     def _ensure_directories(self) -> None:
-        """The registry is the kubelet's to make, and its sign of life; the plugin's own directory is made here."""
+        """Create the plugin's directory. The kubelet creates the registry; without it, the kubelet does not run."""
         if not os.path.isdir(self._registry_directory):
             question = "not there; is the kubelet running, and is this its plugins_registry directory?"
             raise FileNotFoundError(errno.ENOENT, question, self._registry_directory)
@@ -163,7 +163,7 @@ class KubeletPlugin:
     async def _remove_stale_sockets(self) -> None:
         """Remove what killed instances left; the kubelet would try for ever to register it.
 
-        A socket is stale when two looks find that nobody listens: a server may be between its bind and its listen.
+        A socket is stale if two checks find no listener: a server may be between its bind and its listen.
         """
         if not (first := find_stale_sockets(self._driver, self.paths)):
             return
@@ -174,11 +174,11 @@ class KubeletPlugin:
                     os.unlink(path)
                     log.info("removed %s, the socket of a killed instance", path)
 
-    def _say(self, event: Serving | Waiting) -> None:
-        """Once for each change, not once for each look."""
-        if event == self._said:
+    def _log_change(self, event: Serving | Waiting) -> None:
+        """Log and report the event if it differs from the last one."""
+        if event == self._last_event:
             return
-        self._said = event
+        self._last_event = event
         if isinstance(event, Waiting):
             log.warning("driver %s is not served yet: %s", event.driver, event.problem)
         else:
@@ -186,10 +186,10 @@ class KubeletPlugin:
         self._report(event)
 
     async def _stop(self) -> int:
-        """Let the calls in flight end within the grace, then leave the registry; how many calls were cut off.
+        """Let the calls in flight end within the grace, then leave the registry; return how many calls were cut off.
 
-        The service goes first: once the registration socket is gone the kubelet drops the connection, and with it the
-        calls in flight.
+        The service stops first: once the registration socket is gone, the kubelet drops the connection with the calls
+        in flight.
         """
         self._registration.stop()
         self._registrar.health.stop()
@@ -212,19 +212,19 @@ class _Endpoint:
         self._bound: BoundSocket | None = None
 
     def is_intact(self) -> bool:
-        """Whether the path leads to the server."""
+        """Return whether the path leads to the server."""
         return self._bound is not None and self._bound.is_intact()
 
     async def ensure(self) -> None:
-        """Make the socket if it is not there; the server's connections outlive that.
+        """Create the socket if it does not exist; the server's connections stay open.
 
         Raises:
-            OSError: it cannot be made now, for the reasons of `bind_socket`.
+            OSError: it cannot be created now, see `bind_socket`.
         """
         if self.is_intact():
             return
         if self._bound is not None:
-            log.warning("the socket %s is gone, and is made again", self._path)
+            log.warning("the socket %s is gone, and is created again", self._path)
         bound = bind_socket(self._path)
         try:
             await self._server.listen(bound.sock)
@@ -235,7 +235,7 @@ class _Endpoint:
         self._bound = bound
 
     async def close(self, grace: float) -> int:
-        """Remove the socket and drain the server; the number of calls that were cut off after `grace` seconds."""
+        """Remove the socket and drain the server; return how many calls were cut off after `grace` seconds."""
         if self._bound is not None:
             self._bound.remove()
             self._bound = None

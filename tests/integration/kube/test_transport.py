@@ -15,12 +15,12 @@ from tests.integration.kube.authority import Authority
 PROGRAM = """
 import asyncio, ssl, sys
 {first}
-from pydra.kube.transport import LateContext, aiohttp
+from pydra.kube.transport import LazySSLContext, aiohttp
 from aiohttp.connector import _SSL_CONTEXT_VERIFIED as context
 context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the authority here has no key identifier
 
 def tell():
-    print(type(context) is LateContext, context.cert_store_stats()["x509_ca"])
+    print(type(context) is LazySSLContext, context.cert_store_stats()["x509_ca"])
 
 async def connect():
     try:

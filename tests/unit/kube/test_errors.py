@@ -86,11 +86,11 @@ def test_a_request_is_described_by_what_it_is_about(
 
 
 BODIES = {
-    "a page": (b"<html>\nBad Gateway\n</html>", Status(foreign="<html>")),
-    "a text": (b"  upstream connect error\n", Status(foreign="upstream connect error")),
+    "a page": (b"<html>\nBad Gateway\n</html>", Status(non_kubernetes_body="<html>")),
+    "a text": (b"  upstream connect error\n", Status(non_kubernetes_body="upstream connect error")),
     "nothing": (b"", Status()),
-    "garbage": (b"\xff\xfe", Status(foreign="\ufffd\ufffd")),
-    "a list": (b"[]", Status(foreign="[]")),
+    "garbage": (b"\xff\xfe", Status(non_kubernetes_body="\ufffd\ufffd")),
+    "a list": (b"[]", Status(non_kubernetes_body="[]")),
     "a status of wrong types": (b'{"message": 5, "reason": "x"}', Status(reason="x")),
 }
 
