@@ -40,7 +40,7 @@ async def test_what_a_newer_pydra_says_of_a_claim_is_kept_while_an_older_one_ser
 async def test_a_claim_of_a_newer_schema_waits_for_the_newer_pydra_and_keeps_nobody_else_waiting(
     tmp_path: Path,
 ) -> None:
-    advice = "it was written by a newer version; upgrade again, or unprepare the claim with that version"
+    advice = "a newer version of pydra wrote it; upgrade again, or unprepare the claim with that version"
     async with open_cluster() as cluster:
         uid = await prepare_and_stop(cluster, tmp_path)
         with written_by_newer(schema=2), run_agent(cluster.node, tmp_path) as agent:
@@ -51,7 +51,7 @@ async def test_a_claim_of_a_newer_schema_waits_for_the_newer_pydra_and_keeps_nob
             await cluster.delete_pod("other")
             assert (await cluster.pod("old"))["status"]["phase"] == "Running"
             await cluster.client.delete(PODS, "old", namespace=cluster.namespace)
-            note = await cluster.wait_note("CheckpointFailed", about="old", saying="what was prepared cannot be undone")
+            note = await cluster.wait_note("CheckpointFailed", about="old", saying="the claim cannot be unprepared")
             assert advice in note
             assert (read()["schema"], len(cdi_files())) == (2, 1)
             assert await to_thread.run_sync(agent.stop) == 0
