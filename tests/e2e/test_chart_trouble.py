@@ -38,7 +38,7 @@ async def test_a_backend_that_the_image_lacks_is_named_with_those_that_it_has() 
         assert "sim" in message.partition("installed: ")[2]
         assert "pip install pydra-fpga" in message
         await release.upgrade()
-        assert await cluster.slices()
+        await cluster.wait("devices are published", cluster.slices)
 
 
 async def _last_word(release: Release) -> str:
