@@ -24,7 +24,7 @@ UID_RULE = "letters, digits, '.', '-' and '_', with a letter or digit at both en
 
 
 def is_file_name(uid: str) -> bool:
-    """Whether a claim's uid may name a file; `UID_RULE` says what is allowed.
+    """Return whether a claim's uid may name a file; `UID_RULE` says what is allowed.
 
     The API server makes UUIDs. A uid from elsewhere must be as harmless: not a path, not hidden, and short enough for a
     prefix and a suffix.
@@ -64,7 +64,7 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
     explicit: tuple[bool, ...] = ()
 
     def config(self, kind: type[ConfigT]) -> ConfigT | None:
-        """The configuration of this type that applies to this device, or None when nobody gave one."""
+        """Return the configuration of this type that applies to this device, or None."""
         for config in reversed(self.configs):
             if isinstance(config, kind):
                 return config
@@ -76,7 +76,7 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(config for config, explicit in marked if explicit and not isinstance(config, fitting))
 
     def prepared(self, edits: ContainerEdits = ContainerEdits(), state: Any = None) -> PreparedDevice:  # noqa: B008 - frozen
-        """This device, prepared: what its containers get, and the backend's memory of it (any JSON value)."""
+        """Return this device as prepared: the edits of its containers, and the backend's state (any JSON value)."""
         return PreparedDevice(
             request=self.request, pool=self.pool, device=self.device, share_id=self.share_id, edits=edits, state=state
         )
@@ -142,7 +142,7 @@ class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
     """What another driver of the same name left on the node.
 
     `files` are that driver's own records in the plugin directory; once the claims are kept durably, they are renamed
-    to end in `.inherited`, so that they neither count again nor get lost.
+    to end in `.inherited`, so they are not read again and not lost.
     """
 
     claims: tuple[InheritedClaim, ...] = ()

@@ -43,24 +43,24 @@ SLICE_BYTES = 1_000_000
 
 
 def is_label(name: str) -> bool:
-    """A DNS-1123 label, what device, counter set and counter names are."""
+    """Return whether it is a DNS-1123 label, as names of devices, counter sets and counters must be."""
     return LABEL.fullmatch(name) is not None
 
 
 def is_driver_name(name: str) -> bool:
-    """A DNS subdomain of at most 63 bytes, what names directories, sockets and CDI vendors. No upper case."""
+    """Return whether it is a lower-case DNS subdomain of at most 63 bytes, for directories, sockets and CDI vendors."""
     return len(name) <= DRIVER_BYTES and SUBDOMAIN.fullmatch(name) is not None
 
 
 @lru_cache(maxsize=1024)  # a pool's devices have the same names
 def is_qualified_name(name: str) -> bool:
-    """`identifier` or `domain/identifier`, what attributes and capacities are called; domains may have upper case."""
+    """Return whether it is `identifier` or `domain/identifier`, as attribute and capacity names; any case."""
     domain, slash, identifier = name.rpartition("/")
     return _IDENTIFIER.fullmatch(identifier) is not None and (not slash or is_driver_name(domain.lower()))
 
 
 def is_label_key(name: str) -> bool:
-    """The key of a label or a taint: a name of at most 63 bytes, perhaps with a `domain/` of at most 253."""
+    """Return whether it is a label or taint key: at most 63 bytes, optionally after a `domain/` of at most 253."""
     domain, slash, rest = name.rpartition("/")
     return _LABEL_NAME.fullmatch(rest) is not None and (
         not slash or (len(domain) <= 253 and SUBDOMAIN.fullmatch(domain) is not None)
@@ -68,5 +68,5 @@ def is_label_key(name: str) -> bool:
 
 
 def is_label_value(value: str) -> bool:
-    """The value of a label or a taint; may be empty."""
+    """Return whether it is a label or taint value; may be empty."""
     return not value or _LABEL_NAME.fullmatch(value) is not None

@@ -26,7 +26,7 @@ LARGEST = Fraction(2**63 - 1)
 
 @lru_cache(maxsize=1024, typed=True)
 def parse_quantity(quantity: Quantity) -> Fraction:
-    """The value as the API server reads it: rounded up to billionths and capped at 2**63-1.
+    """Return the value as the API server reads it: rounded up to billionths and capped at 2**63-1.
 
     Raises ValueError, saying what a quantity looks like.
     """
@@ -34,7 +34,7 @@ def parse_quantity(quantity: Quantity) -> Fraction:
 
 
 def is_quantity(quantity: object) -> bool:
-    """Whether the API server would take it."""
+    """Return whether the API server accepts the quantity."""
     try:
         parse_quantity(quantity)
     except (ValueError, TypeError):
@@ -62,7 +62,7 @@ def canonical_quantity(quantity: Quantity) -> str:
 
 
 def _strip(number: int, factor: int, *, most: int) -> tuple[int, int]:
-    """The number without up to `most` whole factors, and how many they were."""
+    """Divide out up to `most` factors; return the rest and how many there were."""
     power = 0
     while power < most and number % factor == 0:
         number //= factor

@@ -119,11 +119,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return f"{self.host_root.rstrip('/')}{self.kubelet_root}/dra_manager_state"
 
     def plugin_directory(self, driver: str) -> str:
-        """Where the driver's service socket is, and the records of a backend whose hardware survives a reboot."""
+        """Return the directory of the driver's service socket and of records that survive a reboot."""
         return f"{self.plugins_dir or f'{self.kubelet_root}/plugins'}/{driver}"
 
     def records_directory(self, driver: str) -> str:
-        """Where the records of the driver's prepared claims are; a reboot empties it, as it resets what they record."""
+        """Return the directory of the driver's records; a reboot empties it, as it resets the hardware."""
         return f"{self.records_dir}/{driver}"
 
     @property
@@ -136,7 +136,7 @@ def parse_settings(values: Mapping[str, Any]) -> Settings:
     """Settings from camelCase keys, as the YAML file has them.
 
     Raises:
-        SettingsError: an unknown key, a wrong type, a value out of range; all that can be told at once.
+        SettingsError: an unknown key, a wrong type, a value out of range; all problems at once.
     """
     problems = [*find_value_problems(values, Settings, program="pydra-agent")]
     if not values.get("nodeName"):
@@ -147,7 +147,7 @@ def parse_settings(values: Mapping[str, Any]) -> Settings:
 
 
 def find_value_problems(values: Mapping[str, Any], kind: type[msgspec.Struct], *, program: str) -> Iterator[str]:
-    """What is wrong with single values for this Struct of settings; backends, which each has, must be named."""
+    """Yield what is wrong with single values for this Struct of settings; `backends` must not be empty."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
     yield from (f"{key}: no such setting; see {program} --help" for key in values if key not in fields)
     for key, field in fields.items():
@@ -159,7 +159,7 @@ def find_value_problems(values: Mapping[str, Any], kind: type[msgspec.Struct], *
         except msgspec.ValidationError as error:
             yield f"{key}: {_explain(field.type, error)} (found {_shorten(repr(found))})"
         else:
-            if isinstance(found, str) and not found.isprintable():  # NUL and half characters name no file or host
+            if isinstance(found, str) and not found.isprintable():  # NUL and unpaired surrogates are invalid in names
                 yield f"{key}: must not contain control characters (found {_shorten(repr(found))})"
     if not values.get("backends"):
         yield "backends: must name at least one backend, as in --backend sim"
@@ -177,7 +177,7 @@ def find_backend_problems(backends: Sequence[str], drivers: Mapping[str, str]) -
 
 
 def is_address(text: str) -> bool:
-    """Whether it is HOST:PORT; the host may be empty."""
+    """Return whether the text is HOST:PORT; the host may be empty."""
     _, colon, port = text.rpartition(":")
     return bool(colon) and re.fullmatch("[0-9]{1,5}", port) is not None and int(port) < 65536
 
@@ -289,7 +289,7 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def parse_webhook_settings(values: Mapping[str, Any]) -> WebhookSettings:
-    """Settings from camelCase keys. Raises SettingsError with all that can be told at once."""
+    """Settings from camelCase keys. Raises SettingsError with all problems at once."""
     if problems := tuple(find_value_problems(values, WebhookSettings, program="pydra webhook")):
         raise SettingsError(problems)
     return msgspec.convert(values, WebhookSettings, strict=False)

@@ -25,12 +25,12 @@ NOTHING = '""'
 
 
 def quote(text: str) -> str:
-    """A string literal; JSON's escapes are CEL's too."""
+    """Return a string literal; JSON's escapes are CEL's too."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def literal(value: object) -> str:
-    """A literal of a JSON scalar. Integers fit into CEL's: msgspec takes no bounds beyond 64 bits."""
+    """Return a literal of a JSON scalar. Integers fit: msgspec accepts no bounds beyond 64 bits."""
     match value:
         case None:
             return "null"
@@ -51,13 +51,13 @@ class Path(msgspec.Struct, frozen=True):
     parts: tuple[str, ...]
 
     def then(self, text: str) -> Path:
-        """The path, and a literal text."""
+        """Return the path with a literal text."""
         if len(self.parts) % 2:
             return Path((*self.parts, text))
         return Path((*self.parts[:-1], self.parts[-1] + text))
 
     def then_cel(self, expression: str) -> Path:
-        """The path, and what the expression says."""
+        """Return the path with the value of an expression."""
         return Path((*(self.parts if len(self.parts) % 2 == 0 else (*self.parts, "")), expression))
 
     def __str__(self) -> str:
@@ -66,12 +66,12 @@ class Path(msgspec.Struct, frozen=True):
 
 
 def problem(path: Path) -> str:
-    """The path with its problem as one problem."""
+    """Return one problem: the path and its text."""
     return f"{quote('; ')} + {path}"
 
 
 def show(value: str) -> str:
-    """What was found, in the same form as `type_messages.show`. `value` is an expression that is cheap to repeat."""
+    """Show a value in the form of `type_messages.show`; `value` is an expression that is cheap to evaluate twice."""
     return (
         f"(type({value}) == string ? {show_text(value)}"
         f' : type({value}) == map ? "an object"'
@@ -83,13 +83,13 @@ def show(value: str) -> str:
 
 
 def show_text(value: str) -> str:
-    """The same for what is surely a string, as keys are."""
+    """Show a value that is certainly a string, such as a key."""
     short = f'{value}.substring(0, {MAX_SHOWN - 1}) + "..."'
     return f'"\\"" + (size({value}) > {MAX_SHOWN - 2} ? {short} : {value} + "\\"")'
 
 
 def member(path: Path, key: str) -> Path:
-    """The path to the member that the expression `key` names."""
+    """Return the path to the member that the expression `key` names."""
     plain = f'{key}.matches("^[A-Za-z_][\\\\p{{L}}\\\\p{{N}}_]*$")'
     return path.then_cel(f'({plain} ? "." + {key} : "[" + {show_text(key)} + "]")')
 
@@ -100,12 +100,12 @@ def choose(condition: str, then: str, otherwise: str) -> str:
 
 
 def let(name: str, value: str, check: str) -> str:
-    """The check, with a short name for a value. CEL in policies has no `bind`."""
+    """Return the check, with a short name for a value. CEL in policies has no `bind`."""
     return check if check == NOTHING else f"[{value}].map({name},\n{indent(check, '  ')}\n)[0]"
 
 
 def gather(checks: Sequence[str]) -> str:
-    """All that several checks find."""
+    """Build the check that reports the problems of several checks."""
     found = [check for check in checks if check != NOTHING]
     if len(found) < 2:
         return found[0] if found else NOTHING
@@ -115,7 +115,7 @@ def gather(checks: Sequence[str]) -> str:
 
 
 def for_each(value: str, names: str, check: str) -> str:
-    """The check for every entry of a list or map, `names` being those of its key and its value there."""
+    """Return the check for every entry of a list or map, `names` being those of its key and its value there."""
     if check == NOTHING:
         return NOTHING
     return f'{value}.transformList({names},\n{indent(check, "  ")}\n).join("")'
@@ -138,7 +138,7 @@ _MOST_REPEATS = 1000
 
 
 def translate_pattern(pattern: str) -> str | None:
-    """The same language in RE2, searched for anywhere, as in Python; None when it cannot be told."""
+    """Translate the pattern to RE2, matching anywhere as in Python; None if that is not possible."""
     translated: list[str] = []
     in_brackets = False
     for token in _TOKEN.finditer(pattern):

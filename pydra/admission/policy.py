@@ -53,7 +53,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def build_policy(backend: KnownBackend) -> Policy:
-    """The policy for the backend's kinds of config. The same types give the same bytes."""
+    """Return the policy for the backend's kinds of config. Deterministic."""
     checks = Checks()
     variables = [*_places(backend), *_problem_variables(backend, checks)]
     name = f"opaque-config.{backend.driver}"
@@ -89,7 +89,7 @@ def build_policy(backend: KnownBackend) -> Policy:
 
 
 def _places(backend: KnownBackend) -> Iterator[tuple[str, str]]:
-    """Where the configs are, and those of our driver that the stored object does not have already.
+    """Yield the variables for the place of the configs, and for the driver's configs that are not yet stored.
 
     Objects are dyn: the type checker of policies knows the three kinds apart, and would warn of each other's fields.
     """
@@ -136,7 +136,7 @@ def _per_config(condition: str, check: str) -> str:
 
 
 def _header(kinds: list[str]) -> str:
-    """Whether apiVersion and kind name a type; worded as `pydra.backends.config` does, without a guess."""
+    """Build the check of apiVersion and kind, with the texts of `pydra.backends.config`, without a suggestion."""
     allowed = ", ".join(kinds) or "none, this backend takes no configuration"
     at, ends = Path(("config.at",)), f", allowed (apiVersion/kind): {allowed}"
     absent = [
@@ -161,7 +161,7 @@ def _header(kinds: list[str]) -> str:
 
 
 def _message() -> str:
-    """One line, without the separator that the first problem begins with."""
+    """Return one line, without the separator before the first problem."""
     text = 'variables.problems.substring(2).replace("\\n", "\\\\n")'
     return choose(f"size(variables.problems) > {_MOST_SHOWN}", f'{text}.substring(0, {_MOST_SHOWN - 8}) + " ..."', text)
 
@@ -209,7 +209,7 @@ class Checks:
         self._within: list[type] = []
 
     def check(self, wanted: mi.Type, value: str, path: Path, where: str) -> str:
-        """The check of the value that the expression `value` names. `where` is its place, for `unchecked`."""
+        """Return the check of the value that the expression `value` names. `where` is its place, for `unchecked`."""
         if isinstance(wanted, mi.Metadata):
             return self._annotated(wanted, value, path, where)
         if isinstance(wanted, mi.UnionType):
@@ -227,7 +227,7 @@ class Checks:
         return choose(test, self._fit(wanted, value, path, where), _found(wanted, value, path))
 
     def fields(self, wanted: Object, value: str, path: Path, where: str, *, header: tuple[str, ...] = ()) -> str:
-        """The check of an object's fields; those of `header` are known beside its own."""
+        """Return the check of an object's fields; those of `header` are known beside its own."""
         if wanted.cls in self._within:
             self._leave(where, f"it is a {wanted.cls.__name__} within itself, to any depth")
             return NOTHING
@@ -280,7 +280,7 @@ class Checks:
         return gather([check, choose(f"type({value}) == string && !isQuantity({value})", wrong, NOTHING)])
 
     def _union(self, wanted: mi.UnionType, value: str, path: Path, where: str) -> str:
-        """Those of the value's JSON kind decide: one of them, or any of several numbers; with objects, their tag."""
+        """Build the check for a union: the members of the value's JSON kind decide; with objects, their tag."""
         by_kind: dict[str, list[mi.Type]] = {}
         for one in wanted.types:
             kinds = _KINDS if isinstance(_bare(one), mi.AnyType | mi.RawType) else self._kinds(one, where)
@@ -312,7 +312,7 @@ class Checks:
         return self._fit(wanted, value, path, where)
 
     def _fit(self, wanted: mi.Type, value: str, path: Path, where: str) -> str:
-        """The check of a value that is of one of the type's JSON kinds."""
+        """Return the check of a value that is of one of the type's JSON kinds."""
         match wanted:
             case mi.StructType(array_like=True):
                 return NOTHING
@@ -382,7 +382,7 @@ class Checks:
             self._leave(where, f"a multiple of {wanted.multiple_of}")
 
     def _kinds(self, wanted: mi.Type, where: str) -> tuple[str, ...] | None:
-        """The JSON kinds of values that a type may have; None for those that CEL cannot look into."""
+        """Return the JSON kinds of values that a type may have; None for those that CEL cannot inspect."""
         wanted = _bare(wanted)
         kinds = _KINDS_OF.get(type(wanted))
         match wanted:
@@ -418,7 +418,7 @@ _KINDS_OF: Mapping[type[mi.Type], tuple[str, ...]] = {
 
 
 def _any_of(checks: list[str], otherwise: str) -> str:
-    """The check, or that one of several finds nothing."""
+    """Build the check that succeeds if one of several does."""
     if len(checks) == 1 or NOTHING in checks:
         return NOTHING if NOTHING in checks else checks[0]
     return choose(" || ".join(f"({check}) == {NOTHING}" for check in checks), NOTHING, otherwise)
@@ -445,7 +445,7 @@ def _values(wanted: mi.EnumType | mi.LiteralType) -> tuple[Any, ...]:
 
 
 def _kind_of(value: object) -> str:
-    """The JSON kind of a value of an enum or a Literal: these have texts, integers and null."""
+    """Return the JSON kind of a value of an enum or a Literal: these have texts, integers and null."""
     return "null" if value is None else "int" if isinstance(value, int) else "string"
 
 

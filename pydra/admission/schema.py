@@ -33,7 +33,7 @@ class KnownBackend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_backend(name: str, *, driver: str = "") -> KnownBackend:
-    """The backend with the driver's name that it has, or is given here.
+    """Return the backend with its driver's name, or the one given here.
 
     Raises:
         SettingsError: it is not installed, or has no driver name and was given none, or the given one is not a name.
@@ -70,7 +70,7 @@ def read_types(name: str) -> KnownBackend:
 
 
 def read_backends(names: Iterable[str], drivers: Mapping[str, str]) -> tuple[KnownBackend, ...]:
-    """All of them, under other driver names than their own where `drivers` says so, by backend.
+    """Return all backends, with the driver names in `drivers` instead of their own.
 
     Raises:
         SettingsError: some are not installed, or two of them serve one driver; all problems at once.
@@ -97,7 +97,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def build_schema(backend: KnownBackend, *, kind: str = "") -> dict[str, Any]:
-    """The schema of one kind (`GpuConfig`, or with its apiVersion before it), or of any of the backend's kinds.
+    """Return the schema of one kind (`GpuConfig`, or with its apiVersion before it), or of any of the backend's kinds.
 
     Raises:
         SettingsError: the backend has no such kind, or several, or none at all.
@@ -154,7 +154,7 @@ def _close_keyword(key: str, value: Any) -> Any:
 
 
 def _head(kind: str, root: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """The object of one kind, with its apiVersion and kind before its own fields."""
+    """Return the object of one kind, with its apiVersion and kind before its own fields."""
     body = definitions[root["$ref"].rpartition("/")[2]]
     api_version, _, word = kind.rpartition("/")
     header = {"apiVersion": {"const": api_version}, "kind": {"const": word}}

@@ -103,7 +103,7 @@ class AdmissionMetrics:
             self.loads.labels(result)
 
     def text(self) -> bytes:
-        """All series in the Prometheus text format."""
+        """Return all series in the Prometheus text format."""
         return bytes(generate_latest(self.registry))
 
 

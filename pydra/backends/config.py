@@ -23,7 +23,7 @@ _HEADER = ("apiVersion", "kind")
 
 
 def decode_config(config: OpaqueConfig, types: ConfigTypes) -> Any:
-    """The config as a value of its type. Raises InvalidConfig with every fault."""
+    """Return the config as a value of its type. Raises InvalidConfig with all problems."""
     problems = find_config_problems(config.parameters, types)
     if problems:
         raise InvalidConfig(tuple(f"{config.position}: {problem}" for problem in problems))
@@ -31,7 +31,7 @@ def decode_config(config: OpaqueConfig, types: ConfigTypes) -> Any:
 
 
 def decode_claim(claim: Claim, types: ConfigTypes) -> Claim:
-    """The claim with every config decoded. Raises InvalidConfig with the faults of all its devices.
+    """Return the claim with every config decoded. Raises InvalidConfig with the problems of all its devices.
 
     A config that several devices share is decoded, and reported, once.
     """
@@ -56,12 +56,12 @@ def decode_claim(claim: Claim, types: ConfigTypes) -> Claim:
 
 
 def decode_what_fits(claim: Claim, types: ConfigTypes) -> Claim:
-    """The claim with the configs that still decode, the others left out: undoing never fails for a config."""
+    """Return the claim with only the configs that still decode: undoing must not fail because of a config."""
     return msgspec.structs.replace(claim, devices=tuple(_with_what_fits(device, types) for device in claim.devices))
 
 
 def find_config_problems(parameters: Any, types: ConfigTypes) -> tuple[str, ...]:
-    """Every fault of one parameters object, each with its path; empty when it decodes."""
+    """Return all problems of one parameters object, each with its path; empty if it decodes."""
     if not isinstance(parameters, Mapping):
         return (f"$: found {show(parameters)}, allowed: an object",)
     kind = _kind_of(parameters)
@@ -90,7 +90,7 @@ def _kind_of(parameters: Mapping[str, Any]) -> str:
 
 
 def _body(parameters: Mapping[str, Any], wanted: type[Any]) -> dict[str, Any]:
-    """The parameters without `apiVersion` and `kind`, unless the type itself has fields or a tag of that name."""
+    """Return the parameters without `apiVersion` and `kind`, unless the type has fields or a tag of that name."""
     struct_config = wanted.__struct_config__
     own = {*wanted.__struct_encode_fields__, struct_config.tag_field}
     return {name: value for name, value in parameters.items() if name not in _HEADER or name in own}

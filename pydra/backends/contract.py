@@ -2,7 +2,7 @@
 
 Nothing here is subclassed. A backend is any object, usually a module, named by an entry point of the group
 `pydra.backends`, that has the coroutines below. It runs in a process of its own, and imports vendor libraries inside
-the coroutines, so that reading its types needs no hardware.
+the coroutines, so reading its types needs no hardware.
 
 Calls run side by side on one event loop, prepares of different claims too: the backend locks what must not overlap.
 Calls for one claim come one after the other, and plans one at a time. What blocks goes through `asyncio.to_thread`: a
@@ -40,7 +40,7 @@ call_deadline: ContextVar[float] = ContextVar("pydra_call_deadline", default=mat
 
 
 def time_left() -> float:
-    """Seconds until the running call is cancelled, never below 0; `inf` outside a call and for one without a deadline.
+    """Return the seconds until the running call is cancelled, at least 0; `inf` outside a call or without a deadline.
 
     Known in the coroutine, in the tasks that it starts and in `asyncio.to_thread`.
     """
@@ -51,7 +51,7 @@ class Backend(Protocol):
     """What every backend has."""
 
     async def discover(self) -> Inventory:
-        """The whole truth of the hardware, now. Called at start, on a hint, and at every rescan."""
+        """Return the complete inventory of the hardware. Called at the start, on a hint, and at every rescan."""
         ...
 
     async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
@@ -75,7 +75,7 @@ class Plans(Protocol):
     """A backend that decides before it acts."""
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
-        """What `prepare` will do for the claim, as a JSON value of at most 256 KiB. Touches nothing.
+        """Return what `prepare` will do for the claim, as a JSON value of at most 256 KiB. Must not change anything.
 
         `held` is everything that this node holds, each claim with its plan and its prepared devices. One call at a
         time for each backend. The answer is on disk before `prepare` runs, which finds it in `claim.plan`, as does
@@ -116,7 +116,7 @@ class Inherits(Protocol):
     """A backend that takes the place of another driver of the same name."""
 
     async def inherit(self, directory: str, /) -> Inheritance:
-        """What that driver left in its plugin directory; called at each start, before the driver is served.
+        """Return what that driver left in its plugin directory; called at each start, before the driver is served.
 
         Raise `ClaimError` with words for the admin when the driver cannot be served now, as when the other one
         still runs; it is called again until it returns.

@@ -37,17 +37,17 @@ class BackendSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_backends() -> tuple[BackendSource, ...]:
-    """Every installed backend, by name. A name that two distributions claim appears twice."""
+    """Return every installed backend, by name. A name that two distributions claim appears twice."""
     return build_sources(entry_points(group=ENTRY_POINT_GROUP))
 
 
 def find_backend(name: str) -> BackendSource:
-    """The backend of this name, or the one that `module:attribute` refers to. Raises SettingsError."""
+    """Return the backend of this name, or of `module:attribute`. Raises SettingsError."""
     return choose_backend(name, list_backends())
 
 
 def refresh_source(source: BackendSource) -> BackendSource:
-    """The same backend as it is installed now; unchanged when it cannot be found, as in mid-upgrade."""
+    """Return the backend as it is installed now; unchanged if it is not found, as during an upgrade."""
     if not source.distribution:
         return source
     try:
@@ -71,7 +71,7 @@ def build_sources(points: Iterable[EntryPoint]) -> tuple[BackendSource, ...]:
 
 
 def choose_backend(name: str, installed: Iterable[BackendSource]) -> BackendSource:
-    """The source that `name` means among the installed ones. Pure. Raises SettingsError."""
+    """Choose the source with this name among the installed ones. Raises SettingsError."""
     if ":" in name:
         return _direct(name)
     installed = tuple(installed)
@@ -108,11 +108,11 @@ def variable_prefix(backend: str) -> str:
 
 
 def is_target(backend: str) -> bool:
-    """Whether it is `module:attribute` instead of the name of an installed backend."""
+    """Return whether `name` is `module:attribute` instead of the name of an installed backend."""
     return ":" in backend
 
 
 def extend_module_path(environ: Mapping[str, str], places: Iterable[str]) -> dict[str, str]:
-    """The environment with these directories behind those that PYTHONPATH has; '' is the working directory."""
+    """Return the environment with these directories appended to PYTHONPATH; '' is the working directory."""
     path = [*filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)), *(place or os.getcwd() for place in places)]
     return {**environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))}

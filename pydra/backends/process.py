@@ -177,7 +177,7 @@ class OutputLog:
         self._limit.flush()
 
     def tail(self) -> str:
-        """The last `KEPT_OUTPUT` bytes."""
+        """Return the last `KEPT_OUTPUT` bytes."""
         return self._tail.decode("utf-8", "backslashreplace")
 
     def _pass(self, line: bytes) -> None:

@@ -27,7 +27,7 @@ RESERVED = ("STATE", "SCENARIO")
 def read_settings(
     settings_type: type[Any], backend: str, prefix: str, environ: Mapping[str, str], values: Mapping[str, Any]
 ) -> Any:
-    """The settings of a backend as a value of their type, a msgspec Struct with a default for each field.
+    """Decode a backend's settings to their type, a msgspec Struct with a default for each field.
 
     `prefix` is `PYDRA_<BACKEND>_`, and `values` is `backendSettings.<backend>` of the settings file, by names in camel
     case. Variables take precedence.
@@ -42,9 +42,11 @@ def read_settings(
         place, value, source = _find(field, backend, prefix, environ, values)
         if not source:
             continue
-        faults = [_explain(place, fault, field) for fault in find_mismatches(value, field.type)]
-        faults = faults or [_explain(place, fault, field) for fault in _bad_quantities(value, settings_type, field)]
-        problems += faults
+        mismatches = [_explain(place, mismatch, field) for mismatch in find_mismatches(value, field.type)]
+        mismatches = mismatches or [
+            _explain(place, mismatch, field) for mismatch in _bad_quantities(value, settings_type, field)
+        ]
+        problems += mismatches
         found[field.encode_name] = value
     if problems:
         raise SettingsError(problems)
@@ -75,7 +77,7 @@ def describe_settings(
 
 
 def settings_schema(settings_type: type[Any]) -> dict[str, Any]:
-    """The JSON schema of `backendSettings.<backend>` for this type, self-contained, with `$defs` for what it nests."""
+    """Return the JSON schema of `backendSettings.<backend>` for this type, self-contained, with `$defs`."""
     schema = msgspec.json.schema(settings_type)
     definitions: dict[str, Any] = schema.get("$defs", {})
     name = str(schema["$ref"]).rpartition("/")[2]
@@ -88,7 +90,7 @@ def settings_schema(settings_type: type[Any]) -> dict[str, Any]:
 
 
 def service_prefixes(environ: Mapping[str, str]) -> Iterator[str]:
-    """How the variables begin that Kubernetes gives to every pod beside a Service, such as one called `pydra-webhook`.
+    """Yield the prefixes of variables that Kubernetes sets in every pod for a Service, such as `pydra-webhook`.
 
     Source: kubelet, pkg/kubelet/envvars: NAME_SERVICE_HOST, NAME_SERVICE_PORT..., NAME_PORT...
     """
@@ -123,7 +125,7 @@ def _spell(value: Any) -> str:
 def _find(
     field: mi.Field, backend: str, prefix: str, environ: Mapping[str, str], values: Mapping[str, Any]
 ) -> tuple[str, Any, str]:
-    """Where the setting is given, as a name for people, its value, and the source; no source when it is not given."""
+    """Return the setting's place for messages, its value, and the source; no source if it is not given."""
     variable, key = _variable(field, prefix), _camel(field.name)
     if variable in environ:
         return variable, _read_text(environ[variable], field.type), variable
@@ -134,7 +136,7 @@ def _find(
 
 
 def _read_text(text: str, wanted: mi.Type) -> Any:
-    """The JSON value that a variable's text stands for, given what is wanted; the text itself where nothing fits."""
+    """Parse a variable's text as a JSON value of the wanted type; return the text itself if it does not fit."""
     while isinstance(wanted, mi.Metadata):
         wanted = wanted.type
     types = wanted.types if isinstance(wanted, mi.UnionType) else (wanted,)
@@ -182,15 +184,15 @@ def _read_member(text: str, wanted: mi.Type) -> Any:  # noqa: PLR0911 - one line
     return text
 
 
-def _explain(place: str, fault: str, field: mi.Field) -> str:
-    return place + fault.removeprefix("$").removesuffix(".") + f", default: {_spell(_default(field))}"
+def _explain(place: str, mismatch: str, field: mi.Field) -> str:
+    return place + mismatch.removeprefix("$").removesuffix(".") + f", default: {_spell(_default(field))}"
 
 
 def _bad_quantities(value: Any, settings_type: type[Any], field: mi.Field) -> Iterator[str]:
     """Of this field alone, with paths below it."""
     start = f"$.{field.encode_name}"
-    for fault in find_bad_quantities({field.encode_name: value}, settings_type):
-        yield "$" + fault.removeprefix(start)
+    for mismatch in find_bad_quantities({field.encode_name: value}, settings_type):
+        yield "$" + mismatch.removeprefix(start)
 
 
 def _unknown_variables(fields: Mapping[str, Any], prefix: str, environ: Mapping[str, str]) -> Iterator[str]:

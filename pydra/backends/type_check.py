@@ -21,12 +21,12 @@ from pydra.quantity import is_quantity
 
 
 def find_mismatches(value: Any, wanted: type | mi.Type) -> tuple[str, ...]:
-    """All mismatches as `$.path: found what, what is allowed`; empty when msgspec would decode it strictly."""
+    """Return all mismatches as `$.path: found what, what is allowed`; empty if msgspec decodes it strictly."""
     return tuple(_walk(value, wanted if isinstance(wanted, mi.Type) else read_type(wanted), "$"))
 
 
 def read_type(wanted: type) -> mi.Type:
-    """What msgspec knows of a type."""
+    """Return msgspec's description of a type."""
     return _read_type(wanted)
 
 
@@ -129,7 +129,7 @@ def _mapping(value: Any, wanted: mi.DictType, path: str) -> Iterator[str]:
 
 
 def member_path(path: str, key: Any) -> str:
-    """The path to a member: `$.key`, or `$["odd key"]`."""
+    """Return the path to a member: `$.key`, or `$["odd key"]`."""
     return f"{path}.{key}" if re.fullmatch(r"[A-Za-z_]\w*", str(key)) else f"{path}[{show(key)}]"
 
 
@@ -138,7 +138,7 @@ _Object = mi.StructType | mi.TypedDictType | mi.DataclassType
 
 def _object(value: Any, wanted: _Object, path: str) -> Iterator[str]:
     if isinstance(wanted, mi.StructType) and wanted.array_like:
-        return  # a list on the wire; msgspec's own decoding judges it
+        return  # a list on the wire; msgspec's own decoding checks it
     if not isinstance(value, Mapping):
         yield _found(value, wanted, path)
         return
@@ -161,7 +161,7 @@ def _object(value: Any, wanted: _Object, path: str) -> Iterator[str]:
 
 
 def _union(value: Any, wanted: mi.UnionType, path: str) -> Iterator[str]:
-    """The members of the value's JSON kind decide; with several of a kind (tagged objects) the tag does."""
+    """Check a union: the members of the value's JSON kind decide; with tagged objects, the tag does."""
     objects = [one for one in wanted.types if isinstance(one, _Object)]
     if isinstance(value, Mapping) and objects:
         yield from _tagged(value, objects, path)
@@ -175,7 +175,7 @@ def _union(value: Any, wanted: mi.UnionType, path: str) -> Iterator[str]:
 
 
 def _flatten(wanted: mi.UnionType) -> Iterator[mi.Type]:
-    """The members, and those of annotated unions among them, such as a Quantity that may be absent."""
+    """Yield the members, including those of annotated unions, such as an optional Quantity."""
     for one in wanted.types:
         inner = one.type if isinstance(one, mi.Metadata) else None
         yield from _flatten(inner) if isinstance(inner, mi.UnionType) else (one,)
@@ -246,12 +246,12 @@ EXAMPLES = "a quantity such as 2, 80Gi, 1500m or 1e3"
 
 
 def is_quantity_type(wanted: mi.Type) -> bool:
-    """Whether the type says that its strings are quantities."""
+    """Return whether the type's strings are quantities."""
     return isinstance(wanted, mi.Metadata) and (wanted.extra_json_schema or {}).get("format") == "quantity"
 
 
 def find_bad_quantities(value: Any, wanted: type) -> tuple[str, ...]:
-    """Every string that should be a quantity and is not, with its path. The value is one that decodes."""
+    """Return every invalid quantity with its path. The value must be one that decodes."""
     return tuple(_walk_quantities(value, read_type(wanted), "$"))
 
 

@@ -27,7 +27,7 @@ LEAVES: dict[type[mi.Type], Any] = {
 
 
 def show(value: Any) -> str:
-    """A value as its author wrote it, shortened."""
+    """Format a value as in JSON, shortened."""
     match value:
         case None:
             return "null"
@@ -54,7 +54,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def describe(wanted: mi.Type) -> str:  # noqa: PLR0911 - one line a type
-    """What a type allows, in the words of JSON."""
+    """Describe what a type allows, in JSON's terms."""
     match wanted:
         case mi.Metadata(type=inner):
             return describe(inner)

@@ -42,17 +42,17 @@ _METRIC = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def find_object_violations(backend: Any) -> tuple[str, ...]:
-    """What is wrong with the loaded object, before `connect`."""
+    """Return what is wrong with the loaded object, before `connect`."""
     return tuple(_object_violations(backend))
 
 
 def find_coroutine_violations(backend: Any) -> tuple[str, ...]:
-    """What is wrong with the coroutines; of what `connect` yields, where there is a `connect`."""
+    """Return what is wrong with the coroutines, of the object that `connect` yields if there is one."""
     return tuple(_coroutine_violations(backend))
 
 
 def find_methods(backend: Any) -> tuple[Method, ...]:
-    """The coroutines that it has."""
+    """Return the coroutines that the backend has."""
     return tuple(method for method in Method if getattr(backend, method.value, None) is not None)
 
 
@@ -128,7 +128,7 @@ def _driver_violations(driver: Any) -> Iterator[str]:
 
 
 def find_settings_type_violations(settings_type: Any) -> Iterator[str]:
-    """What keeps settings from being read as this type."""
+    """Yield why settings cannot be decoded to this type."""
     if not (isinstance(settings_type, type) and issubclass(settings_type, msgspec.Struct)):
         yield f"SETTINGS_TYPE is {settings_type!r}; it must be a msgspec Struct"
         return
@@ -215,7 +215,7 @@ def _wrong_items(where: str, items: Any, wanted: type) -> Iterator[str]:
 
 
 def find_value_violations(body: msgspec.Raw, wanted: Any) -> tuple[str, ...]:
-    """Every place in an encoded answer that does not fit the type."""
+    """Return every mismatch between an encoded result and the type."""
     try:
         value = msgspec.msgpack.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -224,7 +224,7 @@ def find_value_violations(body: msgspec.Raw, wanted: Any) -> tuple[str, ...]:
 
 
 def answers_exactly(claim: Claim, prepared: Sequence[PreparedDevice]) -> bool:
-    """Whether there is one entry for each of the claim's devices, in their order and without a state, as usual."""
+    """Return whether there is one entry for each of the claim's devices, in their order and without a state."""
     if len(claim.devices) != len(prepared):
         return False
     for wanted, given in zip(claim.devices, prepared, strict=True):
@@ -240,13 +240,13 @@ def answers_exactly(claim: Claim, prepared: Sequence[PreparedDevice]) -> bool:
 
 
 def sort_prepared(claim: Claim, prepared: Sequence[PreparedDevice]) -> tuple[PreparedDevice, ...]:
-    """The entries, which have no violations, in the order of the claim's devices."""
+    """Return the entries, which have no violations, in the order of the claim's devices."""
     order = {_identity(device): place for place, device in enumerate(claim.devices)}
     return tuple(sorted(prepared, key=lambda device: order[_identity(device)]))
 
 
 def find_prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> tuple[str, ...]:
-    """Whether there is exactly one entry for each of the claim's devices, and each state is JSON."""
+    """Check that there is exactly one entry for each of the claim's devices, and that each state is JSON."""
     return tuple(_prepared_violations(claim, prepared))
 
 
@@ -268,7 +268,7 @@ def _prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> It
 
 
 def find_plan_violations(plan: Any) -> tuple[str, ...]:
-    """Whether the plan is JSON, and small enough for the claim's record."""
+    """Check that the plan is JSON, and small enough for the claim's record."""
     problems = tuple(find_json_problems(plan, "the plan"))
     if not problems and (size := len(msgspec.json.encode(plan))) > MAX_STATE:
         return (f"plan returned {size} bytes of JSON, the limit is {MAX_STATE}",)
@@ -304,7 +304,7 @@ def find_sample_violations(samples: Sequence[Sample]) -> tuple[str, ...]:
 
 
 def find_json_problems(value: Any, path: str, depth: int = 0) -> Iterator[str]:
-    """The parts of the value that JSON cannot keep exactly."""
+    """Yield the parts of the value that JSON cannot represent exactly."""
     match value:
         case None | bool() | str():
             pass

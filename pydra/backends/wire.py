@@ -172,7 +172,7 @@ _to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
 
 
 def build_frame(message: Message) -> bytearray:
-    """One message as a frame. Raises WireError beyond `MAX_FRAME`, TypeError for what msgpack cannot carry."""
+    """Encode one message as a frame. Raises WireError beyond `MAX_FRAME`, TypeError for what msgpack cannot encode."""
     frame = bytearray(_HEADER.size)
     _encoder.encode_into(message, frame, _HEADER.size)
     size = len(frame) - _HEADER.size
@@ -183,12 +183,12 @@ def build_frame(message: Message) -> bytearray:
 
 
 def build_result(result: Any) -> msgspec.Raw:
-    """What a coroutine returned, as it travels in a `Reply`. Raises TypeError, OverflowError or ValueError."""
+    """Encode what a coroutine returned for a `Reply`. Raises TypeError, OverflowError or ValueError."""
     return msgspec.Raw(_encoder.encode(result))
 
 
 def parse_to_backend(body: bytes) -> ToBackend:
-    """A message that the agent sent. Raises msgspec.DecodeError, RecursionError or WireError."""
+    """Decode a message of the agent. Raises msgspec.DecodeError, RecursionError or WireError."""
     message = _to_backend.decode(body)
     if isinstance(message, Call) and (message.claim is not None or message.held):
         claim = None if message.claim is None else _with_opaque_configs(message.claim)
@@ -198,12 +198,12 @@ def parse_to_backend(body: bytes) -> ToBackend:
 
 
 def parse_to_agent(body: bytes) -> ToAgent:
-    """A message that the backend sent. Raises msgspec.DecodeError or RecursionError."""
+    """Decode a message of the backend. Raises msgspec.DecodeError or RecursionError."""
     return _to_agent.decode(body)
 
 
 def _with_opaque_configs(claim: Claim) -> Claim:
-    """Configs are typed `Any` in the claim, so that they arrive as plain mappings."""
+    """Configs are typed `Any` in the claim, so they arrive as plain mappings."""
     return msgspec.structs.replace(claim, devices=tuple(map(_restore, claim.devices)))
 
 
@@ -231,7 +231,7 @@ class FrameSplitter:
         self._buffer += data
 
     def take(self) -> bytes | None:
-        """The next body, once it is complete. Raises WireError for an impossible length."""
+        """Read the next complete body. Raises WireError for an impossible length."""
         buffer, body_start = self._buffer, self._start + _HEADER.size
         if len(buffer) < body_start:
             return None

@@ -89,7 +89,7 @@ class ContainerEdits(msgspec.Struct, frozen=True, kw_only=True):
     additional_gids: tuple[int, ...] = ()
 
     def with_env(self, name: str, value: str) -> ContainerEdits:
-        """The environment variable `name`; a value that these edits gave it before is replaced."""
+        """Set the environment variable `name`; a former value in these edits is replaced."""
         return replace(self, env={**self.env, name: value})
 
     def with_device_node(
@@ -106,7 +106,7 @@ class ContainerEdits(msgspec.Struct, frozen=True, kw_only=True):
         gid: int | None = None,
         optional: bool = False,
     ) -> ContainerEdits:
-        """A device node; whatever is not given is taken from the node of the host."""
+        """Add a device node; what is not given is taken from the host's node."""
         node = DeviceNode(
             path=path,
             host_path=host_path,
@@ -130,7 +130,7 @@ class ContainerEdits(msgspec.Struct, frozen=True, kw_only=True):
         type: str = "",  # noqa: A002 - the specification's word
         optional: bool = False,
     ) -> ContainerEdits:
-        """A file or directory of the host, at `container_path` (default: the same path)."""
+        """Mount a file or directory of the host at `container_path` (default: the same path)."""
         mount = Mount(
             host_path=host_path,
             container_path=container_path or host_path,
@@ -143,12 +143,12 @@ class ContainerEdits(msgspec.Struct, frozen=True, kw_only=True):
     def with_hook(
         self, hook_name: str, path: str, *, args: Sequence[str] = (), env: Sequence[str] = (), timeout: int = 0
     ) -> ContainerEdits:
-        """A program at `path` on the host, run at the moment `hook_name`; `args` begins with the program's own name."""
+        """Add a hook: the host's program at `path` runs at `hook_name`; `args` begins with the program's name."""
         hook = Hook(hook_name=hook_name, path=path, args=tuple(args), env=tuple(env), timeout=timeout)
         return replace(self, hooks=(*self.hooks, hook))
 
     def with_net_device(self, host_interface_name: str, name: str) -> ContainerEdits:
-        """A network interface of the host, moved into the container as `name`."""
+        """Move a network interface of the host into the container as `name`."""
         device = NetDevice(host_interface_name=host_interface_name, name=name)
         return replace(self, net_devices=(*self.net_devices, device))
 

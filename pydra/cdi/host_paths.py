@@ -49,7 +49,7 @@ async def resolve(
     deadline: float = 10.0,
     look_up: Callable[[Sequence[str], str], Found] | None = None,
 ) -> tuple[PreparedDevice, ...]:
-    """The same devices, without the optional edits that the host lacks.
+    """Return the devices without the optional edits whose paths the host lacks.
 
     `root` is where the host's root directory is seen (an agent in a container); links that point to
     absolute paths are followed below it. `deadline` in seconds. Nodes in /dev are looked up at once,
@@ -66,7 +66,7 @@ async def resolve(
 
 
 def drop_absent(prepared: Sequence[PreparedDevice], found: Found) -> tuple[PreparedDevice, ...]:
-    """The devices without the optional edits that were not found. Pure.
+    """Return the devices without the optional edits that were not found.
 
     Raises:
         HostPathMissing: something that is not optional was not found, or is of the wrong kind.
@@ -122,7 +122,7 @@ def _without(edits: ContainerEdits, absent: Sequence[object]) -> ContainerEdits:
 
 
 def _look_up_devices(prepared: Sequence[PreparedDevice], root: str) -> tuple[dict[str, int | str], set[str]]:
-    """The nodes that are plainly there, and the paths that need a closer look.
+    """Return the nodes that exist, and the paths that need a lookup in a thread.
 
     /dev is the kernel's own file system and answers at once. A link in it may lead anywhere.
     """
@@ -196,7 +196,7 @@ def _look_up(paths: Iterable[str], root: str) -> Found:
 
 
 def _stat_below(root: str, path: str) -> stat_result:
-    """What `stat` would say of the path if `root` were the root directory: no link leads out of it.
+    """Call `stat` on the path as if `root` were the root directory: no link leads out of it.
 
     Raises:
         OSError: as `stat` raises it.

@@ -45,12 +45,12 @@ _interface_of: Callable[[NetDevice], str] = attrgetter("host_interface_name")
 
 
 def cdi_vendor(driver: str) -> str:
-    """The vendor in a CDI kind: the driver's name, after `k8s.` where CDI would refuse its leading digit."""
+    """Return the vendor in a CDI kind: the driver's name, after `k8s.` if it begins with a digit."""
     return driver if driver[:1].isalpha() else f"k8s.{driver}"
 
 
 def cdi_ids(driver: str, uid: str, device: PreparedDevice) -> tuple[str, ...]:
-    """The ids to answer the kubelet with; none for a device that edits nothing, since CDI has no empty devices.
+    """Return the CDI ids for the kubelet; none for a device without edits, since CDI forbids empty devices.
 
     An id is `<vendor>/claim=<claim uid>:<base request>:<device>[:<share id>]`.
     """
@@ -60,9 +60,9 @@ def cdi_ids(driver: str, uid: str, device: PreparedDevice) -> tuple[str, ...]:
 
 
 def build_spec_file(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -> bytes | None:
-    """The content of the claim's CDI file; None when no device edits anything.
+    """Return the content of the claim's CDI file; None when no device edits anything.
 
-    The order of `prepared` does not matter. It has passed `pydra.cdi.host_paths`, so that nothing
+    The order of `prepared` does not matter. It has passed `pydra.cdi.host_paths`, so nothing
     optional is in it that the host lacks. The same devices always give the same bytes.
 
     Raises:
@@ -111,7 +111,7 @@ def _device_name(uid: str, device: PreparedDevice) -> str:
 
 
 def _find_edit_problems(edits: ContainerEdits) -> list[str]:
-    """What a runtime would refuse in the edits: every problem, each with its place."""
+    """Return every problem that makes a runtime refuse the edits, each with its place."""
     problems: list[str] = []
     for name in edits.env:
         if not name or "=" in name:
@@ -223,7 +223,7 @@ def _has_nul(value: object) -> bool:
 
 
 def _normal_edits(edits: ContainerEdits) -> ContainerEdits:
-    """The edits in one form: what the order cannot change is sorted, repeated and meaningless entries are gone.
+    """Normalise the edits: sort what does not depend on order, remove repeated and meaningless entries.
 
     `optional` has been decided by now and goes; hooks keep their order, and the same hook twice is run once.
     Group 0 counts as nothing, as in the specification.
@@ -270,7 +270,7 @@ def _find_conflicts(owned: Iterable[tuple[str, ContainerEdits]]) -> tuple[str, .
 
 
 def _share_edits(edits: Sequence[ContainerEdits]) -> tuple[ContainerEdits, tuple[ContainerEdits, ...]]:
-    """What several devices have in common, and what is left of each.
+    """Split the edits of several devices into the common part and the rest of each.
 
     The common part goes into the spec's own edits, which a runtime applies once, before those of the
     first device: eight GPUs name their libraries once, and a hook that all want runs once. Hooks are
@@ -339,7 +339,7 @@ def _common_beginning(items: Sequence[ItemT], others: Sequence[Sequence[ItemT]])
 
 
 def _lowest_version(names: Iterable[str], edits: Iterable[ContainerEdits]) -> str:
-    """The lowest CDI version that has everything the devices use: a runtime refuses versions that it does not know."""
+    """Return the lowest CDI version with everything that the devices use: runtimes refuse unknown versions."""
     version = "0.3.0"
     for name in names:
         if name[0].isdigit():

@@ -81,7 +81,7 @@ class CdiStore:
             raise self._failed(f"removing {self._prefix}{uid}.json from", error) from error
 
     async def read(self) -> Mapping[str, bytes]:
-        """This driver's files by claim uid; a file that cannot be read is there, but empty. In a thread."""
+        """Read this driver's files by claim uid, in a thread; one that cannot be read is returned empty."""
         return await anyio.to_thread.run_sync(self._read)
 
     def _read(self) -> Mapping[str, bytes]:

@@ -154,7 +154,7 @@ def _parse_devices(allocation: _Devices, ref: ClaimRef, driver: str) -> list[All
 
 
 def _own_configs(entries: Sequence[_Config], driver: str) -> list[tuple[tuple[str, ...], OpaqueConfig]]:
-    """The driver's configs, weakest first, with the requests they are for; numbered within their source, from 1."""
+    """Return the driver's configs, weakest first, with their requests; numbered within their source, from 1."""
     own: dict[bool, list[tuple[tuple[str, ...], OpaqueConfig]]] = {True: [], False: []}
     numbers: dict[str, int] = {}
     for entry in entries:

@@ -25,8 +25,8 @@ signals:
   SIGHUP            read the settings again and reopen the log file
 
 exit codes:
-  0   told to stop, and stopped in order
-  1   told to stop twice, or a failure that the last line names
+  0   stopped by a signal
+  1   stopped by a second signal, or failed: see the last line
   2   it cannot start as it is called: a setting is wrong, a backend is not installed, an address is taken
 
 A backend that is installed and cannot be used, as when its import fails, ends nothing: the others are served, and the
@@ -39,7 +39,7 @@ examples:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `pydra-agent`."""
+    """Return the parser of `pydra-agent`."""
     parser = argparse.ArgumentParser(
         prog="pydra-agent",
         usage="pydra-agent --backend NAME [--backend NAME ...] --node-name NAME [options]",
@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
-    """The Settings that these arguments, this environment and the file add up to.
+    """Build the Settings from these arguments, this environment and the file.
 
     Raises:
         SettingsError: they do not add up; all problems at once.
@@ -62,7 +62,7 @@ def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the agent until it is told to stop; the exit code."""
+    """Run the agent until a signal stops it; return the exit code."""
     parsed = build_parser().parse_args(arguments)
     try:
         check_package_conflict()
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return print_errors("pydra-agent", error.problems, code=2)
     try:
         exit_on_sigterm()
-        # Only now, so that --help and a wrong flag cost no more than reading them.
+        # Imported only now: --help and a wrong flag must be quick.
         from pydra.agent.start import run  # noqa: PLC0415
 
         return run(settings, reread=lambda: read_settings(parsed, os.environ))
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return print_errors("pydra-agent", error.problems, code=2)
     except PydraError as error:
         return print_errors("pydra-agent", [str(error)], code=1)
-    except KeyboardInterrupt:  # told to stop twice, which the log has said
+    except KeyboardInterrupt:  # second signal, as logged
         return 1
 
 

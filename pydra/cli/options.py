@@ -179,7 +179,7 @@ def read_values(
 
 
 def read_config(path: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
-    """The agent's settings file, which `path` or PYDRA_CONFIG names; empty without one.
+    """Read the agent's settings file, from `path` or PYDRA_CONFIG; empty without one.
 
     Raises:
         SettingsError: the file cannot be read, or has a key or a value that the agent would refuse.
@@ -217,7 +217,7 @@ def key_of(option: Option, table: OptionTable = AGENT) -> str:
 
 
 def default_text(field: msgspec.structs.FieldInfo) -> str:
-    """The default as a person would write it; empty where there is none."""
+    """Format the default for people; empty if there is none."""
     value = getattr(field.default, "value", field.default)
     if isinstance(value, float):
         return f"{value:g}"

@@ -26,7 +26,7 @@ example:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of `pydra`, one subcommand for each thing to do."""
+    """Return the parser of `pydra` and its subcommands."""
     parser = argparse.ArgumentParser(
         prog="pydra", description="Write and try drivers for Kubernetes Dynamic Resource Allocation."
     )

@@ -74,7 +74,7 @@ def read_status(document: JsonObject) -> Status:
 
 
 def first_line(body: bytes) -> str:
-    """The first line of a body that is not the API server's, cut short for a message."""
+    """Return the shortened first line of a body that is not from the API server."""
     lines = body[:MESSAGE_LIMIT].decode(errors="replace").strip().splitlines()
     return lines[0][:LINE_LIMIT] if lines else ""
 

@@ -173,7 +173,7 @@ class Informer:
 
 
 def diff(before: Mapping[Key, JsonObject], after: Mapping[Key, JsonObject]) -> Iterator[WatchEvent]:
-    """The events between two lists; an object of the same name with another uid was deleted and added."""
+    """Yield the events between two lists; an object of the same name with another uid was deleted and added."""
     for key, old in before.items():
         new = after.get(key)
         if new is None or _uid(new) != _uid(old):
@@ -191,6 +191,6 @@ def _uid(body: JsonObject) -> str:
 
 
 def _slim(body: JsonObject) -> JsonObject:
-    """The object without its managedFields, which are as large as the object itself and which nobody here reads."""
+    """Return the object without its managedFields, which are as large as the object itself and not used."""
     (body.get("metadata") or {}).pop("managedFields", None)
     return body

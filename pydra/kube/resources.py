@@ -65,7 +65,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*").fullmatch
 
 
 def build_path(resource: Resource, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """The URL path of a collection or an object, every part percent-encoded.
+    """Return the URL path of a collection or an object, every part percent-encoded.
 
     Raises ValueError for a name or namespace that cannot be a path segment: it would address another object.
     """
@@ -91,7 +91,7 @@ def object_key(body: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def parse_resource_version(version: str) -> int:
-    """A resource version as a number that grows with every write; 0 when it is not a number.
+    """Return a resource version as a number that grows with every write; 0 when it is not a number.
 
     Kubernetes 1.35 promises the order (KEP-5504); all versions from 1.34 on keep it for built-in kinds.
     """

@@ -39,7 +39,7 @@ def parse_version(document: JsonObject) -> ServerVersion:
 
 
 async def check_server(client: KubeClient) -> ServerVersion:
-    """The server's version. Raises Unsupported, with what the admin can do, when pydra cannot work with it."""
+    """Return the server's version. Raises Unsupported, with advice for the admin, if it is not supported."""
     version = parse_version(await client.fetch("/version"))
     if (version.major, version.minor) < OLDEST:
         raise Unsupported(

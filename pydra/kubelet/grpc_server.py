@@ -188,11 +188,11 @@ class Request(Buffer):
             self._call.handler.start(self._call)
 
     def unacked_size(self) -> int:
-        """How much is left to acknowledge: nothing, `add` does so."""
+        """Return 0: `add` has acknowledged everything."""
         return 0
 
     def parse_message(self) -> bytes:
-        """The request's only message.
+        """Return the request's only message.
 
         Raises:
             GRPCError: there is none, it is incomplete, compressed or too long.
@@ -228,7 +228,7 @@ class Http2Connection(grpclib.protocol.Connection):
         self._unacknowledged = 0
 
     def create_stream(self, *, stream_id: int | None = None, wrapper: Any = None) -> Call:
-        """The stream of a new call."""
+        """Return the stream of a new call."""
         return Call(self, self._h2, self._transport, stream_id=stream_id)
 
     def ack(self, stream_id: int, size: int) -> None:
@@ -492,7 +492,7 @@ class _ConstantBlocks(Encoder):
     """
 
     def encode(self, headers: Any, huffman: bool = True) -> bytes:
-        """The header block."""
+        """Return the header block."""
         headers = tuple(headers)
         block = None if self.header_table.resized else _BLOCKS.get(headers)
         return block if block is not None else super().encode(headers, huffman)

@@ -58,7 +58,7 @@ class HealthService:
     """`DRAResourceHealth`, v1 and v1alpha1, which differ in nothing but their names."""
 
     def __init__(self, board: HealthBoard, *, period: float, opened: Callable[[int], None]) -> None:
-        """`period` is in seconds; `opened` is told how many streams are open whenever that changes."""
+        """`period` is in seconds; `opened` is called with the number of open streams when it changes."""
         self._board = board
         self._period = period
         self._lease = max(LEASE, math.ceil(3 * period))  # a report may be lost, or late
@@ -67,7 +67,7 @@ class HealthService:
         self._stopping = False
 
     def methods(self) -> dict[str, Method]:
-        """The methods by path."""
+        """Return the methods by path."""
         watch = Method(stream=self._watch)
         return {f"/{version}.DRAResourceHealth/NodeWatchResources": watch for version in ("v1", "v1alpha1")}
 
@@ -102,7 +102,7 @@ class ServerHealth:
         self._stopping = asyncio.Event()
 
     def methods(self) -> dict[str, Method]:
-        """The methods by path."""
+        """Return the methods by path."""
         return {
             "/grpc.health.v1.Health/Check": Method(unary=self._check),
             "/grpc.health.v1.Health/Watch": Method(stream=self._watch),
@@ -119,7 +119,7 @@ class ServerHealth:
         return self._response(service)
 
     async def _watch(self, request: bytes) -> AsyncGenerator[bytes, None]:
-        """The status now and, when the server stops, the last one."""
+        """Yield the current status and, when the server stops, the last one."""
         service = parse_health_check(request)
         yield self._response(service)
         await self._stopping.wait()

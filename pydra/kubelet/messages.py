@@ -53,7 +53,7 @@ class ClaimCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_claims(request: bytes) -> ClaimCall:
-    """The claims of a NodePrepareResourcesRequest or NodeUnprepareResourcesRequest, in its order, in either version.
+    """Parse the claims of a NodePrepareResourcesRequest or NodeUnprepareResourcesRequest, of either version, in order.
 
     A claim that is listed twice alike is one claim; one uid with two names is refused.
 
@@ -103,7 +103,7 @@ def _bad_name(uid: str, namespace: str, name: str) -> ClaimError:
 
 
 def build_prepare_response(outcomes: Mapping[str, PrepareOutcome], *, share_ids: bool) -> bytes:
-    """A NodePrepareResourcesResponse: v1 with share ids, v1beta1 without, which does not know them."""
+    """Build a NodePrepareResourcesResponse; v1beta1 has no share ids."""
     claims = {}
     for uid, outcome in outcomes.items():
         if isinstance(outcome, PydraError):
@@ -124,7 +124,7 @@ def build_prepare_response(outcomes: Mapping[str, PrepareOutcome], *, share_ids:
 
 
 def build_unprepare_response(outcomes: Mapping[str, UnprepareOutcome]) -> bytes:
-    """A NodeUnprepareResourcesResponse, of v1 and v1beta1 alike."""
+    """Build a NodeUnprepareResourcesResponse, for v1 and v1beta1."""
     claims = {
         uid: dra_v1.NodeUnprepareResourceResponse(
             error="" if outcome is None else describe(outcome, error_limit(len(outcomes)))
@@ -135,7 +135,7 @@ def build_unprepare_response(outcomes: Mapping[str, UnprepareOutcome]) -> bytes:
 
 
 def build_plugin_info(*, driver: str, endpoint: str, versions: Sequence[str]) -> bytes:
-    """A PluginInfo: the DRA driver, the socket of its services, and the versions that they have."""
+    """Build a PluginInfo: the DRA driver, the socket of its services, and their versions."""
     info = pluginregistration_v1.PluginInfo
     return bytes(info(type="DRAPlugin", name=driver, endpoint=endpoint, supported_versions=list(versions)))
 
@@ -151,7 +151,7 @@ def parse_registration_status(request: bytes) -> tuple[bool, str]:
 
 
 def build_health_report(devices: Sequence[DeviceHealth], *, lease: int) -> bytes:
-    """A NodeWatchResourcesResponse of DRAResourceHealth, v1 and v1alpha1 alike, valid for `lease` seconds."""
+    """Build a NodeWatchResourcesResponse, for v1 and v1alpha1, valid for `lease` seconds."""
     limit = min(MAX_HEALTH_BYTES, error_limit(len(devices)))
     return bytes(
         dra_health_v1.NodeWatchResourcesResponse(
@@ -170,7 +170,7 @@ def build_health_report(devices: Sequence[DeviceHealth], *, lease: int) -> bytes
 
 
 def parse_health_check(request: bytes) -> str:
-    """The service of a HealthCheckRequest; "" is the server as a whole.
+    """Return the service of a HealthCheckRequest; "" is the server as a whole.
 
     Raises:
         GRPCError: the bytes are not such a message.
@@ -179,7 +179,7 @@ def parse_health_check(request: bytes) -> str:
 
 
 def build_health_check(status: grpc_health_v1.HealthCheckResponseServingStatus) -> bytes:
-    """A HealthCheckResponse."""
+    """Build a HealthCheckResponse."""
     return bytes(grpc_health_v1.HealthCheckResponse(status=status))
 
 
@@ -198,17 +198,17 @@ def _malformed(problem: str) -> GRPCError:
 
 
 def error_limit(count: int) -> int:
-    """How many bytes each of `count` texts may have, so that all of them fit into one message."""
+    """Return how many bytes each of `count` texts may have so that all fit into one message."""
     return min(MAX_ERROR_BYTES, ALL_ERRORS_BYTES // max(1, count))
 
 
 def describe(error: PydraError, limit: int = MAX_ERROR_BYTES) -> str:
-    """The error as one line of at most `limit` bytes; never empty, for an empty error would mean success."""
+    """Return the error as one line of at most `limit` bytes; never empty, since an empty error means success."""
     return one_line(str(error), limit) or type(error).__name__
 
 
 def one_line(text: str, limit: int) -> str:
-    """The text without line breaks and control characters, cut to `limit` bytes of UTF-8."""
+    """Return the text without line breaks and control characters, cut to `limit` bytes of UTF-8."""
     line = _UNPRINTABLE.sub(" ", text[: 2 * limit]).strip()
     encoded = line.encode()
     if len(encoded) <= limit and len(text) <= 2 * limit:

@@ -43,7 +43,7 @@ class NodeService:
         self._request_ids = count(1)
 
     def methods(self) -> dict[str, Method]:
-        """The methods by path."""
+        """Return the methods by path."""
         unprepare = Method(unary=self._unprepare)
         return {
             f"{_V1}/{PREPARE}": Method(unary=partial(self._prepare, share_ids=True)),

@@ -55,7 +55,7 @@ class RegistrationService:
         self._stopping = False
 
     def methods(self) -> dict[str, Method]:
-        """The methods by path."""
+        """Return the methods by path."""
         return {
             "/pluginregistration.Registration/GetInfo": Method(unary=self._get_info),
             "/pluginregistration.Registration/NotifyRegistrationStatus": Method(unary=self._notify_status),
@@ -66,13 +66,13 @@ class RegistrationService:
         self._stopping = True
 
     async def _get_info(self, _: bytes) -> bytes:
-        """What the plugin is. The kubelet waits one second for it, so nothing is awaited here."""
+        """Return the plugin's info. The kubelet waits one second for it, so nothing is awaited here."""
         if self._stopping:
             raise GRPCError(Status.UNAVAILABLE, f"driver {self._driver} is stopping")
         return self._info
 
     async def _notify_status(self, request: bytes) -> bytes:
-        """What the kubelet decided. An error here would make it deregister the plugin again."""
+        """Handle the kubelet's decision. An error here would make it deregister the plugin again."""
         registered, error = parse_registration_status(request)
         if registered:
             log.info("the kubelet has registered driver %s", self._driver)

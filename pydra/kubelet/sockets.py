@@ -31,7 +31,7 @@ MAX_SOCKET_PATH = 107
 """Bytes that Linux leaves for a Unix socket's path: `sockaddr_un.sun_path` has 108, one of them for the end."""
 
 _INSTANCE = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}|(?=[-a-z0-9]*[A-Z_])[-_A-Za-z0-9]{11}"
-"""In a socket's name: a pod's uid, a static pod's, or the digest of one. No driver's name has capitals or '_', so that
+"""In a socket's name: a pod's uid, a static pod's, or the digest of one. No driver's name has capitals or '_', so
 `a.example.com-b-reg.sock` is not taken for a socket of the driver a.example.com."""
 
 
@@ -43,7 +43,7 @@ class SocketPaths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan_socket_paths(driver: str, *, registry_directory: str, plugin_directory: str, pod_uid: str = "") -> SocketPaths:
-    """Where the driver's sockets are; without a pod uid, plain names that one instance at a time can have.
+    """Return the paths of the driver's sockets; without a pod uid, plain names that only one instance can use.
 
     Raises:
         SettingsError: a driver name that is not valid, a directory that is not absolute or is too deep.
@@ -73,7 +73,7 @@ def plan_socket_paths(driver: str, *, registry_directory: str, plugin_directory:
 
 
 def excess_bytes(path: str) -> int:
-    """How many bytes the path is too long for a Unix socket; 0 when it fits."""
+    """Return by how many bytes the path is too long for a Unix socket; 0 if it fits."""
     return max(0, len(path.encode()) - MAX_SOCKET_PATH)
 
 
@@ -92,7 +92,7 @@ def _service_names(driver: str, uid: str) -> Sequence[str]:
 
 
 def _digest(text: str, size: int) -> str:
-    """The first bytes of the text's SHA-256 in a form that suits a file name."""
+    """Return the first bytes of the text's SHA-256 in a form for file names."""
     return urlsafe_b64encode(sha256(text.encode()).digest()[:size]).decode().rstrip("=")
 
 
@@ -110,7 +110,7 @@ class BoundSocket:
         self._identity = _identity(path)
 
     def is_intact(self) -> bool:
-        """Whether the path still leads to this socket; not so once somebody removed or replaced the file."""
+        """Return whether the path still leads to this socket: somebody may have removed or replaced the file."""
         return _identity(self.path) == self._identity is not None
 
     def remove(self) -> None:
@@ -176,7 +176,7 @@ def _remove_stale(path: str) -> None:
 
 
 def find_stale_sockets(driver: str, paths: SocketPaths) -> Mapping[str, tuple[int, int]]:
-    """What killed instances of the driver left beside its sockets: paths, each with the identity of its file.
+    """Find the sockets that killed instances of the driver left: paths, each with the identity of its file.
 
     Sockets that nobody listens at, with a name that `plan_socket_paths` gives to this driver. A name in the registry
     that is only a digest does not tell the driver, and is left out.

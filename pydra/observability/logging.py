@@ -30,7 +30,7 @@ _TRACEBACKS = logging.Formatter()
 
 
 def log_fields() -> Mapping[str, str]:
-    """The fields of the call that runs now; empty outside of calls."""
+    """Return the fields of the running call; empty outside of calls."""
     return _FIELDS.get()
 
 
@@ -66,7 +66,7 @@ def format_text(record: logging.LogRecord, *, colours: bool = False) -> bytes:
 
 
 def format_json(record: logging.LogRecord) -> bytes:
-    """A JSON object: `time` (RFC 3339, UTC), `level`, `logger`, `message`, the call's fields, `traceback` if any."""
+    """Format JSON: `time` (RFC 3339, UTC), `level`, `logger`, `message`, the call's fields, `traceback` if any."""
     line: dict[str, Any] = {
         "time": f"{_utc_time(int(record.created))}.{int(record.msecs):03d}Z",
         "level": record.levelname.lower(),
@@ -94,7 +94,7 @@ class LineHandler(logging.Handler):
         self._owned = bool(file)
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Write it. What cannot be formatted or written is told as `logging` does, and stops nobody."""
+        """Write the record. Errors are handled as `logging` does."""
         try:
             rest = self._format_line(record) + b"\n"
             with self._writing:

@@ -151,7 +151,7 @@ class Metrics:
         return Histogram(f"pydra_{name}", text, labels, buckets=_SECONDS, registry=self.registry)
 
     def text(self) -> bytes:
-        """All series in the Prometheus text format."""
+        """Return all series in the Prometheus text format."""
         return bytes(generate_latest(self.registry))
 
 
@@ -198,7 +198,7 @@ class BackendSamples(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """One family for each name; a sample whose labels differ from its family's first is left out."""
+        """Collect one family for each name; a sample whose labels differ from its family's first is left out."""
         for backend, samples in sorted(self._by_backend.items()):
             families: dict[str, tuple[tuple[str, ...], Metric]] = {}
             for sample in samples:

@@ -15,7 +15,7 @@ _SWITCHES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 def open_tracer(environ: Mapping[str, str], *, node: str, version: str) -> Tracer | None:
-    """The tracer that the environment asks for; None, with a warning, when it asks and the extra is missing."""
+    """Open the tracer that the environment configures; None, with a warning, if the extra is missing."""
     if not any(environ.get(name) for name in _SWITCHES) or environ.get("OTEL_SDK_DISABLED") == "true":
         return None
     try:

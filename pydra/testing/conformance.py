@@ -353,7 +353,7 @@ class _Run:
         return prepared
 
     async def _plan(self, claim: Claim) -> Claim:
-        """The claim with its plan; one that is held keeps the plan that it has."""
+        """Return the claim with its plan; a held claim keeps its plan."""
         if self._facts is None or Method.PLAN not in self._facts.methods:
             return claim
         if claim.uid not in self._held:
