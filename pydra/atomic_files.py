@@ -113,7 +113,7 @@ def read_regular_file(path: str, limit: int) -> bytes:
     Raises:
         OSError: of `open` and `read`; ELOOP for a link, EINVAL for other kinds of files, EFBIG if it is longer.
     """
-    # Not blocking: to open a named pipe would wait for a writer.
+    # Non-blocking: opening a named pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         status = os.fstat(descriptor)

@@ -71,7 +71,7 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
         return None
 
     def misplaced(self, *fitting: type) -> tuple[Any, ...]:
-        """Configurations of other types that were given to this device's request by name: a mistake of their author."""
+        """Return configurations of other types that name this device's request: a mistake of their author."""
         marked = zip(self.configs, self.explicit, strict=False)
         return tuple(config for config, explicit in marked if explicit and not isinstance(config, fitting))
 
@@ -172,7 +172,7 @@ class PodRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContainerDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A prepared device as the kubelet hears of it; `requests` are base names, without `/sub`."""
+    """A prepared device as reported to the kubelet; `requests` are base names, without `/sub`."""
 
     requests: tuple[str, ...]
     pool: str

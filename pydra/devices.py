@@ -136,7 +136,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole truth about a backend's hardware at one moment."""
+    """The complete inventory of a backend's hardware at one moment."""
 
     devices: tuple[Device, ...] = ()
     counter_sets: tuple[CounterSet, ...] = ()
@@ -154,9 +154,9 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True):
-    """How one published device is, after debouncing, as the kubelet's health stream and the metrics tell it.
+    """The debounced health of one published device, for the kubelet's health stream and the metrics.
 
-    `updated` is when that was found, in seconds since 1970; 0 when nobody noted it.
+    `updated` is the time of that report, in seconds since 1970; 0 if unknown.
     """
 
     pool: str

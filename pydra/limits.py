@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-"""A DNS label, at most 63 bytes. For `fullmatch`, as all grammars here."""
+"""A DNS label, at most 63 bytes. For `fullmatch`, like all patterns here."""
 
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 """DNS labels with dots between. The API bounds the whole, not the labels in it; lengths are the caller's business."""

@@ -44,7 +44,7 @@ def is_quantity(quantity: object) -> bool:
 
 @lru_cache(maxsize=1024, typed=True)
 def canonical_quantity(quantity: Quantity) -> str:
-    """As the API server writes it back: `1024Mi` is `1Gi`, `1500m` stays, `1000m` is `1`, `0.5` is `500m`.
+    """Return it as the API server writes it: `1024Mi` is `1Gi`, `1500m` stays, `1000m` is `1`, `0.5` is `500m`.
 
     Raises ValueError.
     """

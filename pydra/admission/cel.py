@@ -21,7 +21,7 @@ _WHOLE = "9007199254740992.0"
 """2 to the 53rd, below which a double can have a fraction: JSON's 1500.0 is not an integer, but a text of `1500` is."""
 
 NOTHING = '""'
-"""The check that never finds anything."""
+"""The check that always succeeds."""
 
 
 def quote(text: str) -> str:

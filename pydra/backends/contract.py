@@ -4,10 +4,11 @@ Nothing here is subclassed. A backend is any object, usually a module, named by 
 `pydra.backends`, that has the coroutines below. It runs in a process of its own, and imports vendor libraries inside
 the coroutines, so reading its types needs no hardware.
 
-Calls run side by side on one event loop, prepares of different claims too: the backend locks what must not overlap.
-Calls for one claim come one after the other, and plans one at a time. What blocks goes through `asyncio.to_thread`: a
-process whose event loop is blocked is replaced. A call is cancelled at its deadline (`time_left`), and counts as ended
-when its threads have. Records of `logging` and what is printed go to the agent's log.
+Calls run concurrently on one event loop, including prepares of different claims: the backend must lock what may not
+overlap. Calls for one claim run one after the other, and plans one at a time. Blocking code must use
+`asyncio.to_thread`: a process whose event loop is blocked is replaced. A call is cancelled at its deadline
+(`time_left`), and counts as ended when its threads have. Records of `logging` and what is printed go to the agent's
+log.
 
 Beside the coroutines it may have:
 
@@ -15,8 +16,8 @@ Beside the coroutines it may have:
 - `CONFIG_TYPES: Mapping[str, type]`, from `"group/version/Kind"` to the msgspec Struct that opaque
   parameters of that kind are decoded into, strictly;
 - `DEVICE_CLASSES: Mapping[str, Mapping]`, from the name of a DeviceClass to its spec, for the chart;
-- `SURVIVES_REBOOT = True`, when the hardware remembers across a reboot of the node what `prepare` did to it;
-- `connect() -> AsyncContextManager[Backend]`, when handles and sessions must live somewhere: the object that it yields
+- `SURVIVES_REBOOT = True`, if the hardware keeps across a reboot of the node what `prepare` did to it;
+- `connect() -> AsyncContextManager[Backend]`, for handles and sessions that stay open: the object that it yields
   has the coroutines instead;
 - `SETTINGS_TYPE: type`, a msgspec Struct with a default for each field; `connect(settings)` is then given one, filled
   from `PYDRA_<BACKEND>_<FIELD>` and from `backendSettings` in the agent's settings file.
@@ -42,7 +43,7 @@ call_deadline: ContextVar[float] = ContextVar("pydra_call_deadline", default=mat
 def time_left() -> float:
     """Return the seconds until the running call is cancelled, at least 0; `inf` outside a call or without a deadline.
 
-    Known in the coroutine, in the tasks that it starts and in `asyncio.to_thread`.
+    Works in the coroutine, in the tasks that it starts and in `asyncio.to_thread`.
     """
     return max(0.0, call_deadline.get() - time.monotonic())
 
@@ -63,7 +64,7 @@ class Backend(Protocol):
         ...
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
-        """Undo `prepare`. Idempotent, and never in need of the claim's API object.
+        """Undo `prepare`. Idempotent, and without the claim's API object.
 
         `prepared` is what `prepare` returned, or empty when the process died inside `prepare`: undo
         what may have been begun, which `claim.plan` says where the backend plans.
@@ -85,7 +86,7 @@ class Plans(Protocol):
 
 
 class Restores(Protocol):
-    """A backend that puts right what a crash left behind."""
+    """A backend that repairs what a crash left behind."""
 
     async def restore(self, held: Sequence[HeldClaim], /) -> None:
         """Called after each start of the process, before any call but `inherit`; called again until it returns.
@@ -108,7 +109,7 @@ class Measures(Protocol):
     """A backend with numbers for `/metrics`."""
 
     async def measure(self) -> Sequence[Sample]:
-        """Gauges and counters of the hardware, read now."""
+        """Return current gauges and counters of the hardware."""
         ...
 
 

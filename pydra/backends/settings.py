@@ -59,7 +59,7 @@ def read_settings(
 def describe_settings(
     settings: Any, backend: str, prefix: str, environ: Mapping[str, str], values: Mapping[str, Any]
 ) -> tuple[SettingValue, ...]:
-    """Each setting as people read it: `settings` is what `read_settings` made of the rest."""
+    """Describe each setting as text; `settings` is what `read_settings` returned for the other arguments."""
     rows = []
     for field in _fields(type(settings)):
         _, _, source = _find(field, backend, prefix, environ, values)
@@ -189,7 +189,7 @@ def _explain(place: str, mismatch: str, field: mi.Field) -> str:
 
 
 def _bad_quantities(value: Any, settings_type: type[Any], field: mi.Field) -> Iterator[str]:
-    """Of this field alone, with paths below it."""
+    """Return the mismatches of this field alone, with paths below it."""
     start = f"$.{field.encode_name}"
     for mismatch in find_bad_quantities({field.encode_name: value}, settings_type):
         yield "$" + mismatch.removeprefix(start)

@@ -32,7 +32,7 @@ def read_type(wanted: type) -> mi.Type:
 
 @cache
 def _read_type(wanted: type) -> mi.Type:
-    """msgspec compiles every annotation anew, which takes longer than the rest of a call."""
+    """Cache the type info: compiling the annotations takes longer than the rest of a call."""
     return mi.type_info(wanted)
 
 
@@ -223,7 +223,7 @@ _JSON_KINDS: tuple[tuple[Any, Any], ...] = (
 def _leaf(value: Any, wanted: mi.Type, path: str) -> Iterator[str]:
     target = LEAVES.get(type(wanted))
     if target is None:
-        return  # left to msgspec's own decoding, which has the last word anyway
+        return  # left to msgspec's own decoding, which runs in any case
     try:
         msgspec.convert(value, target)
     except msgspec.ValidationError:

@@ -23,7 +23,7 @@ LEAVES: dict[type[mi.Type], Any] = {
     mi.BytesType: bytes,
     mi.ByteArrayType: bytearray,
 }
-"""Types that JSON has no word for: strings in a format that msgspec knows."""
+"""Types that JSON lacks: strings in a format that msgspec knows."""
 
 
 def show(value: Any) -> str:

@@ -174,7 +174,7 @@ def _device_class_violations(classes: Any) -> Iterator[str]:
 
 
 def find_answer_type_violations(method: Method, answer: Any) -> tuple[str, ...]:
-    """Values of other classes than the contract's, seen where they are still Python objects."""
+    """Find values of other classes than the contract's, where they are still Python objects."""
     return tuple(_answer_type_violations(method, answer))
 
 
@@ -276,7 +276,7 @@ def find_plan_violations(plan: Any) -> tuple[str, ...]:
 
 
 def find_inheritance_violations(inheritance: Inheritance) -> tuple[str, ...]:
-    """Uids that cannot name a record, claims given twice, and claims whose devices and prepared devices do not fit."""
+    """Find uids that cannot name a record, duplicate claims, and claims whose devices and prepared devices differ."""
     twice = _repeated(one.claim.uid for one in inheritance.claims)
     return (
         *(
@@ -294,7 +294,7 @@ def find_inheritance_violations(inheritance: Inheritance) -> tuple[str, ...]:
 
 
 def find_sample_violations(samples: Sequence[Sample]) -> tuple[str, ...]:
-    """Names that Prometheus does not take."""
+    """Find names that Prometheus does not accept."""
     return tuple(
         f"measure: {what} {name!r} must match {_METRIC.pattern}"
         for sample in samples

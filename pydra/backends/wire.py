@@ -26,7 +26,7 @@ _HEADER = struct.Struct(">I")
 
 
 class WireError(ValueError):
-    """The bytes are not frames of this protocol, or a message is too large to be one."""
+    """The bytes are not frames of this protocol, or a message is too large."""
 
 
 class Method(Enum):
@@ -145,7 +145,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True, tag="waiting"):
 MAX_MESSAGE = 4096
 MAX_EXCEPTION = 16 * 1024
 MAX_NAME = 512
-"""Characters of a log line's parts; what is beyond is cut off."""
+"""Characters of a log line's parts; longer ones are cut."""
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True, tag="log", omit_defaults=True):
@@ -218,7 +218,7 @@ def _restore(device: AllocatedDevice) -> AllocatedDevice:
 
 
 class FrameSplitter:
-    """Cuts a stream of bytes, however it is chopped up, into the bodies of its frames."""
+    """Splits a stream of bytes into the bodies of its frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -250,7 +250,7 @@ class FrameSplitter:
 
 
 class Budget:
-    """How much of something may be done in a period: `limit` units in `period` seconds, on the clock of the caller."""
+    """A rate limit: `limit` units in `period` seconds, on the clock of the caller."""
 
     def __init__(self, limit: int, period: float) -> None:
         self._limit = limit
@@ -259,7 +259,7 @@ class Budget:
         self._since = -period
 
     def spend(self, units: int, now: float) -> float:
-        """Note what was done; the seconds to pause before more of it, or 0."""
+        """Note what was done; return the seconds to pause before more, or 0."""
         if now - self._since >= self._period:
             self._since, self._spent = now, 0
         self._spent += units
@@ -273,7 +273,7 @@ PERIOD_SECONDS = 0.1
 
 
 class Channel(asyncio.Protocol, Generic[M]):
-    """Gives each message to `on_message`, and `on_end` its reason, once: None when the other end closed.
+    """Passes each message to `on_message`, and calls `on_end` once with the error, or None if the other end closed.
 
     After malformed bytes nothing more is read: where the next frame begins is unknown. Of more than FRAMES_PER_PERIOD
     frames in PERIOD_SECONDS the rest is left unread until the next period.
@@ -319,7 +319,7 @@ class Channel(asyncio.Protocol, Generic[M]):
         await self._writable.wait()
 
     def finish(self) -> None:
-        """Say that no more will be sent; the other end may still answer."""
+        """Announce that no more will be sent; the other end may still answer."""
         if self._transport is not None and not self._finished and not self._transport.is_closing():
             self._finished = True
             self._transport.write_eof()
@@ -380,7 +380,7 @@ class Channel(asyncio.Protocol, Generic[M]):
 
     def eof_received(self) -> bool:  # noqa: D102
         self._end(None)
-        return True  # keep our half open: an answer may still be on its way out
+        return True  # keep our half open: an answer may still be unsent
 
     def pause_writing(self) -> None:  # noqa: D102
         self._writable.clear()

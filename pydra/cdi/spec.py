@@ -1,6 +1,6 @@
 """Builds the CDI spec file for a claim: names, validation, merging, JSON.
 
-One spec per claim, one CDI device per prepared device that edits anything. Every name holds the claim's
+One spec per claim, one CDI device per prepared device that edits anything. Every name contains the claim's
 uid, so no name is ever reused with other content; runtimes cache specs and would serve the old one.
 
 A container may get all devices of a claim, and in a runtime the last setting wins. So each setting is
@@ -66,8 +66,8 @@ def build_spec_file(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -
     optional is in it that the host lacks. The same devices always give the same bytes.
 
     Raises:
-        EditConflict: two devices want different things of one container; names both.
-        ContractError: the backend's edits break CDI's rules; all violations.
+        EditConflict: two devices set the same thing to different values; names both.
+        ContractError: the backend's edits violate CDI's rules; all violations.
     """
     editing: list[tuple[str, str, ContainerEdits]] = []
     violations: list[str] = []

@@ -21,16 +21,15 @@ from pydra.errors import CdiError
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
 _MAX_BYTES = 16 * 1024 * 1024
-"""What the specification allows a file."""
-# Not blocking: to open a named pipe would wait for a writer.
+"""The specification's limit for a file."""
+# Non-blocking: opening a named pipe would wait for a writer.
 _READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class CdiStore:
     """The files `<vendor>-claim_<uid>.json` of one driver below `path`.
 
-    A uid has been checked to be fit for a file name. Every method raises CdiError, with what to do, when
-    the file system refuses.
+    Uids must be valid in file names. Every method raises CdiError, with advice, if the file system fails.
     """
 
     def __init__(self, path: str, driver: str) -> None:
@@ -49,7 +48,7 @@ class CdiStore:
             raise self._failed("opening", error) from error
 
     def write(self, uid: str, content: bytes) -> None:
-        """Put the claim's file in place: a reader sees the old content or the new one, nothing between."""
+        """Write the claim's file atomically: a reader sees the old content or the new one."""
         path = f"{self._path}/{self._prefix}{uid}.json"
         try:
             try:
@@ -62,12 +61,12 @@ class CdiStore:
             raise self._failed(f"writing {self._prefix}{uid}.json in", error) from error
 
     def ensure(self, uid: str, content: bytes) -> bool:
-        """Write the claim's file unless it has this content already; True when it was written."""
+        """Write the claim's file unless it already has this content; return whether it was written."""
         try:
             if self._read_file(f"{self._prefix}{uid}.json") == content:
                 return False
         except OSError:
-            pass  # whatever keeps it from being read, writing it either repairs it or says what is wrong
+            pass  # writing it either repairs the file or reports what is wrong
         self.write(uid, content)
         return True
 

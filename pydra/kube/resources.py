@@ -28,7 +28,7 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def api_version(self) -> str:
-        """What stands in an object's `apiVersion`."""
+        """The value of an object's `apiVersion`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def __str__(self) -> str:

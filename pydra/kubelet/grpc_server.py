@@ -43,10 +43,10 @@ MAX_CALLS = 4096
 """Calls in flight on one connection. The kubelet has one connection and sends a call for each pod that starts."""
 
 CLOSE_SECONDS = 2.0
-"""For the last bytes to reach the client, and for cancelled calls to end; after that the connection is cut."""
+"""Time for the last bytes to reach the client, and for cancelled calls to end; then the connection is closed."""
 
 LEAVE_SECONDS = 1.0
-"""For clients that were told to go elsewhere, and have all their answers, to disconnect by themselves."""
+"""Time for clients that got GOAWAY and all answers to disconnect by themselves."""
 
 _PREFIX = 5
 """Bytes before each message: whether it is compressed, and its length."""
@@ -88,7 +88,7 @@ class GrpcServer:
         self._listener: asyncio.AbstractServer | None = None
 
     async def listen(self, sock: socket.socket) -> None:
-        """Accept connections at the bound socket, which the server owns from now on, and no longer at another."""
+        """Accept connections at the bound socket instead of any former one; the server owns it from now on."""
         loop = asyncio.get_running_loop()
         listener = await loop.create_unix_server(lambda: Connection(self), sock=sock, backlog=BACKLOG)
         self._stop_listening()
@@ -103,7 +103,7 @@ class GrpcServer:
         self.draining = True
         for connection in tuple(self.connections):
             connection.go_away()
-        # The path is gone already. What was accepted before needs a few turns of the loop to become a connection;
+        # The path is already removed. What was accepted before needs a few loop iterations to become a connection;
         # asyncio's own loop (3.12 and later) loses its descriptor when the listener closes in between.
         for _ in range(_ACCEPTING_TURNS):
             await asyncio.sleep(0)
@@ -300,7 +300,7 @@ class Connection(H2Protocol, AbstractHandler):
             self.gone.set_result(None)
 
     def accept(self, call: Call, headers: Any, release_stream: Callable[[], None]) -> None:  # type: ignore[override]
-        """A call begins."""
+        """Start a call."""
         call.handler, call.release = self, release_stream
         fields = dict(headers)
         path = fields.get(b":path")
@@ -329,7 +329,7 @@ class Connection(H2Protocol, AbstractHandler):
             call.task.cancel()
 
     def close(self) -> None:
-        """The connection is closed, by either side."""
+        """The connection was closed, by either side."""
         for call in self.calls:
             self.cancel(call)
 
@@ -347,7 +347,7 @@ class Connection(H2Protocol, AbstractHandler):
         task.add_done_callback(self._server.running.discard)
 
     def _leave(self, call: Call) -> bool:
-        """Take a call off the list; False when it is off already."""
+        """Remove a call from the list; return False if it was already removed."""
         release, call.release = call.release, None
         if release is None:
             return False
@@ -371,7 +371,7 @@ class Connection(H2Protocol, AbstractHandler):
         except GRPCError as error:
             self._fail(call, error.status, error.message or "")
         except Exception as error:
-            # A bug in a service. The client must still be answered, and other calls go on.
+            # An internal error in a service. The client must still get an answer, and other calls continue.
             log.exception("internal error in pydra: %s failed", call.path)
             self._fail(call, Status.INTERNAL, f"internal error in pydra: {type(error).__name__}: {error}")
         else:
@@ -420,7 +420,7 @@ class Connection(H2Protocol, AbstractHandler):
     # The transport
 
     def go_away(self) -> None:
-        """Send GOAWAY: calls in flight go on, new ones go elsewhere.
+        """Send GOAWAY: calls in flight continue, new ones use another connection.
 
         The frame is written past h2, whose own `close_connection` would forbid the answers still to come.
         """
@@ -430,7 +430,7 @@ class Connection(H2Protocol, AbstractHandler):
             self._transport.write(frame.serialize())
 
     def write_eof(self) -> None:
-        """Say that nothing more is sent, when all is; what the client sends is still read."""
+        """Announce the end of the stream once all is sent; what the client sends is still read."""
         self.connection.write()
         if not self._transport.is_closing():
             self._transport.write_eof()
@@ -477,7 +477,7 @@ class _H2(H2Connection):
 
     @property
     def open_inbound_streams(self) -> int:
-        """How many calls are in flight, or more: closed streams count until they are forgotten."""
+        """An upper bound of the calls in flight: closed streams count until they are forgotten."""
         if len(self.streams) < self._count_from:
             return len(self.streams)
         count = super().open_inbound_streams
@@ -488,7 +488,7 @@ class _H2(H2Connection):
 class _ConstantBlocks(Encoder):
     """hpack's encoder, with the header blocks of a successful answer made once.
 
-    They refer to no dynamic table, so they are right whatever was sent before.
+    They do not use the dynamic table, so they are valid whatever was sent before.
     """
 
     def encode(self, headers: Any, huffman: bool = True) -> bytes:

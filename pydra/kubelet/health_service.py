@@ -21,7 +21,7 @@ from pydra.kubelet.messages import build_health_check, build_health_report, pars
 from pydra.kubelet.pb.grpc_health_v1 import HealthCheckResponseServingStatus as ServingStatus
 
 LEASE = 30
-"""Seconds after which a kubelet takes an unrepeated report for unknown, unless the report says otherwise."""
+"""Seconds after which a kubelet treats a device without a new report as unknown, unless the report says otherwise."""
 
 
 class HealthStreams(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,20 +32,20 @@ class HealthStreams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthBoard:
-    """The health of all devices of a driver, as the agent last found it. Streams wait on `changed`."""
+    """The last known health of all devices of a driver. Streams wait on `changed`."""
 
     def __init__(self) -> None:
         self.devices: tuple[DeviceHealth, ...] = ()
         self.changed = asyncio.Event()
 
     def publish(self, devices: tuple[DeviceHealth, ...]) -> None:
-        """Replace the list; wakes the streams when another device, status or message is in it."""
+        """Replace the list; wake the streams if a device, status or message has changed."""
         before, self.devices = self.devices, devices
         if _states(before) != _states(devices):
             self.wake()
 
     def wake(self) -> None:
-        """Wake the streams. Each waits on the event that it took before it read the list, and misses no change."""
+        """Wake the streams. Each waits on the event that it got before it read the list, so it misses no change."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -109,7 +109,7 @@ class ServerHealth:
         }
 
     def stop(self) -> None:
-        """Say NOT_SERVING from now on."""
+        """Report NOT_SERVING from now on."""
         self._stopping.set()
 
     async def _check(self, request: bytes) -> bytes:

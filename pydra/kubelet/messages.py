@@ -25,11 +25,11 @@ from pydra.kubelet.pb.message_pool import Message
 from pydra.limits import LABEL, SUBDOMAIN
 
 MAX_CLAIMS = 4096
-"""Claims in one call. A pod has a handful; the errors of as many as this still fit into one answer."""
+"""Claims in one call. A pod has a few; the errors of so many still fit into one answer."""
 
 MAX_ERROR_BYTES = 2048
 ALL_ERRORS_BYTES = 2 * 1024 * 1024
-"""What the errors of one call may take of the 4 MiB that the kubelet's gRPC client accepts."""
+"""Bytes for the errors of one call, out of the 4 MiB that the kubelet's gRPC client accepts."""
 
 MAX_HEALTH_BYTES = 1024
 """Of one device's message in a health report."""
@@ -90,7 +90,7 @@ def parse_claims(request: bytes) -> ClaimCall:
 
 
 def _bad_name(uid: str, namespace: str, name: str) -> ClaimError:
-    """Says what is wrong with the first name that is not valid."""
+    """Describe the first invalid name."""
     field, value, limit, rule = "name", name, 253, "a DNS subdomain"
     if not is_file_name(uid):
         field, value, limit, rule = "uid", uid, 128, UID_RULE
@@ -141,7 +141,7 @@ def build_plugin_info(*, driver: str, endpoint: str, versions: Sequence[str]) ->
 
 
 def parse_registration_status(request: bytes) -> tuple[bool, str]:
-    """Of a RegistrationStatus: whether the kubelet registered the plugin, and its error.
+    """Parse a RegistrationStatus: whether the kubelet registered the plugin, and its error.
 
     Raises:
         GRPCError: the bytes are not such a message.

@@ -1,7 +1,7 @@
 """DRAPlugin gRPC service (v1 and v1beta1): prepare and unprepare.
 
 A call is answered claim by claim. The work on a claim belongs to the agent and outlives the call: when the kubelet
-stops waiting, the work goes on, and the kubelet's retry joins it.
+stops waiting, the work continues, and the kubelet's retry joins it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class NodeService:
     async def _run(
         self, method: str, request: bytes, start: Callable[[ClaimRef], asyncio.Future[OutcomeT]]
     ) -> Mapping[str, OutcomeT | PydraError]:
-        """Outcomes by uid for exactly the claims of the request."""
+        """Wait for the outcomes, by uid, of exactly the claims of the request."""
         call = parse_claims(request)
         set_logging_fields(request_id=str(next(self._request_ids)), driver=self._driver, call=method)
         if call.refused:

@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 MESSAGE_BYTES = 4096
 
 NODE_VERSIONS = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
-"""What the kubelet calls the node service; it takes the first that it knows. Not the gRPC names, which are longer."""
+"""The kubelet's names of the node service, which differ from gRPC's; it uses the first one that it knows."""
 
 HEALTH_VERSIONS = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
-"""What the kubelet calls the health service; here its names and gRPC's are the same."""
+"""The kubelet's names of the health service, which are also gRPC's."""
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +32,7 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RegistrationRefused(msgspec.Struct, frozen=True, kw_only=True):
-    """The kubelet does not use the driver; `message` is the kubelet's reason. It will try again."""
+    """The kubelet does not use the driver; `message` is its reason. It will try again."""
 
     driver: str
     message: str
@@ -62,7 +62,7 @@ class RegistrationService:
         }
 
     def stop(self) -> None:
-        """Register no more: a kubelet that starts now would use a service that is going away."""
+        """Refuse registration: a kubelet that starts now would use a service that is stopping."""
         self._stopping = True
 
     async def _get_info(self, _: bytes) -> bytes:

@@ -3,7 +3,7 @@
 Servers get the bound socket, not the path. With a pod uid each instance has names of its own, so two can serve
 concurrently during a rolling update. The registration socket takes the first of three forms that fits, as in
 Kubernetes 1.37's Go library, so names of Go drivers and of pydra look alike in the kubelet's directories; the
-service socket falls back in the same manner.
+service socket uses the same forms.
 """
 
 from __future__ import annotations
@@ -114,21 +114,21 @@ class BoundSocket:
         return _identity(self.path) == self._identity is not None
 
     def remove(self) -> None:
-        """Remove the file, if it is still ours: during a rolling update it may be somebody else's by now."""
+        """Remove the file if it is still ours: during a rolling update it may belong to another instance."""
         if self.is_intact():
             with suppress(FileNotFoundError):
                 os.unlink(self.path)
 
 
 def bind_socket(path: str) -> BoundSocket:
-    """Bind and listen at the path, open to its owner (the kubelet is root) and nobody else, whatever the umask.
+    """Bind and listen at the path, accessible only to its owner (the kubelet is root), whatever the umask.
 
-    A socket file that nobody listens at, such as a killed process leaves, is replaced.
+    A socket file without a listener, as a killed process leaves it, is replaced.
 
     Raises:
         SettingsError: the path is too long for a socket.
         OSError: EADDRINUSE when a living process listens there, EEXIST when it is not a socket, EAGAIN when another
-            instance is at this moment making a socket in the directory; else what the kernel says.
+            instance is creating a socket in the directory; or another error of the kernel.
     """
     if excess := excess_bytes(path):
         raise SettingsError([f"{path} is {excess} bytes too long for a Unix socket, which can have {MAX_SOCKET_PATH}"])
@@ -150,7 +150,7 @@ def bind_socket(path: str) -> BoundSocket:
 
 @contextmanager
 def _exclusive(directory: str) -> Iterator[None]:
-    """Keep other instances from looking at the same stale file, and from taking our new socket for one."""
+    """Keep other instances from checking the same stale file, and from removing our new socket as stale."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -178,11 +178,11 @@ def _remove_stale(path: str) -> None:
 def find_stale_sockets(driver: str, paths: SocketPaths) -> Mapping[str, tuple[int, int]]:
     """Find the sockets that killed instances of the driver left: paths, each with the identity of its file.
 
-    Sockets that nobody listens at, with a name that `plan_socket_paths` gives to this driver. A name in the registry
+    They have no listener, and a name that `plan_socket_paths` gives to this driver. A name in the registry
     that is only a digest does not tell the driver, and is left out.
 
     Raises:
-        OSError: EAGAIN when another instance is making a socket in the directory; else what the kernel says.
+        OSError: EAGAIN if another instance is creating a socket in the directory; or another error of the kernel.
     """
     name = re.escape(driver)
     stale = {}
@@ -207,7 +207,7 @@ def _is_listened_at(path: str) -> bool:
         code = probe.connect_ex(path)
     if code in (errno.ECONNREFUSED, errno.ENOENT):
         return False
-    # EAGAIN is a full backlog, EPROTOTYPE a socket of another type: both are somebody's.
+    # EAGAIN is a full backlog, EPROTOTYPE a socket of another type: both have an owner.
     if code in (0, errno.EAGAIN, errno.EPROTOTYPE):
         return True
     raise OSError(code, os.strerror(code), path)
