@@ -73,7 +73,7 @@ class CounterConsumption(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TaintEffect(Enum):
-    """What a taint does: nothing, keep new pods away, or also evict running ones."""
+    """A taint's effect: none, keep new pods away, or also evict running ones."""
 
     NONE = "None"
     NO_SCHEDULE = "NoSchedule"
@@ -90,7 +90,7 @@ class Taint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HealthStatus(Enum):
-    """How a device is, in the words of the pod's status."""
+    """A device's health, in the terms of the pod's status."""
 
     UNKNOWN = "Unknown"
     HEALTHY = "Healthy"
@@ -98,7 +98,7 @@ class HealthStatus(Enum):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """How a device is and, in `message`, why; at most 1024 bytes of it reach the pod's status.
+    """A device's health and, in `message`, why; at most 1024 bytes of it reach the pod's status.
 
     `reason` is one word for the same (`XID79`), a label value; it becomes the value of the device's taint. `taint` is
     the taint's key, below the driver's name unless it has a domain of its own. `effect` is the taint's effect where it
@@ -116,7 +116,7 @@ HEALTHY = Health()
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that a claim can be given.
+    """One device that a claim can get.
 
     `name` is a DNS label of at most 63 bytes, unique in the pool. Names of attributes and
     capacities are C identifiers of at most 32 bytes, or `domain/identifier`; without a domain they

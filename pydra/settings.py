@@ -22,19 +22,19 @@ KUBELET_ROOT = "/var/lib/kubelet"
 RECORDS_DIRECTORY = "/run/pydra"
 
 KUBELET_CALL_DEADLINE = 45.0
-"""The kubelet gives up on a NodePrepareResources or NodeUnprepareResources call after this."""
+"""The kubelet's timeout for a NodePrepareResources or NodeUnprepareResources call, in seconds."""
 
 CLAIM_DEADLINE = 40.0
-"""What a prepare or unprepare may take unless the settings say otherwise."""
+"""The default deadline for a prepare or unprepare, in seconds."""
 
 KUBELET_HEALTH_LEASE = 30.0
-"""The kubelet forgets a device's health that was not repeated within this."""
+"""The kubelet's timeout for a device's health report, in seconds."""
 
 _POD_UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,62}[A-Za-z0-9])?")
 
 
 class HealthTaint(Enum):
-    """What happens to a sick device in the ResourceSlice."""
+    """The taint of an unhealthy device in the ResourceSlice."""
 
     NONE = "none"
     NO_SCHEDULE = "NoSchedule"
@@ -110,12 +110,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def registry_directory(self) -> str:
-        """Where the kubelet looks for registration sockets."""
+        """The kubelet's directory for registration sockets."""
         return self.registry_dir or f"{self.kubelet_root}/plugins_registry"
 
     @property
     def kubelet_claims(self) -> str:
-        """Where the kubelet writes down the claims that it knows, as seen from here."""
+        """The kubelet's checkpoint of claims, as visible to the agent."""
         return f"{self.host_root.rstrip('/')}{self.kubelet_root}/dra_manager_state"
 
     def plugin_directory(self, driver: str) -> str:
@@ -128,12 +128,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def http_endpoint(self) -> tuple[str, int] | None:
-        """Host and port of the HTTP endpoint, or None where it is off."""
+        """Host and port of the HTTP endpoint, or None if it is off."""
         return split_address(self.http_address) if self.http_address else None
 
 
 def parse_settings(values: Mapping[str, Any]) -> Settings:
-    """Settings from camelCase keys, as the YAML file has them.
+    """Build settings from the YAML file's camelCase keys.
 
     Raises:
         SettingsError: an unknown key, a wrong type, a value out of range; all problems at once.
@@ -166,7 +166,7 @@ def find_value_problems(values: Mapping[str, Any], kind: type[msgspec.Struct], *
 
 
 def find_backend_problems(backends: Sequence[str], drivers: Mapping[str, str]) -> Iterator[str]:
-    """Backends that are named twice, and driver names that are invalid or of a backend that is not served."""
+    """Yield duplicate backends, and driver names that are invalid or of a backend that is not served."""
     for name in sorted({name for name in backends if backends.count(name) > 1}):
         yield f"backends: {name!r} is named twice"
     for backend, driver in drivers.items():
@@ -183,7 +183,7 @@ def is_address(text: str) -> bool:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host, without the brackets of IPv6, and port."""
+    """Split into host, without the brackets of IPv6, and port."""
     host, _, port = text.rpartition(":")
     return host.strip("[]") or "0.0.0.0", int(port)
 
@@ -202,7 +202,7 @@ def _explain(kind: Any, error: msgspec.ValidationError) -> str:
     return f"must be {expected}"
 
 
-# msgspec speaks of types and patterns to programmers; an admin reads these instead.
+# Texts for admins, instead of msgspec's types and patterns.
 _PLAIN_WORDS = {
     "`float`": "a number of seconds",
     "`bool`": "true or false",
@@ -256,7 +256,7 @@ def _place_problems(settings: Settings) -> Iterator[str]:
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """The settings of `pydra webhook`. Without a certificate it speaks plain HTTP, for a proxy in front of it."""
+    """The settings of `pydra webhook`. Without a certificate it serves plain HTTP, for a proxy in front of it."""
 
     backends: tuple[str, ...]
     drivers: Mapping[str, str] = {}
@@ -284,12 +284,12 @@ class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def http_endpoint(self) -> tuple[str, int] | None:
-        """Host and port of the plain endpoint for metrics and probes, or None where there is none."""
+        """Host and port of the plain endpoint for metrics and probes, or None."""
         return split_address(self.http_address) if self.http_address else None
 
 
 def parse_webhook_settings(values: Mapping[str, Any]) -> WebhookSettings:
-    """Settings from camelCase keys. Raises SettingsError with all problems at once."""
+    """Build settings from camelCase keys. Raises SettingsError with all problems at once."""
     if problems := tuple(find_value_problems(values, WebhookSettings, program="pydra webhook")):
         raise SettingsError(problems)
     return msgspec.convert(values, WebhookSettings, strict=False)

@@ -57,7 +57,7 @@ def refresh_source(source: BackendSource) -> BackendSource:
 
 
 def build_sources(points: Iterable[EntryPoint]) -> tuple[BackendSource, ...]:
-    """Entry points as sources, sorted; a distribution that is on the path twice counts once."""
+    """Convert entry points to sources, sorted; a distribution that is on the path twice counts once."""
     sources = {
         BackendSource(
             name=point.name,
@@ -102,7 +102,7 @@ def _direct(target: str) -> BackendSource:
 
 
 def variable_prefix(backend: str) -> str:
-    """`PYDRA_SIM` for the backend `sim`, and for `pydra_sim:`, its module: how its own variables begin."""
+    """`PYDRA_SIM` for the backend `sim`, and for `pydra_sim:`, its module: the prefix of its variables."""
     module = backend.partition(":")[0].rpartition(".")[2]
     return "PYDRA_" + module.replace("-", "_").removeprefix("pydra_").upper()
 

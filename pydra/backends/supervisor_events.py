@@ -71,14 +71,14 @@ class BackendRefused(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BackendUnkillable(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that SIGKILL did not end: it hangs in the kernel, usually in a device driver."""
+    """A process that cannot be killed: it hangs in the kernel, usually in a device driver."""
 
     backend: str
     pid: int
 
 
 class AnswerRejected(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer broke the contract; `method` is None for an answer to no call."""
+    """A result violated the contract; `method` is None for an unsolicited answer."""
 
     backend: str
     method: Method | None
@@ -104,7 +104,7 @@ class RestoreFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuarantineBegan(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim ended the backend's process too often and is refused from now on."""
+    """A claim crashed the backend's process too often and is refused from now on."""
 
     backend: str
     claim: Claim
@@ -126,7 +126,7 @@ BackendEvent: TypeAlias = (
 
 
 class BackendState(Enum):
-    """Where a backend's process is in its life."""
+    """The state of a backend's process."""
 
     STARTING = "starting"
     READY = "ready"

@@ -56,7 +56,7 @@ def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
     """Build the Settings from these arguments, this environment and the file.
 
     Raises:
-        SettingsError: they do not add up; all problems at once.
+        SettingsError: they are not valid; all problems at once.
     """
     return parse_settings(read_values(arguments, environ))
 

@@ -99,7 +99,7 @@ OPTIONS: tuple[Option, ...] = (
 
 
 class OptionTable(NamedTuple):
-    """The options of one command: the settings that they make, and how its variables begin."""
+    """The options of one command: its settings type, and the prefix of its variables."""
 
     options: tuple[Option, ...]
     settings: type[msgspec.Struct]
@@ -136,7 +136,7 @@ WEBHOOK = OptionTable(
 
 
 def add_options(parser: argparse.ArgumentParser, table: OptionTable = AGENT) -> None:
-    """One flag for each setting, grouped, with its default and variable in the help text."""
+    """Add one flag for each setting, grouped, with its default and variable in the help text."""
     text = f"a YAML file of settings, keys in camelCase ({table.prefix}CONFIG)"
     parser.add_argument("--config", metavar="FILE", help=text)
     defaults = {field.name: field for field in msgspec.structs.fields(table.settings)}
@@ -156,7 +156,7 @@ def add_options(parser: argparse.ArgumentParser, table: OptionTable = AGENT) -> 
 def read_values(
     arguments: argparse.Namespace, environ: Mapping[str, str], table: OptionTable = AGENT
 ) -> dict[str, Any]:
-    """Raw settings by YAML key, the strongest source first.
+    """Merge raw settings by YAML key, the strongest source first.
 
     Raises:
         SettingsError: the file cannot be read or is not a YAML mapping, or a variable is unknown or malformed.
@@ -171,7 +171,7 @@ def read_values(
         if given is not None:
             values[key_of(option, table)] = _parse_text(option, given)
     backends = values.get("backends", ())
-    if isinstance(backends, list | tuple):  # anything else is refused by the settings, and names no backend's variables
+    if isinstance(backends, list | tuple):  # anything else is refused by the settings
         unknown = _unknown_variables(environ, table, backends)
         if unknown:
             raise SettingsError([f"{name}: no such variable; see {table.program} --help" for name in unknown])
@@ -186,14 +186,14 @@ def read_config(path: str | None, environ: Mapping[str, str]) -> dict[str, Any]:
     """
     path = path or environ.get(f"{AGENT.prefix}CONFIG")
     values = _read_file(path) if path else {}
-    # `--backend` may name the backends in place of the file.
+    # `--backend` may name the backends instead of the file.
     if problems := tuple(find_value_problems({"backends": ["any"], **values}, Settings, program=AGENT.program)):
         raise SettingsError([f"{path}: {problem}" for problem in problems])
     return values
 
 
 def _unknown_variables(environ: Mapping[str, str], table: OptionTable, backends: Sequence[object]) -> list[str]:
-    # PYDRA_SIM_SCENARIO and the like belong to the backend named in them, and reach its process unread.
+    # PYDRA_SIM_SCENARIO and the like belong to the backend named in them, and are passed to its process.
     known = {variable_of(option, table) for option in table.options} | {f"{table.prefix}CONFIG"}
     theirs = (*(f"{variable_prefix(str(name))}_" for name in backends), *service_prefixes(environ))
     return sorted(
@@ -243,7 +243,7 @@ def _read_file(path: str) -> dict[str, Any]:
     except OSError as error:
         raise SettingsError([f"{path}: cannot be read: {error.strerror}"]) from error
     except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
-        # PyYAML lets the last four out of values such as 2026-13-45, `!!bool x` and ten thousand brackets.
+        # PyYAML raises the last four for values such as 2026-13-45, `!!bool x` and ten thousand brackets.
         raise SettingsError([f"{path}: is not valid YAML: {' '.join(str(error).split())}"]) from error
     if document is None:
         return {}

@@ -87,7 +87,7 @@ def _add_admission(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
+    """Run one command; return the exit code."""
     parsed = build_parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
     try:
@@ -100,17 +100,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return print_errors("pydra", [str(error)], code=1)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # the reader has read enough, as `head` does
+    except BrokenPipeError:  # the reader has stopped reading, such as `head`
         _leave_stdout()
         return 128 + signal.SIGPIPE
-    except OSError as error:  # as of a disk that is full
+    except OSError as error:  # such as a full disk
         _leave_stdout()
         return print_errors("pydra", [str(error)], code=1)
     return code
 
 
 def _leave_stdout() -> None:
-    """What is not written by now never will be; the interpreter would try once more at its end, and say so."""
+    """Discard unwritten output: the interpreter would try to write it again at exit, and report the failure."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

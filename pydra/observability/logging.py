@@ -78,12 +78,12 @@ def format_json(record: logging.LogRecord) -> bytes:
         line["traceback"] = _TRACEBACKS.formatException(record.exc_info)
     try:
         return msgspec.json.encode(line, enc_hook=str)
-    except UnicodeEncodeError:  # half a character of somebody else's text, which only an escape can hold
+    except UnicodeEncodeError:  # an unpaired surrogate in a client's text, which must be escaped
         return json.dumps(line, default=str).encode()
 
 
 class LineHandler(logging.Handler):
-    """Writes each record as a line, at once: to stderr, or to a file, which is closed with the handler."""
+    """Writes each record at once as a line to stderr, or to a file, which is closed with the handler."""
 
     def __init__(self, format_line: Callable[[logging.LogRecord], bytes], *, file: str = "") -> None:
         """Raises OSError when the file cannot be opened."""
@@ -105,7 +105,7 @@ class LineHandler(logging.Handler):
         return True
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._writing:
             if self._owned:
                 os.close(self._descriptor)
@@ -129,7 +129,7 @@ def configure_logs(*, level: LogLevel, form: LogFormat, file: str) -> None:
         root.removeHandler(old)
         old.close()
     root.setLevel(level.value.upper())
-    # What no line has need not be found out for each; the switches are those that the logging HOWTO names.
+    # Lines do not contain these, so they need not be collected; see the logging HOWTO.
     logging._srcfile = None  # noqa: SLF001
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     # These log every request at INFO or DEBUG, which the agent's own lines already do with the claim's name.
@@ -138,7 +138,7 @@ def configure_logs(*, level: LogLevel, form: LogFormat, file: str) -> None:
 
 
 def _open_to_append(path: str) -> int:
-    # Without O_NONBLOCK the open of a pipe would wait for its reader, and the agent with it.
+    # Without O_NONBLOCK, opening a pipe would block the agent until there is a reader.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)
     os.set_blocking(descriptor, True)
     return descriptor

@@ -25,7 +25,7 @@ _VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
 
 
 class Metrics:
-    """The registry and its series; `driver` labels are the drivers' names, `backend` those of the backends."""
+    """The agent's metrics; `driver` labels are names of drivers, `backend` labels names of backends."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -100,7 +100,7 @@ class Metrics:
         self._requests: dict[tuple[str, str, int], Histogram] = {}
 
     def count_request(self, verb: str, resource: str, status: int, seconds: float) -> None:
-        """A request to the API server has ended."""
+        """Count a finished request to the API server."""
         key = (verb, resource, status)
         series = self._requests.get(key)
         if series is None:
@@ -116,7 +116,7 @@ class Metrics:
             self.backend_crashes.labels(backend, name)
 
     def announce_driver(self, driver: str) -> None:
-        """Create the series of a driver at zero, so that a rate over the first failure is not lost."""
+        """Create the series of a driver at zero, so `rate` sees the first failure."""
         self.claims[driver] = ClaimMetrics(self, driver)
         for status in HealthStatus:
             self.devices.labels(driver, status.value).set(0)
@@ -158,7 +158,7 @@ class Metrics:
 class ClaimMetrics:
     """The claim operations (`prepare`, `unprepare`) of one driver.
 
-    Each has its series looked up once and its claims in flight counted in an int: every prepare passes here, and
+    The series are looked up once and the claims in flight counted in an int, since every prepare is counted here, and
     `labels()` costs more calls than all the rest.
     """
 
@@ -171,11 +171,11 @@ class ClaimMetrics:
             self._series[operation, "ok"] = self._find(operation, "ok")
 
     def started(self, operation: str) -> None:
-        """The operation of one claim has begun; `ended` follows."""
+        """Count the start of an operation; `ended` follows."""
         self._in_flight[operation] += 1
 
     def ended(self, operation: str, seconds: float, result: str = "ok") -> None:
-        """It has ended, after so many seconds; `result` is the reason of the error when it failed."""
+        """Count the end of an operation after `seconds`; `result` is the reason of its error, if any."""
         self._in_flight[operation] -= 1
         series = self._series.get((operation, result))
         if series is None:
@@ -184,17 +184,17 @@ class ClaimMetrics:
 
 
 class BackendSamples(Collector):
-    """The backends' own measurements, replaced as a whole at each reading."""
+    """The backends' own samples, replaced as a whole by each measurement."""
 
     def __init__(self) -> None:
         self._by_backend: dict[str, tuple[Sample, ...]] = {}
 
     def replace(self, backend: str, samples: Sequence[Sample]) -> None:
-        """Keep these as the backend's newest."""
+        """Replace the backend's samples."""
         self._by_backend[backend] = tuple(samples)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing is known before the first reading."""
+        """Describe nothing: the samples are not known before the first measurement."""
         return ()
 
     def collect(self) -> Iterable[Metric]:

@@ -41,7 +41,7 @@ class Tracer:
     def record(
         self, name: str, *, seconds: float, timings: Mapping[str, float], failure: str = "", **attributes: str
     ) -> None:
-        """An operation that ended now, and its steps, which took so many seconds one after the other.
+        """Record an operation that ended now, with its consecutive steps and their seconds.
 
         Attributes are prefixed with `pydra.`; with `failure` the span has failed.
         """

@@ -10,8 +10,8 @@ from anyio import CancelScope
 from anyio.abc import SocketAttribute, SocketStream
 
 NOT_UTF8 = "~BYTE~"
-HALF_CHARACTER = "~HALF~"
-_REPLACED = {NOT_UTF8.encode(): b"\xe9" * 6, HALF_CHARACTER.encode(): b"\\ud800"}
+UNPAIRED_SURROGATE = "~HALF~"
+_REPLACED = {NOT_UTF8.encode(): b"\xe9" * 6, UNPAIRED_SURROGATE.encode(): b"\\ud800"}
 """As long as what they replace, so that lengths in headers stay right."""
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.behaviour.node import Node
-from tests.behaviour.relay import HALF_CHARACTER, NOT_UTF8
+from tests.behaviour.relay import NOT_UTF8, UNPAIRED_SURROGATE
 from tests.behaviour.waiting import wait_for
 
 UNREADABLE = [
     pytest.param(NOT_UTF8, id="a byte that is not UTF-8"),
-    pytest.param(HALF_CHARACTER, id="half a character"),
+    pytest.param(UNPAIRED_SURROGATE, id="unpaired surrogate"),
 ]
 GRACE = 130
 

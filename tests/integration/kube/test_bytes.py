@@ -31,7 +31,7 @@ def make_list(*items: bytes) -> bytes:
 
 REPAIRED = {
     "a byte that is not UTF-8": b'{"a":"caf\xe9"}',
-    "half of a surrogate pair": rb'{"a":"\ud800","b":"\\ud800","c":"\ud83d\ude00"}',
+    "unpaired surrogate": rb'{"a":"\ud800","b":"\\ud800","c":"\ud83d\ude00"}',
     "a key that is not UTF-8": b'{"\xe9":1}',
 }
 UNREADABLE = {
@@ -106,7 +106,7 @@ async def test_a_watch_goes_on_past_an_event_that_cannot_be_read(event: bytes) -
 FOREIGN = {
     "a page": reply(b"<html>\n<h1>caf\xe9</h1>"),
     "a gateway's 502": reply(b"<h1>Bad \xe9 Gateway</h1>", status="502 Bad Gateway"),
-    "a 502 with half a surrogate pair": reply(rb'{"message":"\ud800"}', status="502 Bad Gateway"),
+    "a 502 with an unpaired surrogate": reply(rb'{"message":"\ud800"}', status="502 Bad Gateway"),
     "a 502 nested too deep": reply(b'{"message":%s}' % DEEP, status="502 Bad Gateway"),
     "a 403 of wrong types": reply(b'{"message":5,"reason":[],"code":"x"}', status="403 Forbidden"),
     "an error event of wrong types": reply(b'{"type":"ERROR","object":{"code":"x","message":null}}\n'),

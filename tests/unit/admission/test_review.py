@@ -229,7 +229,7 @@ def test_nothing_stands_in_the_way_of_updates_that_can_bring_no_config(resource:
 
 
 STRANGE = {
-    "half a character": b'"\\ud800"',
+    "unpaired surrogate": b'"\\ud800"',
     "other bytes": b'"\xff\xfe"',
     "many digits": b"1" * 5000,
     "no finite number": b"1e999",
