@@ -78,7 +78,7 @@ def test_a_second_signal_to_stop_does_not_wait_for_calls(node: Node) -> None:
     agent.wait_log("SIGTERM")
     agent.process.terminate()
     assert agent.process.wait(timeout=45) == 1
-    agent.wait_log("calls in flight are cut off")
+    agent.wait_log("calls in flight are cancelled")
     with pytest.raises(grpc.RpcError):
         call.result()
 
