@@ -55,7 +55,7 @@ from pydra.backends.validation import (
     find_value_violations,
     sort_prepared,
 )
-from pydra.backends.wire import Call, Failure, Hello, Method, Refusal, Reply
+from pydra.backends.wire import Call, Failure, Hello, Method, Refusal, Reply, build_held
 from pydra.claim import Claim, HeldClaim, Inheritance, PreparedDevice
 from pydra.devices import Inventory, Sample
 from pydra.errors import (
@@ -205,7 +205,7 @@ class BackendSupervisor:
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float) -> Any:
         """Return what `prepare` will do for the claim, as JSON; only for a backend with PLAN. One call at a time."""
-        call = Call(id=next(self._ids), method=Method.PLAN, claim=claim, held=tuple(held), until=until)
+        call = Call(id=next(self._ids), method=Method.PLAN, claim=claim, held=build_held(held), until=until)
         plan = self._decode(await self._ask(call), object, Method.PLAN, claim)
         self._reject(Method.PLAN, find_plan_violations(plan), claim)
         return plan
@@ -572,7 +572,7 @@ class BackendSupervisor:
 
     async def _restore(self, process: BackendProcess, held: Sequence[HeldClaim]) -> None:
         seconds = self._deadlines.discover
-        call = self._new_call(Method.RESTORE, seconds, held=tuple(held))
+        call = self._new_call(Method.RESTORE, seconds, held=build_held(held))
         try:
             match await process.call(call, deadline=seconds):
                 case Reply():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
@@ -61,15 +61,16 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=True):
     """Agent to backend: run a coroutine.
 
-    `claim` for plan, prepare and unprepare, `prepared` for unprepare, `held` for plan and restore, `directory` for
-    inherit. `until` is the deadline on the clock of `time.monotonic`, which both processes share.
+    `claim` for plan, prepare and unprepare, `prepared` for unprepare, `directory` for inherit. `held`, for plan and
+    restore, has each claim encoded by itself: the child decodes only those that it has not had before. `until` is the
+    deadline on the clock of `time.monotonic`, which both processes share.
     """
 
     id: int
     method: Method
     claim: Claim | None = None
     prepared: tuple[PreparedDevice, ...] = ()
-    held: tuple[HeldClaim, ...] = ()
+    held: tuple[msgspec.Raw, ...] = ()
     directory: str = ""
     until: float | None = None
 
@@ -169,6 +170,7 @@ M = TypeVar("M")
 _encoder = msgspec.msgpack.Encoder()
 _to_backend: msgspec.msgpack.Decoder[ToBackend] = msgspec.msgpack.Decoder(ToBackend)
 _to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
+_held: msgspec.msgpack.Decoder[HeldClaim] = msgspec.msgpack.Decoder(HeldClaim)
 
 
 def build_frame(message: Message) -> bytearray:
@@ -190,11 +192,20 @@ def build_result(result: Any) -> msgspec.Raw:
 def parse_to_backend(body: bytes) -> ToBackend:
     """Decode a message of the agent. Raises msgspec.DecodeError, RecursionError or WireError."""
     message = _to_backend.decode(body)
-    if isinstance(message, Call) and (message.claim is not None or message.held):
-        claim = None if message.claim is None else _with_opaque_configs(message.claim)
-        held = tuple(msgspec.structs.replace(one, claim=_with_opaque_configs(one.claim)) for one in message.held)
-        return msgspec.structs.replace(message, claim=claim, held=held)
+    if isinstance(message, Call) and message.claim is not None:
+        return msgspec.structs.replace(message, claim=_with_opaque_configs(message.claim))
     return message
+
+
+def build_held(held: Iterable[HeldClaim]) -> tuple[msgspec.Raw, ...]:
+    """Encode held claims for a `Call`, one by one."""
+    return tuple([msgspec.Raw(_encoder.encode(one)) for one in held])
+
+
+def parse_held(content: bytes) -> HeldClaim:
+    """Decode one of a call's held claims. Raises msgspec.DecodeError or WireError."""
+    held = _held.decode(content)
+    return msgspec.structs.replace(held, claim=_with_opaque_configs(held.claim))
 
 
 def parse_to_agent(body: bytes) -> ToAgent:

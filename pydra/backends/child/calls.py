@@ -38,6 +38,7 @@ from pydra.backends.wire import (
     Waiting,
     WireError,
     build_result,
+    parse_held,
 )
 from pydra.claim import Claim, HeldClaim
 from pydra.errors import InvalidConfig
@@ -104,6 +105,7 @@ class CallServer:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._of_claim: dict[int, str] = {}
         self._threads_of: dict[int, _Threads] = {}
+        self._held: dict[bytes, HeldClaim] = {}
 
     def receive(self, message: ToBackend) -> None:
         """Start or cancel a call."""
@@ -208,7 +210,14 @@ class CallServer:
             raise _NotStarted(error) from error
 
     def _decode_held(self, call: Call) -> tuple[HeldClaim, ...]:
-        return tuple(replace(one, claim=decode_what_fits(one.claim, self._config_types)) for one in call.held)
+        """Decode the held claims that were not in the call before: a plan has all of them, and few have changed."""
+        known, self._held = self._held, {}
+        for content in map(bytes, call.held):
+            if (held := known.get(content)) is None:
+                held = parse_held(content)
+                held = replace(held, claim=decode_what_fits(held.claim, self._config_types))
+            self._held[content] = held
+        return tuple(self._held.values())
 
 
 async def _wait_ended(threads: _Threads) -> None:

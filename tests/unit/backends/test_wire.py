@@ -31,7 +31,9 @@ from pydra.backends.wire import (
     Waiting,
     WireError,
     build_frame,
+    build_held,
     build_result,
+    parse_held,
     parse_to_agent,
     parse_to_backend,
 )
@@ -63,7 +65,7 @@ TO_BACKEND = [
     Call(id=1, method=Method.DISCOVER),
     Call(id=2, method=Method.PREPARE, claim=CLAIM),
     Call(id=3, method=Method.UNPREPARE, claim=CLAIM, prepared=(PREPARED,)),
-    Call(id=4, method=Method.PLAN, claim=CLAIM, held=(HeldClaim(claim=CLAIM, completed=False),), until=1.5),
+    Call(id=4, method=Method.PLAN, claim=CLAIM, held=build_held([HeldClaim(claim=CLAIM, completed=False)]), until=1.5),
     Cancel(id=2**60),
     Start(backend="sim", prefix="PYDRA_SIM_", settings={"a": [1]}, log_level=10),
     Ping(),
@@ -97,6 +99,11 @@ def test_what_the_agent_sends_is_what_the_backend_reads(message: ToBackend) -> N
 @pytest.mark.parametrize("message", TO_AGENT, ids=lambda message: type(message).__name__)
 def test_what_the_backend_sends_is_what_the_agent_reads(message: ToAgent) -> None:
     assert parse_to_agent(bytes(build_frame(message)[4:])) == message
+
+
+def test_held_claims_arrive_as_they_were_sent() -> None:
+    held = (HeldClaim(claim=CLAIM, prepared=(PREPARED,), completed=True), HeldClaim(claim=CLAIM, completed=False))
+    assert tuple(parse_held(bytes(content)) for content in build_held(held)) == held
 
 
 def test_a_result_travels_undecoded() -> None:
