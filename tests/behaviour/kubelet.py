@@ -211,7 +211,6 @@ class Kubelet:
         if socket not in self._channels:
             options = [
                 ("grpc.initial_reconnect_backoff_ms", 20),
-                ("grpc.min_reconnect_backoff_ms", 20),
                 ("grpc.max_reconnect_backoff_ms", 100),
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.enable_http_proxy", 0),
