@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import anyio
 
@@ -107,13 +107,10 @@ class InventoryLoop:
     def _log_health(self, devices: Iterable[DeviceHealth]) -> None:
         """Log one line for all devices that became unhealthy for the same reason, and one for all that recovered."""
         before = self._unhealthy
-        self._unhealthy = {one.device: one.message for one in devices if one.status is HealthStatus.UNHEALTHY}
-        fallen: dict[str, list[str]] = {}
-        for name, message in self._unhealthy.items():
-            if before.get(name) != message:
-                fallen.setdefault(message, []).append(name)
-        for message, names in fallen.items():
-            _log.warning("unhealthy: %s: %s", list_names(names), message or "the backend gives no reason")
+        unhealthy = [one for one in devices if one.status is HealthStatus.UNHEALTHY]
+        self._unhealthy = {one.device: one.message for one in unhealthy}
+        for line in list_by_message(one for one in unhealthy if before.get(one.device) != one.message):
+            _log.warning("unhealthy: %s", line)
         if recovered := [name for name in before if name not in self._unhealthy]:
             _log.info("no longer unhealthy: %s", list_names(recovered))
 
@@ -125,6 +122,15 @@ class InventoryLoop:
         if due is None:
             return self._rescan_period
         return min(self._rescan_period, max(0.0, due - time.monotonic()))
+
+
+def list_by_message(devices: Iterable[DeviceHealth]) -> Iterator[str]:
+    """Yield `a, b, c and 24 more: message` for each message of these unhealthy devices."""
+    names: dict[str, list[str]] = {}
+    for one in devices:
+        names.setdefault(one.message, []).append(one.device)
+    for message, those in names.items():
+        yield f"{list_names(those)}: {message or 'the backend gives no reason'}"
 
 
 def list_names(names: list[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import singledispatchmethod
 
-from pydra.agent.inventory_loop import list_names
+from pydra.agent.inventory_loop import list_by_message, list_names
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
@@ -266,7 +266,7 @@ class Reports:
 
         A device whose health is unknown keeps the last recorded state.
         """
-        unhealthy, recovered, fallen = set[str](), list[str](), dict[str, list[str]]()
+        unhealthy, recovered, fallen = set[str](), list[str](), list[DeviceHealth]()
         for one in devices:
             if one.status is HealthStatus.HEALTHY:
                 if one.device in self._unhealthy:
@@ -275,10 +275,9 @@ class Reports:
                 unhealthy.add(one.device)
             elif one.status is HealthStatus.UNHEALTHY:
                 unhealthy.add(one.device)
-                fallen.setdefault(one.message, []).append(one.device)
-        for message, names in fallen.items():
-            note = f"driver {self._driver}: {list_names(names)}: {message or 'the backend gives no reason'}"
-            self._record_event(self._node, "DeviceUnhealthy", note, "Discover")
+                fallen.append(one)
+        for line in list_by_message(fallen):
+            self._record_event(self._node, "DeviceUnhealthy", f"driver {self._driver}: {line}", "Discover")
         if recovered:
             note = f"driver {self._driver}: {list_names(recovered)}"
             self._record_event(self._node, "DeviceHealthy", note, "Discover", warning=False)
