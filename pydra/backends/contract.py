@@ -78,9 +78,10 @@ class Plans(Protocol):
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
         """Return what `prepare` will do for the claim, as a JSON value of at most 256 KiB. Must not change anything.
 
-        `held` is everything that this node holds, each claim with its plan and its prepared devices. One call at a
-        time for each backend. The answer is on disk before `prepare` runs, which finds it in `claim.plan`, as does
-        `unprepare`. Raises `ClaimError` for a claim that cannot be served, which then needs no undoing.
+        `held` is everything that this node holds, each claim with its plan and its prepared devices. The next call
+        may be given the same objects again: they must not be changed. One call at a time for each backend. The answer
+        is on disk before `prepare` runs, which finds it in `claim.plan`, as does `unprepare`. Raises `ClaimError` for a
+        claim that cannot be served, which then needs no undoing.
         """
         ...
 

@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from types import FrameType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from pydra.backends.child.logs import running_call
@@ -192,11 +193,11 @@ class CallServer:
             case Call(method=Method.PREPARE, claim=claim) if claim is not None:
                 return await coroutine(self._decode(claim))
             case Call(method=Method.PLAN, claim=claim) if claim is not None:
-                return await coroutine(self._decode(claim), self._decode_held(call))
+                return await coroutine(self._decode(claim), self._decode_changed(call.held))
             case Call(method=Method.UNPREPARE, claim=claim) if claim is not None:
                 return await coroutine(decode_what_fits(claim, self._config_types), call.prepared)
             case Call(method=Method.RESTORE):
-                return await coroutine(self._decode_held(call))
+                return await coroutine(tuple(map(self._decode_held, call.held)))
             case Call(method=Method.INHERIT):
                 return await coroutine(call.directory)
             case _:
@@ -209,14 +210,16 @@ class CallServer:
         except InvalidConfig as error:
             raise _NotStarted(error) from error
 
-    def _decode_held(self, call: Call) -> tuple[HeldClaim, ...]:
-        """Decode the held claims that were not in the call before: a plan has all of them, and few have changed."""
+    def _decode_held(self, content: Raw) -> HeldClaim:
+        held = parse_held(content)
+        return replace(held, claim=decode_what_fits(held.claim, self._config_types))
+
+    def _decode_changed(self, contents: Sequence[Raw]) -> tuple[HeldClaim, ...]:
+        """Decode the claims that the last `plan` was not given: each call has all of them, and few have changed."""
         known, self._held = self._held, {}
-        for content in map(bytes, call.held):
-            if (held := known.get(content)) is None:
-                held = parse_held(content)
-                held = replace(held, claim=decode_what_fits(held.claim, self._config_types))
-            self._held[content] = held
+        for raw in contents:
+            content = bytes(raw)
+            self._held[content] = known.get(content) or self._decode_held(raw)
         return tuple(self._held.values())
 
 
