@@ -42,7 +42,7 @@ _METRIC = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 def find_object_violations(backend: Any) -> tuple[str, ...]:
-    """Return what is wrong with the loaded object, before `connect`."""
+    """Return what is wrong with the loaded object, before `connect`, its SETTINGS_TYPE apart."""
     return tuple(_object_violations(backend))
 
 
@@ -66,10 +66,8 @@ def _object_violations(backend: Any) -> Iterator[str]:
         yield "connect is a coroutine or generator; put @contextlib.asynccontextmanager above it"
     else:
         yield from _signature_violations("connect", connect, ("settings",) if settings_type is not None else ())
-    if settings_type is not None:
-        yield from find_settings_type_violations(settings_type)
-        if connect is None:
-            yield "SETTINGS_TYPE needs `connect(settings)`, which is missing"
+    if settings_type is not None and connect is None:
+        yield "SETTINGS_TYPE needs `connect(settings)`, which is missing"
     yield from _driver_violations(getattr(backend, "DRIVER", ""))
     survives = getattr(backend, "SURVIVES_REBOOT", False)
     if not isinstance(survives, bool):
@@ -127,8 +125,12 @@ def _driver_violations(driver: Any) -> Iterator[str]:
         yield f'DRIVER is "{driver}"; it must be {DRIVER_RULE}'
 
 
-def find_settings_type_violations(settings_type: Any) -> Iterator[str]:
-    """Yield why settings cannot be decoded to this type."""
+def find_settings_type_violations(settings_type: Any) -> tuple[str, ...]:
+    """Return why settings cannot be decoded to the object's SETTINGS_TYPE; it may be None."""
+    return tuple(_settings_type_violations(settings_type)) if settings_type is not None else ()
+
+
+def _settings_type_violations(settings_type: Any) -> Iterator[str]:
     if not (isinstance(settings_type, type) and issubclass(settings_type, msgspec.Struct)):
         yield f"SETTINGS_TYPE is {settings_type!r}; it must be a msgspec Struct"
         return

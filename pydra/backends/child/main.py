@@ -127,9 +127,11 @@ async def _serve(sock: socket.socket, target: str) -> None:
 async def _open_backend(target: str, start: Start) -> AsyncIterator[tuple[Any, Any, tuple[SettingValue, ...]]]:
     """Yield the loaded backend, the object with its coroutines, and its settings. Raises _StartupError."""
     backend = _load(target)
-    violations = find_object_violations(backend)
+    settings_type = getattr(backend, "SETTINGS_TYPE", None)
+    unreadable = find_settings_type_violations(settings_type)
+    violations = (*find_object_violations(backend), *unreadable)
     try:
-        arguments, settings = _read_settings(getattr(backend, "SETTINGS_TYPE", None), start)
+        arguments, settings = _read_settings(settings_type, start) if not unreadable else ((), ())
     except SettingsError as error:
         _raise_violations((*violations, *error.problems) if violations else ())
         fault = Fault(kind=FaultKind.INVALID_SETTINGS, problems=error.problems)
@@ -158,12 +160,10 @@ def _load(target: str) -> Any:
 
 
 def _read_settings(settings_type: Any, start: Start) -> tuple[tuple[Any, ...], tuple[SettingValue, ...]]:
-    """Read the arguments of `connect`, and describe them; both are empty for an invalid type. Raises SettingsError."""
+    """Read the arguments of `connect`, and describe them. Raises SettingsError."""
     if settings_type is None:
         if start.settings:
             raise SettingsError([f"backendSettings.{start.backend}: this backend takes no settings"])
-        return (), ()
-    if any(find_settings_type_violations(settings_type)):
         return (), ()
     settings = read_settings(settings_type, start.backend, start.prefix, os.environ, start.settings)
     return (settings,), describe_settings(settings, start.backend, start.prefix, os.environ, start.settings)

@@ -20,6 +20,7 @@ from pydra.backends.validation import (
     find_object_violations,
     find_prepared_violations,
     find_sample_violations,
+    find_settings_type_violations,
     find_value_violations,
 )
 from pydra.backends.wire import Method, build_result
@@ -246,7 +247,8 @@ def test_settings_need_a_type_with_defaults_and_a_connect_that_takes_them() -> N
     assert "SETTINGS_TYPE needs `connect(settings)`, which is missing" in find_object_violations(unconnected)
     (violation,) = find_object_violations(SimpleNamespace(SETTINGS_TYPE=Tuned, connect=bare))
     assert "cannot be called as connect(settings)" in violation
-    (violation,) = find_object_violations(SimpleNamespace(SETTINGS_TYPE=Needy, connect=connect))
+    assert find_settings_type_violations(Tuned) == find_settings_type_violations(None) == ()
+    (violation,) = find_settings_type_violations(Needy)
     assert violation == "SETTINGS_TYPE: level has no default; every setting must have one"
-    (violation,) = find_object_violations(SimpleNamespace(SETTINGS_TYPE=dict, connect=connect))
+    (violation,) = find_settings_type_violations(dict)
     assert "it must be a msgspec Struct" in violation
