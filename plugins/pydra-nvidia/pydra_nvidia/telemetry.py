@@ -186,7 +186,7 @@ class Hardware:
                 known = self._by_index.get(index)
                 if known is None or error.code in GONE:
                     failures[index] = error
-                else:  # it may answer the next time, and is no less there
+                else:  # the GPU is still there, and may answer the next time
                     gpus.append(replace(known, condition=replace(known.condition, silence=str(error))))
         self._say_untold(gpus)
         return Reading(

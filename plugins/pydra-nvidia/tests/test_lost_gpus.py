@@ -6,23 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpu_values import gpu
 from pydra_nvidia.hardware import Gpu, LostGpu, PciFunction, Reading
 from pydra_nvidia.lost_gpus import find_lost
 from pydra_nvidia.nvml.errors import Code, NvmlError
-
-
-def gpu(index: int, name: str, address: str = "") -> Gpu:
-    return Gpu(
-        index=index,
-        minor=index,
-        uuid=f"GPU-{name}",
-        name="H100",
-        brand=2,
-        architecture=9,
-        compute=(9, 0),
-        pci=address or f"0000:{name}:00.0",
-        memory=80 << 30,
-    )
 
 
 def functions(**drivers: str) -> dict[str, PciFunction]:

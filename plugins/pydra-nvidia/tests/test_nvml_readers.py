@@ -9,6 +9,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from gpu_values import gpu
 from nvml_libraries import answer, nvml
 from pydra_nvidia.hardware import (
     Architecture,
@@ -296,20 +297,6 @@ def test_a_condition_of_which_nothing_is_told_is_empty() -> None:
     assert read_monitored(nvml(), HANDLE, subject="") is False
     assert read_monitored(nvml(nvmlDeviceGetSupportedEventTypes=number(0x7)), HANDLE, subject="") is False
     assert read_monitored(nvml(nvmlDeviceGetSupportedEventTypes=number(0x9)), HANDLE, subject="") is True
-
-
-def gpu(index: int, name: str, address: str = "") -> Gpu:
-    return Gpu(
-        index=index,
-        minor=index,
-        uuid=f"GPU-{name}",
-        name="H100",
-        brand=2,
-        architecture=9,
-        compute=(9, 0),
-        pci=address or f"0000:{name}:00.0",
-        memory=H100,
-    )
 
 
 def test_errors_of_links_are_summed_by_kind_where_the_generation_keeps_them() -> None:

@@ -94,7 +94,7 @@ class MigModeOnOperator(_Operator):
 
     async def undo(self, step: MigModeOn, entry: Entry) -> None:
         """Leave MIG mode where no other claim has anything, no partition is left, and no reset is needed for it."""
-        # The claim has nothing there any more: that others go on having the GPU open is no reason to keep its pods.
+        # The claim has nothing there any more: its pods need not be kept because other processes have the GPU open.
         with suppress(GpuBusy, ModePending):
             await self._undo(step.gpu, lambda nvml: self._leave(nvml, step.gpu, entry.uid))
 

@@ -1,4 +1,4 @@
-"""The simulated machine remembers what real hardware would, whoever is killed."""
+"""The simulated machine keeps the state that real hardware keeps when a process is killed."""
 
 from __future__ import annotations
 

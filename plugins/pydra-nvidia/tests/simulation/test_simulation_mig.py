@@ -304,7 +304,7 @@ def test_a_monitoring_agent_keeps_the_mode_as_it_is(simulate: Simulate) -> None:
     nvml, gpu = rig.opened()
     done = rig.elsewhere("print(nvml.nvmlDeviceSetMigMode(h, 1), nvml.nvmlDeviceGetMigMode(h))")
     assert done.stdout.strip() == f"{int(Code.IN_USE)} [0, 1]"
-    # The one that held it ended without a word; this session alone is no obstacle to itself.
+    # The process that held it ended without nvmlShutdown; a process is not in the way of its own calls.
     assert nvml.nvmlDeviceSetMigMode(gpu, 1) == Code.SUCCESS
     nvml.nvmlShutdown()
 

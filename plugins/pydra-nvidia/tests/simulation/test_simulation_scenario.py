@@ -82,7 +82,7 @@ def test_every_bundled_scenario_has_gpus_that_differ(name: str) -> None:
     assert boards
     assert [board.address for board in boards] == sorted(board.address for board in boards)
     assert len({board.uuid for board in boards}) == len(boards)
-    # A minor number is no index, and who takes one for the other must notice.
+    # A minor number is not an index: code that confuses them must fail.
     assert [board.minor for board in boards] != list(range(len(boards)))
 
 
