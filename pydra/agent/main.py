@@ -114,6 +114,7 @@ class Cluster:
 async def _return_memory() -> None:
     """After the start, collect garbage, exempt the survivors from later collections, and return free pages."""
     await anyio.sleep(_START_SECONDS)
+    gc.unfreeze()  # `start` froze what it had imported, garbage included
     gc.collect()
     gc.freeze()
     try:

@@ -90,6 +90,7 @@ async def _start(settings: Settings, sources: Sequence[BackendSource], reread: C
         gc.disable()  # imported objects stay: looking for garbage in them takes a tenth of the import
         from pydra.agent.main import serve  # noqa: PLC0415 - see above
 
+        gc.freeze()  # without it, the first collection would look at all of them
         gc.enable()
         await serve(settings, backends, reread)
         processes.cancel_scope.cancel()
