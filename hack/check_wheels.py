@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tempfile
 import venv
+from importlib import metadata
 from pathlib import Path
 
 import lock
@@ -27,20 +28,33 @@ def main() -> None:
         os.chmod(scratch, 0o755)  # some tests become another user, who must be able to read what is installed
         wheels, environment = Path(scratch, "wheels"), Path(scratch, "env")
         run(sys.executable, "-m", "pip", "wheel", *QUIET, *BUILD, "--wheel-dir", wheels, *lock.PROJECTS)
-        venv.create(environment, with_pip=True)
-        python = environment / "bin" / "python"
-        requirements = Path(scratch, "requirements.txt")
-        requirements.write_text(lock.select(lock.project_names()))
-        run(python, "-m", "pip", "install", *QUIET, "--no-compile", "--no-deps", "-r", requirements)
+        venv.create(environment)
+        site = next(environment.glob("lib/python*/site-packages"))
+        for name in lock.needs(lock.project_names()):
+            copy_installed(name, site)
+        pip = (sys.executable, "-m", "pip", "--python", environment / "bin" / "python")
         # By name, so that the extra `dev` is what brings pydra-dev and pydra-sim.
-        ours = ("--no-index", "--find-links", wheels, "pydra-dra[dev]", "pydra-nvidia")
-        run(python, "-m", "pip", "install", *QUIET, *ours)
-        run(python, "-m", "pip", "check", "--disable-pip-version-check")
+        run(*pip, "install", *QUIET, "--no-index", "--find-links", wheels, "pydra-dra[dev]", "pydra-nvidia")
+        run(*pip, "check", "--disable-pip-version-check")
         try_out(environment / "bin", Path(scratch))
         print(
             f"wheels: {', '.join(sorted(wheel.name for wheel in wheels.glob('*.whl')))} work when installed", flush=True
         )
+        # A plain entry adds the tools of development behind the wheels, without their links to the sources.
+        site.joinpath("tools.pth").write_text(sysconfig.get_path("purelib") + "\n")
         run_tests(environment, Path(scratch, "tree"), sys.argv[1:])
+
+
+def copy_installed(name: str, site: Path) -> None:
+    """Install a distribution as it is installed here: pip has checked its hash, and would ask the index once more."""
+    try:
+        files = metadata.files(name) or ()
+    except metadata.PackageNotFoundError:  # pinned for another platform or Python
+        return
+    for file in files:
+        if ".." not in file.parts and "__pycache__" not in file.parts:  # programs belong to this environment
+            (site / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file.locate(), site / file)
 
 
 def try_out(programs: Path, scratch: Path) -> None:
@@ -58,9 +72,6 @@ def run_tests(environment: Path, tree: Path, arguments: list[str]) -> None:
         copy(ROOT / name, tree / name)
     for part in (found for name in ("tests", "docs", "README.md") for found in ROOT.glob(f"plugins/*/{name}")):
         copy(part, tree / part.relative_to(ROOT))
-    # A plain entry adds the tools of development behind the wheels, without their links to the sources.
-    site = next(environment.glob("lib/python*/site-packages"))
-    site.joinpath("tools.pth").write_text(sysconfig.get_path("purelib") + "\n")
     command = [
         str(environment / "bin" / "python"),
         "-m",

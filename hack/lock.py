@@ -37,13 +37,18 @@ def project_names() -> list[str]:
 
 def select(names: Iterable[str]) -> str:
     """The pins of everything that these distributions need, without their extras, in the order of constraints.txt."""
-    blocks = {canonical(block): block for block in re.split(r"\n(?=\S)", ALL.read_text().strip())}
-    ours = {canonical(name) for name in project_names()}
+    needed = needs(names)
+    return "".join(f"{block}\n" for name, block in pins().items() if name in needed)
+
+
+def needs(names: Iterable[str]) -> set[str]:
+    """The names of all pinned distributions that these need, without their extras."""
+    known = {canonical(name) for name in project_names()} | pins().keys()
     needed: set[str] = set()
     waiting = [canonical(name) for name in names]
     while waiting:
         name = waiting.pop()
-        if name in needed or name not in ours | blocks.keys():
+        if name in needed or name not in known:
             continue
         needed.add(name)
         try:
@@ -51,7 +56,12 @@ def select(names: Iterable[str]) -> str:
         except metadata.PackageNotFoundError:  # pinned for another platform or Python
             requirements = ()
         waiting += [canonical(one) for one in requirements if "extra ==" not in one]
-    return "".join(f"{block}\n" for name, block in blocks.items() if name in needed)
+    return needed & pins().keys()
+
+
+def pins() -> dict[str, str]:
+    """The blocks of constraints.txt by name."""
+    return {canonical(block): block for block in re.split(r"\n(?=\S)", ALL.read_text().strip())}
 
 
 def canonical(requirement: str) -> str:
