@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
+import anyio.to_thread
 import msgspec
 import pytest
 
+from node_thread import NodeThread
+from pydra.errors import NotFound
 from pydra.kube.resources import (
     DEVICE_CLASSES,
     EVENTS,
@@ -22,6 +26,7 @@ from pydra.kube.resources import (
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
     JsonObject,
+    Resource,
 )
 from pydra_dev.kubelet.steps import Called, ContainerCreated, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
@@ -37,6 +42,13 @@ DEADLINE = 60.0
 NAMESPACE = "default"
 
 
+class State(NamedTuple):
+    """What claims change: traces on the machine, and which devices are published."""
+
+    traces: dict[str, Any]
+    devices: frozenset[str]
+
+
 class Scene:
     """The node, its agent, and the machine below it."""
 
@@ -46,7 +58,8 @@ class Scene:
         self.inject = simulation.inject
         self.machine = simulation.machine
         self.steps = steps
-        self._fresh = self.traces()
+        self._uids: dict[str, str] = {}
+        self.first = State({}, frozenset())
 
     # What users do
 
@@ -57,7 +70,9 @@ class Scene:
             body = {"metadata": {"name": name}, "spec": {"spec": spec}}
             return await self.node.client.create(RESOURCE_CLAIM_TEMPLATES, body, namespace=NAMESPACE)
         body = {"metadata": {"name": name}, "spec": spec}
-        return await self.node.client.create(RESOURCE_CLAIMS, body, namespace=NAMESPACE)
+        made = await self.node.client.create(RESOURCE_CLAIMS, body, namespace=NAMESPACE)
+        self._uids[name] = made["metadata"]["uid"]
+        return made
 
     async def pod(
         self,
@@ -145,10 +160,14 @@ class Scene:
     async def tainted(self, *devices: str) -> None:
         """These devices have taints, and no others."""
 
-        async def look() -> bool:
-            return {name for name, one in (await self.devices()).items() if one.get("taints")} == set(devices)
+        found: dict[str, Any] = {}
 
-        await self.until(look, f"{devices} are tainted")
+        async def look() -> bool:
+            found.clear()
+            found.update({name: one["taints"] for name, one in (await self.devices()).items() if one.get("taints")})
+            return found.keys() == set(devices)
+
+        await self.until(look, lambda: f"{devices} are tainted: {found}")
 
     async def running(self, *pods: str) -> None:
         """These pods run."""
@@ -201,8 +220,8 @@ class Scene:
 
         async def look() -> bool:
             found = (await self.node.client.list(EVENTS, namespace=NAMESPACE)).items
-            about = [one for one in found if (one.get("regarding") or {}).get("name") == claim]
-            notes[:] = [f"{one['reason']}: {one.get('note')}" for one in about if one["regarding"]["kind"] != "Pod"]
+            about = [one for one in found if (one.get("regarding") or {}).get("uid") == self._uids[claim]]
+            notes[:] = [f"{one['reason']}: {one.get('note')}" for one in about]
             return any(re.match(rf"({reason}): .*{pattern}", note, re.DOTALL) for note in notes)
 
         await self.until(look, lambda: f"{reason} on {claim} says {pattern}: {notes}, {self.errors(claim)[-1:]}")
@@ -243,9 +262,31 @@ class Scene:
             "records": sorted(path.name for path in Path(root, "run", DRIVER, "claims").rglob("*.json")),
         }
 
+    async def look(self) -> State:
+        """What is to be there again at the end."""
+        return State(self.traces(), frozenset(await self.devices()))
+
+    async def clear(self) -> None:
+        """All pods and claims are deleted, and everything is as at first."""
+        for kind in (PODS, RESOURCE_CLAIMS, RESOURCE_CLAIM_TEMPLATES):
+
+            async def none(kind: Resource = kind) -> bool:
+                return not (await self.node.client.list(kind)).items
+
+            for found in (await self.node.client.list(kind)).items:
+                with suppress(NotFound):  # the claim of a template, which goes with its pod
+                    await self.node.client.delete(kind, found["metadata"]["name"], namespace=NAMESPACE)
+            await self.until(none, f"all {kind.plural} are gone")
+        await self.undone()
+        await self.tainted()
+        await self.until(self._is_published_as_at_first, "the devices are published as at first")
+
+    async def _is_published_as_at_first(self) -> bool:
+        return set(await self.devices()) == self.first.devices
+
     async def undone(self, since: Mapping[str, Any] | None = None) -> None:
         """Everything is as at first, or as it was then."""
-        wanted = since or self._fresh
+        wanted = since or self.first.traces
         await self.until(
             _ready(lambda: self.traces() == wanted),
             lambda: "\n".join(
@@ -290,8 +331,76 @@ def config(kind: str, *requests: str, **fields: Any) -> JsonObject:
     return {"requests": list(requests), "opaque": {"driver": DRIVER, "parameters": parameters}}
 
 
-def write_scenario(location: str, scenario: JsonObject) -> None:
-    Path(location).write_text(json.dumps(scenario))
+class _Stage:
+    """A machine and its agent at work, for the tests that want them so, one after another."""
+
+    def __init__(
+        self, wanted: str, gpus: str | list[JsonObject], scenario: JsonObject, settings: Mapping[str, Any]
+    ) -> None:
+        self.wanted = wanted
+        self.steps: list[Step] = []
+        self._gpus = gpus
+        self._scenario = scenario
+        self._settings = settings
+        self._thread = NodeThread()
+        try:
+            self._node, self._agent, self._simulation = self._thread.enter(self._run())
+        except BaseException:
+            self._thread.close()
+            raise
+        self._node = self._thread.seen_from_outside(self._node)
+        self._first: State | None = None
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncIterator[tuple[EmbeddedNode, Agent, Simulation]]:
+        async with run_node(self._report) as node:
+            location = self._gpus if isinstance(self._gpus, str) else f"{node.root}/scenario.json"
+            self._write(location, self._scenario)
+            simulation = open_simulation(location, f"{node.root}/hardware")
+            environ = {"PYDRA_NVIDIA_SCENARIO": location, "PYDRA_NVIDIA_STATE": f"{node.root}/hardware"}
+            environ |= {"PYDRA_NVIDIA_POLL_PERIOD": "0.05", "PYDRA_MEASURE_PERIOD": "0.5", "PYDRA_HEALTHY_AFTER": "0.3"}
+            environ |= {f"PYDRA_{name.upper()}": str(value).lower() for name, value in self._settings.items()}
+            for name, spec in CLASSES.items():
+                await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
+            labels = {"resource.kubernetes.io/admin-access": "true"}
+            await node.client.patch(NAMESPACES, NAMESPACE, {"metadata": {"labels": labels}})
+            async with run_agent(node, "--backend", "nvidia", environ=environ) as agent:
+                await agent.wait_ready()
+                await agent.wait_log(lambda text: "is published" in text)
+                yield node, agent, simulation
+                assert await agent.stop() == 0
+
+    @asynccontextmanager
+    async def scene(self, scenario: JsonObject) -> AsyncIterator[Scene]:
+        """The stage for one test, with these faults; afterwards it is as it was for the first one."""
+        if scenario != self._scenario:
+            shutil.rmtree(f"{self._node.root}/hardware/faults", ignore_errors=True)
+            self._scenario = scenario
+            self._write(self._simulation.machine.scenario.path, scenario)
+        self.steps = []
+        said = len(self._agent.messages())
+        scene = Scene(self._node, self._agent, self._simulation, self.steps)
+        self._first = self._first or await scene.look()
+        scene.first = self._first
+        yield scene
+        assert self._agent.process.returncode is None
+        await scene.clear()
+        await self._agent.wait_ready()
+        if "Traceback" in (new := self._agent.messages()[said:]):
+            pytest.fail(new)
+
+    def _report(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def _write(self, location: str | Path, scenario: JsonObject) -> None:
+        if not isinstance(self._gpus, str):
+            draft = Path(f"{location}.draft")
+            draft.write_text(json.dumps({"gpus": self._gpus, **scenario}))
+            draft.replace(location)
+
+    def close(self) -> None:
+        """The agent stops with 0, and all is gone."""
+        self._thread.close()
 
 
 Stage = Callable[..., AbstractAsyncContextManager[Scene]]
@@ -307,40 +416,39 @@ def configure() -> Callable[..., JsonObject]:
     return config
 
 
+@pytest.fixture(scope="module")
+def _kept() -> Iterator[list[_Stage]]:
+    kept: list[_Stage] = []
+    yield kept
+    for one in kept:
+        one.close()
+
+
 @pytest.fixture
-def stage() -> Stage:
+def stage(_kept: list[_Stage]) -> Stage:
     """`stage("hgx-h100", dynamic_mig=True)`: a bundled scenario, or a list of groups of GPUs, and settings.
 
-    `scenario` are its other parts. At the end the agent is the same process, ready, and stops with 0.
+    `scenario` are its other parts; `rescan` is after how many seconds the backend looks at the hardware unasked. Tests
+    of a module that ask for the same one after another, `faults` apart, share node and agent. At the end of each the
+    agent is the same process, ready, and nothing is left of the claims; at the end of the last it stops with 0.
     """
 
     @asynccontextmanager
     async def make(
-        gpus: str | list[JsonObject], *, scenario: Mapping[str, Any] = {}, admin: bool = False, **settings: Any
+        gpus: str | list[JsonObject], *, scenario: Mapping[str, Any] = {}, rescan: float = 60.0, **settings: Any
     ) -> AsyncIterator[Scene]:
-        steps: list[Step] = []
-        async with run_node(steps.append) as node:
-            location = gpus if isinstance(gpus, str) else f"{node.root}/scenario.json"
-            if not isinstance(gpus, str):
-                write_scenario(location, {"gpus": gpus, **scenario})
-            simulation = open_simulation(location, f"{node.root}/hardware")
-            environ = {"PYDRA_NVIDIA_SCENARIO": location, "PYDRA_NVIDIA_STATE": f"{node.root}/hardware"}
-            environ |= {"PYDRA_NVIDIA_POLL_PERIOD": "0.05", "PYDRA_MEASURE_PERIOD": "0.5"}
-            environ |= {f"PYDRA_NVIDIA_{name.upper()}": str(value).lower() for name, value in settings.items()}
-            for name, spec in CLASSES.items():
-                await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
-            if admin:
-                labels = {"resource.kubernetes.io/admin-access": "true"}
-                await node.client.patch(NAMESPACES, NAMESPACE, {"metadata": {"labels": labels}})
-            async with run_agent(node, "--backend", "nvidia", environ=environ) as agent:
-                await agent.wait_ready()
-                await agent.wait_log(lambda text: "is published" in text)
-                scene = Scene(node, agent, simulation, steps)
+        settings = {f"nvidia_{name}": value for name, value in settings.items()} | {"rescan_period": rescan}
+        wanted = json.dumps([gpus, {**scenario, "faults": ()}, settings])
+        if _kept and _kept[0].wanted != wanted:
+            await anyio.to_thread.run_sync(_kept.pop().close)
+        if not _kept:
+            _kept.append(await anyio.to_thread.run_sync(_Stage, wanted, gpus, dict(scenario), settings))
+        try:
+            async with _kept[0].scene(dict(scenario)) as scene:
                 yield scene
-                assert agent.process.returncode is None
-                await agent.wait_ready()
-                assert await agent.stop() == 0
-                if "Traceback" in (said := agent.messages()):
-                    pytest.fail(said)
+        except BaseException:
+            with suppress(Exception):  # its own failure is not what the test fails with
+                _kept.pop().close()
+            raise
 
     return make

@@ -15,10 +15,20 @@ Stage = Callable[..., "AbstractAsyncContextManager[Scene]"]
 Ask = Callable[..., Any]
 
 H100 = {"model": "h100-80gb"}
+FOUR_T4 = [
+    {
+        "model": "t4",
+        "count": 4,
+        "minors": [0, 1, 2, 3],
+        "roots": ["pci0000:10", "pci0000:20", "pci0000:10", "pci0000:30"],
+        "numa": [0, 1, 0, 2],
+    }
+]
+OF_TWO_MODELS = [H100 | {"count": 2, "minors": [0, 2]}, {"model": "t4", "minors": [1]}]
 
 
 async def test_a_whole_gpu_and_two_more_of_one_claim_until_none_is_left(stage: Stage, ask_for: Ask) -> None:
-    async with stage("t4") as scene:
+    async with stage(FOUR_T4) as scene:
         (one,) = await scene.run("one", ask_for("gpu"))
         two = await scene.run("two", ask_for("gpu", count=2))
         assert len({one, *two}) == 3
@@ -35,29 +45,33 @@ async def test_a_whole_gpu_and_two_more_of_one_claim_until_none_is_left(stage: S
         await scene.undone()
 
 
-@pytest.mark.parametrize(
-    ("attribute", "places"),
-    [
-        pytest.param(
-            "resource.kubernetes.io/pcieRoot", {"roots": ["pci0000:10", "pci0000:20", "pci0000:10"]}, id="root"
-        ),
-        pytest.param("resource.kubernetes.io/numaNode", {"numa": [0, 1, 0]}, id="numa"),
-    ],
-)
-async def test_gpus_of_one_claim_are_near_each_other(
-    stage: Stage, ask_for: Ask, attribute: str, places: dict[str, Any]
-) -> None:
-    near = [{"matchAttribute": attribute}]
-    async with stage([{"model": "t4", "count": 3, "minors": [0, 1, 2], **places}]) as scene:
+@pytest.mark.parametrize("attribute", ["pcieRoot", "numaNode"])
+async def test_gpus_of_one_claim_are_near_each_other(stage: Stage, ask_for: Ask, attribute: str) -> None:
+    near = [{"matchAttribute": f"resource.kubernetes.io/{attribute}"}]
+    async with stage(FOUR_T4) as scene:
         assert sorted(await scene.run("pair", ask_for("gpu", count=2), constraints=near)) == ["gpu-0", "gpu-2"]
         await scene.ask("more", ask_for("gpu", count=2), constraints=near)
         await scene.pending("more")
 
 
+async def test_each_pod_of_a_template_has_a_gpu_of_its_own_and_pods_may_share_a_claim(
+    stage: Stage, ask_for: Ask
+) -> None:
+    async with stage(FOUR_T4) as scene:
+        await scene.claim("each", ask_for("gpu"), template=True)
+        for pod in ("one", "two"):
+            await scene.pod(pod, template="each")
+        await scene.claim("common", ask_for("gpu"))
+        for pod in ("three", "four"):
+            await scene.pod(pod, "common")
+        await scene.running("one", "two", "three", "four")
+        assert len({*scene.nodes("one"), *scene.nodes("two"), *scene.nodes("three")}) == 3
+        assert scene.nodes("three") == scene.nodes("four")
+
+
 async def test_gpus_that_nvlink_connects_are_had_by_one_constraint(stage: Stage, ask_for: Ask) -> None:
-    switched = [H100 | {"count": 2, "minors": [0, 2]}, {"model": "t4", "count": 1, "minors": [1]}]
     island = [{"matchAttribute": "gpu.nvidia.com/nvlinkIsland"}]
-    async with stage(switched) as scene:
+    async with stage(OF_TWO_MODELS) as scene:
         await scene.ask("three", ask_for("gpu", count=3), constraints=island)
         await scene.pending("three")
         pair = [ask_for("gpu", name="left"), ask_for("gpu", name="right")]
@@ -65,6 +79,25 @@ async def test_gpus_that_nvlink_connects_are_had_by_one_constraint(stage: Stage,
         devices = await scene.devices()
         assert devices["gpu-0"]["attributes"]["nvlinkPeers"] == {"int": 1}
         assert "nvlinkIsland" not in devices["gpu-1"]["attributes"]
+
+
+async def test_containers_get_the_devices_of_the_requests_that_they_name(stage: Stage, ask_for: Ask) -> None:
+    requests = [ask_for("gpu", "device.attributes['gpu.nvidia.com'].architecture == 'Turing'", name="small")]
+    requests += [ask_for("gpu", "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40Gi')) > 0", name="big")]
+    async with stage(OF_TWO_MODELS) as scene:
+        await scene.claim("pair", *requests)
+        uses = {
+            "small": [{"name": "it", "request": "small"}],
+            "big": [{"name": "it", "request": "big"}],
+            "both": [{"name": "it"}],
+            "none": [],
+        }
+        await scene.pod("app", "pair", containers=uses)
+        await scene.running("app")
+        assert scene.nodes("app", "small") == ["/dev/nvidia1"]
+        assert scene.nodes("app", "big") == ["/dev/nvidia0"]
+        assert scene.nodes("app", "both") == ["/dev/nvidia0", "/dev/nvidia1"]
+        assert scene.container("app", "none").devices == ()
 
 
 async def test_a_partition_if_there_is_one_else_a_gpu(stage: Stage, ask_for: Ask) -> None:
@@ -86,48 +119,13 @@ async def test_a_partition_if_there_is_one_else_a_gpu(stage: Stage, ask_for: Ask
         assert scene.partitions(0) == [(0, 0)]
 
 
-async def test_containers_get_the_devices_of_the_requests_that_they_name(stage: Stage, ask_for: Ask) -> None:
-    requests = [ask_for("gpu", "device.attributes['gpu.nvidia.com'].architecture == 'Turing'", name="small")]
-    requests += [ask_for("gpu", "device.capacity['gpu.nvidia.com'].memory.compareTo(quantity('40Gi')) > 0", name="big")]
-    machine = [{"model": "t4", "count": 2, "minors": [0, 1]}, H100 | {"minors": [2]}]
-    async with stage(machine) as scene:
-        await scene.claim("pair", *requests)
-        uses = {
-            "small": [{"name": "it", "request": "small"}],
-            "big": [{"name": "it", "request": "big"}],
-            "both": [{"name": "it"}],
-            "none": [],
-        }
-        await scene.pod("app", "pair", containers=uses)
-        await scene.running("app")
-        assert scene.nodes("app", "small") == ["/dev/nvidia0"]
-        assert scene.nodes("app", "big") == ["/dev/nvidia2"]
-        assert scene.nodes("app", "both") == ["/dev/nvidia0", "/dev/nvidia2"]
-        assert scene.container("app", "none").devices == ()
-
-
-async def test_each_pod_of_a_template_has_a_gpu_of_its_own_and_pods_may_share_a_claim(
-    stage: Stage, ask_for: Ask
-) -> None:
-    async with stage("t4") as scene:
-        await scene.claim("each", ask_for("gpu"), template=True)
-        for pod in ("one", "two"):
-            await scene.pod(pod, template="each")
-        await scene.claim("common", ask_for("gpu"))
-        for pod in ("three", "four"):
-            await scene.pod(pod, "common")
-        await scene.running("one", "two", "three", "four")
-        assert len({*scene.nodes("one"), *scene.nodes("two"), *scene.nodes("three")}) == 3
-        assert scene.nodes("three") == scene.nodes("four")
-
-
 async def test_with_admin_access_a_monitor_sees_what_others_have_and_changes_nothing(
     stage: Stage, ask_for: Ask, configure: Ask
 ) -> None:
     """Not of GPUs with dynamic MIG: the scheduler wants their counters for a look too (kubernetes#140729)."""
     mps = configure("GpuConfig", sharing={"strategy": "MPS"})
     parted = {"model": "a100-40gb", "minors": [2], "mig": True, "instances": [{"profile": "3g.20gb", "start": 0}]}
-    async with stage([{"model": "t4", "count": 2, "minors": [0, 1]}, parted], admin=True) as scene:
+    async with stage([{"model": "t4", "count": 2, "minors": [0, 1]}, parted]) as scene:
         await scene.run("whole", ask_for("gpu"))
         await scene.run("part", ask_for("mig"))
         before = scene.traces()

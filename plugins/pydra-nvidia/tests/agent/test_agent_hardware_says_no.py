@@ -17,11 +17,12 @@ Stage = Callable[..., "AbstractAsyncContextManager[Scene]"]
 Ask = Callable[..., Any]
 
 TWO = [{"model": "h100-80gb", "count": 2, "minors": [0, 1]}]
+UNPRIVILEGED = {"driver": {"privileged": False}}
 FIRST = "device.attributes['gpu.nvidia.com'].parentUUID == '{}'"
 
 
 async def test_a_gpu_that_processes_use_is_told_with_them_and_had_when_they_end(stage: Stage, ask_for: Ask) -> None:
-    async with stage(TWO, dynamic_mig=True) as scene:
+    async with stage(TWO, dynamic_mig=True, rescan=1.0) as scene:
         scene.inject.start_process(0, Process(pid=4711, name="/usr/bin/dcgm"))
         first = FIRST.format(scene.uuid(0))
         await scene.ask("part", ask_for("mig", first, profile="1g.10gb"))
@@ -42,69 +43,12 @@ async def test_a_gpu_that_processes_use_is_told_with_them_and_had_when_they_end(
         await scene.undone()
 
 
-async def test_a_gpu_in_use_is_not_passed_through(stage: Stage, ask_for: Ask) -> None:
-    async with stage([{"model": "t4", "minors": [0]}], vfio=True, vfio_idle_deadline=0.3) as scene:
-        scene.inject.start_process(0, Process(pid=4711, name="python3"))
-        since = scene.traces()
-        await scene.ask("guest", ask_for("vfio"))
-        await scene.event("guest", "DeviceBusy", r"python3.*4711.*PYDRA_NVIDIA_VFIO_IDLE_DEADLINE")
-        await scene.undone(since)
-        scene.inject.end_process(0, 4711)
-        await scene.running("guest")
-        await scene.leave("guest")
-        await scene.undone()
-
-
-async def test_without_permission_only_what_needs_it_fails(stage: Stage, ask_for: Ask, configure: Ask) -> None:
-    async with stage(TWO, scenario={"driver": {"privileged": False}}, dynamic_mig=True) as scene:
-        await scene.ask("refused", ask_for("gpu"), config=[configure("GpuConfig", sharing={"strategy": "MPS"})])
-        words = r"nvmlDeviceSetComputeMode for \S+ failed with NVML_ERROR_NO_PERMISSION \(4\): the backend needs root"
-        await scene.event("refused", "NvmlError", words)
-        await scene.undone()
-        await scene.run("plain", ask_for("gpu"))
-
-
-async def test_without_permission_no_partitions_are_offered_on_demand_and_the_log_says_why(
-    stage: Stage, ask_for: Ask
-) -> None:
-    async with stage(TWO, scenario={"driver": {"privileged": False}}, dynamic_mig=True) as scene:
-        assert sorted(await scene.devices()) == ["gpu-0", "gpu-1"]
-        told = "no partitions are made for claims on gpu-0, gpu-1, since their places are not told: "
-        said = await scene.agent.wait_log(lambda text: told in text)
-        assert "the backend needs root, or CAP_SYS_ADMIN, for this" in said
-        await scene.run("plain", ask_for("gpu"))
-
-
-async def test_without_permission_a_time_slice_is_refused_with_the_programs_words(
-    stage: Stage, ask_for: Ask, configure: Ask
-) -> None:
-    async with stage(TWO, scenario={"driver": {"privileged": False}}) as scene:
-        slow = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
-        await scene.ask("refused", ask_for("gpu"), config=[configure("GpuConfig", sharing=slow)])
-        await scene.event(
-            "refused", "DriverProgramFailed", r"nvidia-smi.*Insufficient Permissions.*the backend needs root"
-        )
-        await scene.undone()
-
-
-async def test_an_old_driver_without_a_symbol_is_told_by_it(stage: Stage, ask_for: Ask) -> None:
-    symbol = "nvmlGpuInstanceCreateComputeInstance"
-    async with stage(TWO, scenario={"driver": {"missing": [f"{symbol}*"]}}, dynamic_mig=True) as scene:
-        await scene.ask("part", ask_for("mig", profile="1g.10gb"))
-        words = (
-            rf"{symbol} for GPU-\S+ failed with NVML_ERROR_FUNCTION_NOT_FOUND \(13\): .* too old for this; update it"
-        )
-        await scene.event("part", "NvmlError", words)
-        await scene.undone()
-        await scene.run("whole", ask_for("gpu"))
-
-
 @pytest.mark.parametrize("call", ["nvmlDeviceSetMigMode", "nvmlGpuInstanceCreateComputeInstance"])
 async def test_a_gpu_that_falls_off_the_bus_in_mid_prepare_is_told_and_costs_no_other(
     stage: Stage, ask_for: Ask, call: str
 ) -> None:
     fault = {"op": call, "do": "lost", "device": 0, "count": 1}
-    async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True) as scene:
+    async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True, rescan=1.0) as scene:
         await scene.ask("victim", ask_for("mig", FIRST.format(scene.uuid(0)), profile="1g.10gb"))
         await scene.event(
             "victim", "NvmlError|ClaimFailed|UnknownDevice", r"NVML_ERROR_GPU_IS_LOST \(15\).*reset it or reboot"
@@ -123,7 +67,7 @@ async def test_a_gpu_that_falls_off_the_bus_while_mps_is_set_up_is_told_and_cost
     stage: Stage, ask_for: Ask, configure: Ask
 ) -> None:
     fault = {"op": "nvmlDeviceSetComputeMode", "do": "lost", "device": 0, "count": 1}
-    async with stage(TWO, scenario={"faults": [fault]}) as scene:
+    async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True, rescan=1.0) as scene:
         mps = configure("GpuConfig", sharing={"strategy": "MPS"})
         first = f"device.attributes['gpu.nvidia.com'].uuid == '{scene.uuid(0)}'"
         await scene.ask("victim", ask_for("gpu", first), config=[mps])
@@ -138,9 +82,66 @@ async def test_a_gpu_that_falls_off_the_bus_while_mps_is_set_up_is_told_and_cost
 
 async def test_a_code_of_nvml_that_nobody_expects_is_told_and_undone(stage: Stage, ask_for: Ask) -> None:
     fault = {"op": "nvmlGpuInstanceCreateComputeInstance", "do": "raise", "code": "MEMORY", "count": 1}
-    async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True) as scene:
+    async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True, rescan=1.0) as scene:
         await scene.ask("part", ask_for("mig", profile="1g.10gb"))
         await scene.event("part", "NvmlError", r"nvmlGpuInstanceCreateComputeInstance .* NVML_ERROR_MEMORY \(20\)")
         await scene.running("part")
         await scene.leave("part")
         await scene.undone()
+
+
+async def test_a_gpu_in_use_is_not_passed_through(stage: Stage, ask_for: Ask) -> None:
+    async with stage([{"model": "t4", "minors": [0]}], vfio=True, vfio_idle_deadline=0.3) as scene:
+        scene.inject.start_process(0, Process(pid=4711, name="python3"))
+        since = scene.traces()
+        await scene.ask("guest", ask_for("vfio"))
+        await scene.event("guest", "DeviceBusy", r"python3.*4711.*PYDRA_NVIDIA_VFIO_IDLE_DEADLINE")
+        await scene.undone(since)
+        scene.inject.end_process(0, 4711)
+        await scene.running("guest")
+        await scene.leave("guest")
+        await scene.undone()
+
+
+async def test_without_permission_only_what_needs_it_fails(stage: Stage, ask_for: Ask, configure: Ask) -> None:
+    async with stage(TWO, scenario=UNPRIVILEGED, dynamic_mig=True) as scene:
+        await scene.ask("refused", ask_for("gpu"), config=[configure("GpuConfig", sharing={"strategy": "MPS"})])
+        words = r"nvmlDeviceSetComputeMode for \S+ failed with NVML_ERROR_NO_PERMISSION \(4\): the backend needs root"
+        await scene.event("refused", "NvmlError", words)
+        await scene.undone()
+        await scene.run("plain", ask_for("gpu"))
+
+
+async def test_without_permission_no_partitions_are_offered_on_demand_and_the_log_says_why(
+    stage: Stage, ask_for: Ask
+) -> None:
+    async with stage(TWO, scenario=UNPRIVILEGED, dynamic_mig=True) as scene:
+        assert sorted(await scene.devices()) == ["gpu-0", "gpu-1"]
+        told = "no partitions are made for claims on gpu-0, gpu-1, since their places are not told: "
+        said = await scene.agent.wait_log(lambda text: told in text)
+        assert "the backend needs root, or CAP_SYS_ADMIN, for this" in said
+        await scene.run("plain", ask_for("gpu"))
+
+
+async def test_without_permission_a_time_slice_is_refused_with_the_programs_words(
+    stage: Stage, ask_for: Ask, configure: Ask
+) -> None:
+    async with stage(TWO, scenario=UNPRIVILEGED, dynamic_mig=True) as scene:
+        slow = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}
+        await scene.ask("refused", ask_for("gpu"), config=[configure("GpuConfig", sharing=slow)])
+        await scene.event(
+            "refused", "DriverProgramFailed", r"nvidia-smi.*Insufficient Permissions.*the backend needs root"
+        )
+        await scene.undone()
+
+
+async def test_an_old_driver_without_a_symbol_is_told_by_it(stage: Stage, ask_for: Ask) -> None:
+    symbol = "nvmlGpuInstanceCreateComputeInstance"
+    async with stage(TWO, scenario={"driver": {"missing": [f"{symbol}*"]}}, dynamic_mig=True) as scene:
+        await scene.ask("part", ask_for("mig", profile="1g.10gb"))
+        words = (
+            rf"{symbol} for GPU-\S+ failed with NVML_ERROR_FUNCTION_NOT_FOUND \(13\): .* too old for this; update it"
+        )
+        await scene.event("part", "NvmlError", words)
+        await scene.undone()
+        await scene.run("whole", ask_for("gpu"))

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pydra_nvidia.simulation.scenario_file import bundled_scenarios
-
 if TYPE_CHECKING:
     from conftest import Scene
 
@@ -22,8 +20,8 @@ Stage = Callable[..., "AbstractAsyncContextManager[Scene]"]
 Ask = Callable[..., Any]
 
 
-@pytest.mark.parametrize("scenario", bundled_scenarios())
-def test_the_backend_keeps_its_contract_on_every_machine(scenario: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scenario", ["dgx-a100", "gb200", "mixed"])
+def test_the_backend_keeps_its_contract(scenario: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pydra.cli.tool", "check", "nvidia"],
         capture_output=True,

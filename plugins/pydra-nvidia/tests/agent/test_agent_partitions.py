@@ -40,6 +40,15 @@ async def test_as_many_small_partitions_as_the_gpus_hold_and_the_rest_waits(stag
         await scene.undone()
 
 
+async def test_partitions_of_one_claim_are_of_one_gpu_by_constraint(stage: Stage, ask_for: Ask) -> None:
+    async with stage(h100(2), dynamic_mig=True) as scene:
+        await scene.run("first", ask_for("mig", profile="4g.40gb"))
+        pair = [ask_for("mig", profile="3g.40gb", name=name) for name in ("left", "right")]
+        await scene.run("pair", *pair, constraints=[{"matchAttribute": "gpu.nvidia.com/parentUUID"}])
+        assert scene.partitions(0) == [(BIG, 0)]
+        assert scene.partitions(1) == [(HALF, 0), (HALF, 4)]
+
+
 async def test_partitions_of_several_sizes_fit_together_and_a_whole_gpu_waits_for_them(
     stage: Stage, ask_for: Ask
 ) -> None:
@@ -62,35 +71,6 @@ async def test_partitions_of_several_sizes_fit_together_and_a_whole_gpu_waits_fo
         await scene.running("part")
         assert scene.gpus()[0].mig
         await scene.leave("part")
-        await scene.undone()
-
-
-async def test_partitions_of_one_claim_are_of_one_gpu_by_constraint(stage: Stage, ask_for: Ask) -> None:
-    async with stage(h100(2), dynamic_mig=True) as scene:
-        await scene.run("first", ask_for("mig", profile="4g.40gb"))
-        pair = [ask_for("mig", profile="3g.40gb", name=name) for name in ("left", "right")]
-        await scene.run("pair", *pair, constraints=[{"matchAttribute": "gpu.nvidia.com/parentUUID"}])
-        assert scene.partitions(0) == [(BIG, 0)]
-        assert scene.partitions(1) == [(HALF, 0), (HALF, 4)]
-
-
-async def test_partitions_that_exist_are_given_and_stay(stage: Stage, ask_for: Ask) -> None:
-    async with stage("dgx-a100") as scene:
-        before = scene.partitions(4), scene.partitions(5)
-        devices = await scene.devices()
-        assert sum("-mig-" in name for name in devices) == 10
-        assert "gpu-4" not in devices
-        (half,) = await scene.run("half", ask_for("mig", profile="3g.20gb"))
-        assert half == "gpu-4-mig-3g20gb-9-0"
-        smalls = await scene.run("smalls", ask_for("mig", profile="1g.5gb", count=8))
-        assert len(set(smalls)) == 8
-        await scene.ask("more", ask_for("mig", profile="1g.5gb"))
-        await scene.pending("more")
-        uuid = devices["gpu-4-mig-2g10gb-14-4"]["attributes"]["uuid"]["string"]
-        named = f"device.attributes['gpu.nvidia.com'].uuid == '{uuid}'"
-        assert await scene.run("named", ask_for("mig", named)) == ["gpu-4-mig-2g10gb-14-4"]
-        await scene.leave("half", "smalls", "named", "more")
-        assert (scene.partitions(4), scene.partitions(5)) == before
         await scene.undone()
 
 
@@ -127,4 +107,24 @@ async def test_a_partition_that_somebody_destroys_under_its_pod_costs_nobody_els
         await scene.leave("victim")
         assert len(scene.partitions(0)) == 2
         await scene.leave("other", "third")
+        await scene.undone()
+
+
+async def test_partitions_that_exist_are_given_and_stay(stage: Stage, ask_for: Ask) -> None:
+    async with stage("dgx-a100") as scene:
+        before = scene.partitions(4), scene.partitions(5)
+        devices = await scene.devices()
+        assert sum("-mig-" in name for name in devices) == 10
+        assert "gpu-4" not in devices
+        (half,) = await scene.run("half", ask_for("mig", profile="3g.20gb"))
+        assert half == "gpu-4-mig-3g20gb-9-0"
+        smalls = await scene.run("smalls", ask_for("mig", profile="1g.5gb", count=8))
+        assert len(set(smalls)) == 8
+        await scene.ask("more", ask_for("mig", profile="1g.5gb"))
+        await scene.pending("more")
+        uuid = devices["gpu-4-mig-2g10gb-14-4"]["attributes"]["uuid"]["string"]
+        named = f"device.attributes['gpu.nvidia.com'].uuid == '{uuid}'"
+        assert await scene.run("named", ask_for("mig", named)) == ["gpu-4-mig-2g10gb-14-4"]
+        await scene.leave("half", "smalls", "named", "more")
+        assert (scene.partitions(4), scene.partitions(5)) == before
         await scene.undone()

@@ -18,6 +18,7 @@ Ask = Callable[..., Any]
 
 T4 = {"model": "t4", "minors": [0]}
 HOPPER = {"model": "h100-80gb", "minors": [1]}
+ONE = [{"model": "h100-80gb", "minors": [0]}]
 
 
 def paths(scene: Scene, pod: str) -> set[str]:
@@ -44,23 +45,6 @@ async def test_a_gpu_is_bound_for_the_claim_and_is_a_gpu_again_when_it_leaves(st
         await scene.undone()
 
 
-async def test_a_gpu_is_either_whole_or_partitioned_or_passed_through(stage: Stage, ask_for: Ask) -> None:
-    kinds = {"whole": ask_for("gpu"), "part": ask_for("mig", profile="1g.10gb"), "guest": ask_for("vfio")}
-    async with stage([{"model": "h100-80gb", "minors": [0]}], vfio=True, dynamic_mig=True) as scene:
-        await scene.run("whole", kinds["whole"])
-        for name in ("part", "guest"):
-            await scene.ask(name, kinds[name])
-            await scene.pending(name)
-        await scene.leave("whole")
-        await scene.until_one_runs("part", "guest")
-        first, second = ("part", "guest") if scene.runs("part") else ("guest", "part")
-        await scene.pending(second)
-        await scene.leave(first)
-        await scene.running(second)
-        await scene.leave(second)
-        await scene.undone()
-
-
 @pytest.mark.parametrize(
     ("iommufd", "policy", "api", "nodes"),
     [
@@ -75,7 +59,7 @@ async def test_a_guests_monitor_gets_the_interface_that_it_asks_for(
     stage: Stage, ask_for: Ask, configure: Ask, iommufd: bool, policy: str, api: bool, nodes: dict[str, bool]
 ) -> None:
     config = configure("VfioDeviceConfig", iommu={"backendPolicy": policy, "enableAPIDevice": api})
-    async with stage([T4], scenario={"host": {"iommufd": iommufd}}, vfio=True) as scene:
+    async with stage([T4, HOPPER], scenario={} if iommufd else {"host": {"iommufd": False}}, vfio=True) as scene:
         await scene.run("guest", ask_for("vfio"), config=[config])
         found = paths(scene, "guest")
         told = {path: path in found for path in nodes if path.startswith("/dev")}
@@ -86,16 +70,33 @@ async def test_a_guests_monitor_gets_the_interface_that_it_asks_for(
         await scene.undone()
 
 
+async def test_a_gpu_is_either_whole_or_partitioned_or_passed_through(stage: Stage, ask_for: Ask) -> None:
+    kinds = {"whole": ask_for("gpu"), "part": ask_for("mig", profile="1g.10gb"), "guest": ask_for("vfio")}
+    async with stage(ONE, dynamic_mig=True, vfio=True) as scene:
+        await scene.run("whole", kinds["whole"])
+        for name in ("part", "guest"):
+            await scene.ask(name, kinds[name])
+            await scene.pending(name)
+        await scene.leave("whole")
+        await scene.until_one_runs("part", "guest")
+        first, second = ("part", "guest") if scene.runs("part") else ("guest", "part")
+        await scene.pending(second)
+        await scene.leave(first)
+        await scene.running(second)
+        await scene.leave(second)
+        await scene.undone()
+
+
 async def test_a_gpu_that_was_left_in_mig_mode_without_partitions_leaves_it_to_be_passed_through(
     stage: Stage, ask_for: Ask
 ) -> None:
-    async with stage([HOPPER], vfio=True, dynamic_mig=True) as scene:
-        scene.inject.set_mig_mode(1, enabled=True, force=True)
+    async with stage(ONE, dynamic_mig=True, vfio=True) as scene:
+        scene.inject.set_mig_mode(0, enabled=True, force=True)
         assert await scene.run("guest", ask_for("vfio")) == ["gpu-vfio-0"]
         (gpu,) = scene.gpus()
         assert (gpu.driver, gpu.mig) == ("vfio-pci", False)
         await scene.leave("guest")
-        await scene.published("gpu-1")
+        await scene.published("gpu-0")
         (gpu,) = scene.gpus()
         assert (gpu.driver, gpu.mig) == ("nvidia", False)
         await scene.run("part", ask_for("mig", profile="1g.10gb"))
@@ -103,13 +104,13 @@ async def test_a_gpu_that_was_left_in_mig_mode_without_partitions_leaves_it_to_b
 
 
 async def test_mig_mode_that_cannot_be_left_now_leaves_the_function_where_it_is(stage: Stage, ask_for: Ask) -> None:
-    async with stage([HOPPER], vfio=True, dynamic_mig=True) as scene:
-        scene.inject.set_mig_mode(1, enabled=True, force=True)
-        scene.inject.start_process(1, Process(pid=4711, name="dcgm"))
+    async with stage(ONE, dynamic_mig=True, vfio=True) as scene:
+        scene.inject.set_mig_mode(0, enabled=True, force=True)
+        scene.inject.start_process(0, Process(pid=4711, name="dcgm"))
         since = scene.traces()
         await scene.ask("guest", ask_for("vfio"))
         await scene.event("guest", "GpuBusy", r"nvmlDeviceSetMigMode .*dcgm \(pid 4711\)")
         await scene.undone(since)
-        scene.inject.end_process(1, 4711)
+        scene.inject.end_process(0, 4711)
         await scene.running("guest")
         await scene.leave("guest")

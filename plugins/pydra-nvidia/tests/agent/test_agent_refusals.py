@@ -15,6 +15,7 @@ Stage = Callable[..., "AbstractAsyncContextManager[Scene]"]
 Ask = Callable[..., Any]
 
 H100 = {"model": "h100-80gb", "minors": [0]}
+TWO = [{"model": "h100-80gb", "count": 2, "minors": [0, 1]}]
 
 
 def mps(**fields: Any) -> dict[str, Any]:
@@ -87,7 +88,7 @@ WRONG_CONFIGS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 async def test_a_config_that_is_wrong_is_told_with_its_fields_and_nothing_is_done(
     stage: Stage, ask_for: Ask, configure: Ask
 ) -> None:
-    async with stage([H100]) as scene:
+    async with stage(TWO, dynamic_mig=True) as scene:
         for number, (kind, fields, told) in enumerate(WRONG_CONFIGS.values()):
             name = f"wrong-{number}"
             await scene.ask(name, ask_for("gpu"), config=[configure(kind, "it", **fields)])
@@ -101,29 +102,14 @@ async def test_a_config_that_is_wrong_is_told_with_its_fields_and_nothing_is_don
         await scene.undone()
 
 
-@pytest.mark.parametrize(
-    ("settings", "kind", "sharing", "told"),
-    [
-        pytest.param({"time_slicing": False}, "gpu", "TimeSlicing", "PYDRA_NVIDIA_TIME_SLICING=true", id="time slices"),
-        pytest.param({"mps": False}, "gpu", "MPS", "PYDRA_NVIDIA_MPS=true", id="MPS"),
-        pytest.param({"consumable_shares": 2}, "gpu", "MPS", "several claims have shares of one GPU", id="shares"),
-    ],
-)
-async def test_what_the_admin_switched_off_is_told_with_the_setting(
-    stage: Stage, ask_for: Ask, configure: Ask, settings: dict[str, Any], kind: str, sharing: str, told: str
-) -> None:
-    async with stage([H100], **settings) as scene:
-        config = configure("GpuConfig", sharing={"strategy": sharing})
-        await scene.ask("wrong", ask_for(kind), config=[config])
-        await scene.event("wrong", "InvalidConfig", told)
-        await scene.undone()
+OFF = {"time_slicing": False, "mps": False}
 
 
 async def test_a_claim_that_would_need_two_mps_daemons_is_told_before_anything_is_done(
     stage: Stage, ask_for: Ask, configure: Ask
 ) -> None:
     told = "needs a daemon of its own for .*; a claim has one MPS daemon at most"
-    async with stage([{**H100, "count": 2, "minors": [0, 1]}], dynamic_mig=True) as scene:
+    async with stage(TWO, dynamic_mig=True) as scene:
         of_partitions = configure("MigDeviceConfig", sharing={"strategy": "MPS"})
         await scene.ask("parts", ask_for("mig", count=2, profile="1g.10gb"), config=[of_partitions])
         await scene.event("parts", "InvalidConfig", told)
@@ -139,8 +125,26 @@ async def test_a_claim_that_would_need_two_mps_daemons_is_told_before_anything_i
         await scene.undone()
 
 
+@pytest.mark.parametrize(
+    ("settings", "kind", "sharing", "told"),
+    [
+        pytest.param(OFF, "gpu", "TimeSlicing", "PYDRA_NVIDIA_TIME_SLICING=true", id="time slices"),
+        pytest.param(OFF, "gpu", "MPS", "PYDRA_NVIDIA_MPS=true", id="MPS"),
+        pytest.param({"consumable_shares": 2}, "gpu", "MPS", "several claims have shares of one GPU", id="shares"),
+    ],
+)
+async def test_what_the_admin_switched_off_is_told_with_the_setting(
+    stage: Stage, ask_for: Ask, configure: Ask, settings: dict[str, Any], kind: str, sharing: str, told: str
+) -> None:
+    async with stage([H100], **settings) as scene:
+        config = configure("GpuConfig", sharing={"strategy": sharing})
+        await scene.ask("wrong", ask_for(kind), config=[config])
+        await scene.event("wrong", "InvalidConfig", told)
+        await scene.undone()
+
+
 async def test_a_profile_that_no_gpu_has_waits_and_one_that_it_lost_is_told(stage: Stage, ask_for: Ask) -> None:
-    async with stage([H100], dynamic_mig=True) as scene:
+    async with stage([H100], dynamic_mig=True, vfio=True) as scene:
         await scene.ask("never", ask_for("mig", profile="1g.5gb"))
         await scene.pending("never")
         await scene.claim("before", ask_for("mig", profile="1g.12gb"))
@@ -155,7 +159,7 @@ async def test_a_profile_that_no_gpu_has_waits_and_one_that_it_lost_is_told(stag
 async def test_a_place_that_somebody_else_took_is_told_with_who_can_free_it_and_had_when_it_is_free(
     stage: Stage, ask_for: Ask
 ) -> None:
-    async with stage([H100], dynamic_mig=True) as scene:
+    async with stage([H100], dynamic_mig=True, vfio=True) as scene:
         await scene.claim("late", ask_for("mig", profile="3g.40gb"))
         await scene.claim("whole", ask_for("gpu"))
         scene.inject.set_mig_mode(0, enabled=True, force=True)

@@ -20,10 +20,18 @@ Stage = Callable[..., "AbstractAsyncContextManager[Scene]"]
 Ask = Callable[..., Any]
 
 EXCLUSIVE_PROCESS = 3
+SHARED = [
+    {"model": "t4", "minors": [0]},
+    {"model": "a100-40gb", "minors": [1], "mig": True, "instances": [{"profile": "3g.20gb", "start": 0}]},
+]
 
 
 def h100(count: int = 1) -> list[dict[str, Any]]:
     return [{"model": "h100-80gb", "count": count, "minors": list(range(count))}]
+
+
+PARTITIONS = [{"profile": "1g.10gb", "start": start} for start in range(3)]
+STATIC = [*h100(3), {"model": "h100-80gb", "minors": [3], "mig": True, "instances": PARTITIONS}]
 
 
 def daemons(scene: Scene) -> list[Path]:
@@ -38,14 +46,14 @@ async def test_a_time_slice_is_set_for_the_claim_and_the_default_comes_back(
     def slicing(*requests: str, **fields: Any) -> Any:
         return configure("GpuConfig", *requests, sharing={"strategy": "TimeSlicing", **fields})
 
-    async with stage(h100(3)) as scene:
+    async with stage(STATIC, dynamic_mig=False) as scene:
         requests = [ask_for("gpu", name="long"), ask_for("gpu", name="plain")]
         configs = [slicing("plain"), slicing("long", timeSlicingConfig={"interval": "Long"})]
         devices = await scene.run("two", *requests, config=configs)
         minors = [int(name.removeprefix("gpu-")) for name in devices]
         assert [scene.gpus()[minor].time_slice for minor in minors] == [3, 0]
         await scene.run("short", ask_for("gpu"), config=[slicing(timeSlicingConfig={"interval": "Short"})])
-        assert sorted(gpu.time_slice for gpu in scene.gpus()) == [0, 1, 3]
+        assert sorted(gpu.time_slice for gpu in scene.gpus()) == [0, 0, 1, 3]
         await scene.leave("two", "short")
         await scene.undone()
 
@@ -59,7 +67,7 @@ async def test_an_mps_daemon_serves_the_gpus_of_a_claim_while_it_lasts(
         "defaultPerDevicePinnedMemoryLimit": {"0": "5Gi"},
     }
     mps = configure("GpuConfig", sharing={"strategy": "MPS", "mpsConfig": limits})
-    async with stage(h100(3)) as scene:
+    async with stage(STATIC, dynamic_mig=False) as scene:
         devices = await scene.run("clients", ask_for("gpu", count=2), config=[mps])
         minors = [int(name.removeprefix("gpu-")) for name in devices]
         assert {scene.gpus()[minor].compute_mode for minor in minors} == {EXCLUSIVE_PROCESS}
@@ -78,14 +86,12 @@ async def test_an_mps_daemon_serves_the_gpus_of_a_claim_while_it_lasts(
         await scene.undone()
 
 
-@pytest.mark.parametrize("dynamic", [True, False], ids=["made for the claim", "that exists"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["that exists", "made for the claim"])
 async def test_each_partition_has_an_mps_daemon_of_its_own(
     stage: Stage, ask_for: Ask, configure: Ask, dynamic: bool
 ) -> None:
     mps = configure("MigDeviceConfig", sharing={"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}})
-    there = {"mig": True, "instances": [{"profile": "1g.10gb", "start": start} for start in range(3)]}
-    machine = h100() if dynamic else [h100()[0] | there]
-    async with stage(machine, dynamic_mig=dynamic) as scene:
+    async with stage(h100() if dynamic else STATIC, dynamic_mig=dynamic) as scene:
         await scene.run("one", ask_for("mig", profile="1g.10gb"), config=[mps])
         await scene.run("two", ask_for("mig", profile="1g.10gb"), config=[mps])
         assert len(daemons(scene)) == 2
@@ -102,20 +108,39 @@ async def test_each_partition_has_an_mps_daemon_of_its_own(
         await scene.undone()
 
 
+async def test_claims_that_share_a_gpu_have_one_time_slice(stage: Stage, ask_for: Ask, configure: Ask) -> None:
+    def slicing(interval: str) -> Any:
+        config = {"interval": interval}
+        return configure("GpuConfig", sharing={"strategy": "TimeSlicing", "timeSlicingConfig": config})
+
+    async with stage(SHARED, consumable_shares="unlimited") as scene:
+        await scene.run("first", ask_for("gpu"), config=[slicing("Long")])
+        await scene.run("same", ask_for("gpu"), config=[slicing("Long")])
+        await scene.ask("other", ask_for("gpu"), config=[slicing("Short")])
+        said = r'timeSlicingConfig.interval is "Short" here and "Long" there'
+        await scene.event("other", "SharesDiffer", said)
+        await scene.leave("first")
+        assert scene.gpus()[0].time_slice == 3
+        await scene.leave("same")
+        await scene.running("other")
+        assert scene.gpus()[0].time_slice == 1
+        await scene.leave("other")
+        await scene.undone()
+
+
 @pytest.mark.parametrize(
     ("shares", "requests", "pods", "consumed"),
     [
         pytest.param("memory", {"memory": "6Gi"}, 2, {"memory": "6Gi"}, id="memory"),
-        pytest.param("2", None, 2, {"memory": "0", "shares": "1"}, id="number"),
-        pytest.param("1", {"shares": "1"}, 1, {"memory": "0", "shares": "1"}, id="one"),
         pytest.param("unlimited", None, 5, {"memory": "0"}, id="unlimited"),
+        pytest.param("2", None, 2, {"memory": "0", "shares": "1"}, id="number"),
     ],
 )
 async def test_claims_have_shares_of_one_gpu(
     stage: Stage, ask_for: Ask, shares: str, requests: dict[str, str] | None, pods: int, consumed: dict[str, str]
 ) -> None:
     asked = {"capacity": {"requests": requests}} if requests else {}
-    async with stage([{"model": "t4"}], consumable_shares=shares) as scene:
+    async with stage(SHARED, consumable_shares=shares) as scene:
         names = [f"pod-{number}" for number in range(pods)]
         for name in names:
             assert await scene.run(name, ask_for("gpu", **asked)) == ["gpu-0"]
@@ -134,31 +159,11 @@ async def test_claims_have_shares_of_one_gpu(
 
 
 async def test_shares_of_partitions_that_exist(stage: Stage, ask_for: Ask) -> None:
-    async with stage("dgx-a100", consumable_shares="2") as scene:
+    async with stage(SHARED, consumable_shares="2") as scene:
         half = ask_for("mig", profile="3g.20gb")
         for name in ("one", "two"):
-            assert await scene.run(name, half) == ["gpu-4-mig-3g20gb-9-0"]
+            assert await scene.run(name, half) == ["gpu-1-mig-3g20gb-9-0"]
         await scene.ask("three", half)
         await scene.pending("three")
         await scene.leave("one", "two", "three")
-        await scene.undone()
-
-
-async def test_claims_that_share_a_gpu_have_one_time_slice(stage: Stage, ask_for: Ask, configure: Ask) -> None:
-    def slicing(interval: str) -> Any:
-        config = {"interval": interval}
-        return configure("GpuConfig", sharing={"strategy": "TimeSlicing", "timeSlicingConfig": config})
-
-    async with stage([{"model": "t4"}], consumable_shares="unlimited") as scene:
-        await scene.run("first", ask_for("gpu"), config=[slicing("Long")])
-        await scene.run("same", ask_for("gpu"), config=[slicing("Long")])
-        await scene.ask("other", ask_for("gpu"), config=[slicing("Short")])
-        said = r'timeSlicingConfig.interval is "Short" here and "Long" there'
-        await scene.event("other", "SharesDiffer", said)
-        await scene.leave("first")
-        assert scene.gpus()[0].time_slice == 3
-        await scene.leave("same")
-        await scene.running("other")
-        assert scene.gpus()[0].time_slice == 1
-        await scene.leave("other")
         await scene.undone()
