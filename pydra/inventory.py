@@ -65,12 +65,15 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """When a device counts as unhealthy, and how it is tainted.
 
     A device becomes unhealthy when it was reported so for `unhealthy_after` seconds without interruption, and healthy
-    again after `healthy_after` seconds. `effect` None: no taint.
+    again after `healthy_after` seconds. All devices are stale when `discover` has failed for `stale_after` seconds.
+    An effect of None: no taint.
     """
 
     effect: TaintEffect | None = TaintEffect.NO_SCHEDULE
     unhealthy_after: float = 0.0
     healthy_after: float = 30.0
+    stale_effect: TaintEffect | None = TaintEffect.NO_SCHEDULE
+    stale_after: float = 60.0
 
 
 class HealthState(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,14 +88,16 @@ class HealthState(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about a backend's hardware.
 
-    `unavailable` says, while the backend is down, why nothing newer is known. `debounced_at` is when, on the clock of
-    `observe`, a pending change of a device's health takes effect; None if there is none.
+    `unavailable` says, while `discover` fails, why nothing newer is known; `stale` says that this has lasted too long
+    for new claims. `debounced_at` is when, on the clock of `observe`, a pending change of a device's health takes
+    effect; None if there is none.
     """
 
     inventory: Inventory = Inventory()
     health_states: Mapping[str, HealthState] = {}
     debounced_at: float | None = None
     unavailable: str = ""
+    stale: bool = False
 
 
 class Valid(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,11 +109,15 @@ class Valid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from a snapshot: the pool, the health of its devices, and what was left out, as text."""
+    """What follows from a snapshot: the pool, the health of its devices, and what was left out, as text.
+
+    `known` is false for an empty pool that removes what an earlier run published, of which nothing is known.
+    """
 
     pool: Pool
-    health: tuple[DeviceHealth, ...]
-    problems: tuple[str, ...]
+    health: tuple[DeviceHealth, ...] = ()
+    problems: tuple[str, ...] = ()
+    known: bool = True
 
 
 def observe(snapshot: Snapshot, inventory: Inventory, *, now: float, policy: HealthPolicy) -> Snapshot:
@@ -129,9 +138,14 @@ def observe(snapshot: Snapshot, inventory: Inventory, *, now: float, policy: Hea
     return Snapshot(inventory=inventory, health_states=health_states, debounced_at=min(due_times, default=None))
 
 
-def mark_unavailable(snapshot: Snapshot, reason: str) -> Snapshot:
-    """Return the snapshot while the backend is down: the last inventory stays published, its health is unknown."""
-    return replace(snapshot, unavailable=reason or "the backend is not running")
+def mark_unavailable(snapshot: Snapshot, reason: str, *, stale: bool = False) -> Snapshot:
+    """Return the snapshot while `discover` fails: the last inventory stays published, its health is unknown."""
+    return replace(snapshot, unavailable=reason or "the backend is not running", stale=stale)
+
+
+def stale_key(driver: str) -> str:
+    """Return the key of the taint of stale devices."""
+    return f"{driver}/stale"
 
 
 def build_pool(
@@ -154,6 +168,8 @@ def build_pool(
         state = snapshot.health_states.get(device.name)
         if state is not None and state.unhealthy and policy.effect is not None:
             own.append(_build_health_taint(device.name, state.cause, driver, policy.effect, problems))
+        if snapshot.stale and policy.stale_effect is not None:
+            own.append(Taint(key=stale_key(driver), effect=policy.stale_effect))
         if device.name in quarantined:
             value = _label_value(quarantined[device.name])
             own.append(Taint(key=f"{driver}/quarantined", value=value, effect=TaintEffect.NO_SCHEDULE))

@@ -34,7 +34,7 @@ _POD_UID = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9]{0,62}[A-Za-z0-9])?")
 
 
 class HealthTaint(Enum):
-    """The taint of an unhealthy device in the ResourceSlice."""
+    """The taint in the ResourceSlice of a device that is unhealthy, or stale."""
 
     NONE = "none"
     NO_SCHEDULE = "NoSchedule"
@@ -98,6 +98,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     health_taint: HealthTaint = HealthTaint.NO_SCHEDULE
     unhealthy_after: SecondsOrNone = 0.0
     healthy_after: SecondsOrNone = 30.0
+    stale_taint: HealthTaint = HealthTaint.NO_SCHEDULE
+    stale_after: SecondsOrNone = 60.0
 
     http_address: str = "0.0.0.0:9464"
     log_format: LogFormat = LogFormat.AUTO

@@ -411,7 +411,8 @@ class DriverService:
             self._board.publish(tuple(replace(one, updated=now) for one in published.health))
             if published is not shown:
                 shown = published
-                claims.published = {settings.node_name: {device.name for device in published.pool.devices}}
+                if published.known:
+                    claims.published = {settings.node_name: {device.name for device in published.pool.devices}}
                 reconciler.publish(published.pool)
                 self._report.published(published)
 
@@ -423,10 +424,13 @@ class DriverService:
                 effect=_TAINTS[settings.health_taint],
                 unhealthy_after=settings.unhealthy_after,
                 healthy_after=settings.healthy_after,
+                stale_effect=_TAINTS[settings.stale_taint],
+                stale_after=settings.stale_after,
             ),
             rescan_period=settings.rescan_period,
             quarantined=lambda: {one.device: "KillsBackend" for one in supervisor.quarantined()},
             publish=publish,
+            report=self._report,
         )
         front.start_soon(cache.run, name=f"watch of the slices of {self._driver}")
         front.start_soon(reconciler.run, name=f"slices of {self._driver}")

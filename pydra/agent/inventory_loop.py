@@ -11,15 +11,29 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import anyio
+import msgspec
 
 from pydra.backends.supervisor import BackendSupervisor
-from pydra.devices import DeviceHealth, HealthStatus
+from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import BackendError, PydraError
-from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, mark_unavailable, observe
+from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, mark_unavailable, observe, stale_key
 
 _log = logging.getLogger(__name__)
 FIRST_RETRY = 1.0
 _SHOWN = 3
+
+
+class DevicesStale(msgspec.Struct, frozen=True, kw_only=True):
+    """`discover` has failed for so long that no new claim should get the driver's devices; `message` says why."""
+
+    driver: str
+    message: str
+
+
+class DevicesCurrent(msgspec.Struct, frozen=True, kw_only=True):
+    """`discover` succeeds again after `DevicesStale`."""
+
+    driver: str
 
 
 class InventoryLoop:
@@ -35,6 +49,7 @@ class InventoryLoop:
         rescan_period: float,
         quarantined: Callable[[], Mapping[str, str]],
         publish: Callable[[Published], None],
+        report: Callable[[DevicesStale | DevicesCurrent], None],
     ) -> None:
         """`quarantined` returns the devices of quarantined claims, each with the reason in one word."""
         self._backend = backend
@@ -44,11 +59,14 @@ class InventoryLoop:
         self._rescan_period = rescan_period
         self._quarantined = quarantined
         self._publish = publish
+        self._report = report
         self._snapshot: Snapshot | None = None
         self._tainted: Mapping[str, str] = {}
         self._published: Published | None = None
         self._unhealthy: Mapping[str, str] = {}
         self._failures = 0
+        self._failing_since = 0.0
+        self._stale = False
         self._woken = anyio.Event()
 
     def wake(self) -> None:
@@ -72,18 +90,41 @@ class InventoryLoop:
             self.wake()
 
     async def _discover(self) -> None:
+        began = time.monotonic()
         try:
             inventory = await self._backend.discover()
         except PydraError as error:
+            self._failing_since = self._failing_since if self._failures else began
             self._failures += 1
             details = error.details if isinstance(error, BackendError) else ""
             _log.warning("devices cannot be discovered: %s", error, extra={"fields": {"details": details}})
+            self._note_stale(error)
             if self._snapshot is not None:
-                self._change(mark_unavailable(self._snapshot, str(error)))
+                self._change(mark_unavailable(self._snapshot, str(error), stale=self._stale))
             return
         self._failures = 0
+        if self._stale:
+            self._stale = False
+            _log.info("devices can be discovered again")
+            self._report(DevicesCurrent(driver=self._driver))
         before = self._snapshot or Snapshot()
         self._change(observe(before, inventory, now=time.monotonic(), policy=self._policy))
+
+    def _note_stale(self, error: PydraError) -> None:
+        failing = time.monotonic() - self._failing_since
+        if self._stale or failing < self._policy.stale_after:
+            return
+        self._stale = True
+        effect = self._policy.stale_effect
+        if effect is None:
+            follows = "; those published before stay"
+        elif self._snapshot is None:
+            follows = "; those that an earlier run published are removed"
+        else:
+            follows = f"; those published before are tainted {stale_key(self._driver)}:{effect.value}"
+        message = f"devices have not been discovered for {failing:.0f} s{follows}: {error}"
+        _log.error("%s", message)
+        self._report(DevicesStale(driver=self._driver, message=message))
 
     def _change(self, snapshot: Snapshot) -> None:
         if snapshot is not self._snapshot:
@@ -91,8 +132,10 @@ class InventoryLoop:
 
     def _build(self) -> None:
         """Build the pool from the snapshot and publish it."""
-        # Before the first result nothing is known, and an empty pool would remove what an earlier run published.
+        # Before the first result nothing is known, and an empty pool removes what an earlier run published.
         if self._snapshot is None:
+            if self._stale and self._policy.stale_effect is not None:
+                self._publish(Published(pool=Pool(name=self._pool), known=False))
             return
         quarantined = self._quarantined()
         if self._published is None or quarantined != self._tainted:
@@ -117,7 +160,10 @@ class InventoryLoop:
     def _pause(self) -> float:
         """Return the seconds until the next `discover`."""
         if self._failures:
-            return min(self._rescan_period, FIRST_RETRY * 2.0 ** min(self._failures - 1, 16))
+            retry = FIRST_RETRY * 2.0 ** min(self._failures - 1, 16)
+            if not self._stale:
+                retry = min(retry, max(FIRST_RETRY, self._failing_since + self._policy.stale_after - time.monotonic()))
+            return min(self._rescan_period, retry)
         due = self._snapshot.debounced_at if self._snapshot is not None else None
         if due is None:
             return self._rescan_period

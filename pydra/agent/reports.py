@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import singledispatchmethod
 
-from pydra.agent.inventory_loop import list_by_message, list_names
+from pydra.agent.inventory_loop import DevicesCurrent, DevicesStale, list_by_message, list_names
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
@@ -247,6 +247,17 @@ class Reports:
     @_handle.register
     def _(self, event: RequestDone) -> None:
         self._metrics.count_request(event.verb, event.resource, event.status, event.seconds)
+
+    @_handle.register
+    def _(self, event: DevicesStale) -> None:
+        self._metrics.devices_stale.labels(event.driver).set(1)
+        self._record_event(self._node, "DevicesStale", f"driver {event.driver}: {event.message}", "Discover")
+
+    @_handle.register
+    def _(self, event: DevicesCurrent) -> None:
+        self._metrics.devices_stale.labels(event.driver).set(0)
+        note = f"driver {event.driver}: devices are discovered again"
+        self._record_event(self._node, "DevicesCurrent", note, "Discover", warning=False)
 
     def published(self, published: Published) -> None:
         """Count devices by health; record Events for changes of health, and for devices that were left out."""

@@ -91,6 +91,13 @@ OPTIONS: tuple[Option, ...] = (
     Option("health_taint", HEALTH, "EFFECT", "the taint of an unhealthy device: none, NoSchedule or NoExecute"),
     Option("unhealthy_after", HEALTH, "S", "how long a device must be unhealthy before it is tainted"),
     Option("healthy_after", HEALTH, "S", "how long a device must be healthy again before its taint is removed"),
+    Option(
+        "stale_taint",
+        HEALTH,
+        "EFFECT",
+        "the taint of all devices of a backend whose discover fails: none, NoSchedule or NoExecute",
+    ),
+    Option("stale_after", HEALTH, "S", "how long discover must fail before the devices are tainted as stale"),
     Option("http_address", OBSERVE, "HOST:PORT", "address of /metrics, /healthz and /readyz; empty to disable"),
     Option("log_format", OBSERVE, "FORMAT", "text, json, or auto (text on a terminal, json otherwise)"),
     Option("log_level", OBSERVE, "LEVEL", "debug, info, warning or error; reloaded on SIGHUP"),

@@ -60,6 +60,9 @@ class Metrics:
         self.devices_dropped = gauge(
             "devices_dropped", "Devices that are left out because they violate the API's rules.", "driver"
         )
+        self.devices_stale = gauge(
+            "devices_stale", "1 while the devices have not been discovered for longer than staleAfter.", "driver"
+        )
         self.slices = gauge("resourceslices", "ResourceSlices that should exist.", "driver")
         self.slice_writes = counter("resourceslice_writes", "Writes of ResourceSlices.", "driver", "verb")
         self.publish_failures = counter(
@@ -131,7 +134,14 @@ class Metrics:
             self.sweeps.labels(driver, result)
         for kind in ("record", "cdi_file", "cdi_restored"):
             self.swept.labels(driver, kind)
-        for gauge in (self.devices_dropped, self.devices_withheld, self.slices, self.registered, self.health_streams):
+        for gauge in (
+            self.devices_dropped,
+            self.devices_withheld,
+            self.devices_stale,
+            self.slices,
+            self.registered,
+            self.health_streams,
+        ):
             gauge.labels(driver).set(0)
         self.records_set_aside.labels(driver)
 

@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from pydra.agent.inventory_loop import InventoryLoop
+from pydra.agent.inventory_loop import DevicesCurrent, DevicesStale, InventoryLoop
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.devices import Device, Health, HealthStatus, Inventory
 from pydra.errors import BackendUnavailable
@@ -46,6 +46,7 @@ class Notes:
 
     def __init__(self) -> None:
         self.found: list[Published] = []
+        self.events: list[DevicesStale | DevicesCurrent] = []
         self._arrived = anyio.Event()
 
     def publish(self, published: Published) -> None:
@@ -73,6 +74,7 @@ async def looking(
         rescan_period=60,
         quarantined=lambda: quarantined,
         publish=notes.publish,
+        report=notes.events.append,
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(runner.run)
@@ -121,6 +123,38 @@ async def test_while_the_backend_is_down_its_devices_stay_and_their_health_is_un
         assert [device.name for device in published.pool.devices] == ["a"]
         assert [health.status for health in published.health] == [HealthStatus.UNKNOWN]
         assert published.pool.devices[0].taints == ()
+
+
+async def test_devices_that_could_not_be_discovered_for_too_long_are_stale_until_they_can() -> None:
+    hardware = Hardware(Device(name="a"))
+    async with looking(hardware, HealthPolicy(stale_after=0), {}) as (notes, runner):
+        await notes.wait_count(1)
+        hardware.down = True
+        runner.wake()
+        assert [str(taint.key) for taint in (await notes.wait_count(2)).pool.devices[0].taints] == [
+            "d.example.com/stale"
+        ]
+        runner.wake()
+        await notes.wait_count(3)
+        hardware.down = False
+        runner.wake()
+        assert (await notes.wait_count(4)).pool.devices[0].taints == ()
+    stale, current = notes.events
+    assert isinstance(stale, DevicesStale)
+    assert "tainted d.example.com/stale:NoSchedule: backend sim: is restarted in 1 s" in stale.message
+    assert isinstance(current, DevicesCurrent)
+
+
+async def test_devices_of_an_earlier_run_are_removed_when_they_cannot_be_discovered_for_too_long() -> None:
+    hardware = Hardware(Device(name="a"))
+    hardware.down = True
+    async with looking(hardware, HealthPolicy(stale_after=0), {}) as (notes, _):
+        removing = await notes.wait_count(1)
+    assert removing.pool.devices == ()
+    assert not removing.known
+    (stale,) = notes.events
+    assert isinstance(stale, DevicesStale)
+    assert "those that an earlier run published are removed" in stale.message
 
 
 async def test_a_sick_device_is_called_so_when_its_time_is_over_without_another_hint() -> None:

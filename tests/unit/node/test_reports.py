@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import pytest
 
+from pydra.agent.inventory_loop import DevicesCurrent, DevicesStale
 from pydra.agent.reports import OWN_REASONS, Reports
 from pydra.backends.supervisor_events import BackendEvent
 from pydra.checkpoint.record import PartialRecord
@@ -233,6 +234,18 @@ def test_health_is_told_when_it_changes_and_once_for_all_devices_with_the_same_r
         ("DeviceHealthy", False, "b"),
         ("DeviceHealthy", False, "a"),
     ]
+
+
+def test_devices_that_cannot_be_discovered_are_told_on_the_node_and_counted(desk: Desk) -> None:
+    desk.report(DevicesStale(driver=DRIVER, message="devices have not been discovered for 61 s: driver not loaded"))
+    assert desk.value(f'pydra_devices_stale{{driver="{DRIVER}"}}') == 1
+    desk.report(DevicesCurrent(driver=DRIVER))
+    assert desk.value(f'pydra_devices_stale{{driver="{DRIVER}"}}') == 0
+    assert [(one.subject.kind, one.reason, one.warning) for one in desk.requests] == [
+        ("Node", "DevicesStale", True),
+        ("Node", "DevicesCurrent", False),
+    ]
+    assert "driver not loaded" in desk.requests[0].note
 
 
 def test_a_device_that_is_left_out_at_every_look_is_told_of_once() -> None:
