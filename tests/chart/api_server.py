@@ -7,17 +7,12 @@ import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from tests.integration.kube.authority import Authority
 
 TOKEN = "the-pod's-own"
 DRA = "/apis/resource.k8s.io/v1"
@@ -64,11 +59,9 @@ def serve_api(answers: Answers, scratch: Path, queries: Queries = QUERIES) -> It
             assert claim["spec"]["devices"]["config"][0]["opaque"]["driver"] == "sim.pydra.dev"
             self.do_GET()
 
-    _make_certificate(scratch)
+    authority = Authority(scratch)
     (scratch / "token").write_text(TOKEN)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(scratch / "ca.crt", scratch / "key.pem")
-    with _serve(Handler, context) as port:
+    with _serve(Handler, authority.context) as port:
         yield {
             "KUBERNETES_SERVICE_HOST": "127.0.0.1",
             "KUBERNETES_SERVICE_PORT": str(port),
@@ -113,21 +106,3 @@ def _serve(handler: type[_Quiet], context: ssl.SSLContext | None) -> Iterator[in
         finally:
             server.shutdown()
             thread.join()
-
-
-def _make_certificate(scratch: Path) -> None:
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kubernetes")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - timedelta(hours=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    (scratch / "ca.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    (scratch / "key.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))

@@ -37,8 +37,13 @@ VALUES = overlay(
 )
 
 
-def daemons(ready: int, wanted: int = 3) -> Answer:
-    return 200, {"status": {"desiredNumberScheduled": wanted, "numberReady": ready}}
+def daemons(ready: int, wanted: int = 3, *, updated: int = 3, seen: int = 2, strategy: str = "RollingUpdate") -> Answer:
+    counts = {"desiredNumberScheduled": wanted, "numberReady": ready, "updatedNumberScheduled": updated}
+    return 200, {
+        "metadata": {"generation": 2},
+        "spec": {"updateStrategy": {"type": strategy}},
+        "status": {"observedGeneration": seen, **counts},
+    }
 
 
 def pod(node: str, *, ready: bool = False, address: str = "", **status: Any) -> Object:
@@ -127,6 +132,18 @@ def test_a_release_that_is_well_passes_and_says_what_it_has(tmp_path: Path) -> N
             daemons(2),
             "DaemonSet pydra-sim: 2 of 3 agents are ready; see their logs and Events",
             id="one is not ready",
+        ),
+        pytest.param(
+            AGENTS,
+            daemons(3, updated=1),
+            "DaemonSet pydra-sim: 1 of 3 agents are upgraded, and the others still the old ones; see their logs",
+            id="an upgrade is stuck",
+        ),
+        pytest.param(
+            AGENTS,
+            daemons(3, seen=1),
+            "DaemonSet pydra-sim: the controller manager has not acted on its last change yet",
+            id="an upgrade has not begun",
         ),
         pytest.param(
             AGENTS,
@@ -251,6 +268,59 @@ def test_why_an_agent_is_not_ready_is_said(
     assert done.stderr.splitlines() == ["DaemonSet pydra-sim: 2 of 3 agents are ready", f"  {words}"]
 
 
+def test_a_stuck_upgrade_says_why_the_new_agent_is_not_ready(tmp_path: Path) -> None:
+    new = pod("node-2", containerStatuses=[waits("CrashLoopBackOff", last=NOT_IN_THE_IMAGE)])
+    items = [*(pod(node, ready=True) for node in NODES), new]
+    with serve_api({**WELL, AGENTS: daemons(3, updated=2), PODS: (200, {"items": items})}, tmp_path) as environ:
+        done = run(environ)
+    assert done.returncode == 1
+    first, reason = done.stderr.splitlines()
+    assert first == "DaemonSet pydra-sim: 2 of 3 agents are upgraded, and the others still the old ones"
+    assert reason.startswith("  node-2: CrashLoopBackOff: pydra-agent: backend fpga is not installed")
+
+
+def test_agents_that_an_admin_replaces_by_hand_are_noted(tmp_path: Path) -> None:
+    with serve_api({**WELL, AGENTS: daemons(3, updated=1, strategy="OnDelete")}, tmp_path) as environ:
+        done = run(environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "note: DaemonSet pydra-sim: 2 agents are from before the last upgrade" in done.stdout
+
+
+CRASHING = [pod("node-1", containerStatuses=[waits("CrashLoopBackOff", last=NOT_IN_THE_IMAGE)])]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        pytest.param({DRA: refused("404 page not found", 404)}, id="the API is not served"),
+        pytest.param({AGENTS: daemons(0, wanted=0)}, id="no node has the hardware"),
+        pytest.param({SLICES: refused("slices are forbidden")}, id="RBAC"),
+        pytest.param({AGENTS: daemons(0), PODS: (200, {"items": CRASHING * 3})}, id="agents crash"),
+    ],
+)
+def test_a_problem_that_does_not_pass_is_not_waited_for(answers: Answers, tmp_path: Path) -> None:
+    with serve_api({**WELL, **answers}, tmp_path) as environ:
+        done = run({**environ, "PYDRA_TEST_PATIENCE": "3600", "PYDRA_TEST_SETTLE": "0"})
+    assert done.returncode == 1
+
+
+class Changing(dict[str, Answer]):
+    """Answers of which that at AGENTS is another one at first."""
+
+    def __init__(self, answers: Answers, *first: Answer) -> None:
+        super().__init__(answers)
+        self.first = [*first]
+
+    def get(self, path: str, default: Any = None) -> Any:
+        return self.first.pop() if path == AGENTS and self.first else super().get(path, default)
+
+
+def test_a_problem_that_may_pass_is_waited_for(tmp_path: Path) -> None:
+    with serve_api(Changing(WELL, daemons(2)), tmp_path) as environ:
+        done = run({**environ, "PYDRA_TEST_PATIENCE": "3600", "PYDRA_TEST_SETTLE": "0"})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_pod_that_goes_is_no_reason(tmp_path: Path) -> None:
     going = pod("node-2", containerStatuses=[waits("Error")])
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -284,7 +354,7 @@ def test_a_feature_gate_that_is_off_and_needed_is_a_problem(tmp_path: Path) -> N
     agents = AGENTS.replace("pydra-sim", "pydra-nvidia")
     answers = {
         DRA: (200, {}),
-        agents: daemons(1, wanted=1),
+        agents: daemons(1, wanted=1, updated=1),
         PODS: (200, {"items": [pod("node-1", ready=True, address="127.0.0.1")]}),
         SLICES: published({"name": "gpu-0"}),
         **{f"{CLASSES}/{name}": (200, {}) for name in ("gpu.nvidia.com", "mig.nvidia.com", "vfio.gpu.nvidia.com")},

@@ -118,6 +118,7 @@ def test_what_pip_installs_runs_as_a_user_of_its_own() -> None:
         for one in pod.get("initContainers", ()):
             context = {**pod["securityContext"], **one["securityContext"]}
             assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 65532), name
+            assert one["terminationMessagePolicy"] == "FallbackToLogsOnError", "pip's last words are told"
     on_openshift = render(ALL_ON, at("openshift.enabled", True)).one("Deployment", "pydra-sim-webhook")
     (installer,) = on_openshift["spec"]["template"]["spec"]["initContainers"]
     assert "runAsUser" not in installer["securityContext"], "the namespace's range has no such user"
@@ -130,11 +131,17 @@ def test_no_pod_has_the_hosts_network_or_ipc_and_only_mps_its_processes() -> Non
         assert not any("hostPort" in port for one in containers(pod) for port in one.get("ports", ()))
 
 
-def test_only_pods_that_ask_the_api_server_have_a_token() -> None:
+def test_only_containers_that_ask_the_api_server_have_a_token() -> None:
     objects = render(ALL_ON)
-    assert {name for name, pod in pods(objects) if pod["automountServiceAccountToken"]} == {
-        *("pydra-nvidia", "pydra-sim", "pydra-test")
-    }
+    assert {name for name, pod in pods(objects) if pod["automountServiceAccountToken"]} == {"pydra-test"}
+    holders = set()
+    for name, pod in pods(objects):
+        tokens = {one["name"] for one in pod.get("volumes", ()) if "projected" in one}
+        for container in containers(pod):
+            mounts = {mount["name"]: mount["mountPath"] for mount in container.get("volumeMounts", ())}
+            holders |= {(name, container["name"], mounts[token]) for token in tokens & set(mounts)}
+    place = "/var/run/secrets/kubernetes.io/serviceaccount"
+    assert holders == {("pydra-nvidia", "agent", place), ("pydra-sim", "agent", place)}
     assert all(one["automountServiceAccountToken"] is False for one in objects.all("ServiceAccount"))
 
 

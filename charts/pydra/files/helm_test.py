@@ -18,7 +18,18 @@ import urllib.request
 ACCOUNT = os.environ.get("PYDRA_TEST_ACCOUNT", "/var/run/secrets/kubernetes.io/serviceaccount")
 PATIENCE = float(os.environ.get("PYDRA_TEST_PATIENCE", "90"))
 DRA = "/apis/resource.k8s.io/v1"
-FOUND, NOTE, PROBLEM = "found", "note", "problem"
+SETTLE = float(os.environ.get("PYDRA_TEST_SETTLE", "5"))
+"""Seconds in which what was just installed reaches every component; a permanent problem counts after that."""
+FOUND, NOTE, PROBLEM, PERMANENT = "found", "note", "problem", "permanent problem"
+"""Kinds of what is seen. A permanent problem ends the test early, since waiting does not help."""
+PERMANENT_REASONS = (
+    "CrashLoopBackOff",
+    "CreateContainerConfigError",
+    "ErrImageNeverPull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+)
+"""Reasons of a waiting container that has failed already, and fails again until somebody changes something."""
 NAMED = 5
 """So many pods, nodes or devices are named in a line."""
 WORDS = 600
@@ -40,6 +51,8 @@ def call(path, body=None, **query):
     address = f"https://{host}:{os.environ['KUBERNETES_SERVICE_PORT']}{path}"
     request = urllib.request.Request(address, json.dumps(body).encode() if body else None, headers)
     context = ssl.create_default_context(cafile=ACCOUNT + "/ca.crt")
+    # On by default since Python 3.13; the CAs of many clusters lack the extensions that it requires.
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     try:
         with urllib.request.urlopen(request, timeout=10, context=context) as answer:
             return answer.status, json.load(answer)
@@ -72,7 +85,7 @@ def look(release):
     status, _ = call(DRA)
     if status == 404:
         yield (
-            PROBLEM,
+            PERMANENT,
             (
                 "the cluster does not serve resource.k8s.io/v1, which is on by default since Kubernetes 1.34: take it"
                 " out of the API server's --runtime-config, and DynamicResourceAllocation out of the gates that are off"
@@ -93,17 +106,26 @@ def look(release):
 
 
 def look_at_agents(release, name, nodes):
-    """Whether there are any, all are ready, and no gate lacks; adds the nodes of the ready ones."""
+    """Whether there are any, all are ready and of the last upgrade, and no gate lacks; adds the nodes of ready ones."""
     namespace = release["namespace"]
     status, found = call(f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}")
     if status != 200:
-        yield PROBLEM, f"DaemonSet {name}: {found.get('message')}"
+        yield refused(status), f"DaemonSet {name}: {found.get('message')}"
         return
     counts = found.get("status", {})
+    if counts.get("observedGeneration", 0) < found.get("metadata", {}).get("generation", 0):
+        yield (
+            PROBLEM,
+            (
+                f"DaemonSet {name}: the controller manager has not acted on its last change yet; if that lasts, see"
+                " whether kube-controller-manager runs"
+            ),
+        )
+        return
     wanted, ready = counts.get("desiredNumberScheduled", 0), counts.get("numberReady", 0)
     if not wanted:
         yield (
-            PROBLEM,
+            PERMANENT,
             (
                 f"DaemonSet {name}: no node has the labels that it asks for, or the taints that it tolerates; compare"
                 f" `kubectl -n {namespace} get daemonset {name} -o yaml` with `kubectl get nodes --show-labels`"
@@ -112,14 +134,28 @@ def look_at_agents(release, name, nodes):
         return
     _, listed = call(f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"pydra.dev/agent={name}")
     pods = [pod for pod in listed.get("items", ()) if not pod["metadata"].get("deletionTimestamp")]
-    if ready < wanted:
-        reasons = [explain(pod, release["port"]) for pod in pods if not is_ready(pod)][:NAMED]
+    updated = counts.get("updatedNumberScheduled", 0)
+    on_delete = found.get("spec", {}).get("updateStrategy", {}).get("type") == "OnDelete"
+    if ready < wanted or (updated < wanted and not on_delete):
+        waiting = [pod for pod in pods if not is_ready(pod)]
+        reasons = [explain(pod, release["port"]) for pod in waiting[:NAMED]]
         if len(pods) < wanted:
             reasons += find_refusals(namespace, name)
         text = f"DaemonSet {name}: {ready} of {wanted} agents are ready"
-        yield PROBLEM, "\n  ".join([text, *reasons]) if reasons else text + "; see their logs and Events"
+        if ready >= wanted:
+            text = f"DaemonSet {name}: {updated} of {wanted} agents are upgraded, and the others still the old ones"
+        kind = PERMANENT if any(map(is_stuck, waiting)) else PROBLEM
+        yield kind, "\n  ".join([text, *reasons]) if reasons else text + "; see their logs and Events"
     else:
         yield FOUND, f"DaemonSet {name}: all {wanted} agents are ready"
+    if updated < wanted and on_delete:
+        yield (
+            NOTE,
+            (
+                f"DaemonSet {name}: {wanted - updated} agents are from before the last upgrade, since"
+                " updateStrategy.type is OnDelete: delete their pods to replace them"
+            ),
+        )
     well = [pod for pod in pods if is_ready(pod)]
     nodes.update(pod["spec"]["nodeName"] for pod in well)
     dropped = {found for pod in well[:NAMED] for found in DROPPED.findall(ask_agent(pod, release["port"], "metrics"))}
@@ -128,11 +164,16 @@ def look_at_agents(release, name, nodes):
         text = f"driver {driver}: the API server has the feature gate {gate} off"
         if setting:
             yield (
-                PROBLEM,
+                PERMANENT,
                 f"{text}, which is needed for {setting}: enable it in API server and scheduler, or turn that off",
             )
         else:
             yield NOTE, f"{text}: devices are published without what it is for, or not at all; see the nodes' Events"
+
+
+def refused(status):
+    """The kind of problem that an answer of the API server with this status is."""
+    return PERMANENT if status in (401, 403, 404) else PROBLEM
 
 
 def is_ready(pod):
@@ -141,12 +182,24 @@ def is_ready(pod):
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
+def list_containers(pod):
+    """The statuses of all its containers."""
+    status = pod.get("status", {})
+    return (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ()))
+
+
+def is_stuck(pod):
+    """Whether one of its containers waits for a reason that does not pass."""
+    waiting = [container.get("state", {}).get("waiting") or {} for container in list_containers(pod)]
+    return any(one.get("reason") in PERMANENT_REASONS for one in waiting)
+
+
 def explain(pod, port):
     """Why a pod is not ready, in a line: its scheduler, its kubelet, its last words, or the agent itself."""
     status = pod.get("status", {})
     where = pod.get("spec", {}).get("nodeName") or pod["metadata"]["name"]
     words = []
-    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
+    for container in list_containers(pod):
         waiting = container.get("state", {}).get("waiting") or {}
         ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
         if waiting.get("reason") not in (None, "PodInitializing"):
@@ -176,7 +229,7 @@ def look_at_slices(driver, nodes):
     """Whether the agents on these nodes publish devices, and which must not be used."""
     status, found = call(f"{DRA}/resourceslices", limit=MOST, fieldSelector=f"spec.driver={driver}")
     if status != 200:
-        yield PROBLEM, f"driver {driver}: {found.get('message')}"
+        yield refused(status), f"driver {driver}: {found.get('message')}"
         return
     if not found["items"]:
         yield (
@@ -212,7 +265,7 @@ def look_at_class(name, resource):
     """Whether it is there, with the extended resource that should stand for it."""
     status, found = call(f"{DRA}/deviceclasses/{name}")
     if status != 200:
-        yield PROBLEM, f"DeviceClass {name}: {found.get('message')}; `helm upgrade` makes it again"
+        yield refused(status), f"DeviceClass {name}: {found.get('message')}; `helm upgrade` makes it again"
     elif resource and found.get("spec", {}).get("extendedResourceName") != resource:
         yield (
             NOTE,
@@ -270,16 +323,18 @@ def try_nonsense(namespace, webhook, driver):
 
 
 def main():
-    """Look until all is well, or for so long."""
+    """Look until all is well, a problem is permanent, or patience ends."""
     release = json.loads(sys.argv[1])
-    until = time.monotonic() + PATIENCE
+    began = time.monotonic()
     while True:
         try:
             seen = list(look(release))
         except OSError as error:
-            seen = [(PROBLEM, f"the API server does not answer: {error}")]
-        problems = [text for kind, text in seen if kind is PROBLEM]
-        if not problems or time.monotonic() > until:
+            kind = PERMANENT if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError) else PROBLEM
+            seen = [(kind, f"the API server does not answer: {error}")]
+        problems = [text for kind, text in seen if kind in (PROBLEM, PERMANENT)]
+        patience = min(SETTLE, PATIENCE) if any(kind is PERMANENT for kind, _ in seen) else PATIENCE
+        if not problems or time.monotonic() - began > patience:
             break
         time.sleep(1)
     lines = [text for kind, text in seen if kind is FOUND] + [f"note: {text}" for kind, text in seen if kind is NOTE]

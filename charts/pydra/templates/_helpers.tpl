@@ -98,7 +98,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- define "pydra.hostPaths" -}}
 {{- $kubelet := .root.Values.kubelet.root -}}
 {{- $records := .root.Values.records.path -}}
-{{- $taken := list "/" "/etc/pydra" "/tmp" "/host" "/packages" (clean .root.Values.cdi.path) (clean (printf "%s/plugins_registry" $kubelet)) -}}
+{{- $taken := list "/" "/etc/pydra" "/tmp" "/host" "/packages" "/var/run/secrets/kubernetes.io/serviceaccount" (clean .root.Values.cdi.path) (clean (printf "%s/plugins_registry" $kubelet)) -}}
 {{- range .backends -}}{{- $taken = concat $taken (list (clean (printf "%s/plugins/%s" $kubelet .driver)) (clean (printf "%s/%s" $records .driver))) -}}{{- end -}}
 {{- $paths := dict -}}
 {{- $owners := dict -}}

@@ -36,7 +36,8 @@
 {{- fail (printf "with onePod all backends have one runtimeClassName; found %s" (join ", " $runtimeClasses)) -}}
 {{- end -}}
 serviceAccountName: {{ include "pydra.serviceAccount" $root | quote }}
-automountServiceAccountToken: true
+# Of all containers only the agent's has the token; what pip installs runs code too.
+automountServiceAccountToken: false
 {{- with $values.priorityClassName }}
 priorityClassName: {{ . | quote }}
 {{- end }}
@@ -133,6 +134,7 @@ containers:
     {{- end }}
     volumeMounts:
       - {name: config, mountPath: /etc/pydra, readOnly: true}
+      - {name: token, mountPath: /var/run/secrets/kubernetes.io/serviceaccount, readOnly: true}
       - {name: tmp, mountPath: /tmp}
       - {name: registry, mountPath: {{ $values.kubelet.root }}/plugins_registry}
       {{- range $name := $names }}
@@ -167,6 +169,12 @@ volumes:
     downwardAPI:
       items:
         - {path: agent.yaml, fieldRef: {fieldPath: "metadata.annotations['pydra.dev/settings']"}}
+  - name: token
+    projected:
+      sources:
+        # As Kubernetes mounts it by itself, with the lifetime that API servers extend while a kubelet cannot renew it.
+        - serviceAccountToken: {path: token, expirationSeconds: 3607}
+        - configMap: {name: kube-root-ca.crt, items: [{key: ca.crt, path: ca.crt}]}
   - {name: tmp, emptyDir: {}}
   - {name: registry, hostPath: {path: {{ $values.kubelet.root }}/plugins_registry, type: DirectoryOrCreate}}
   {{- range $name := $names }}

@@ -114,6 +114,7 @@ env:
   {{- with .root.Values.packages.env }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+terminationMessagePolicy: FallbackToLogsOnError
 securityContext:
   {{- if .user }}
   runAsNonRoot: true
