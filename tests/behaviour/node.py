@@ -12,7 +12,6 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
@@ -202,7 +201,7 @@ class Node:
             "BOARD_DIRECTORY": str(self.board.path),
             "CLOCK_FILE": str(self.root / "clock"),
             "PYDRA_BOOT_ID_FILE": str(self.root / "boot_id"),
-            **({"PYDRA_RECORDS_DIR": str(self.root / "run")} if has_setting("--records-dir") else {}),
+            "PYDRA_RECORDS_DIR": str(self.root / "run"),
             **environ,
         }
         with log.open("wb") as output:
@@ -338,13 +337,6 @@ class Node:
     def _end(self, agent: Agent) -> None:
         if agent.process.poll() is None:
             agent.kill()
-
-
-@cache
-def has_setting(flag: str) -> bool:
-    """Whether the agent that is tested has this flag."""
-    command = [sys.executable, "-m", "pydra.cli.agent", "--help"]
-    return flag in subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 @contextmanager

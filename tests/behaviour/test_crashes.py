@@ -2,55 +2,72 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import grpc
 import pytest
 
-from tests.behaviour.kubelet import parse_answers
-from tests.behaviour.node import Node
+from tests.behaviour.kubelet import Claim, parse_answers
+from tests.behaviour.node import Agent, Node, run_node
 from tests.behaviour.waiting import wait_for
 
 POINTS = [("prepare", "begin"), ("prepare", "effect"), ("unprepare", "begin"), ("unprepare", "effect")]
+Left = dict[tuple[str, str], tuple[str, Claim]]
+"""What an agent was killed in, a call and a point of it: the device and the claim."""
 
 
-def kill_in(node: Node, call: str, at: str) -> None:
-    """An agent is killed in this call for the claim `victim` on device d0, and the next one serves."""
-    agent = node.serve()
-    claim = node.api.create_claim("d0", name="victim")
+@pytest.fixture(scope="module")
+def killed() -> Iterator[tuple[Node, Left, Left]]:
+    """An agent was killed in calls at all points, two for each, and the next one serves."""
+    with run_node() as node:
+        agent = node.serve()
+        asked, unasked = ({point: hold(node, *point) for point in POINTS} for _ in range(2))
+        held = [(point, *one) for left in (asked, unasked) for point, one in left.items()]
+        start = {"prepare": node.kubelet.start_prepare, "unprepare": node.kubelet.start_unprepare}
+        in_flight = [start[call](claim) for (call, _), _, claim in held]
+        for (call, at), _, claim in held:
+            node.board.wait_reached(call, claim.name, at=at)
+        agent.kill()
+        for one in in_flight:
+            with pytest.raises(grpc.RpcError):
+                one.result()
+        node.board.end_processes()
+        for (call, at), _, claim in held:
+            node.board.dismiss(call, claim.name, at=at)
+        node.serve()
+        yield node, asked, unasked
+
+
+def hold(node: Node, call: str, at: str) -> tuple[str, Claim]:
+    """A device and its claim, of which this call will wait at this point."""
+    device = node.board.device()
+    claim = node.api.create_claim(device)
     if call == "unprepare":
         node.kubelet.prepare_one(claim)
-    node.board.order(call, "victim", "wait", at=at)
-    start = node.kubelet.start_prepare if call == "prepare" else node.kubelet.start_unprepare
-    in_flight = start(claim)
-    node.board.wait_reached(call, "victim", at=at)
-    agent.kill()
-    with pytest.raises(grpc.RpcError):
-        in_flight.result()
-    node.board.end_processes()
-    node.board.dismiss(call, "victim", at=at)
-    node.serve()
+    node.board.order(call, claim.name, "wait", at=at)
+    return device, claim
 
 
-@pytest.mark.parametrize(("call", "at"), POINTS)
+@pytest.mark.parametrize("point", POINTS, ids="-".join)
 def test_after_a_kill_in_a_call_the_claim_is_prepared_and_unprepared_by_the_next_agent(
-    node: Node, call: str, at: str
+    killed: tuple[Node, Left, Left], point: tuple[str, str]
 ) -> None:
-    kill_in(node, call, at)
-    claim = node.api.find_claim("victim")
+    node, asked, _ = killed
+    name, claim = asked[point]
     (device,) = node.kubelet.prepare_one(claim)
     assert node.cdi_edits(device)
-    assert node.board.holders("d0") == {claim.uid}
+    assert node.board.holders(name) == {claim.uid}
     node.kubelet.release(claim)
     assert node.is_clean(claim)
-    assert node.kubelet.prepare_one(node.api.create_claim("d0"))
+    assert node.kubelet.prepare_one(node.api.create_claim(name))
 
 
-@pytest.mark.parametrize(("call", "at"), POINTS)
+@pytest.mark.parametrize("point", POINTS, ids="-".join)
 def test_what_a_killed_agent_left_half_done_is_undone_without_a_word_from_the_kubelet(
-    node: Node, call: str, at: str
+    killed: tuple[Node, Left, Left], point: tuple[str, str]
 ) -> None:
-    kill_in(node, call, at)
-    claim = node.api.find_claim("victim")
-    wait_for(lambda: node.is_clean(claim), "nothing is left of the claim")
+    node, _, unasked = killed
+    wait_for(lambda: node.is_clean(unasked[point][1]), "nothing is left of the claim")
 
 
 def test_a_device_of_a_claim_that_was_only_begun_is_given_to_no_other_before_it_is_undone(node: Node) -> None:
@@ -94,97 +111,88 @@ def test_a_kill_between_calls_loses_no_prepared_claim_and_touches_none(node: Nod
     ("what", "told", "signal"), [("segfault", "died of SIGSEGV", "SIGSEGV"), ("exit", "exited with status 3", "exit")]
 )
 def test_a_claim_that_kills_its_backend_is_found_and_refused_while_bystanders_are_prepared(
-    node: Node, what: str, told: str, signal: str
+    quiet: Node, quiet_agent: Agent, what: str, told: str, signal: str
 ) -> None:
-    agent = node.serve()
-    victim = node.api.create_claim("d0", name="victim")
-    bystanders = [node.api.create_claim(f"d{number}") for number in range(1, 4)]
-    node.board.order("prepare", "victim", what, at="effect")
-    answers = node.kubelet.prepare(victim, *bystanders)
+    device = quiet.board.device()
+    victim = quiet.api.create_claim(device)
+    bystanders = [quiet.api.create_claim(quiet.board.device()) for _ in range(3)]
+    quiet.board.order("prepare", victim.name, what, at="effect")
+    answers = quiet.kubelet.prepare(victim, *bystanders)
     assert told in answers[victim.uid].error
     assert [answers[one.uid].error for one in bystanders] == ["", "", ""]
-    node.kubelet.refusal(victim)
-    tries = node.board.steps(victim).count("prepare")
-    assert "not tried again" in node.kubelet.refusal(victim)
-    assert node.board.steps(victim).count("prepare") == tries, "a claim in quarantine is not prepared"
-    wait_for(lambda: "d0" in node.api.taints(), "its device is tainted")
-    events = {event["reason"]: event["note"] for event in node.api.events(victim)}
+    quiet.kubelet.refusal(victim)
+    tries = quiet.board.steps(victim).count("prepare")
+    for _ in range(2):
+        assert "not tried again" in quiet.kubelet.refusal(victim)
+    steps = quiet.board.steps(victim)
+    assert steps.count("prepare") == tries, "a claim in quarantine is not prepared"
+    quiet.kubelet.refusal(victim)
+    assert quiet.board.steps(victim) == steps, "and not unprepared each time"
+    wait_for(lambda: device in quiet.api.taints(), "its device is tainted")
+    events = {event["reason"]: event["note"] for event in quiet.api.events(victim)}
     assert events.keys() == {"BackendDied", "ClaimQuarantined"}
     assert told in events["BackendDied"]
     assert "ended the process of backend board 2 times and is not tried again" in events["ClaimQuarantined"]
-    assert agent.metric(f'pydra_backend_crashes_total{{backend="board",signal="{signal}"}}') >= 2
-    assert agent.get("/readyz")[0] == 200
-    node.board.dismiss("prepare", "victim", at="effect")
-    node.kubelet.release(victim)
-    assert node.is_clean(victim)
-    wait_for(lambda: not node.api.taints(), "the taint goes when the claim is unprepared")
-    node.kubelet.prepare_one(victim)
+    assert quiet_agent.metric(f'pydra_backend_crashes_total{{backend="board",signal="{signal}"}}') >= 2
+    assert quiet_agent.get("/readyz")[0] == 200
+    quiet.board.dismiss("prepare", victim.name, at="effect")
+    quiet.kubelet.release(victim)
+    assert quiet.is_clean(victim)
+    wait_for(lambda: not quiet.api.taints(), "the taint goes when the claim is unprepared")
+    quiet.kubelet.prepare_one(victim)
 
 
-def test_a_call_that_blocks_the_backend_ends_at_its_deadline_and_costs_its_claim_alone(node: Node) -> None:
-    node.serve("--prepare-deadline", "2")
-    victim, bystander = node.api.create_claim("d0", name="victim"), node.api.create_claim("d1")
-    node.board.order("prepare", "victim", "hang", at="effect", times=1)
-    call = node.kubelet.start_prepare(victim)
-    node.board.wait_reached("prepare", "victim", at="effect")
-    wait_for(lambda: not node.kubelet.prepare(bystander)[bystander.uid].error, "another claim is prepared")
-    assert parse_answers(call.result())[victim.uid].error
-    node.kubelet.prepare_one(victim)
-    assert node.board.holders("d0") == {victim.uid}
+def test_a_backend_that_dies_while_nothing_is_called_is_started_again(quiet: Node, quiet_agent: Agent) -> None:
+    restarts = 'pydra_backend_restarts_total{backend="board"}'
+    before = quiet_agent.metric(restarts)
+    quiet.board.end_processes()
+    wait_for(lambda: quiet_agent.metric(restarts) > before, "the restart is counted")
+    quiet.kubelet.prepare_one(quiet.api.create_claim(quiet.board.device()))
 
 
-def test_a_call_that_is_slower_than_its_deadline_is_undone_and_tried_again(node: Node) -> None:
-    node.serve("--prepare-deadline", "1")
-    claim = node.api.create_claim("d0", name="victim")
-    node.board.order("prepare", "victim", "wait", at="effect")
-    assert "prepare timed out after" in node.kubelet.refusal(claim)
-    wait_for(lambda: node.is_clean(claim), "what was begun is undone")
-    node.board.dismiss("prepare", "victim", at="effect")
-    node.kubelet.prepare_one(claim)
-
-
-def test_a_backend_that_dies_while_nothing_is_called_is_started_again(node: Node) -> None:
-    agent = node.serve()
-    claim = node.api.create_claim("d0")
-    node.board.end_processes()
-    wait_for(lambda: agent.metric('pydra_backend_restarts_total{backend="board"}') >= 1, "the restart is counted")
-    node.kubelet.prepare_one(claim)
-
-
-def test_calls_for_different_claims_in_random_order_leave_each_device_with_at_most_one_claim(node: Node) -> None:
-    node.serve()
-    claims = [node.api.create_claim(f"d{number % 3}", name=f"claim-{number}") for number in range(12)]
+def test_calls_for_different_claims_in_random_order_leave_each_device_with_at_most_one_claim(quiet: Node) -> None:
+    devices = [quiet.board.device() for _ in range(3)]
+    claims = [quiet.api.create_claim(devices[number % 3]) for number in range(12)]
     for _ in range(3):
-        calls = [node.kubelet.start_prepare(claim) for claim in claims]
+        calls = [quiet.kubelet.start_prepare(claim) for claim in claims]
         prepared = [
             claim
             for claim, call in zip(claims, calls, strict=True)
             if not parse_answers(call.result())[claim.uid].error
         ]
         assert len(prepared) == 3
-        assert all(len(node.board.holders(f"d{number}")) == 1 for number in range(3))
-        node.kubelet.release(*claims)
-    assert all(node.is_clean(claim) for claim in claims)
+        assert all(len(quiet.board.holders(device)) == 1 for device in devices)
+        quiet.kubelet.release(*claims)
+    assert all(quiet.is_clean(claim) for claim in claims)
 
 
-def test_a_claim_in_quarantine_is_refused_without_being_unprepared_each_time(node: Node) -> None:
-    node.serve()
-    claim = node.api.create_claim("d0", name="victim")
-    node.board.order("prepare", "victim", "exit", at="effect")
-    while "not tried again" not in node.kubelet.refusal(claim):
-        pass
-    node.kubelet.refusal(claim)
-    steps = node.board.steps(claim)
-    node.kubelet.refusal(claim)
-    node.kubelet.refusal(claim)
-    assert node.board.steps(claim) == steps
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Node]:
+    """A node with an agent that gives each call two seconds."""
+    with run_node() as node:
+        node.serve("--prepare-deadline", "2")
+        yield node
 
 
-def test_a_call_that_blocked_the_backend_is_told_as_that_with_the_place(node: Node) -> None:
-    node.serve("--prepare-deadline", "1")
-    claim = node.api.create_claim("d0", name="victim")
-    node.board.order("prepare", "victim", "hang", at="effect", times=1)
-    refusal = node.kubelet.refusal(claim)
+def test_a_call_that_blocks_the_backend_ends_at_its_deadline_and_costs_its_claim_alone(hasty: Node) -> None:
+    device = hasty.board.device()
+    victim, bystander = hasty.api.create_claim(device), hasty.api.create_claim(hasty.board.device())
+    hasty.board.order("prepare", victim.name, "hang", at="effect", times=1)
+    call = hasty.kubelet.start_prepare(victim)
+    hasty.board.wait_reached("prepare", victim.name, at="effect")
+    wait_for(lambda: not hasty.kubelet.prepare(bystander)[bystander.uid].error, "another claim is prepared")
+    refusal = parse_answers(call.result())[victim.uid].error
     assert "prepare timed out after" in refusal
-    assert "carry_out" in refusal
-    wait_for(lambda: {event["reason"] for event in node.api.events(claim)} == {"BackendTimeout"}, "an Event says so")
+    assert "carry_out" in refusal, "the place in the backend's code"
+    wait_for(lambda: {event["reason"] for event in hasty.api.events(victim)} == {"BackendTimeout"}, "an Event says so")
+    hasty.kubelet.prepare_one(victim)
+    assert hasty.board.holders(device) == {victim.uid}
+
+
+def test_a_call_that_is_slower_than_its_deadline_is_undone_and_tried_again(hasty: Node) -> None:
+    claim = hasty.api.create_claim(hasty.board.device())
+    hasty.board.order("prepare", claim.name, "wait", at="effect")
+    assert "prepare timed out after" in hasty.kubelet.refusal(claim)
+    wait_for(lambda: hasty.is_clean(claim), "what was begun is undone")
+    hasty.board.dismiss("prepare", claim.name, at="effect")
+    hasty.kubelet.prepare_one(claim)

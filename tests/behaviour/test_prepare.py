@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from tests.behaviour.kubelet import Claim, Kubelet, parse_answers
-from tests.behaviour.node import NODE, Agent, Node
+from tests.behaviour.node import NODE, Agent, Node, run_node
 from tests.behaviour.waiting import wait_for
 
 
@@ -294,6 +295,14 @@ def test_a_device_that_the_driver_never_published_is_refused_without_the_backend
     assert quiet.board.steps(claim) == []
 
 
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Node]:
+    """A node with an agent that asks for a claim for a second."""
+    with run_node() as node:
+        node.serve("--fetch-deadline", "1")
+        yield node
+
+
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
@@ -303,9 +312,8 @@ def test_a_device_that_the_driver_never_published_is_refused_without_the_backend
     ],
 )
 def test_what_the_api_server_said_is_in_the_error_of_a_claim_that_could_not_be_read(
-    node: Node, fault: dict[str, object], told: str
+    impatient: Node, fault: dict[str, object], told: str
 ) -> None:
-    node.serve("--fetch-deadline", "1")
-    claim = node.api.create_claim("d0")
-    node.api_fault(verb="get", resource="resourceclaims", name=claim.name, times=None, **fault)
-    assert told in node.kubelet.refusal(claim)
+    claim = impatient.api.create_claim("d0")
+    impatient.api_fault(verb="get", resource="resourceclaims", name=claim.name, times=None, **fault)
+    assert told in impatient.kubelet.refusal(claim)
