@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.behaviour.node import Agent, Node, run_node
+from tests.behaviour.node import DEVICES, Agent, Node, run_node
+from tests.behaviour.waiting import wait_for
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def node() -> Iterator[Node]:
 @pytest.fixture(scope="module")
 def _quiet_agent() -> Iterator[tuple[Node, Agent]]:
     with run_node() as found:
-        yield found, found.serve()
+        yield found, found.serve("--healthy-after", "0.1")
 
 
 @pytest.fixture
@@ -35,6 +36,15 @@ def quiet(_quiet_agent: tuple[Node, Agent]) -> Node:
 def quiet_agent(quiet: Node, _quiet_agent: tuple[Node, Agent]) -> Agent:
     """The agent of `quiet`."""
     return _quiet_agent[1]
+
+
+@pytest.fixture
+def changing(quiet: Node) -> Iterator[Node]:
+    """`quiet` for a test that changes what devices there are; afterwards they are as before."""
+    yield quiet
+    quiet.board.restore_devices()
+    wait_for(lambda: quiet.api.devices().keys() == set(DEVICES), "the devices from before are published")
+    wait_for(lambda: not quiet.api.taints(), "none of them is tainted")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -29,6 +29,7 @@ from tests.behaviour.waiting import DEADLINE, wait_for
 HERE = Path(__file__).parent
 NODE = "node-1"
 DRIVER = "board.example.com"
+DEVICES = (*(f"d{number}" for number in range(48)), *(f"shared{number}" for number in range(4)))
 
 
 class Board:
@@ -38,8 +39,12 @@ class Board:
         self.path = path
         for name in ("held", "orders", "reached", "processes"):
             (path / name).mkdir(parents=True)
-        self.set_devices(*(f"d{number}" for number in range(48)), *(f"shared{number}" for number in range(4)))
         self._next = 0
+        self.restore_devices()
+
+    def restore_devices(self) -> None:
+        """The devices of a new board, all healthy."""
+        self.set_devices(*DEVICES)
 
     def set_devices(self, *healthy: str, **unhealthy: str) -> None:
         """The devices that are there: names of healthy ones, and of others with what is wrong with them."""

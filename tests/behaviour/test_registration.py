@@ -45,17 +45,9 @@ def test_before_the_kubelet_has_registered_it_readyz_says_so(node: Node) -> None
     assert agent.get("/readyz")[0] == 503
 
 
-def test_an_agent_that_is_told_to_stop_ends_with_0_and_leaves_no_socket(node: Node) -> None:
+def test_an_agent_that_is_told_to_stop_lets_the_call_in_flight_end_and_leaves_no_socket(node: Node) -> None:
     agent = node.serve()
     assert node.kubelet.plugin is not None
-    assert agent.stop() == 0
-    assert agent.lines()[-1]["message"] == "stopped; what is prepared stays prepared"
-    assert node.kubelet.sockets() == []
-    assert not os.path.exists(node.kubelet.plugin.endpoint)
-
-
-def test_a_stop_lets_the_call_in_flight_end(node: Node) -> None:
-    agent = node.serve()
     claim = node.api.create_claim(node.board.device())
     node.board.order("prepare", claim.name, "wait")
     call = node.kubelet.start_prepare(claim)
@@ -66,6 +58,9 @@ def test_a_stop_lets_the_call_in_flight_end(node: Node) -> None:
     node.board.dismiss("prepare", claim.name)
     assert parse_answers(call.result())[claim.uid].error == ""
     assert agent.process.wait(timeout=45) == 0
+    assert agent.lines()[-1]["message"] == "stopped; what is prepared stays prepared"
+    assert node.kubelet.sockets() == []
+    assert not os.path.exists(node.kubelet.plugin.endpoint)
 
 
 def test_a_second_signal_to_stop_does_not_wait_for_calls(node: Node) -> None:
@@ -86,14 +81,21 @@ def test_a_second_signal_to_stop_does_not_wait_for_calls(node: Node) -> None:
 def test_two_instances_with_pod_uids_serve_at_once_and_know_of_each_others_claims(node: Node) -> None:
     device = node.board.device()
     first, second = node.api.create_claim(device), node.api.create_claim(device)
-    old = node.serve("--pod-uid", "pod-1")
+    slow = node.api.create_claim(node.board.device())
+    old = node.serve("--pod-uid", "pod-1", "--prepare-deadline", "40")
     (old_socket,) = node.kubelet.sockets()
     devices = node.kubelet.prepare_one(first)
+    node.board.order("prepare", slow.name, "wait")
+    call = node.kubelet.start_prepare(slow)
+    node.board.wait_reached("prepare", slow.name)
     new = node.start("--pod-uid", "pod-2")
     node.kubelet.register(not_at=(old_socket,))
     assert len(node.kubelet.sockets()) == 2
     assert node.kubelet.prepare_one(first) == devices
     assert device in node.kubelet.refusal(second)
+    assert not call.done(), "a slow claim of the old instance keeps none of the new one waiting"
+    node.board.dismiss("prepare", slow.name)
+    call.result()
     assert old.stop() == 0
     assert node.kubelet.prepare_one(first) == devices
     node.kubelet.release(first)
@@ -113,26 +115,26 @@ def test_the_sockets_of_a_killed_instance_are_taken_over_by_the_next(node: Node)
     node.kubelet.prepare_one(claim)
 
 
-def test_a_registration_socket_that_is_removed_under_the_agent_comes_back(node: Node) -> None:
-    node.serve()
-    (socket,) = node.kubelet.sockets()
+def test_a_registration_socket_that_is_removed_under_the_agent_comes_back(quiet: Node) -> None:
+    (socket,) = quiet.kubelet.sockets()
     os.unlink(socket)
     wait_for(lambda: os.path.exists(socket), "the socket is there again")
-    node.kubelet.close()
-    assert node.kubelet.register().name == "board.example.com"
+    quiet.kubelet.close()
+    assert quiet.kubelet.register().name == "board.example.com"
 
 
-def test_claims_are_prepared_after_the_plugins_directory_was_wiped_under_the_agent(node: Node) -> None:
-    agent = node.serve()
-    claim = node.api.create_claim("d0")
-    assert node.kubelet.plugin is not None
-    endpoint = node.kubelet.plugin.endpoint
+def test_claims_are_prepared_after_the_plugins_directory_was_wiped_under_the_agent(
+    quiet: Node, quiet_agent: Agent
+) -> None:
+    claim = quiet.api.create_claim(quiet.board.device())
+    assert quiet.kubelet.plugin is not None
+    endpoint = quiet.kubelet.plugin.endpoint
     shutil.rmtree(os.path.dirname(endpoint))
     wait_for(lambda: os.path.exists(endpoint), "the service socket is there again")
-    node.register(agent)
-    node.kubelet.prepare_one(claim)
-    node.kubelet.release(claim)
-    assert node.is_clean(claim)
+    quiet.register(quiet_agent)
+    quiet.kubelet.prepare_one(claim)
+    quiet.kubelet.release(claim)
+    assert quiet.is_clean(claim)
 
 
 def test_the_registration_socket_of_a_killed_instance_is_removed_by_its_successor(node: Node) -> None:
@@ -144,20 +146,6 @@ def test_the_registration_socket_of_a_killed_instance_is_removed_by_its_successo
     node.kubelet.register(not_at=(left,))
     successor.wait_ready()
     assert left not in node.kubelet.sockets()
-
-
-def test_a_slow_claim_of_the_old_instance_keeps_no_claim_of_the_new_one_waiting(node: Node) -> None:
-    old = node.serve("--pod-uid", "pod-1", "--prepare-deadline", "40")
-    (old_socket,) = node.kubelet.sockets()
-    slow, quick = node.api.create_claim("d0", name="slow"), node.api.create_claim("d1")
-    node.board.order("prepare", "slow", "wait")
-    call = node.kubelet.start_prepare(slow)
-    node.board.wait_reached("prepare", "slow")
-    node.start("--pod-uid", "pod-2")
-    node.kubelet.register(not_at=(old_socket,))
-    node.kubelet.prepare_one(quick)
-    assert not call.done(), "the old instance's call has ended first"
-    assert old.process.poll() is None
 
 
 def test_an_instance_that_is_told_to_stop_publishes_no_more_beside_its_successor(node: Node) -> None:

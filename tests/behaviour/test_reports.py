@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 from tests.behaviour.node import NODE, Agent, Node
 from tests.behaviour.waiting import wait_for
@@ -62,53 +63,59 @@ def test_a_claim_that_fails_is_logged_as_a_warning_with_its_reason(quiet: Node, 
     assert lines[0]["reason"] == "ClaimFailed"
 
 
-def test_an_unhealthy_device_is_tainted_and_told_on_the_kubelets_health_stream_until_it_is_well(node: Node) -> None:
-    node.board.set_devices("d0", "d1")
-    agent = node.serve("--healthy-after", "0.1")
-    health = node.kubelet.watch_health()
+def test_an_unhealthy_device_is_tainted_and_told_on_the_kubelets_health_stream_until_it_is_well(
+    changing: Node, quiet_agent: Agent
+) -> None:
+    changing.board.set_devices("d0", "d1")
+    wait_for(lambda: set(changing.api.devices()) == {"d0", "d1"}, "the devices are published")
+    health = changing.kubelet.watch_health()
     assert {name: status for name, (status, _) in next(health).items()} == {"d0": "HEALTHY", "d1": "HEALTHY"}
-    node.board.set_devices("d1", d0="too hot")
+    changing.board.set_devices("d1", d0="too hot")
     wait_for(lambda: next(health)["d0"] == ("UNHEALTHY", "too hot"), "the stream tells")
-    wait_for(lambda: set(node.api.taints()) == {"d0"}, "the device is tainted")
-    (taint,) = node.api.taints()["d0"]
+    wait_for(lambda: set(changing.api.taints()) == {"d0"}, "the device is tainted")
+    (taint,) = changing.api.taints()["d0"]
     assert taint["effect"] == "NoSchedule"
-    assert agent.metric('pydra_devices{driver="board.example.com",health="Unhealthy"}') == 1
-    node.board.set_devices("d0", "d1")
+    assert quiet_agent.metric('pydra_devices{driver="board.example.com",health="Unhealthy"}') == 1
+    changing.board.set_devices("d0", "d1")
     wait_for(lambda: next(health)["d0"][0] == "HEALTHY", "the stream tells that it is well again")
-    wait_for(lambda: not node.api.taints(), "the taint goes")
+    wait_for(lambda: not changing.api.taints(), "the taint goes")
     health.close()
 
 
-def test_a_change_of_a_devices_health_is_an_event_on_the_node_with_the_backends_reason(node: Node) -> None:
-    node.board.set_devices("d0", "d1")
-    node.serve("--healthy-after", "0.1")
-    wait_for(node.api.slices, "the devices are published")
-    node.board.set_devices("d1", d0="too hot")
-    (event,) = wait_for(node.api.events, "an Event tells that it is unhealthy")
+def test_a_change_of_a_devices_health_is_an_event_on_the_node_with_the_backends_reason(changing: Node) -> None:
+    def told() -> list[dict[str, Any]]:
+        return [event for event in changing.api.events() if "hot-spot" in event["note"]]
+
+    changing.board.set_devices("hot-spot", "d1")
+    wait_for(lambda: set(changing.api.devices()) == {"hot-spot", "d1"}, "the devices are published")
+    changing.board.set_devices("d1", **{"hot-spot": "too hot"})
+    (event,) = wait_for(told, "an Event tells that it is unhealthy")
     assert (event["regarding"]["kind"], event["regarding"]["name"]) == ("Node", NODE)
     assert (event["type"], event["reason"]) == ("Warning", "DeviceUnhealthy")
-    assert event["note"] == "driver board.example.com: d0: too hot"
-    node.board.set_devices("d0", "d1")
-    wait_for(lambda: len(node.api.events()) == 2, "an Event tells that it is healthy again")
-    (event,) = (one for one in node.api.events() if one["reason"] == "DeviceHealthy")
-    assert (event["type"], event["note"]) == ("Normal", "driver board.example.com: d0")
+    assert event["note"] == "driver board.example.com: hot-spot: too hot"
+    changing.board.set_devices("hot-spot", "d1")
+    wait_for(lambda: len(told()) == 2, "an Event tells that it is healthy again")
+    (event,) = (one for one in told() if one["reason"] == "DeviceHealthy")
+    assert (event["type"], event["note"]) == ("Normal", "driver board.example.com: hot-spot")
 
 
-def test_a_device_that_goes_and_one_that_comes_are_seen_without_a_restart(node: Node) -> None:
-    node.board.set_devices("d0", "d1")
-    node.serve()
-    wait_for(lambda: set(node.api.devices()) == {"d0", "d1"}, "what is there is published")
-    node.board.set_devices("d1", "d2")
-    wait_for(lambda: set(node.api.devices()) == {"d1", "d2"}, "what is there now is published")
+def test_a_device_that_goes_and_one_that_comes_are_seen_without_a_restart(changing: Node) -> None:
+    changing.board.set_devices("d0", "d1")
+    wait_for(lambda: set(changing.api.devices()) == {"d0", "d1"}, "what is there is published")
+    changing.board.set_devices("d1", "d2")
+    wait_for(lambda: set(changing.api.devices()) == {"d1", "d2"}, "what is there now is published")
 
 
-def test_one_device_that_breaks_the_apis_rules_is_left_out_and_told_while_the_others_are_published(node: Node) -> None:
-    node.board.set_devices("d0", "Not_A_Name")
-    node.serve()
-    wait_for(lambda: set(node.api.devices()) == {"d0"}, "the good device is published")
-    (event,) = wait_for(node.api.events, "an Event tells of the other")
-    assert event["regarding"]["kind"] == "Node"
-    assert "Not_A_Name" in event["note"]
+def test_one_device_that_breaks_the_apis_rules_is_left_out_and_told_while_the_others_are_published(
+    changing: Node,
+) -> None:
+    changing.board.set_devices("d0", "Not_A_Name")
+    wait_for(lambda: set(changing.api.devices()) == {"d0"}, "the good device is published")
+    events = wait_for(
+        lambda: [event for event in changing.api.events() if "Not_A_Name" in event["note"]],
+        "an Event tells of the other",
+    )
+    assert [event["regarding"]["kind"] for event in events] == ["Node"]
 
 
 def test_at_rest_and_after_a_restart_nothing_is_written_to_the_api_server(node: Node) -> None:
