@@ -5,8 +5,9 @@ what this process holds for the claim; those before it are undone in reverse. A 
 plan that says at most too much, and undoing what was not done is fine. So does a cancelled call.
 
 Where nothing can be undone because the driver cannot be called (its libraries were replaced under its module, or the
-GPUs are in maintenance), the claim ends all the same, for its pods could not end before the next reboot. What is to
-be undone is kept in memory as an ownerless entry; a process that starts anew finds it as belonging to nobody.
+GPUs are in maintenance) or because the GPU is lost, the claim ends all the same, for its pods could not end before the
+next reboot. What is to be undone is kept in memory as an ownerless entry; a process that starts anew finds it as
+belonging to nobody.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pydra import ClaimError, PydraError
 from pydra_nvidia.budget import doing
 from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.host.driver_root import DriverMissing
-from pydra_nvidia.nvml.errors import STALE, Code, NvmlError
+from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.maintenance import InMaintenance
 from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Step, leave_behind
 
@@ -146,7 +147,9 @@ class Slicer:
 
 def _is_unreached(error: Exception) -> bool:
     """Whether the hardware has to be told later: nobody is there to tell."""
-    return isinstance(error, DriverMissing | InMaintenance) or (isinstance(error, NvmlError) and error.code in STALE)
+    if isinstance(error, NvmlError):
+        return error.code in STALE | LOST
+    return isinstance(error, DriverMissing | InMaintenance)
 
 
 def _without_bound_anew(entry: Entry, entries: Iterable[Entry]) -> Entry:

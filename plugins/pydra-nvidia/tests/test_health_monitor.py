@@ -152,6 +152,18 @@ async def test_a_gpu_is_lost_alone_and_well_when_a_reset_has_brought_it_back(tmp
     ward.close()
 
 
+async def test_what_a_lost_gpu_reported_counts_on_when_it_answers_again_without_a_reset(tmp_path: Path) -> None:
+    ward = Ward(tmp_path, PARTITIONED)
+    await ward.look()
+    ward.inject.lose(0)
+    await ward.until(lambda found: bool(found.gpus) and ward.count() > 0)
+    ward.inject.answer(0)
+    found = await ward.look()
+    assert found.gpus[ward.uuids[0]].health.taint == "gpu.nvidia.com/xid"
+    assert found.gpus[ward.uuids[0]].health.reason == "79"
+    ward.close()
+
+
 async def test_the_event_of_a_gpu_that_is_known_to_be_lost_concerns_no_other(tmp_path: Path) -> None:
     ward = Ward(tmp_path)
     await ward.look()

@@ -59,6 +59,20 @@ def test_a_library_that_is_not_there_is_an_error_with_the_linkers_words() -> Non
     assert caught.value.code == Code.LIBRARY_NOT_FOUND
 
 
+@pytest.mark.parametrize(
+    ("call", "advice"),
+    [
+        ("nvmlDeviceCreateGpuInstanceWithPlacement", "the GPU has no room for it"),
+        ("nvmlGpuInstanceCreateComputeInstance", "the GPU has no room for it"),
+        ("nvmlEventSetCreate", "the driver has run out of a resource other than memory"),
+        ("nvmlInitWithFlags", "the driver has run out of a resource other than memory"),
+    ],
+)
+def test_insufficient_resources_are_room_only_where_something_is_created(call: str, advice: str) -> None:
+    message = str(NvmlError(Code.INSUFFICIENT_RESOURCES, call))
+    assert message.startswith(f"{call} failed with NVML_ERROR_INSUFFICIENT_RESOURCES (23): {advice}")
+
+
 def test_loading_again_takes_the_library_that_is_there_then() -> None:
     nvml(nvmlSystemGetCudaDriverVersion=number(12000)).call("nvmlSystemGetCudaDriverVersion")
     module = load_pynvml("libc.so.6")  # no NVML, and the function of the library before is forgotten

@@ -65,8 +65,9 @@ async def node() -> Node:
         MISMATCH,
         NvmlError(Code.LIBRARY_NOT_FOUND, "nvmlInitWithFlags"),
         DriverMissing("no driver"),
+        NvmlError(Code.GPU_IS_LOST, "nvmlDeviceGetHandleByUUID"),
     ],
-    ids=["libraries of another version", "no library", "no installation"],
+    ids=["libraries of another version", "no library", "no installation", "a lost GPU"],
 )
 async def test_a_claim_that_cannot_be_undone_now_ends_and_what_is_left_is_undone_later(
     node: Node, error: Exception

@@ -74,6 +74,13 @@ EVENTS = (
         "gpu-{gpu} is lost",
     ),
     Event(
+        "answer",
+        "the lost GPU answers again, without a reset",
+        (GPU,),
+        lambda inject, given: inject.answer(given.gpu),
+        "gpu-{gpu} answers again",
+    ),
+    Event(
         "reset",
         "somebody resets the GPU: it is well again, a pending MIG mode comes into effect",
         (GPU, FORCE),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from pydra import Sample, SampleKind
-from pydra_nvidia.hardware import Gpu, Placement, Reading
+from pydra_nvidia.hardware import Gpu, GpuInstance, Placement, Reading
 from pydra_nvidia.health.assessments import Diagnosis
 from pydra_nvidia.health.diagnose import diagnose, is_settled, suspend
 from pydra_nvidia.health.memory import IncidentMemory
@@ -42,7 +42,7 @@ class HealthMonitor:
         self._woken = asyncio.Event()
         self._lock = threading.Lock()
         self._reading = Reading()
-        self._lost: frozenset[str] = frozenset()
+        self._lost: dict[str, Gpu] = {}
         self._watcher = EventWatcher(session, self._hear) if settings.health else None
 
     def diagnose(self, reading: Reading) -> Diagnosis:
@@ -63,10 +63,10 @@ class HealthMonitor:
         return suspend(last, reading, why)
 
     def _assess(self, reading: Reading, now: float) -> Diagnosis:
-        lost = frozenset(one.last.uuid for one in reading.lost if one.last is not None)
-        returned, self._lost = self._lost - lost, lost  # only a reset brings a lost GPU back
+        before, self._lost = self._lost, {one.last.uuid: one.last for one in reading.lost if one.last is not None}
+        was_reset = {uuid for uuid, last in before.items() if uuid not in self._lost and not _kept(last, reading)}
         self._memory.forget(
-            lambda one: one.gpu in returned or is_settled(one, reading, settings=self._settings, now=now)
+            lambda one: one.gpu in was_reset or is_settled(one, reading, settings=self._settings, now=now)
         )
         gpus = tuple(self._mark_unmonitored(gpu) for gpu in reading.gpus)
         return diagnose(replace(reading, gpus=gpus), self._memory.incidents, settings=self._settings, now=now)
@@ -126,6 +126,16 @@ class HealthMonitor:
         if self._watcher is None or gpu.uuid not in self._watcher.unmonitored:
             return gpu
         return replace(gpu, condition=replace(gpu.condition, monitored=False))
+
+
+def _kept(last: Gpu, reading: Reading) -> bool:
+    """Whether the GPU answers with partitions that it had before it was lost, which no reset leaves."""
+    now = reading.gpu(last.uuid)
+    return now is not None and not _partitions(last).isdisjoint(_partitions(now))
+
+
+def _partitions(gpu: Gpu) -> frozenset[GpuInstance]:
+    return frozenset(gpu.mig.instances if gpu.mig is not None else ())
 
 
 def _place(gpu: Gpu, instance: int | None) -> Placement | None:

@@ -1,7 +1,8 @@
 """Operators of the MIG steps: modes of GPUs, and partitions at their places.
 
-What is there is read anew within each piece of work, which has NVML for itself. A GPU that is gone or lost, or whose
-driver is not loaded, has no partitions any more: there is nothing to undo on it.
+What is there is read anew within each piece of work, which has NVML for itself. A GPU that is gone, or whose driver is
+not loaded, has no partitions any more: there is nothing to undo on it. A lost GPU has those that it had if it answers
+again without a reset, so what is to be undone on it waits for that.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from pydra_nvidia.hardware import GpuInstance
 from pydra_nvidia.held import HeldEntries
 from pydra_nvidia.mig.plan import describe, slices
 from pydra_nvidia.nvml.calls import Nvml
-from pydra_nvidia.nvml.errors import LOST, PASSING, Code, NvmlError
+from pydra_nvidia.nvml.errors import PASSING, Code, NvmlError
 from pydra_nvidia.nvml.mig_control import (
     GONE,
+    ModeNotRestored,
     ModePending,
     count_slices,
     create_instance,
@@ -81,7 +83,7 @@ class _Operator:
         try:
             await self._do(gpu, work)
         except NvmlError as error:
-            if not (_is_absent(error) or error.code in LOST or error.code == Code.DRIVER_NOT_LOADED):
+            if not (_is_absent(error) or error.code == Code.DRIVER_NOT_LOADED):
                 raise
 
 
@@ -89,8 +91,11 @@ class MigModeOnOperator(_Operator):
     """Switches to MIG mode, and back when the last claim on the GPU has left."""
 
     async def apply(self, step: MigModeOn, _entry: Entry) -> None:
-        """Raises NvmlError, GpuBusy, ModePending; the mode is then as it was."""
-        await self._do(step.gpu, lambda nvml: set_mode(nvml, step.gpu, on=True))
+        """Raises NvmlError, GpuBusy, ModePending, and the mode is as it was; or LeftBehind."""
+        try:
+            await self._do(step.gpu, lambda nvml: set_mode(nvml, step.gpu, on=True))
+        except ModeNotRestored as error:
+            raise LeftBehind(str(error)) from error
 
     async def undo(self, step: MigModeOn, entry: Entry) -> None:
         """Leave MIG mode where no other claim has anything, no partition is left, and no reset is needed for it."""
@@ -99,7 +104,7 @@ class MigModeOnOperator(_Operator):
             await self._undo(step.gpu, lambda nvml: self._leave(nvml, step.gpu, entry.uid))
 
     def _leave(self, nvml: Nvml, gpu: str, uid: str) -> None:
-        if not read_mode(nvml, gpu).current or not is_resetless(nvml, gpu):
+        if not any(read_mode(nvml, gpu)) or not is_resetless(nvml, gpu):
             return
         names = (gpu, read_address(nvml, gpu))
         holds = (hold for other in self._held.staying(uid) for hold in other.holds if not hold.admin)
@@ -244,5 +249,4 @@ def _clean_up(nvml: Nvml, step: CreateMig, error: NvmlError) -> None:
         if found is not None and not found.compute:
             destroy_instance(nvml, step.gpu, found)
     except NvmlError as failed:
-        if failed.code not in LOST:
-            raise LeftBehind(f"{error}; and removing what was made until then failed: {failed}") from error
+        raise LeftBehind(f"{error}; and removing what was made until then failed: {failed}") from error

@@ -71,9 +71,14 @@ _ADVICE = {
     Code.GPU_IS_LOST: "the GPU has fallen off the bus; reset it or reboot the node",
     Code.RESET_REQUIRED: "the GPU must be reset",
     Code.IN_USE: "processes still use the GPU; stop them (dcgm, nvsm and monitoring agents count too)",
-    Code.INSUFFICIENT_RESOURCES: "the place is taken by another partition",
+    Code.INSUFFICIENT_RESOURCES: "the driver has run out of a resource other than memory; end processes that use"
+    " the GPU, or reset it",
     Code.NOT_SUPPORTED: "this GPU or driver does not support it",
 }
+
+_NO_ROOM = "the GPU has no room for it: the place is taken, or compute slices or engines are used up"
+_CREATING = frozenset({"nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"})
+"""Calls for which INSUFFICIENT_RESOURCES is about room on the GPU; for any other it is about the driver."""
 
 
 class NvmlError(ClaimError):
@@ -86,7 +91,9 @@ class NvmlError(ClaimError):
         self.call = call
         self.subject = subject
         where = f" for {subject}" if subject else ""
-        advice = f": {text}" if (text := _ADVICE.get(_known(code))) else ""
+        no_room = code == Code.INSUFFICIENT_RESOURCES and call in _CREATING
+        text = _NO_ROOM if no_room else _ADVICE.get(_known(code), "")
+        advice = f": {text}" if text else ""
         super().__init__(f"{call}{where} failed with NVML_ERROR_{code_name(code)} ({code}){advice}")
 
 

@@ -43,6 +43,12 @@ class ModePending(ClaimError):
     reason = "MigModePending"
 
 
+class ModeNotRestored(ClaimError):
+    """A change of the MIG mode failed halfway, and what was done of it could not be undone."""
+
+    reason = "MigModeNotRestored"
+
+
 def read_address(nvml: Nvml, gpu: str) -> str:
     """The GPU's PCI address as sysfs has it; raises NvmlError."""
     return parse_bus_id(nvml.call("nvmlDeviceGetPciInfo", nvml.find(gpu), subject=gpu).busId)
@@ -54,29 +60,36 @@ def read_mode(nvml: Nvml, gpu: str) -> Mode:
 
 
 def set_mode(nvml: Nvml, gpu: str, *, on: bool) -> None:
-    """Change the MIG mode now; nothing to do is fine. When it raises, the mode is as it was.
+    """Change the MIG mode now; nothing to do is fine. When it raises anything but ModeNotRestored, it is as it was.
 
     NVML may answer success although nothing happened: then the activation status is the error, or the mode is pending.
 
     Raises:
         NvmlError: IN_USE while anything has the GPU open, NO_PERMISSION.
         ModePending: this GPU has to be reset for it.
+        ModeNotRestored: the change failed, and so did restoring the mode.
     """
     before = read_mode(nvml, gpu)
     if before == Mode(on, on):
         return
     try:
-        status = nvml.call("nvmlDeviceSetMigMode", nvml.find(gpu), int(on), subject=gpu)
-        if status != Code.SUCCESS:
-            raise NvmlError(status, "nvmlDeviceSetMigMode", gpu)
+        _change_mode(nvml, gpu, on=on)
         nvml.switched(gpu)
         if read_mode(nvml, gpu) != Mode(on, on):
             raise ModePending(f"{gpu} changes its MIG mode with a reset only, which the admin has to do")
-    except ClaimError:
-        with suppress(NvmlError):  # what went wrong first is what the caller should know
+    except ClaimError as error:
+        try:
             if read_mode(nvml, gpu).pending != before.pending:
-                nvml.call("nvmlDeviceSetMigMode", nvml.find(gpu), int(before.pending), subject=gpu)
+                _change_mode(nvml, gpu, on=before.pending)
+        except NvmlError as failed:
+            raise ModeNotRestored(f"{error}; and restoring the MIG mode failed: {failed}") from error
         raise
+
+
+def _change_mode(nvml: Nvml, gpu: str, *, on: bool) -> None:
+    status = nvml.call("nvmlDeviceSetMigMode", nvml.find(gpu), int(on), subject=gpu)
+    if status != Code.SUCCESS:
+        raise NvmlError(status, "nvmlDeviceSetMigMode", gpu)
 
 
 def is_resetless(nvml: Nvml, gpu: str) -> bool:

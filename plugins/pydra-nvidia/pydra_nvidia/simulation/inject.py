@@ -66,6 +66,11 @@ class Injector:
             if board.model.events & UNAVAILABLE:
                 self._machine.record(view.state, board.uuid, UNAVAILABLE)
 
+    def answer(self, minor: int) -> None:
+        """The lost GPU answers again, without a reset: it has all that it had."""
+        with self._gpu(minor) as (_, _, gpu):
+            gpu.lost = False
+
     def reset(self, minor: int, *, force: bool = False) -> None:
         """A reset: the GPU is no longer lost, a pending mode comes into effect, and what was on it is gone."""
         with self._gpu(minor) as (view, board, gpu):

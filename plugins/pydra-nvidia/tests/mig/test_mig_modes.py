@@ -15,6 +15,7 @@ from pydra_nvidia.nvml.errors import NvmlError
 from pydra_nvidia.nvml.mig_control import ModePending
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.state import Process
+from pydra_nvidia.slicing import UndoFailed
 from pydra_nvidia.steps import Entry, MigModeOff, MigModeOn
 
 if TYPE_CHECKING:
@@ -41,6 +42,25 @@ async def test_a_mode_that_needs_a_reset_is_not_left_pending(node: MakeNode) -> 
         await one.prepare(MigModeOn(gpu=one.uuids[0]))
     state = one.simulation.machine.read().state.gpus[one.uuids[0]]
     assert (state.mig, state.mig_pending) == (False, False)
+
+
+@pytest.mark.parametrize("code", ["UNKNOWN", "NO_PERMISSION"])
+async def test_a_mode_that_cannot_be_restored_stays_recorded_until_it_is(node: MakeNode, code: str) -> None:
+    one = node(H100)
+    entry = one.entry(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    one.fault(
+        {"op": "nvmlDeviceGetMigMode", "do": "raise", "code": "UNKNOWN", "after": 1, "count": 1},
+        {"op": "nvmlDeviceSetMigMode", "do": "raise", "code": code, "after": 1},
+    )
+    with pytest.raises(UndoFailed, match=f"restoring the MIG mode failed: .*NVML_ERROR_{code}"):
+        await one.slicer.carry_out(entry)
+    assert one.mode()
+    recorded = one.held.read("one")
+    assert recorded is not None
+    assert recorded.steps == entry.steps[:1]
+    one.fault()
+    await one.slicer.undo(recorded)
+    assert not one.mode()
 
 
 async def test_a_gpu_that_needs_a_reset_for_it_stays_in_mig_mode(node: MakeNode) -> None:

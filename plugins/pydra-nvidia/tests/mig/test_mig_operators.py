@@ -11,6 +11,7 @@ import pytest
 from pydra import ClaimError
 from pydra_nvidia.mig.operators import GpuBusy, PlaceTaken
 from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_nvidia.plan import find_owned
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.slicing import UndoFailed
 from pydra_nvidia.steps import Entry, Hold, MigModeOn
@@ -258,30 +259,47 @@ async def test_without_permission_nothing_is_done_and_root_is_asked_for(node: Ma
         "nvmlGpuInstanceCreateComputeInstance",
     ],
 )
-async def test_a_gpu_that_is_lost_in_the_middle_ends_in_an_error_with_nothing_left_to_undo(
-    node: MakeNode, op: str
+@pytest.mark.parametrize("after", ["a reset", "nothing"])
+async def test_a_gpu_that_is_lost_in_the_middle_is_put_right_when_it_answers_again(
+    node: MakeNode, op: str, after: str
 ) -> None:
     one = node(H100)
     entry = one.entry(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
     one.held.write(entry)
     one.fault({"op": op, "do": "lost", "count": 1})
-    with pytest.raises(NvmlError, match=r"GPU_IS_LOST.*fallen off the bus"):
+    with pytest.raises(ClaimError, match=r"GPU_IS_LOST.*fallen off the bus"):
         await one.slicer.carry_out(entry)
-    assert one.held.entries() == {}
+    assert all(left.ownerless for left in one.held.entries().values()), "the claim can end"
     one.fault()
-    one.inject.reset(0, force=True)
+    if after == "a reset":
+        one.inject.reset(0, force=True)
+    else:
+        one.inject.answer(0)
+    assert await one.slicer.undo_ownerless() == ()
+    assert one.held.entries() == {}
+    assert one.instances() == ()
+    assert not one.mode()
+
+
+async def test_a_claim_that_ends_while_its_gpu_is_lost_leaves_no_partition_to_strangers(node: MakeNode) -> None:
+    one = node(H100)
+    step = one.create("1g", 0)
+    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), step)
+    one.inject.lose(0)
+    await one.slicer.undo(entry)
+    assert one.held.staying("another") == (), "the claim has ended"
+    one.inject.answer(0)
+    reading = one.read()
+    assert find_owned(one.held.entries(), reading) == {(step.gpu, step.placement)}
+    assert await one.slicer.undo_ownerless() == ()
     assert one.instances() == ()
 
 
-@pytest.mark.parametrize("what", ["lost", "unplugged", "unloaded", "reset", "rebooted", "removed"])
+@pytest.mark.parametrize("what", ["unloaded", "reset", "rebooted", "removed"])
 async def test_undoing_succeeds_where_the_partition_is_gone_already(node: MakeNode, what: str) -> None:
     one = node(H100)
     entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
     match what:
-        case "lost":
-            one.inject.lose(0)
-        case "unplugged":
-            one.inject.unplug(0)
         case "unloaded":
             one.inject.unload_driver(force=True)
         case "reset":
