@@ -15,6 +15,7 @@ from pydra.backends.supervisor_events import (
     BackendEnded,
     BackendReady,
     BackendRefused,
+    BackendSlow,
     BackendStartFailed,
     BackendUnkillable,
     HintsFailed,
@@ -104,6 +105,10 @@ class Reports:
             f"backend {event.backend}: process {event.pid} cannot be killed; it hangs in the kernel, in a device driver"
         )
         self._record_event(self._node, "BackendUnkillable", note, "Run")
+
+    @_handle.register
+    def _(self, event: BackendSlow) -> None:
+        self._record_event(self._node, "BackendSlow", f"backend {event.backend}: {event.message}", "Run")
 
     @_handle.register
     def _(self, event: AnswerRejected) -> None:

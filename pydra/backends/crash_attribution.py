@@ -97,6 +97,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _FRAME = re.compile(r'^ *File "(?P<file>[^"\n]*)", line (?P<line>\d+),? in (?P<function>.+)$', re.MULTILINE)
+_STATUS = re.compile(r"status: (?P<text>.*)\n")
 _CURRENT = re.compile(r"^Current thread [^\n]*\(most recent call first\):\n", re.MULTILINE)
 _STACKS = re.compile(r"^(Fatal Python error: |Current thread |Thread 0x)", re.MULTILINE)
 
@@ -146,8 +147,10 @@ def find_place(output: str) -> str:
 
 
 def find_wait(trace: str) -> str:
-    """Find the place where a traceback, innermost frame last, ends; formatted as by `find_place`."""
-    return _spell_place(list(_FRAME.finditer(trace))[::-1])
+    """Find the place where a traceback, innermost frame last, ends, formatted as by `find_place`, and the status."""
+    place = _spell_place(list(_FRAME.finditer(trace))[::-1])
+    status = _STATUS.match(trace)
+    return f"{place} [{status['text']}]" if place and status else place
 
 
 def _spell_place(frames: list[re.Match[str]]) -> str:

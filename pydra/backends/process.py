@@ -36,6 +36,7 @@ from pydra.backends.wire import (
     Channel,
     Failure,
     Hello,
+    Locate,
     LogLine,
     Method,
     Ping,
@@ -79,13 +80,14 @@ class ProcessTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """How long the agent waits for a process, in seconds.
 
     While calls are in flight, the process is pinged every `ping_interval`, and killed if it has not answered for
-    `ping_timeout`. The other fields limit how long it may take to end a cancelled call, to write the Python stacks, to
-    disappear after SIGKILL (a process in a driver's uninterruptible call does not, and is left behind), and to exit
-    when asked to.
+    `ping_timeout`. A call that has run for `slow_call` is reported with its place. The other fields limit how long it
+    may take to end a cancelled call, to write the Python stacks, to disappear after SIGKILL (a process in a driver's
+    uninterruptible call does not, and is left behind), and to exit when asked to.
     """
 
     ping_interval: float = 2.0
     ping_timeout: float = 15.0
+    slow_call: float = 6.0
     cancel_timeout: float = 2.0
     stack_dump_timeout: float = 1.0
     kill_timeout: float = 2.0
@@ -245,7 +247,7 @@ def build_command(target: str, fd: int, *, parent: int) -> list[str]:
 class _Pending:
     """A call in flight."""
 
-    __slots__ = ("answer", "call", "cancel_sent", "deadline", "started", "timer", "where")
+    __slots__ = ("answer", "call", "cancel_sent", "deadline", "is_slow", "started", "timer", "where")
 
     def __init__(self, call: Call, deadline: float, started: float, answer: asyncio.Future[Outcome]) -> None:
         self.call = call
@@ -254,6 +256,7 @@ class _Pending:
         self.answer = answer
         self.timer: asyncio.TimerHandle | None = None
         self.cancel_sent = False
+        self.is_slow = False
         self.where = ""
 
 
@@ -270,6 +273,7 @@ class BackendProcess:
         on_spawn: Callable[[], None],
         on_ready: Callable[[BackendProcess, Hello], None],
         on_unsolicited: Callable[[int], None],
+        on_slow: Callable[[Call, float, str], None],
     ) -> None:
         self._source = source
         self._timeouts = timeouts
@@ -278,6 +282,7 @@ class BackendProcess:
         self._on_spawn = on_spawn
         self._on_ready = on_ready
         self._on_unsolicited = on_unsolicited
+        self._on_slow = on_slow
         self._loop = asyncio.get_running_loop()
         self._log = logging.getLogger(f"pydra.backend.{source.name}")
         self._limits = [LogLimit(self._log.warning) for _ in range(3)]  # one each, so none can silence the others
@@ -396,8 +401,10 @@ class BackendProcess:
             case Failure():
                 self._fail(message)
             case Waiting(id=call_id, where=where):
-                if call_id in self._pending:
-                    self._pending[call_id].where = where
+                if (pending := self._pending.get(call_id)) is not None:
+                    pending.where = where
+                    if not pending.cancel_sent:
+                        self._on_slow(pending.call, self._loop.time() - pending.started, find_wait(where))
             case Refusal():
                 self.refusal = message
                 self._end(Cause.DIED)
@@ -510,7 +517,10 @@ class BackendProcess:
             self._end(Cause.LATE, reason=f"within {connect:g} s")
 
     def _tick(self) -> None:
-        """Ping while calls are in flight, and sometimes when idle; end a process that does not answer."""
+        """Ping while calls are in flight, and sometimes when idle; end a process that does not answer.
+
+        Slow calls are located.
+        """
         now = self._loop.time()
         for limit in self._limits:
             limit.flush()
@@ -525,6 +535,11 @@ class BackendProcess:
             if self._missed_ping:
                 self._end(Cause.STUCK_LOOP, reason=f"for {now - self._unanswered:.1f} s")
             self._missed_ping = True  # if the agent itself was blocked, what has arrived meanwhile is read first
+        for pending in self._pending.values():
+            if pending.call.until is not None and not pending.is_slow:  # wait_changed has no deadline
+                pending.is_slow = now - pending.started >= self._timeouts.slow_call
+                if pending.is_slow:
+                    self._channel.send(Locate(id=pending.call.id))
         self._timer = self._loop.call_later(self._timeouts.ping_interval, self._tick)
 
     def _end(self, cause: Cause, *, failed_call: _Pending | None = None, reason: str = "") -> None:

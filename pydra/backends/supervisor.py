@@ -38,6 +38,7 @@ from pydra.backends.supervisor_events import (
     BackendFacts,
     BackendReady,
     BackendRefused,
+    BackendSlow,
     BackendStartFailed,
     BackendState,
     BackendStatistics,
@@ -362,6 +363,14 @@ class BackendSupervisor:
         _log.error("backend %s: %s", self._source, violation)
         self._report(AnswerRejected(backend=self._name, method=None, claim=None, violations=(violation,)))
 
+    def _report_slow(self, call: Call, seconds: float, where: str) -> None:
+        waiting = f"; it is waiting in {where}" if where else ""
+        message = f"{call.method.value} has been running for {seconds:.0f} s{waiting}"
+        claim = {"claim": f"{call.claim.namespace}/{call.claim.name}", "uid": call.claim.uid} if call.claim else {}
+        _log.warning("backend %s: %s", self._source, message, extra={"fields": {"backend": self._name, **claim}})
+        if call.claim is None:  # what a claim's call takes is told by its end
+            self._report(BackendSlow(backend=self._name, message=message))
+
     # Waiting for the process
 
     async def _wait_for_change(self) -> None:
@@ -427,6 +436,7 @@ class BackendSupervisor:
             on_spawn=self._note_change,
             on_ready=self._handle_hello,
             on_unsolicited=self._reject_unsolicited,
+            on_slow=self._report_slow,
         )
         try:
             ending = await process.run(self._deadlines.connect)

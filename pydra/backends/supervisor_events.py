@@ -77,6 +77,13 @@ class BackendUnkillable(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
+class BackendSlow(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that is for no claim takes long; `message` names it, and where it waits."""
+
+    backend: str
+    message: str
+
+
 class AnswerRejected(msgspec.Struct, frozen=True, kw_only=True):
     """A result violated the contract; `method` is None for an unsolicited answer."""
 
@@ -118,6 +125,7 @@ BackendEvent: TypeAlias = (
     | BackendStartFailed
     | BackendRefused
     | BackendUnkillable
+    | BackendSlow
     | AnswerRejected
     | HintsFailed
     | RestoreFailed

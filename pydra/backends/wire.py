@@ -81,6 +81,12 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
     id: int
 
 
+class Locate(msgspec.Struct, frozen=True, kw_only=True, tag="locate"):
+    """Agent to backend: report where the call waits."""
+
+    id: int
+
+
 class SettingValue(msgspec.Struct, frozen=True, kw_only=True):
     """One of a backend's settings, spelled for people: what it allows, its value and where that came from."""
 
@@ -137,7 +143,10 @@ class Pong(msgspec.Struct, frozen=True, kw_only=True, tag="pong"):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True, tag="waiting"):
-    """Backend to agent: the call was cancelled and has not ended; `where` it waits, as the lines of a traceback."""
+    """Backend to agent: where a call waits that was cancelled and has not ended, or that the agent asks about.
+
+    `where` has the status that the call has set (`status: ...`), if any, and the lines of a traceback.
+    """
 
     id: int
     where: str
@@ -160,7 +169,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, tag="log", omit_default
     uid: str = ""
 
 
-ToBackend: TypeAlias = Start | Call | Cancel | Ping
+ToBackend: TypeAlias = Start | Call | Cancel | Locate | Ping
 ToAgent: TypeAlias = Hello | Refusal | Reply | Failure | Pong | Waiting | LogLine
 Message: TypeAlias = ToBackend | ToAgent
 

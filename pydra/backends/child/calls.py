@@ -25,13 +25,15 @@ from msgspec.structs import replace
 
 from pydra.backends.child.logs import running_call
 from pydra.backends.config import decode_claim, decode_what_fits
-from pydra.backends.contract import call_deadline
+from pydra.backends.contract import call_deadline, call_status
 from pydra.backends.error_codec import Fault, FaultKind, build_fault
 from pydra.backends.validation import find_answer_type_violations
 from pydra.backends.wire import (
+    MAX_NAME,
     Call,
     Cancel,
     Failure,
+    Locate,
     Method,
     Reply,
     ToAgent,
@@ -106,10 +108,11 @@ class CallServer:
         self._running: dict[int, asyncio.Task[None]] = {}
         self._of_claim: dict[int, str] = {}
         self._threads_of: dict[int, _Threads] = {}
+        self._status_of: dict[int, list[str]] = {}
         self._held: dict[bytes, HeldClaim] = {}
 
     def receive(self, message: ToBackend) -> None:
-        """Start or cancel a call."""
+        """Start, cancel or locate a call."""
         match message:
             case Call(id=call_id, method=method, claim=claim):
                 uid = claim.uid if claim is not None else ""
@@ -121,6 +124,8 @@ class CallServer:
                 where = self._find_wait(call_id)  # before it is cancelled: afterwards it waits in its cleanup
                 self._running[call_id].cancel()
                 asyncio.get_running_loop().call_later(_CANCEL_SECONDS, self._send_waiting, call_id, where)
+            case Locate(id=call_id) if call_id in self._running:
+                self._send_waiting(call_id, self._find_wait(call_id))
 
     def cancel_all(self) -> None:
         """Cancel every call."""
@@ -131,18 +136,20 @@ class CallServer:
         """Forget a call; answer for one that was cancelled before its task began to run."""
         del self._running[call_id], self._of_claim[call_id]
         self._threads_of.pop(call_id, None)
+        self._status_of.pop(call_id, None)
         if task.cancelled():
             fault = Fault(kind=FaultKind.CANCELLED, message="it was cancelled", reached=False)
             self._send(Failure(id=call_id, fault=fault))
 
     def _send_waiting(self, call_id: int, where: str) -> None:
-        """Report where a call waits that did not end when cancelled; the agent is about to kill the process."""
+        """Report where a call waits that has not ended. One that was cancelled is about to cost the process."""
         if call_id in self._running:
             self._send(Waiting(id=call_id, where=where))
 
     def _find_wait(self, call_id: int) -> str:
-        """Format the frames of the call's coroutine and of the threads that it waits for, innermost last."""
-        where = _format(_coroutine_frames(self._running[call_id].get_coro()))
+        """Format the call's status, and the frames of its coroutine and of the threads that it waits for."""
+        where = "".join(f"status: {text[:MAX_NAME]}\n" for text in self._status_of.get(call_id, ()))
+        where += _format(_coroutine_frames(self._running[call_id].get_coro()))
         running = sys._current_frames()  # noqa: SLF001 - the only way to see where a thread is
         for thread in tuple(self._threads_of.get(call_id, {}).values()):  # they end meanwhile, each in its thread
             where += _format(_thread_frames(running.get(thread[0]))) if thread else ""
@@ -160,6 +167,8 @@ class CallServer:
         self._threads_of[call.id] = threads
         _threads.set(threads)
         running_call.set(call)
+        self._status_of[call.id] = status = list[str]()
+        call_status.set(status)
         call_deadline.set(math.inf if call.until is None else call.until)
         reached = False
         try:

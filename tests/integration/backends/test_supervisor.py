@@ -10,6 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from pydra.backends.discovery import BackendSource
 from pydra.backends.process import ProcessTimeouts
@@ -19,6 +20,7 @@ from pydra.backends.supervisor_events import (
     BackendEnded,
     BackendEvent,
     BackendReady,
+    BackendSlow,
     BackendState,
     QuarantineBegan,
 )
@@ -188,6 +190,32 @@ async def test_a_call_that_cannot_be_cancelled_costs_the_process(device: str) ->
         await until(lambda: backend.statistics().state is BackendState.READY)
         assert await backend.prepare(claim("ok", "u2"))
     assert [type(event) for event in events] == [BackendReady, BackendEnded, BackendReady]
+
+
+async def test_a_slow_call_is_reported_while_it_runs_with_its_place_and_status(tmp_path: Path) -> None:
+    (tmp_path / "discover").write_text("hang-in-thread")
+    events: list[BackendEvent] = []
+    timeouts = replace(LONG_TIMEOUTS, slow_call=0.1, ping_interval=0.05)
+    async with supervised(tmp_path, timeouts=timeouts, events=events) as backend, anyio.create_task_group() as tasks:
+        tasks.start_soon(backend.discover)
+        await until(lambda: any(isinstance(event, BackendSlow) for event in events))
+        tasks.cancel_scope.cancel()
+    (slow,) = (event for event in events if isinstance(event, BackendSlow))
+    assert re.fullmatch(
+        r"discover has been running for 0 s; it is waiting in _sleep_in_thread \(trouble/faulty\.py:\d+\) "
+        r"\[resetting board 3\]",
+        slow.message,
+    )
+
+
+async def test_a_slow_prepare_is_logged_and_is_no_event_of_the_node(caplog: pytest.LogCaptureFixture) -> None:
+    events: list[BackendEvent] = []
+    timeouts = replace(LONG_TIMEOUTS, slow_call=0.1, ping_interval=0.05)
+    async with supervised(timeouts=timeouts, events=events) as backend, anyio.create_task_group() as tasks:
+        tasks.start_soon(backend.prepare, claim("hang"))
+        await until(lambda: "prepare has been running for" in caplog.text)
+        tasks.cancel_scope.cancel()
+    assert [type(event) for event in events] == [BackendReady]
 
 
 async def _prepare_all(backend: Any, devices: dict[str, str]) -> dict[str, Any]:

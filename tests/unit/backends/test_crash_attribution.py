@@ -305,6 +305,7 @@ def test_a_process_that_hung_is_told_from_one_that_died(cause: Cause, hung: bool
 
 def test_a_call_that_hung_says_its_deadline_and_where_it_was_waiting() -> None:
     where = (
+        "status: resetting board 3\n"
         '  File "/opt/site-packages/x/backend.py", line 12, in prepare\n'
         '  File "/usr/lib/python3.11/asyncio/locks.py", line 213, in wait\n'
     )
@@ -312,6 +313,6 @@ def test_a_call_that_hung_says_its_deadline_and_where_it_was_waiting() -> None:
     diagnosis = diagnose(crash(cause=Cause.STUCK_CALL, status=-9, calls=(late,), failed_call=1, where=where))
     assert diagnosis.describe_for(late) == (
         "prepare of claim ns/c timed out after 40 s; it was waiting in wait (asyncio/locks.py:213) "
-        "called from prepare (x/backend.py:12); its process was killed"
+        "called from prepare (x/backend.py:12) [resetting board 3]; its process was killed"
     )
     assert where.rstrip() in diagnosis.report

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from pydra import set_status
 from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, Code, NvmlError
 
 Field: TypeAlias = int | tuple[int, int]
@@ -59,6 +60,7 @@ class Nvml:
         function = getattr(self.pynvml, name, None)
         if function is None:  # of a pynvml newer than the installed one
             raise NvmlError(Code.FUNCTION_NOT_FOUND, name, subject)
+        set_status(f"{name} of {subject}" if subject else name)  # a driver in trouble hangs
         started = time.perf_counter()
         try:
             return function(*arguments, **options)

@@ -138,6 +138,7 @@ async def do_hang_in_thread() -> None:
 
 
 def _sleep_in_thread() -> None:
+    pydra.set_status("resetting board 3")
     time.sleep(3600)
 
 
