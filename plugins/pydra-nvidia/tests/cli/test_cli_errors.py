@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pydra_nvidia.health.memory import FILE, IncidentMemory
+from pydra_nvidia.simulation.install import open_simulation
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -20,11 +20,11 @@ def machine(tmp_path: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def memory(tmp_path: Path, command: Run, machine: tuple[str, ...]) -> IncidentMemory:
+def memory(tmp_path: Path) -> IncidentMemory:
     """The backend's memory, with errors of a GPU that is there and of one that is not."""
     found = IncidentMemory(str(tmp_path / "m" / "run" / FILE))
-    gpus = json.loads(command("show", *machine, "--json").stdout)["gpus"]
-    found.note(next(gpu["uuid"] for gpu in gpus if gpu["minor"] == 2), 79, None, 1.0)
+    boards = open_simulation("t4", str(tmp_path / "m")).machine.read().boards.values()
+    found.note(next(board.uuid for board in boards if board.minor == 2), 79, None, 1.0)
     found.note("GPU-gone", 48, None, 2.0)
     found.note("GPU-gone", 48, None, 3.0)
     return found

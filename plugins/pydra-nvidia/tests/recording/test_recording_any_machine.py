@@ -122,7 +122,7 @@ def machines(draw: st.DrawFn) -> dict[str, Any]:
 SILENT = {"op": "nvmlDeviceGetMigMode", "device": 0, "do": "raise", "code": "NO_PERMISSION"}
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @example({"gpus": [{"model": "a100-40gb"}], "faults": [SILENT]})
 @given(machines())
 def test_any_machine_reads_as_recorded(machine: dict[str, Any]) -> None:

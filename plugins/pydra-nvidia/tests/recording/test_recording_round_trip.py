@@ -11,7 +11,6 @@ from pydra_nvidia.hardware import Reading
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.recording.anonymise import Names
-from pydra_nvidia.simulation.scenario_file import bundled_scenarios
 
 SALT = b"salt"
 Simulate = Callable[..., Any]
@@ -30,17 +29,16 @@ async def round_trip(rig: Any, simulate: Simulate) -> Reading:
     return after
 
 
-@pytest.mark.parametrize("name", bundled_scenarios())
-async def test_every_bundled_machine_reads_as_recorded(simulate: Simulate, name: str) -> None:
+@pytest.mark.parametrize("name", ["dgx-a100", "gb200", "mixed"])
+async def test_a_bundled_machine_reads_as_recorded(simulate: Simulate, name: str) -> None:
     reading = await round_trip(simulate(name), simulate)
     assert reading.driver is not None
     assert reading.gpus
     assert set(reading.functions) == {gpu.pci for gpu in reading.gpus}
 
 
-@pytest.mark.parametrize("name", ["gb200", "mixed"])
-async def test_a_recording_of_a_recording_is_the_same_but_for_names(simulate: Simulate, name: str) -> None:
-    first = await simulate(name).record()
+async def test_a_recording_of_a_recording_is_the_same_but_for_names(simulate: Simulate) -> None:
+    first = await simulate("mixed").record()
     again = await simulate(first.text).record()
     assert again.scenario.models == first.scenario.models
     assert again.scenario.host == first.scenario.host
@@ -49,13 +47,13 @@ async def test_a_recording_of_a_recording_is_the_same_but_for_names(simulate: Si
 
 
 async def test_partitions_are_kept_with_their_ids_and_places(simulate: Simulate) -> None:
-    rig = simulate("hgx-h100")
-    rig.inject.set_mig_mode(3, True, force=True)
+    rig = simulate({"gpus": [H100]})
+    rig.inject.set_mig_mode(4, True, force=True)
     for profile, start in (("1g.10gb", 6), ("3g.40gb", 0), ("2g.20gb", 4)):
-        rig.inject.create_mig(3, profile, start)
-    rig.inject.destroy_mig(3, 6)  # ids have a gap now
+        rig.inject.create_mig(4, profile, start)
+    rig.inject.destroy_mig(4, 6)  # ids have a gap now
     reading = await round_trip(rig, simulate)
-    mig = next(gpu.mig for gpu in reading.gpus if gpu.minor == 3)
+    mig = next(gpu.mig for gpu in reading.gpus if gpu.minor == 4)
     assert mig is not None
     assert [(one.id, one.placement.start) for one in mig.instances] == [(2, 0), (3, 4)]
 
@@ -87,11 +85,11 @@ async def test_an_ampere_with_the_mode_off_can_be_partitioned_in_the_simulation(
 
 
 async def test_a_lost_gpu_is_lost_in_the_recording_too(simulate: Simulate) -> None:
-    rig = simulate("hgx-h100")
-    rig.inject.lose(6)
+    rig = simulate({"gpus": [H100]})
+    rig.inject.lose(1)
     reading = await round_trip(rig, simulate)
     (lost,) = reading.lost
-    assert (lost.index, lost.code, len(reading.gpus), len(reading.functions)) == (4, Code.GPU_IS_LOST, 7, 8)
+    assert (lost.index, lost.code, len(reading.gpus), len(reading.functions)) == (1, Code.GPU_IS_LOST, 1, 2)
 
 
 async def test_a_gpu_that_needs_a_reset_answers_so(simulate: Simulate) -> None:
@@ -173,12 +171,11 @@ async def test_without_root_places_for_partitions_are_as_unknown_as_they_were(si
     assert (await rig.record()).scenario.driver.privileged is False
 
 
-@pytest.mark.parametrize("driver", ["vfio-pci", ""])
-async def test_a_gpu_that_another_driver_has_is_kept_as_a_function(simulate: Simulate, driver: str) -> None:
-    group = {"model": "h100-80gb", "addresses": ADDRESSES[:1], "driver": driver}
-    rig = simulate({"gpus": [group, {"model": "h100-80gb", "addresses": ADDRESSES[1:]}]})
+async def test_a_gpu_that_another_driver_or_none_has_is_kept_as_a_function(simulate: Simulate) -> None:
+    places = zip([*ADDRESSES, "0000:61:00.0"], ["vfio-pci", "nvidia", ""], strict=True)
+    rig = simulate({"gpus": [{"model": "h100-80gb", "addresses": [at], "driver": driver} for at, driver in places]})
     reading = await round_trip(rig, simulate)
-    assert [reading.functions[address].driver for address in ADDRESSES] == [driver, "nvidia"]
+    assert [one.driver for _, one in sorted(reading.functions.items())] == ["vfio-pci", "nvidia", ""]
     (gpu,) = reading.gpus
     assert gpu.pci == ADDRESSES[1]
     assert len((await rig.record()).scenario.models) == 1, "a GPU with the same PCI ids is of the same kind"
