@@ -6,16 +6,16 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import pytest
 
 from pydra.kube.resources import PODS
 
 if TYPE_CHECKING:
     from conftest import Scene
+
+    from tests.integration.agent.process import Agent
 
     MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
 
@@ -29,23 +29,22 @@ SLICED = {
 
 
 class Kind(NamedTuple):
-    """What a claim asks for, and the settings that allow it."""
+    """What a claim asks for."""
 
     device: str
     profile: str = ""
     config: Mapping[str, Any] | None = None
-    settings: Mapping[str, Any] = {}
 
     async def start(self, scene: Scene, name: str) -> None:
         await scene.start(name, self.device, profile=self.profile, config=self.config)
 
 
 KINDS = {
-    "mig": Kind("mig", "1g.10gb", settings={"dynamic_mig": True}),
+    "mig": Kind("mig", "1g.10gb"),
     "mps": Kind("gpu", config=MPS),
-    "mps-on-mig": Kind("mig", "1g.10gb", MPS_ON_MIG, {"dynamic_mig": True}),
+    "mps-on-mig": Kind("mig", "1g.10gb", MPS_ON_MIG),
     "time-slice": Kind("gpu", config=SLICED),
-    "vfio": Kind("vfio", settings={"vfio": True}),
+    "vfio": Kind("vfio"),
 }
 
 
@@ -79,7 +78,6 @@ class Reaper:
 
 
 KILLS = [
-    ("mig", "nvmlGpuInstanceCreateComputeInstance", "nvmlGpuInstanceDestroy"),
     ("mps", "run nvidia-cuda-mps-control -d", "nvmlDeviceSetComputeMode"),
     ("mps-on-mig", "record", "nvmlComputeInstanceDestroy"),
     ("time-slice", "compute-policy", "compute-policy"),
@@ -88,65 +86,54 @@ KILLS = [
 """Before what agent and backend are killed, in the prepare and in the unprepare of a claim."""
 
 
-@pytest.mark.parametrize(("kind", "preparing", "unpreparing"), KILLS)
-async def test_claims_go_on_with_the_next_agent_when_the_last_was_killed(
-    make_scene: MakeScene, kind: str, preparing: str, unpreparing: str
-) -> None:
-    async with make_scene(settings=KINDS[kind].settings) as scene:
+async def test_claims_go_on_with_the_next_agent_when_the_last_was_killed(make_scene: MakeScene) -> None:
+    async with make_scene(settings={"dynamic_mig": True, "vfio": True}) as scene, AsyncExitStack() as ended:
         reaper = Reaper(scene)
-        async with scene.agent(*reaper.flags, environ=reaper.environ) as agent:
+
+        async def start() -> Agent:
+            return await ended.enter_async_context(scene.agent(*reaper.flags, environ=reaper.environ))
+
+        agent = await start()
+        for kind, preparing, unpreparing in KILLS:
             reaper.come(preparing)
-            await KINDS[kind].start(scene, "claim")
+            await KINDS[kind].start(scene, kind)
             await agent.process.wait()
-        async with scene.agent(*reaper.flags, environ=reaper.environ) as agent:
-            await scene.wait_running("claim")
+            agent = await start()
+            await scene.wait_running(kind)
             assert {text.partition(" ")[0] for text in scene.leftovers()} >= {"cdi", "record"}
             reaper.come(unpreparing)
-            await scene.node.client.delete(PODS, "claim", namespace="default")
+            await scene.node.client.delete(PODS, kind, namespace="default")
             await agent.process.wait()
-        assert scene.leftovers() != []
-        async with scene.agent(*reaper.flags, environ=reaper.environ):
-            await scene.remove("claim")
+            assert scene.leftovers() != []
+            agent = await start()
+            await scene.remove(kind)
             await scene.wait_clean()
 
 
-@pytest.mark.parametrize("preparing", ["write unbind", "forget"])
 async def test_a_gpu_on_its_way_out_of_mig_mode_to_a_guest_goes_on_when_the_agent_was_killed(
-    make_scene: MakeScene, preparing: str
+    make_scene: MakeScene,
 ) -> None:
-    """`forget`: the last that is done when it is given back."""
-    group = {"model": "h100-80gb"}
-    async with make_scene(group, settings={"dynamic_mig": True, "vfio": True}) as scene:
+    async with make_scene({"model": "h100-80gb"}, settings={"dynamic_mig": True, "vfio": True}) as scene:
         reaper = Reaper(scene)
         async with scene.agent(*reaper.flags, environ=reaper.environ) as agent:
             scene.inject.set_mig_mode(0, enabled=True, force=True)
-            reaper.come(preparing)
+            reaper.come("write unbind")
             await scene.start("guest", "vfio")
-            if preparing == "forget":
-                await scene.wait_running("guest")
-                await scene.node.client.delete(PODS, "guest", namespace="default")
             await agent.process.wait()
         async with scene.agent(*reaper.flags, environ=reaper.environ):
-            if preparing != "forget":
-                await scene.wait_running("guest")
-                (gpu,) = scene.gpus()
-                assert (gpu.driver, gpu.mig) == ("vfio-pci", False)
+            await scene.wait_running("guest")
+            (gpu,) = scene.gpus()
+            assert (gpu.driver, gpu.mig) == ("vfio-pci", False)
             await scene.remove("guest")
             await scene.wait_clean()
 
 
-@pytest.mark.parametrize(
-    ("kind", "preparing"),
-    [("mig", "nvmlGpuInstanceCreateComputeInstance"), ("mps", "record")],
-)
-async def test_what_was_begun_for_a_claim_that_went_while_no_agent_was_there_is_undone(
-    make_scene: MakeScene, kind: str, preparing: str
-) -> None:
-    async with make_scene(settings=KINDS[kind].settings) as scene:
+async def test_what_was_begun_for_a_claim_that_went_while_no_agent_was_there_is_undone(make_scene: MakeScene) -> None:
+    async with make_scene(settings={"dynamic_mig": True}) as scene:
         reaper = Reaper(scene)
         async with scene.agent(*reaper.flags, environ=reaper.environ) as agent:
-            reaper.come(preparing)
-            await KINDS[kind].start(scene, "claim")
+            reaper.come("nvmlGpuInstanceCreateComputeInstance")
+            await KINDS["mig"].start(scene, "claim")
             await agent.process.wait()
         await scene.node.client.delete(PODS, "claim", namespace="default")
         async with scene.agent(*reaper.flags, environ=reaper.environ):
