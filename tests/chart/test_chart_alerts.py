@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import promql_parser as promql
@@ -11,10 +14,15 @@ import pytest
 import yaml
 
 from pydra import errors
+from tests.chart.promql import find_mismatches
 from tests.chart.rendering import BOTH, CHART, SIM, Object, at, overlay, render
 from tests.chart.series import find_series
 
 FILE = CHART / "files" / "alerts.yaml"
+CASES_FILE = CHART / "files" / "alerts-test.yaml"
+CASES: list[Object] = yaml.safe_load(CASES_FILE.read_text())["tests"]
+RELEASE_OF_CASES = overlay(SIM, at("alerts.create", True), at("webhook.enabled", True))
+PROMTOOL = shutil.which("promtool")
 ON = overlay(BOTH, at("alerts.create", True), at("webhook.enabled", True))
 RULES: list[Object] = [rule for group in render(ON).one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
 IDS = [f"{number}-{rule['alert']}" for number, rule in enumerate(RULES)]
@@ -96,6 +104,34 @@ def test_it_is_a_rule_as_the_operator_takes_it(rule: Object) -> None:
     assert re.fullmatch("Pydra[A-Z][A-Za-z]+", rule["alert"])
     assert re.fullmatch("[0-9]+[mh]", rule.get("for", "1m"))
     assert rule["labels"]["severity"] in ("critical", "warning", "info")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_an_alert_fires_for_what_is_wrong_and_for_nothing_else(case: Object) -> None:
+    groups = render(RELEASE_OF_CASES, namespace="pydra").one("PrometheusRule")["spec"]["groups"]
+    rules = [rule for group in groups for rule in group["rules"] if rule["alert"] == case["name"].split()[0]]
+    assert rules
+    assert list(find_mismatches(case, rules)) == []
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool: tests/chart/promql.py evaluates the same cases")
+def test_promtool_finds_the_same(tmp_path: Path) -> None:
+    rules = render(RELEASE_OF_CASES, namespace="pydra").one("PrometheusRule")["spec"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    cases = shutil.copy(CASES_FILE, tmp_path)
+    done = subprocess.run([str(PROMTOOL), "test", "rules", cases], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_alert_has_a_case_that_fires_it_and_one_that_does_not() -> None:
+    fires: set[str] = set()
+    does_not: set[str] = set()
+    for case in CASES:
+        alert = case["name"].split()[0]
+        results = [check["exp_samples"] for check in case["promql_expr_test"]]
+        fires |= {alert for result in results if result}
+        does_not |= {alert for result in results if not result}
+    assert fires == does_not == {rule["alert"] for rule in RULES}
 
 
 def test_reasons_of_errors_in_the_expressions_are_reasons() -> None:
