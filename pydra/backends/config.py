@@ -77,6 +77,8 @@ def find_config_problems(parameters: Any, types: ConfigTypes) -> tuple[str, ...]
     except msgspec.ValidationError as error:  # a rule across fields, from the type's __post_init__
         message, _, path = str(error).partition(" - at `")
         return (f"{path.rstrip('`') or '$'}: {message}",)
+    except Exception as error:  # noqa: BLE001 - __post_init__ is the backend's code and may fail in any way
+        return (f"$: cannot be checked, the backend's own rules fail with {type(error).__name__}: {error}",)
     return find_bad_quantities(value, wanted)
 
 

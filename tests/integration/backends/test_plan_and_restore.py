@@ -87,6 +87,21 @@ async def test_each_new_process_is_told_what_is_held_before_any_other_call(tmp_p
     assert marks == ["entered", "left"] * 2
 
 
+async def test_a_held_config_whose_rule_fails_in_any_way_stops_neither_restore_nor_plan_nor_unprepare(
+    tmp_path: Path,
+) -> None:
+    parameters = {"apiVersion": "planning.example.com/v1", "kind": "Careless", "mode": "slow"}
+    config = OpaqueConfig(source="FromClaim", position="config[0]", parameters=parameters)
+    held = HeldClaim(claim=replace(claim("gpu-0", "old", config), plan={"slot": 4}), completed=True)
+    async with supervised(source=SOURCE, environ=environ(tmp_path), seconds=5.0) as backend:
+        backend.restore_from(holding(held))
+        assert await backend.plan(claim("gpu-1"), [held]) == {"slot": 5}
+        await backend.unprepare(held.claim, ())
+        with pytest.raises(InvalidConfig, match="the backend's own rules fail with KeyError: 'slow'"):
+            await backend.prepare(held.claim)
+    assert journal(tmp_path) == ['restore [["old", true, 0, {"slot": 4}]]', 'unprepare {"slot": 4} 0']
+
+
 async def test_a_restore_that_fails_is_reported_and_retried_and_calls_say_why_they_wait(tmp_path: Path) -> None:
     events: list[BackendEvent] = []
     (tmp_path / "broken").touch()

@@ -9,11 +9,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import pydra
 
 DRIVER = "planning.example.com"
 SURVIVES_REBOOT = True
 _DIRECTORY = Path(os.environ["PLANNING_DIR"])
+
+
+class Careless(msgspec.Struct):
+    """A type whose rule raises a KeyError for modes that it does not know."""
+
+    mode: str
+
+    def __post_init__(self) -> None:
+        _ = {"fast": 1}[self.mode]
+
+
+CONFIG_TYPES = {"planning.example.com/v1/Careless": Careless}
 
 
 def _note(what: str, *details: Any) -> None:
