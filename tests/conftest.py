@@ -13,7 +13,6 @@ import inspect
 import logging
 import os
 from collections.abc import Awaitable, Callable, Generator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -117,9 +116,9 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if _descriptors() - descriptors:
         gc.collect()
     # Looked at twice: one that a thread of the interpreter is about to close is none.
-    if leaked := (_descriptors() - descriptors - _shared(item)) & _descriptors():
+    if (leaked := _descriptors() - descriptors) and (leaked := (leaked - _shared(item)) & _descriptors()):
         pytest.fail(f"file descriptors outlive the test: {[_target(fd) for fd in sorted(leaked)]}")
-    if orphans := _children() - children - _shared(item):
+    if (orphans := _children() - children) and (orphans := orphans - _shared(item)):
         pytest.fail(f"child processes outlive the test: {sorted(orphans)}")
     return result
 
@@ -135,20 +134,26 @@ def _shared(item: pytest.Item) -> set[int]:
 
 
 def _descriptors() -> set[int]:
-    found = {int(name) for name in os.listdir("/proc/self/fd")}
-    return {fd for fd in found if _target(fd) and not _target(fd).startswith(("/dev/", "anon_inode:[eventpoll]"))}
+    return {fd for fd in map(int, os.listdir("/proc/self/fd")) if not _target(fd).startswith(_NOT_COUNTED)}
+
+
+_NOT_COUNTED = ("/dev/", "anon_inode:[eventpoll]", "closed")
 
 
 def _target(descriptor: int) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{descriptor}")
     except OSError:
-        return ""
+        return "closed"
 
 
 def _children() -> set[int]:
     found: set[int] = set()
-    for path in Path("/proc/self/task").glob("*/children"):
+    for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread may end meanwhile
-            found.update(map(int, path.read_text().split()))
+            children = os.open(f"/proc/self/task/{thread}/children", os.O_RDONLY)
+            try:
+                found.update(map(int, os.read(children, 1 << 16).split()))
+            finally:
+                os.close(children)
     return found

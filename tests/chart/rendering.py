@@ -85,7 +85,13 @@ def render(*values: Mapping[str, Any], name: str = "pydra", namespace: str = NAM
 @cache
 def _render(values: str, name: str, namespace: str) -> Objects:
     files = render_files(json.loads(values), name=name, namespace=namespace)
-    return Objects(one for path, text in files.items() if path.endswith(".yaml") for one in parse(text))
+    return Objects(one for path, text in files.items() if path.endswith(".yaml") for one in _parse(text))
+
+
+@cache
+def _parse(text: str) -> tuple[Object, ...]:
+    # Most values change few of the files.
+    return tuple(parse(text))
 
 
 def parse(text: str) -> Iterator[Object]:
