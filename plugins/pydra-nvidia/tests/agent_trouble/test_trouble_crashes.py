@@ -11,7 +11,10 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Scene
 
+    from tests.integration.agent.process import Agent
+
     MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
+    Serve = Callable[..., AbstractAsyncContextManager[tuple[Scene, Agent]]]
 
 DYNAMIC = {"dynamic_mig": True}
 VICTIM, OTHER = "victim", "other"
@@ -38,18 +41,15 @@ TOLD = {
     ("symbol", "effect"),
     [
         (PREPARE[0], "segfault"),
-        (PREPARE[0], "drop-reply"),
         (PREPARE[1], "drop-reply"),
         (PREPARE[2], "drop-reply"),
         (PREPARE[2], "gil-hang"),
     ],
 )
-async def test_a_call_that_ends_the_process_in_a_prepare_costs_that_try(
-    make_scene: MakeScene, symbol: str, effect: str
-) -> None:
+async def test_a_call_that_ends_the_process_in_a_prepare_costs_that_try(serve: Serve, symbol: str, effect: str) -> None:
     reason, told = TOLD[effect]
     deadlines = QUICK if reason == "BackendTimeout" else ()  # else the next process has as long as it takes to start
-    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*deadlines, environ=ALONE) as agent:
+    async with serve(flags=deadlines, environ=ALONE, settings=DYNAMIC) as (scene, agent):
         scene.fault({"op": symbol, "do": effect, "count": 1})
         await scene.start(VICTIM, "mig", profile="1g.10gb")
         await scene.wait_struck()
@@ -77,9 +77,9 @@ async def test_a_call_that_ends_the_process_in_a_prepare_costs_that_try(
     ],
 )
 async def test_a_call_that_ends_the_process_in_an_unprepare_is_made_good_by_the_next(
-    make_scene: MakeScene, symbol: str, effect: str
+    serve: Serve, symbol: str, effect: str
 ) -> None:
-    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK, environ=ALONE):
+    async with serve(flags=QUICK, environ=ALONE, settings=DYNAMIC) as (scene, _):
         await scene.start(VICTIM, "mig", profile="1g.10gb")
         await scene.wait_running(VICTIM)
         scene.fault({"op": symbol, "do": effect, "count": 1})
@@ -90,10 +90,29 @@ async def test_a_call_that_ends_the_process_in_an_unprepare_is_made_good_by_the_
         await scene.wait_clean()
 
 
+async def test_a_claim_that_kills_the_backend_each_time_is_condemned_and_costs_nobody_else(
+    serve: Serve,
+) -> None:
+    fatal = {"op": "nvmlGpuInstanceCreateComputeInstance", "do": "segfault", "device": 0}
+    async with serve(flags=QUICK, environ=ALONE, settings=DYNAMIC) as (scene, agent):
+        scene.fault(fatal)
+        await scene.start(VICTIM, "mig", profile="1g.10gb")
+        await scene.wait_event("ClaimQuarantined", "ended the process of backend nvidia 2 times")
+        scene.fault()
+        await scene.start(OTHER, "gpu")
+        await scene.wait_running(OTHER)
+        assert scene.errors(OTHER) == []
+        (device,) = await scene.allocated(VICTIM)
+        await scene.wait_taints({device: {"gpu.nvidia.com/quarantined": ("KillsBackend", "NoSchedule")}})
+        await scene.remove(VICTIM, OTHER)
+        await scene.wait_clean()
+        await scene.wait_taints({})
+        await agent.wait_ready()
+
+
 @pytest.mark.parametrize(
     ("symbol", "effect"),
     [
-        ("nvmlInitWithFlags", "exit"),
         ("nvmlDeviceGetMigMode", "hang"),
         ("nvmlEventSetWait_v2", "segfault"),
     ],
@@ -112,23 +131,3 @@ async def test_a_call_that_ends_the_process_in_a_discover_delays_what_is_publish
             assert 'pydra_backend_restarts_total{backend="nvidia"} 1.0' in metrics
             await scene.remove(OTHER)
             await scene.wait_clean()
-
-
-async def test_a_claim_that_kills_the_backend_each_time_is_condemned_and_costs_nobody_else(
-    make_scene: MakeScene,
-) -> None:
-    fatal = {"op": "nvmlGpuInstanceCreateComputeInstance", "do": "segfault", "device": 0}
-    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK, environ=ALONE) as agent:
-        scene.fault(fatal)
-        await scene.start(VICTIM, "mig", profile="1g.10gb")
-        await scene.wait_event("ClaimQuarantined", "ended the process of backend nvidia 2 times")
-        scene.fault()
-        await scene.start(OTHER, "gpu")
-        await scene.wait_running(OTHER)
-        assert scene.errors(OTHER) == []
-        (device,) = await scene.allocated(VICTIM)
-        await scene.wait_taints({device: {"gpu.nvidia.com/quarantined": ("KillsBackend", "NoSchedule")}})
-        await scene.remove(VICTIM, OTHER)
-        await scene.wait_clean()
-        await scene.wait_taints({})
-        await agent.wait_ready()

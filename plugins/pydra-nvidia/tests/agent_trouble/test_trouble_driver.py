@@ -15,9 +15,13 @@ from pydra_nvidia.simulation.inject import InUse
 if TYPE_CHECKING:
     from conftest import Scene
 
+    from tests.integration.agent.process import Agent
+
     MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
+    Serve = Callable[..., AbstractAsyncContextManager[tuple[Scene, Agent]]]
 
 BOTH = {"gpu-0", "gpu-1"}
+HEALTHY_SOON = ("--healthy-after", "0.2")
 
 
 async def versions(scene: Scene) -> set[str]:
@@ -25,11 +29,10 @@ async def versions(scene: Scene) -> set[str]:
     return {device["attributes"]["driverVersion"]["version"] for device in (await scene.devices()).values()}
 
 
-@pytest.mark.parametrize("state", ["absent", "unloaded"])
 async def test_a_driver_that_comes_late_has_its_devices_within_seconds_and_no_empty_slice_before(
-    make_scene: MakeScene, state: str
+    make_scene: MakeScene,
 ) -> None:
-    async with make_scene(driver={"state": state}) as scene, scene.agent(ready=False) as agent:
+    async with make_scene(driver={"state": "absent"}) as scene, scene.agent(ready=False) as agent:
         await agent.wait_ready()
         await agent.wait_log(lambda text: "devices cannot be discovered" in text)
         assert "the NVIDIA driver is not loaded on this node yet" in agent.messages()
@@ -44,8 +47,8 @@ async def test_a_driver_that_comes_late_has_its_devices_within_seconds_and_no_em
         await scene.wait_clean()
 
 
-async def test_a_driver_that_goes_takes_no_device_away_and_claims_wait_for_it(make_scene: MakeScene) -> None:
-    async with make_scene() as scene, scene.agent("--healthy-after", "0.2") as agent:
+async def test_a_driver_that_goes_takes_no_device_away_and_claims_wait_for_it(serve: Serve) -> None:
+    async with serve(flags=HEALTHY_SOON) as (scene, agent):
         scene.inject.unload_driver(force=True)
         await agent.wait_log(lambda text: "devices cannot be discovered" in text)
         assert set(await scene.devices()) == BOTH
@@ -56,6 +59,37 @@ async def test_a_driver_that_goes_takes_no_device_away_and_claims_wait_for_it(ma
         await scene.wait_running("pod")
         await scene.remove("pod")
         await scene.wait_clean()
+
+
+async def test_a_gpu_is_reset_by_an_admin_under_a_running_agent_that_lets_go_of_it(serve: Serve) -> None:
+    async with serve(flags=HEALTHY_SOON) as (scene, _):
+        scene.inject.lose(0)
+        await scene.wait(lambda: scene.health().get("gpu-0") == "Unhealthy")
+        with pytest.raises(InUse):
+            scene.inject.reset(0)
+        assert await scene.command("maintenance") == 0
+        scene.inject.reset(0)
+        assert await scene.command("resume") == 0
+        await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
+        assert await scene.taints() == {}
+
+
+async def test_partitions_that_others_make_and_remove_are_followed(serve: Serve) -> None:
+    async with serve(flags=HEALTHY_SOON) as (scene, _):
+        assert set(await scene.devices()) == BOTH
+        scene.inject.set_mig_mode(0, True, force=True)
+        scene.inject.create_mig(0, "3g.40gb", 4)
+        await scene.wait_devices({"gpu-0-mig-3g40gb-9-4", "gpu-1"})
+        await scene.start("pod", "mig")
+        await scene.wait_running("pod")
+        scene.inject.create_mig(0, "1g.10gb", 0)
+        await scene.wait_devices({"gpu-0-mig-1g10gb-19-0", "gpu-0-mig-3g40gb-9-4", "gpu-1"})
+        scene.inject.destroy_mig(0, 0)
+        await scene.wait_devices({"gpu-0-mig-3g40gb-9-4", "gpu-1"})
+        await scene.remove("pod")
+        assert len(scene.gpus()[0].instances) == 1, "somebody else's"
+        scene.inject.set_mig_mode(0, False, force=True)
+        await scene.wait_devices(BOTH)
 
 
 async def test_a_driver_that_was_replaced_is_published_and_given_to_containers(make_scene: MakeScene) -> None:
@@ -104,19 +138,6 @@ async def test_an_admin_replaces_the_driver_under_a_running_agent_that_lets_go_o
         await scene.wait_clean()
 
 
-async def test_a_gpu_is_reset_by_an_admin_under_a_running_agent_that_lets_go_of_it(make_scene: MakeScene) -> None:
-    async with make_scene() as scene, scene.agent("--healthy-after", "0.2"):
-        scene.inject.lose(0)
-        await scene.wait(lambda: scene.health().get("gpu-0") == "Unhealthy")
-        with pytest.raises(InUse):
-            scene.inject.reset(0)
-        assert await scene.command("maintenance") == 0
-        scene.inject.reset(0)
-        assert await scene.command("resume") == 0
-        await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
-        assert await scene.taints() == {}
-
-
 def tolerating(device_class: str) -> dict[str, Any]:
     """A request of this class that puts up with everything."""
     return {"exactly": {"deviceClassName": device_class, "tolerations": [{"operator": "Exists"}]}}
@@ -143,24 +164,6 @@ async def test_gpus_that_are_plugged_in_and_out_come_and_go(make_scene: MakeScen
         scene.inject.plug(0)
         await scene.wait_devices(BOTH)
         await scene.wait_clean()
-
-
-async def test_partitions_that_others_make_and_remove_are_followed(make_scene: MakeScene) -> None:
-    async with make_scene() as scene, scene.agent():
-        assert set(await scene.devices()) == BOTH
-        scene.inject.set_mig_mode(0, True, force=True)
-        scene.inject.create_mig(0, "3g.40gb", 4)
-        await scene.wait_devices({"gpu-0-mig-3g40gb-9-4", "gpu-1"})
-        await scene.start("pod", "mig")
-        await scene.wait_running("pod")
-        scene.inject.create_mig(0, "1g.10gb", 0)
-        await scene.wait_devices({"gpu-0-mig-1g10gb-19-0", "gpu-0-mig-3g40gb-9-4", "gpu-1"})
-        scene.inject.destroy_mig(0, 0)
-        await scene.wait_devices({"gpu-0-mig-3g40gb-9-4", "gpu-1"})
-        await scene.remove("pod")
-        assert len(scene.gpus()[0].instances) == 1, "somebody else's"
-        scene.inject.set_mig_mode(0, False, force=True)
-        await scene.wait_devices(BOTH)
 
 
 async def test_partitions_that_others_make_take_their_place_from_those_to_be_made(make_scene: MakeScene) -> None:
