@@ -98,13 +98,14 @@ class Driver:
         self._missing = f"backend {self.backend}: is starting"
         self._starting = anyio.CancelScope()
         self._supervisor = started.supervisor
+        self._answered = False  # whether the first process of the backend has said what it is, or was refused
         self._reports = Reports(context.metrics, context.record, node=context.settings.node_name)
         context.metrics.announce_backend(self.backend)
         started.report_to(self._reports)
 
     def missing(self) -> str:
         """Return why the driver cannot serve claims, as text; empty if it can."""
-        return self._missing
+        return self._missing if self._answered else self._supervisor.missing() or self._missing
 
     async def run(self, stop: anyio.Event) -> None:
         """Serve until `stop`."""
@@ -127,6 +128,8 @@ class Driver:
         except (ContractError, SettingsError) as error:  # which the supervisor has reported
             self._missing = str(error)
             return None
+        finally:
+            self._answered = True
         try:
             driver = self._name_driver(facts)
             service = DriverService(driver, facts, self._supervisor, self._context, self._set_missing)

@@ -24,7 +24,7 @@ from pydra.agent.start import StartedBackend
 from pydra.errors import KubeError, SettingsError, Unsupported
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra.kube.resources import EVENTS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra.kube.resources import EVENTS, NODES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kube.version import check_server
 from pydra.observability.events import Create, EventDeduplicator, EventRecorder, Repetition
 from pydra.observability.http import serve_http
@@ -37,6 +37,13 @@ _START_SECONDS = 10.0
 """After so long the start is over, and with it the use of much memory."""
 
 _CLUSTER_RETRY_SECONDS = 30.0
+REQUESTS = {
+    RESOURCE_CLAIMS: ("get",),
+    RESOURCE_SLICES: ("list", "watch", "create", "update", "delete"),
+    EVENTS: ("create", "patch"),
+    NODES: ("get",),
+}
+"""What the agent asks of the API server, as its ClusterRole allows it; a migration may also list claims."""
 
 
 async def serve(settings: Settings, backends: Sequence[StartedBackend], reread: Callable[[], Settings]) -> None:
@@ -49,7 +56,7 @@ async def serve(settings: Settings, backends: Sequence[StartedBackend], reread: 
     """
     metrics = Metrics()
     metrics.build.labels(__version__).set(1)
-    metrics.announce_requests([str(resource) for resource in (RESOURCE_CLAIMS, RESOURCE_SLICES, EVENTS)])
+    metrics.announce_requests((verb, str(resource)) for resource, verbs in REQUESTS.items() for verb in verbs)
     stop = anyio.Event()
     credentials = await load_credentials(
         environ=os.environ, kubeconfig=settings.kubeconfig, verify_x509_strict=settings.verify_x509_strict

@@ -152,6 +152,7 @@ class BackendSupervisor:
         self._refused: BackendRefused | None = None
         self._state = BackendState.STARTING
         self._why = "is not started yet"
+        self._cause = ""  # of the last end or failed start; empty while a process is ready
         self._process: BackendProcess | None = None
         self._unkillable: list[BackendProcess] = []
         self._starts = 0
@@ -267,6 +268,10 @@ class BackendSupervisor:
             quarantined=self._attribution.quarantined(),
             unkillable=sum(one.exists for one in self._unkillable),
         )
+
+    def missing(self) -> str:
+        """Return why no process serves calls, as text with the backend's name; empty if one does."""
+        return "" if self._state is BackendState.READY else str(self._unavailable())
 
     def quarantined(self) -> tuple[Quarantined, ...]:
         """Return the devices of quarantined claims."""
@@ -427,7 +432,7 @@ class BackendSupervisor:
     async def _run_process(self) -> BackendEnded | BackendStartFailed | BackendRefused:
         """Run one process from start to end; return what to report about it."""
         self._starts += 1
-        self._move(BackendState.STARTING, "is starting")
+        self._move(BackendState.STARTING, f"is starting again, after: {self._cause}" if self._cause else "is starting")
         process = self._process = BackendProcess(
             self._source,
             timeouts=self._timeouts,
@@ -470,6 +475,7 @@ class BackendSupervisor:
             settings=hello.settings,
         )
         process.restored = Method.RESTORE not in hello.methods
+        self._cause = ""
         self._move(BackendState.READY, "" if process.restored else "has not yet been told what this node holds")
         _log.info("backend %s: ready in process %d after %.2f s", source, process.pid, process.age)
         if self._starts > 1:
@@ -547,6 +553,7 @@ class BackendSupervisor:
         _log.error(
             "backend %s: %s; it starts again in %.1f s", self._source, line, event.restart_in, extra={"fields": fields}
         )
+        self._cause = brief
         self._move(BackendState.DOWN, f"{brief}; it starts again {event.restart_in:.1f} s after that")
         self._report(event)
 

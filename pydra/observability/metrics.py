@@ -21,7 +21,6 @@ from pydra.errors import KubeError
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGKILL", "exit", "hang")
-_VERBS = ("get", "list", "watch", "create", "update", "patch", "delete")
 
 
 class Metrics:
@@ -145,11 +144,10 @@ class Metrics:
             gauge.labels(driver).set(0)
         self.records_set_aside.labels(driver)
 
-    def announce_requests(self, resources: Sequence[str]) -> None:
-        """Create the series of API requests for these resources."""
-        for resource in resources:
-            for verb in _VERBS:
-                self.requests.labels(verb, resource, "200")
+    def announce_requests(self, requests: Iterable[tuple[str, str]]) -> None:
+        """Create the series of successful API requests, by verb and resource."""
+        for verb, resource in requests:
+            self.requests.labels(verb, resource, "201" if verb == "create" else "200")
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"pydra_{name}", text, labels, registry=self.registry)

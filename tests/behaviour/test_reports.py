@@ -163,6 +163,15 @@ def test_a_backend_that_cannot_be_imported_is_told_by_readyz_and_the_agent_goes_
     assert agent.stop() == 0
 
 
+def test_why_a_backend_cannot_start_is_told_by_readyz_as_by_the_log(node: Node) -> None:
+    node.board.order("connect", "", "raise")
+    agent = node.start()
+    wait_for(lambda: "the board is on fire" in agent.get("/readyz")[1], "/readyz has the cause")
+    agent.wait_log("the board is on fire")
+    node.board.dismiss("connect", "")
+    node.register(agent)
+
+
 def test_a_wrong_setting_ends_the_agent_with_2_and_a_sentence_on_stderr() -> None:
     command = [sys.executable, "-m", "pydra.cli.agent", "--backend", "board:", "--node-name", "n"]
     done = subprocess.run(

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from pydra.agent.main import REQUESTS
+from pydra.observability.metrics import Metrics
 from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, Object, Objects, at, by_name, overlay, render
 
 GUIDE = (CHART.parents[1] / "docs" / "install.md").read_text()
@@ -55,6 +57,19 @@ def as_rules(rules: list[Object]) -> set[tuple[str, str, str]]:
 def test_the_agents_role_is_that_of_the_guide() -> None:
     role = render(SIM).one("ClusterRole", "pydra-agent.pydra-system")
     assert as_rules(role["rules"]) == as_rules(guide_object("ClusterRole")["rules"])
+
+
+def test_requests_have_series_from_the_start_if_the_agents_role_allows_them() -> None:
+    metrics = Metrics()
+    metrics.announce_requests((verb, str(resource)) for resource, verbs in REQUESTS.items() for verb in verbs)
+    name = "pydra_kubernetes_request_duration_seconds_count"
+    found = re.findall(rf'{name}{{resource="(.*)",status="(.*)",verb="(.*)"}} 0.0', metrics.text().decode())
+    assert len(found) == len(set(found))
+    role = render(SIM).one("ClusterRole", "pydra-agent.pydra-system")
+    assert set(found) == {
+        (f"{plural}.{group}".rstrip("."), "201" if verb == "create" else "200", verb)
+        for group, plural, verb in as_rules(role["rules"])
+    }
 
 
 def test_the_agents_pod_is_that_of_the_guide() -> None:
