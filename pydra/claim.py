@@ -14,22 +14,56 @@ import msgspec
 
 from pydra.cdi.edits import ContainerEdits
 from pydra.errors import PydraError
+from pydra.limits import LABEL, SUBDOMAIN
 
 ConfigT = TypeVar("ConfigT")
 
 _UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
-
-UID_RULE = "letters, digits, '.', '-' and '_', with a letter or digit at both ends"
-"""What `is_file_name` allows, for messages; at most 128 bytes."""
+_SHARE_ID = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9]{0,62}[A-Za-z0-9])?")
+_REQUEST = re.compile(rf"{LABEL.pattern}(?:/{LABEL.pattern})?")
+_POOL = re.compile(rf"{SUBDOMAIN.pattern}(?:/{SUBDOMAIN.pattern})*")
+_LONGEST_NAME = 253
 
 
 def is_file_name(uid: str) -> bool:
-    """Return whether a claim's uid may name a file; `UID_RULE` says what is allowed.
+    """Return whether a claim's uid may name a file: letters, digits, '.', '-' and '_', at most 128 bytes.
 
     The API server makes UUIDs. A uid from elsewhere must be as harmless: not a path, not hidden, and short enough for a
     prefix and a suffix.
     """
     return _UID.fullmatch(uid) is not None
+
+
+def find_name_problem(uid: str, namespace: str, name: str) -> str:
+    """Return why a claim cannot have these names, to follow the words "a claim"; "" if it can.
+
+    They become file names, CDI ids and URLs.
+    """
+    if not is_file_name(uid):
+        rule = "letters, digits, '.', '-' and '_', with a letter or digit at both ends, of at most 128 bytes"
+        return _explain("uid", uid, 128, rule)
+    if not LABEL.fullmatch(namespace):
+        return _explain("namespace", namespace, 63, "a DNS label, of at most 63 bytes")
+    if len(name) > _LONGEST_NAME or not SUBDOMAIN.fullmatch(name):
+        return _explain("name", name, _LONGEST_NAME, "a DNS subdomain, of at most 253 bytes")
+    return ""
+
+
+def _explain(field: str, value: str, limit: int, rule: str) -> str:
+    return f"whose {field} is {value[:limit]!r}; it must be {rule}" if value else f"without {field}"
+
+
+def find_device_name_problem(request: str, pool: str, device: str, share_id: str | None) -> str:
+    """Return the first invalid name of an allocated device, by its field in the API; "" if all are valid."""
+    for field, text, pattern, rule in (
+        ("request", request, _REQUEST, "a DNS label, or two with a slash between"),
+        ("pool", pool, _POOL, "DNS subdomains with slashes between"),
+        ("device", device, LABEL, "a DNS label"),
+        ("shareID", share_id or "0", _SHARE_ID, "a UUID"),
+    ):
+        if len(text) > _LONGEST_NAME or not pattern.fullmatch(text):
+            return f"{field} is {text if len(text) <= 64 else text[:61] + '...'!a}; it must be {rule}"
+    return ""
 
 
 class OpaqueConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,8 +70,8 @@ def _name(claim: Claim, names: Names) -> Claim:
 
 def _rename_old_files(directory: str, files: Iterable[str]) -> None:
     for file in files:
-        if os.path.dirname(os.path.abspath(file)) != os.path.abspath(directory):
-            raise CheckpointError(f"the backend names {file}, which is not in {directory}; it is left alone")
+        if "\0" in file or os.path.dirname(os.path.abspath(file)) != os.path.abspath(directory):
+            raise CheckpointError(f"the backend names {file!r}, which is not in {directory}; it is left alone")
         try:
             os.replace(file, file + SUFFIX)
         except FileNotFoundError:

@@ -20,7 +20,14 @@ from pydra.backends.type_check import find_mismatches
 from pydra.backends.type_messages import suggest
 from pydra.backends.wire import Method
 from pydra.cdi.edits import ContainerEdits
-from pydra.claim import UID_RULE, Claim, Inheritance, InheritedClaim, PreparedDevice, is_file_name
+from pydra.claim import (
+    Claim,
+    Inheritance,
+    InheritedClaim,
+    PreparedDevice,
+    find_device_name_problem,
+    find_name_problem,
+)
 from pydra.devices import CounterSet, Device, Inventory, Sample
 from pydra.limits import DRIVER_RULE, SUBDOMAIN, is_driver_name
 
@@ -278,21 +285,28 @@ def find_plan_violations(plan: Any) -> tuple[str, ...]:
 
 
 def find_inheritance_violations(inheritance: Inheritance) -> tuple[str, ...]:
-    """Find uids that cannot name a record, duplicate claims, and claims whose devices and prepared devices differ."""
-    twice = _repeated(one.claim.uid for one in inheritance.claims)
-    return (
-        *(
-            f"inherit: a claim's uid is {one.claim.uid[:128]!r}; it must be {UID_RULE}, of at most 128 bytes"
-            for one in inheritance.claims
-            if not is_file_name(one.claim.uid)
-        ),
-        *(f"inherit: the claim with uid {uid} is listed {n} times" for uid, n in twice),
-        *(
-            f"inherit: claim {one.claim.uid}: {violation}"
-            for one in inheritance.claims
-            for violation in find_prepared_violations(one.claim, one.prepared)
-        ),
-    )
+    """Find invalid names, duplicate claims, and claims whose devices and prepared devices differ."""
+    return tuple(_inheritance_violations(inheritance))
+
+
+def _inheritance_violations(inheritance: Inheritance) -> Iterator[str]:
+    claims = [one.claim for one in inheritance.claims]
+    for claim in claims:
+        is_named = claim.namespace or claim.name  # without either, the agent looks the claim up by its uid
+        names = (claim.namespace, claim.name) if is_named else ("default", "unknown")
+        if problem := find_name_problem(claim.uid, *names):
+            yield f"inherit: a claim {problem}"
+    for uid, count in _repeated(claim.uid for claim in claims):
+        yield f"inherit: the claim with uid {uid} is listed {count} times"
+    for one in inheritance.claims:
+        for violation in (*_device_name_problems(one.claim), *find_prepared_violations(one.claim, one.prepared)):
+            yield f"inherit: claim {one.claim.uid}: {violation}"
+
+
+def _device_name_problems(claim: Claim) -> Iterator[str]:
+    for index, device in enumerate(claim.devices):
+        if problem := find_device_name_problem(device.request, device.pool, device.device, device.share_id):
+            yield f"devices[{index}].{problem}"
 
 
 def find_sample_violations(samples: Sequence[Sample]) -> tuple[str, ...]:

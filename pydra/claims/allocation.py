@@ -6,20 +6,14 @@ Source: Kubernetes API reference, resource.k8s.io/v1 ResourceClaim and its valid
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from pydra.claim import AllocatedDevice, Claim, ClaimRef, OpaqueConfig, PodRef
+from pydra.claim import AllocatedDevice, Claim, ClaimRef, OpaqueConfig, PodRef, find_device_name_problem
 from pydra.errors import ClaimError, NotAllocated, Replaced
-from pydra.limits import LABEL, SUBDOMAIN
 
-_UID = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9]{0,62}[A-Za-z0-9])?")
-_REQUEST = re.compile(rf"{LABEL.pattern}(?:/{LABEL.pattern})?")
-_POOL = re.compile(rf"{SUBDOMAIN.pattern}(?:/{SUBDOMAIN.pattern})*")
-_LONGEST_NAME = 253
 _NOT_STORABLE = (OverflowError, UnicodeEncodeError, RecursionError)
 
 
@@ -136,7 +130,8 @@ def _parse_devices(allocation: _Devices, ref: ClaimRef, driver: str) -> list[All
     for index, result in enumerate(allocation.results or ()):
         if result.driver != driver:
             continue
-        _check_names(result, ref, index)
+        if problem := find_device_name_problem(result.request, result.pool, result.device, result.share_id):
+            raise ClaimError(f"claim {ref}: status.allocation.devices.results[{index}].{problem}")
         configs, explicit = _choose_configs(entries, result.request)
         devices.append(
             AllocatedDevice(
@@ -188,18 +183,6 @@ def _choose_configs(
         kept[key] = config, bool(requests) and config.source == "FromClaim"
     configs, explicit = zip(*kept.values(), strict=True) if kept else ((), ())
     return configs, explicit
-
-
-def _check_names(result: _Result, ref: ClaimRef, index: int) -> None:
-    for what, text, pattern, allowed in (
-        ("request", result.request, _REQUEST, "a DNS label, or two with a slash between"),
-        ("pool", result.pool, _POOL, "DNS subdomains with slashes between"),
-        ("device", result.device, LABEL, "a DNS label"),
-        ("shareID", result.share_id or "0", _UID, "a UUID"),
-    ):
-        if len(text) > _LONGEST_NAME or not pattern.fullmatch(text):
-            path = f"claim {ref}: status.allocation.devices.results[{index}].{what}"
-            raise ClaimError(f"{path} is {_quote(text)}; it must be {allowed}")
 
 
 def _is_unstorable(config: OpaqueConfig) -> bool:

@@ -1,10 +1,9 @@
-"""Converts kubelet protobuf messages to and from pydra types, and validates claim names.
+"""Converts kubelet protobuf messages to and from pydra types.
 
 v1beta1 of DRAPlugin differs from v1 in nothing but the share id, which it lacks, and v1alpha1 of DRAResourceHealth from
 v1 in nothing but its name, so v1's generated classes serve both. Contract tests compare them with protobuf's codec.
 
-The kubelet's names become file names, CDI ids and URLs, so every claim's name is checked here, and only here. An
-invalid name fails its claim, not the call.
+An invalid name of a claim fails that claim, not the call.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ from typing import TypeVar
 import msgspec
 from grpclib import GRPCError, Status
 
-from pydra.claim import UID_RULE, ClaimRef, PrepareOutcome, UnprepareOutcome, is_file_name
+from pydra.claim import ClaimRef, PrepareOutcome, UnprepareOutcome, find_name_problem
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import ClaimError, PydraError
 from pydra.kubelet.pb import dra_health_v1, dra_v1, grpc_health_v1, pluginregistration_v1
 from pydra.kubelet.pb.message_pool import Message
-from pydra.limits import LABEL, SUBDOMAIN
 
 MAX_CLAIMS = 4096
 """Claims in one call. A pod has a few; the errors of so many still fit into one answer."""
@@ -72,14 +70,8 @@ def parse_claims(request: bytes) -> ClaimCall:
         uid, namespace, name = claim.uid, claim.namespace, claim.name
         if not (isinstance(uid, str) and isinstance(namespace, str) and isinstance(name, str)):
             raise _malformed("a claim's name is not a string")
-        if (
-            not is_file_name(uid)
-            or len(namespace) > 63
-            or not LABEL.fullmatch(namespace)
-            or len(name) > 253
-            or not SUBDOMAIN.fullmatch(name)
-        ):
-            refused[uid] = _bad_name(uid, namespace, name)
+        if problem := find_name_problem(uid, namespace, name):
+            refused[uid] = ClaimError(f"the kubelet sent a claim {problem}")
             continue
         ref = ClaimRef(uid=uid, namespace=namespace, name=name)
         if refs.setdefault(uid, ref) != ref:
@@ -87,19 +79,6 @@ def parse_claims(request: bytes) -> ClaimCall:
     for uid in refused:
         refs.pop(uid, None)
     return ClaimCall(refs=tuple(refs.values()), refused=refused)
-
-
-def _bad_name(uid: str, namespace: str, name: str) -> ClaimError:
-    """Describe the first invalid name."""
-    field, value, limit, rule = "name", name, 253, "a DNS subdomain"
-    if not is_file_name(uid):
-        field, value, limit, rule = "uid", uid, 128, UID_RULE
-    elif len(namespace) > 63 or not LABEL.fullmatch(namespace):
-        field, value, limit, rule = "namespace", namespace, 63, "a DNS label"
-    if not value:
-        return ClaimError(f"the kubelet sent a claim without {field}")
-    found = f"the kubelet sent a claim whose {field} is {value[:limit]!r}"
-    return ClaimError(f"{found}; it must be {rule}, of at most {limit} bytes")
 
 
 def build_prepare_response(outcomes: Mapping[str, PrepareOutcome], *, share_ids: bool) -> bytes:

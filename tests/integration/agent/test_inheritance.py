@@ -24,10 +24,10 @@ def ignore(step: object) -> None:
     """Ignore what the kubelet reports."""
 
 
-def leave(node: EmbeddedNode, uid: str) -> Path:
+def leave(node: EmbeddedNode, uid: str, name: str = "old") -> Path:
     directory = Path(node.settings.root, "plugins", "heir.example.com")
-    directory.mkdir(parents=True)
-    directory.joinpath("old.json").write_text(json.dumps({"uid": uid, "namespace": "default", "name": "old"}))
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.joinpath("old.json").write_text(json.dumps({"uid": uid, "namespace": "default", "name": name}))
     return directory
 
 
@@ -48,9 +48,9 @@ async def test_claims_of_the_driver_before_are_kept_and_given_back_when_nobody_h
             assert await agent.stop() == 0
 
 
-async def test_while_the_driver_before_runs_nothing_is_served_and_an_event_says_so() -> None:
+async def test_while_its_claims_cannot_be_taken_over_nothing_is_served_and_an_event_says_so() -> None:
     async with run_node(ignore) as node:
-        directory = leave(node, "uid-1")
+        directory = leave(node, "uid-1", name="team/train")
         directory.joinpath("alive").touch()
         async with run_agent(node, "--backend", "heir:") as agent:
             await agent.wait_log(lambda text: "the old driver still runs; remove it first" in text)
@@ -61,6 +61,8 @@ async def test_while_the_driver_before_runs_nothing_is_served_and_an_event_says_
                     await anyio.sleep(0.02)
             assert "the old driver still runs; remove it first" in events[0]
             directory.joinpath("alive").unlink()
+            await agent.wait_log(lambda text: "a claim whose name is 'team/train'; it must be a DNS subdomain" in text)
+            leave(node, "uid-1")
             await agent.wait_ready()
             assert await agent.stop() == 0
 
@@ -115,12 +117,15 @@ async def test_a_claim_that_has_a_record_already_keeps_it(store: RecordStore, tm
     assert store.records["u2"].stage is Stage.COMPLETED
 
 
-async def test_a_file_outside_of_the_plugin_directory_is_left_alone(store: RecordStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["../passwd", "a\0b"])
+async def test_a_file_outside_of_the_plugin_directory_is_left_alone(
+    name: str, store: RecordStore, tmp_path: Path
+) -> None:
     plugin, other = tmp_path / "plugin", tmp_path / "passwd"
     plugin.mkdir()
     other.touch()
     with pytest.raises(CheckpointError, match="is not in"):
-        await take(store, plugin, str(plugin / ".." / "passwd"))
+        await take(store, plugin, f"{plugin}/{name}")
     assert other.exists()
 
 

@@ -82,12 +82,33 @@ def test_a_state_nested_without_end_is_refused() -> None:
     assert violation.endswith("is nested more than 64 deep")
 
 
-@pytest.mark.parametrize("uid", ["", "../../etc/passwd", ".hidden", "a/b", "uid.", "u" * 129])
-def test_an_inherited_uid_that_cannot_name_a_record_is_refused(uid: str) -> None:
-    claim = replace(CLAIM, uid=uid)
-    inherited = InheritedClaim(claim=claim, prepared=(A.prepared(), B.prepared(), SHARE.prepared()))
+@pytest.mark.parametrize(
+    ("names", "violation"),
+    [
+        ({"uid": ""}, "inherit: a claim without uid"),
+        *(
+            ({"uid": uid}, f"inherit: a claim whose uid is {uid[:128]!r}; it must be letters")
+            for uid in ("../../etc/passwd", ".hidden", "a/b", "uid.", "u" * 129)
+        ),
+        ({"name": "team/train"}, "inherit: a claim whose name is 'team/train'; it must be a DNS subdomain"),
+        ({"name": ""}, "inherit: a claim without name"),
+        ({"namespace": ""}, "inherit: a claim without namespace"),
+        ({"namespace": "../x"}, "inherit: a claim whose namespace is '../x'; it must be a DNS label"),
+        ({"namespace": "", "name": ""}, ""),
+    ],
+)
+def test_an_inherited_claim_whose_names_are_invalid_is_refused(names: dict[str, str], violation: str) -> None:
+    inherited = InheritedClaim(claim=replace(CLAIM, **names), prepared=(A.prepared(), B.prepared(), SHARE.prepared()))
+    found = find_inheritance_violations(Inheritance(claims=(inherited,)))
+    assert [one.startswith(violation) for one in found] == ([True] if violation else [])
+
+
+@pytest.mark.parametrize(("field", "name"), [("pool", "../x"), ("device", "GPU-0"), ("request", ""), ("share_id", "/")])
+def test_an_inherited_device_whose_names_are_invalid_is_refused(field: str, name: str) -> None:
+    device = replace(A, **{field: name})
+    inherited = InheritedClaim(claim=replace(CLAIM, devices=(device,)), prepared=(device.prepared(),))
     (violation,) = find_inheritance_violations(Inheritance(claims=(inherited,)))
-    assert violation.startswith(f"inherit: a claim's uid is {uid[:128]!r}; it must be letters")
+    assert violation.startswith(f"inherit: claim {CLAIM.uid}: devices[0].")
 
 
 def test_samples_have_names_that_prometheus_takes() -> None:
