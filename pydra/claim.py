@@ -13,11 +13,13 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 
 from pydra.cdi.edits import ContainerEdits
+from pydra.devices import AttributeValue
 from pydra.errors import PydraError
 from pydra.limits import LABEL, SUBDOMAIN
 
 ConfigT = TypeVar("ConfigT")
 
+_NO_ATTRIBUTES: Mapping[str, AttributeValue] = {}
 _UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 _SHARE_ID = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9]{0,62}[A-Za-z0-9])?")
 _REQUEST = re.compile(rf"{LABEL.pattern}(?:/{LABEL.pattern})?")
@@ -109,10 +111,21 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
         marked = zip(self.configs, self.explicit, strict=False)
         return tuple(config for config, explicit in marked if explicit and not isinstance(config, fitting))
 
-    def prepared(self, edits: ContainerEdits = ContainerEdits(), state: Any = None) -> PreparedDevice:  # noqa: B008 - frozen
-        """Return this device as prepared: the edits of its containers, and the backend's state (any JSON value)."""
+    def prepared(
+        self,
+        edits: ContainerEdits = ContainerEdits(),  # noqa: B008 - frozen
+        state: Any = None,
+        attributes: Mapping[str, AttributeValue] = _NO_ATTRIBUTES,
+    ) -> PreparedDevice:
+        """Return this device as prepared; edits, state and attributes are those of `PreparedDevice`."""
         return PreparedDevice(
-            request=self.request, pool=self.pool, device=self.device, share_id=self.share_id, edits=edits, state=state
+            request=self.request,
+            pool=self.pool,
+            device=self.device,
+            share_id=self.share_id,
+            edits=edits,
+            state=state,
+            attributes=attributes,
         )
 
 
@@ -120,7 +133,9 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device that is ready for containers.
 
     `request`, `pool`, `device` and `share_id` say which allocated device this is. `state` is any JSON
-    value; it is kept across restarts and handed to `unprepare`.
+    value; it is kept across restarts and handed to `unprepare`. `attributes` are what is only known now, such as the
+    UUID of a partition that was made: containers find them in the device's metadata file, beside those that `discover`
+    reported and instead of those with the same name.
     """
 
     request: str
@@ -129,6 +144,7 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
     share_id: str | None = None
     edits: ContainerEdits = ContainerEdits()
     state: Any = None
+    attributes: Mapping[str, AttributeValue] = _NO_ATTRIBUTES
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -274,9 +274,7 @@ def check_device(device: Device) -> Iterator[str]:
     values = sum(len(value) if isinstance(value, tuple) else 1 for value in device.attributes.values())
     if values > ATTRIBUTE_VALUES:
         yield f"{values} attribute values, elements of lists counted; at most {ATTRIBUTE_VALUES} are allowed"
-    for name, value in device.attributes.items():
-        yield from _check_name(f"attribute {name!r}", name)
-        yield from _check_attribute(f"attribute {name!r}", value)
+    yield from check_attributes(device.attributes)
     for name, capacity in device.capacity.items():
         yield from _check_name(f"capacity {name!r}", name)
         yield from _check_capacity(f"capacity {name!r}", capacity, shared=device.allow_multiple_allocations)
@@ -286,6 +284,13 @@ def check_device(device: Device) -> Iterator[str]:
     for taint in device.taints:
         yield from _check_taint(taint)
     yield from _check_binding(device.binding_conditions, device.binding_failure_conditions)
+
+
+def check_attributes(attributes: Mapping[str, AttributeValue]) -> Iterator[str]:
+    """Yield everything that the API server would refuse in single attributes."""
+    for name, value in attributes.items():
+        yield from _check_name(f"attribute {name!r}", name)
+        yield from _check_attribute(f"attribute {name!r}", value)
 
 
 def check_counter_set(counter_set: CounterSet) -> Iterator[str]:

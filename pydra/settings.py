@@ -95,6 +95,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     measure_period: Seconds = 30.0
     health_period: Seconds = 10.0
 
+    device_metadata: bool = False
+
     health_taint: HealthTaint = HealthTaint.NO_SCHEDULE
     unhealthy_after: SecondsOrNone = 0.0
     healthy_after: SecondsOrNone = 30.0

@@ -31,6 +31,7 @@ from pydra.agent.start import StartedBackend
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
+from pydra.cdi.metadata import MetadataPaths, MetadataStore
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.record import Stage
@@ -189,6 +190,9 @@ class DriverService:
         self._records_directory = settings.records_directory(driver)
         self._lock = InstanceLock(f"{self._records_directory}/lock")
         self._cdi = CdiStore(settings.cdi_dir, driver)
+        self._metadata = MetadataStore(
+            MetadataPaths(driver=driver, plugin_directory=self._plugin_directory, cdi_directory=settings.cdi_dir)
+        )
         self._board = HealthBoard()
         self._loop = asyncio.get_running_loop()
         self._sockets_tried = anyio.Event()
@@ -258,6 +262,7 @@ class DriverService:
         )
         await asyncio.to_thread(self._store.open)
         self._cdi.open()
+        self._metadata.open()
         imported = await import_claims(
             self._supervisor.inherit,
             self._store,
@@ -299,6 +304,8 @@ class DriverService:
             backend=self._supervisor,
             plans=Method.PLAN in self._facts.methods,
             cdi=self._cdi,
+            metadata=self._metadata,
+            writes_metadata=settings.device_metadata,
             host_root=settings.host_root,
             deadlines=Deadlines(
                 prepare=settings.prepare_deadline,
@@ -316,6 +323,7 @@ class DriverService:
             find_names=self._find_claim_names,
             store=self._store,
             cdi=self._cdi,
+            metadata=self._metadata,
             preparer=claims,
             kubelet_state=self._settings.kubelet_claims,
             period=self._settings.sweep_period,
@@ -415,7 +423,9 @@ class DriverService:
             if published is not shown:
                 shown = published
                 if published.known:
-                    claims.published = {settings.node_name: {device.name for device in published.pool.devices}}
+                    claims.set_published(
+                        {settings.node_name: {device.name: device for device in published.pool.devices}}
+                    )
                 reconciler.publish(published.pool)
                 self._report.published(published)
 

@@ -29,6 +29,7 @@ from pydra.claim import (
     find_name_problem,
 )
 from pydra.devices import CounterSet, Device, Inventory, Sample
+from pydra.inventory import check_attributes
 from pydra.limits import DRIVER_RULE, SUBDOMAIN, is_driver_name
 
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
@@ -233,7 +234,7 @@ def find_value_violations(body: msgspec.Raw, wanted: Any) -> tuple[str, ...]:
 
 
 def answers_exactly(claim: Claim, prepared: Sequence[PreparedDevice]) -> bool:
-    """Return whether there is one entry for each of the claim's devices, in their order and without a state."""
+    """Return whether there is one entry for each of the claim's devices, in order, without state and attributes."""
     if len(claim.devices) != len(prepared):
         return False
     for wanted, given in zip(claim.devices, prepared, strict=True):
@@ -243,6 +244,7 @@ def answers_exactly(claim: Claim, prepared: Sequence[PreparedDevice]) -> bool:
             or wanted.pool != given.pool
             or wanted.share_id != given.share_id
             or given.state is not None
+            or given.attributes
         ):
             return False
     return True
@@ -255,7 +257,7 @@ def sort_prepared(claim: Claim, prepared: Sequence[PreparedDevice]) -> tuple[Pre
 
 
 def find_prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> tuple[str, ...]:
-    """Check that there is exactly one entry for each of the claim's devices, and that each state is JSON."""
+    """Check that there is exactly one entry for each of the claim's devices, and check states and attributes."""
     return tuple(_prepared_violations(claim, prepared))
 
 
@@ -267,6 +269,8 @@ def _prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> It
     for identity in sorted(given - wanted):
         why = "twice" if identity in wanted else "which the claim does not have"
         yield f"prepare returned {_spell(identity)}, {why}"
+    for device in prepared:
+        yield from (f"{_spell(_identity(device))}: {problem}" for problem in check_attributes(device.attributes))
     problems = [p for d in prepared for p in find_json_problems(d.state, f"state of {_spell(_identity(d))}")]
     if problems:
         yield from problems

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
 
@@ -20,6 +21,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
+from pydra.devices import AttributeValue
 from pydra.errors import CheckpointError
 
 SCHEMA = 1
@@ -43,11 +45,23 @@ class Stage(Enum):
     COMPLETED = "completed"
 
 
+class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+    """What a claim's metadata files say beside what was prepared: known before it, and not changed afterwards.
+
+    `pod_claim_name` is the claim's name in the pod's spec if the claim was made from a template. `attributes` are those
+    that the devices were published with, by `POOL/DEVICE`.
+    """
+
+    pod_claim_name: str = ""
+    attributes: Mapping[str, Mapping[str, AttributeValue]] = {}
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """What must outlive the agent's process about one claim.
 
     `prepared` is what the backend returned; it is kept while the claim is being unprepared, when the stage is
     *started* again. `created` is in seconds since the epoch. `boot_id` names the boot in which it was written.
+    `metadata` is None for a claim without metadata files.
     """
 
     schema: int = SCHEMA
@@ -57,6 +71,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     prepared: tuple[PreparedDevice, ...] = ()
     created: float = 0.0
+    metadata: Metadata | None = None
 
     def held(self) -> HeldClaim:
         """Return the claim as it is passed to a backend's `plan` and `restore`."""

@@ -1,4 +1,4 @@
-"""Removes abandoned claims and leftover records and CDI files.
+"""Removes abandoned claims and leftover records, CDI files and metadata files.
 
 Runs at the start and periodically. The kubelet unprepares what it knows. What it forgot (its own state was lost, or the
 claim was deleted or deallocated while the node was away) and what a killed instance of the agent left half done would
@@ -17,17 +17,19 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from pydra import atomic_files
+from pydra.cdi.metadata import MetadataStore
 from pydra.cdi.spec import build_spec_file
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim, ClaimRef
 from pydra.claims.allocation import parse_allocation
+from pydra.claims.metadata import build_metadata_files
 from pydra.claims.preparer import ClaimPreparer, FetchClaim, Reconciled
 from pydra.errors import CdiError, CheckpointError, KubeError, NotAllocated, NotFound, PydraError, Replaced, Unreadable
 
@@ -36,6 +38,8 @@ _AT_ONCE = 8
 _KUBELET_STATE_BYTES = 64 * 1024 * 1024
 # The checkpoint is JSON within a JSON string; only the uids are needed, at any level of escaped quotes.
 _KUBELET_CLAIM = re.compile(rb'ClaimUID\\*"\s*:\s*\\*"([^"\\]+)')
+
+FilesT = TypeVar("FilesT")
 
 FindNames: TypeAlias = Callable[[], Awaitable[Mapping[str, tuple[str, str]]]]
 """Namespace and name of every claim in the cluster, by uid."""
@@ -62,7 +66,7 @@ class GarbageCollected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Claims to `unprepare`, which are abandoned, and uids to `reconcile`, whose record and CDI file disagree."""
+    """Claims to `unprepare`, which are abandoned, and uids to `reconcile`, whose record and files disagree."""
 
     unprepare: tuple[str, ...] = ()
     reconcile: tuple[str, ...] = ()
@@ -72,6 +76,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_collection(
     records: Mapping[str, Record],
     files: Mapping[str, bytes] | None,
+    metadata: Mapping[str, Mapping[str, bytes]] | None,
     *,
     unreadable: Collection[str],
     abandoned: Collection[str],
@@ -80,11 +85,13 @@ def plan_collection(
     grace: float,
     boot_id: str,
     expected_file: Callable[[Record], bytes | None],
+    expected_metadata: Callable[[Record], Mapping[str, bytes]],
 ) -> Plan:
     """Decide which claims to unprepare and which to reconcile.
 
-    `files` are the driver's CDI files by uid, None when they cannot be read. `abandoned` are uids of records, readable
-    or not, that are abandoned now; a claim must have been so for `grace` seconds.
+    `files` are the driver's CDI files by uid, `metadata` its metadata files by uid and path; None when they cannot be
+    read. Metadata files of a claim whose record has none are another driver's, and stay. `abandoned` are uids of
+    records, readable or not, that are abandoned now; a claim must have been so for `grace` seconds.
     """
     since = {uid: abandoned_since.get(uid, now) for uid in sorted(abandoned)}
     gone = {uid for uid, first in since.items() if now - first >= grace}
@@ -93,8 +100,14 @@ def plan_collection(
         for uid, record in records.items()
         if record.stage is Stage.STARTED
         or (files is not None and record.boot_id == boot_id and files.get(uid) != expected_file(record))
+        or (
+            metadata is not None
+            and record.metadata is not None
+            and record.boot_id == boot_id
+            and metadata.get(uid) != expected_metadata(record)
+        )
     }
-    orphans = (files or {}).keys() - records.keys() - set(unreadable)
+    orphans = ((files or {}).keys() | (metadata or {}).keys()) - records.keys() - set(unreadable)
     return Plan(
         unprepare=tuple(sorted(gone)),
         reconcile=tuple(sorted((disagreeing | orphans) - gone)),
@@ -132,6 +145,7 @@ class GarbageCollector:
         find_names: FindNames,
         store: RecordStore,
         cdi: CdiStore,
+        metadata: MetadataStore,
         preparer: ClaimPreparer,
         kubelet_state: str,
         period: float = 600.0,
@@ -146,6 +160,7 @@ class GarbageCollector:
         self._find_names = find_names
         self._store = store
         self._cdi = cdi
+        self._metadata = metadata
         self._preparer = preparer
         self._kubelet_state = kubelet_state
         self._period = period
@@ -184,10 +199,12 @@ class GarbageCollector:
         names = await self._name_unreadable(problems)
         in_use = await self._read_kubelet(problems)
         abandoned = frozenset() if in_use is None else await self._find_abandoned(names, in_use, problems)
-        files = await self._read_files(problems)
+        files = await self._read_files(self._cdi.read, problems)
+        metadata = await self._read_files(self._metadata.read, problems)
         plan = plan_collection(
             self._store.records,
             files,
+            metadata,
             unreadable=self._store.unreadable.keys(),
             abandoned=abandoned,
             abandoned_since=self._abandoned_since,
@@ -195,6 +212,7 @@ class GarbageCollector:
             grace=self._grace,
             boot_id=self._boot_id,
             expected_file=self._expected_file,
+            expected_metadata=self._expected_metadata,
         )
         self._abandoned_since = plan.abandoned_since
         counts = await self._apply(plan, names, problems)
@@ -278,11 +296,11 @@ class GarbageCollector:
             return False  # it exists, but its devices cannot be read
         return claim is not None and _devices(allocated) != _devices(claim)
 
-    async def _read_files(self, problems: list[str]) -> Mapping[str, bytes] | None:
+    async def _read_files(self, read: Callable[[], Awaitable[FilesT]], problems: list[str]) -> FilesT | None:
         try:
-            return await self._cdi.read()
+            return await read()
         except CdiError as error:
-            problems.append(f"CDI files were not read: {error}")
+            problems.append(f"files of claims were not read: {error}")
             return None
 
     async def _apply(self, plan: Plan, unreadable: Mapping[str, ClaimRef], problems: list[str]) -> GarbageCounts:
@@ -313,6 +331,12 @@ class GarbageCollector:
             return build_spec_file(self._driver, record.claim.uid, record.prepared)
         except PydraError:
             return None  # then it is reconciled, and the error is reported for that claim
+
+    def _expected_metadata(self, record: Record) -> Mapping[str, bytes]:
+        try:
+            return build_metadata_files(record, self._metadata.paths)
+        except PydraError:
+            return {}
 
 
 async def _gather(futures: Iterable[asyncio.Future[Any]]) -> list[Any]:

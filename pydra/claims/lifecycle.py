@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pydra.checkpoint.record import Record, Stage
+from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, Claim
 from pydra.claims.device_index import DeviceIndex
@@ -159,4 +159,4 @@ def _find_unknown(claim: Claim, published: Mapping[str, Collection[str]]) -> Unk
 
 def _build_started_record(claim: Claim) -> Record:
     """Build a *started* record for a claim whose own is lost: whatever may have been done for it is undone."""
-    return Record(claim=claim, driver="", stage=Stage.STARTED, boot_id="")
+    return Record(claim=claim, driver="", stage=Stage.STARTED, boot_id="", metadata=Metadata())

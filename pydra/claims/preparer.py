@@ -22,10 +22,11 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.cdi.host_paths import resolve
+from pydra.cdi.metadata import MetadataStore
 from pydra.cdi.spec import build_spec_file, cdi_ids
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import PLAN, claim_offset
-from pydra.checkpoint.record import Record, Stage
+from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import (
     Claim,
@@ -40,7 +41,6 @@ from pydra.claims.device_index import DeviceIndex
 from pydra.claims.lifecycle import (
     Begin,
     PrepareAgain,
-    PublishedDevices,
     Refuse,
     RemoveCdiFile,
     ReuseRecord,
@@ -49,7 +49,9 @@ from pydra.claims.lifecycle import (
     decide_reconcile,
     decide_unprepare,
 )
-from pydra.errors import BackendError, InternalError, PydraError, Unavailable
+from pydra.claims.metadata import add_metadata_ids, build_metadata, build_metadata_files, parse_pod_claim_name
+from pydra.devices import Device
+from pydra.errors import BackendError, BackendUnavailable, InternalError, PydraError, Unavailable
 from pydra.observability.logging import set_logging_fields
 
 if TYPE_CHECKING:
@@ -131,7 +133,18 @@ class _Work:
     `fields` are log fields that come from the claim's object.
     """
 
-    __slots__ = ("answer", "began", "fields", "from_record", "operation", "pods", "ref", "task", "timings")
+    __slots__ = (
+        "answer",
+        "began",
+        "fields",
+        "from_record",
+        "operation",
+        "pods",
+        "ref",
+        "resource_claim",
+        "task",
+        "timings",
+    )
 
     def __init__(self, operation: object, ref: ClaimRef, answer: asyncio.Future[Any], began: float) -> None:
         self.operation = operation
@@ -139,6 +152,7 @@ class _Work:
         self.answer = answer
         self.began = began
         self.task: asyncio.Task[None] | None = None
+        self.resource_claim: Mapping[str, Any] = {}
         self.pods: tuple[PodRef, ...] = ()
         self.fields: dict[str, str] = {}
         self.from_record = False
@@ -152,7 +166,7 @@ class _Work:
 class ClaimPreparer:
     """Prepares and unprepares the claims of one driver. Ending the event loop at any moment is as safe as a crash.
 
-    `published` is kept up to date by the inventory loop.
+    `writes_metadata`: claims that are prepared from now on get metadata files. Those that have them keep them.
     """
 
     def __init__(
@@ -165,11 +179,14 @@ class ClaimPreparer:
         backend: BackendSupervisor,
         plans: bool,
         cdi: CdiStore,
+        metadata: MetadataStore,
+        writes_metadata: bool = False,
         deadlines: Deadlines,
         host_root: str = "/",
         report: Callable[[ClaimEvent], None] = lambda _: None,
     ) -> None:
-        self.published: PublishedDevices = None
+        self._published: Mapping[str, Mapping[str, Device]] | None = None
+        self._is_published = asyncio.Event()
         self._driver = driver
         self._boot_id = boot_id
         self._fetch_claim = fetch_claim
@@ -179,6 +196,8 @@ class ClaimPreparer:
         self._plans = plans
         self._planning = asyncio.Lock()
         self._cdi = cdi
+        self._metadata = metadata
+        self._writes_metadata = writes_metadata
         self._host_root = host_root
         self._deadlines = deadlines
         self._report = report
@@ -188,6 +207,11 @@ class ClaimPreparer:
         store.changed = self._sync_index
         for uid in (*store.records, *store.unreadable):
             self._sync_index(uid)
+
+    def set_published(self, published: Mapping[str, Mapping[str, Device]]) -> None:
+        """Set what this node publishes, by pool and name of the device; called by the inventory loop."""
+        self._published = published
+        self._is_published.set()
 
     # What the kubelet and the garbage collection ask for
 
@@ -312,7 +336,7 @@ class ClaimPreparer:
                 await self._check_file(record)
             else:
                 record = await self._run_prepare(work, record, until)
-            return tuple(
+            devices = tuple(
                 [
                     ContainerDevice(
                         requests=(base_request(device.request),),
@@ -324,6 +348,7 @@ class ClaimPreparer:
                     for device in record.prepared
                 ]
             )
+            return devices if record.metadata is None else add_metadata_ids(devices, driver=self._driver, uid=uid)
         finally:
             self._lock.release_claim(uid)
 
@@ -333,18 +358,19 @@ class ClaimPreparer:
         """
         uid = work.ref.uid
         while True:
+            lacks_attributes = self._writes_metadata and self._published is None
             async with self._store:
                 step = decide_prepare(
                     asked,
                     self._store.records.get(uid),
                     boot_id=self._boot_id,
                     index=self._index,
-                    published=self.published,
+                    published=self._published,
                 )
-                if isinstance(step, Begin):
+                if isinstance(step, Begin) and not lacks_attributes:
                     self._index.hold(uid, step.claim)
                     if not self._plans:
-                        return await self._write_started(step.claim)
+                        return await self._write_started(work, step.claim)
             match step:
                 case ReuseRecord(record=record):
                     work.from_record = True
@@ -357,10 +383,24 @@ class ClaimPreparer:
                     await self._undo(record)
                 case PrepareAgain(record=record):
                     return record
+                case Begin() if lacks_attributes:
+                    await self._wait_published(work.ref, until)
                 case Begin(claim=claim):
-                    return await self._plan(claim, until)
+                    return await self._plan(work, claim, until)
 
-    async def _plan(self, claim: Claim, until: float) -> Record:
+    async def _wait_published(self, ref: ClaimRef, until: float) -> None:
+        """Wait for the first discover after a start, which tells the attributes for the claim's metadata files."""
+        try:
+            async with asyncio.timeout_at(until):
+                await self._is_published.wait()
+        except TimeoutError:
+            raise BackendUnavailable(
+                self._driver,
+                "timed out waiting for the first report of its devices, whose attributes the metadata files of "
+                f"claim {ref} must have; the kubelet will try again",
+            ) from None
+
+    async def _plan(self, work: _Work, claim: Claim, until: float) -> Record:
         """Have the backend plan, one claim at a time on this node, and write the plan before anything is done."""
         try:
             async with self._planning:
@@ -376,18 +416,27 @@ class ClaimPreparer:
                         # Another instance whose version of the backend does not plan does not take this lock.
                         if in_use := self._index.find_conflict(claim):
                             raise in_use
-                        return await self._write_started(replace(claim, plan=plan))
+                        return await self._write_started(work, replace(claim, plan=plan))
                 finally:
                     self._lock.unlock(PLAN)
         except BaseException:
             self._sync_index(claim.uid)
             raise
 
-    async def _write_started(self, claim: Claim) -> Record:
-        record = Record(
-            claim=claim, driver=self._driver, stage=Stage.STARTED, boot_id=self._boot_id, created=time.time()
-        )
+    async def _write_started(self, work: _Work, claim: Claim) -> Record:
         try:
+            metadata: Metadata | None = None
+            if self._writes_metadata and self._published is not None:
+                name = parse_pod_claim_name(work.resource_claim, work.ref)
+                metadata = build_metadata(claim, self._published, pod_claim_name=name)
+            record = Record(
+                claim=claim,
+                driver=self._driver,
+                stage=Stage.STARTED,
+                boot_id=self._boot_id,
+                created=time.time(),
+                metadata=metadata,
+            )
             await self._store.write(record)
         except BaseException:
             self._sync_index(claim.uid)
@@ -408,6 +457,8 @@ class ClaimPreparer:
             content = build_spec_file(self._driver, uid, present)
             if content is not None:
                 self._cdi.write(uid, content)
+            if record.metadata is not None:
+                self._metadata.write(build_metadata_files(record, self._metadata.paths))
             work.mark("cdi", self._clock())
             async with self._store:
                 await self._store.write(record)
@@ -426,13 +477,16 @@ class ClaimPreparer:
             _log.warning("cannot undo what was started: %s; the next attempt or garbage collection will", error)
 
     async def _check_file(self, record: Record) -> bool:
-        """Check the host paths and the CDI file of a prepared claim; return whether the CDI file was restored."""
+        """Check the host paths and the files of a prepared claim; return whether one of these was restored."""
         await resolve(record.prepared, root=self._host_root)
         content = build_spec_file(self._driver, record.claim.uid, record.prepared)
-        if content is None or not self._cdi.ensure(record.claim.uid, content):
-            return False
-        _log.warning("the claim's CDI file was missing or changed, and was restored")
-        return True
+        is_restored = content is not None and self._cdi.ensure(record.claim.uid, content)
+        if record.metadata is not None:
+            files = build_metadata_files(record, self._metadata.paths)
+            is_restored = self._metadata.ensure(files) or is_restored
+        if is_restored:
+            _log.warning("a CDI or metadata file of the claim was missing or changed, and was restored")
+        return is_restored
 
     # Unprepare
 
@@ -454,7 +508,7 @@ class ClaimPreparer:
                     work.from_record = True
                     await self._undo(record)
                 case RemoveCdiFile():
-                    await self._remove_leftovers(uid)
+                    await self._remove_leftovers(work.ref)
         finally:
             self._lock.release_claim(uid)
 
@@ -463,6 +517,8 @@ class ClaimPreparer:
         claim = record.claim
         # The file goes first, so that no container can start with a device that is being taken away.
         self._cdi.remove(claim.uid)
+        if record.metadata is not None:
+            self._metadata.remove(ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name))
         if record.stage is Stage.COMPLETED:
             async with self._store:
                 await self._store.set_back(claim.uid)
@@ -472,11 +528,12 @@ class ClaimPreparer:
         async with self._store:
             await self._store.remove(claim.uid)
 
-    async def _remove_leftovers(self, uid: str) -> None:
-        self._cdi.remove(uid)
-        if uid in self._store.unreadable:
+    async def _remove_leftovers(self, ref: ClaimRef) -> None:
+        self._cdi.remove(ref.uid)
+        self._metadata.remove(ref)
+        if ref.uid in self._store.unreadable:
             async with self._store:
-                await self._store.remove(uid)
+                await self._store.remove(ref.uid)
 
     # Reconcile
 
@@ -495,6 +552,7 @@ class ClaimPreparer:
                     return Reconciled.UNDONE
                 case RemoveCdiFile():
                     self._cdi.remove(uid)
+                    self._metadata.remove(work.ref)
                     return Reconciled.FILE_REMOVED
                 case ReuseRecord(record=record) if await self._check_file(record):
                     return Reconciled.FILE_RESTORED
@@ -515,6 +573,7 @@ class ClaimPreparer:
             allocation = parse_allocation(found, work.ref, self._driver)
         except PydraError as error:
             return error
+        work.resource_claim = found
         work.pods = allocation.pods
         work.fields["devices"] = ",".join(map(_device_of, allocation.claim.devices))
         if allocation.pods:

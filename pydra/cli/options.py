@@ -51,6 +51,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("node_name", KUBERNETES, "NAME", "the name of this node in Kubernetes (spec.nodeName in a DaemonSet)"),
     Option("kubeconfig", KUBERNETES, "FILE", "kubeconfig file for the API server; default: the pod's service account"),
     Option("verify_x509_strict", KUBERNETES, "BOOL", "refuse API server certificates that violate RFC 5280 (some do)"),
+    Option(
+        "device_metadata",
+        KUBERNETES,
+        "BOOL",
+        "give containers the attributes of their devices as files (KEP-5304), as KubeVirt needs",
+    ),
     Option("pod_uid", KUBERNETES, "UID", "the UID of this pod; lets two instances overlap during a rolling update"),
     Option("kubelet_root", PLACES, "DIR", "the kubelet's directory; must have the same path here as on the host"),
     Option(

@@ -89,7 +89,7 @@ def build_device(device: Device) -> JsonObject:
     """Build a Device: sorted names, canonical quantities, no empty fields."""
     body: JsonObject = {"name": device.name}
     if device.attributes:
-        body["attributes"] = {name: _build_attribute(value) for name, value in sorted(device.attributes.items())}
+        body["attributes"] = build_attributes(device.attributes)
     if device.capacity:
         body["capacity"] = {name: _build_capacity(value) for name, value in sorted(device.capacity.items())}
     if device.consumes_counters:
@@ -108,6 +108,11 @@ def build_device(device: Device) -> JsonObject:
     if device.allow_multiple_allocations:
         body["allowMultipleAllocations"] = True
     return body
+
+
+def build_attributes(attributes: Mapping[str, AttributeValue]) -> JsonObject:
+    """Build a Device's attributes, sorted by name."""
+    return {name: _build_attribute(value) for name, value in sorted(attributes.items())}
 
 
 def _chunk(counter_sets: tuple[CounterSet, ...]) -> Iterator[tuple[CounterSet, ...]]:

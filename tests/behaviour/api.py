@@ -90,10 +90,10 @@ class Api:
         """Take the allocation away."""
         self._write_status(claim, {})
 
-    def annotate(self, claim: Claim, text: str) -> None:
+    def annotate(self, claim: Claim, text: str, *, key: str = "note") -> None:
         """What any tenant may do: write an annotation on a claim."""
         found = self.read_claim(claim)
-        found["metadata"]["annotations"] = {"note": text}
+        found["metadata"]["annotations"] = {key: text}
         self.request("PUT", self._path(claim), found)
 
     def delete_claim(self, claim: Claim) -> None:

@@ -10,7 +10,7 @@ from kubernetes_validate.utils import ValidationError, validate
 from tests.house.pages import PAGES, find_yaml
 
 VERSIONS = ["1.34", "1.37"]
-ELSEWHERE = {"cert-manager.io", "sim.pydra.dev", "resource.nvidia.com"}
+ELSEWHERE = {"cert-manager.io", "kubevirt.io", "sim.pydra.dev", "resource.nvidia.com"}
 """Groups that are no part of Kubernetes."""
 
 

@@ -29,7 +29,7 @@ from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch
 from pydra_nvidia.slicing import Slicer
 from pydra_nvidia.steps import Entry, Step
-from pydra_nvidia.targets import find_targets
+from pydra_nvidia.targets import describe_prepared, find_targets
 from pydra_nvidia.telemetry import Hardware
 from pydra_nvidia.threads import Busy, in_thread
 
@@ -266,7 +266,7 @@ class NvidiaBackend:
         targets = find_targets(claim.devices, reading)
         edits = self._injection.look(targets, reading, entry.steps)
         return [
-            target.allocated.prepared(own, state=build_state(entry, target))
+            target.allocated.prepared(own, state=build_state(entry, target), attributes=describe_prepared(target))
             for target, own in zip(targets, edits, strict=True)
         ]
 

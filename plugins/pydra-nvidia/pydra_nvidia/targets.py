@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pydra import AllocatedDevice, TerminalError, UnknownDevice
+from pydra import AllocatedDevice, AttributeValue, TerminalError, UnknownDevice
 from pydra_nvidia.hardware import Gpu, GpuInstance, PciFunction, Placement, Profile, Reading
 from pydra_nvidia.names import GpuName, MigName, VfioName, mig_name, parse_name
 
@@ -46,6 +46,11 @@ class Passthrough(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Target: TypeAlias = WholeGpu | Partition | Passthrough
+
+
+def describe_prepared(target: Target) -> dict[str, AttributeValue]:
+    """The attributes for containers that were not known when the device was published: the UUID of a partition."""
+    return {"uuid": target.uuid} if isinstance(target, Partition) and target.uuid else {}
 
 
 def find_targets(devices: Sequence[AllocatedDevice], reading: Reading) -> tuple[Target, ...]:

@@ -27,7 +27,18 @@ from typing import Any
 
 import msgspec
 
-from pydra import Claim, ClaimError, ContainerEdits, Device, Health, HealthStatus, Inventory, PreparedDevice, Sample
+from pydra import (
+    Claim,
+    ClaimError,
+    ContainerEdits,
+    Device,
+    Health,
+    HealthStatus,
+    Inventory,
+    PreparedDevice,
+    Sample,
+    Version,
+)
 
 DRIVER = "board.example.com"
 POLL = 0.02
@@ -63,7 +74,14 @@ async def discover() -> Inventory:
     devices = []
     for name, message in json.loads((board() / "devices.json").read_bytes()).items():
         health = Health(status=HealthStatus.UNHEALTHY, message=message) if message else Health()
-        devices.append(Device(name=name, health=health, allow_multiple_allocations=name.startswith("shared")))
+        devices.append(
+            Device(
+                name=name,
+                attributes={"serial": f"serial-{name}", "bank": 1, "firmware": Version("1.2.3")},
+                health=health,
+                allow_multiple_allocations=name.startswith("shared"),
+            )
+        )
     return Inventory(devices=tuple(devices))
 
 
@@ -90,6 +108,7 @@ async def prepare(claim: Claim) -> list[PreparedDevice]:
         device.prepared(
             edits.with_env("BOARD_VOLTS", str((device.config(BoardConfig) or BoardConfig()).volts)),
             state={"board": claim.uid},
+            attributes={"bank": 2, "resource.kubernetes.io/pciBusID": "0000:01:00.0"},
         )
         for device in claim.devices
     ]

@@ -11,6 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
+from pydra.atomic_files import Step
 from tests.integration.claims.node import Node
 
 CLAIM, DEVICES = "a", ("gpu-0", "gpu-1")
@@ -33,9 +34,16 @@ class Killer:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-async def operate(what: str, place: Path, fatal: int, *, durable: bool, plans: bool) -> None:
+def make_node(place: Path, kind: str, *, step: Step = lambda _: None) -> Node:
+    """A node whose backend plans, unless it is "volatile"; claims on one that is "planned" have metadata files."""
+    node = Node(place, step=step, durable=kind == "durable", plans=kind != "volatile", metadata=kind == "planned")
+    node.published = set(DEVICES)
+    return node
+
+
+async def operate(what: str, place: Path, fatal: int, *, kind: str) -> None:
     killer = Killer(place, fatal)
-    node = Node(place, step=killer, durable=durable, plans=plans)
+    node = make_node(place, kind, step=killer)
     node.api.allocate(CLAIM, *DEVICES)
     async with node.running() as agent:
         if what == "unprepare":
@@ -53,7 +61,7 @@ def main(what: str, kind: str, root: Path) -> None:
         place.mkdir()
         child = os.fork()
         if not child:
-            asyncio.run(operate(what, place, fatal, durable=kind == "durable", plans=kind != "volatile"))
+            asyncio.run(operate(what, place, fatal, kind=kind))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:

@@ -14,8 +14,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from pydra import Claim, ContainerEdits, HeldClaim, PreparedDevice
+from pydra import Claim, ContainerEdits, Device, HeldClaim, PreparedDevice
 from pydra.backends.supervisor import BackendSupervisor
+from pydra.cdi.metadata import MetadataPaths, MetadataStore
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
@@ -153,8 +154,17 @@ class Instance:
 class Node:
     """What outlives the agent, below `root`."""
 
-    def __init__(self, root: Path, *, step: Step = lambda _: None, durable: bool = False, plans: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        step: Step = lambda _: None,
+        durable: bool = False,
+        plans: bool = False,
+        metadata: bool = False,
+    ) -> None:
         self.root = root
+        self.metadata = metadata
         self.api = Api()
         self.step = step
         self.durable = durable
@@ -170,6 +180,8 @@ class Node:
         for name in ("records", "cdi", "hardware"):
             path = self.root / name
             found[name] = sorted(one.name for one in path.iterdir() if one.is_file()) if path.exists() else []
+        path = self.root / "dra-device-metadata"
+        found["metadata"] = sorted(str(one.relative_to(path)) for one in path.rglob("*"))
         return found
 
     def record_file(self, uid: str) -> Path:
@@ -196,9 +208,14 @@ class Node:
             step=self.step,
         )
         cdi = CdiStore(str(self.root / "cdi"), DRIVER)
+        metadata = MetadataStore(
+            MetadataPaths(driver=DRIVER, plugin_directory=str(self.root), cdi_directory=str(self.root / "cdi")),
+            step=self.step,
+        )
         hardware = Hardware(self.root / "hardware", self.step)
         store.open()
         cdi.open()
+        metadata.open()
         preparer = ClaimPreparer(
             driver=DRIVER,
             boot_id=self.boot_id,
@@ -207,11 +224,13 @@ class Node:
             backend=cast("BackendSupervisor", hardware),
             plans=self.plans,
             cdi=cdi,
+            metadata=metadata,
+            writes_metadata=self.metadata,
             deadlines=Deadlines(prepare=20.0, unprepare=20.0, fetch=10.0),
             report=self.reported.append,
         )
         if self.published is not None:
-            preparer.published = {"node-1": self.published}
+            preparer.set_published({"node-1": {name: Device(name=name) for name in self.published}})
         garbage = GarbageCollector(
             driver=DRIVER,
             boot_id=self.boot_id,
@@ -219,6 +238,7 @@ class Node:
             find_names=self.api.find_names,
             store=store,
             cdi=cdi,
+            metadata=metadata,
             preparer=preparer,
             kubelet_state=str(self.root / "dra_manager_state"),
             grace=grace,
@@ -232,4 +252,4 @@ class Node:
             lock.close()
 
 
-NOTHING: dict[str, list[str]] = {"records": [], "cdi": [], "hardware": []}
+NOTHING: dict[str, list[str]] = {"records": [], "cdi": [], "hardware": [], "metadata": []}

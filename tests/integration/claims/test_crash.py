@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pydra.claims.gc import GarbageCounts
-from tests.integration.claims.crashing import CLAIM, DEVICES
+from tests.integration.claims.crashing import CLAIM, DEVICES, make_node
 from tests.integration.claims.node import DRIVER, NOTHING, Node
 
 REPOSITORY = Path(__file__).parents[3]
@@ -41,7 +41,7 @@ def nodes(killed: Killed, copies: Path, *, with_claim: bool) -> list[Node]:
     found = []
     for place in killed[2]:
         copy = Path(shutil.copytree(place, copies / place.name))
-        node = Node(copy, durable=killed[1] == "durable", plans=killed[1] != "volatile")
+        node = make_node(copy, killed[1])
         if with_claim:
             node.api.allocate(CLAIM, *DEVICES)
         found.append(node)
@@ -50,7 +50,12 @@ def nodes(killed: Killed, copies: Path, *, with_claim: bool) -> list[Node]:
 
 def prepared(killed: Killed) -> dict[str, list[str]]:
     slots = [] if killed[1] == "volatile" else ["slot-0", "slot-1"]
-    return {"records": ["a.json"], "cdi": [f"{DRIVER}-claim_a.json"], "hardware": [*DEVICES, *slots]}
+    specs, files = [], []
+    if killed[1] == "planned":
+        specs = [f"{DRIVER}_metadata_a_{request}.json" for request in ("r0", "r1")]
+        files = [f"ns_claim-a{path}" for path in ("", "/r0", "/r0/metadata.json", "/r1", "/r1/metadata.json")]
+    cdi = [f"{DRIVER}-claim_a.json", *specs]
+    return {"records": ["a.json"], "cdi": cdi, "hardware": [*DEVICES, *slots], "metadata": files}
 
 
 def test_the_process_was_killed_between_all_effects(killed: Killed) -> None:

@@ -204,6 +204,18 @@ class Scene:
         created = [step for step in self.steps if isinstance(step, ContainerCreated)]
         return next(one.after for one in created if one.pod == f"{NAMESPACE}/{pod}" and one.container == name)
 
+    def metadata(self, pod: str) -> dict[str, JsonObject]:
+        """The attributes in the metadata files of the pod's container, by request; each has one device."""
+        found = {}
+        for mount in self.container(pod).mounts:
+            _, is_metadata, path = mount.container_path.partition("/dra-device-attributes/resourceclaimtemplates/it/")
+            if is_metadata:
+                document, _ = json.JSONDecoder().raw_decode(Path(mount.host_path).read_text())
+                found[path.removesuffix(f"/{DRIVER}-metadata.json")] = document["requests"][0]["devices"][0][
+                    "attributes"
+                ]
+        return found
+
     def nodes(self, pod: str, name: str = "main") -> list[str]:
         """The GPUs whose device nodes the container has."""
         found = (device.path for device in self.container(pod, name).devices)
@@ -239,6 +251,10 @@ class Scene:
     def uuid(self, minor: int) -> str:
         """Of the GPU."""
         return next(one.uuid for one in self.machine.read().boards.values() if one.minor == minor)
+
+    def address(self, minor: int) -> str:
+        """Of the GPU on the PCI bus."""
+        return next(one.address for one in self.machine.read().boards.values() if one.minor == minor)
 
     def partitions(self, minor: int) -> list[tuple[int, int]]:
         """Profile and first memory slice of each on the GPU."""
@@ -428,16 +444,23 @@ def _kept() -> Iterator[list[_Stage]]:
 def stage(_kept: list[_Stage]) -> Stage:
     """`stage("hgx-h100", dynamic_mig=True)`: a bundled scenario, or a list of groups of GPUs, and settings.
 
-    `scenario` are its other parts; `rescan` is after how many seconds the backend looks at the hardware unasked. Tests
-    of a module that ask for the same one after another, `faults` apart, share node and agent. At the end of each the
-    agent is the same process, ready, and nothing is left of the claims; at the end of the last it stops with 0.
+    `scenario` are its other parts; `rescan` is after how many seconds the backend looks at the hardware unasked;
+    `metadata` switches on metadata files. Tests of a module that ask for the same one after another, `faults` apart,
+    share node and agent. At the end of each the agent is the same process, ready, and nothing is left of the claims; at
+    the end of the last it stops with 0.
     """
 
     @asynccontextmanager
     async def make(
-        gpus: str | list[JsonObject], *, scenario: Mapping[str, Any] = {}, rescan: float = 60.0, **settings: Any
+        gpus: str | list[JsonObject],
+        *,
+        scenario: Mapping[str, Any] = {},
+        rescan: float = 60.0,
+        metadata: bool = False,
+        **settings: Any,
     ) -> AsyncIterator[Scene]:
-        settings = {f"nvidia_{name}": value for name, value in settings.items()} | {"rescan_period": rescan}
+        settings = {f"nvidia_{name}": value for name, value in settings.items()}
+        settings |= {"rescan_period": rescan, "device_metadata": metadata}
         wanted = json.dumps([gpus, {**scenario, "faults": ()}, settings])
         if _kept and _kept[0].wanted != wanted:
             await anyio.to_thread.run_sync(_kept.pop().close)
