@@ -228,7 +228,8 @@ class RecordStore:
 
     def _scan(self) -> None:
         """Update memory from the disk."""
-        self._counter = self.lock.read_counter()
+        counter = self.lock.read_counter()
+        self._counter = -1  # a scan that fails is repeated
         present: set[str] = set()
         changed: set[str] = set()
         with os.scandir(self._path) as entries:
@@ -259,6 +260,7 @@ class RecordStore:
             del self._records[uid]
             changed.add(uid)
         changed |= self._scan_unreadable(present)
+        self._counter = counter
         for uid in sorted(changed):
             self.changed(uid)
 

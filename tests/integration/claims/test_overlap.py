@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from threading import Event
@@ -28,6 +29,25 @@ async def test_each_instance_goes_on_from_what_the_other_did(tmp_path: Path) -> 
         assert await new.unprepare("a") == [None]
         assert isinstance((await old.prepare("b"))[0], tuple)
         assert await new.unprepare("b") == [None]
+    assert node.traces() == NOTHING
+
+
+async def test_records_of_the_other_that_could_not_be_read_once_are_read_the_next_time(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-0")
+    async with node.running() as old, node.running() as new:
+        await old.prepare("a")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))  # all further descriptors are refused
+        try:
+            (refused,) = await new.prepare("b")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert isinstance(refused, CheckpointError)
+        assert isinstance((await new.prepare("b"))[0], DeviceInUse)
+        assert await new.unprepare("a") == [None]
+        assert new.hardware.calls == [("unprepare", "a")]
     assert node.traces() == NOTHING
 
 
