@@ -327,6 +327,9 @@ class SliceReconciler:
         await self._cache.wait_synced()
         while True:
             await self._wait_due()
+            if anyio.current_time() >= self._check_gates_at:
+                self._check_gates_at = math.inf
+                self._set_gates_off(frozenset())
             wanted = self._wanted
             try:
                 await self._reconcile()
@@ -373,9 +376,6 @@ class SliceReconciler:
         self._due = anyio.current_time() + RECONCILE_PERIOD
 
     async def _reconcile(self) -> None:
-        if anyio.current_time() >= self._check_gates_at:
-            self._check_gates_at = math.inf
-            self._set_gates_off(frozenset())
         if self._wanted is not None and self._owner is None:
             self._owner = await self._fetch_owner()
         wanted = self._wanted  # after the await: nothing can change between here and the first write

@@ -95,6 +95,17 @@ async def test_a_gate_that_is_turned_on_is_noticed_and_all_is_published(gate: st
         assert sum("sharedCounters" in body["spec"] for body in await it.slices()) == len(counters)
 
 
+async def test_a_gate_that_is_turned_on_during_an_outage_is_noticed_at_its_end() -> None:
+    gate = "DRADeviceTaints"
+    device, _ = GATES[gate]
+    async with open_api(gates={gate: False}) as api, publishing(api, gate_period=0.05) as it:
+        api.embedded.faults.add(Fault(verb="update", resource="resourceslices", status=503, times=3))
+        await it.publish(device)
+        api.embedded.api.gates = build_gates(36, {gate: True})
+        await it.events.next(PublishFailed)
+        await it.events.next(FieldsKept)
+
+
 class TwoServers:
     """One address with two API servers of different releases behind it: what is written meets the older one."""
 
