@@ -273,23 +273,26 @@ class CrashAttribution:
             if involvement is Involvement.SUSPECT:
                 self.suspects[call_id] = None
                 if calls[call_id].uid:
-                    self._suspected[calls[call_id].uid, calls[call_id].method] = None
+                    self._suspect(calls[call_id].uid, calls[call_id].method)
+        return involvements
+
+    def _suspect(self, uid: str, method: Method) -> None:
+        self._suspected[uid, method] = None
         while len(self._suspected) > MAX_CLAIMS:
             self._suspected.popitem(last=False)
-        return involvements
 
     def begin(self, call_id: int, claim: Claim, method: Method) -> Quarantined | None:
         """Register a new call for a claim; return why it is refused, or None.
 
-        It is tried alone if its claim is suspected or has crashes, however long ago its last call ended: a call that
-        hangs makes all others in flight miss their deadlines, and otherwise the same claims would be called together
-        again.
+        It is tried alone if its claim is suspected, or the process did not survive its last call, however long ago that
+        was: a call that hangs makes all others in flight miss their deadlines, and otherwise the same claims would be
+        called together again.
         """
         key = (claim.uid, method)
         crashes = self._crashes.get(key)
         if crashes is not None and crashes.count >= self._limit:
             return _list_quarantined(crashes)[0]
-        if crashes is not None or key in self._suspected:
+        if key in self._suspected:
             self.suspects[call_id] = None
         return None
 
@@ -300,7 +303,10 @@ class CrashAttribution:
         return not busy and next(iter(self.suspects)) == call_id
 
     def note_answer(self, claim: Claim | None, method: Method, *, succeeded: bool) -> None:
-        """Note that the process survived a call of this claim. A quarantine for `prepare` outlives `unprepare`."""
+        """Note that the process survived a call of this claim, which need not be alone then; success ends its crashes.
+
+        A quarantine for `prepare` outlives `unprepare`.
+        """
         if claim is None:
             return
         self._suspected.pop((claim.uid, method), None)
@@ -317,7 +323,7 @@ class CrashAttribution:
         crashes = self._crashes.setdefault((claim.uid, method), _Crashes(claim=claim))
         crashes.claim, crashes.line = claim, line
         crashes.count += 1
-        self._suspected.pop((claim.uid, method), None)
+        self._suspect(claim.uid, method)
         self._crashes.move_to_end((claim.uid, method))
         while len(self._crashes) > MAX_CLAIMS:
             self._crashes.popitem(last=False)

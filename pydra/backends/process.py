@@ -247,7 +247,7 @@ def build_command(target: str, fd: int, *, parent: int) -> list[str]:
 class _Pending:
     """A call in flight."""
 
-    __slots__ = ("answer", "call", "cancel_sent", "deadline", "is_slow", "started", "timer", "where")
+    __slots__ = ("answer", "call", "cancel_sent", "deadline", "is_slow", "loop_runs", "started", "timer", "where")
 
     def __init__(self, call: Call, deadline: float, started: float, answer: asyncio.Future[Outcome]) -> None:
         self.call = call
@@ -257,6 +257,7 @@ class _Pending:
         self.timer: asyncio.TimerHandle | None = None
         self.cancel_sent = False
         self.is_slow = False
+        self.loop_runs = False
         self.where = ""
 
 
@@ -270,7 +271,7 @@ class BackendProcess:
         timeouts: ProcessTimeouts,
         environ: Mapping[str, str] | None,
         settings: Mapping[str, Any],
-        on_spawn: Callable[[], None],
+        on_change: Callable[[], None],
         on_ready: Callable[[BackendProcess, Hello], None],
         on_unsolicited: Callable[[int], None],
         on_slow: Callable[[Call, float, str], None],
@@ -279,7 +280,7 @@ class BackendProcess:
         self._timeouts = timeouts
         self._environ = environ
         self._settings = settings
-        self._on_spawn = on_spawn
+        self._on_change = on_change
         self._on_ready = on_ready
         self._on_unsolicited = on_unsolicited
         self._on_slow = on_slow
@@ -294,7 +295,7 @@ class BackendProcess:
         self._channel: Channel[ToAgent] = Channel(parse_to_agent, self._receive, self._disconnected)
         self._process: asyncio.subprocess.Process | None = None
         self._pending: dict[int, _Pending] = {}
-        self._abandoned: set[int] = set()
+        self._abandoned: dict[int, float] = {}
         self._unsolicited = 0
         self._born = self._asked = self._loop.time()
         self._unanswered: float | None = None
@@ -324,6 +325,12 @@ class BackendProcess:
     def busy(self) -> bool:
         """Whether anything but `wait_changed` is in flight."""
         return any(pending.call.method is not Method.WAIT_CHANGED for pending in self._pending.values())
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight, `wait_changed` and calls that are just being cancelled included."""
+        recent = self._loop.time() - self._timeouts.cancel_timeout
+        return not self._pending and all(cancelled <= recent for cancelled in self._abandoned.values())
 
     def calls(self) -> tuple[CallInFlight, ...]:
         """Return the calls in flight, in the order of their start."""
@@ -356,8 +363,9 @@ class BackendProcess:
                 pending.timer.cancel()
             del self._pending[call.id]
             if pending.answer.cancelled():  # by the caller
-                self._abandoned.add(call.id)
+                self._abandoned[call.id] = self._loop.time()
                 self._channel.send(Cancel(id=call.id))
+                self._loop.call_later(self._timeouts.cancel_timeout, self._on_change)
 
     def call_in_flight(self, call_id: int) -> Call | None:
         """Return the call if its caller still waits."""
@@ -376,7 +384,11 @@ class BackendProcess:
         pending.timer = self._loop.call_later(self._timeouts.cancel_timeout, self._kill_for_timeout, pending)
 
     def _kill_for_timeout(self, pending: _Pending) -> None:
-        self._end(Cause.STUCK_CALL, failed_call=pending)
+        """End the process for a call that did not end when cancelled; for its event loop, if that did not cancel it."""
+        if pending.loop_runs:
+            self._end(Cause.STUCK_CALL, failed_call=pending)
+        else:
+            self._end(Cause.STUCK_LOOP, reason=f"when {pending.call.method.value} had to be cancelled")
 
     def _receive(self, message: ToAgent) -> None:
         if self._ended.done():
@@ -403,6 +415,7 @@ class BackendProcess:
             case Waiting(id=call_id, where=where):
                 if (pending := self._pending.get(call_id)) is not None:
                     pending.where = where
+                    pending.loop_runs = pending.cancel_sent
                     if not pending.cancel_sent:
                         self._on_slow(pending.call, self._loop.time() - pending.started, find_wait(where))
             case Refusal():
@@ -423,7 +436,8 @@ class BackendProcess:
 
     def _note_unexpected(self, call_id: int) -> None:
         if call_id in self._abandoned:
-            self._abandoned.discard(call_id)
+            del self._abandoned[call_id]
+            self._on_change()
         else:
             self._unsolicited += 1
             self._on_unsolicited(call_id)
@@ -447,7 +461,7 @@ class BackendProcess:
         When cancelled, asks the process to exit, and kills it if it does not.
         """
         await self._spawn()
-        self._on_spawn()
+        self._on_change()
         exited = asyncio.ensure_future(self._wait_exit())
         timers = [self._loop.call_later(connect, self._fail_late_start, connect)]
         self._timer = self._loop.call_later(self._timeouts.ping_interval, self._tick)
@@ -559,6 +573,7 @@ class BackendProcess:
 
     async def _reap(self, ending: Ending) -> Ending:
         """Kill what still runs, and complete the description of the end. Shielded from cancellation."""
+        closed_only = False
         with anyio.CancelScope(shield=True):
             if ending.cause in (Cause.STUCK_CALL, Cause.STUCK_LOOP, Cause.LATE):
                 await self._write_stacks()
@@ -567,8 +582,9 @@ class BackendProcess:
                     self._channel.close()
                 with anyio.move_on_after(_EXIT_SECONDS):
                     await self._wait()
+                closed_only = self.exists
             await self._kill_and_wait()
-        status = self._process.returncode if self._process is not None else None
+        status = self._process.returncode if self._process is not None and not closed_only else None
         return msgspec.structs.replace(ending, status=status, output=self._stderr.tail())
 
     async def _stop(self) -> None:

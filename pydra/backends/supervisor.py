@@ -30,7 +30,7 @@ from pydra.backends.crash_attribution import (
 )
 from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import FaultKind, parse_fault
-from pydra.backends.process import BackendProcess, ProcessTimeouts
+from pydra.backends.process import BackendProcess, Outcome, ProcessTimeouts
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
@@ -161,6 +161,7 @@ class BackendSupervisor:
         self._changed = anyio.Event()
         self._hinted = anyio.Event()
         self._hint_taken = anyio.Event()
+        self._hint_call = anyio.CancelScope()
 
     @property
     def name(self) -> str:
@@ -307,6 +308,8 @@ class BackendSupervisor:
                 if isinstance(outcome, Failure):
                     raise self._read_failure(call, outcome)
                 if isinstance(outcome, PydraError):
+                    if process.open:  # the call ended when it was cancelled
+                        attribution.note_answer(call.claim, call.method, succeeded=False)
                     raise outcome
                 process = None  # it ended, and this call did not cause it
         finally:
@@ -340,9 +343,11 @@ class BackendSupervisor:
                     process is not None
                     and process.open
                     and (process.restored or call.method is Method.INHERIT)
-                    and self._attribution.may_call(call.id, busy=process.busy)
+                    and self._attribution.may_call(call.id, busy=not process.idle)
                 ):
                     return process
+                if self._attribution.suspects:
+                    self._hint_call.cancel()  # so that a suspect is alone; `_wait_hinting` waits for the last of them
                 await self._wait_for_change()
         error = self._find_end() or self._unavailable()
         error.reached_backend = reached
@@ -438,7 +443,7 @@ class BackendSupervisor:
             timeouts=self._timeouts,
             environ=self._environ,
             settings=self._settings,
-            on_spawn=self._note_change,
+            on_change=self._note_change,
             on_ready=self._handle_hello,
             on_unsolicited=self._reject_unsolicited,
             on_slow=self._report_slow,
@@ -618,7 +623,10 @@ class BackendSupervisor:
         while True:
             call = Call(id=next(self._ids), method=Method.WAIT_CHANGED)
             process = await self._wait_hinting(call.id)
-            match await process.call(call, deadline=float("inf")):
+            outcome: Outcome | None = None
+            with anyio.CancelScope() as self._hint_call:
+                outcome = await process.call(call, deadline=float("inf"))
+            match outcome:
                 case Reply():
                     failures = 0
                     await self._hint()

@@ -24,6 +24,7 @@ from pydra.backends.supervisor_events import (
     BackendState,
     QuarantineBegan,
 )
+from pydra.backends.wire import Method
 from pydra.claim import OpaqueConfig
 from pydra.devices import Capacity, Device, Inventory, Sample
 from pydra.errors import (
@@ -32,6 +33,7 @@ from pydra.errors import (
     BackendTimeout,
     BackendUnavailable,
     ClaimError,
+    ClaimQuarantined,
     ContractError,
     InvalidConfig,
     TerminalError,
@@ -190,6 +192,65 @@ async def test_a_call_that_cannot_be_cancelled_costs_the_process(device: str) ->
         await until(lambda: backend.statistics().state is BackendState.READY)
         assert await backend.prepare(claim("ok", "u2"))
     assert [type(event) for event in events] == [BackendReady, BackendEnded, BackendReady]
+
+
+async def test_a_call_that_could_not_be_cancelled_because_another_blocked_the_loop_is_not_at_fault() -> None:
+    once = RestartPolicy(first=0.01, cap=0.05, crashes=1)
+    errors: dict[str, Exception] = {}
+    async with supervised(timeouts=replace(LONG_TIMEOUTS, ping_timeout=1.0), restarts=once) as backend:
+        await backend.wait_ready()
+
+        async def prepare(device: str, uid: str, seconds: float) -> None:
+            try:
+                await backend.prepare(claim(device, uid), until=anyio.current_time() + seconds)
+            except (BackendError, ClaimQuarantined) as error:
+                errors[uid] = error
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(prepare, "hang", "patient", 0.5)
+            await until(lambda: bool(backend.statistics().in_flight))
+            tasks.start_soon(prepare, "hang-loop", "blocker", 20.0)
+        assert [one.uid for one in backend.quarantined()] == ["blocker"]
+    assert not isinstance(errors["patient"], ClaimQuarantined)
+
+
+async def _survive(backend: Any, uid: str) -> None:
+    """Have a call of the claim time out in a process that goes on."""
+    while True:
+        try:
+            await backend.prepare(claim("hang", uid), until=anyio.current_time() + 0.3)
+        except BackendTimeout:
+            return
+        except BackendUnavailable:  # its process is still starting
+            continue
+
+
+async def test_claims_that_crashed_once_and_now_hang_do_not_keep_others_waiting(tmp_path: Path) -> None:
+    async with supervised(tmp_path, timeouts=LONG_TIMEOUTS) as backend:
+        for uid in ("a", "b"):
+            with pytest.raises(BackendDied):
+                await backend.prepare(claim("segfault-twice-then-hang", uid))
+            await _survive(backend, uid)
+        async with anyio.create_task_group() as tasks:
+            for uid in ("a", "b"):
+                tasks.start_soon(backend.prepare, claim("segfault-twice-then-hang", uid))
+            await until(lambda: len([one for one in backend.statistics().in_flight if one.uid]) == 2)
+            assert await backend.prepare(claim("ok", "good"))
+            tasks.cancel_scope.cancel()
+
+
+async def test_a_suspect_is_tried_without_wait_changed_beside_it(tmp_path: Path) -> None:
+    async with supervised(tmp_path, timeouts=LONG_TIMEOUTS) as backend:
+        with pytest.raises(BackendDied):
+            await backend.prepare(claim("exit-beside-hints"))
+        await until(lambda: any(one.method is Method.WAIT_CHANGED for one in backend.statistics().in_flight))
+        assert await backend.prepare(claim("exit-beside-hints"))
+
+
+async def test_a_process_that_only_lost_its_connection_is_not_reported_as_killed() -> None:
+    async with supervised(timeouts=LONG_TIMEOUTS) as backend:
+        with pytest.raises(BackendDied, match="its process closed its connection"):
+            await backend.prepare(claim("close-all"))
 
 
 async def test_a_slow_call_is_reported_while_it_runs_with_its_place_and_status(tmp_path: Path) -> None:

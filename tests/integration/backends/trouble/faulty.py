@@ -65,9 +65,16 @@ async def unprepare(claim: pydra.Claim, prepared: Sequence[pydra.PreparedDevice]
         await act(claim.name.removeprefix("unprepare-"))
 
 
+_hinting = asyncio.Event()
+
+
 async def wait_changed() -> None:
-    while not _switch("changed"):
-        await asyncio.sleep(0.01)
+    _hinting.set()
+    try:
+        while not _switch("changed"):
+            await asyncio.sleep(0.01)
+    finally:
+        _hinting.clear()
     (Path(os.environ["FAULTY_DIR"]) / "changed").unlink()
 
 
@@ -94,6 +101,29 @@ async def do_segfault_once() -> None:
     if not marker.exists():
         marker.touch()
         ctypes.string_at(0)
+
+
+async def do_segfault_twice_then_hang() -> None:
+    deaths = Path(os.environ["FAULTY_DIR"]) / "deaths"
+    if not deaths.exists() or deaths.stat().st_size < 2:
+        with deaths.open("a") as file:
+            file.write(".")
+        ctypes.string_at(0)
+    await do_hang()
+
+
+async def do_exit_beside_hints() -> None:
+    first = Path(os.environ["FAULTY_DIR"]) / "first"
+    if not first.exists():
+        await _hinting.wait()
+    first.touch()
+    if _hinting.is_set():
+        os._exit(7)
+
+
+async def do_close_all() -> None:
+    os.closerange(3, 64)
+    time.sleep(3600)  # noqa: ASYNC251 - the fault itself
 
 
 async def do_abort() -> None:
