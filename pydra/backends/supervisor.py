@@ -149,6 +149,7 @@ class BackendSupervisor:
         self._attribution = CrashAttribution(restarts.crashes)
         self._ids = itertools.count(1)
         self._facts: BackendFacts | None = None
+        self._incompatible: tuple[str, ...] = ()
         self._refused: BackendRefused | None = None
         self._state = BackendState.STARTING
         self._why = "is not started yet"
@@ -455,6 +456,8 @@ class BackendSupervisor:
                 self._report(BackendUnkillable(backend=self._name, pid=process.pid))
             if process.refusal is not None:
                 return self._read_refusal(process.refusal)
+            if self._incompatible:
+                return BackendRefused(backend=self._name, violations=self._incompatible, details="")
             return self._conclude_calls(process, ending)
         except OSError as error:
             message = f"cannot be started: {error}"
@@ -467,7 +470,7 @@ class BackendSupervisor:
 
     def _handle_hello(self, process: BackendProcess, hello: Hello) -> None:
         source = self._source
-        self._facts = BackendFacts(
+        facts = BackendFacts(
             name=source.name,
             distribution=source.distribution,
             version=source.version,
@@ -479,6 +482,11 @@ class BackendSupervisor:
             survives_reboot=hello.survives_reboot,
             settings=hello.settings,
         )
+        self._incompatible = self._facts.find_changes(facts) if self._facts is not None else ()
+        if self._incompatible:
+            process.kill()
+            return
+        self._facts = facts
         process.restored = Method.RESTORE not in hello.methods
         self._cause = ""
         self._move(BackendState.READY, "" if process.restored else "has not yet been told what this node holds")

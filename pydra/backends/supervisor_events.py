@@ -32,6 +32,19 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     survives_reboot: bool = False
     settings: tuple[SettingValue, ...] = ()
 
+    def find_changes(self, new: BackendFacts) -> tuple[str, ...]:
+        """Return in which of the things that a driver is set up for once an upgraded backend differs."""
+        things = (
+            ("DRIVER", self.driver, new.driver),
+            ("SURVIVES_REBOOT", self.survives_reboot, new.survives_reboot),
+            ("plan", Method.PLAN in self.methods, Method.PLAN in new.methods),
+        )
+        return tuple(
+            f"{what} was {before} and is {now} in version {new.version}, installed meanwhile; restart the agent"
+            for what, before, now in things
+            if before != now
+        )
+
 
 class BackendReady(msgspec.Struct, frozen=True, kw_only=True):
     """Its process can be called, `seconds` after it was spawned; `starts` counts from 1."""

@@ -214,6 +214,20 @@ async def test_a_call_that_could_not_be_cancelled_because_another_blocked_the_lo
     assert not isinstance(errors["patient"], ClaimQuarantined)
 
 
+async def test_another_version_that_the_driver_was_not_set_up_for_is_refused_until_the_agent_restarts() -> None:
+    upgraded = BackendSource(name="faulty", target="tuned:", distribution="pydra-faulty", version="2.0")
+    async with supervised(refresh=lambda source: upgraded) as backend:
+        await backend.wait_ready()
+        with pytest.raises(BackendDied):
+            await backend.prepare(claim("segfault"))
+        await until(lambda: backend.statistics().state is BackendState.REFUSED)
+        with pytest.raises(ContractError) as caught:
+            await backend.prepare(claim("ok", "u2"))
+    assert "DRIVER was faulty.example.com and is tuned.example.com in version 2.0, installed meanwhile" in str(
+        caught.value
+    )
+
+
 async def _survive(backend: Any, uid: str) -> None:
     """Have a call of the claim time out in a process that goes on."""
     while True:
