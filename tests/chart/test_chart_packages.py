@@ -74,9 +74,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of the image, which has corelib 1.0 and is never written to."""
     scratch = tmp_path_factory.mktemp("image")
     venv.create(scratch / "image")
-    # A copy of the pip that is here: to install it as usual takes longer than all tests of this file.
+    # A copy of the pip that is here, compiled as it is: to install it takes longer than all tests of this file.
     (site,) = (scratch / "image").glob("lib/python*/site-packages")
-    shutil.copytree(Path(pip.__file__).parent, site / "pip", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(pip.__file__).parent, site / "pip")
     made = Image(scratch / "image" / "bin" / "python", scratch)
     made.wheel("corelib", "1.0")
     assert made.pip("-m", "pip", "install", "--no-index", "--find-links", str(made.wheels), "corelib") == 0, made.said
