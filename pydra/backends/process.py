@@ -48,7 +48,7 @@ from pydra.backends.wire import (
     WireError,
     parse_to_agent,
 )
-from pydra.errors import BackendTimeout, BackendUnavailable, PydraError, TerminalError
+from pydra.errors import BackendError, BackendTimeout, BackendUnavailable, PydraError
 
 Outcome: TypeAlias = Reply | Failure | Involvement | PydraError
 """Of a call: the backend's answer; or, if its process ended, the error, or an Involvement that says to call again."""
@@ -343,7 +343,7 @@ class BackendProcess:
         """Call the backend. At `call.until` the call is cancelled, and the process is killed if the call does not end.
 
         `deadline` is the same limit in seconds, for messages. The outcome is BackendTimeout for a call that ended when
-        it was cancelled. Raises TerminalError for a claim that is too large to be sent.
+        it was cancelled. Raises BackendError if the call is too large to be sent.
         """
         if self._ended.done():
             return Involvement.BYSTANDER
@@ -355,7 +355,8 @@ class BackendProcess:
             self._channel.send(call)
             return await pending.answer
         except WireError as error:
-            failure = TerminalError(f"the claim is too large for its backend: {error}")
+            message = f"{call.method.value} cannot be called: the claims that this node holds are too large: {error}"
+            failure = BackendError(self._source.name, message)
             failure.reached_backend = False
             raise failure from error
         finally:

@@ -22,6 +22,9 @@ from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, Prepare
 MAX_FRAME = 16 * 1024 * 1024
 """The largest body in bytes: 128 devices with 32 attributes each take about 200 KB."""
 
+MAX_CALL = 64 * 1024 * 1024
+"""The same for a `Call`, which may have all claims that a node holds, each with up to 256 KiB of plan and of states."""
+
 _HEADER = struct.Struct(">I")
 
 
@@ -183,12 +186,16 @@ _held: msgspec.msgpack.Decoder[HeldClaim] = msgspec.msgpack.Decoder(HeldClaim)
 
 
 def build_frame(message: Message) -> bytearray:
-    """Encode one message as a frame. Raises WireError beyond `MAX_FRAME`, TypeError for what msgpack cannot encode."""
+    """Encode one message as a frame.
+
+    Raises WireError beyond `MAX_FRAME`, or `MAX_CALL`; TypeError for what msgpack cannot encode.
+    """
     frame = bytearray(_HEADER.size)
     _encoder.encode_into(message, frame, _HEADER.size)
     size = len(frame) - _HEADER.size
-    if size > MAX_FRAME:
-        raise WireError(f"a message of {size} bytes is over the limit of {MAX_FRAME} bytes")
+    limit = MAX_CALL if isinstance(message, Call) else MAX_FRAME
+    if size > limit:
+        raise WireError(f"a message of {size} bytes is over the limit of {limit} bytes")
     _HEADER.pack_into(frame, 0, size)
     return frame
 
@@ -238,9 +245,10 @@ def _restore(device: AllocatedDevice) -> AllocatedDevice:
 
 
 class FrameSplitter:
-    """Splits a stream of bytes into the bodies of its frames."""
+    """Splits a stream of bytes into the bodies of its frames, each of at most `limit` bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._buffer = bytearray()
         self._start = 0
 
@@ -256,8 +264,8 @@ class FrameSplitter:
         if len(buffer) < body_start:
             return None
         (size,) = _HEADER.unpack_from(buffer, self._start)
-        if size > MAX_FRAME:
-            raise WireError(f"a frame claims {size} bytes, the limit is {MAX_FRAME} bytes")
+        if size > self._limit:
+            raise WireError(f"a frame claims {size} bytes, the limit is {self._limit} bytes")
         if len(buffer) < body_start + size:
             return None
         self._start = body_start + size
@@ -304,11 +312,13 @@ class Channel(asyncio.Protocol, Generic[M]):
         parse: Callable[[bytes], M],
         on_message: Callable[[M], None],
         on_end: Callable[[WireError | None], None],
+        *,
+        limit: int = MAX_FRAME,
     ) -> None:
         self._parse = parse
         self._on_message = on_message
         self._on_end = on_end
-        self._splitter = FrameSplitter()
+        self._splitter = FrameSplitter(limit)
         self._budget = Budget(FRAMES_PER_PERIOD, PERIOD_SECONDS)
         self._handled = 0
         self._paused = False

@@ -33,6 +33,7 @@ from pydra.backends.validation import (
     find_settings_type_violations,
 )
 from pydra.backends.wire import (
+    MAX_CALL,
     Channel,
     Hello,
     Ping,
@@ -106,7 +107,7 @@ async def _serve(sock: socket.socket, target: str) -> None:
             sys.stderr.write(f"the agent sent malformed bytes: {error}\n")
         over.set()
 
-    channel = Channel(parse_to_backend, on_message, on_end)
+    channel = Channel(parse_to_backend, on_message, on_end, limit=MAX_CALL)
     await channel.open(sock)
     start = await started
     forward_logs(channel, start.log_level)

@@ -12,9 +12,11 @@ import pytest
 from msgspec.structs import replace
 
 from pydra.backends.discovery import BackendSource
+from pydra.backends.process import ProcessTimeouts
 from pydra.backends.supervisor_events import BackendEvent, RestoreFailed
+from pydra.backends.validation import MAX_STATE
 from pydra.claim import HeldClaim, OpaqueConfig
-from pydra.errors import BackendUnavailable, ClaimQuarantined, ContractError, InvalidConfig, PydraError
+from pydra.errors import BackendError, BackendUnavailable, ClaimQuarantined, ContractError, InvalidConfig, PydraError
 from tests.integration.backends.harness import ENVIRON, claim, supervised, until
 
 SOURCE = BackendSource(name="planning", target="planning:")
@@ -100,6 +102,20 @@ async def test_a_held_config_whose_rule_fails_in_any_way_stops_neither_restore_n
         with pytest.raises(InvalidConfig, match="the backend's own rules fail with KeyError: 'slow'"):
             await backend.prepare(held.claim)
     assert journal(tmp_path) == ['restore [["old", true, 0, {"slot": 4}]]', 'unprepare {"slot": 4} 0']
+
+
+async def test_the_claims_that_a_node_holds_fit_into_one_call_and_beyond_that_the_error_says_so(tmp_path: Path) -> None:
+    notes = "x" * (MAX_STATE - 100)
+    largest = [
+        replace(HELD, claim=replace(claim("gpu-0", f"u{n}"), plan={"slot": n, "notes": notes})) for n in range(65)
+    ]
+    async with supervised(source=SOURCE, environ=environ(tmp_path), timeouts=ProcessTimeouts()) as backend:
+        backend.restore_from(holding(*largest))
+        assert await backend.plan(claim("gpu-1"), largest) == {"slot": 65}
+        with pytest.raises(BackendError, match="plan cannot be called: the claims that this node holds") as caught:
+            await backend.plan(claim("gpu-1"), largest * 4)
+        assert caught.value.retryable
+        assert not caught.value.reached_backend
 
 
 async def test_a_restore_that_fails_is_reported_and_retried_and_calls_say_why_they_wait(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_frames_are_found_however_the_stream_is_cut(sent: list[Message], cuts: l
     frames = [bytes(build_frame(message)) for message in sent]
     stream = b"".join(frames)
     edges = sorted({0, len(stream), *(min(cut, len(stream)) for cut in cuts)})
-    splitter = FrameSplitter()
+    splitter = FrameSplitter(MAX_FRAME)
     bodies = [body for start, end in itertools.pairwise(edges) for body in take_all(splitter, stream[start:end])]
     assert bodies == [frame[4:] for frame in frames]
     assert splitter.pending == 0
@@ -133,7 +133,7 @@ def test_arbitrary_bytes_are_messages_or_an_error(data: bytes) -> None:
 
 def test_a_length_beyond_the_limit_is_refused_before_anything_is_buffered() -> None:
     with pytest.raises(WireError, match=f"the limit is {MAX_FRAME} bytes"):
-        take_all(FrameSplitter(), (MAX_FRAME + 1).to_bytes(4, "big"))
+        take_all(FrameSplitter(MAX_FRAME), (MAX_FRAME + 1).to_bytes(4, "big"))
 
 
 def test_a_message_beyond_the_limit_is_not_sent() -> None:
@@ -143,4 +143,4 @@ def test_a_message_beyond_the_limit_is_not_sent() -> None:
 
 def test_the_largest_frame_passes() -> None:
     body = b"x" * MAX_FRAME
-    assert take_all(FrameSplitter(), MAX_FRAME.to_bytes(4, "big") + body) == [body]
+    assert take_all(FrameSplitter(MAX_FRAME), MAX_FRAME.to_bytes(4, "big") + body) == [body]
