@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pydra_nvidia.vfio.binding import bind_function
 from small_agent import SmallAgent, as_kept
 
 STARTED = Path(__file__).parent / "data" / "vendor-checkpoints" / "started.json"
+MACHINE = {"settings": {"dynamic_mig": True}, "gpus": [{"model": "h100-80gb", "count": 3, "minors": [2, 0, 1]}]}
 PART = "gpu-0-mig-1g10gb-19-0"
 
 
@@ -29,19 +31,21 @@ def claim(uid: str, *devices: str) -> Claim:
 
 
 class Node:
-    """A simulated HGX H100 in `path`, on which backends come and go."""
+    """A simulated machine of three H100 in `path`, on which backends come and go."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.scenario = str(path / "scenario.json")
+        Path(self.scenario).write_text(json.dumps(MACHINE))
         self.open()
 
     def open(self) -> Simulation:
-        self.simulation = open_simulation("hgx-h100", str(self.path))
+        self.simulation = open_simulation(self.scenario, str(self.path))
         return self.simulation
 
     def backend(self, **settings: str) -> Any:
         named = {f"PYDRA_NVIDIA_{name.upper()}": value for name, value in settings.items()}
-        own = {"PYDRA_NVIDIA_SCENARIO": "hgx-h100", "PYDRA_NVIDIA_STATE": str(self.path)}
+        own = {"PYDRA_NVIDIA_SCENARIO": self.scenario, "PYDRA_NVIDIA_STATE": str(self.path)}
         return open_backend(find_node({**own, "PYDRA_NVIDIA_POLL_PERIOD": "0.02", **named}))
 
     def gpu(self) -> GpuState:
