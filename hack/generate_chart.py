@@ -54,8 +54,9 @@ def files() -> dict[Path, str]:
     schema = json.loads(SCHEMA.read_text())
     schema["$defs"]["agentSettings"] = agent_settings()
     schema["properties"]["backends"]["properties"] = {
-        name: {"$ref": "#/$defs/backend", "properties": {"settings": backend_settings(name)}} for name in backends()
+        name: {"properties": {"settings": backend_settings(name)}} for name in backends()
     }
+    name_allowed(schema)
     made = {SCHEMA: json.dumps(schema, indent=2, ensure_ascii=False) + "\n"}
     made[CHART / "files" / "webhook-rules.json"] = json.dumps(build_rules(), indent=2) + "\n"
     for name in backends():
@@ -129,6 +130,15 @@ def backend_settings(name: str) -> dict[str, Any]:
 def closed(properties: Mapping[str, Any]) -> dict[str, Any]:
     """An object with these properties and no others."""
     return {"type": "object", "additionalProperties": False, "properties": dict(properties)}
+
+
+def name_allowed(part: Any) -> None:
+    """Have Helm list the names that are allowed where one is not: for additionalProperties alone it says where only."""
+    match part:
+        case {"properties": dict(properties), "additionalProperties": False} if "patternProperties" not in part:
+            part["propertyNames"] = {"enum": list(properties)}
+    for below in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        name_allowed(below)
 
 
 def camel(name: str) -> str:

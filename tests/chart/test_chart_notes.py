@@ -37,6 +37,11 @@ def test_each_enabled_backend_has_its_commands() -> None:
     assert "webhook" not in text
 
 
+def test_a_backend_whose_classes_come_from_somewhere_else_has_none_here() -> None:
+    values = {"enabled": True, "driver": "fpga.example.com", "deviceClasses": {"classes": {}}}
+    assert "DeviceClasses for claims: none of this release" in render_files(at("backends.fpga", values))["NOTES.txt"]
+
+
 def test_one_pod_is_one_daemonset_to_wait_for() -> None:
     text = render_files(overlay(BOTH, {"onePod": True}))["NOTES.txt"]
     assert "rollout status daemonset/pydra --" in text

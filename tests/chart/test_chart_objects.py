@@ -227,7 +227,10 @@ def test_an_extended_resource_name_can_be_left_out() -> None:
 def test_names_are_within_the_limits_of_kubernetes(name: str, *, one_pod: bool) -> None:
     backend = "twenty-bytes-backend"
     objects = render(
-        at(f"backends.{backend}", {"enabled": True, "driver": f"{'d' * 59}.dev"}),
+        at(
+            f"backends.{backend}",
+            {"enabled": True, "driver": f"{'d' * 59}.dev", "deviceClasses": {"classes": {}}},
+        ),
         {"onePod": one_pod, "webhook": {"enabled": True}, "monitor": {"create": True, "kind": "ServiceMonitor"}},
         name=name,
     )

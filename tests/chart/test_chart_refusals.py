@@ -121,7 +121,16 @@ def test_the_schema_refuses_what_is_misspelt_or_ill_typed(values: Mapping[str, A
     with pytest.raises(helm_python.HelmValuesError) as caught:
         render(SIM, values)
     lines = str(caught.value).splitlines()
-    assert any(where in line and words in line for line in lines), caught.value
+    assert sum(where in line and words in line for line in lines) == 1, caught.value
+
+
+def test_the_names_that_are_allowed_are_told_beside_one_that_is_not() -> None:
+    with pytest.raises(helm_python.HelmValuesError) as caught:
+        render(SIM, at("backends.nvidia.settings.dynamicMIG", True))
+    fault, name, allowed = str(caught.value).splitlines()[2:]
+    assert fault == "- at '/backends/nvidia/settings': additional properties 'dynamicMIG' not allowed"
+    assert name == "- at '': invalid propertyName 'dynamicMIG'"
+    assert "'dynamicMig'" in allowed
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
@@ -143,6 +152,12 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
             "backends.nvdia.driver: the chart does not know this backend, so name its driver, as in fpga.example.com,"
             " or correct the backend's name; it knows nvidia, sim",
             id="a backend that nobody knows",
+        ),
+        pytest.param(
+            at("backends.fpga", {"enabled": True, "driver": "fpga.example.com"}),
+            "backends.fpga.deviceClasses.classes: the chart does not know this backend, so give it a DeviceClass, such"
+            """ as {fpga.example.com: {selectors: [{cel: {expression: "device.driver == 'fpga.example.com'"}}]}},""",
+            id="a backend without a class",
         ),
         pytest.param(
             overlay(NVIDIA, at("backends.nvdia.settings.dynamicMig", True)),

@@ -83,7 +83,7 @@ def test_the_kubelets_claims_are_read_through_the_mount_of_the_hosts_root(tmp_pa
 
 
 def test_a_backend_that_the_image_lacks_is_in_the_last_words_of_the_pod(tmp_path: Path) -> None:
-    container = render(at("backends.fpga", {"enabled": True, "driver": "fpga.example.com"})).agent("pydra-fpga")
+    container = render(at("backends.fpga", {**OF_A_VENDOR, "driver": "fpga.example.com"})).agent("pydra-fpga")
     assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
     config = tmp_path / "agent.yaml"
     config.write_text("{}")
@@ -119,7 +119,8 @@ def test_a_pod_is_replaced_when_its_settings_change_and_keeps_its_own_until_then
         objects = render(SIM, {"settings": settings})
         pod = objects.pod()
         # What is not in the template, such as a ConfigMap, an old pod would read of the new revision.
-        assert not [one for one in pod["volumes"] if {"configMap", "secret", "projected"} & set(one)]
+        read_later = [one["name"] for one in pod["volumes"] if {"configMap", "secret", "projected"} & set(one)]
+        assert read_later == ["token"]
         assert "ConfigMap" not in {one["kind"] for one in objects}
         (mount,) = [one for one in objects.agent()["volumeMounts"] if one["name"] == "config"]
         assert mount == {"name": "config", "mountPath": "/etc/pydra", "readOnly": True}
@@ -133,8 +134,12 @@ def test_no_setting_is_a_text_of_any_length_that_an_annotation_would_not_hold() 
     schema = json.loads((CHART / "values.schema.json").read_text())["$defs"]["agentSettings"]["properties"]
     unlimited = {key for key, one in schema.items() if "enum" not in one and one["type"] not in ("number", "boolean")}
     assert unlimited == set(), "Kubernetes allows 256 KiB for all annotations of a pod: refuse longer ones in words"
-    most = {key: max(one.get("enum", [29.123456789]), key=lambda value: len(str(value))) for key, one in schema.items()}
-    assert len(settings_file(render(SIM, {"settings": most | {"verifyX509Strict": False}}))) < 4096
+    longest: dict[str, list[Any]] = {"number": [29.123456789], "boolean": [False]}
+    most = {
+        key: max(one.get("enum") or longest[one["type"]], key=lambda value: len(str(value)))
+        for key, one in schema.items()
+    }
+    assert len(settings_file(render(SIM, {"settings": most}))) < 4096
 
 
 EXAMPLES: dict[str, Any] = {
@@ -189,6 +194,7 @@ def test_each_setting_of_the_nvidia_backend_arrives(field: msgspec.structs.Field
     assert settings.host_root == "/host"
 
 
+OF_A_VENDOR = {"enabled": True, "driver": "x.dev", "deviceClasses": {"classes": {}}}
 OWN_SETTINGS = {
     "aValue": [1, 2],
     "other": True,
@@ -220,14 +226,12 @@ def test_by_default_mps_daemons_are_where_they_outlive_the_pod() -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        pytest.param(
-            at("backends.my-fpga", {"enabled": True, "driver": "x.dev", "settings": OWN_SETTINGS}), id="one of a vendor"
-        ),
+        pytest.param(at("backends.my-fpga", {**OF_A_VENDOR, "settings": OWN_SETTINGS}), id="one of a vendor"),
         pytest.param(
             overlay(
                 SIM,
                 at("onePod", True),
-                at("backends.my-fpga", {"enabled": True, "driver": "x.dev"}),
+                at("backends.my-fpga", OF_A_VENDOR),
                 at("backends.sim.settings.scenario", "shared"),
             ),
             id="all in one pod",

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import helm_python
 import pytest
 import yaml
 
@@ -25,7 +26,9 @@ def test_a_value_has_its_effect(path: str, around: Mapping[str, Any], value: Any
 
 def leaves(part: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[str]:
     for name, below in part.get("properties", {}).items():
-        if "description" in below and (*path, name) != ("backends",):
+        if (*path, name) == ("backends",):
+            continue
+        if "description" in below:
             yield ".".join((*path, name))
         elif "$ref" not in below:
             yield from leaves(below, (*path, name))
@@ -49,6 +52,13 @@ def test_every_default_is_allowed_by_the_schema_and_explained_there() -> None:
     assert set(defaults["backends"]["nvidia"]) | set(defaults["backends"]["sim"]) <= set(
         schema["$defs"]["backend"]["properties"]
     )
+
+
+@pytest.mark.parametrize("values", [{}, SIM], ids=["defaults", "sim"])
+def test_the_chart_passes_helm_lint(values: Mapping[str, Any]) -> None:
+    found = helm_python.lint(CHART, dict(values), strict=True, namespace="pydra")
+    assert [one["error"] for one in found["messages"]] == ["icon is recommended"]
+    assert found["errors"] == []
 
 
 def test_onepod_unites_what_its_backends_need() -> None:

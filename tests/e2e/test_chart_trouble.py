@@ -32,7 +32,8 @@ async def test_a_second_release_of_a_driver_is_refused_in_words_wherever_it_is_i
 async def test_a_backend_that_the_image_lacks_is_named_with_those_that_it_has() -> None:
     wrong = {"backends": {"sim": {"enabled": False}, "fpga": {"enabled": True, "image": {"repository": "pydra-sim"}}}}
     async with open_place() as (cluster, release):
-        await release.install(wrong, {"backends": {"fpga": {"driver": cluster.driver}}}, wait=False)
+        own = {"driver": cluster.driver, "deviceClasses": {"classes": {}}}
+        await release.install(wrong, {"backends": {"fpga": own}}, wait=False)
         message = str(await cluster.wait("a word of the agent", lambda: _last_word(release)))
         assert "pydra-agent: backend fpga is not installed" in message
         assert "sim" in message.partition("installed: ")[2]

@@ -24,6 +24,10 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- fail (printf "backends.%s and backends.%s both serve driver %s: give one of them another name with backends.%s.driver" (get $drivers $driver) $name $driver $name) -}}
 {{- end -}}
 {{- $_ := set $drivers $driver $name -}}
+{{- $given := default dict $values.deviceClasses -}}
+{{- if and $root.Values.deviceClasses.create (not $known) (not (hasKey $given "classes")) -}}
+{{- fail (printf "backends.%s.deviceClasses.classes: the chart does not know this backend, so give it a DeviceClass, such as {%s: {selectors: [{cel: {expression: \"device.driver == '%s'\"}}]}}, without which no claim can ask for its devices; or {} if its classes come from somewhere else" $name $driver $driver) -}}
+{{- end -}}
 {{- $_ := set $backend "driver" $driver -}}
 {{- $_ := set $backend "classes" (include "pydra.classes" (dict "known" $known "driver" $driver "values" (default dict $values.deviceClasses)) | fromJson) -}}
 {{- $_ := set $enabled $name $backend -}}
