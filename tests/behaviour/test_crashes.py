@@ -168,9 +168,9 @@ def test_calls_for_different_claims_in_random_order_leave_each_device_with_at_mo
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Node]:
-    """A node with an agent that gives each call two seconds."""
+    """A node with an agent that gives each call three seconds."""
     with run_node() as node:
-        node.serve("--prepare-deadline", "2")
+        node.serve("--prepare-deadline", "3")
         yield node
 
 
@@ -181,12 +181,18 @@ def test_a_call_that_blocks_the_backend_ends_at_its_deadline_and_costs_its_claim
     call = hasty.kubelet.start_prepare(victim)
     hasty.board.wait_reached("prepare", victim.name, at="effect")
     wait_for(lambda: not hasty.kubelet.prepare(bystander)[bystander.uid].error, "another claim is prepared")
-    refusal = parse_answers(call.result())[victim.uid].error
-    assert "prepare timed out after" in refusal
-    assert "carry_out" in refusal, "the place in the backend's code"
-    wait_for(lambda: {event["reason"] for event in hasty.api.events(victim)} == {"BackendTimeout"}, "an Event says so")
-    hasty.kubelet.prepare_one(victim)
+    assert parse_answers(call.result())[victim.uid].error
+    wait_for(lambda: not hasty.kubelet.prepare(victim)[victim.uid].error, "the claim is prepared")
     assert hasty.board.holders(device) == {victim.uid}
+
+
+def test_a_call_that_blocked_the_backend_is_told_as_that_with_the_place(hasty: Node) -> None:
+    claim = hasty.api.create_claim(hasty.board.device())
+    hasty.board.order("prepare", claim.name, "hang", at="effect", times=1)
+    refusal = hasty.kubelet.refusal(claim)
+    assert "prepare timed out after" in refusal
+    assert "carry_out" in refusal
+    wait_for(lambda: {event["reason"] for event in hasty.api.events(claim)} == {"BackendTimeout"}, "an Event says so")
 
 
 def test_a_call_that_is_slower_than_its_deadline_is_undone_and_tried_again(hasty: Node) -> None:
