@@ -211,7 +211,8 @@ def review_object(question: Question, drivers: Drivers) -> Decision:
     resource = question.resource
     ours = resource.group == GROUP and resource.version in VERSIONS
     operations = OPERATIONS.get(resource.resource, ()) if ours else ()
-    if question.sub_resource or question.operation not in operations:
+    # API servers always name the operation. A review without one is checked like a creation.
+    if question.sub_resource or not operations or (question.operation and question.operation not in operations):
         return Decision(result=NOT_OURS)
     problems = tuple(islice(_problems(question, drivers), MOST_PROBLEMS + 1))
     if len(problems) > MOST_PROBLEMS:

@@ -205,6 +205,7 @@ WRONG = entry(SIM.driver, sim(clockMHz=1))
     ("options", "result"),
     [
         pytest.param({"operation": "DELETE"}, "not_ours", id="deletion"),
+        pytest.param({"operation": ""}, "denied", id="no operation"),
         pytest.param({"sub_resource": "status"}, "not_ours", id="status"),
         pytest.param({"operation": "UPDATE", "old": [WRONG]}, "allowed", id="stored before"),
         pytest.param({"operation": "UPDATE", "old": [entry("other", 1), WRONG]}, "allowed", id="stored elsewhere"),
