@@ -225,7 +225,13 @@ class NvidiaBackend:
             value=float(self._maintenance is not None),
             help="1 during maintenance.",
         )
-        return (*self._measured, maintenance, *self._health.samples(reading), *self._mps.samples())
+        return (
+            *self._measured,
+            maintenance,
+            *self._health.samples(reading),
+            *self._mps.samples(),
+            *self._held.samples(),
+        )
 
     async def inherit(self, directory: str, /) -> Inheritance:
         """What NVIDIA's own driver prepared before; its plugin must have ended."""

@@ -7,6 +7,7 @@ what it prepared and unprepared itself. Nothing here is written anywhere.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra import Claim, ClaimError, HeldClaim, PreparedDevice
+from pydra import Claim, ClaimError, HeldClaim, PreparedDevice, Sample
+from pydra_nvidia.names import GpuName, MigName, VfioName, parse_name
 from pydra_nvidia.steps import CreateMig, Entry, Hold, Step
 from pydra_nvidia.targets import Partition, Target
 
@@ -117,6 +119,22 @@ class HeldEntries:
     def entries(self) -> Mapping[str, Entry]:
         """All of them by uid, and what is ownerless."""
         return self._entries.copy()
+
+    def samples(self) -> tuple[Sample, ...]:
+        """How many devices claims hold, by type; those with admin access are held by others."""
+        names = (
+            parse_name(hold.device) for entry in self._entries.copy().values() for hold in entry.holds if not hold.admin
+        )
+        counts = Counter(map(type, names))
+        return tuple(
+            Sample(
+                name="prepared_devices",
+                value=counts[kind],
+                help="Devices that are prepared for claims, by type.",
+                labels={"device_type": device_type},
+            )
+            for device_type, kind in (("gpu", GpuName), ("mig", MigName), ("vfio", VfioName))
+        )
 
     def read(self, uid: str) -> Entry | None:
         """What is known of the claim."""

@@ -190,30 +190,35 @@ def test_the_host_tells_whether_it_can_pass_devices_through(tmp_path: Path) -> N
 
 
 PCI_IDS = """\
-# List of PCI ID's
-1002  Advanced Micro Devices, Inc.
-\t2330  Not this one
+# a comment
+10dd  Evans & Sutherland
+	1e30  Not this one
 10de  NVIDIA Corporation
-\t20b0  GA100 [A100 SXM4 40GB]
-\t\t10de 1450  DGX A100
+	1e30  TU102GL [Quadro RTX 6000/8000]
+		10de 129e  Quadro RTX 8000
 # a comment between
-\t2330  GH100 [H100 SXM5 80GB]
+	2330  An old name
 10df  Emulex Corporation
-\t2335  Nor this one
+	1e36  Nor this one
 """
 
 
-def test_devices_are_called_what_the_hosts_list_says(tmp_path: Path) -> None:
+def test_a_device_that_is_not_known_here_is_called_what_the_hosts_list_says(tmp_path: Path) -> None:
     names = PciIds(tree(tmp_path))
-    assert names.name("0x2330") == ""
+    assert names.name("0x1e30") == ""
     lists = tmp_path / "usr/share/hwdata"
     lists.mkdir(parents=True)
     (lists / "pci.ids").write_text(PCI_IDS)
-    assert [names.name(device) for device in ("0x20b0", "0x2330", "0x2335", "0x1450")] == [
-        "GA100 [A100 SXM4 40GB]",
-        "GH100 [H100 SXM5 80GB]",
-        "",
-        "",
-    ]
-    (lists / "pci.ids").write_text(PCI_IDS.replace("\t2330  GH100", "\t2330  Renamed"))
-    assert names.name("0x2330") == "Renamed [H100 SXM5 80GB]"
+    found = [names.name(device) for device in ("0x1e30", "0x1e36", "0x129e")]
+    assert found == ["TU102GL [Quadro RTX 6000/8000]", "", ""]
+    (lists / "pci.ids").write_text(PCI_IDS.replace("TU102GL", "Renamed"))
+    assert names.name("0x1e30") == "Renamed [Quadro RTX 6000/8000]"
+
+
+def test_a_data_centre_gpu_has_the_same_name_whatever_list_the_host_has(tmp_path: Path) -> None:
+    names = PciIds(tree(tmp_path))
+    assert (names.name("0x2330"), names.name("0x2901")) == ("GH100 [H100 SXM5 80GB]", "GB100 [B200]")
+    lists = tmp_path / "usr/share/misc"
+    lists.mkdir(parents=True)
+    (lists / "pci.ids").write_text(PCI_IDS)
+    assert names.name("0x2330") == "GH100 [H100 SXM5 80GB]"

@@ -108,23 +108,20 @@ class Injection:
 
     def _describe(self, target: WholeGpu | Partition, driver: _Driver) -> ContainerEdits:
         if isinstance(target, WholeGpu):
-            return merge(driver.edits, self._gpu(target.gpu, driver, graphics=True))
+            return merge(driver.edits, self._gpu(target.gpu, driver))
         instance = target.instance
         if instance is None or len(instance.compute) != 1:
             raise ClaimError(
                 f"partition {target.allocated.device} is not there as one compute instance in its GPU instance"
             )
         capabilities = find_partition_nodes(self._tree, target.gpu.minor, instance.id, instance.compute[0].id)
-        graphics = target.profile is not None and "+gfx" in target.profile.name
-        own = self._gpu(target.gpu, driver, graphics=graphics)
-        return merge(driver.edits, own, partition_edits(capabilities))
+        return merge(driver.edits, self._gpu(target.gpu, driver), partition_edits(capabilities))
 
-    def _gpu(self, gpu: Gpu, driver: _Driver, *, graphics: bool) -> ContainerEdits:
+    def _gpu(self, gpu: Gpu, driver: _Driver) -> ContainerEdits:
         node = driver.dev.find(f"/dev/nvidia{gpu.minor}")
         if node is None:
             raise _node_missing(f"/dev/nvidia{gpu.minor}", driver.root)
-        drm = driver.dev.find_drm(gpu.pci) if graphics else ()
-        return gpu_edits(node, drm, gpu.pci, driver.hook)
+        return gpu_edits(node, driver.dev.find_drm(gpu.pci), gpu.pci, driver.hook)
 
     def _find_driver(self, reading: Reading) -> _Driver:
         """What all GPUs and partitions have in common, as it is now."""

@@ -27,12 +27,18 @@ def plan_partitions(
     """MigModeOn, MigModeOff, CreateMig, each once, modes before partitions of the same GPU.
 
     `owned` are the places that claims made, by their GPU's UUID; it must be older than `reading`, or a partition that
-    is being removed looks like somebody else's. Targets with admin access only look, and need nothing. The others do
+    is being removed looks like somebody else's. Targets with admin access need nothing but to exist. The others do
     not overlap, which `sharing.conflicts` has seen to.
 
     Raises:
         ClaimError: a partition that cannot be had now: what is in the way, who can remove it.
     """
+    for target in targets:
+        if isinstance(target, Partition) and target.allocated.admin_access and target.instance is None:
+            raise ClaimError(
+                f"partition {target.allocated.device} does not exist now, and admin access creates none; it will be"
+                " tried again: wait until another claim has created it, or ask for a partition that exists"
+            )
     wanted = [target for target in targets if not target.allocated.admin_access]
     partitions = [target for target in wanted if isinstance(target, Partition)]
     steps: list[Step] = []

@@ -72,6 +72,10 @@ async def test_numbers_of_every_gpu_and_partition_are_served(stage: Stage, ask_f
         assert value_of(of_t4, "ecc_errors_total", 'error="corrected"', 'counter="volatile"') == 7
         assert value_of(found, "memory_free_bytes", f'device="{part}"') > 30 << 30
         assert value_of(found, "nvlink_links_up", 'device="gpu-0"') >= 0
+        prepared = {
+            kind: value_of(found, "prepared_devices", f'device_type="{kind}"') for kind in ("gpu", "mig", "vfio")
+        }
+        assert prepared == {"gpu": 0, "mig": 1, "vfio": 0}
 
 
 def value_of(found: dict[str, float], family: str, *labels: str) -> float:

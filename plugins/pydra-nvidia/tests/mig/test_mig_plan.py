@@ -183,7 +183,13 @@ def test_a_plan_is_the_same_before_and_after_it_was_carried_out() -> None:
 
 def test_admin_access_needs_nothing_and_is_stopped_by_nothing() -> None:
     gpu = put(make_gpu(), "3g.", 0, 1, 1)
-    assert plan(["gpu-0", name_of(gpu, "3g.", 0), name_of(gpu, "1g.", 1)], gpu, admin=True) == ()
+    assert plan(["gpu-0", name_of(gpu, "3g.", 0)], gpu, admin=True) == ()
+
+
+def test_admin_access_to_a_partition_that_does_not_exist_says_that_it_creates_none() -> None:
+    gpu = make_gpu()
+    with pytest.raises(ClaimError, match="does not exist now, and admin access creates none"):
+        plan([name_of(gpu, "1g.", 1)], gpu, admin=True)
 
 
 @pytest.mark.parametrize(
