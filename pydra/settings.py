@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from pydra.errors import SettingsError
+from pydra.json_values import find_json_problems
 from pydra.limits import DRIVER_RULE, SUBDOMAIN, is_driver_name
 
 KUBELET_ROOT = "/var/lib/kubelet"
@@ -165,6 +166,7 @@ def find_value_problems(values: Mapping[str, Any], kind: type[msgspec.Struct], *
         else:
             if isinstance(found, str) and not found.isprintable():  # NUL and unpaired surrogates are invalid in names
                 yield f"{key}: must not contain control characters (found {_shorten(repr(found))})"
+            yield from find_json_problems(found, key)  # of backends' settings: they are sent to a process
     if not values.get("backends"):
         yield "backends: must name at least one backend, as in --backend sim"
 

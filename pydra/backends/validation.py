@@ -8,7 +8,6 @@ nothing that comes from there. The rules for devices and counters are in `pydra.
 from __future__ import annotations
 
 import inspect
-import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from pydra.claim import (
 )
 from pydra.devices import CounterSet, Device, Inventory, Sample
 from pydra.inventory import check_attributes
+from pydra.json_values import find_json_problems
 from pydra.limits import DRIVER_RULE, SUBDOMAIN, is_driver_name
 
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
@@ -43,8 +43,6 @@ OPTIONAL: dict[Method, tuple[str, ...]] = {
 
 MAX_STATE = 256 * 1024
 """Bytes of JSON that the states of one claim may take; all are written durably with the claim's record."""
-
-MAX_DEPTH = 64
 
 _METRIC = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
@@ -321,31 +319,6 @@ def find_sample_violations(samples: Sequence[Sample]) -> tuple[str, ...]:
         for what, name in [("sample name", sample.name), *(("label name", label) for label in sample.labels)]
         if not _METRIC.fullmatch(name)
     )
-
-
-def find_json_problems(value: Any, path: str, depth: int = 0) -> Iterator[str]:
-    """Yield the parts of the value that JSON cannot represent exactly."""
-    match value:
-        case None | bool() | str():
-            pass
-        case _ if depth > MAX_DEPTH:
-            yield f"{path} is nested more than {MAX_DEPTH} deep"
-        case int():
-            if not -(2**63) <= value < 2**64:
-                yield f"{path} is an integer of more than 64 bits"
-        case float():
-            if not math.isfinite(value):
-                yield f"{path} is {value}, which JSON does not have"
-        case list() | tuple():
-            for index, item in enumerate(value):
-                yield from find_json_problems(item, f"{path}[{index}]", depth + 1)
-        case Mapping():
-            for key, item in value.items():
-                if not isinstance(key, str):
-                    yield f"{path} has the key {key!r}; keys of JSON objects are strings"
-                yield from find_json_problems(item, f"{path}.{key}", depth + 1)
-        case _:
-            yield f"{path} is a {type(value).__name__}, which is not JSON"
 
 
 def _identity(device: Any) -> tuple[str, str, str, str]:

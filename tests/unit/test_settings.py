@@ -75,6 +75,21 @@ def test_texts_from_flags_and_variables_become_what_they_mean() -> None:
         pytest.param({"rescanPeriod": 10**400}, "rescanPeriod: must be a smaller number (found 1000", id="too large"),
         pytest.param({"backends": 5}, "backends: must be a list (found 5)", id="a number of backends"),
         pytest.param({"drivers": ["a"]}, "drivers: must be a mapping (found ['a'])", id="a list of drivers"),
+        pytest.param(
+            {"backendSettings": {"sim": {"a": [2**64]}}},
+            "backendSettings.sim.a[0] is an integer of more than 64 bits",
+            id="a backend's setting that is too large",
+        ),
+        pytest.param(
+            {"backendSettings": {"sim": {"a": "\ud800"}}},
+            "backendSettings.sim.a has an unpaired surrogate",
+            id="a backend's setting that is not Unicode",
+        ),
+        pytest.param(
+            {"backendSettings": {"sim": {"a": {1, 2}}}},
+            "backendSettings.sim.a is a set, which is not JSON",
+            id="a backend's setting of a type that only YAML has",
+        ),
         pytest.param({"logFile": "/a\0b"}, "logFile: must not contain control characters", id="NUL in a path"),
     ],
 )

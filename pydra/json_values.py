@@ -1,0 +1,45 @@
+"""Which values can be JSON, in records, between processes and in the API alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+MAX_DEPTH = 64
+
+
+def find_json_problems(value: Any, path: str, depth: int = 0) -> Iterator[str]:
+    """Yield the parts of the value that JSON cannot represent exactly."""
+    match value:
+        case None | bool():
+            pass
+        case str():
+            if not _is_unicode(value):
+                yield f"{path} has an unpaired surrogate, which is not valid Unicode"
+        case _ if depth > MAX_DEPTH:
+            yield f"{path} is nested more than {MAX_DEPTH} deep"
+        case int():
+            if not -(2**63) <= value < 2**64:
+                yield f"{path} is an integer of more than 64 bits"
+        case float():
+            if not math.isfinite(value):
+                yield f"{path} is {value}, which JSON does not have"
+        case list() | tuple():
+            for index, item in enumerate(value):
+                yield from find_json_problems(item, f"{path}[{index}]", depth + 1)
+        case Mapping():
+            for key, item in value.items():
+                if not isinstance(key, str) or not _is_unicode(key):
+                    yield f"{path} has the key {key!r}; keys of JSON objects are strings"
+                yield from find_json_problems(item, f"{path}.{key}", depth + 1)
+        case _:
+            yield f"{path} is a {type(value).__name__}, which is not JSON"
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
