@@ -65,7 +65,9 @@ def read_certificate(certificate: str, key: str) -> Certificate:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         load_pair(context, *pair)
-        return _describe(context, *pair)
+        if (leaf := _LEAF.search(pair[0])) is None:  # OpenSSL takes other labels too, Python's ssl does not
+            raise BadCertificate(f"{certificate} must be labelled BEGIN CERTIFICATE; convert it with `openssl x509`")
+        return _describe(context, leaf.group(), *pair)
     except ssl.SSLError as error:
         said = (error.reason or "it is damaged").lower().replace("_", " ")
         hint = next((hint for words, hint in _HINTS.items() if words in f"{said} {error}".lower()), said)
@@ -103,12 +105,10 @@ def _in_memory(content: bytes) -> Iterator[str]:
         os.close(descriptor)
 
 
-def _describe(server: ssl.SSLContext, certificate: bytes, key: bytes) -> Certificate:
-    leaf = _LEAF.search(certificate)
-    assert leaf is not None, "OpenSSL has just loaded one"
+def _describe(server: ssl.SSLContext, leaf: bytes, certificate: bytes, key: bytes) -> Certificate:
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
-    client.load_verify_locations(cadata=leaf.group().decode("ascii", "replace"))
+    client.load_verify_locations(cadata=leaf.decode("ascii", "replace"))
     client.verify_flags = ssl.VerifyFlags(ssl.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME)
     found = _handshake(client, server)
     return Certificate(

@@ -116,6 +116,11 @@ BAD = [
     pytest.param(Pair(b"", GOOD.key), "tls.crt has no certificate in PEM", id="empty certificate"),
     pytest.param(Pair(GOOD.certificate, b"hello"), "tls.key has no private key in PEM", id="no key"),
     pytest.param(Pair(GOOD.key, GOOD.key), "tls.crt has no certificate in PEM", id="two keys"),
+    pytest.param(
+        Pair(GOOD.certificate.replace(b" CERTIFICATE", b" X509 CERTIFICATE"), GOOD.key),
+        "tls.crt must be labelled BEGIN CERTIFICATE; convert it with `openssl x509`",
+        id="another label",
+    ),
     pytest.param(Pair(GOOD.certificate[:200], GOOD.key), "cannot be served: it is damaged", id="torn"),
     pytest.param(
         Pair(GOOD.certificate + b"#" * (1 << 20), GOOD.key),
