@@ -12,19 +12,8 @@ MAX_DEPTH = 64
 def find_json_problems(value: Any, path: str, depth: int = 0) -> Iterator[str]:
     """Yield the parts of the value that JSON cannot represent exactly."""
     match value:
-        case None | bool():
-            pass
-        case str():
-            if not _is_unicode(value):
-                yield f"{path} has an unpaired surrogate, which is not valid Unicode"
-        case _ if depth > MAX_DEPTH:
+        case list() | tuple() | Mapping() if depth > MAX_DEPTH:
             yield f"{path} is nested more than {MAX_DEPTH} deep"
-        case int():
-            if not -(2**63) <= value < 2**64:
-                yield f"{path} is an integer of more than 64 bits"
-        case float():
-            if not math.isfinite(value):
-                yield f"{path} is {value}, which JSON does not have"
         case list() | tuple():
             for index, item in enumerate(value):
                 yield from find_json_problems(item, f"{path}[{index}]", depth + 1)
@@ -33,8 +22,22 @@ def find_json_problems(value: Any, path: str, depth: int = 0) -> Iterator[str]:
                 if not isinstance(key, str) or not _is_unicode(key):
                     yield f"{path} has the key {key!r}; keys of JSON objects are strings"
                 yield from find_json_problems(item, f"{path}.{key}", depth + 1)
+        case _ if problem := _scalar_problem(value):
+            yield f"{path} {problem}"
+
+
+def _scalar_problem(value: Any) -> str:
+    match value:
+        case None | bool():
+            return ""
+        case str():
+            return "" if _is_unicode(value) else "has an unpaired surrogate, which is not valid Unicode"
+        case int():
+            return "" if -(2**63) <= value < 2**64 else "is an integer of more than 64 bits"
+        case float():
+            return "" if math.isfinite(value) else f"is {value}, which JSON does not have"
         case _:
-            yield f"{path} is a {type(value).__name__}, which is not JSON"
+            return f"is a {type(value).__name__}, which is not JSON"
 
 
 def _is_unicode(text: str) -> bool:

@@ -21,6 +21,7 @@ import msgspec
 
 from pydra.backends.config import ConfigTypes, find_config_problems
 from pydra.backends.type_messages import show
+from pydra.json_values import find_json_problems
 
 GROUP = "resource.k8s.io"
 VERSIONS = ("v1", "v1beta1", "v1beta2")
@@ -231,9 +232,10 @@ def _problems(question: Question, drivers: Drivers) -> Iterator[str]:
 
 def _find_problems(parameters: Any, types: ConfigTypes) -> Iterator[str]:
     try:
+        msgspec.msgpack.encode(parameters)  # as on the node
         size = len(msgspec.json.encode(parameters))
-    except UnicodeError:
-        yield ": is not valid Unicode, and cannot be read on the node"
+    except (UnicodeError, OverflowError):
+        yield from (problem.removeprefix("$") for problem in find_json_problems(parameters, "$"))
         return
     if size > MOST_PARAMETERS:
         yield f": found {size} bytes, allowed are {MOST_PARAMETERS}"

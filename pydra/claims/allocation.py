@@ -13,6 +13,7 @@ import msgspec
 
 from pydra.claim import AllocatedDevice, Claim, ClaimRef, OpaqueConfig, PodRef, find_device_name_problem
 from pydra.errors import ClaimError, NotAllocated, Replaced
+from pydra.json_values import find_json_problems
 
 _NOT_STORABLE = (OverflowError, UnicodeEncodeError, RecursionError)
 
@@ -107,10 +108,14 @@ def parse_allocation(resource_claim: object, ref: ClaimRef, driver: str) -> Allo
     try:
         msgspec.msgpack.encode(claim)
     except _NOT_STORABLE as error:
-        # JSON allows values that neither the wire nor a record can contain: huge integers, unpaired surrogates.
-        places = {config.position for device in devices for config in device.configs if _is_unstorable(config)}
-        where = ", ".join(sorted(places)) or "status.allocation"
-        raise ClaimError(f"claim {ref}: {where} has a value that cannot be kept: {error}") from error
+        # The API's JSON allows what neither the wire nor a record can contain: huge integers, unpaired surrogates.
+        configs = {config.position: config for device in devices for config in device.configs}
+        problems = [
+            f"{position}: {problem}"
+            for position, config in configs.items()
+            for problem in find_json_problems(config.parameters, "$")
+        ]
+        raise ClaimError(f"claim {ref}: {'; '.join(problems) or f'status.allocation: {error}'}") from error
     pods = [
         PodRef(uid=consumer.uid, namespace=ref.namespace, name=consumer.name)
         for consumer in status.reserved_for or ()
@@ -183,14 +188,6 @@ def _choose_configs(
         kept[key] = config, bool(requests) and config.source == "FromClaim"
     configs, explicit = zip(*kept.values(), strict=True) if kept else ((), ())
     return configs, explicit
-
-
-def _is_unstorable(config: OpaqueConfig) -> bool:
-    try:
-        msgspec.msgpack.encode(config)
-    except _NOT_STORABLE:
-        return True
-    return False
 
 
 def _quote(text: str) -> str:

@@ -296,6 +296,19 @@ def test_the_driver_name_that_the_admin_gave_counts() -> None:
     ).allowed
 
 
+class Roomy(msgspec.Struct):
+    amount: int = 0
+
+
+@pytest.mark.parametrize("amount", [2**64, -(2**63) - 1])
+def test_an_integer_that_the_node_cannot_keep_is_refused_with_its_path(amount: int) -> None:
+    parameters = {"apiVersion": "a.example.com/v1", "kind": "Roomy", "amount": amount}
+    decision = review_object(
+        ask(configs=[entry("a.example.com", parameters)]), {"a.example.com": {"a.example.com/v1/Roomy": Roomy}}
+    )
+    assert decision.problems == ("spec.devices.config[0].opaque.parameters.amount is an integer of more than 64 bits",)
+
+
 class Careless(msgspec.Struct):
     n: int = 0
 

@@ -218,7 +218,7 @@ def test_configs_without_a_kind_are_all_kept_for_their_decoder_to_refuse(paramet
         ({"device": None}, r"results\[0\]\.device"),
         ({"adminAccess": "yes"}, r"results\[0\]\.adminAccess"),
         ({"consumedCapacity": {"memory": {"value": "1"}}}, r"results\[0\]\.consumedCapacity"),
-        ({"consumedCapacity": {"memory": "\ud800"}}, "has a value that cannot be kept"),
+        ({"consumedCapacity": {"memory": "\ud800"}}, r"status\.allocation: .*surrogates"),
     ],
 )
 def test_a_hostile_result_is_refused_with_its_path(change: dict[str, Any], path: str) -> None:
@@ -233,11 +233,11 @@ def test_pools_may_have_slashes(pool: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "why"),
-    [(2**70, "serialize ints"), ("\ud800", "surrogates")],
+    [(2**70, "is an integer of more than 64 bits"), ("\ud800", "has an unpaired surrogate")],
     ids=["huge-integer", "half-a-character"],
 )
 def test_parameters_that_cannot_be_kept_are_refused_where_they_stand(value: object, why: str) -> None:
-    with pytest.raises(ClaimError, match=rf"FromClaim config 2 has a value that cannot be kept: .*{why}"):
+    with pytest.raises(ClaimError, match=rf"FromClaim config 2: \$\.\w+ {why}"):
         parse(resource_claim(result(), configs=[config(1), config(value, kind="B")]))
 
 
@@ -245,7 +245,7 @@ def test_parameters_nested_without_end_are_refused() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    with pytest.raises(ClaimError, match="cannot be kept"):
+    with pytest.raises(ClaimError, match=r"FromClaim config 1: .* is nested more than 64 deep"):
         parse(resource_claim(result(), configs=[config(deep)]))
 
 
