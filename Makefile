@@ -19,12 +19,9 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pydra needs Python 3.11 or newer, this is " + sys.version.split()[0])'
 	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@sed -n '/^pip==/,/[^\]$$/p' constraints.txt >$(VENV)/pip.txt
-	@$(PIP_INSTALL) --quiet --require-hashes -r $(VENV)/pip.txt
 
 # pip checks the hashes of everything it installs; the projects themselves are installed from the sources without them.
 # The pins are complete, so there is nothing to resolve; most modules are never imported, so none is compiled yet.
-# The pip that comes with an older Python takes twice as long to choose files from an index.
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile --no-deps
 FROM_SOURCES = $(PIP_INSTALL) --quiet --no-build-isolation $(addprefix -e ./,$(1))
 RUNNING := . plugins/pydra-dev plugins/pydra-sim

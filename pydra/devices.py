@@ -136,10 +136,15 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """The complete inventory of a backend's hardware at one moment."""
+    """The complete inventory of a backend's hardware at one moment.
+
+    `unreadable` has one text for each piece of hardware that is there and cannot be a device, because too little of it
+    can be read: which one, and why. The text must stay the same while nothing changes.
+    """
 
     devices: tuple[Device, ...] = ()
     counter_sets: tuple[CounterSet, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):

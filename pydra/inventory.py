@@ -111,12 +111,14 @@ class Valid(msgspec.Struct, frozen=True, kw_only=True):
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """What follows from a snapshot: the pool, the health of its devices, and what was left out, as text.
 
-    `known` is false for an empty pool that removes what an earlier run published, of which nothing is known.
+    `problems` are devices that break the API's rules; `unreadable` is what the backend could not read. `known` is false
+    for an empty pool that removes what an earlier run published, of which nothing is known.
     """
 
     pool: Pool
     health: tuple[DeviceHealth, ...] = ()
     problems: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
     known: bool = True
 
 
@@ -178,6 +180,7 @@ def build_pool(
         pool=Pool(name=pool, devices=tuple(devices), counter_sets=valid.counter_sets),
         health=tuple(_build_health(pool, device.name, snapshot) for device in devices),
         problems=tuple(problems),
+        unreadable=snapshot.inventory.unreadable,
     )
 
 

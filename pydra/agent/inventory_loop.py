@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import anyio
 import msgspec
@@ -64,6 +64,7 @@ class InventoryLoop:
         self._tainted: Mapping[str, str] = {}
         self._published: Published | None = None
         self._unhealthy: Mapping[str, str] = {}
+        self._unreadable: Sequence[str] = ()
         self._failures = 0
         self._failing_since = 0.0
         self._stale = False
@@ -145,6 +146,7 @@ class InventoryLoop:
             )
             if not self._snapshot.unavailable:  # otherwise nothing new is known of their health
                 self._log_health(self._published.health)
+                self._log_unreadable(self._published.unreadable)
         self._publish(self._published)
 
     def _log_health(self, devices: Iterable[DeviceHealth]) -> None:
@@ -156,6 +158,12 @@ class InventoryLoop:
             _log.warning("unhealthy: %s", line)
         if recovered := [name for name in before if name not in self._unhealthy]:
             _log.info("no longer unhealthy: %s", list_names(recovered))
+
+    def _log_unreadable(self, unreadable: Sequence[str]) -> None:
+        for text in unreadable:
+            if text not in self._unreadable:
+                _log.warning("hardware cannot be read: %s", text)
+        self._unreadable = unreadable
 
     def _pause(self) -> float:
         """Return the seconds until the next `discover`."""

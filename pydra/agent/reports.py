@@ -53,6 +53,7 @@ class Reports:
         self._node = Subject(api_version="v1", kind="Node", name=node, uid=node)
         self._driver = driver
         self._dropped: Sequence[str] = ()
+        self._unreadable: Sequence[str] = ()
         self._unhealthy: frozenset[str] = frozenset()
         self._own_reasons: set[str] = set()
         self._gates_off: frozenset[str] = frozenset()
@@ -275,6 +276,11 @@ class Reports:
             if problem not in self._dropped:
                 self._record_event(self._node, "DeviceDropped", f"driver {self._driver}: {problem}", "Discover")
         self._dropped = published.problems
+        self._metrics.hardware_unreadable.labels(self._driver).set(len(published.unreadable))
+        for text in published.unreadable:
+            if text not in self._unreadable:
+                self._record_event(self._node, "HardwareUnreadable", f"driver {self._driver}: {text}", "Discover")
+        self._unreadable = published.unreadable
         self._record_health(published.health)
 
     def _record_health(self, devices: Iterable[DeviceHealth]) -> None:

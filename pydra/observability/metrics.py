@@ -59,6 +59,9 @@ class Metrics:
         self.devices_dropped = gauge(
             "devices_dropped", "Devices that are left out because they violate the API's rules.", "driver"
         )
+        self.hardware_unreadable = gauge(
+            "hardware_unreadable", "Pieces of hardware that are not published because they cannot be read.", "driver"
+        )
         self.devices_stale = gauge(
             "devices_stale", "1 while the devices have not been discovered for longer than staleAfter.", "driver"
         )
@@ -135,6 +138,7 @@ class Metrics:
             self.swept.labels(driver, kind)
         for gauge in (
             self.devices_dropped,
+            self.hardware_unreadable,
             self.devices_withheld,
             self.devices_stale,
             self.slices,

@@ -281,6 +281,7 @@ class _Run:
 
     async def _discover(self) -> list[str]:
         self._inventory = inventory = await self._backend.discover()
+        self._notes += [f"hardware cannot be read: {text}" for text in inventory.unreadable]
         return list(validate_inventory(inventory).problems)
 
     async def _discover_again(self) -> list[str]:

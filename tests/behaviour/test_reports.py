@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 from tests.behaviour.node import NODE, Agent, Node
@@ -154,6 +156,13 @@ def test_an_agent_outlives_an_api_server_that_goes_and_comes_back(node: Node) ->
     assert agent.process.poll() is None
 
 
+def test_a_backend_that_cannot_be_imported_is_told_by_readyz_and_the_agent_goes_on(node: Node) -> None:
+    agent = node.start(backend="no_such_module:")
+    wait_for(lambda: "no_such_module" in agent.get("/readyz")[1], "/readyz names the backend")
+    assert agent.get("/readyz")[0] == 503
+    assert agent.stop() == 0
+
+
 def test_why_a_backend_cannot_start_is_told_by_readyz_as_by_the_log(node: Node) -> None:
     node.board.order("connect", "", "raise")
     agent = node.start()
@@ -161,3 +170,13 @@ def test_why_a_backend_cannot_start_is_told_by_readyz_as_by_the_log(node: Node) 
     agent.wait_log("the board is on fire")
     node.board.dismiss("connect", "")
     node.register(agent)
+
+
+def test_a_wrong_setting_ends_the_agent_with_2_and_a_sentence_on_stderr() -> None:
+    command = [sys.executable, "-m", "pydra.cli.agent", "--backend", "board:", "--node-name", "n"]
+    done = subprocess.run(
+        [*command, "--prepare-deadline", "99"], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("pydra-agent: prepareDeadline: 99 s is too long")
+    assert "Traceback" not in done.stderr

@@ -55,6 +55,13 @@ def seen(
     return snapshot, published.health[0].status, published.pool.devices[0].taints
 
 
+def test_what_the_backend_could_not_read_is_reported_beside_the_devices_until_it_is_read() -> None:
+    first = observe(Snapshot(), inventory(gpu(), unreadable=("board 3: no answer",)), now=0.0, policy=POLICY)
+    assert publish(first).unreadable == ("board 3: no answer",)
+    assert [device.name for device in publish(first).pool.devices] == ["gpu-0"]
+    assert publish(observe(first, inventory(gpu()), now=1.0, policy=POLICY)).unreadable == ()
+
+
 def test_a_faultless_inventory_is_published_as_it_is() -> None:
     devices = (Device(name="gpu-1"), Device(name="gpu-0"))
     published = once(*devices)

@@ -92,7 +92,8 @@ class Mig(msgspec.Struct, frozen=True, kw_only=True):
     """The partitioning of a GPU that can be partitioned.
 
     `resetless`: the mode can be changed without resetting the GPU (Hopper and newer). `profiles` is empty where the
-    driver tells none, as Ampere does with the mode off.
+    driver tells none, as Ampere does with the mode off. `unseen` says why there may be further instances, which could
+    not be read; empty where there are none.
     """
 
     enabled: bool
@@ -100,6 +101,7 @@ class Mig(msgspec.Struct, frozen=True, kw_only=True):
     resetless: bool
     profiles: tuple[Profile, ...] = ()
     instances: tuple[GpuInstance, ...] = ()
+    unseen: str = ""
 
 
 class NvLinks(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,7 +170,8 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU that the NVIDIA driver manages. `pci` is its address, the key of `Reading.functions`.
 
-    `persistence`: the driver keeps it ready while nobody uses it.
+    `persistence`: the driver keeps it ready while nobody uses it. `unread` says why it is not known how the GPU is
+    partitioned, empty where it is; `mig` is None then.
     """
 
     index: int
@@ -186,18 +189,23 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     virtualization: int = 0
     persistence: bool | None = None
     mig: Mig | None = None
+    unread: str = ""
     links: NvLinks | None = None
     fabric: Fabric | None = None
     condition: Condition = Condition()
 
 
 class LostGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """A GPU that NVML counts and that no longer answers; `last` is what was known of it before, `code` NVML's error."""
+    """A GPU that is there and does not answer; `last` is what was known of it before, `code` NVML's error.
+
+    `pci` is its address where that can be told, `index` NVML's, -1 where NVML does not count the GPU.
+    """
 
     index: int
     code: int
     message: str
     last: Gpu | None = None
+    pci: str = ""
 
 
 class VfioHost(msgspec.Struct, frozen=True, kw_only=True):

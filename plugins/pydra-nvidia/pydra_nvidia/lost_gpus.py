@@ -1,8 +1,10 @@
-"""Which GPUs are lost: NVML counts them and cannot reach them, or no longer counts what the kernel still has. Pure."""
+"""Which GPUs are lost: NVML counts them and cannot reach them, or does not count what the kernel driver has. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from pydra_nvidia.hardware import Gpu, LostGpu, PciFunction, Reading
 from pydra_nvidia.nvml.errors import Code, NvmlError
@@ -14,10 +16,10 @@ def find_lost(
     before: Reading | None,
     functions: Mapping[str, PciFunction],
 ) -> tuple[LostGpu, ...]:
-    """The lost GPUs by index, each with what was known of it before.
+    """The lost GPUs by index, each with what was known of it before, those that NVML does not count last.
 
-    `failures` are NVML's errors by its index. One that answered `before` and that NVML no longer counts is lost too as
-    long as its function is bound to the driver; otherwise somebody has taken it away.
+    `failures` are NVML's errors by its index. A GPU that NVML does not count is lost as long as its function is bound
+    to the driver; otherwise somebody has taken it away. `functions` lacks those that the admin has excluded.
     """
     missing = _missing(answering, before, functions)
     last = {gpu.index: gpu for gpu in missing if gpu.index in failures}
@@ -39,7 +41,28 @@ def find_lost(
         )
         for gpu in others
     ]
-    return tuple(sorted(lost, key=lambda one: one.index))
+    lost.sort(key=lambda one: one.index)
+    known = {gpu.pci for gpu in (*answering, *missing)}
+    nameless = [address for address, one in functions.items() if _is_bound(one) and address not in known]
+    return tuple(_place(lost, nameless))
+
+
+def _place(lost: Sequence[LostGpu], nameless: Sequence[str]) -> Iterator[LostGpu]:
+    """With the addresses of functions of which nothing is known, where NVML's order tells which is whose."""
+    unknown = [one for one in lost if one.last is None]
+    if len(unknown) == len(nameless):
+        addresses = iter(nameless)
+        yield from (replace(one, pci=one.last.pci if one.last else next(addresses)) for one in lost)
+        return
+    yield from (replace(one, pci=one.last.pci if one.last else "") for one in lost)
+    if not unknown:
+        for address in nameless:
+            message = f"NVML does not count the GPU at {address}, although it is bound to the NVIDIA driver"
+            yield LostGpu(index=-1, code=Code.GPU_NOT_FOUND, message=message, pci=address)
+
+
+def _is_bound(function: PciFunction) -> bool:
+    return function.driver == "nvidia" and not function.is_virtual
 
 
 def _missing(answering: Sequence[Gpu], before: Reading | None, functions: Mapping[str, PciFunction]) -> list[Gpu]:
@@ -56,7 +79,7 @@ def _missing(answering: Sequence[Gpu], before: Reading | None, functions: Mappin
             if gpu.uuid not in uuids
             and gpu.pci not in places  # another GPU was put in its place
             and gpu.pci in functions
-            and functions[gpu.pci].driver == "nvidia"
+            and _is_bound(functions[gpu.pci])
         ),
         key=lambda gpu: gpu.index,
     )

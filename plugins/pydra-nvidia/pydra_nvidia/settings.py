@@ -54,6 +54,8 @@ class Signal(Enum):
     """An XID error that applications cause, or of `PYDRA_NVIDIA_XIDS_IGNORED`; its taint is called as that of `xid`."""
     GPU_LOST = "gpu-lost"
     """NVML counts the GPU and cannot reach it, or counts it no more although the driver still has it."""
+    UNREADABLE = "unreadable"
+    """It cannot be read how the GPU is partitioned, since the backend began."""
     RECOVERY_ACTION = "recovery-action"
     """The driver asks for a reset, a reboot or another recovery action."""
     ROW_REMAP_FAILED = "row-remap-failed"

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pydra_nvidia.hardware import Driver, Gpu, LostGpu, Mig, PciFunction, Reading
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
-from pydra_nvidia.host.kernel_driver import list_instances, read_module_version
+from pydra_nvidia.host.kernel_driver import is_excluded, list_instances, read_module_version
 from pydra_nvidia.host.pci import DRIVER, PciBus, is_vfio, read_vfio_host
 from pydra_nvidia.host.pci_ids import PciIds
 from pydra_nvidia.host.tree import Tree
@@ -25,7 +25,16 @@ from pydra_nvidia.nvml.calls import Nvml, address_of
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.gpus import read_condition, read_driver, read_facts, read_monitored, read_persistence
 from pydra_nvidia.nvml.links import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
-from pydra_nvidia.nvml.partitions import Kind, Offer, read_instances, read_mode, read_offer, read_resetless
+from pydra_nvidia.nvml.partitions import (
+    Kind,
+    Offer,
+    read_instances,
+    read_mode,
+    read_mode_by_count,
+    read_offer,
+    read_resetless,
+)
+from pydra_nvidia.nvml.profiles import find_missing
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.threads import in_thread, turn
@@ -33,6 +42,9 @@ from pydra_nvidia.vfio.drivers import VfioDrivers
 
 GONE = LOST | {Code.GPU_NOT_FOUND}
 """The GPU is there no more, or answers nothing until it is reset; any other error may be over the next time."""
+
+_FATAL = GONE | STALE
+"""Errors that leave nothing to be asked of the GPU."""
 
 
 class _Known(msgspec.Struct, kw_only=True):
@@ -47,6 +59,7 @@ class _Known(msgspec.Struct, kw_only=True):
     offer: Offer
     compute: dict[int, tuple[Kind, ...]] = {}
     ends: Ends = Ends()
+    untold: str = ""
 
 
 _log = logging.getLogger(__name__)
@@ -68,7 +81,8 @@ class Hardware:
         self._session = session
         self._tree = tree
         self._settings = settings
-        self._said = False
+        self._said: list[str] = []
+        self._partly: set[str] = set()
         self._bus = PciBus(tree)
         self._names = PciIds(tree)
         self._vfio_drivers = VfioDrivers(tree)
@@ -184,27 +198,42 @@ class Hardware:
                 if error.code in STALE:
                     raise
                 known = self._by_index.get(index)
-                if known is None or error.code in GONE:
-                    failures[index] = error
-                else:  # the GPU is still there, and may answer the next time
+                if known is not None and error.code not in GONE:  # it is still there, and may answer the next time
                     gpus.append(replace(known, condition=replace(known.condition, silence=str(error))))
+                elif known is None and (partly := self._read_partly(nvml, index, functions)) is not None:
+                    gpus.append(partly)
+                else:
+                    failures[index] = error
         self._say_untold(gpus)
         return Reading(
             driver=self._driver,
             gpus=tuple(gpus),
-            lost=find_lost(failures, gpus, self._last, functions),
+            lost=find_lost(failures, gpus, self._last, self._without_excluded(functions, gpus)),
             functions=functions,
         )
 
+    def _without_excluded(
+        self, functions: Mapping[str, PciFunction], answering: Collection[Gpu]
+    ) -> Mapping[str, PciFunction]:
+        """The functions without GPUs that the admin has excluded from the driver's use."""
+        known = {gpu.pci for gpu in answering}
+        return {
+            address: one
+            for address, one in functions.items()
+            if address in known or one.driver != DRIVER or not is_excluded(self._tree, address)
+        }
+
     def _say_untold(self, gpus: Collection[Gpu]) -> None:
-        untold = {gpu.minor: known.offer.untold for gpu in gpus if (known := self._known.get(gpu.uuid)) is not None}
+        if not self._settings.dynamic_mig:
+            return
+        untold = {gpu.minor: self._known[gpu.uuid].untold for gpu in gpus if gpu.uuid in self._known}
         names = [gpu_name(minor) for minor, why in sorted(untold.items()) if why]
-        if names and self._settings.dynamic_mig and not self._said:
-            self._said = True
+        if names and names != self._said:
             why = next(filter(None, untold.values()))
             _log.warning(
                 "no partitions are made for claims on %s, since their places are not told: %s", ", ".join(names), why
             )
+        self._said = names
 
     def _read_twice(self, nvml: Nvml, index: int, functions: Mapping[str, PciFunction]) -> Gpu:
         """One call of many may fail for a moment, as while the mode of the GPU is being changed."""
@@ -215,25 +244,79 @@ class Hardware:
                 raise
         return self._read_gpu(nvml, index, functions)
 
-    def _read_gpu(self, nvml: Nvml, index: int, functions: Mapping[str, PciFunction]) -> Gpu:
+    def _read_partly(self, nvml: Nvml, index: int, functions: Mapping[str, PciFunction]) -> Gpu | None:
+        """A GPU that could not be read whole yet: a question that fails costs what it tells; None: all of them fail."""
+        try:
+            return self._read_gpu(nvml, index, functions, partly=True)
+        except NvmlError as error:
+            if error.code in STALE:
+                raise
+            return None
+
+    def _read_gpu(self, nvml: Nvml, index: int, functions: Mapping[str, PciFunction], *, partly: bool = False) -> Gpu:
         handle = nvml.call("nvmlDeviceGetHandleByIndex", index, subject=f"GPU {index}")
         uuid = nvml.call("nvmlDeviceGetUUID", handle, subject=f"GPU {index}")
-        mode = read_mode(nvml, handle, subject=uuid)
-        known = self._know(nvml, uuid, handle, index, mode)
+        self._partly.discard(uuid)
+        if partly:
+            self._partly.add(uuid)
+        known, mig, unread = self._read_mig(nvml, handle, uuid, index)
         states = read_link_states(nvml, handle, subject=uuid)
         up = links_up(states)
-        resting = not up and mode is not None and mode[0]  # in MIG mode, where the ends are not told
+        resting = not up and mig is not None and mig.enabled  # in MIG mode, where the ends are not told
         if up != known.ends.up and not resting:
             known.ends = read_ends(nvml, handle, up, functions, subject=uuid)
         return replace(
             known.facts,
             index=index,
-            mig=_read_mig(nvml, known, mode, uuid),
+            mig=mig,
+            unread=unread,
             links=links_of(states, known.ends),
             fabric=read_fabric(nvml, handle, subject=uuid),
             persistence=read_persistence(nvml, handle, subject=uuid),
             condition=read_condition(nvml, handle, monitored=known.monitored, subject=uuid),
         )
+
+    def _read_mig(self, nvml: Nvml, handle: Any, uuid: str, index: int) -> tuple[_Known, Mig | None, str]:
+        """What is known of the GPU, how it is partitioned, and why that is not known.
+
+        Raises NvmlError where a GPU is not read partly.
+        """
+        partly = uuid in self._partly
+        mode, untold, unread = None, "", ""
+        try:
+            mode = read_mode(nvml, handle, subject=uuid)
+        except NvmlError as error:
+            if not partly or error.code in _FATAL:
+                raise
+            untold = str(error)
+            try:
+                mode = read_mode_by_count(nvml, handle, subject=uuid)
+            except NvmlError as second:
+                if second.code in _FATAL:
+                    raise
+                unread = untold
+        known = self._know(nvml, uuid, handle, index, mode)
+        if known.offer.failure is not None and not partly:
+            raise known.offer.failure
+        known.untold = untold or known.offer.untold if mode is None or mode[0] or known.resetless else ""
+        if mode is None:
+            return known, None, unread
+        enabled, pending = mode
+        try:
+            instances = read_instances(nvml, handle, known.offer, known.compute, subject=uuid) if enabled else ()
+        except NvmlError as error:
+            if not partly or error.code in _FATAL:
+                raise
+            return known, None, str(error)
+        mig = Mig(
+            enabled=enabled,
+            pending=pending,
+            resetless=known.resetless,
+            profiles=known.offer.profiles,
+            instances=instances,
+            unseen=str(known.offer.unseen or ""),
+        )
+        return known, mig, ""
 
     def _know(self, nvml: Nvml, uuid: str, handle: Any, index: int, mode: tuple[bool, bool] | None) -> _Known:
         enabled = None if mode is None else mode[0]
@@ -252,11 +335,17 @@ class Hardware:
                 enabled=enabled,
                 resetless=mode is not None and read_resetless(nvml, handle, facts.architecture, subject=uuid),
                 monitored=read_monitored(nvml, handle, subject=uuid),
-                offer=Offer() if mode is None else read_offer(nvml, handle, facts.memory, subject=uuid),
+                offer=Offer() if mode is None else self._read_offer(nvml, handle, facts, uuid),
                 ends=Ends() if known is None else known.ends,
             )
         known.handle = handle
         return known
+
+    def _read_offer(self, nvml: Nvml, handle: Any, facts: Gpu, uuid: str) -> Offer:
+        """Without places for partitions where making or removing them could fail for want of knowledge or functions."""
+        offer = read_offer(nvml, handle, facts.memory, subject=uuid)
+        lacking = offer.unseen or (find_missing(nvml) if self._settings.dynamic_mig else None)
+        return offer if lacking is None else offer.without_places(str(lacking))
 
     def _reread(self, wanted: frozenset[int | str]) -> Reading:
         last = self._last
@@ -284,7 +373,8 @@ class Hardware:
         gpus: list[Gpu] = []
         lost = list(last.lost)
         for gpu in last.gpus:
-            if gpu.mig is None or wanted.isdisjoint((gpu.minor, gpu.uuid)):
+            settled = gpu.mig is None and not gpu.unread
+            if settled or wanted.isdisjoint((gpu.minor, gpu.uuid)):
                 gpus.append(gpu)
                 continue
             try:
@@ -292,31 +382,16 @@ class Hardware:
             except NvmlError as error:
                 if error.code not in GONE:
                     raise
-                lost.append(LostGpu(index=gpu.index, code=error.code, message=str(error), last=gpu))
+                lost.append(LostGpu(index=gpu.index, code=error.code, message=str(error), last=gpu, pci=gpu.pci))
         return replace(last, gpus=tuple(gpus), lost=tuple(lost))
 
     def _reread_gpu(self, nvml: Nvml, gpu: Gpu) -> Gpu:
-        handle = nvml.find(gpu.uuid)
-        mode = read_mode(nvml, handle, subject=gpu.uuid)
-        known = self._know(nvml, gpu.uuid, handle, gpu.index, mode)
-        return replace(gpu, minor=known.facts.minor, mig=_read_mig(nvml, known, mode, gpu.uuid))
+        known, mig, unread = self._read_mig(nvml, nvml.find(gpu.uuid), gpu.uuid, gpu.index)
+        return replace(gpu, minor=known.facts.minor, mig=mig, unread=unread)
 
 
 def _is_other(known: _Known, enabled: bool | None, handle: Any) -> bool:
     return known.enabled is not enabled or address_of(known.handle) != address_of(handle)
-
-
-def _read_mig(nvml: Nvml, known: _Known, mode: tuple[bool, bool] | None, uuid: str) -> Mig | None:
-    if mode is None:
-        return None
-    enabled, pending = mode
-    return Mig(
-        enabled=enabled,
-        pending=pending,
-        resetless=known.resetless,
-        profiles=known.offer.profiles,
-        instances=read_instances(nvml, known.handle, known.offer, known.compute, subject=uuid) if enabled else (),
-    )
 
 
 def _managed(functions: Mapping[str, PciFunction]) -> tuple[str, ...]:

@@ -33,19 +33,23 @@ def before(*gpus: Gpu, lost: tuple[LostGpu, ...] = ()) -> Reading:
 @pytest.mark.parametrize(
     ("failures", "answering", "last", "seen", "expected"),
     [
-        ({}, (A, B), None, BOUND, []),
+        ({}, (A, B, C), None, BOUND, []),
+        ({}, (A, B), None, BOUND, [(-1, 28, None)]),
+        ({1: LOST}, (A,), None, BOUND, [(1, 15, None)]),
         ({1: LOST}, (A, C), None, BOUND, [(1, 15, None)]),
         ({1: LOST}, (A, C), before(A, B, C), BOUND, [(1, 15, B)]),
-        ({1: LOST}, (A,), before(A, C), BOUND, [(1, 15, C)]),
+        ({1: LOST}, (A,), before(A, C), functions(_01="nvidia", _03="nvidia"), [(1, 15, C)]),
         ({0: LOST, 2: LOST}, (B,), before(A, B, C), BOUND, [(0, 15, A), (2, 15, C)]),
         ({}, (A, C), before(A, B, C), BOUND, [(1, 28, B)]),
-        ({}, (A,), before(A, lost=(LostGpu(index=1, code=15, message="", last=B),)), BOUND, [(1, 28, B)]),
+        ({}, (A, C), before(A, lost=(LostGpu(index=1, code=15, message="", last=B),)), BOUND, [(1, 28, B)]),
         ({}, (A, C), before(A, B, C), functions(_01="nvidia", _02="vfio-pci", _03="nvidia"), []),
         ({}, (A, C), before(A, B, C), functions(_01="nvidia", _03="nvidia"), []),
-        ({}, (A, gpu(1, "new", B.pci)), before(A, B), BOUND, []),
+        ({}, (A, C, gpu(1, "new", B.pci)), before(A, B), BOUND, []),
     ],
     ids=[
         "none",
+        "never counted",
+        "one of two that were never seen",
         "never seen",
         "seen before",
         "the index moved",
@@ -67,6 +71,16 @@ def test_a_lost_gpu_is_told_from_one_that_was_taken_away(
     found = find_lost(failures, answering, last, seen)
     assert [(one.index, one.code, one.last) for one in found] == expected
     assert all(one.message for one in found)
+    assert all(one.pci == one.last.pci for one in found if one.last)
+
+
+def test_a_lost_gpu_that_was_never_seen_is_known_by_its_address_where_that_is_certain() -> None:
+    (certain,) = find_lost({1: LOST}, (A, C), None, BOUND)
+    assert certain.pci == B.pci
+    (uncertain,) = find_lost({1: LOST}, (A,), None, BOUND)
+    assert uncertain.pci == ""
+    (uncounted,) = find_lost({}, (A, C), None, BOUND)
+    assert uncounted.message == f"NVML does not count the GPU at {B.pci}, although it is bound to the NVIDIA driver"
 
 
 @given(st.sets(st.integers(0, 7)), st.sets(st.integers(0, 7)))

@@ -270,7 +270,8 @@ def test_profiles_that_cannot_be_placed_are_not_offered() -> None:
         reference._obj.id = profile
         return 0
 
-    offer = read_offer(nvml(nvmlDeviceGetGpuInstanceProfileInfoV=info), HANDLE, H100, subject="")
+    library = nvml(nvmlDeviceGetGpuInstanceProfileInfoV=info, nvmlDeviceGetGpuInstancePossiblePlacements_v2=number(0))
+    offer = read_offer(library, HANDLE, H100, subject="")
     assert offer.profiles == ()
     assert len(offer.kinds) == 18
 
@@ -290,7 +291,7 @@ def of_one_profile(refusal: Code) -> Offer:
     return read_offer(library, HANDLE, H100, subject="GPU-a")
 
 
-@pytest.mark.parametrize("code", [Code.NO_PERMISSION, Code.INVALID_ARGUMENT])
+@pytest.mark.parametrize("code", [Code.NO_PERMISSION, Code.INVALID_ARGUMENT, Code.NOT_SUPPORTED, Code.UNKNOWN])
 def test_a_profile_whose_places_are_not_told_is_known_without_them(code: Code) -> None:
     offer = of_one_profile(code)
     assert [(one.id, one.name, one.placements) for one in offer.profiles] == [(20, "1g.10gb+me", ())]
@@ -299,11 +300,15 @@ def test_a_profile_whose_places_are_not_told_is_known_without_them(code: Code) -
     )
 
 
-@pytest.mark.parametrize("code", [Code.UNKNOWN, Code.TIMEOUT, Code.GPU_IS_LOST])
-def test_another_refusal_of_places_is_one_of_the_gpu(code: Code) -> None:
+def test_a_gpu_that_is_lost_while_its_places_are_read_is_lost() -> None:
     with pytest.raises(NvmlError) as caught:
-        of_one_profile(code)
-    assert caught.value.code == code
+        of_one_profile(Code.GPU_IS_LOST)
+    assert caught.value.code == Code.GPU_IS_LOST
+
+
+@pytest.mark.parametrize(("code", "passing"), [(Code.UNKNOWN, True), (Code.TIMEOUT, True), (Code.NO_PERMISSION, False)])
+def test_a_refusal_that_may_be_over_the_next_time_is_told_from_one_that_stays(code: Code, passing: bool) -> None:
+    assert (of_one_profile(code).failure is not None) is passing
 
 
 def test_a_condition_of_which_nothing_is_told_is_empty() -> None:

@@ -211,6 +211,15 @@ def test_devices_are_counted_by_health_and_those_left_out_are_told(desk: Desk) -
     assert "'X'" in desk.requests[0].note
 
 
+def test_hardware_that_cannot_be_read_is_counted_and_told_once_for_each_text(desk: Desk) -> None:
+    texts = ("the GPU at 0000:53:00.0 is not published: it is lost", "not all partitions of gpu-1 can be read")
+    for published in (texts, texts[:1], texts[:1]):
+        desk.report.published(Published(pool=Pool(name="node-1"), unreadable=published))
+    assert desk.value(f'pydra_hardware_unreadable{{driver="{DRIVER}"}}') == 1
+    assert [(one.reason, one.subject.kind) for one in desk.requests] == [("HardwareUnreadable", "Node")] * 2
+    assert [one.note for one in desk.requests] == [f"driver {DRIVER}: {text}" for text in texts]
+
+
 def test_health_is_told_when_it_changes_and_once_for_all_devices_with_the_same_reason() -> None:
     desk = Desk()
     good, bad, unknown = HealthStatus.HEALTHY, HealthStatus.UNHEALTHY, HealthStatus.UNKNOWN

@@ -23,6 +23,7 @@ MAINTENANCE = f"{DOMAIN}/maintenance"
 
 DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
     Signal.GPU_LOST: Reaction.UNHEALTHY,
+    Signal.UNREADABLE: Reaction.UNHEALTHY,
     Signal.XID: Reaction.UNHEALTHY,
     Signal.RECOVERY_ACTION: Reaction.UNHEALTHY,
     Signal.ROW_REMAP_FAILED: Reaction.UNHEALTHY,
@@ -115,6 +116,8 @@ def is_settled(incident: Incident, reading: Reading, *, settings: Settings, now:
 
 def _condition(gpu: Gpu) -> Iterator[_Finding]:
     condition = gpu.condition
+    if gpu.unread:
+        yield _Finding(Signal.UNREADABLE, "", f"it cannot be read how the GPU is partitioned: {gpu.unread}")
     if condition.recovery:
         action = RECOVERY_ACTIONS.get(condition.recovery, str(condition.recovery))
         yield _Finding(Signal.RECOVERY_ACTION, action, f"the driver asks for the recovery action {action}")

@@ -28,6 +28,12 @@ def read_module_version(tree: Tree) -> str:
     return found[0] if found else ""
 
 
+def is_excluded(tree: Tree, address: str) -> bool:
+    """Whether the admin has excluded the GPU at this PCI address (the module's parameter NVreg_ExcludedGpus)."""
+    text = tree.read(tree.proc(f"driver/nvidia/gpus/{address}/information")) or ""
+    return any(line.partition(":")[::2] == ("GPU Excluded", "\t Yes") for line in text.splitlines())
+
+
 def read_majors(tree: Tree) -> dict[str, int]:
     """The major numbers of character devices by driver name (`nvidia-caps`), from /proc/devices."""
     majors: dict[str, int] = {}

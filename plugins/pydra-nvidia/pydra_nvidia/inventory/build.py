@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pydra import Capacity, CounterSet, Device, Inventory
-from pydra_nvidia.hardware import Gpu, PciFunction, Placement, Reading
+from pydra_nvidia.hardware import Gpu, LostGpu, PciFunction, Placement, Reading
 from pydra_nvidia.health.assessments import WELL, Diagnosis, join_assessments
 from pydra_nvidia.inventory.attributes import describe_function, describe_hardware
 from pydra_nvidia.inventory.capacities import build_quantity
 from pydra_nvidia.inventory.gpus import build_counter_sets, build_devices, draw_all
 from pydra_nvidia.inventory.links import describe_links
 from pydra_nvidia.inventory.offering import Offering, decide_offering
-from pydra_nvidia.names import vfio_name
+from pydra_nvidia.names import gpu_name, vfio_name
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.targets import passthrough_candidates
 
@@ -31,7 +31,8 @@ def build_inventory(
     """GPUs by minor number, each whole first and then its partitions, small ones first; functions for passthrough last.
 
     `owned` are the places on GPUs, by UUID, that claims made. A lost GPU stays as it was last seen, so that
-    what was allocated stays explicable; its health says that it is lost.
+    what was allocated stays explicable; its health says that it is lost. One that was never seen is unreadable: a
+    device without the attributes of the others would end the allocation of every claim whose selector reads them.
     """
     places: dict[str, set[Placement]] = defaultdict(set)
     for uuid, placement in owned:
@@ -56,7 +57,19 @@ def build_inventory(
         )
     if passthrough:
         devices += build_functions(reading, offerings, diagnosis)
-    return Inventory(devices=tuple(devices), counter_sets=tuple(counter_sets))
+    return Inventory(
+        devices=tuple(devices),
+        counter_sets=tuple(counter_sets),
+        unreadable=(*_list_unreadable(reading.lost, gpus), *_list_unseen(gpus)),
+    )
+
+
+def _list_unreadable(lost: Iterable[LostGpu], published: Collection[Gpu]) -> Iterator[str]:
+    """In words, the GPUs that are there and not among the devices."""
+    for one in lost:
+        if one.last is None or (one.last not in published and one.last.name not in _DISPLAYS):
+            name = f"the GPU at {one.pci}" if one.pci else f"GPU {one.index} (NVML's index)"
+            yield f"{name} is not published: {one.message}"
 
 
 def _find_gpus(reading: Reading) -> list[Gpu]:
@@ -66,6 +79,13 @@ def _find_gpus(reading: Reading) -> list[Gpu]:
     lost = [one.last for one in reading.lost if one.last is not None and not known & {one.last.uuid, one.last.minor}]
     gpus = [gpu for gpu in (*present, *lost) if gpu.name not in _DISPLAYS]
     return sorted(gpus, key=lambda gpu: gpu.minor)
+
+
+def _list_unseen(gpus: Iterable[Gpu]) -> Iterator[str]:
+    """In words, GPUs of which there may be partitions that are not among the devices."""
+    for gpu in gpus:
+        if gpu.mig is not None and gpu.mig.enabled and gpu.mig.unseen:
+            yield f"not all partitions of {gpu_name(gpu.minor)} can be read: {gpu.mig.unseen}"
 
 
 def build_functions(

@@ -71,6 +71,14 @@ class Nvml:
         finally:
             self._meter.add(time.perf_counter() - started)
 
+    def has(self, symbol: str) -> bool:
+        """Whether the driver's library has the C function."""
+        try:
+            self.pynvml._nvmlGetFunctionPointer(symbol)  # noqa: SLF001 - pynvml looks each up at its first call
+        except self.pynvml.NVMLError:
+            return False
+        return True
+
     def ask(self, name: str, *arguments: Any, subject: str = "", **options: Any) -> Any:
         """The same for a field that hardware or driver may lack: None then."""
         try:

@@ -17,8 +17,9 @@ from pydra_nvidia.hardware import Architecture, GpuInstance, Placement, Profile
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.gpus import parse_bus_id
-from pydra_nvidia.nvml.partitions import PROFILES, Kind, Offer, read_instances, read_offer, read_resetless
+from pydra_nvidia.nvml.partitions import Kind, Offer, read_instances, read_offer, read_resetless
 from pydra_nvidia.nvml.partitions import read_mode as read_modes
+from pydra_nvidia.nvml.profiles import read_compute_profiles, read_gpu_profiles
 
 GONE = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.NOT_SUPPORTED})
 """Of an instance: it no longer exists. NVML says so of stale handles, of ids that are free, and with the mode off."""
@@ -101,26 +102,36 @@ def is_resetless(nvml: Nvml, gpu: str) -> bool:
 
 def find_instance(nvml: Nvml, gpu: str, profile: int, start: int) -> GpuInstance | None:
     """The GPU instance at this place; raises NvmlError."""
+    if not read_mode(nvml, gpu).current:
+        return None
     offer = Offer(kinds=(Kind(profile, 0, ROOM),))
     found = read_instances(nvml, nvml.find(gpu), offer, {}, subject=gpu)
     return next((one for one in found if one.placement.start == start), None)
 
 
 def find_all(nvml: Nvml, gpu: str) -> tuple[tuple[GpuInstance, ...], tuple[Profile, ...]]:
-    """All GPU instances by their place, and the profiles that the driver offers; raises NvmlError."""
+    """All GPU instances by their place, and the profiles that the driver offers.
+
+    Raises NvmlError, also where only some of them can be read: others may exist.
+    """
     handle = nvml.find(gpu)
     offer = read_offer(nvml, handle, None, subject=gpu)
-    found = read_instances(nvml, handle, offer, {}, subject=gpu)
+    if offer.unseen is not None:
+        raise offer.unseen
+    found = read_instances(nvml, handle, offer, {}, subject=gpu) if read_mode(nvml, gpu).current else ()
     return tuple(sorted(found, key=lambda one: one.placement)), offer.profiles
 
 
 def count_slices(nvml: Nvml, gpu: str, profile: int) -> int:
     """The compute slices of a profile; 0 when the driver does not offer it. Raises NvmlError."""
-    handle = nvml.find(gpu)
-    for kind in range(PROFILES):
-        info = _seek(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, kind, subject=gpu)
-        if info is not None and info.id == profile:
+    failure: NvmlError | None = None
+    for _, info in read_gpu_profiles(nvml, nvml.find(gpu), subject=gpu):
+        if isinstance(info, NvmlError):
+            failure = info
+        elif info.id == profile:
             return int(info.sliceCount)
+    if failure is not None:
+        raise failure
     return 0
 
 
@@ -137,12 +148,14 @@ def fill_instance(nvml: Nvml, gpu: str, instance: GpuInstance) -> None:
     handle = _open(nvml, gpu, instance)
     if handle is None:
         raise NvmlError(Code.NOT_FOUND, "nvmlDeviceGetGpuInstanceById", gpu)
-    for kind in FILLING:
-        info = _seek(nvml, "nvmlGpuInstanceGetComputeInstanceProfileInfo", handle, kind, 0, subject=gpu)
-        if info is not None and info.sliceCount == slices:
+    failure = NvmlError(Code.NOT_SUPPORTED, "nvmlGpuInstanceGetComputeInstanceProfileInfo", gpu)
+    for kind, info in read_compute_profiles(nvml, handle, subject=gpu):
+        if isinstance(info, NvmlError):
+            failure = info
+        elif kind in FILLING and info.sliceCount == slices:
             nvml.call("nvmlGpuInstanceCreateComputeInstance", handle, info.id, subject=gpu)
             return
-    raise NvmlError(Code.NOT_SUPPORTED, "nvmlGpuInstanceGetComputeInstanceProfileInfo", gpu)
+    raise failure
 
 
 def destroy_instance(nvml: Nvml, gpu: str, instance: GpuInstance) -> None:

@@ -11,13 +11,13 @@ import math
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra_nvidia.hardware import Architecture, ComputeInstance, GpuInstance, Placement, Profile
 from pydra_nvidia.nvml.calls import Nvml, read_fields
-from pydra_nvidia.nvml.errors import UNAVAILABLE, Code, NvmlError
+from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, Code, NvmlError
+from pydra_nvidia.nvml.profiles import read_compute_profiles, read_gpu_profiles
 
-PROFILES = 0x12
-COMPUTE_PROFILES = 0x9
 RESETLESS_FIELD = 184
 
 _SUFFIXES = {
@@ -28,12 +28,11 @@ _SUFFIXES = {
 }
 """What NVML's enumeration says of media engines and graphics, where the driver does not tell the name."""
 
-_NOT_OFFERED = UNAVAILABLE | {Code.INVALID_ARGUMENT}
 _GONE = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT})
 """What NVML says of an instance that was destroyed after it was listed."""
 
-_UNTOLD = frozenset({Code.NO_PERMISSION, Code.INVALID_ARGUMENT})
-"""What NVML says where it does not tell the places of a profile: to others than root, for one."""
+_UNTOLD = UNAVAILABLE | {Code.NO_PERMISSION, Code.INVALID_ARGUMENT}
+"""What NVML says where it does not tell the places of a profile: to others than root, or by an old driver."""
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -48,24 +47,39 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """What can be on a GPU in its present mode. `kinds` has the profiles without any placement too.
 
     `untold` says why the placements of some profiles, which have none here, are not known; empty where all are.
+    `failure` is an error that may have withheld some of it for this time only, `unseen` one that withheld a profile:
+    instances of it may exist unseen.
     """
 
     profiles: tuple[Profile, ...] = ()
     kinds: tuple[Kind, ...] = ()
     untold: str = ""
+    failure: NvmlError | None = None
+    unseen: NvmlError | None = None
+
+    def without_places(self, why: str) -> Offer:
+        """The same where no partitions can be made: those that exist are known."""
+        profiles = tuple(replace(profile, placements=()) for profile in self.profiles)
+        return replace(self, profiles=profiles, untold=self.untold or why)
 
 
 class Places(msgspec.Struct, frozen=True, kw_only=True):
     """Where instances of a profile can be, taken or not; none, and why, where that is not told."""
 
     known: tuple[Placement, ...] = ()
-    untold: str = ""
+    untold: NvmlError | None = None
 
 
 def read_mode(nvml: Nvml, handle: Any, *, subject: str) -> tuple[bool, bool] | None:
     """Whether the GPU is in MIG mode, and whether it will be; None for a GPU that cannot be."""
     mode = nvml.ask("nvmlDeviceGetMigMode", handle, subject=subject)
     return None if mode is None else (mode[0] == 1, mode[1] == 1)
+
+
+def read_mode_by_count(nvml: Nvml, handle: Any, *, subject: str) -> tuple[bool, bool] | None:
+    """The same by how many MIG devices there can be, which is 0 with the mode off. Raises NvmlError."""
+    most = nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle, subject=subject)
+    return (True, True) if most else None
 
 
 def read_resetless(nvml: Nvml, handle: Any, architecture: int, *, subject: str) -> bool:
@@ -77,17 +91,24 @@ def read_resetless(nvml: Nvml, handle: Any, architecture: int, *, subject: str) 
 
 
 def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> Offer:
-    """All profiles of the driver, by hardware id; `memory` is the GPU's, in bytes."""
+    """All profiles of the driver, by hardware id; `memory` is the GPU's, in bytes.
+
+    A question that fails costs what it tells. Raises NvmlError for a lost GPU or session.
+    """
     kinds: dict[int, Kind] = {}
     profiles: list[Profile] = []
-    untold = ""
-    for number in range(PROFILES):
-        info = read_profile_info(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, number, subject=subject)
-        if info is None or info.id in kinds:
+    withheld: list[NvmlError] = []
+    unseen: NvmlError | None = None
+    for number, info in read_gpu_profiles(nvml, handle, subject=subject):
+        if isinstance(info, NvmlError):
+            unseen = unseen or info
+            continue
+        if info.id in kinds:
             continue
         kinds[info.id] = Kind(info.id, info.sliceCount, info.instanceCount)
         places = read_places(nvml, handle, info.id, subject=subject)
-        untold = untold or places.untold
+        if places.untold is not None:
+            withheld.append(places.untold)
         if places.known or places.untold:
             profiles.append(
                 Profile(
@@ -105,7 +126,13 @@ def read_offer(nvml: Nvml, handle: Any, memory: int | None, *, subject: str) -> 
                     placements=places.known,
                 )
             )
-    return Offer(profiles=tuple(profiles), kinds=tuple(kinds.values()), untold=untold)
+    return Offer(
+        profiles=tuple(profiles),
+        kinds=tuple(kinds.values()),
+        untold=str(withheld[0]) if withheld else "",
+        failure=unseen or next((error for error in withheld if error.code not in _UNTOLD), None),
+        unseen=unseen,
+    )
 
 
 def profile_name(info: Any, number: int, memory: int | None) -> str:
@@ -130,7 +157,10 @@ def derive_name(number: int, slices: int, memory_mib: int, memory: int) -> str:
 def read_instances(
     nvml: Nvml, handle: Any, offer: Offer, compute: dict[int, tuple[Kind, ...]], *, subject: str
 ) -> tuple[GpuInstance, ...]:
-    """The GPU instances that exist, by id. `compute` keeps the kinds of compute instances of each profile."""
+    """The GPU instances that exist, by id; the GPU must be in MIG mode. Raises NvmlError.
+
+    `compute` keeps the kinds of compute instances of each profile.
+    """
     found: dict[int, GpuInstance] = {}
     for kind in offer.kinds:
         for instance in _list(nvml, "nvmlDeviceGetGpuInstances", handle, kind, "c_nvmlGpuInstance_t", subject=subject):
@@ -168,42 +198,28 @@ def _gpu_instance(nvml: Nvml, instance: Any, compute: dict[int, tuple[Kind, ...]
 
 def _compute_kinds(nvml: Nvml, instance: Any, *, subject: str) -> tuple[Kind, ...]:
     kinds: dict[int, Kind] = {}
-    for number in range(COMPUTE_PROFILES):
-        info = read_profile_info(
-            nvml, "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, number, 0, subject=subject
-        )
-        if info is not None:
-            kinds.setdefault(info.id, Kind(info.id, info.sliceCount, info.instanceCount))
+    for _, info in read_compute_profiles(nvml, instance, subject=subject):
+        if isinstance(info, NvmlError):
+            raise info
+        kinds.setdefault(info.id, Kind(info.id, info.sliceCount, info.instanceCount))
     return tuple(kinds.values())
 
 
-def read_profile_info(nvml: Nvml, name: str, *arguments: Any, subject: str) -> Any:
-    """As the second version of the structure, which has the name, or the first; None for what is not offered."""
-    for version in (2, 1):
-        try:
-            return nvml.call(name, *arguments, version=version, subject=subject)
-        except NvmlError as error:
-            if error.code not in _NOT_OFFERED:
-                raise
-            if error.code not in (Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH):
-                return None
-    return None
-
-
 def read_places(nvml: Nvml, handle: Any, profile: int, *, subject: str) -> Places:
-    """Where instances of the profile can be on the GPU. It is not given up for them where they are not told."""
+    """Where instances of the profile can be on the GPU. Raises NvmlError for a lost GPU or session."""
     try:
         return Places(known=_read_placements(nvml, handle, profile, subject=subject))
     except NvmlError as error:
-        if error.code not in _UNTOLD:
+        if error.code in LOST | STALE:
             raise
-        return Places(untold=str(error))
+        return Places(untold=error)
 
 
 def _read_placements(nvml: Nvml, handle: Any, profile: int, *, subject: str) -> tuple[Placement, ...]:
     count = ctypes.c_uint()
     name = "nvmlDeviceGetGpuInstancePossiblePlacements"
-    if nvml.ask(name, handle, profile, None, ctypes.byref(count), subject=subject) is None or not count.value:
+    nvml.call(name, handle, profile, None, ctypes.byref(count), subject=subject)
+    if not count.value:
         return ()
     places = (nvml.pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
     nvml.call(name, handle, profile, places, ctypes.byref(count), subject=subject)
@@ -214,6 +230,5 @@ def _list(nvml: Nvml, name: str, of: Any, kind: Kind, element: str, *, subject: 
     """The instances of one kind; NVML wants room for as many as there can be."""
     room = (getattr(nvml.pynvml, element) * max(kind.most, 1))()
     count = ctypes.c_uint()
-    if nvml.ask(name, of, kind.id, room, ctypes.byref(count), subject=subject) is None:
-        return []
+    nvml.call(name, of, kind.id, room, ctypes.byref(count), subject=subject)
     return list(room[: count.value])

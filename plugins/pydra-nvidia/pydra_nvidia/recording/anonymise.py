@@ -57,6 +57,7 @@ class Names:
             uuid=self.gpu(gpu.uuid),
             serial=self.serial(gpu.serial),
             mig=None if gpu.mig is None else self._mig(gpu.mig),
+            unread=self._words(gpu.unread),
             fabric=None if gpu.fabric is None else self._fabric(gpu.fabric),
         )
 
@@ -64,6 +65,7 @@ class Names:
         replace = msgspec.structs.replace
         return replace(
             mig,
+            unseen=self._words(mig.unseen),
             instances=tuple(
                 replace(one, compute=tuple(replace(ci, uuid=self.partition(ci.uuid)) for ci in one.compute))
                 for one in mig.instances
@@ -74,9 +76,12 @@ class Names:
         return msgspec.structs.replace(fabric, cluster=self.cluster(fabric.cluster))
 
     def _lost(self, lost: LostGpu) -> LostGpu:
-        """What was known of it before is of the process, not of the machine; the message may have its UUID."""
-        words = (self.gpu(word) if word.startswith("GPU-") else word for word in lost.message.split(" "))
-        return msgspec.structs.replace(lost, message=" ".join(words), last=None)
+        """What was known of it before is of the process, not of the machine."""
+        return msgspec.structs.replace(lost, message=self._words(lost.message), last=None)
+
+    def _words(self, message: str) -> str:
+        """A message, which may have the UUID of a GPU."""
+        return " ".join(self.gpu(word) if word.startswith("GPU-") else word for word in message.split(" "))
 
     def _uuid(self, kind: str, original: str) -> str:
         return str(uuid.UUID(int=self._number(kind, original) >> 128, version=4))

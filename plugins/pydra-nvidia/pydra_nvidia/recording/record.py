@@ -112,8 +112,9 @@ def _open(scenario: Scenario, place: str) -> Simulation:
 
 async def _read(session: NvmlSession, tree: Tree, settings: Settings) -> Reading:
     """A reading; without a driver it has what the kernel tells."""
+    static = replace(settings, dynamic_mig=False)  # whether partitions can be made says nothing of what is there
     try:
-        return await Hardware(session, tree, settings=settings).read()
+        return await Hardware(session, tree, settings=static).read()
     except DriverMissing:
         functions = await asyncio.to_thread(PciBus(tree).functions)
         return Reading(functions=functions, vfio=await asyncio.to_thread(read_vfio_host, tree))
@@ -121,8 +122,9 @@ async def _read(session: NvmlSession, tree: Tree, settings: Settings) -> Reading
 
 def _read_records(nvml: Nvml, reading: Reading, slots: tuple[Slot, ...], log: CallLog) -> tuple[GpuRecord, ...]:
     pci = {slot.function.address: slot.pci for slot in slots}
-    records = [read_record(nvml, gpu, pci[gpu.pci], log) for gpu in reading.gpus if gpu.pci in pci]
-    failing = (read_failing(nvml, one.index, pci, log) for one in reading.lost)
+    records = [read_record(nvml, gpu, pci[gpu.pci], log) for gpu in reading.gpus if gpu.pci in pci and not gpu.unread]
+    unread = (gpu.index for gpu in reading.gpus if gpu.unread)
+    failing = (read_failing(nvml, index, pci, log) for index in (*unread, *(one.index for one in reading.lost)))
     return tuple(sorted((*records, *filter(None, failing)), key=lambda one: one.gpu.pci))
 
 
@@ -145,13 +147,15 @@ def find_differences(recorded: Reading, back: Reading) -> tuple[str, ...]:
     """`gpus[3].links.up: 18, reads back as 0`, for each field.
 
     Of a GPU that does not answer the error counts, not in which of NVML's calls it came: it is recorded for the first.
+    Of one that is read partly it counts that it is.
     """
     return tuple(_compare("", _comparable(recorded), _comparable(back)))
 
 
 def _comparable(reading: Reading) -> Any:
     lost = tuple(replace(one, message="") for one in reading.lost)
-    return msgspec.to_builtins(replace(reading, lost=lost))
+    gpus = tuple(replace(one, unread="yes" if one.unread else "") for one in reading.gpus)
+    return msgspec.to_builtins(replace(reading, lost=lost, gpus=gpus))
 
 
 def _compare(path: str, one: Any, other: Any) -> Iterator[str]:

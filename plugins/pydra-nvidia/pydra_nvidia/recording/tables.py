@@ -13,13 +13,9 @@ from msgspec.structs import replace
 
 from pydra_nvidia.hardware import Architecture, Gpu, GpuInstance, Placement
 from pydra_nvidia.nvml.calls import Nvml, read_fields
-from pydra_nvidia.nvml.partitions import (
-    COMPUTE_PROFILES,
-    PROFILES,
-    profile_name,
-    read_places,
-    read_profile_info,
-)
+from pydra_nvidia.nvml.errors import NvmlError
+from pydra_nvidia.nvml.partitions import profile_name, read_places
+from pydra_nvidia.nvml.profiles import read_compute_profiles, read_gpu_profiles
 from pydra_nvidia.simulation.model import ComputeProfile, GpuProfile, MigModel
 from pydra_nvidia.simulation.scenario import ComputePreset, Preset
 
@@ -100,9 +96,8 @@ def _read_profiles(nvml: Nvml, handle: Any, gpu: Gpu) -> tuple[GpuProfile, ...]:
     for one in gpu.mig.instances if gpu.mig is not None else ():
         existing[one.profile] = (*existing.get(one.profile, ()), one.placement)
     profiles: dict[int, GpuProfile] = {}
-    for enum in range(PROFILES):
-        info = read_profile_info(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, enum, subject=gpu.uuid)
-        if info is None or info.id in profiles:
+    for enum, info in read_gpu_profiles(nvml, handle, subject=gpu.uuid):
+        if isinstance(info, NvmlError) or info.id in profiles:
             continue
         places = read_places(nvml, handle, info.id, subject=gpu.uuid).known or existing.get(info.id, ())
         profiles[info.id] = GpuProfile(
@@ -131,16 +126,17 @@ def _read_compute(nvml: Nvml, handle: Any, gpu: Gpu) -> dict[int, tuple[ComputeP
     for one in gpu.mig.instances if gpu.mig is not None else ():
         instance = nvml.look("nvmlDeviceGetGpuInstanceById", handle, one.id, subject=gpu.uuid)
         if one.profile not in found and instance:
-            kinds = (_compute_profile(nvml, instance, enum, gpu.uuid) for enum in range(COMPUTE_PROFILES))
-            found[one.profile] = tuple({kind.id: kind for kind in kinds if kind is not None}.values())
+            told = read_compute_profiles(nvml, instance, subject=gpu.uuid)
+            kinds = (
+                _compute_profile(nvml, instance, enum, info, gpu.uuid)
+                for enum, info in told
+                if not isinstance(info, NvmlError)
+            )
+            found[one.profile] = tuple({kind.id: kind for kind in kinds}.values())
     return found
 
 
-def _compute_profile(nvml: Nvml, instance: Any, enum: int, subject: str) -> ComputeProfile | None:
-    name = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
-    info = read_profile_info(nvml, name, instance, enum, 0, subject=subject)
-    if info is None:
-        return None
+def _compute_profile(nvml: Nvml, instance: Any, enum: int, info: Any, subject: str) -> ComputeProfile:
     return ComputeProfile(
         enum=enum,
         id=info.id,

@@ -45,7 +45,8 @@ class DriverPart(_Part, frozen=True, kw_only=True):
 
     `state`: `loaded`, `unloaded` (the library is there, the module is not), or `absent` (neither); what it is later is
     the machine's. `missing` lists C symbols (`*` allowed) that this driver's library lacks. `privileged` False: this
-    process is not root, so whatever changes the hardware answers NO_PERMISSION.
+    process is not root, so whatever changes the hardware answers NO_PERMISSION. `named_profiles_when_off` False: the
+    second version of profiles, with names, is told in MIG mode only, as nvml.h says; the first is told always.
     """
 
     version: Annotated[str, msgspec.Meta(pattern=r"^\d+(\.\d+){1,2}$")] = "580.105.08"
@@ -53,6 +54,7 @@ class DriverPart(_Part, frozen=True, kw_only=True):
     state: Literal["loaded", "unloaded", "absent"] = "loaded"
     missing: tuple[str, ...] = ()
     privileged: bool = True
+    named_profiles_when_off: bool = True
 
 
 class HostPart(_Part, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
@@ -159,6 +160,18 @@ async def test_a_lost_gpu_stays_published_and_claimed_and_comes_back_with_a_rese
         assert await scene.allocated("again") == ["gpu-0"]
         await scene.remove("late", "again")
         await scene.wait_clean()
+
+
+async def test_a_gpu_that_was_lost_before_the_start_is_named_to_everybody(make_scene: MakeScene) -> None:
+    well, lost = {"model": "h100-80gb"}, {"model": "h100-80gb", "minors": [1], "condition": {"lost": True}}
+    async with make_scene(well, lost) as scene, scene.agent(*SOON) as agent:
+        named = r"the GPU at 0000:[0-9a-f:.]+ is not published: .* NVML_ERROR_GPU_IS_LOST \(15\)"
+        await scene.wait_event("HardwareUnreadable", named)
+        await agent.wait_log(lambda text: re.search(f"hardware cannot be read: {named}", text) is not None)
+        assert 'pydra_hardware_unreadable{driver="gpu.nvidia.com"} 1.0' in (await agent.get("/metrics"))[1]
+        assert set(await scene.devices()) == {"gpu-0"}
+        scene.inject.reset(1, force=True)
+        await scene.wait_devices({"gpu-0", "gpu-1"})
 
 
 async def test_an_xid_in_a_partition_concerns_it_and_what_contains_it(make_scene: MakeScene) -> None:

@@ -119,7 +119,7 @@ def _read(nvml: Nvml) -> Reading:
                 pending=mode[1],
                 resetless=read_resetless(nvml, handle, gpu.architecture, subject=uuid),
                 profiles=offer.profiles,
-                instances=read_instances(nvml, handle, offer, {}, subject=uuid),
+                instances=read_instances(nvml, handle, offer, {}, subject=uuid) if mode[0] else (),
             )
             gpu = replace(gpu, mig=mig)
         gpus.append(gpu)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from pydra import ClaimError
 from pydra_nvidia.mig.operators import GpuBusy, PlaceTaken
 from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_nvidia.nvml.profiles import MAKING
 from pydra_nvidia.plan import find_owned
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.slicing import UndoFailed
@@ -321,7 +323,7 @@ async def test_undoing_succeeds_where_the_partition_is_gone_already(node: MakeNo
         ("nvmlGpuInstanceCreateComputeInstance", "INSUFFICIENT_RESOURCES"),
         ("nvmlGpuInstanceCreateComputeInstance", "UNKNOWN"),
         ("nvmlGpuInstanceCreateComputeInstance", "IN_USE"),
-        ("nvmlGpuInstanceGetComputeInstanceProfileInfoV", "UNKNOWN"),
+        ("nvmlGpuInstanceGetComputeInstanceProfileInfo*", "UNKNOWN"),
     ],
 )
 async def test_a_gpu_instance_that_cannot_be_filled_is_removed_again(node: MakeNode, op: str, code: str) -> None:
@@ -330,7 +332,8 @@ async def test_a_gpu_instance_that_cannot_be_filled_is_removed_again(node: MakeN
     entry = one.entry(step)
     one.held.write(entry)
     # reading the empty instance asks for the profiles too, and may: it is the filling that fails
-    one.fault({"op": op, "do": "raise", "code": code, "after": 9 if "ProfileInfo" in op else 0, "count": 1})
+    calls = {"after": 9, "count": 18} if "ProfileInfo" in op else {"count": 1}
+    one.fault({"op": op, "do": "raise", "code": code, **calls})
     with pytest.raises(ClaimError, match=code):
         await one.slicer.carry_out(entry)
     one.fault()
@@ -372,6 +375,40 @@ async def test_an_old_driver_without_the_symbol_is_told(node: MakeNode) -> None:
     one = node(h100(), missing=["nvmlDeviceCreateGpuInstanceWithPlacement"])
     with pytest.raises(NvmlError, match=r"FUNCTION_NOT_FOUND.*too old"):
         await one.prepare(one.create("3g", 4))
+    assert one.held.entries() == {}
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        {"namedProfilesWhenOff": False},
+        {"missing": ["nvmlDeviceGetGpuInstanceProfileInfoV"]},
+        {"missing": ["nvmlDeviceGetGpuInstanceProfileInfo"]},
+        {"missing": ["nvmlGpuInstanceGetComputeInstanceProfileInfoV"]},
+        {"missing": ["nvmlGpuInstanceGetComputeInstanceProfileInfo"]},
+    ],
+    ids=str,
+)
+async def test_partitions_are_made_with_either_version_of_the_profiles(node: MakeNode, driver: dict[str, Any]) -> None:
+    one = node(H100, **driver)
+    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("3g", 4))
+    assert one.places() == [(9, 4)]
+    await one.slicer.undo(entry)
+    assert one.instances() == ()
+    assert not one.mode()
+
+
+@pytest.mark.parametrize("symbol", MAKING)
+async def test_a_function_that_a_driver_refuses_leaves_nothing_behind(node: MakeNode, symbol: str) -> None:
+    one = node(H100)
+    entry = one.entry(MigModeOn(gpu=one.uuids[0]), one.create("3g", 4))
+    one.fault({"op": symbol, "do": "raise", "code": "NOT_SUPPORTED"})
+    with suppress(ClaimError):  # a function that only undoing needs is not missed before
+        await one.slicer.carry_out(entry)
+    one.fault()
+    await one.slicer.undo(entry)
+    assert one.instances() == ()
+    assert not one.mode()
     assert one.held.entries() == {}
 
 

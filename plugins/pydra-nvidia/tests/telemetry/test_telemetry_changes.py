@@ -36,7 +36,8 @@ async def test_a_gpu_that_was_lost_from_the_start_is_counted(node: Open) -> None
     machine.inject.lose(0)
     reading = await machine.hardware.read()
     assert [gpu.minor for gpu in reading.gpus] == [1]
-    assert [(one.code, one.last) for one in reading.lost] == [(Code.GPU_IS_LOST, None)]
+    address = next(one for one in reading.functions if one != reading.gpus[0].pci)
+    assert [(one.code, one.last, one.pci) for one in reading.lost] == [(Code.GPU_IS_LOST, None, address)]
 
 
 async def test_a_gpu_that_falls_off_the_bus_in_mid_reading_is_lost_alone(node: Open) -> None:
@@ -44,13 +45,6 @@ async def test_a_gpu_that_falls_off_the_bus_in_mid_reading_is_lost_alone(node: O
     reading = await machine.hardware.read()
     assert [gpu.minor for gpu in reading.gpus] == [0]
     assert [one.code for one in reading.lost] == [Code.GPU_IS_LOST]
-
-
-async def test_a_mode_that_cannot_be_read_loses_the_gpu_rather_than_its_partitions(node: Open) -> None:
-    machine = node(TWO + "faults: [{op: nvmlDeviceGetMigMode, device: 0, do: raise, code: UNKNOWN}]\n")
-    reading = await machine.hardware.read()
-    assert [gpu.minor for gpu in reading.gpus] == [1]
-    assert [one.code for one in reading.lost] == [Code.UNKNOWN]
 
 
 async def test_a_driver_that_comes_up_late_is_awaited_in_words(node: Open) -> None:

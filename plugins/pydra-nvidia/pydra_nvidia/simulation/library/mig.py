@@ -51,6 +51,8 @@ def _profile_info(call: Call, profile: Any, info: Any) -> None:
 
 @gpu("nvmlDeviceGetGpuInstanceProfileInfoV")
 def _profile_info_v(call: Call, profile: Any, info: Any) -> None:
+    if not call.gpu.mig and not call.view.scenario.driver.named_profiles_when_off:
+        raise Refusal(Code.NOT_SUPPORTED)
     found = _profile_by_enum(call, profile)
     fill(info, PROFILE_INFO_V2, name=f"MIG {found.name}".encode(), **_figures(found))
 
