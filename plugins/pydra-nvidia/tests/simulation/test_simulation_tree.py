@@ -216,6 +216,15 @@ def test_the_hook_is_where_the_scenario_says_or_nowhere(open_tree: OpenTree, hoo
     assert len(found) == (1 if there else 0)
 
 
+def test_there_is_no_hook_where_the_nodes_host_lacks_the_python_that_it_needs(
+    open_tree: OpenTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYDRA_HOST_ROOT", str(tmp_path))
+    sync = open_tree("t4")
+    assert settings_of(sync).cdi_hook == ""
+    assert list(Path(sync.root).glob("**/nvidia-cdi-hook")) == []
+
+
 def test_files_of_the_scenario_are_there_too(open_tree: OpenTree) -> None:
     sync = open_tree("host: {files: {/etc/nvidia-imex/nodes.cfg: '10.0.0.1'}}\ngpus:\n- {model: t4}\n")
     assert (Path(sync.root) / "etc/nvidia-imex/nodes.cfg").read_text() == "10.0.0.1"

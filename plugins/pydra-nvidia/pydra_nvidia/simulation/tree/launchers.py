@@ -41,6 +41,16 @@ def driver_programs(folder: str, facts: Mapping[str, object]) -> Files:
     }
 
 
+def hook_path(named: str) -> str:
+    """Where the hook is on the simulated host; empty if the real one, `PYDRA_HOST_ROOT`, could not run a launcher.
+
+    The container runtime runs hooks on the host, while an agent in a container has its own Python and this package.
+    """
+    host = os.environ.get("PYDRA_HOST_ROOT", "/")
+    needed = (sys.executable, _PROGRAMS)
+    return named if all(os.path.lexists(os.path.join(host, one.lstrip("/"))) for one in needed) else ""
+
+
 def hook_program(path: str) -> Files:
     """The container toolkit's hook, at the host's `path`; none when that is empty."""
     return {path.strip("/"): launcher("cdi_hook", {})} if path else {}

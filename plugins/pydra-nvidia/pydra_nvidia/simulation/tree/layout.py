@@ -14,7 +14,7 @@ from pydra_nvidia.simulation.tree.files import Files
 from pydra_nvidia.simulation.tree.gpu_files import GpuPlace, gpu_files
 from pydra_nvidia.simulation.tree.host_files import extra_files, host_files, self_link
 from pydra_nvidia.simulation.tree.installation import ARM, daemon_files, find_layout, installed_files
-from pydra_nvidia.simulation.tree.launchers import driver_programs, hook_program
+from pydra_nvidia.simulation.tree.launchers import driver_programs, hook_path, hook_program
 from pydra_nvidia.simulation.tree.neighbours import has_switches, neighbour_files
 from pydra_nvidia.simulation.tree.process_files import process_files
 
@@ -111,7 +111,8 @@ def _driver_sections(root: str, view: View, location: str, state: str) -> Iterat
 
     yield "driver", (scenario, loaded, version), lambda: make_loaded() if loaded else {}
     yield "installation", (scenario, absent, version), lambda: {} if absent else make_installed()
-    yield "hook", host.cdi_hook, lambda: hook_program(host.cdi_hook)
+    hook = hook_path(host.cdi_hook)
+    yield "hook", hook, lambda: hook_program(hook)
 
 
 def _gpu_sections(view: View, index: int, board: Board, gpu: GpuState) -> Iterator[Section]:

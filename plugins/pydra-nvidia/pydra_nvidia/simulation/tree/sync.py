@@ -20,6 +20,7 @@ from pydra_nvidia.host.tree import Roots, Tree
 from pydra_nvidia.simulation.machine import Machine, View
 from pydra_nvidia.simulation.tree.files import Files, change_files, folder
 from pydra_nvidia.simulation.tree.host_files import BOOT_ID, boot_entry
+from pydra_nvidia.simulation.tree.launchers import hook_path
 from pydra_nvidia.simulation.tree.layout import installation_root, list_sections, wanted_driver
 from pydra_nvidia.simulation.tree.pci_gpus import GpuListener
 from pydra_nvidia.simulation.tree.pci_kernel import PciKernel
@@ -50,7 +51,7 @@ class TreeSync:
         The paths of the driver and its devices are this machine's, since containers get them mounted. They are the
         same inside the tree, where the host's `/` is, by a link.
         """
-        host = self.machine.read().scenario.host
+        hook = hook_path(self.machine.read().scenario.host.cdi_hook)
         settings = {
             "host_root": self.root,
             "sys_root": self.tree.roots.sys,
@@ -58,7 +59,7 @@ class TreeSync:
             "driver_root": installation_root(self.root, self.machine.read()),
             "dev_root": self.root,
         }
-        return settings | ({"cdi_hook": self.root + host.cdi_hook} if host.cdi_hook else {})
+        return settings | ({"cdi_hook": self.root + hook} if hook else {})
 
     def follow(self, view: View) -> None:
         """The machine has changed, and is this caller's alone: bring the files in line."""
