@@ -93,7 +93,10 @@ class BackendDied(BackendError):
 
 
 class BackendTimeout(BackendError):
-    """A call to the backend timed out; `deadline` is in seconds, `where` names the code that it was waiting in."""
+    """A call to the backend timed out; `deadline` is in seconds, `where` names the code that it was waiting in.
+
+    A call whose deadline is 0 was not begun: what came before it took all the time.
+    """
 
     reason = "BackendTimeout"
 
@@ -102,7 +105,8 @@ class BackendTimeout(BackendError):
         self.deadline = deadline
         self.where = where
         waiting = f"; it was waiting in {where}" if where else ""
-        super().__init__(backend, f"{call} timed out after {format_seconds(deadline)} s{waiting}", details=details)
+        after = f"after {format_seconds(deadline)} s" if deadline else "before it began"
+        super().__init__(backend, f"{call} timed out {after}{waiting}", details=details)
 
 
 def format_seconds(seconds: float) -> str:

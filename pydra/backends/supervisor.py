@@ -294,6 +294,10 @@ class BackendSupervisor:
         attribution, process, reached = self._attribution, self._process, False
         assert call.until is not None
         deadline = call.until - time.monotonic()
+        if deadline <= 0:
+            timeout = BackendTimeout(self._name, call.method.value, 0)
+            timeout.reached_backend = False
+            raise timeout
         if attribution.remembers:
             self._refuse_quarantined(call)
         try:

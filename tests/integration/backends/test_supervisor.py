@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,9 @@ async def test_a_call_past_its_deadline_is_cancelled_and_shows_where_it_waited()
             str(caught.value),
         )
         assert "in do_hang" in caught.value.details
+        with pytest.raises(BackendTimeout, match=r"^backend faulty: prepare timed out before it began$") as caught:
+            await backend.prepare(claim("hang"), until=time.monotonic() - 3)
+        assert not caught.value.reached_backend
         assert backend.statistics().pid == pid
 
 
