@@ -161,7 +161,12 @@ class RecordStore:
         await self._perform(f"writing the record of claim {uid}", self._replace, uid + _RECORD, content)
         self._records[uid] = record
         if uid in self._unreadable and record.stage is Stage.COMPLETED:
-            self._remove_set_aside(uid)  # the claim was prepared again: the old record is not needed any more
+            try:
+                self._remove_set_aside(uid)  # the claim was prepared again: the old record is not needed any more
+            except OSError as error:  # the new one is complete; the old one goes with it when the claim ends
+                _log.warning("%s", self._explain(error, f"removing the old record of claim {uid}"))
+            else:
+                del self._unreadable[uid]
 
     async def set_back(self, uid: str) -> None:
         """Make the claim's record *started* again, before anything is undone. Needs no disk space."""
@@ -174,6 +179,7 @@ class RecordStore:
             self._refuse_newer(uid)
         await self._perform(f"removing the record of claim {uid}", self._unlink, uid)
         self._records.pop(uid, None)
+        self._unreadable.pop(uid, None)
         self.changed(uid)
 
     def open(self) -> None:
@@ -402,7 +408,6 @@ class RecordStore:
         for path, owner in _list_set_aside(self._path):
             if owner == uid:
                 os.unlink(path)
-        del self._unreadable[uid]
 
     def _recreate(self) -> None:
         """Create the directory, or the lock in it, again after somebody removed it, with the records in memory."""

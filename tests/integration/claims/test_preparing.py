@@ -432,6 +432,25 @@ async def test_a_record_that_cannot_be_read_is_set_aside_and_its_devices_stay_he
     assert not list((node.root / "records" / "corrupt").iterdir())
 
 
+async def test_a_claim_is_prepared_again_although_its_damaged_record_cannot_be_removed(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        await agent.prepare("a")
+    file = node.record_file("a")
+    file.write_bytes(file.read_bytes()[:-9])
+    async with node.running() as agent:
+        (aside,) = (node.root / "records" / "corrupt").iterdir()
+        aside.unlink()
+        aside.mkdir()  # which unlink refuses
+        assert isinstance((await agent.prepare("a"))[0], tuple)
+        assert "removing the old record of claim a" in caplog.text
+        aside.rmdir()
+        assert await agent.unprepare("a") == [None]
+    assert node.traces() == NOTHING
+
+
 @pytest.mark.parametrize("damage", ["cut", "newer"])
 async def test_a_backend_that_restores_or_plans_hears_of_the_claims_whose_records_cannot_be_read(
     tmp_path: Path, damage: str
