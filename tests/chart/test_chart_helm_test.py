@@ -136,8 +136,9 @@ def test_a_release_that_is_well_passes_and_says_what_it_has(tmp_path: Path) -> N
         pytest.param(
             AGENTS,
             daemons(3, updated=1),
-            "DaemonSet pydra-sim: 1 of 3 agents are upgraded, and the others still the old ones; see their logs",
-            id="an upgrade is stuck",
+            "DaemonSet pydra-sim: 1 of 3 agents are upgraded, and the others still the old ones; wait for `kubectl -n"
+            " pydra-system rollout status daemonset/pydra-sim`",
+            id="an upgrade is under way",
         ),
         pytest.param(
             AGENTS,

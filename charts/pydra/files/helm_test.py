@@ -141,11 +141,12 @@ def look_at_agents(release, name, nodes):
         reasons = [explain(pod, release["port"]) for pod in waiting[:NAMED]]
         if len(pods) < wanted:
             reasons += find_refusals(namespace, name)
-        text = f"DaemonSet {name}: {ready} of {wanted} agents are ready"
+        text, advice = f"DaemonSet {name}: {ready} of {wanted} agents are ready", "see their logs and Events"
         if ready >= wanted:
             text = f"DaemonSet {name}: {updated} of {wanted} agents are upgraded, and the others still the old ones"
+            advice = f"wait for `kubectl -n {namespace} rollout status daemonset/{name}`"
         kind = PERMANENT if any(map(is_stuck, waiting)) else PROBLEM
-        yield kind, "\n  ".join([text, *reasons]) if reasons else text + "; see their logs and Events"
+        yield kind, "\n  ".join([text, *reasons]) if reasons else f"{text}; {advice}"
     else:
         yield FOUND, f"DaemonSet {name}: all {wanted} agents are ready"
     if updated < wanted and on_delete:
