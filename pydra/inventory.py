@@ -101,22 +101,25 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Valid(msgspec.Struct, frozen=True, kw_only=True):
-    """The valid part of an inventory by the API's rules, and what was left out, as text."""
+    """The valid part of an inventory by the API's rules; as text, why devices and counter sets were left out."""
 
     devices: tuple[Device, ...]
     counter_sets: tuple[CounterSet, ...]
+    dropped: tuple[str, ...]
     problems: tuple[str, ...]
 
 
 class Published(msgspec.Struct, frozen=True, kw_only=True):
     """What follows from a snapshot: the pool, the health of its devices, and what was left out, as text.
 
-    `problems` are devices that break the API's rules; `unreadable` is what the backend could not read. `known` is false
-    for an empty pool that removes what an earlier run published, of which nothing is known.
+    `dropped` has each device that breaks the API's rules, `problems` counter sets and taints that do; `unreadable` is
+    what the backend could not read. `known` is false for an empty pool that removes what an earlier run published, of
+    which nothing is known.
     """
 
     pool: Pool
     health: tuple[DeviceHealth, ...] = ()
+    dropped: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
     known: bool = True
@@ -179,6 +182,7 @@ def build_pool(
     return Published(
         pool=Pool(name=pool, devices=tuple(devices), counter_sets=valid.counter_sets),
         health=tuple(_build_health(pool, device.name, snapshot) for device in devices),
+        dropped=valid.dropped,
         problems=tuple(problems),
         unreadable=snapshot.inventory.unreadable,
     )
@@ -186,6 +190,7 @@ def build_pool(
 
 def validate_inventory(inventory: Inventory) -> Valid:
     """Return what the API server accepts and the scheduler can use of the inventory, in its order."""
+    dropped: list[str] = []
     problems: list[str] = []
     kept_sets: dict[str, CounterSet] = {}
     for one in inventory.counter_sets:
@@ -193,8 +198,13 @@ def validate_inventory(inventory: Inventory) -> Valid:
     kept: dict[str, Device] = {}
     for device in inventory.devices:
         errors = [*check_device(device), *_check_references(device, kept_sets)]
-        _keep(device, kept, "device", errors, problems)
-    return Valid(devices=tuple(kept.values()), counter_sets=tuple(kept_sets.values()), problems=tuple(problems))
+        _keep(device, kept, "device", errors, dropped)
+    return Valid(
+        devices=tuple(kept.values()),
+        counter_sets=tuple(kept_sets.values()),
+        dropped=tuple(dropped),
+        problems=tuple(problems),
+    )
 
 
 def _keep(thing: Named, kept: dict[str, Named], kind: str, errors: Iterable[str], problems: list[str]) -> None:

@@ -53,6 +53,7 @@ class Reports:
         self._node = Subject(api_version="v1", kind="Node", name=node, uid=node)
         self._driver = driver
         self._dropped: Sequence[str] = ()
+        self._invalid: Sequence[str] = ()
         self._unreadable: Sequence[str] = ()
         self._unhealthy: frozenset[str] = frozenset()
         self._own_reasons: set[str] = set()
@@ -270,12 +271,16 @@ class Reports:
         for status in HealthStatus:
             count = sum(device.status is status for device in published.health)
             self._metrics.devices.labels(self._driver, status.value).set(count)
-        self._metrics.devices_dropped.labels(self._driver).set(len(published.problems))
+        self._metrics.devices_dropped.labels(self._driver).set(len(published.dropped))
         # The same devices are left out each time; only a new text is written to the API server.
-        for problem in published.problems:
-            if problem not in self._dropped:
-                self._record_event(self._node, "DeviceDropped", f"driver {self._driver}: {problem}", "Discover")
-        self._dropped = published.problems
+        for text in published.dropped:
+            if text not in self._dropped:
+                self._record_event(self._node, "DeviceDropped", f"driver {self._driver}: {text}", "Discover")
+        self._dropped = published.dropped
+        for text in published.problems:
+            if text not in self._invalid:
+                self._record_event(self._node, "InventoryInvalid", f"driver {self._driver}: {text}", "Discover")
+        self._invalid = published.problems
         self._metrics.hardware_unreadable.labels(self._driver).set(len(published.unreadable))
         for text in published.unreadable:
             if text not in self._unreadable:

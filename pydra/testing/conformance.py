@@ -282,7 +282,8 @@ class _Run:
     async def _discover(self) -> list[str]:
         self._inventory = inventory = await self._backend.discover()
         self._notes += [f"hardware cannot be read: {text}" for text in inventory.unreadable]
-        return list(validate_inventory(inventory).problems)
+        valid = validate_inventory(inventory)
+        return [*valid.problems, *valid.dropped]
 
     async def _discover_again(self) -> list[str]:
         again = {device.name: device for device in (await self._backend.discover()).devices}

@@ -204,11 +204,22 @@ def test_devices_are_counted_by_health_and_those_left_out_are_told(desk: Desk) -
         DeviceHealth(pool="node-1", device=name, status=status)
         for name, status in (("a", HealthStatus.HEALTHY), ("b", HealthStatus.UNHEALTHY), ("c", HealthStatus.HEALTHY))
     )
-    desk.report.published(Published(pool=Pool(name="node-1"), health=health, problems=("device 'X' is not published",)))
+    published = Published(
+        pool=Pool(name="node-1"),
+        health=health,
+        dropped=("device 'X' is not published",),
+        problems=("device 'Y': at most 16 taints are allowed",),
+    )
+    for _ in range(2):
+        desk.report.published(published)
     assert desk.value(f'pydra_devices{{driver="{DRIVER}",health="Healthy"}}') == 2
     assert desk.value(f'pydra_devices{{driver="{DRIVER}",health="Unhealthy"}}') == 1
     assert desk.value(f'pydra_devices_dropped{{driver="{DRIVER}"}}') == 1
-    assert "'X'" in desk.requests[0].note
+    assert [(one.reason, one.note.partition(": ")[2]) for one in desk.requests] == [
+        ("DeviceDropped", "device 'X' is not published"),
+        ("InventoryInvalid", "device 'Y': at most 16 taints are allowed"),
+        ("DeviceUnhealthy", "b: the backend gives no reason"),
+    ]
 
 
 def test_hardware_that_cannot_be_read_is_counted_and_told_once_for_each_text(desk: Desk) -> None:

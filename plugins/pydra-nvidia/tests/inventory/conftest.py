@@ -177,7 +177,7 @@ class Boards:
             reading, settings=Settings(**settings), owned=owned, diagnosis=diagnosis or Diagnosis()
         )
         published = self.publish(inventory)
-        assert published.problems == ()
+        assert published.dropped == published.problems == ()
         assert len(published.pool.devices) == len(inventory.devices)
         return inventory
 
