@@ -226,13 +226,17 @@ def _problems(settings: Settings) -> list[str]:
 
 def _name_problems(settings: Settings) -> Iterator[str]:
     yield from find_backend_problems(settings.backends, settings.drivers)
-    for backend in settings.backend_settings:
-        if backend not in settings.backends:
-            yield f"backendSettings: {backend!r} is not among the backends {', '.join(settings.backends)}"
+    yield from _setting_problems(settings)
     if settings.pod_uid and not _POD_UID.fullmatch(settings.pod_uid):
         yield f"podUid: {settings.pod_uid!r} is not a pod uid: letters, digits and '-', at most 64 bytes"
     if len(settings.node_name) > 253 or not SUBDOMAIN.fullmatch(settings.node_name):
         yield f"nodeName: {settings.node_name!r} is not a node name: a lower-case DNS subdomain of at most 253 bytes"
+
+
+def _setting_problems(settings: Settings | WebhookSettings) -> Iterator[str]:
+    for backend in settings.backend_settings:
+        if backend not in settings.backends:
+            yield f"backendSettings: {backend!r} is not among the backends {', '.join(settings.backends)}"
 
 
 def _time_problems(settings: Settings) -> Iterator[str]:
@@ -262,10 +266,14 @@ def _place_problems(settings: Settings) -> Iterator[str]:
 
 
 class WebhookSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """The settings of `pydra webhook`. Without a certificate it serves plain HTTP, for a proxy in front of it."""
+    """The settings of `pydra webhook`. Without a certificate it serves plain HTTP, for a proxy in front of it.
+
+    `backend_settings` are those of the agents: what they switch off is refused.
+    """
 
     backends: tuple[str, ...]
     drivers: Mapping[str, str] = {}
+    backend_settings: Mapping[str, Mapping[str, Any]] = {}
 
     address: str = "0.0.0.0:8443"
     http_address: str = ""
@@ -303,6 +311,7 @@ def parse_webhook_settings(values: Mapping[str, Any]) -> WebhookSettings:
 
 def _webhook_problems(settings: WebhookSettings) -> Iterator[str]:
     yield from find_backend_problems(settings.backends, settings.drivers)
+    yield from _setting_problems(settings)
     if not is_address(settings.address):
         yield f"address: {settings.address!r} is not HOST:PORT"
     if settings.http_address and not is_address(settings.http_address):

@@ -19,7 +19,8 @@ from typing import Any
 
 import msgspec
 
-from pydra.backends.config import ConfigTypes, find_config_problems
+from pydra.admission.schema import KnownBackend
+from pydra.backends.config import find_config_problems
 from pydra.backends.type_messages import show
 from pydra.json_values import find_json_problems
 
@@ -203,8 +204,8 @@ RESULTS = (ALLOWED, DENIED, NOT_OURS)
 MOST_PROBLEMS = 100
 """More are not reported: an object of 32 configs of 10 KiB could have thousands."""
 
-Drivers = Mapping[str, ConfigTypes]
-"""From a driver's name in the API to the kinds of its opaque parameters."""
+Drivers = Mapping[str, KnownBackend]
+"""Backends by the name of their driver in the API."""
 
 
 def review_object(question: Question, drivers: Drivers) -> Decision:
@@ -225,12 +226,12 @@ def _problems(question: Question, drivers: Drivers) -> Iterator[str]:
     old = question.old_object if question.operation == "UPDATE" else None
     stored = {_identity(one) for one in find_configs(question.resource.resource, old)}
     for config in find_configs(question.resource.resource, question.object):
-        types = drivers.get(config.driver)
-        if types is not None and _identity(config) not in stored:
-            yield from (f"{config.path}{problem}" for problem in _find_problems(config.parameters, types))
+        backend = drivers.get(config.driver)
+        if backend is not None and _identity(config) not in stored:
+            yield from (f"{config.path}{problem}" for problem in _find_problems(config.parameters, backend))
 
 
-def _find_problems(parameters: Any, types: ConfigTypes) -> Iterator[str]:
+def _find_problems(parameters: Any, backend: KnownBackend) -> Iterator[str]:
     try:
         msgspec.msgpack.encode(parameters)  # as on the node
         size = len(msgspec.json.encode(parameters))
@@ -240,7 +241,7 @@ def _find_problems(parameters: Any, types: ConfigTypes) -> Iterator[str]:
     if size > MOST_PARAMETERS:
         yield f": found {size} bytes, allowed are {MOST_PARAMETERS}"
         return
-    yield from (problem.removeprefix("$") for problem in find_config_problems(parameters, types))
+    yield from (problem.removeprefix("$") for problem in find_config_problems(parameters, backend.types, backend.check))
 
 
 def _identity(config: FoundConfig) -> str:

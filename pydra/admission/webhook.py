@@ -218,13 +218,13 @@ def run(settings: WebhookSettings, *, reread: Callable[[], WebhookSettings]) -> 
         BackendError: the types of a backend cannot be read.
     """
     configure_logs(level=settings.log_level, form=settings.log_format, file="")
-    known = read_backends(settings.backends, settings.drivers)
+    known = read_backends(settings.backends, settings.drivers, settings.backend_settings)
     for one in known:
         kinds = ", ".join(sorted(one.types)) or "no config at all"
         _log.info("driver %s of backend %s takes %s", one.driver, one.name, kinds)
     metrics = AdmissionMetrics()
     metrics.build.labels(__version__).set(1)
-    drivers = {one.driver: one.types for one in known}
+    drivers = {one.driver: one for one in known}
     served = _open_certificate(settings, metrics)
     problem = served.missing if served else lambda: ""
     service = ReviewService(drivers, metrics, read_deadline=settings.read_deadline, problem=problem)

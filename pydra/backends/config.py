@@ -6,7 +6,8 @@ Struct. One `InvalidConfig` has all problems of all configs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,18 +20,27 @@ from pydra.errors import InvalidConfig
 ConfigTypes = Mapping[str, type[Any]]
 """From `"group/version/Kind"` to the Struct of that kind."""
 
+ConfigCheck = Callable[[Any], Iterable[str]]
+"""Yields what a backend's settings do not allow in a decoded config; each problem begins with the field's path."""
+
 _HEADER = ("apiVersion", "kind")
 
 
-def decode_config(config: OpaqueConfig, types: ConfigTypes) -> Any:
+def find_check(backend: Any, settings: Any) -> ConfigCheck | None:
+    """Return the backend's `check_config` with these settings, if it has one."""
+    check = getattr(backend, "check_config", None)
+    return None if check is None else partial(check, settings=settings)
+
+
+def decode_config(config: OpaqueConfig, types: ConfigTypes, check: ConfigCheck | None = None) -> Any:
     """Return the config as a value of its type. Raises InvalidConfig with all problems."""
-    problems = find_config_problems(config.parameters, types)
+    problems = find_config_problems(config.parameters, types, check)
     if problems:
         raise InvalidConfig(tuple(f"{config.position}: {problem}" for problem in problems))
     return _convert(config.parameters, types)
 
 
-def decode_claim(claim: Claim, types: ConfigTypes) -> Claim:
+def decode_claim(claim: Claim, types: ConfigTypes, check: ConfigCheck | None = None) -> Claim:
     """Return the claim with every config decoded. Raises InvalidConfig with the problems of all its devices.
 
     A config that several devices share is decoded, and reported, once.
@@ -44,7 +54,7 @@ def decode_claim(claim: Claim, types: ConfigTypes) -> Claim:
             key = (config.position, msgspec.json.encode(config.parameters))
             if key not in decoded:
                 try:
-                    decoded[key] = decode_config(config, types)
+                    decoded[key] = decode_config(config, types, check)
                 except InvalidConfig as error:
                     problems |= dict.fromkeys(error.problems)
                     continue
@@ -56,12 +66,12 @@ def decode_claim(claim: Claim, types: ConfigTypes) -> Claim:
 
 
 def decode_what_fits(claim: Claim, types: ConfigTypes) -> Claim:
-    """Return the claim with only the configs that still decode: undoing must not fail because of a config."""
+    """Return the claim with the configs that still decode: undoing must not fail because of configs or settings."""
     return msgspec.structs.replace(claim, devices=tuple(_with_what_fits(device, types) for device in claim.devices))
 
 
-def find_config_problems(parameters: Any, types: ConfigTypes) -> tuple[str, ...]:
-    """Return all problems of one parameters object, each with its path; empty if it decodes."""
+def find_config_problems(parameters: Any, types: ConfigTypes, check: ConfigCheck | None = None) -> tuple[str, ...]:
+    """Return all problems of one parameters object, each with its path; empty if it decodes and passes the check."""
     if not isinstance(parameters, Mapping):
         return (f"$: found {show(parameters)}, allowed: an object",)
     kind = _kind_of(parameters)
@@ -73,13 +83,14 @@ def find_config_problems(parameters: Any, types: ConfigTypes) -> tuple[str, ...]
     if problems:
         return problems
     try:
-        msgspec.convert(value, wanted)
+        config = msgspec.convert(value, wanted)
+        problems = find_bad_quantities(value, wanted)
+        return problems if problems or check is None else tuple(f"$.{problem}" for problem in check(config))
     except msgspec.ValidationError as error:  # a rule across fields, from the type's __post_init__
         message, _, path = str(error).partition(" - at `")
         return (f"{path.rstrip('`') or '$'}: {message}",)
-    except Exception as error:  # noqa: BLE001 - __post_init__ is the backend's code and may fail in any way
+    except Exception as error:  # noqa: BLE001 - these rules are the backend's code and may fail in any way
         return (f"$: cannot be checked, the backend's own rules fail with {type(error).__name__}: {error}",)
-    return find_bad_quantities(value, wanted)
 
 
 def _convert(parameters: Mapping[str, Any], types: ConfigTypes) -> Any:

@@ -20,7 +20,10 @@ Beside the coroutines it may have:
 - `connect() -> AsyncContextManager[Backend]`, for handles and sessions that stay open: the object that it yields
   has the coroutines instead;
 - `SETTINGS_TYPE: type`, a msgspec Struct with a default for each field; `connect(settings)` is then given one, filled
-  from `PYDRA_<BACKEND>_<FIELD>` and from `backendSettings` in the agent's settings file.
+  from `PYDRA_<BACKEND>_<FIELD>` and from `backendSettings` in the agent's settings file;
+- `check_config(config, settings) -> Iterable[str]`, a plain function that yields what these settings do not allow in a
+  decoded config, each problem with the field's path first: `sharing.strategy: found "MPS", which is switched off`.
+  Used on the node, and by a webhook that knows the settings.
 """
 
 from __future__ import annotations

@@ -74,12 +74,24 @@ def _object_violations(backend: Any) -> Iterator[str]:
         yield from _signature_violations("connect", connect, ("settings",) if settings_type is not None else ())
     if settings_type is not None and connect is None:
         yield "SETTINGS_TYPE needs `connect(settings)`, which is missing"
+    check = getattr(backend, "check_config", None)
+    if check is not None:
+        yield from _check_violations(check, settings_type)
     yield from _driver_violations(getattr(backend, "DRIVER", ""))
     survives = getattr(backend, "SURVIVES_REBOOT", False)
     if not isinstance(survives, bool):
         yield f"SURVIVES_REBOOT is a {type(survives).__name__}; it must be True or False"
     yield from _config_type_violations(getattr(backend, "CONFIG_TYPES", {}))
     yield from _device_class_violations(getattr(backend, "DEVICE_CLASSES", {}))
+
+
+def _check_violations(check: Any, settings_type: Any) -> Iterator[str]:
+    if not callable(check) or _is_coroutine(check):
+        yield "check_config must be a plain function; write `def check_config(config, settings)`"
+        return
+    yield from _signature_violations("check_config", check, ("config", "settings"))
+    if settings_type is None:
+        yield "check_config needs SETTINGS_TYPE, which is missing; rules without settings belong into CONFIG_TYPES"
 
 
 def _coroutine_violations(backend: Any) -> Iterator[str]:

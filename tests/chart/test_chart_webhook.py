@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from cryptography import x509
@@ -158,10 +159,21 @@ def test_classes_of_the_release_itself_are_not_judged_and_those_of_a_namesake_ar
     assert condition.endswith("annotations[?'pydra.dev/release'].orValue('') != 'here/pydra'")
 
 
-def test_the_webhook_reads_what_the_chart_hands_to_it() -> None:
-    arguments = ["webhook", *container(render(BOTH, at("webhook.enabled", True), {"onePod": True}))["args"]]
-    settings = parse_webhook_settings(options.read_values(build_parser().parse_args(arguments), {}, options.WEBHOOK))
+def test_the_webhook_reads_what_the_chart_hands_to_it(tmp_path: Path) -> None:
+    mps_off = {"onePod": True, "backends": {"nvidia": {"settings": {"mps": False}}}}
+    objects = render(BOTH, at("webhook.enabled", True), mps_off)
+    pod = objects.one("Deployment")["spec"]["template"]
+    (volume,) = [one for one in pod["spec"]["volumes"] if one["name"] == "config"]
+    (mount,) = [one for one in container(objects)["volumeMounts"] if one["name"] == "config"]
+    (item,) = volume["downwardAPI"]["items"]
+    (name,) = re.findall(r"annotations\['(.+)'\]", item["fieldRef"]["fieldPath"])
+    (tmp_path / "file").write_text(pod["metadata"]["annotations"][name])
+    place = f"--config={mount['mountPath']}/{item['path']}"
+    arguments = [f"--config={tmp_path}/file" if one == place else one for one in container(objects)["args"]]
+    parsed = build_parser().parse_args(["webhook", *arguments])
+    settings = parse_webhook_settings(options.read_values(parsed, {}, options.WEBHOOK))
     assert settings.drivers == {"nvidia": "gpu.nvidia.com", "sim": "sim.pydra.dev"}
     assert settings.endpoint == ("0.0.0.0", 8443)
     assert settings.http_endpoint == ("0.0.0.0", 9464)
     assert (settings.tls_cert, settings.tls_key) == ("/tls/tls.crt", "/tls/tls.key")
+    assert settings.backend_settings["nvidia"]["mps"] is False, "it refuses what the settings switch off"

@@ -1,4 +1,4 @@
-{{- /* The webhook's pod. It talks to nobody, so it has no token. Args: root, backends, secret, labels. */ -}}
+{{- /* The webhook's pod. It talks to nobody, so it has no token. Args: root, backends, secret, settings (of the backends, by name), labels. */ -}}
 {{- define "pydra.webhookPod" -}}
 {{- $values := .root.Values -}}
 {{- $webhook := $values.webhook -}}
@@ -56,6 +56,9 @@ containers:
       # The API server connects from outside the pod, whatever http.host allows for metrics.
       - --address={{ contains ":" $values.http.host | ternary "[::]" "0.0.0.0" }}:{{ $webhook.port }}
       - --http-address={{ $host }}:{{ $values.http.port }}
+      {{- if .settings }}
+      - --config=/etc/pydra/webhook.yaml
+      {{- end }}
       - --tls-cert=/tls/tls.crt
       - --tls-key=/tls/tls.key
       - --log-format={{ default "json" $values.settings.logFormat }}
@@ -83,12 +86,21 @@ containers:
     {{- end }}
     volumeMounts:
       - {name: tls, mountPath: /tls, readOnly: true}
+      {{- if .settings }}
+      - {name: config, mountPath: /etc/pydra, readOnly: true}
+      {{- end }}
       - {name: tmp, mountPath: /tmp}
       {{- if $packages }}
       - {name: packages, mountPath: /packages, readOnly: true}
       {{- end }}
 volumes:
   - {name: tls, secret: {secretName: {{ .secret | quote }}, defaultMode: 0440}}
+  {{- if .settings }}
+  - name: config
+    downwardAPI:
+      items:
+        - {path: webhook.yaml, fieldRef: {fieldPath: "metadata.annotations['pydra.dev/settings']"}}
+  {{- end }}
   - {name: tmp, emptyDir: {}}
   {{- if $packages }}
   - {name: packages, emptyDir: {}}

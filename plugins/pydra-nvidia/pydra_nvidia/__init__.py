@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from pydra_nvidia.config import CONFIG_TYPES
+from pydra_nvidia.config import CONFIG_TYPES, check_config
 from pydra_nvidia.settings import Settings
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 DRIVER = "gpu.nvidia.com"
 SETTINGS_TYPE = Settings
 
-__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
+__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "check_config", "connect"]
 
 
 def _selectors(kind: str) -> list[dict[str, Any]]:

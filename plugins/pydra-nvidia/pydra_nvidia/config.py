@@ -6,8 +6,8 @@
       strategy: MPS
       mpsConfig: {defaultActiveThreadPercentage: 50, defaultPinnedDeviceMemoryLimit: 10Gi}
 
-Decoded strictly, in the backend and in the webhook alike; what needs the hardware or the node's settings is checked
-in `sharing.checks` and `vfio.plan`. All that is wrong across fields is told at once. Absent and null mean the same.
+Decoded strictly, in the backend and in the webhook alike; what needs the hardware is checked in `sharing.checks` and
+`vfio.plan`. All that is wrong across fields is told at once. Absent and null mean the same.
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
 """
 
@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from pydra import Quantity
+from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.limits import is_selector, parse_limit
 
 Interval = Literal["Default", "Short", "Medium", "Long"]
@@ -101,6 +102,19 @@ GROUP_VERSION = "resource.nvidia.com/v1beta1"
 CONFIG_TYPES: Mapping[str, type] = {
     f"{GROUP_VERSION}/{kind.__name__}": kind for kind in (GpuConfig, MigDeviceConfig, VfioDeviceConfig)
 }
+
+
+def check_config(config: GpuConfig | MigDeviceConfig | VfioDeviceConfig, settings: Settings) -> Iterator[str]:
+    """What the admin's settings switch off."""
+    if isinstance(config, VfioDeviceConfig) or config.sharing is None:
+        return
+    strategy = config.sharing.strategy
+    is_on, variable = {
+        "MPS": (settings.mps, "PYDRA_NVIDIA_MPS"),
+        "TimeSlicing": (settings.time_slicing, "PYDRA_NVIDIA_TIME_SLICING"),
+    }[strategy]
+    if not is_on:
+        yield f'sharing.strategy: found "{strategy}", which is switched off; the admin can set {variable}=true'
 
 
 def _refuse(problems: list[str]) -> None:

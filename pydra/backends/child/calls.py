@@ -24,7 +24,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from pydra.backends.child.logs import running_call
-from pydra.backends.config import decode_claim, decode_what_fits
+from pydra.backends.config import ConfigCheck, decode_claim, decode_what_fits
 from pydra.backends.contract import call_deadline, call_status
 from pydra.backends.error_codec import Fault, FaultKind, build_fault
 from pydra.backends.validation import find_answer_type_violations
@@ -100,9 +100,11 @@ class CallServer:
         config_types: Mapping[str, type[Any]],
         send: Callable[[ToAgent], None],
         tasks: asyncio.TaskGroup,
+        check: ConfigCheck | None = None,
     ) -> None:
         self._backend = backend
         self._config_types = config_types
+        self._check = check
         self._send = send
         self._tasks = tasks
         self._running: dict[int, asyncio.Task[None]] = {}
@@ -215,7 +217,7 @@ class CallServer:
     def _decode(self, claim: Claim) -> Claim:
         """Decode the configs. Raises _NotStarted: the claim's author has to change something."""
         try:
-            return decode_claim(claim, self._config_types)
+            return decode_claim(claim, self._config_types, self._check)
         except InvalidConfig as error:
             raise _NotStarted(error) from error
 

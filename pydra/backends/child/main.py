@@ -24,6 +24,7 @@ from typing import Any
 from pydra.backends.child.calls import CallServer, CallThreads
 from pydra.backends.child.loading import LoadError, load_object
 from pydra.backends.child.logs import forward_logs
+from pydra.backends.config import ConfigCheck, find_check
 from pydra.backends.error_codec import Fault, FaultKind, build_fault, find_custom_reasons
 from pydra.backends.settings import describe_settings, read_settings
 from pydra.backends.validation import (
@@ -112,8 +113,8 @@ async def _serve(sock: socket.socket, target: str) -> None:
     start = await started
     forward_logs(channel, start.log_level)
     try:
-        async with _open_backend(target, start) as (backend, live, settings), asyncio.TaskGroup() as tasks:
-            server = CallServer(live, getattr(backend, "CONFIG_TYPES", {}), channel.send, tasks)
+        async with _open_backend(target, start) as (backend, live, settings, check), asyncio.TaskGroup() as tasks:
+            server = CallServer(live, getattr(backend, "CONFIG_TYPES", {}), channel.send, tasks, check)
             channel.send(_hello(backend, live, settings))
             await over.wait()
             server.cancel_all()
@@ -125,8 +126,10 @@ async def _serve(sock: socket.socket, target: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _open_backend(target: str, start: Start) -> AsyncIterator[tuple[Any, Any, tuple[SettingValue, ...]]]:
-    """Yield the loaded backend, the object with its coroutines, and its settings. Raises _StartupError."""
+async def _open_backend(
+    target: str, start: Start
+) -> AsyncIterator[tuple[Any, Any, tuple[SettingValue, ...], ConfigCheck | None]]:
+    """Yield the loaded backend, the object with its coroutines, its settings, its check. Raises _StartupError."""
     backend = _load(target)
     settings_type = getattr(backend, "SETTINGS_TYPE", None)
     unreadable = find_settings_type_violations(settings_type)
@@ -138,8 +141,9 @@ async def _open_backend(target: str, start: Start) -> AsyncIterator[tuple[Any, A
         fault = Fault(kind=FaultKind.INVALID_SETTINGS, problems=error.problems)
         raise _StartupError(Refusal(fault=fault, final=True)) from error
     _raise_violations(violations)
+    check = find_check(backend, *arguments) if arguments else None
     if getattr(backend, "connect", None) is None:
-        yield backend, backend, ()
+        yield backend, backend, (), check
         return
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -149,7 +153,7 @@ async def _open_backend(target: str, start: Start) -> AsyncIterator[tuple[Any, A
         except BaseException as error:  # the call boundary, for `connect`
             raise _StartupError(Refusal(fault=build_fault(error), final=False)) from error
         _raise_violations(find_coroutine_violations(live))
-        yield backend, live, settings
+        yield backend, live, settings, check
 
 
 def _load(target: str) -> Any:

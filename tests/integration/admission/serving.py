@@ -38,7 +38,7 @@ async def serve_webhook(
 ) -> AsyncIterator[Webhook]:
     metrics = AdmissionMetrics()
     known = read_backend("sim")
-    drivers = {known.driver: known.types}
+    drivers = {known.driver: known}
     service = ReviewService(drivers, metrics, read_deadline=read_deadline)
     async with serve_reviews(
         "127.0.0.1", port, service, metrics=metrics, tls=tls, most_connections=most_connections

@@ -267,7 +267,7 @@ async def test_the_webhook_refuses_at_a_real_api_server_with_everything_that_is_
     served.open()
     metrics = AdmissionMetrics()
     async with api_server.connect() as client, api_server.scratch(client) as scratch:
-        drivers = {scratch.driver: read_backend("sim").types}
+        drivers = {scratch.driver: read_backend("sim")}
         service = ReviewService(drivers, metrics, read_deadline=5.0)
         async with (
             serve_reviews("127.0.0.1", 0, service, metrics=metrics, tls=served.context) as port,

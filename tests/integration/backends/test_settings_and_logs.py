@@ -6,11 +6,13 @@ import logging
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pydra.backends.discovery import BackendSource
 from pydra.backends.process import LINES_AT_ONCE, MAX_UNSOLICITED
 from pydra.backends.supervisor_events import BackendEvent, BackendRefused, BackendState
-from pydra.errors import ContractError, SettingsError
+from pydra.claim import OpaqueConfig
+from pydra.errors import ContractError, InvalidConfig, SettingsError
 from pydra.testing import run_checks
 from tests.integration.backends.harness import ENVIRON, claim, supervised, until
 from tests.integration.backends.test_plan_and_restore import holding
@@ -48,6 +50,18 @@ async def test_invalid_settings_are_refused_for_good_with_all_faults() -> None:
     (event,) = events
     assert isinstance(event, BackendRefused)
     assert event.invalid_settings
+
+
+async def test_a_config_that_the_settings_do_not_allow_is_refused_and_does_not_keep_a_claim_from_ending() -> None:
+    parameters = {"apiVersion": "tuned.example.com/v1", "kind": "ShareConfig", "shares": 3}
+    config = OpaqueConfig(source="FromClaim", position="FromClaim config 1", parameters=parameters)
+    wanted = claim("a")
+    wanted = replace(wanted, devices=tuple(replace(device, configs=(config,)) for device in wanted.devices))
+    async with supervised(source=SOURCE, settings={"maxShares": 2}) as backend:
+        backend.restore_from(holding())
+        with pytest.raises(InvalidConfig, match=r"FromClaim config 1: \$\.shares: found 3, the admin allows 2"):
+            await backend.prepare(wanted)
+        await backend.unprepare(wanted, ())
 
 
 async def test_settings_for_a_backend_that_takes_none_are_refused() -> None:

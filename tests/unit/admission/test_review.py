@@ -19,8 +19,9 @@ from pydra.admission.review import (
     parse_review,
     review_object,
 )
-from pydra.admission.schema import read_backend
+from pydra.admission.schema import KnownBackend, read_backend, read_backends
 from pydra.backends.config import find_config_problems
+from pydra.errors import SettingsError
 from tests.unit.admission.configs import CASES, Case, gpu, mps, sim
 from tests.unit.admission.questions import ask, build_body, encode, entry
 
@@ -82,7 +83,7 @@ def test_one_fault_that_is_longer_is_told_whole() -> None:
 
 
 SIM, NVIDIA = read_backend("sim"), read_backend("nvidia")
-DRIVERS = {one.driver: one.types for one in (SIM, NVIDIA)}
+DRIVERS = {one.driver: one for one in (SIM, NVIDIA)}
 BY_NAME = {"sim": SIM, "nvidia": NVIDIA}
 PREFIXES = {
     "resourceclaims": "spec.devices.config",
@@ -290,10 +291,8 @@ def test_what_has_not_the_shape_of_the_api_is_left_to_the_api_server(found: Any)
 
 def test_the_driver_name_that_the_admin_gave_counts() -> None:
     other = read_backend("sim", driver="gpu.example.com")
-    assert review_object(ask(configs=[WRONG]), {other.driver: other.types}).allowed
-    assert not review_object(
-        ask(configs=[entry("gpu.example.com", sim(clockMHz=1))]), {other.driver: other.types}
-    ).allowed
+    assert review_object(ask(configs=[WRONG]), {other.driver: other}).allowed
+    assert not review_object(ask(configs=[entry("gpu.example.com", sim(clockMHz=1))]), {other.driver: other}).allowed
 
 
 class Roomy(msgspec.Struct):
@@ -303,9 +302,8 @@ class Roomy(msgspec.Struct):
 @pytest.mark.parametrize("amount", [2**64, -(2**63) - 1])
 def test_an_integer_that_the_node_cannot_keep_is_refused_with_its_path(amount: int) -> None:
     parameters = {"apiVersion": "a.example.com/v1", "kind": "Roomy", "amount": amount}
-    decision = review_object(
-        ask(configs=[entry("a.example.com", parameters)]), {"a.example.com": {"a.example.com/v1/Roomy": Roomy}}
-    )
+    roomy = KnownBackend(name="a", types={"a.example.com/v1/Roomy": Roomy})
+    decision = review_object(ask(configs=[entry("a.example.com", parameters)]), {"a.example.com": roomy})
     assert decision.problems == ("spec.devices.config[0].opaque.parameters.amount is an integer of more than 64 bits",)
 
 
@@ -318,9 +316,8 @@ class Careless(msgspec.Struct):
 
 def test_a_backend_whose_rules_fail_is_named_and_the_config_refused_as_on_the_node() -> None:
     parameters = {"apiVersion": "a.example.com/v1", "kind": "Careless", "n": 2}
-    decision = review_object(
-        ask(configs=[entry("a.example.com", parameters)]), {"a.example.com": {"a.example.com/v1/Careless": Careless}}
-    )
+    careless = KnownBackend(name="a", types={"a.example.com/v1/Careless": Careless})
+    decision = review_object(ask(configs=[entry("a.example.com", parameters)]), {"a.example.com": careless})
     assert decision.problems == (
         "spec.devices.config[0].opaque.parameters: cannot be checked, the backend's own rules fail with KeyError: 2",
     )
@@ -338,3 +335,26 @@ def test_a_limit_that_is_no_quantity_is_told_beside_the_rest() -> None:
         ask(configs=[entry(NVIDIA.driver, gpu(sharing=mps(defaultPinnedDeviceMemoryLimit="x")))]), DRIVERS
     )
     assert 'found "x", allowed: a quantity' in decision.problems[0]
+
+
+MPS_OFF = {"nvidia": {"mps": False, "timeSlicing": True}}
+
+
+def test_what_the_agents_settings_switch_off_is_refused_where_the_webhook_is_given_them() -> None:
+    shared = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "MPS"}}
+    question = ask(configs=[entry(NVIDIA.driver, shared)])
+    (known,) = read_backends(["nvidia"], {}, MPS_OFF)
+    (problem,) = review_object(question, {known.driver: known}).problems
+    assert problem.startswith('spec.devices.config[0].opaque.parameters.sharing.strategy: found "MPS", which is')
+    assert review_object(question, DRIVERS).allowed, "without settings nobody knows what they switch off"
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [({"nvidia": {"mpss": False}}, "did you mean"), ({"sim": {"mps": False}}, "no such setting")],
+)
+def test_settings_that_the_agents_would_refuse_are_refused_by_the_webhook(
+    settings: dict[str, dict[str, Any]], problem: str
+) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        read_backends(list(settings), {}, settings)

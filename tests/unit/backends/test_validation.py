@@ -273,3 +273,24 @@ def test_settings_need_a_type_with_defaults_and_a_connect_that_takes_them() -> N
     assert violation == "SETTINGS_TYPE: level has no default; every setting must have one"
     (violation,) = find_settings_type_violations(dict)
     assert "it must be a msgspec Struct" in violation
+
+
+def test_check_config_is_a_plain_function_of_config_and_settings() -> None:
+    class Tuned(msgspec.Struct):
+        level: int = 1
+
+    async def waits(config: Any, settings: Any) -> list[str]:
+        return []
+
+    def connect(settings: Any) -> None: ...
+
+    good = SimpleNamespace(SETTINGS_TYPE=Tuned, connect=connect, check_config=lambda config, settings: ())
+    assert find_object_violations(good) == ()
+    for check, problem in {
+        waits: "must be a plain function",
+        (lambda config: ()): "cannot be called as check_config(config, settings)",
+    }.items():
+        (violation,) = find_object_violations(SimpleNamespace(**{**vars(good), "check_config": check}))
+        assert problem in violation
+    (*_, violation) = find_object_violations(SimpleNamespace(**{**vars(good), "SETTINGS_TYPE": None}))
+    assert "check_config needs SETTINGS_TYPE" in violation

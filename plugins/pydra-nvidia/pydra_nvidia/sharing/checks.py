@@ -18,7 +18,7 @@ GP100 = (6, 0)
 def find_problems(group: Group, settings: Settings) -> Iterator[str]:
     """Everything that is wrong, each with its path and what is allowed."""
     if group.sharing.strategy == "TimeSlicing":
-        yield from _check_time_slices(group, settings)
+        yield from _check_time_slices(group)
     else:
         yield from _check_mps(group, settings)
 
@@ -66,9 +66,7 @@ def check_daemons(groups: Iterable[Group]) -> Iterator[str]:
         before = before or f", beside that for {needed}"
 
 
-def _check_time_slices(group: Group, settings: Settings) -> Iterator[str]:
-    if not settings.time_slicing:
-        yield _switched_off(group, "PYDRA_NVIDIA_TIME_SLICING")
+def _check_time_slices(group: Group) -> Iterator[str]:
     for one in group.members:
         if isinstance(one, WholeGpu) and not _has_time_slices(one.gpu):
             yield (
@@ -78,8 +76,6 @@ def _check_time_slices(group: Group, settings: Settings) -> Iterator[str]:
 
 
 def _check_mps(group: Group, settings: Settings) -> Iterator[str]:
-    if not settings.mps:
-        yield _switched_off(group, "PYDRA_NVIDIA_MPS")
     if settings.consumable_shares is not Shares.DISABLED or any(one.allocated.share_id for one in group.members):
         yield (
             f'{group.where}.strategy: found "MPS", which is not possible where several claims have shares of one GPU;'
@@ -92,13 +88,6 @@ def _check_mps(group: Group, settings: Settings) -> Iterator[str]:
                     f"{group.where}.mpsConfig.multiUser: {one.allocated.device} is a {_describe(one.gpu)};"
                     " allowed: false, or GPUs of compute capability 7.0 and above"
                 )
-
-
-def _switched_off(group: Group, variable: str) -> str:
-    return (
-        f'{group.where}.strategy: found "{group.sharing.strategy}", which is switched off on this node;'
-        f" the admin switches it on with {variable}=true"
-    )
 
 
 def _has_time_slices(gpu: Gpu) -> bool:

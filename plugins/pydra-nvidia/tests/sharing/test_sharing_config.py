@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -18,7 +19,9 @@ from pydra_nvidia.config import (
     MpsConfig,
     TimeSlicingConfig,
     VfioDeviceConfig,
+    check_config,
 )
+from pydra_nvidia.settings import Settings
 
 GROUP = "resource.nvidia.com/v1beta1"
 
@@ -209,3 +212,15 @@ def test_an_unknown_kind_is_told_the_known_ones() -> None:
         f'$.kind: found "GPUConfig" (did you mean "{GROUP}/GpuConfig"?), allowed (apiVersion/kind): {GROUP}/GpuConfig,'
         f" {GROUP}/MigDeviceConfig, {GROUP}/VfioDeviceConfig",
     )
+
+
+@pytest.mark.parametrize("kind", ["GpuConfig", "MigDeviceConfig"])
+@pytest.mark.parametrize("strategy", ["MPS", "TimeSlicing"])
+def test_what_the_settings_switch_off_is_refused_with_who_switches_it_on(kind: str, strategy: str) -> None:
+    parameters = {"apiVersion": GROUP, "kind": kind, "sharing": {"strategy": strategy}}
+    off = {"MPS": Settings(mps=False), "TimeSlicing": Settings(time_slicing=False)}
+    for name, settings in off.items():
+        found = find_config_problems(parameters, CONFIG_TYPES, partial(check_config, settings=settings))
+        variable = f"PYDRA_NVIDIA_{'MPS' if name == 'MPS' else 'TIME_SLICING'}"
+        message = f"which is switched off; the admin can set {variable}=true"
+        assert found == ((f'$.sharing.strategy: found "{name}", {message}',) if name == strategy else ())

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -25,6 +25,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SETTINGS_TYPE = Settings
+
+
+class ShareConfig(msgspec.Struct, frozen=True):
+    shares: int = 1
+
+
+CONFIG_TYPES = {"tuned.example.com/v1/ShareConfig": ShareConfig}
+
+
+def check_config(config: ShareConfig, settings: Settings) -> Iterator[str]:
+    if config.shares > settings.max_shares:
+        yield f"shares: found {config.shares}, the admin allows {settings.max_shares}"
 
 
 class _Live:
