@@ -17,6 +17,7 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -150,6 +151,7 @@ class GarbageCollector:
         kubelet_state: str,
         period: float = 600.0,
         grace: float = 120.0,
+        hint_pause: float = 10.0,
         fetch_deadline: float = 10.0,
         report: Callable[[GarbageCollected], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
@@ -165,6 +167,7 @@ class GarbageCollector:
         self._kubelet_state = kubelet_state
         self._period = period
         self._grace = grace
+        self._hint_pause = hint_pause
         self._fetch_deadline = fetch_deadline
         self._report = report
         self._clock = clock
@@ -177,14 +180,14 @@ class GarbageCollector:
             self._hinted.clear()
             done = await self.collect()
             pause = min(self._period, self._grace) if done.counts.waiting or done.problem else self._period
-            try:
-                async with asyncio.timeout(pause):
+            least = min(pause, self._hint_pause)
+            await asyncio.sleep(least)  # each collection looks up every held claim, and hints may come with every retry
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause - least):
                     await self._hinted.wait()
-            except TimeoutError:
-                continue
 
     def hint(self) -> None:
-        """Collect soon: an abandoned claim may hold a device that is needed."""
+        """Collect soon, but not more often than every `hint_pause`: an abandoned claim may hold a device."""
         self._hinted.set()
 
     async def collect(self) -> GarbageCollected:

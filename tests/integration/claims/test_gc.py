@@ -199,3 +199,18 @@ async def test_it_looks_again_when_a_grace_ends_and_on_a_hint(node: Node) -> Non
         running.cancel()
         await asyncio.wait((running,))
     assert node.traces() == NOTHING
+
+
+async def test_hints_do_not_start_one_collection_after_the_other(node: Node) -> None:
+    seen: asyncio.Queue[GarbageCollected] = asyncio.Queue()
+    async with node.running(hint_pause=600.0) as agent:
+        await agent.prepare("a")
+        agent.garbage._report = seen.put_nowait
+        running = asyncio.create_task(agent.garbage.run())
+        await seen.get()
+        for _ in range(10):
+            agent.garbage.hint()
+            await agent.prepare("a")
+        assert seen.empty()
+        running.cancel()
+        await asyncio.wait((running,))
