@@ -441,7 +441,7 @@ class DriverService:
                 stale_after=settings.stale_after,
             ),
             rescan_period=settings.rescan_period,
-            quarantined=lambda: {one.device: "KillsBackend" for one in supervisor.quarantined()},
+            quarantined=lambda: {one.device: "CrashesBackend" for one in supervisor.quarantined()},
             publish=publish,
             report=self._report,
         )

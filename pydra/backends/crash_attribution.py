@@ -1,4 +1,4 @@
-"""Determines which call crashed a backend process, and quarantines repeat offenders.
+"""Determines which call crashed a backend process, and quarantines claims whose calls crash it again.
 
 If one call was in flight when a process ended, it caused the end. If there were several, each becomes a suspect and
 is tried again alone, so the one at fault is found and the others succeed. `wait_changed` is always in flight, and never
@@ -305,7 +305,7 @@ class CrashAttribution:
     def note_answer(self, claim: Claim | None, method: Method, *, succeeded: bool) -> None:
         """Note that the process survived a call of this claim, which need not be alone then; success ends its crashes.
 
-        A quarantine for `prepare` outlives `unprepare`.
+        A call of `unprepare` alone does not end a quarantine for `prepare`; `release` does, when all is undone.
         """
         if claim is None:
             return
@@ -336,7 +336,7 @@ class CrashAttribution:
         return tuple(devices[key] for key in sorted(devices))
 
     def release(self, uid: str) -> bool:
-        """Forget a claim, because it no longer exists; return whether that frees devices."""
+        """Forget a claim, because it was unprepared; return whether that frees devices."""
         freed = any(one.uid == uid for one in self.quarantined())
         for method in Method:
             self._crashes.pop((uid, method), None)

@@ -280,7 +280,7 @@ class BackendSupervisor:
         return self._attribution.quarantined()
 
     def release(self, uid: str) -> None:
-        """Forget the crashes of a claim that no longer exists; `discover` follows if its devices are free again."""
+        """Forget the crashes of a claim that was unprepared; `discover` follows if its devices are free again."""
         if self._attribution.release(uid):
             self._hinted.set()
 

@@ -173,7 +173,7 @@ async def test_a_quarantined_device_is_tainted_at_the_next_look() -> None:
     quarantined: dict[str, str] = {}
     async with looking(Hardware(Device(name="a")), HealthPolicy(), quarantined) as (notes, runner):
         assert (await notes.wait_count(1)).pool.devices[0].taints == ()
-        quarantined["a"] = "KillsBackend"
+        quarantined["a"] = "CrashesBackend"
         runner.wake()
         (taint,) = (await notes.wait_count(2)).pool.devices[0].taints
         assert taint.key == "d.example.com/quarantined"

@@ -103,7 +103,7 @@ async def test_a_claim_that_kills_the_backend_each_time_is_condemned_and_costs_n
         await scene.wait_running(OTHER)
         assert scene.errors(OTHER) == []
         (device,) = await scene.allocated(VICTIM)
-        await scene.wait_taints({device: {"gpu.nvidia.com/quarantined": ("KillsBackend", "NoSchedule")}})
+        await scene.wait_taints({device: {"gpu.nvidia.com/quarantined": ("CrashesBackend", "NoSchedule")}})
         await scene.remove(VICTIM, OTHER)
         await scene.wait_clean()
         await scene.wait_taints({})
