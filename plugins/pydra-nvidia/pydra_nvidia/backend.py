@@ -14,6 +14,7 @@ from pydra import Claim, ClaimError, HeldClaim, Inheritance, Inventory, Prepared
 from pydra_nvidia.budget import call_time
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.hardware import Reading
+from pydra_nvidia.health.diagnose import add_vanished
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.held import HeldEntries, PlanUnknown, build_plan, build_state, parse_entry
 from pydra_nvidia.inventory.build import build_inventory
@@ -23,7 +24,7 @@ from pydra_nvidia.names import GpuName, MigName, VfioName, parse_name
 from pydra_nvidia.nvml.maintenance import Gate, InMaintenance, Request
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.plan import find_absent, find_owned, plan_claim
+from pydra_nvidia.plan import find_absent, find_owned, find_vanished, plan_claim
 from pydra_nvidia.saved_state import SavedState
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch
@@ -140,10 +141,12 @@ class NvidiaBackend:
         with self._working(), call_time():
             await self._slicer.carry_out(entry, self._absent.pop(claim.uid, ()))
             try:
-                return await in_thread(self._describe, claim, entry)
+                prepared = await in_thread(self._describe, claim, entry)
             except Exception as error:
                 await self._slicer.take_back(entry, error)
                 raise
+        self._held.mark_prepared(claim.uid)
+        return prepared
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
         """Undo what was done or begun; nothing to do is success.
@@ -239,7 +242,7 @@ class NvidiaBackend:
 
     def _take_stock(self) -> Inventory:
         """All hardware as it is now; during maintenance as it was before. Blocks."""
-        before = self._held.entries()
+        before, prepared = self._held.entries(), self._held.prepared()
         try:
             self._gate.check()
             reading = self._hardware.read_here()
@@ -250,8 +253,17 @@ class NvidiaBackend:
                 raise
             diagnosis = self._health.recall(reading, str(reason))
         entries = {**before, **self._held.entries()}
+        still = self._held.prepared()  # what was begun or undone meanwhile may have been read halfway
+        vanished = find_vanished((entry for uid, entry in still.items() if uid in prepared), reading)
+        if self._settings.health:
+            claims = {one.device: one.claim for one in vanished}
+            diagnosis = add_vanished(diagnosis, claims, settings=self._settings)
         return build_inventory(
-            reading, settings=self._settings, owned=find_owned(entries, reading), diagnosis=diagnosis
+            reading,
+            settings=self._settings,
+            owned=find_owned(entries, reading),
+            diagnosis=diagnosis,
+            removed=[(one.gpu, one.profile, one.placement) for one in vanished],
         )
 
     def _plan(self, claim: Claim) -> tuple[Entry, Collection[Step]]:

@@ -99,11 +99,13 @@ class HeldEntries:
         self._leaving: set[str] = set()
         self._ended: set[str] = set()
         self._taken_back: set[str] = set()
+        self._prepared: set[str] = set()
 
     def restore(self, held: Sequence[HeldClaim]) -> None:
         """From now on these claims are held, and no others. What ended claims left stays."""
         self._ended.clear()
         self._taken_back.clear()
+        self._prepared = {one.claim.uid for one in held if one.completed}
         self._take(held, besides="")
 
     def refresh(self, held: Sequence[HeldClaim], uid: str) -> None:
@@ -140,6 +142,14 @@ class HeldEntries:
         """What is known of the claim."""
         return self._entries.get(uid)
 
+    def prepared(self) -> Mapping[str, Entry]:
+        """By uid, the claims that are prepared, and that nothing is being done for or undone."""
+        return {uid: entry for uid, entry in self._entries.items() if uid in self._prepared}
+
+    def mark_prepared(self, uid: str) -> None:
+        """All of the claim's entry is done."""
+        self._prepared.add(uid)
+
     def find_left(self, planned: Entry) -> Entry:
         """What of the plan is still to be undone: what a failed prepare has not done, or has taken back, is not."""
         if planned.uid in self._taken_back:
@@ -159,6 +169,7 @@ class HeldEntries:
     def leaving(self, uid: str) -> Generator[None]:
         """The claim is being undone. Of two that leave at once, neither keeps for the other what both had."""
         self._leaving.add(uid)
+        self._prepared.discard(uid)
         try:
             yield
         finally:
@@ -168,12 +179,14 @@ class HeldEntries:
         """This is what is done for the claim, or about to be."""
         self._ended.discard(entry.uid)
         self._taken_back.discard(entry.uid)
+        self._prepared.discard(entry.uid)
         self._entries[entry.uid] = entry
 
     def remove(self, uid: str) -> None:
         """Nothing is done for the claim any more; nothing to forget is fine."""
         self._ended.add(uid)
         self._taken_back.discard(uid)
+        self._prepared.discard(uid)
         self._entries.pop(uid, None)
         self.unread = {other: one for other, one in self.unread.items() if other != uid}
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+import msgspec
+
 from pydra import Claim, InvalidConfig
 from pydra_nvidia.config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
-from pydra_nvidia.hardware import Placement, Reading
+from pydra_nvidia.hardware import Gpu, Placement, Reading
 from pydra_nvidia.held import PlanUnknown, UnreadClaim, describe_claim
 from pydra_nvidia.mig.plan import plan_partitions
+from pydra_nvidia.names import MigName, parse_name
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.conflicts import find_conflict, find_holds
 from pydra_nvidia.sharing.plan import plan_sharing
@@ -86,6 +89,45 @@ def find_owned(entries: Mapping[str, Entry], reading: Reading) -> frozenset[tupl
         for step in entry.steps
         if isinstance(step, CreateMig) and not _is_replaced(step, reading)
     )
+
+
+class Vanished(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition that a prepared claim has and that exists no more; `claim` is `namespace/name`."""
+
+    device: str
+    claim: str
+    gpu: str
+    profile: int
+    placement: Placement
+
+
+def find_vanished(entries: Iterable[Entry], reading: Reading) -> tuple[Vanished, ...]:
+    """Partitions of prepared claims that somebody else removed; of a GPU that is not read nothing is known."""
+    gpus = {gpu.pci: gpu for gpu in reading.gpus if _is_read(gpu)}
+    found: dict[str, Vanished] = {}
+    for entry in entries:
+        for hold in entry.holds:
+            name, gpu = parse_name(hold.device), gpus.get(hold.hardware)
+            if gpu is None or hold.place is None or hold.admin or not isinstance(name, MigName):
+                continue
+            if (name.profile, hold.place) not in _usable_places(gpu):
+                found[hold.device] = Vanished(
+                    device=hold.device,
+                    claim=f"{entry.namespace}/{entry.name}",
+                    gpu=gpu.uuid,
+                    profile=name.profile,
+                    placement=hold.place,
+                )
+    return tuple(found[device] for device in sorted(found))
+
+
+def _is_read(gpu: Gpu) -> bool:
+    return not (gpu.unread or gpu.condition.silence or (gpu.mig is not None and gpu.mig.unseen))
+
+
+def _usable_places(gpu: Gpu) -> frozenset[tuple[int, Placement]]:
+    instances = gpu.mig.instances if gpu.mig is not None else ()
+    return frozenset((one.profile, one.placement) for one in instances if one.compute)
 
 
 def _is_replaced(step: CreateMig, reading: Reading) -> bool:

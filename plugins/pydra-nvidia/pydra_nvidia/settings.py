@@ -56,6 +56,8 @@ class Signal(Enum):
     """NVML counts the GPU and cannot reach it, or counts it no more although the driver still has it."""
     UNREADABLE = "unreadable"
     """It cannot be read how the GPU is partitioned, since the backend began."""
+    PARTITION_GONE = "partition-gone"
+    """A prepared claim has the partition, and somebody else removed it."""
     RECOVERY_ACTION = "recovery-action"
     """The driver asks for a reset, a reboot or another recovery action."""
     ROW_REMAP_FAILED = "row-remap-failed"

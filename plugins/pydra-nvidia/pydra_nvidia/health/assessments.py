@@ -22,11 +22,15 @@ WELL = Assessment()
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """Assessments by GPU UUID, by partition (its GPU's UUID and place), and by PCI address. What is missing is well."""
+    """Assessments by GPU UUID, by partition (its GPU's UUID and place), by PCI address, and by the name of a device.
+
+    What is missing is well.
+    """
 
     gpus: Mapping[str, Assessment] = {}
     partitions: Mapping[tuple[str, Placement], Assessment] = {}
     functions: Mapping[str, Assessment] = {}
+    devices: Mapping[str, Assessment] = {}
 
 
 _SEVERITY = {HealthStatus.HEALTHY: 0, HealthStatus.UNKNOWN: 1, HealthStatus.UNHEALTHY: 2}

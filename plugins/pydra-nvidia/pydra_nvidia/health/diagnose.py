@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.hardware import Gpu, LostGpu, Placement, Reading
@@ -24,6 +25,7 @@ MAINTENANCE = f"{DOMAIN}/maintenance"
 DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
     Signal.GPU_LOST: Reaction.UNHEALTHY,
     Signal.UNREADABLE: Reaction.UNHEALTHY,
+    Signal.PARTITION_GONE: Reaction.UNHEALTHY,
     Signal.XID: Reaction.UNHEALTHY,
     Signal.RECOVERY_ACTION: Reaction.UNHEALTHY,
     Signal.ROW_REMAP_FAILED: Reaction.UNHEALTHY,
@@ -100,6 +102,15 @@ def suspend(last: Diagnosis, reading: Reading, why: str) -> Diagnosis:
         partitions={place: leave_alone(assessment) for place, assessment in last.partitions.items()},
         functions={address: leave_alone(last.functions.get(address, WELL)) for address in reading.functions},
     )
+
+
+def add_vanished(diagnosis: Diagnosis, vanished: Mapping[str, str], *, settings: Settings) -> Diagnosis:
+    """With partitions that are gone: `vanished` maps the names of their devices to the claims that have them."""
+    devices: dict[str, Assessment] = {}
+    for device, claim in vanished.items():
+        message = f"claim {claim} has this partition, and somebody removed it or reset the GPU; delete the claim's pods"
+        devices[device] = _assess([_Finding(Signal.PARTITION_GONE, "", message)], settings)
+    return replace(diagnosis, devices=devices)
 
 
 def is_settled(incident: Incident, reading: Reading, *, settings: Settings, now: float) -> bool:

@@ -12,7 +12,7 @@ from pydra_nvidia.inventory.attributes import describe_function, describe_hardwa
 from pydra_nvidia.inventory.capacities import build_quantity
 from pydra_nvidia.inventory.gpus import build_counter_sets, build_devices, draw_all
 from pydra_nvidia.inventory.links import describe_links
-from pydra_nvidia.inventory.offering import Offering, decide_offering
+from pydra_nvidia.inventory.offering import Offering, decide_offering, with_removed
 from pydra_nvidia.names import gpu_name, vfio_name
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.targets import passthrough_candidates
@@ -27,10 +27,12 @@ def build_inventory(
     settings: Settings,
     owned: Collection[tuple[str, Placement]],
     diagnosis: Diagnosis,
+    removed: Collection[tuple[str, int, Placement]] = (),
 ) -> Inventory:
     """GPUs by minor number, each whole first and then its partitions, small ones first; functions for passthrough last.
 
-    `owned` are the places on GPUs, by UUID, that claims made. A lost GPU stays as it was last seen, so that
+    `owned` are the places on GPUs, by UUID, that claims made; `removed` are GPU, profile and place of partitions that
+    claims have and that somebody removed. A lost GPU stays as it was last seen, so that
     what was allocated stays explicable; its health says that it is lost. One that was never seen is unreadable: a
     device without the attributes of the others would end the allocation of every claim whose selector reads them.
     """
@@ -45,6 +47,7 @@ def build_inventory(
     offerings: dict[str, tuple[Gpu, Offering]] = {}
     for gpu in gpus:
         offering = decide_offering(gpu, owned=places[gpu.uuid], dynamic=settings.dynamic_mig, passthrough=passthrough)
+        offering = with_removed(offering, gpu, [one[1:] for one in removed if one[0] == gpu.uuid])
         offerings[gpu.pci] = gpu, offering
         counter_sets += build_counter_sets(gpu, offering)
         devices += build_devices(

@@ -69,9 +69,10 @@ def _build_whole(
 
 
 def _build_offer(gpu: Gpu, offer: Offer, hardware: Mapping[str, AttributeValue], diagnosis: Diagnosis) -> Device:
-    assessment = _assess(gpu, offer.placement, diagnosis)
+    name = mig_name(gpu.minor, offer.profile.name, offer.profile.id, offer.placement.start)
+    assessment = join_assessments(diagnosis.devices.get(name, WELL), _assess(gpu, offer.placement, diagnosis))
     return Device(
-        name=mig_name(gpu.minor, offer.profile.name, offer.profile.id, offer.placement.start),
+        name=name,
         attributes=describe_partition(gpu, offer.profile.name, hardware),
         capacity=offer.capacities,
         consumes_counters=(CounterConsumption(counter_set=counter_set_name(gpu.minor), counters=offer.draws),),
@@ -91,10 +92,12 @@ def _build_adopted(
     slices = range(placement.start, placement.start + placement.size)
     figures = profile_figures(profile) | {f"memorySlice{number}": 1 for number in slices}
     shared = share_capacities(figures, shares)
-    assessment = _assess(gpu, placement, diagnosis)
+    name = mig_name(gpu.minor, profile.name, profile.id, placement.start)
+    assessment = join_assessments(diagnosis.devices.get(name, WELL), _assess(gpu, placement, diagnosis))
     return Device(
-        name=mig_name(gpu.minor, profile.name, profile.id, placement.start),
-        attributes=describe_partition(gpu, profile.name, hardware, uuid=adopted.uuid),
+        name=name,
+        # A selector may read the UUID of what was removed: without the attribute, that would be an error.
+        attributes={"uuid": "", **describe_partition(gpu, profile.name, hardware, uuid=adopted.uuid)},
         capacity=build_capacities(figures) if shared is None else shared,
         allow_multiple_allocations=shared is not None,
         health=assessment.health,

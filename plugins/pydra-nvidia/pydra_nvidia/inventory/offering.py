@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra import Quantity
 from pydra_nvidia.hardware import VGPU_GUEST, Gpu, GpuInstance, Mig, Placement, Profile
@@ -21,15 +22,15 @@ WHOLE_ONLY: Mapping[str, Quantity] = {"gpu": 1}
 
 
 class Adopted(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition that exists, and stays."""
+    """A partition that exists, and stays; or one that a claim has and that somebody removed."""
 
     instance: GpuInstance
     profile: Profile
 
     @property
     def uuid(self) -> str:
-        """Its compute instance's."""
-        return self.instance.compute[0].uuid
+        """Its compute instance's; empty where it was removed."""
+        return self.instance.compute[0].uuid if self.instance.compute else ""
 
 
 class Offering(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +57,20 @@ def decide_offering(gpu: Gpu, *, owned: Collection[Placement], dynamic: bool, pa
         adopted=() if mig is None or whole else _adopt(mig, mig.instances),
         counters=WHOLE_ONLY if whole and passthrough else {},
     )
+
+
+def with_removed(offering: Offering, gpu: Gpu, removed: Collection[tuple[int, Placement]]) -> Offering:
+    """With partitions, by profile and place, that somebody removed and that claims have: they stay explicable."""
+    profiles = {profile.id: profile for profile in gpu.mig.profiles} if gpu.mig is not None else {}
+    offered = {(one.profile.id, one.placement) for one in offering.offers}
+    missing = [one for one in removed if one not in offered and one[0] in profiles]
+    if not missing:
+        return offering
+    found = (
+        Adopted(instance=GpuInstance(id=-1, profile=profile, placement=placement), profile=profiles[profile])
+        for profile, placement in missing
+    )
+    return replace(offering, adopted=(*offering.adopted, *found))
 
 
 def _can_partition(gpu: Gpu, mig: Mig) -> bool:

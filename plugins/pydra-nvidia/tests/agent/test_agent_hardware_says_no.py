@@ -135,9 +135,10 @@ async def test_without_permission_a_time_slice_is_refused_with_the_programs_word
         await scene.undone()
 
 
-async def test_an_old_driver_without_a_symbol_is_told_by_it(stage: Stage, ask_for: Ask) -> None:
+async def test_a_function_that_the_driver_turns_out_to_lack_is_told_by_its_name(stage: Stage, ask_for: Ask) -> None:
     symbol = "nvmlGpuInstanceCreateComputeInstance"
-    async with stage(TWO, scenario={"driver": {"missing": [f"{symbol}*"]}}, dynamic_mig=True) as scene:
+    fault = {"op": symbol, "do": "raise", "code": "FUNCTION_NOT_FOUND"}
+    async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True) as scene:
         await scene.ask("part", ask_for("mig", profile="1g.10gb"))
         words = (
             rf"{symbol} for GPU-\S+ failed with NVML_ERROR_FUNCTION_NOT_FOUND \(13\): .* too old for this; update it"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Serve = Callable[..., AbstractAsyncContextManager[tuple[Scene, Agent]]]
 
 XID, LOST, ACTION = "gpu.nvidia.com/xid", "gpu.nvidia.com/gpu-lost", "gpu.nvidia.com/recovery-action"
+GONE = "gpu.nvidia.com/partition-gone"
 RESCAN = ("--rescan-period", "0.3")
 SOON = ("--healthy-after", "0.3", "--health-period", "0.2", "--measure-period", "0.2", *RESCAN)
 SHORT = {"PYDRA_NVIDIA_QUIET_PERIOD": "0.5"}
@@ -189,6 +190,23 @@ async def test_an_xid_in_a_partition_concerns_it_and_what_contains_it(make_scene
         assert scene.health() == {"gpu-0-mig-1g10gb-19-0": "Healthy", "gpu-0-mig-3g40gb-9-4": "Unhealthy"}
         scene.inject.xid(0, 79)
         await scene.wait_taints({name: {XID: ("79", "NoSchedule")} for name in names})
+
+
+async def test_a_partition_that_vanishes_under_a_pod_is_told_until_the_pod_is_gone(make_scene: MakeScene) -> None:
+    async with make_scene(settings={"dynamic_mig": True}) as scene, scene.agent(*SOON, environ=LONG):
+        await scene.start("pod", "mig", profile="1g.10gb")
+        await scene.wait_running("pod")
+        (device,) = await scene.allocated("pod")
+        (instance,) = scene.gpus()[0].instances
+        scene.inject.destroy_mig(0, instance.start)
+        await scene.wait_taints({device: {GONE: ("", "NoSchedule")}})
+        await scene.wait_event(
+            "DeviceUnhealthy", f"{device}: claim default/pod has this partition, and somebody removed"
+        )
+        await scene.wait(lambda: scene.health()[device] == "Unhealthy")
+        await scene.remove("pod")
+        await scene.wait_taints({})
+        await scene.wait_clean()
 
 
 async def test_a_partition_made_for_a_claim_is_known_at_once_by_its_instance(make_scene: MakeScene) -> None:
