@@ -66,6 +66,18 @@ async def test_a_claim_that_has_no_device_here_any_more_is_unprepared(node: Node
         assert agent.hardware.owners("gpu-0") == []
 
 
+async def test_metadata_files_of_another_driver_stay_as_long_as_its_claim(node: Node) -> None:
+    spec = node.root / "cdi" / f"{DRIVER}_metadata_a_r0.json"
+    async with node.running() as agent:
+        await agent.prepare("a")
+        spec.write_text("{}")
+        assert (await agent.garbage.collect()).counts == QUIET
+        assert spec.read_text() == "{}"
+        await agent.unprepare("a")
+        assert (await agent.garbage.collect()).counts == GarbageCounts(files_removed=1)
+    assert node.traces() == NOTHING
+
+
 async def test_a_claim_that_the_kubelet_still_knows_is_left_to_it(node: Node) -> None:
     kubelet_knows(node, "a")
     async with node.running() as agent:

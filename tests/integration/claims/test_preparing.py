@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pydra import Claim, ClaimError, ContainerEdits, DeviceInUse, HeldClaim, PreparedDevice, UnknownDevice
+from pydra import Claim, ClaimError, ContainerEdits, Device, DeviceInUse, HeldClaim, PreparedDevice, UnknownDevice
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claims.preparer import OperationDone, OperationFailed
 from pydra.errors import (
@@ -73,6 +73,22 @@ async def test_what_was_prepared_is_answered_by_the_next_instance(node: Node) ->
         assert agent.hardware.calls == []
         assert await agent.unprepare("a") == [None]
     assert node.traces() == NOTHING
+
+
+async def test_metadata_waits_for_the_first_report_of_the_devices_and_a_prepared_claim_does_not(tmp_path: Path) -> None:
+    node = Node(tmp_path, metadata=True)
+    node.api.allocate("a", "gpu-0")
+    async with node.running() as agent:
+        outcome = agent.preparer.prepare(ref("a"))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert (agent.hardware.calls, outcome.done()) == ([], False)
+        agent.preparer.set_published({POOL: {"gpu-0": Device(name="gpu-0", attributes={"serial": "s-1"})}})
+        first = await outcome
+    (file,) = (tmp_path / "dra-device-metadata").rglob("metadata.json")
+    assert b'"s-1"' in file.read_bytes()
+    async with node.running() as agent:
+        assert await agent.prepare("a") == [first]
 
 
 async def test_a_retry_joins_the_call_in_work(node: Node) -> None:
