@@ -31,10 +31,6 @@ _ADVICE = {
 }
 
 
-FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""Error numbers of a full disk."""
-
-
 def no_step(step: str) -> None:
     """Do nothing: the step hook in production."""
 

@@ -206,16 +206,9 @@ class ClaimQuarantined(TerminalError):
 
 
 class CheckpointError(PydraError):
-    """A checkpoint record cannot be written to disk or read from it.
-
-    `disk_full`: there was no space left; what needs none, such as removing a file, may still work.
-    """
+    """A checkpoint record cannot be written to disk or read from it."""
 
     reason = "CheckpointFailed"
-
-    def __init__(self, message: str, *, disk_full: bool = False) -> None:
-        self.disk_full = disk_full
-        super().__init__(message)
 
 
 class CdiError(PydraError):

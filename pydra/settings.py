@@ -28,6 +28,10 @@ KUBELET_CALL_DEADLINE = 45.0
 CLAIM_DEADLINE = 40.0
 """The default deadline for a prepare or unprepare, in seconds."""
 
+CONNECT_DEADLINE = 60.0
+DISCOVER_DEADLINE = 60.0
+"""The defaults for a backend's start and for `discover`, in seconds."""
+
 KUBELET_HEALTH_LEASE = 30.0
 """The kubelet's timeout for a device's health report, in seconds."""
 
@@ -87,8 +91,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     prepare_deadline: Seconds = CLAIM_DEADLINE
     unprepare_deadline: Seconds = CLAIM_DEADLINE
-    discover_deadline: Seconds = 60.0
-    connect_deadline: Seconds = 60.0
+    discover_deadline: Seconds = DISCOVER_DEADLINE
+    connect_deadline: Seconds = CONNECT_DEADLINE
     fetch_deadline: Seconds = 10.0
     drain_grace: Seconds = 20.0
     rescan_period: Seconds = 60.0

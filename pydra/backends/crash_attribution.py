@@ -73,13 +73,12 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """`what` happened, in short; `place` in the code; `signal` its name or empty; `hung` if the process was stuck.
+    """`place` in the code; `signal` its name or empty; `hung` if the process was stuck.
 
     `brief` names no claim: it may be shown to users of other claims. `line` names the calls in flight, and `report` has
     all the rest, for the log.
     """
 
-    what: str
     place: str
     signal: str
     hung: bool
@@ -113,7 +112,6 @@ def diagnose(ending: Ending) -> Diagnosis:
     brief = f"its process {what}" + (f" at {place}" if place else "")
     line = brief + (f" during {during}" if during else "")
     return Diagnosis(
-        what=what,
         place=place,
         signal=name,
         hung=ending.cause in (Cause.STUCK_CALL, Cause.STUCK_LOOP, Cause.LATE),

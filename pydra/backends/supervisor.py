@@ -87,8 +87,8 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
     Calls for claims are not listed: their callers set the deadline. `restore` and `inherit` have that of `discover`.
     """
 
-    connect: float = 60.0
-    discover: float = 30.0
+    connect: float
+    discover: float
     measure: float = 10.0
 
 
@@ -128,7 +128,7 @@ class BackendSupervisor:
         self,
         source: BackendSource,
         *,
-        deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
+        deadlines: Deadlines,
         timeouts: ProcessTimeouts = ProcessTimeouts(),  # noqa: B008 - frozen
         restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
         environ: Mapping[str, str] | None = None,
@@ -260,15 +260,11 @@ class BackendSupervisor:
         """Return a snapshot."""
         process = self._process if self._process is not None and self._process.open else None
         return BackendStatistics(
-            backend=self._name,
             state=self._state,
             pid=process.pid if process is not None else 0,
             starts=self._starts,
             endings=dict(sorted(self._endings.items())),
             in_flight=process.calls() if process is not None else (),
-            is_trying_suspects=bool(self._attribution.suspects),
-            quarantined=self._attribution.quarantined(),
-            unkillable=sum(one.exists for one in self._unkillable),
         )
 
     def missing(self) -> str:

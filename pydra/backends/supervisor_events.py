@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pydra.backends.crash_attribution import CallInFlight, Diagnosis, Quarantined
+from pydra.backends.crash_attribution import CallInFlight, Diagnosis
 from pydra.backends.wire import Method, SettingValue
 from pydra.claim import Claim
 
@@ -159,12 +159,8 @@ class BackendState(Enum):
 class BackendStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot. `endings` counts the ended processes by signal, `exit <status>` or cause."""
 
-    backend: str
     state: BackendState
     pid: int
     starts: int
     endings: Mapping[str, int]
     in_flight: tuple[CallInFlight, ...]
-    is_trying_suspects: bool
-    quarantined: tuple[Quarantined, ...]
-    unkillable: int

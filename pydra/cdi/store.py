@@ -8,7 +8,6 @@ block for long and need no thread. Files of others are never touched.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -23,7 +22,6 @@ DIRECTORY_MODE = 0o755
 _MAX_BYTES = 16 * 1024 * 1024
 """The specification's limit for a file."""
 # Non-blocking: opening a named pipe would wait for a writer.
-_READ_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class CdiStore:
@@ -63,7 +61,7 @@ class CdiStore:
     def ensure(self, uid: str, content: bytes) -> bool:
         """Write the claim's file unless it already has this content; return whether it was written."""
         try:
-            if self._read_file(f"{self._prefix}{uid}.json") == content:
+            if atomic_files.read_regular_file(f"{self._path}/{self._prefix}{uid}.json", _MAX_BYTES) == content:
                 return False
         except OSError:
             pass  # writing it either repairs the file or reports what is wrong
@@ -96,22 +94,12 @@ class CdiStore:
             if not uid or name != f"{self._prefix}{uid}.json":
                 continue
             try:
-                files[uid] = self._read_file(name)
+                files[uid] = atomic_files.read_regular_file(f"{self._path}/{name}", _MAX_BYTES)
             except FileNotFoundError:
                 continue
             except OSError:
                 files[uid] = b""
         return files
-
-    def _read_file(self, name: str) -> bytes:
-        descriptor = os.open(f"{self._path}/{name}", _READ_FILE)
-        try:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                return b""
-            return os.read(descriptor, min(status.st_size, _MAX_BYTES) + 1)
-        finally:
-            os.close(descriptor)
 
     def _failed(self, doing: str, error: OSError) -> CdiError:
         return CdiError(atomic_files.explain(error, f"{doing} the CDI directory {self._path}"))

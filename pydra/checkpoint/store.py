@@ -431,8 +431,7 @@ class RecordStore:
             raise CheckpointError(f"the record {found.path} must stay as it is: {found.why}")
 
     def _explain(self, error: OSError, doing: str) -> CheckpointError:
-        message = atomic_files.explain(error, f"{doing} (directory {self._path})")
-        return CheckpointError(message, disk_full=error.errno in atomic_files.FULL)
+        return CheckpointError(atomic_files.explain(error, f"{doing} (directory {self._path})"))
 
 
 def _list_directory(path: str) -> list[str]:

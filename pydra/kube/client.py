@@ -145,16 +145,14 @@ class KubeClient:
         name: str,
         *,
         namespace: str = "",
-        metadata_only: bool = False,
         deadline: float | None = None,
     ) -> JsonObject:
-        """Return one object, or only its metadata.
+        """Return one object.
 
         `deadline`, in seconds, replaces `retry_for`; the error is the last one of the API server or the connection.
         """
         path = build_path(resource, namespace=namespace, name=name)
-        accept = METADATA_ONLY.format("PartialObjectMetadata") if metadata_only else JSON
-        attempt = partial(self._request, "get", resource, path, decode=decode_object, accept=accept)
+        attempt = partial(self._request, "get", resource, path, decode=decode_object)
         began = time.monotonic()
         try:  # like _read, without one more call for each claim
             return await attempt(seconds=deadline)
@@ -293,9 +291,7 @@ class KubeClient:
             item.setdefault("kind", resource.kind)
         if unreadable:
             log.warning("list of %s: left out %s", resource, "; ".join(unreadable))
-        return ObjectList(
-            items=tuple(items), resource_version=str(metadata.get("resourceVersion") or ""), left_out=tuple(unreadable)
-        )
+        return ObjectList(items=tuple(items), resource_version=str(metadata.get("resourceVersion") or ""))
 
     async def _read(self, attempt: Callable[..., Awaitable[T]]) -> T:
         began = time.monotonic()

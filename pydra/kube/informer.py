@@ -45,9 +45,10 @@ class WatchFailed(msgspec.Struct, frozen=True, kw_only=True):
 class Informer:
     """Caches the objects of one resource and selector, as of the last event.
 
-    `objects` maps (namespace, name) to the object, without its managedFields; callers must not modify it.
-    `resource_version` is the newest that was seen. `lists_begun` and `list_shown` count lists: the cache includes
-    everything that was written before list number `list_shown` began.
+    `objects` maps (namespace, name) to the object, without its managedFields; callers may replace a
+    part of it by an equal value, to have that in memory once, and change nothing else. `resource_version` is the newest
+    that was seen. `lists_begun` and `list_shown` count lists: the cache includes everything that was written before
+    list number `list_shown` began.
     """
 
     def __init__(
@@ -79,11 +80,6 @@ class Informer:
     def objects(self) -> Mapping[Key, JsonObject]:
         """The cache."""
         return MappingProxyType(self._objects)
-
-    @property
-    def synced(self) -> bool:
-        """Whether a complete list has been read at least once."""
-        return self._synced.is_set()
 
     async def wait_synced(self) -> None:
         """Wait until the first list is in the cache."""

@@ -40,8 +40,6 @@ class ObjectList(msgspec.Struct, frozen=True, kw_only=True):
 
     items: tuple[JsonObject, ...]
     resource_version: str
-    left_out: tuple[str, ...] = ()
-    """Items that could not be decoded: name and reason of each."""
 
 
 class WatchEventType(Enum):
@@ -112,4 +110,3 @@ NODES = Resource(version="v1", plural="nodes", kind="Node")
 PODS = Resource(version="v1", plural="pods", kind="Pod", namespaced=True)
 NAMESPACES = Resource(version="v1", plural="namespaces", kind="Namespace")
 EVENTS = Resource(group="events.k8s.io", version="v1", plural="events", kind="Event", namespaced=True)
-LEASES = Resource(group="coordination.k8s.io", version="v1", plural="leases", kind="Lease", namespaced=True)

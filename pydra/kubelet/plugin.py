@@ -78,7 +78,7 @@ class KubeletPlugin:
         health: HealthBoard | None = None,
         pod_uid: str = "",
         health_period: float = 10.0,
-        drain_grace: float = 25.0,
+        drain_grace: float,
         check_period: float = 2.0,
         report: Callable[[KubeletEvent], None] = lambda _: None,
     ) -> None:

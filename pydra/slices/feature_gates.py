@@ -157,10 +157,6 @@ def name_gates(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> tuple[str,
 def _compare_slices(sent: Mapping[str, Any], stored: Mapping[str, Any]) -> Iterator[str]:
     if any(sent.get(field) and not stored.get(field) for field in ("perDeviceNodeSelection", "sharedCounters")):
         yield PARTITIONS
-    if sent.get("partitionTypeAttribute") and not stored.get("partitionTypeAttribute"):
-        yield "DRAPartitionableDevicesType"
-    if sent.get("skipNodeOperations") and not stored.get("skipNodeOperations"):
-        yield "DRAOptionalNodeOperations"
 
 
 def _fewer(field: str) -> Callable[[JsonObject, JsonObject], bool]:

@@ -158,29 +158,13 @@ class SliceCache(Protocol):
 class SliceClient(Protocol):
     """The part of a KubeClient that is used here."""
 
-    async def get(self, resource: Resource, name: str, *, namespace: str = "") -> JsonObject: ...  # noqa: D102
-    async def create(  # noqa: D102
-        self, resource: Resource, body: JsonObject, *, namespace: str = "", dry_run: bool = False
-    ) -> JsonObject: ...
+    async def get(self, resource: Resource, name: str) -> JsonObject: ...  # noqa: D102
+    async def create(self, resource: Resource, body: JsonObject, *, dry_run: bool) -> JsonObject: ...  # noqa: D102
     async def replace(  # noqa: D102
-        self,
-        resource: Resource,
-        name: str,
-        body: JsonObject,
-        *,
-        namespace: str = "",
-        subresource: str = "",
-        dry_run: bool = False,
+        self, resource: Resource, name: str, body: JsonObject, *, dry_run: bool
     ) -> JsonObject: ...
     async def delete(  # noqa: D102
-        self,
-        resource: Resource,
-        name: str,
-        *,
-        namespace: str = "",
-        uid: str = "",
-        resource_version: str = "",
-        grace_period: int | None = None,
+        self, resource: Resource, name: str, *, uid: str, resource_version: str
     ) -> None: ...
 
 

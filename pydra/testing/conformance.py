@@ -48,7 +48,7 @@ from pydra.errors import (
     SettingsError,
 )
 from pydra.inventory import validate_inventory
-from pydra.settings import CLAIM_DEADLINE, KUBELET_ROOT, RECORDS_DIRECTORY
+from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE, KUBELET_ROOT, RECORDS_DIRECTORY
 from pydra.testing.report import Check, Report
 
 _ABSENT = "pydra-no-such-device"
@@ -81,7 +81,7 @@ async def run_checks(
     source: BackendSource,
     *,
     prepare: bool = True,
-    deadlines: Deadlines = Deadlines(),  # noqa: B008 - frozen
+    deadlines: Deadlines = Deadlines(connect=CONNECT_DEADLINE, discover=DISCOVER_DEADLINE),  # noqa: B008 - frozen
     environ: Mapping[str, str] | None = None,
     config: Mapping[str, Any] = {},
 ) -> Report:

@@ -30,7 +30,7 @@ SOURCE = BackendSource(name="faulty", target="faulty:", distribution="pydra-faul
 TIMEOUTS = ProcessTimeouts(
     ping_interval=0.05, ping_timeout=0.6, cancel_timeout=0.3, stack_dump_timeout=1.0, kill_timeout=5.0, exit_timeout=5.0
 )
-DEADLINES = Deadlines()
+DEADLINES = Deadlines(connect=60.0, discover=30.0)
 
 
 class Backend(BackendSupervisor):

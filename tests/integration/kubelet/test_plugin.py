@@ -330,5 +330,6 @@ def test_a_directory_that_is_too_deep_is_refused_before_anything_is_touched(root
             unprepare=claims.unprepare,
             registry_directory=str(deep),
             plugin_directory=str(root),
+            drain_grace=1.0,
         )
     assert names(root) == []

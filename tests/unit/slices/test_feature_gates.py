@@ -186,8 +186,6 @@ LOSSES: dict[str, tuple[JsonObject, JsonObject, tuple[str, ...]]] = {
         gpu(capacity={"m": {"value": "1"}}),
         ("DRAConsumableCapacity",),
     ),
-    "a partition type": ({"partitionTypeAttribute": "x"}, {}, ("DRAPartitionableDevicesType",)),
-    "skipped operations": ({"skipNodeOperations": ["*"]}, {}, ("DRAOptionalNodeOperations",)),
     "two things": (
         gpu(taints=[{"key": "k"}], allowMultipleAllocations=True),
         gpu(),
