@@ -110,7 +110,12 @@ def _gpus(look: Look) -> Iterator[str]:
         )
     yield from table(rows)
     for lost in reading.lost:
-        yield from _paragraph("- ", f"GPU {lost.index} (by NVML's count) does not answer: {lost.message}")
+        name = f"GPU {lost.index} (NVML's index)" if lost.index >= 0 else "a GPU"
+        where = f" at {lost.pci}" if lost.pci else ""
+        yield from _paragraph("- ", f"{name}{where} does not answer: {lost.message}")
+    for gpu in reading.gpus:
+        if gpu.mig is not None and gpu.mig.unseen:
+            yield from _paragraph("- ", f"not all partitions of {gpu_name(gpu.minor)} can be read: {gpu.mig.unseen}")
 
 
 def _partitions(look: Look) -> Iterator[str]:

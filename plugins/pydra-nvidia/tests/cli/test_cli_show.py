@@ -181,7 +181,7 @@ def test_functions_of_other_drivers_are_listed_apart() -> None:
 
 
 def test_lost_gpus_and_advice_are_told() -> None:
-    lost = LostGpu(index=2, code=15, message="it has fallen off the bus")
+    lost = LostGpu(index=2, code=15, message="it has fallen off the bus", pci="0000:53:00.0")
     driver = Driver(version="580.1", cuda=0)
     lines = look(
         Reading(driver=driver, lost=(lost,)),
@@ -189,7 +189,7 @@ def test_lost_gpus_and_advice_are_told() -> None:
         incidents=(Incident(gpu="GPU-7", xid=999, first=1.0, last=2.0, count=3),),
         problems=("something is missing",),
     )
-    assert "- GPU 2 (by NVML's count) does not answer: it has fallen off the bus" in lines
+    assert "- GPU 2 (NVML's index) at 0000:53:00.0 does not answer: it has fallen off the bus" in lines
     assert any("needs an IOMMU" in line for line in lines)
     assert "  GPU-7: 3 x XID 999" in lines
     assert lines[-1] == "- something is missing"
