@@ -89,11 +89,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.deletes) + len(self.updates) + len(self.creates)
 
 
-def plan_slices(wanted: WantedPool | None, observed: Iterable[JsonObject], *, owner: Owner | None = None) -> Plan:
-    """Plan the writes; `observed` are all slices of this driver and node, of any pool. None wants no slice."""
+def plan_slices(wanted: WantedPool, observed: Iterable[JsonObject], *, owner: Owner | None = None) -> Plan:
+    """Plan the writes; `observed` are all slices of this driver and node, of any pool."""
     slices = sorted(observed, key=lambda body: str(body["metadata"]["name"]))
-    if wanted is None:
-        return Plan(deletes=tuple(map(_build_delete, slices)))
     others = [body for body in slices if _pool(body).get("name") != wanted.name]
     ours = [body for body in slices if _pool(body).get("name") == wanted.name]
     published = max((_generation(body) for body in ours), default=0)

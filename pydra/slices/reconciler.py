@@ -254,9 +254,8 @@ class SliceReconciler:
         self._node = node
         self._report = report
         self._uniform = uniform
-        self._pool: Pool | None = None
+        self._pool: Pool | None = None  # until there is one, the slices of an earlier instance are left alone
         self._wanted: WantedPool | None = None
-        self._decided = False  # until something is published, the slices of an earlier instance are left alone
         self._achieved: WantedPool | None = None
         self._is_published = False
         self._modifications: dict[int, ServerModification] = {}
@@ -285,11 +284,11 @@ class SliceReconciler:
         """Whether the API had all that is wanted at the last reconciliation."""
         return self._is_published
 
-    def publish(self, pool: Pool | None) -> None:
-        """Set the wanted pool; None for no slice at all. Returns at once; an equal pool changes nothing."""
-        if self._decided and pool == self._pool:
+    def publish(self, pool: Pool) -> None:
+        """Set the wanted pool. Returns at once; an equal pool changes nothing."""
+        if pool == self._pool:
             return
-        self._pool, self._decided, self._is_published = pool, True, False
+        self._pool, self._is_published = pool, False
         self._set_gates_off(self._gates_off)
         self._failures, self._not_before = 0, -math.inf
         now = anyio.current_time()
@@ -297,10 +296,8 @@ class SliceReconciler:
 
     def _set_gates_off(self, gates_off: frozenset[str]) -> None:
         """Compute the wanted slices while these gates are off."""
+        assert self._pool is not None  # nothing is due before `publish`
         self._gates_off = gates_off
-        if self._pool is None:
-            self._wanted, self._withheld = None, ()
-            return
         reduced = reduce_pool(self._pool, gates_off)
         self._wanted = build_wanted(reduced.pool, driver=self._driver, node=self._node)
         self._withheld = reduced.withheld
@@ -350,7 +347,7 @@ class SliceReconciler:
 
     async def _wait_due(self) -> None:
         while True:
-            due = min(self._due, self._check_gates_at) if self._decided else math.inf
+            due = min(self._due, self._check_gates_at) if self._pool is not None else math.inf
             pause = max(due, self._not_before, self._deferred_until) - anyio.current_time()
             if pause <= 0:
                 break
@@ -360,26 +357,25 @@ class SliceReconciler:
         self._due = anyio.current_time() + RECONCILE_PERIOD
 
     async def _reconcile(self) -> None:
-        if self._wanted is not None and self._owner is None:
+        if self._owner is None:
             self._owner = await self._fetch_owner()
         wanted = self._wanted  # after the await: nothing can change between here and the first write
+        assert wanted is not None  # nothing is due before `publish`
         observed = self._pending.merged()
-        target = None if wanted is None else apply_modifications(wanted, self._modifications)
-        if target is not None:
-            share_devices(target, observed)
+        target = apply_modifications(wanted, self._modifications)
+        share_devices(target, observed)
         plan = plan_slices(target, observed, owner=self._owner)
         if len(plan):
             self._is_published = False
             if not await self._check_dry_run(plan, wanted):
                 return  # the next reconciliation is due already
-            self._count_round(repair=self._achieved is wanted is not None)
+            self._count_round(repair=self._achieved is wanted)
             if not await self._apply(plan, wanted):
                 return
         self._failures = 0
         if not self._is_published:
             self._report_published(wanted, plan)
-        if wanted is not None:
-            self._report_dropped(wanted.name)
+        self._report_dropped(wanted.name)
 
     def _count_round(self, *, repair: bool) -> None:
         now = anyio.current_time()
@@ -388,15 +384,13 @@ class SliceReconciler:
         else:
             self._publishes = self._publishes.after(now)
 
-    def _report_published(self, wanted: WantedPool | None, plan: Plan) -> None:
+    def _report_published(self, wanted: WantedPool, plan: Plan) -> None:
         self._achieved, self._is_published = wanted, True
-        slices = 0 if wanted is None else len(wanted.slices)
-        devices = 0 if self._pool is None else len(self._pool.devices)
-        name = self._node if wanted is None else wanted.name
-        log.info("pool %s is published: %d slices, %d devices, %d writes", name, slices, devices, len(plan))
-        self._report(PoolPublished(pool=name, generation=plan.generation, slices=slices, devices=devices))
+        slices, devices = len(wanted.slices), sum(len(one.get("devices") or ()) for one in wanted.slices)
+        log.info("pool %s is published: %d slices, %d devices, %d writes", wanted.name, slices, devices, len(plan))
+        self._report(PoolPublished(pool=wanted.name, generation=plan.generation, slices=slices, devices=devices))
 
-    async def _check_dry_run(self, plan: Plan, wanted: WantedPool | None) -> bool:
+    async def _check_dry_run(self, plan: Plan, wanted: WantedPool) -> bool:
         """Check in a dry run whether the server keeps the fields that need feature gates.
 
         When the answer to a real write shows it, a partition without its counters may already be allocated twice.
@@ -410,12 +404,12 @@ class SliceReconciler:
                 return False
         return True
 
-    async def _apply(self, plan: Plan, wanted: WantedPool | None) -> bool:
+    async def _apply(self, plan: Plan, wanted: WantedPool) -> bool:
         """Write in the plan's order; return False if the wanted pool changed meanwhile. An error ends the round."""
         for delete in plan.deletes:
             await self._delete(delete)
         for write in plan.writes:
-            if wanted is None or wanted is not self._wanted or anyio.current_time() < self._deferred_until:
+            if wanted is not self._wanted or anyio.current_time() < self._deferred_until:
                 return False
             answer = await self._write(write, wanted)
             if answer is None:
@@ -429,9 +423,7 @@ class SliceReconciler:
             self._note_modification(wanted, write, answer)
         return wanted is self._wanted
 
-    async def _write(
-        self, write: Update | Create, wanted: WantedPool | None, *, dry_run: bool = False
-    ) -> JsonObject | None:
+    async def _write(self, write: Update | Create, wanted: WantedPool, *, dry_run: bool = False) -> JsonObject | None:
         """Return the API server's answer; None if it refused the slice and the next reconciliation wants less."""
         metadata = write.body["metadata"]
         annotations = {**(metadata.get("annotations") or {}), STARTED: self._started}
@@ -457,14 +449,14 @@ class SliceReconciler:
         self._pending.note_delete(delete.uid)
         self._report(SliceWritten(pool=delete.pool, name=delete.name, kind=WriteKind.DELETE))
 
-    def _find_gates(self, wanted: WantedPool | None, write: Update | Create, answer: JsonObject) -> bool:
+    def _find_gates(self, wanted: WantedPool, write: Update | Create, answer: JsonObject) -> bool:
         """Return whether the server dropped fields of gates that were not known to be off; they are left out next."""
         found = set(name_gates(write.body["spec"], answer["spec"])) - self._gates_off
         if found:
             self._drop_gates(wanted, found)
         return bool(found)
 
-    def _drop_gates(self, wanted: WantedPool | None, gates: set[str]) -> None:
+    def _drop_gates(self, wanted: WantedPool, gates: set[str]) -> None:
         now = anyio.current_time()
         self._check_gates_at = now + self._gate_period
         if wanted is self._wanted:

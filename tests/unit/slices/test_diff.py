@@ -94,7 +94,7 @@ class Case:
     """`before` and `want`, then the calls: created, updated, deleted; `gen` and `count` that all slices have after."""
 
     before: list[JsonObject] = field(default_factory=list)
-    want: WantedPool | None
+    want: WantedPool
     calls: tuple[int, int, int]
     gen: int = 1
     count: int = 1
@@ -152,7 +152,6 @@ CASES = {
         server=drop("allowMultipleAllocations"),
         gates=("DRAConsumableCapacity",),
     ),
-    "a pool that is not wanted is removed": Case(before=[at(0, A)], want=None, calls=(0, 0, 1), count=0),
     "one slice with other devices is changed in place": Case(before=[at(0, A)], want=wanted(B), calls=(0, 1, 0)),
     "one of two changed slices keeps the generation": Case(
         before=three(A, B), want=wanted(A, C), calls=(0, 1, 0), count=2
@@ -271,7 +270,7 @@ def test_a_pool_is_brought_to_what_is_wanted_with_the_fewest_calls(case: Case) -
     assert (len(plan.creates), len(plan.updates), len(plan.deletes)) == case.calls
     after = apply(plan, before, case.server)
     pools = {(body["spec"]["pool"]["generation"], body["spec"]["pool"]["resourceSliceCount"]) for body in after}
-    assert pools == ({(case.gen, case.count)} if case.want is not None else set())
+    assert pools == {(case.gen, case.count)}
     assert len(after) == case.count
     for device in (device for body in after for device in body["spec"].get("devices", [])):
         for one in device.get("taints", []):
@@ -279,7 +278,7 @@ def test_a_pool_is_brought_to_what_is_wanted_with_the_fewest_calls(case: Case) -
 
     modifications, gates = dropped(case, plan)
     assert gates == case.gates
-    again = apply_modifications(case.want, modifications) if case.want is not None else None
+    again = apply_modifications(case.want, modifications)
     assert len(plan_slices(again, after, owner=OWNER)) == 0, "a second round finds nothing to do"
 
 
@@ -288,7 +287,6 @@ def dropped(case: Case, plan: Plan) -> tuple[dict[int, ServerModification], tupl
     gates: tuple[str, ...] = ()
     writes: tuple[Update | Create, ...] = (*plan.updates, *plan.creates)
     for write in writes:
-        assert case.want is not None
         answer = case.server(write.body)
         modification = find_modification(case.want.slices[write.index], write.body, answer)
         if modification is not None:
@@ -325,8 +323,8 @@ def test_slices_of_a_pool_of_no_node_have_no_owner_in_their_name() -> None:
 
 
 def test_deletes_come_in_the_order_of_names_whatever_the_cache_gives() -> None:
-    before = [stored(name, A) for name in "zaqm"]
-    assert [delete.name for delete in plan_slices(None, before).deletes] == ["a", "m", "q", "z"]
+    before = [stored(name, A, pool="another") for name in "zaqm"]
+    assert [delete.name for delete in plan_slices(wanted(A), before).deletes] == ["a", "m", "q", "z"]
 
 
 names = st.lists(st.sampled_from([f"gpu-{n}" for n in range(6)]), max_size=3, unique=True)
