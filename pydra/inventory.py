@@ -69,11 +69,11 @@ class HealthPolicy(msgspec.Struct, frozen=True, kw_only=True):
     An effect of None: no taint.
     """
 
-    effect: TaintEffect | None = TaintEffect.NO_SCHEDULE
-    unhealthy_after: float = 0.0
-    healthy_after: float = 30.0
-    stale_effect: TaintEffect | None = TaintEffect.NO_SCHEDULE
-    stale_after: float = 60.0
+    effect: TaintEffect | None
+    unhealthy_after: float
+    healthy_after: float
+    stale_effect: TaintEffect | None
+    stale_after: float
 
 
 class HealthState(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pydra.devices import (
     CounterConsumption,
@@ -25,7 +26,13 @@ WELL = Health()
 SICK = Health(status=HealthStatus.UNHEALTHY, message="XID 79: the GPU fell off the bus", reason="XID79")
 SICKER = Health(status=HealthStatus.UNHEALTHY, message="row remap failed", reason="RowRemap")
 UNKNOWN = Health(status=HealthStatus.UNKNOWN, message="no answer from the driver")
-POLICY = HealthPolicy(unhealthy_after=5.0, healthy_after=30.0)
+POLICY = HealthPolicy(
+    effect=TaintEffect.NO_SCHEDULE,
+    unhealthy_after=5.0,
+    healthy_after=30.0,
+    stale_effect=TaintEffect.NO_SCHEDULE,
+    stale_after=60.0,
+)
 
 
 def inventory(*devices: Device, **fields: Any) -> Inventory:
@@ -135,7 +142,7 @@ def test_health_settles_after_its_time(reports: list[tuple[float, Health]], sick
 
 
 def test_without_a_delay_an_illness_is_believed_at_once() -> None:
-    _, status, taints = seen((0, WELL), (1, SICK), policy=HealthPolicy())
+    _, status, taints = seen((0, WELL), (1, SICK), policy=replace(POLICY, unhealthy_after=0.0))
     assert (status, bool(taints)) == (HealthStatus.UNHEALTHY, True)
 
 
@@ -196,7 +203,7 @@ def test_while_the_backend_is_down_the_pool_stays_and_health_is_unknown() -> Non
     ids=["none", "NoExecute"],
 )
 def test_the_effect_of_an_illness_is_a_policy(effect: TaintEffect | None, taints: tuple[Taint, ...]) -> None:
-    policy = HealthPolicy(effect=effect)
+    policy = replace(POLICY, unhealthy_after=0.0, effect=effect)
     assert seen((0, SICK), policy=policy)[1:] == (HealthStatus.UNHEALTHY, taints)
 
 
@@ -215,7 +222,7 @@ def test_the_effect_of_an_illness_is_a_policy(effect: TaintEffect | None, taints
 def test_a_backend_may_name_the_taint_and_its_effect(health: dict[str, Any], taint: Taint) -> None:
     sick = Health(status=HealthStatus.UNHEALTHY, reason="79", **health)
     assert seen((0, sick))[2] == (taint,)
-    assert seen((0, sick), policy=HealthPolicy(effect=None))[2] == ()
+    assert seen((0, sick), policy=replace(POLICY, unhealthy_after=0.0, effect=None))[2] == ()
 
 
 def test_a_key_that_no_taint_can_have_does_not_hide_the_illness() -> None:

@@ -10,13 +10,21 @@ from typing import cast
 import anyio
 import anyio.lowlevel
 import pytest
+from msgspec.structs import replace
 
 from pydra.agent.inventory_loop import DevicesCurrent, DevicesStale, InventoryLoop
 from pydra.backends.supervisor import BackendSupervisor
-from pydra.devices import Device, Health, HealthStatus, Inventory
+from pydra.devices import Device, Health, HealthStatus, Inventory, TaintEffect
 from pydra.errors import BackendUnavailable
 from pydra.inventory import HealthPolicy, Published
 
+POLICY = HealthPolicy(
+    effect=TaintEffect.NO_SCHEDULE,
+    unhealthy_after=0.0,
+    healthy_after=30.0,
+    stale_effect=TaintEffect.NO_SCHEDULE,
+    stale_after=60.0,
+)
 SICK = Health(status=HealthStatus.UNHEALTHY, message="too hot")
 
 
@@ -84,7 +92,7 @@ async def looking(
 
 async def test_devices_are_published_at_the_start_and_again_on_a_hint() -> None:
     hardware = Hardware(Device(name="a"))
-    async with looking(hardware, HealthPolicy(), {}) as (notes, _):
+    async with looking(hardware, POLICY, {}) as (notes, _):
         assert [device.name for device in (await notes.wait_count(1)).pool.devices] == ["a"]
         hardware.devices = (Device(name="a"), Device(name="b"))
         hardware.changed.set()
@@ -93,7 +101,7 @@ async def test_devices_are_published_at_the_start_and_again_on_a_hint() -> None:
 
 async def test_a_look_that_finds_nothing_new_publishes_the_very_same_again() -> None:
     hardware = Hardware(Device(name="a"))
-    async with looking(hardware, HealthPolicy(), {}) as (notes, runner):
+    async with looking(hardware, POLICY, {}) as (notes, runner):
         first = await notes.wait_count(1)
         hardware.devices = (Device(name="a"),)
         runner.wake()
@@ -103,7 +111,7 @@ async def test_a_look_that_finds_nothing_new_publishes_the_very_same_again() -> 
 async def test_nothing_is_published_before_the_hardware_has_answered_once() -> None:
     hardware = Hardware(Device(name="a"))
     hardware.down = True
-    async with looking(hardware, HealthPolicy(), {}) as (notes, runner):
+    async with looking(hardware, POLICY, {}) as (notes, runner):
         with anyio.fail_after(30):
             while hardware.looks < 1:
                 await anyio.lowlevel.checkpoint()
@@ -115,7 +123,7 @@ async def test_nothing_is_published_before_the_hardware_has_answered_once() -> N
 
 async def test_while_the_backend_is_down_its_devices_stay_and_their_health_is_unknown() -> None:
     hardware = Hardware(Device(name="a"))
-    async with looking(hardware, HealthPolicy(), {}) as (notes, runner):
+    async with looking(hardware, POLICY, {}) as (notes, runner):
         await notes.wait_count(1)
         hardware.down = True
         runner.wake()
@@ -127,7 +135,7 @@ async def test_while_the_backend_is_down_its_devices_stay_and_their_health_is_un
 
 async def test_devices_that_could_not_be_discovered_for_too_long_are_stale_until_they_can() -> None:
     hardware = Hardware(Device(name="a"))
-    async with looking(hardware, HealthPolicy(stale_after=0), {}) as (notes, runner):
+    async with looking(hardware, replace(POLICY, stale_after=0), {}) as (notes, runner):
         await notes.wait_count(1)
         hardware.down = True
         runner.wake()
@@ -148,7 +156,7 @@ async def test_devices_that_could_not_be_discovered_for_too_long_are_stale_until
 async def test_devices_of_an_earlier_run_are_removed_when_they_cannot_be_discovered_for_too_long() -> None:
     hardware = Hardware(Device(name="a"))
     hardware.down = True
-    async with looking(hardware, HealthPolicy(stale_after=0), {}) as (notes, _):
+    async with looking(hardware, replace(POLICY, stale_after=0), {}) as (notes, _):
         removing = await notes.wait_count(1)
     assert removing.pool.devices == ()
     assert not removing.known
@@ -159,7 +167,7 @@ async def test_devices_of_an_earlier_run_are_removed_when_they_cannot_be_discove
 
 async def test_a_sick_device_is_called_so_when_its_time_is_over_without_another_hint() -> None:
     hardware = Hardware(Device(name="a"))
-    async with looking(hardware, HealthPolicy(unhealthy_after=0.05), {}) as (notes, runner):
+    async with looking(hardware, replace(POLICY, unhealthy_after=0.05), {}) as (notes, runner):
         await notes.wait_count(1)
         hardware.devices = (Device(name="a", health=SICK),)
         runner.wake()
@@ -171,7 +179,7 @@ async def test_a_sick_device_is_called_so_when_its_time_is_over_without_another_
 
 async def test_a_quarantined_device_is_tainted_at_the_next_look() -> None:
     quarantined: dict[str, str] = {}
-    async with looking(Hardware(Device(name="a")), HealthPolicy(), quarantined) as (notes, runner):
+    async with looking(Hardware(Device(name="a")), POLICY, quarantined) as (notes, runner):
         assert (await notes.wait_count(1)).pool.devices[0].taints == ()
         quarantined["a"] = "CrashesBackend"
         runner.wake()
@@ -184,7 +192,7 @@ async def test_the_log_says_once_which_devices_became_unhealthy_and_recovered(ca
     well = tuple(Device(name=name) for name in ("a", "b", "c", "d", "e"))
     sick = tuple(Device(name=one.name, health=SICK) for one in well[1:])
     hardware = Hardware(*well)
-    async with looking(hardware, HealthPolicy(healthy_after=0), {}) as (notes, runner):
+    async with looking(hardware, replace(POLICY, healthy_after=0), {}) as (notes, runner):
         await notes.wait_count(1)
         for count, devices in enumerate([(well[0], *sick), (well[0], *sick), well], start=2):
             hardware.devices = devices
@@ -199,7 +207,7 @@ async def test_the_log_says_once_which_devices_became_unhealthy_and_recovered(ca
 async def test_devices_are_not_called_well_because_the_backend_is_down(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="pydra.agent.inventory_loop")
     hardware = Hardware(Device(name="a", health=SICK))
-    async with looking(hardware, HealthPolicy(), {}) as (notes, runner):
+    async with looking(hardware, POLICY, {}) as (notes, runner):
         await notes.wait_count(1)
         for count, down in enumerate([True, False], start=2):
             hardware.down = down

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pydra import Device, Inventory
+from pydra import Device, Inventory, TaintEffect
 from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, observe
 from pydra_nvidia.hardware import (
     ComputeInstance,
@@ -187,7 +187,13 @@ class Boards:
 
     def publish(self, inventory: Inventory) -> Published:
         """What pydra makes of it, by the API's rules."""
-        policy = HealthPolicy()
+        policy = HealthPolicy(
+            effect=TaintEffect.NO_SCHEDULE,
+            unhealthy_after=0.0,
+            healthy_after=30.0,
+            stale_effect=TaintEffect.NO_SCHEDULE,
+            stale_after=60.0,
+        )
         snapshot = observe(Snapshot(), inventory, now=0.0, policy=policy)
         return build_pool(snapshot, driver="gpu.nvidia.com", pool="node-1", policy=policy)
 
