@@ -29,15 +29,21 @@ STAGES: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 """Machine and settings of claims that an HGX H100 with dynamic partitions is not for."""
 
 
-def documents() -> Iterator[Any]:
-    for page in [HERE / "README.md", *sorted((HERE / "docs").glob("*.md"))]:
+README = HERE / "README.md"
+PAGES = (README, *sorted((HERE / "docs").glob("*.md")))
+
+
+def documents(*pages: Path) -> Iterator[Any]:
+    for page in pages:
         for block in re.findall(r"^ *```yaml\n(.*?)```", page.read_text(), flags=re.DOTALL | re.MULTILINE):
             for document in yaml.safe_load_all(block):
                 if isinstance(document, dict) and "kind" in document:
                     yield document
 
 
-CLAIMS = {one["metadata"]["name"]: one["spec"]["devices"] for one in documents() if one["kind"] == "ResourceClaim"}
+CLAIMS = {
+    one["metadata"]["name"]: one["spec"]["devices"] for one in documents(*PAGES) if one["kind"] == "ResourceClaim"
+}
 
 
 @pytest.mark.parametrize("where", sorted({STAGES.get(name, PLAIN) for name in CLAIMS}), ids=str)
@@ -56,7 +62,7 @@ async def test_the_claims_of_the_pages_are_prepared_and_undone(stage: Stage, whe
 
 async def test_the_pod_of_the_readme_runs(stage: Stage) -> None:
     kinds = {"Pod": PODS, "ResourceClaimTemplate": RESOURCE_CLAIM_TEMPLATES}
-    wanted = [one for one in documents() if one["kind"] in kinds]
+    wanted = [one for one in documents(README) if one["kind"] in kinds]
     assert [one["kind"] for one in wanted] == ["ResourceClaimTemplate", "Pod"]
     async with stage("hgx-h100") as scene:
         for one in wanted:
