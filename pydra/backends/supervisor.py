@@ -289,7 +289,7 @@ class BackendSupervisor:
         """Call until there is an answer; more than once only if the process ended and this call did not cause it."""
         attribution, process, reached = self._attribution, self._process, False
         assert call.until is not None
-        deadline = call.until - time.monotonic()
+        deadline = call.until - anyio.current_time()  # the clock of the timer that cancels it
         if deadline <= 0:
             timeout = BackendTimeout(self._name, call.method.value, 0)
             timeout.reached_backend = False
