@@ -153,7 +153,7 @@ class Release:
     async def as_agent(self, scratch: Path) -> AsyncIterator[KubeClient]:
         """The API with the agent's own token, as the kubelet has put it into the pod."""
         uid = (await self.agent())["metadata"]["uid"]
-        (token,) = (KUBELET_ROOT / "pods" / uid / "volumes" / "kubernetes.io~projected").glob("kube-api-access-*/token")
+        (token,) = (KUBELET_ROOT / "pods" / uid / "volumes" / "kubernetes.io~projected").glob("*/token")
         config = yaml.safe_load(Path(os.environ["KUBECONFIG"]).read_text())
         config["users"] = [{"name": one["name"], "user": {"token": token.read_text()}} for one in config["users"]]
         path = scratch / "agent.kubeconfig"
