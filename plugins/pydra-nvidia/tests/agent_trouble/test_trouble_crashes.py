@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +21,16 @@ VICTIM, OTHER = "victim", "other"
 QUICK = ("--prepare-deadline", "2", "--unprepare-deadline", "2", "--discover-deadline", "2")
 ALONE = {"PYDRA_NVIDIA_POLL_PERIOD": "3600", "PYDRA_NVIDIA_HEALTH": "false"}
 """No discover beside the claim's call: of two calls none would be blamed, and both be called again."""
+
+
+@asynccontextmanager
+async def serve_quickly(make_scene: MakeScene) -> AsyncIterator[tuple[Scene, Agent]]:
+    """Serve with short deadlines, by an agent that no other test uses: after several ends of the backend's process in a
+    row, the pause before the next is longer than a call.
+    """
+    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK, environ=ALONE) as agent:
+        yield scene, agent
+
 
 PREPARE = (
     "nvmlDeviceSetMigMode",
@@ -46,10 +56,13 @@ TOLD = {
         (PREPARE[2], "gil-hang"),
     ],
 )
-async def test_a_call_that_ends_the_process_in_a_prepare_costs_that_try(serve: Serve, symbol: str, effect: str) -> None:
+async def test_a_call_that_ends_the_process_in_a_prepare_costs_that_try(
+    serve: Serve, make_scene: MakeScene, symbol: str, effect: str
+) -> None:
     reason, told = TOLD[effect]
-    deadlines = QUICK if reason == "BackendTimeout" else ()  # else the next process has as long as it takes to start
-    async with serve(flags=deadlines, environ=ALONE, settings=DYNAMIC) as (scene, agent):
+    # A process that died is replaced within the call, which has as long as that takes.
+    serving = serve_quickly(make_scene) if reason == "BackendTimeout" else serve(environ=ALONE, settings=DYNAMIC)
+    async with serving as (scene, agent):
         scene.fault({"op": symbol, "do": effect, "count": 1})
         await scene.start(VICTIM, "mig", profile="1g.10gb")
         await scene.wait_struck()
@@ -77,9 +90,9 @@ async def test_a_call_that_ends_the_process_in_a_prepare_costs_that_try(serve: S
     ],
 )
 async def test_a_call_that_ends_the_process_in_an_unprepare_is_made_good_by_the_next(
-    serve: Serve, symbol: str, effect: str
+    make_scene: MakeScene, symbol: str, effect: str
 ) -> None:
-    async with serve(flags=QUICK, environ=ALONE, settings=DYNAMIC) as (scene, _):
+    async with serve_quickly(make_scene) as (scene, _):
         await scene.start(VICTIM, "mig", profile="1g.10gb")
         await scene.wait_running(VICTIM)
         scene.fault({"op": symbol, "do": effect, "count": 1})
@@ -91,10 +104,10 @@ async def test_a_call_that_ends_the_process_in_an_unprepare_is_made_good_by_the_
 
 
 async def test_a_claim_that_kills_the_backend_each_time_is_condemned_and_costs_nobody_else(
-    serve: Serve,
+    make_scene: MakeScene,
 ) -> None:
     fatal = {"op": "nvmlGpuInstanceCreateComputeInstance", "do": "segfault", "device": 0}
-    async with serve(flags=QUICK, environ=ALONE, settings=DYNAMIC) as (scene, agent):
+    async with serve_quickly(make_scene) as (scene, agent):
         scene.fault(fatal)
         await scene.start(VICTIM, "mig", profile="1g.10gb")
         await scene.wait_event("ClaimQuarantined", "ended the process of backend nvidia 2 times")
