@@ -73,7 +73,7 @@ async def test_a_daemon_that_is_silent_when_its_claim_is_prepared_again_is_left_
 ) -> None:
     bench.install_all()
     daemons = MpsDaemons(
-        bench.settings, bench.tree, bench.find_root, command_deadline=1.0, quit_deadline=0.1, grace=0.1
+        bench.settings, bench.tree, bench.find_root, command_deadline=4.0, quit_deadline=0.1, grace=0.1
     )
     operator = StartMpsOperator(bench.session, bench.settings, bench.held, daemons, reread=None)  # type: ignore[arg-type]
     entry = bench.note(kit.entry("u1", STEP))
@@ -101,10 +101,10 @@ async def test_a_gpu_that_refuses_the_compute_mode_does_not_end_a_daemon_that_ru
 
 async def test_a_daemon_that_hangs_over_a_limit_is_told_with_its_log(bench: Any, kit: Any) -> None:
     bench.install_all(hangs="set_default_active_thread_percentage")
-    daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, command_deadline=1.0, grace=0.1)
+    daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, command_deadline=4.0, grace=0.1)
     operator = StartMpsOperator(bench.session, bench.settings, bench.held, daemons, reread=None)  # type: ignore[arg-type]
     step = replace(STEP, thread_percentage=50)
-    with pytest.raises(MpsFailed, match=r"did not end within 1 s.*its log ends with .*Cmd:set_default_active"):
+    with pytest.raises(MpsFailed, match=r"did not end within 4 s.*its log ends with .*Cmd:set_default_active"):
         await operator.apply(step, bench.note(kit.entry("u1", step)))
     assert daemons_of(bench) == ()
 
@@ -112,7 +112,7 @@ async def test_a_daemon_that_hangs_over_a_limit_is_told_with_its_log(bench: Any,
 async def test_starting_and_ending_a_daemon_have_the_calls_time_together(bench: Any, kit: Any) -> None:
     bench.install_all(slow=600)
     operator = make_operator(bench)  # alone it would wait for 10 s
-    with time_for(1), pytest.raises(MpsFailed, match=r"runs, but does not answer after [12] s; its log ends with"):
+    with time_for(4), pytest.raises(MpsFailed, match=r"runs, but does not answer after [2-5] s; its log ends with"):
         await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
     assert daemons_of(bench) == ()
 
