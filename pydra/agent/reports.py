@@ -52,9 +52,7 @@ class Reports:
         # The kubelet's own Events name its Node by name as uid, and kubectl describe looks for that.
         self._node = Subject(api_version="v1", kind="Node", name=node, uid=node)
         self._driver = driver
-        self._dropped: Sequence[str] = ()
-        self._invalid: Sequence[str] = ()
-        self._unreadable: Sequence[str] = ()
+        self._recorded: dict[str, Sequence[str]] = {}
         self._unhealthy: frozenset[str] = frozenset()
         self._own_reasons: set[str] = set()
         self._gates_off: frozenset[str] = frozenset()
@@ -272,21 +270,18 @@ class Reports:
             count = sum(device.status is status for device in published.health)
             self._metrics.devices.labels(self._driver, status.value).set(count)
         self._metrics.devices_dropped.labels(self._driver).set(len(published.dropped))
-        # The same devices are left out each time; only a new text is written to the API server.
-        for text in published.dropped:
-            if text not in self._dropped:
-                self._record_event(self._node, "DeviceDropped", f"driver {self._driver}: {text}", "Discover")
-        self._dropped = published.dropped
-        for text in published.problems:
-            if text not in self._invalid:
-                self._record_event(self._node, "InventoryInvalid", f"driver {self._driver}: {text}", "Discover")
-        self._invalid = published.problems
         self._metrics.hardware_unreadable.labels(self._driver).set(len(published.unreadable))
-        for text in published.unreadable:
-            if text not in self._unreadable:
-                self._record_event(self._node, "HardwareUnreadable", f"driver {self._driver}: {text}", "Discover")
-        self._unreadable = published.unreadable
+        self._record_new("DeviceDropped", published.dropped)
+        self._record_new("InventoryInvalid", published.problems)
+        self._record_new("HardwareUnreadable", published.unreadable)
         self._record_health(published.health)
+
+    def _record_new(self, reason: str, texts: Sequence[str]) -> None:
+        """Record an Event for each text that was not there the last time: the same devices are left out each time."""
+        for text in texts:
+            if text not in self._recorded.get(reason, ()):
+                self._record_event(self._node, reason, f"driver {self._driver}: {text}", "Discover")
+        self._recorded[reason] = texts
 
     def _record_health(self, devices: Iterable[DeviceHealth]) -> None:
         """Record one Event for all devices that became unhealthy for the same reason, one for all that recovered.
