@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
+from gpu_values import gpu as h100
 from pydra import AllocatedDevice, PydraError, TerminalError, UnknownDevice
 from pydra_nvidia.hardware import (
     ComputeInstance,
@@ -38,18 +40,7 @@ INSTANCE = GpuInstance(
 
 
 def gpu(minor: int, mig: Mig | None) -> Gpu:
-    return Gpu(
-        index=7 - minor,
-        minor=minor,
-        uuid=f"GPU-{minor}",
-        name="NVIDIA H100 80GB HBM3",
-        brand=2,
-        architecture=9,
-        compute=(9, 0),
-        pci=f"0000:{minor:02x}:00.0",
-        memory=80 << 30,
-        mig=mig,
-    )
+    return replace(h100(minor, str(minor), f"0000:{minor:02x}:00.0"), index=7 - minor, mig=mig)
 
 
 def function(address: str, *, virtual: bool = False) -> PciFunction:

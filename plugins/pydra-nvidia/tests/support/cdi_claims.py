@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from msgspec.structs import replace
+
+from gpu_values import gpu as h100
 from pydra import AllocatedDevice, ContainerEdits
 from pydra_nvidia.hardware import (
-    Architecture,
     ComputeInstance,
     Driver,
     Gpu,
@@ -28,18 +30,7 @@ MIG = "gpu-1-mig-1g10gb-19-3"
 
 
 def gpu(minor: int, mig: Mig | None = None) -> Gpu:
-    return Gpu(
-        index=minor,
-        minor=minor,
-        uuid=f"GPU-{minor}",
-        name="NVIDIA H100 80GB HBM3",
-        brand=2,
-        architecture=Architecture.HOPPER,
-        compute=(9, 0),
-        pci=f"0000:{minor:02x}:00.0",
-        memory=80 << 30,
-        mig=mig,
-    )
+    return replace(h100(minor, str(minor), f"0000:{minor:02x}:00.0"), mig=mig)
 
 
 def partitioned(name: str = "1g.10gb", compute: int = 1) -> Mig:

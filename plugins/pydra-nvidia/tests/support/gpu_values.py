@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydra_nvidia.hardware import Gpu
+from pydra_nvidia.hardware import Architecture, Gpu
 
 
 def gpu(index: int, name: str, address: str = "") -> Gpu:
@@ -11,9 +11,9 @@ def gpu(index: int, name: str, address: str = "") -> Gpu:
         index=index,
         minor=index,
         uuid=f"GPU-{name}",
-        name="H100",
+        name="NVIDIA H100 80GB HBM3",
         brand=2,
-        architecture=9,
+        architecture=Architecture.HOPPER,
         compute=(9, 0),
         pci=address or f"0000:{name}:00.0",
         memory=80 << 30,

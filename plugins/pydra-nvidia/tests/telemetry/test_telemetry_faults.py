@@ -104,7 +104,7 @@ async def test_partitions_of_profiles_that_are_not_told_are_named_and_the_others
 
 
 async def test_instances_that_cannot_be_listed_are_not_taken_for_none(node: Open) -> None:
-    """An answer by which a driver says that a field does not exist is no answer about what exists."""
+    """NOT_SUPPORTED, which means for a field that it does not exist, says nothing about which instances exist."""
     machine = node(scenario(PARTITIONED, fault("nvmlDeviceGetGpuInstances", "NOT_SUPPORTED"), dynamic=True))
     found = of_gpu(0, published(machine, await machine.hardware.read()))
     assert [(one.name, one.health.status.value) for one in found.values()] == [("gpu-0", "Unhealthy")]
