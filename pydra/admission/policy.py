@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import inspect as mi
 
-from pydra.admission.cel import (
+from pydra.admission.cel_builder import (
     NOTHING,
     Path,
     choose,

@@ -24,10 +24,10 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
 from pydra import atomic_files
+from pydra.agent.bootstrap import StartedBackend
 from pydra.agent.inventory_loop import InventoryLoop
+from pydra.agent.metrics_and_events import Reports
 from pydra.agent.migration import Names, import_claims
-from pydra.agent.reports import Reports
-from pydra.agent.start import StartedBackend
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
@@ -49,7 +49,6 @@ from pydra.claims.preparer import (
 )
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, ContractError, DeviceInUse, PydraError, SettingsError
-from pydra.inventory import HealthPolicy, Published
 from pydra.kube.client import KubeClient
 from pydra.kube.informer import Informer
 from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
@@ -61,6 +60,7 @@ from pydra.observability.events import EventRequest
 from pydra.observability.logging import logging_fields
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
+from pydra.pool import HealthPolicy, Published
 from pydra.settings import HealthTaint, Settings
 from pydra.slices.reconciler import SliceReconciler, slice_selector
 

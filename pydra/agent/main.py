@@ -1,7 +1,7 @@
 """Builds the agent's components, runs them in one task group, and stops them in order.
 
-`pydra.agent.start` has started the backends' processes by then. Order of stopping: sockets and calls in flight first
-(each driver drains), then the connection to the API server, then the backends. What is prepared stays prepared,
+`pydra.agent.bootstrap` has started the backends' processes by then. Order of stopping: sockets and calls in flight
+first (each driver drains), then the connection to the API server, then the backends. What is prepared stays prepared,
 and what is published stays published.
 """
 
@@ -18,9 +18,9 @@ from ctypes import CDLL
 import anyio
 
 from pydra import __version__
+from pydra.agent.bootstrap import StartedBackend
 from pydra.agent.driver import AgentContext, Driver
-from pydra.agent.reports import Reports
-from pydra.agent.start import StartedBackend
+from pydra.agent.metrics_and_events import Reports
 from pydra.errors import KubeError, SettingsError, Unsupported
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
@@ -121,7 +121,7 @@ class Cluster:
 async def _return_memory() -> None:
     """After the start, collect garbage, exempt the survivors from later collections, and return free pages."""
     await anyio.sleep(_START_SECONDS)
-    gc.unfreeze()  # `start` froze what it had imported, garbage included
+    gc.unfreeze()  # `bootstrap` froze what it had imported, garbage included
     gc.collect()
     gc.freeze()
     try:

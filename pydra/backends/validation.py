@@ -2,7 +2,7 @@
 
 Each function returns all violations at once, as sentences for the backend's author. The classes of return values are
 checked in the backend's process, where they are still Python objects; the rest is checked in the agent, which trusts
-nothing that comes from there. The rules for devices and counters are in `pydra.inventory`.
+nothing that comes from there. The rules for devices and counters are in `pydra.pool`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pydra.claim import (
     find_name_problem,
 )
 from pydra.devices import CounterSet, Device, Inventory, Sample
-from pydra.inventory import check_attributes
 from pydra.json_values import find_json_problems
 from pydra.limits import DRIVER_RULE, SUBDOMAIN, is_driver_name
+from pydra.pool import check_attributes
 
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
 OPTIONAL: dict[Method, tuple[str, ...]] = {

@@ -62,7 +62,7 @@ def cdi_ids(driver: str, uid: str, device: PreparedDevice) -> tuple[str, ...]:
 def build_spec_file(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -> bytes | None:
     """Return the content of the claim's CDI file; None when no device edits anything.
 
-    The order of `prepared` does not matter. It has passed `pydra.cdi.host_paths`, so nothing
+    The order of `prepared` does not matter. It has passed `pydra.cdi.host_path_checks`, so nothing
     optional is in it that the host lacks. The same devices always give the same bytes.
 
     Raises:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from pydra.cdi.host_paths import resolve
+from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.metadata import MetadataStore
 from pydra.cdi.spec import build_spec_file, cdi_ids
 from pydra.cdi.store import CdiStore

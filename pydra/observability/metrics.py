@@ -1,8 +1,8 @@
 """Definitions of the agent's Prometheus metrics.
 
 One registry has them all, and each series exists from the start, at zero. Only failed operations on claims appear with
-their first failure, since there is a histogram for each reason. `pydra.agent.reports` does the counting. Conventions:
-base units, `_total` for counters, label values from small closed sets (claims are never labels).
+their first failure, since there is a histogram for each reason. `pydra.agent.metrics_and_events` does the counting.
+Conventions: base units, `_total` for counters, label values from small closed sets (claims are never labels).
 """
 
 from __future__ import annotations

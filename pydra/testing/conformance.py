@@ -33,7 +33,7 @@ from pydra.backends.supervisor_events import (
     RestoreFailed,
 )
 from pydra.backends.wire import Method
-from pydra.cdi.host_paths import resolve
+from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec_file
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
 from pydra.devices import Capacity, Device, HealthStatus, Inventory, Quantity
@@ -47,7 +47,7 @@ from pydra.errors import (
     PydraError,
     SettingsError,
 )
-from pydra.inventory import validate_inventory
+from pydra.pool import validate_inventory
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE, KUBELET_ROOT, RECORDS_DIRECTORY
 from pydra.testing.report import Check, Report
 

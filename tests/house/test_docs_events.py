@@ -23,7 +23,7 @@ def reasons(error: type[errors.PydraError]) -> Iterator[str]:
 
 
 def test_every_reason_of_an_event_is_explained_with_what_to_do() -> None:
-    source = (Path(pydra.__file__).parent / "agent" / "reports.py").read_text()
+    source = (Path(pydra.__file__).parent / "agent" / "metrics_and_events.py").read_text()
     said = re.findall(r'self\._record_event\(\s*self\._node, "(\w+)"(?: if .+ else "(\w+)")?', source)
     of_nodes = {reason for pair in said for reason in pair if reason}
     assert len(of_nodes) >= 10

@@ -11,7 +11,7 @@ import pytest
 
 from cdi_claims import HOOK, LIB, MIG, V, gpu, nodes, partitioned, reading, settle, target
 from pydra import ClaimError
-from pydra.cdi.host_paths import resolve
+from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec_file
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.cdi.libraries import DriverIncomplete

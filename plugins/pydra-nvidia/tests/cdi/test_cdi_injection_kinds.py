@@ -9,7 +9,7 @@ import pytest
 
 from cdi_claims import HOOK, LIB, nodes, reading, settle, target
 from pydra import ClaimError
-from pydra.cdi.host_paths import resolve
+from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec_file
 from pydra_nvidia.cdi.injection import HookMissing, Injection
 from pydra_nvidia.config import Iommu, VfioDeviceConfig

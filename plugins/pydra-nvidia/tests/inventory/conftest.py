@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import Device, Inventory, TaintEffect
-from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, observe
+from pydra.pool import HealthPolicy, Published, Snapshot, build_pool, observe
 from pydra_nvidia.hardware import (
     ComputeInstance,
     Driver,

@@ -20,7 +20,7 @@ from pydra.devices import (
     Taint,
     TaintEffect,
 )
-from pydra.inventory import HealthPolicy, Published, Snapshot, build_pool, check_device, mark_unavailable, observe
+from pydra.pool import HealthPolicy, Published, Snapshot, build_pool, check_device, mark_unavailable, observe
 
 WELL = Health()
 SICK = Health(status=HealthStatus.UNHEALTHY, message="XID 79: the GPU fell off the bus", reason="XID79")

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 
 from pydra.agent.inventory_loop import DevicesCurrent, DevicesStale
-from pydra.agent.reports import OWN_REASONS, Reports
+from pydra.agent.metrics_and_events import OWN_REASONS, Reports
 from pydra.backends.supervisor_events import BackendEvent
 from pydra.checkpoint.record import PartialRecord
 from pydra.checkpoint.store import UnreadableRecord
@@ -17,7 +17,6 @@ from pydra.claims.gc import GarbageCollected, GarbageCounts
 from pydra.claims.preparer import ClaimEvent, Operation, OperationDone, OperationFailed, OperationStarted
 from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported
-from pydra.inventory import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.informer import WatchFailed
 from pydra.kubelet.health_service import HealthStreams
@@ -25,6 +24,7 @@ from pydra.kubelet.plugin import KubeletEvent
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.events import EventRequest
 from pydra.observability.metrics import Metrics
+from pydra.pool import Published
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, SliceEvent
 
 DRIVER = "sim.pydra.dev"

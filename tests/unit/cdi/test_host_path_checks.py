@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.host_paths import drop_absent
+from pydra.cdi.host_path_checks import drop_absent
 from pydra.claim import PreparedDevice
 from pydra.errors import HostPathMissing
 

@@ -28,7 +28,6 @@ from pydra.claims.gc import GarbageCollected
 from pydra.claims.preparer import OperationDone, OperationFailed, OperationStarted
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
-from pydra.inventory import Published
 from pydra.kube.client import RequestDone
 from pydra.kube.informer import WatchFailed
 from pydra.kubelet.health_service import HealthStreams
@@ -36,6 +35,7 @@ from pydra.kubelet.plugin import Serving, Stopped, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.events import EventRequest, Subject
 from pydra.observability.metrics import Metrics
+from pydra.pool import Published
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, PoolPublished, PublishFailed, SliceWritten
 
 Record = Callable[[EventRequest], None]

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.host_paths import resolve
+from pydra.cdi.host_path_checks import resolve
 from pydra.claim import PreparedDevice
 from pydra.errors import ClaimError, HostPathMissing
 

@@ -18,8 +18,8 @@ from pydra.devices import (
     Taint,
     Version,
 )
-from pydra.inventory import check_counter_set, check_device
 from pydra.limits import is_driver_name, is_qualified_name
+from pydra.pool import check_counter_set, check_device
 from pydra.slices.build import build_device
 from pydra_dev.gates import build_gates
 from pydra_dev.kinds import KINDS
