@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from pydra_nvidia.config import CONFIG_TYPES, check_config
+from pydra_nvidia.claim_config import CONFIG_TYPES, check_config
 from pydra_nvidia.settings import Settings
 
 if TYPE_CHECKING:

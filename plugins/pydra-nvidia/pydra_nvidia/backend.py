@@ -11,28 +11,25 @@ from functools import partial
 from typing import Any
 
 from pydra import Claim, ClaimError, HeldClaim, Inheritance, Inventory, PreparedDevice, PydraError, Sample, time_left
-from pydra_nvidia.budget import call_time
 from pydra_nvidia.cdi.injection import Injection
-from pydra_nvidia.hardware import Reading
+from pydra_nvidia.deadlines import Busy, call_time, in_thread
+from pydra_nvidia.devices import GpuName, MigName, VfioName, describe_prepared, find_targets, parse_name
+from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.health.diagnose import add_vanished
 from pydra_nvidia.health.monitor import HealthMonitor
-from pydra_nvidia.held import HeldEntries, PlanUnknown, build_plan, build_state, parse_entry
+from pydra_nvidia.held_claims import HeldEntries, PlanUnknown, build_plan, build_state, parse_entry
 from pydra_nvidia.inventory.build import build_inventory
 from pydra_nvidia.mig.reconcile import reconcile
 from pydra_nvidia.migration.succession import VendorSuccession
-from pydra_nvidia.names import GpuName, MigName, VfioName, parse_name
 from pydra_nvidia.nvml.maintenance import Gate, InMaintenance, Request
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.plan import find_absent, find_owned, find_vanished, plan_claim
-from pydra_nvidia.saved_state import SavedState
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch
-from pydra_nvidia.slicing import Slicer
+from pydra_nvidia.slicing.execution import PriorState, StepExecutor
+from pydra_nvidia.slicing.plan import find_absent, find_owned, find_vanished, plan_claim
 from pydra_nvidia.steps import Entry, Step
-from pydra_nvidia.targets import describe_prepared, find_targets
 from pydra_nvidia.telemetry import Hardware
-from pydra_nvidia.threads import Busy, in_thread
 
 _MEASURE_PATIENCE = 1.0
 """Seconds that a measurement waits for its turn with NVML."""
@@ -70,8 +67,8 @@ class NvidiaBackend:
         gate: Gate,
         hardware: Hardware,
         held: HeldEntries,
-        saved_state: SavedState,
-        slicer: Slicer,
+        prior_state: PriorState,
+        executor: StepExecutor,
         injection: Injection,
         health: HealthMonitor,
         mps: MpsWatch,
@@ -82,8 +79,8 @@ class NvidiaBackend:
         self._gate = gate
         self._hardware = hardware
         self._held = held
-        self._saved_state = saved_state
-        self._slicer = slicer
+        self._prior_state = prior_state
+        self._executor = executor
         self._injection = injection
         self._health = health
         self._mps = mps
@@ -126,7 +123,7 @@ class NvidiaBackend:
             _log.warning("the GPUs are not compared with what claims hold yet: %s", error)
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
-        """What will be held and done for the claim, with what the steps find before; see `held.build_plan`."""
+        """What will be held and done for the claim, with what the steps find before; see `held_claims.build_plan`."""
         with call_time():
             async with self._deciding:
                 self._held.refresh(held, claim.uid)
@@ -139,11 +136,11 @@ class NvidiaBackend:
         """Make the hardware what the plan says; all of it or nothing."""
         entry = parse_entry(claim)
         with self._working(), call_time():
-            await self._slicer.carry_out(entry, self._absent.pop(claim.uid, ()))
+            await self._executor.carry_out(entry, self._absent.pop(claim.uid, ()))
             try:
                 prepared = await in_thread(self._describe, claim, entry)
             except Exception as error:
-                await self._slicer.take_back(entry, error)
+                await self._executor.take_back(entry, error)
                 raise
         self._held.mark_prepared(claim.uid)
         return prepared
@@ -160,7 +157,7 @@ class NvidiaBackend:
             self._held.remove(claim.uid)
             return
         with self._working(), call_time():
-            await self._slicer.undo(self._held.find_left(entry))
+            await self._executor.undo(self._held.find_left(entry))
 
     async def wait_changed(self) -> None:
         """Return on an event of a GPU, or when something outside changed: functions, drivers, partitions."""
@@ -184,7 +181,7 @@ class NvidiaBackend:
         await self._restored.wait()
         pause, told = self._settings.poll_period, tuple[str, ...]()
         while True:
-            problems = await self._slicer.undo_ownerless() if self._maintenance is None else ()
+            problems = await self._executor.undo_ownerless() if self._maintenance is None else ()
             for problem in problems:
                 if problem not in told:
                     _log.warning("%s", problem)
@@ -275,7 +272,7 @@ class NvidiaBackend:
         targets = find_targets(claim.devices, reading)
         unread = self._held.unread.values()
         planned = plan_claim(claim, targets, reading, entries=entries, unread=unread, settings=self._settings)
-        planned = self._saved_state.remember(planned, entries.values())
+        planned = self._prior_state.remember(planned, entries.values())
         return planned, find_absent(targets, planned)
 
     def _describe(self, claim: Claim, entry: Entry) -> list[PreparedDevice]:

@@ -17,24 +17,23 @@ from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.health.memory import FILE, IncidentMemory
 from pydra_nvidia.health.monitor import HealthMonitor
-from pydra_nvidia.held import HeldEntries
+from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.host.tree import Roots, Tree
-from pydra_nvidia.mig.operators import CreateMigOperator, MigModeOffOperator, MigModeOnOperator
+from pydra_nvidia.mig.operators import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.migration.succession import VendorSuccession
 from pydra_nvidia.nvml.loading import load_pynvml
 from pydra_nvidia.nvml.maintenance import Gate
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.saved_state import SavedState
 from pydra_nvidia.settings import PREFIX, Settings, parse_settings
-from pydra_nvidia.sharing.mps import MpsWatch, StartMpsOperator
+from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
-from pydra_nvidia.sharing.time_slice import SetTimeSliceOperator
-from pydra_nvidia.slicing import Slicer
+from pydra_nvidia.sharing.time_slice import SetTimeSliceApplier
+from pydra_nvidia.slicing.execution import PriorState, StepExecutor
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps
 from pydra_nvidia.telemetry import Hardware
-from pydra_nvidia.vfio.operators import BindVfioOperator
+from pydra_nvidia.vfio.operators import BindVfioApplier
 
 _log = logging.getLogger(__name__)
 
@@ -111,16 +110,16 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
         return find_driver_root(tree, settings)
 
     daemons = MpsDaemons(settings, tree, find_root)
-    start_mps = StartMpsOperator(session, settings, held, daemons, hardware.reread)
-    slicer = Slicer(
+    start_mps = StartMpsApplier(session, settings, held, daemons, hardware.reread)
+    executor = StepExecutor(
         held,
         {
-            MigModeOn: MigModeOnOperator(session, held),
-            MigModeOff: MigModeOffOperator(session, held),
-            CreateMig: CreateMigOperator(session, held),
-            SetTimeSlice: SetTimeSliceOperator(session, held, find_root),
+            MigModeOn: MigModeOnApplier(session, held),
+            MigModeOff: MigModeOffApplier(session, held),
+            CreateMig: CreateMigApplier(session, held),
+            SetTimeSlice: SetTimeSliceApplier(session, held, find_root),
             StartMps: start_mps,
-            BindVfio: BindVfioOperator(tree, settings, session),
+            BindVfio: BindVfioApplier(tree, settings, session),
         },
     )
     injection = Injection(tree, settings)
@@ -131,8 +130,8 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
         gate=gate,
         hardware=hardware,
         held=held,
-        saved_state=SavedState(session, tree, Persistenced(tree, find_root)),
-        slicer=slicer,
+        prior_state=PriorState(session, tree, Persistenced(tree, find_root)),
+        executor=executor,
         injection=injection,
         health=health,
         mps=MpsWatch(start_mps, settings, held),
@@ -141,7 +140,7 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
             tree=tree,
             hardware=hardware,
             held=held,
-            slicer=slicer,
+            executor=executor,
             injection=injection,
         ),
     )

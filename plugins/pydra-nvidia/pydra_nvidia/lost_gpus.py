@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import Gpu, LostGpu, PciFunction, Reading
+from pydra_nvidia.hardware_types import Gpu, LostGpu, PciFunction, Reading
 from pydra_nvidia.nvml.errors import Code, NvmlError
 
 

@@ -1,16 +1,17 @@
 """What can be done to the hardware for a claim, as values: planned before it is done, undone in reverse.
 
-Each kind has an operator (`slicing.Operator`) in the room that knows it. A step says all that undoing needs.
+Each kind has an applier in the room that knows it. A step says all that undoing needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from pydra_nvidia.hardware import Placement
+from pydra import ClaimError
+from pydra_nvidia.hardware_types import Placement
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="step"):
@@ -128,3 +129,25 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 def leave_behind(entry: Entry, steps: tuple[Step, ...]) -> Entry:
     """The ownerless entry with these steps of the claim's; it has a uid that no claim has."""
     return Entry(uid=f"{entry.uid}.left", namespace=entry.namespace, name=entry.name, steps=steps, ownerless=True)
+
+
+class StepApplier(Protocol):
+    """Does and undoes one kind of step; both may be repeated.
+
+    `apply` is all or nothing: when it raises a ClaimError, the hardware is as it was, unless it is a LeftBehind.
+    `undo` succeeds when there is nothing to undo, and touches nothing that another claim or somebody else made.
+    """
+
+    async def apply(self, step: Any, entry: Entry, /) -> None:
+        """Do it."""
+        ...
+
+    async def undo(self, step: Any, entry: Entry, /) -> None:
+        """Undo it."""
+        ...
+
+
+class LeftBehind(ClaimError):
+    """A step failed, and cleaning up after it failed too: it is undone with the steps before it."""
+
+    reason = "LeftBehind"

@@ -13,14 +13,15 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import Driver, Gpu, LostGpu, Mig, PciFunction, Reading
+from pydra_nvidia.deadlines import in_thread, turn
+from pydra_nvidia.devices import gpu_name
+from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, PciFunction, Reading
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.kernel_driver import is_excluded, list_instances, read_module_version
 from pydra_nvidia.host.pci import DRIVER, PciBus, is_vfio, read_vfio_host
 from pydra_nvidia.host.pci_ids import PciIds
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.lost_gpus import find_lost
-from pydra_nvidia.names import gpu_name
 from pydra_nvidia.nvml.calls import Nvml, address_of
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.gpus import read_condition, read_driver, read_facts, read_monitored, read_persistence
@@ -37,7 +38,6 @@ from pydra_nvidia.nvml.partitions import (
 from pydra_nvidia.nvml.profiles import find_missing
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.threads import in_thread, turn
 from pydra_nvidia.vfio.drivers import VfioDrivers
 
 GONE = LOST | {Code.GPU_NOT_FOUND}

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from pydra import AllocatedDevice, Claim, ClaimError, DeviceInUse, HeldClaim
 from pydra_nvidia.composition import find_node, open_backend
-from pydra_nvidia.held import parse_entry
+from pydra_nvidia.held_claims import parse_entry
 from pydra_nvidia.simulation.install import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState, Process
 from pydra_nvidia.steps import BindVfio, Entry, MigModeOff, SetTimeSlice
@@ -216,10 +216,10 @@ async def test_what_was_before_is_in_the_plan(node: Node) -> None:
         assert tree.read(tree.sys(f"bus/pci/devices/{node.address()}/driver_override")) == "nvidia"
         uuid = next(u for u, board in node.simulation.machine.read().boards.items() if board.minor == 1)
         planned = Entry(uid="t", namespace="d", name="t", steps=(SetTimeSlice(gpu=uuid, interval=1),))
-        (remembered,) = backend._saved_state.remember(planned, ()).steps
+        (remembered,) = backend._prior_state.remember(planned, ()).steps
         assert remembered == SetTimeSlice(gpu=uuid, interval=1, mode=2)
         first = Entry(uid="f", namespace="d", name="f", steps=(SetTimeSlice(gpu=uuid, interval=1, mode=3),))
-        (shared,) = backend._saved_state.remember(planned, [first]).steps
+        (shared,) = backend._prior_state.remember(planned, [first]).steps
         assert shared == first.steps[0], "what the first of two claims found"
 
 

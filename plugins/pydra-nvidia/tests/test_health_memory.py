@@ -6,7 +6,7 @@ import fcntl
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from pydra_nvidia.hardware import Placement
+from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.health.memory import IncidentMemory
 
 

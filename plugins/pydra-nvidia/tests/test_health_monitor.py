@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pydra import HealthStatus
-from pydra_nvidia.hardware import Placement
+from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.health.assessments import Diagnosis
 from pydra_nvidia.health.memory import IncidentMemory
 from pydra_nvidia.health.monitor import HealthMonitor

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pydra_nvidia.hardware import PciFunction, VfioHost
+from pydra_nvidia.hardware_types import PciFunction, VfioHost
 from pydra_nvidia.host.pci import PciBus, addressable_memory, find_root, is_vfio, read_vfio_host
 from pydra_nvidia.host.pci_ids import PciIds
 from pydra_nvidia.host.tree import Roots, Tree

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pydra_nvidia.hardware import Placement, Reading
+from pydra_nvidia.hardware_types import Placement, Reading
 from pydra_nvidia.migration.plan import plan_cleaning, plan_succession
 from pydra_nvidia.migration.vendor_checkpoint import VendorClaim, VendorDevice, VendorResult
 from pydra_nvidia.nvml.session import NvmlSession

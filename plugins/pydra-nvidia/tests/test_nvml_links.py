@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from nvml_libraries import answer, nvml
-from pydra_nvidia.hardware import (
+from pydra_nvidia.hardware_types import (
     Fabric,
     NvLinks,
 )

@@ -11,7 +11,7 @@ import pytest
 
 from gpu_values import gpu
 from nvml_libraries import answer, nvml
-from pydra_nvidia.hardware import (
+from pydra_nvidia.hardware_types import (
     Architecture,
     Condition,
     Gpu,

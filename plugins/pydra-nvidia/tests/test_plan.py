@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from pydra import AllocatedDevice, Claim, InvalidConfig
-from pydra_nvidia.config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
-from pydra_nvidia.hardware import ComputeInstance, Gpu, GpuInstance, Mig, Placement, Reading
-from pydra_nvidia.plan import find_owned, plan_claim
+from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
+from pydra_nvidia.devices import find_targets
+from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, Mig, Placement, Reading
 from pydra_nvidia.settings import Settings
+from pydra_nvidia.slicing.plan import find_owned, plan_claim
 from pydra_nvidia.steps import CreateMig, Entry
-from pydra_nvidia.targets import find_targets
 
 PLACE = Placement(0, 1)
 PART = CreateMig(gpu="GPU-0", profile=19, profile_name="1g.10gb", placement=PLACE)

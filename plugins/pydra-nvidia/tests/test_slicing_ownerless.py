@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from pydra import ClaimError, PydraError
-from pydra_nvidia.hardware import Placement
-from pydra_nvidia.held import HeldEntries
+from pydra_nvidia.hardware_types import Placement
+from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
-from pydra_nvidia.slicing import LeftBehind, Slicer, UndoFailed
+from pydra_nvidia.slicing.execution import LeftBehind, StepExecutor, UndoFailed
 from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Hold, MigModeOn, StartMps, Step
 
 PART = CreateMig(gpu="GPU-0", profile=19, profile_name="1g.10gb", placement=Placement(0, 1))
@@ -26,7 +26,7 @@ MISMATCH = NvmlError(Code.LIB_RM_VERSION_MISMATCH, "nvmlInitWithFlags")
 
 
 class Hardware:
-    """An operator that keeps what is done; `refusals` are what undoing a step raises."""
+    """An applier that keeps what is done; `refusals` are what undoing a step raises."""
 
     def __init__(self) -> None:
         self.done: list[Step] = []
@@ -48,14 +48,14 @@ class Hardware:
 class Node:
     def __init__(self) -> None:
         self.hardware, self.held = Hardware(), HeldEntries()
-        self.slicer = Slicer(self.held, dict.fromkeys(map(type, STEPS), self.hardware))
+        self.executor = StepExecutor(self.held, dict.fromkeys(map(type, STEPS), self.hardware))
         self.held.write(ENTRY)
 
 
 @pytest.fixture
 async def node() -> Node:
     node = Node()
-    await node.slicer.carry_out(ENTRY)
+    await node.executor.carry_out(ENTRY)
     return node
 
 
@@ -73,41 +73,41 @@ async def test_a_claim_that_cannot_be_undone_now_ends_and_what_is_left_is_undone
     node: Node, error: Exception
 ) -> None:
     node.hardware.refusals = {1: [error], 2: [error]}
-    await node.slicer.undo(ENTRY)
+    await node.executor.undo(ENTRY)
     assert node.hardware.done == [PART, STEPS[2]]
     (left,) = node.held.entries().values()
     assert left.steps == (PART, STEPS[2])
     assert left.ownerless
     assert left.holds == (), "others may have the devices"
     assert node.held.staying("another") == (), "nothing is kept for it"
-    (problem,) = await node.slicer.undo_ownerless()
+    (problem,) = await node.executor.undo_ownerless()
     assert problem.startswith(f"what claim default/claim left is not undone yet: {error}")
     assert node.held.entries() == {left.uid: left}
     node.hardware.refusals.clear()
-    assert await node.slicer.undo_ownerless() == ()
+    assert await node.executor.undo_ownerless() == ()
     assert node.hardware.done == []
     assert node.held.entries() == {}
 
 
 async def test_a_session_that_ended_is_opened_anew_before_anything_is_left(node: Node) -> None:
     node.hardware.refusals = {1: [NvmlError(Code.UNINITIALIZED, "nvmlDeviceGetCount"), MISMATCH]}
-    await node.slicer.undo(ENTRY)
+    await node.executor.undo(ENTRY)
     assert [left.steps for left in node.held.entries().values()] == [(PART,)]
 
 
 async def test_a_claim_that_leaves_something_twice_leaves_all_of_it(node: Node) -> None:
     node.hardware.refusals = {1: [MISMATCH]}
-    await node.slicer.undo(ENTRY)
+    await node.executor.undo(ENTRY)
     node.hardware.refusals = {1: [MISMATCH], 2: [MISMATCH]}
     node.held.write(ENTRY)
-    await node.slicer.undo(ENTRY)
+    await node.executor.undo(ENTRY)
     assert [left.steps for left in node.held.entries().values()] == [(PART, STEPS[2])]
 
 
 async def test_what_is_busy_keeps_the_claim_with_all_that_is_left(node: Node) -> None:
     node.hardware.refusals = {1: [MISMATCH], 2: [ClaimError("a process lives")]}
     with pytest.raises(UndoFailed, match="a process lives"):
-        await node.slicer.undo(ENTRY)
+        await node.executor.undo(ENTRY)
     left = node.held.read("one")
     assert left is not None
     assert left.steps == STEPS[:3]
@@ -116,10 +116,10 @@ async def test_what_is_busy_keeps_the_claim_with_all_that_is_left(node: Node) ->
 
 async def test_a_function_that_another_claim_has_by_now_is_not_taken_from_it(node: Node) -> None:
     node.hardware.refusals = {3: [DriverMissing("no driver")]}
-    await node.slicer.undo(ENTRY)
+    await node.executor.undo(ENTRY)
     node.hardware.refusals.clear()
     node.held.write(Entry(uid="two", namespace="default", name="two", steps=STEPS[3:]))
-    assert await node.slicer.undo_ownerless() == ()
+    assert await node.executor.undo_ownerless() == ()
     assert node.hardware.done == [STEPS[3]]
     assert list(node.held.entries()) == ["two"]
 
@@ -130,4 +130,4 @@ async def test_what_went_wrong_first_is_told_whatever_undoing_says(failed: Pydra
     node.hardware.refused = {2: LeftBehind("the daemon does not answer")}
     node.hardware.refusals = {0: [failed]}
     with pytest.raises(ClaimError, match="the daemon does not answer"):
-        await node.slicer.carry_out(ENTRY)
+        await node.executor.carry_out(ENTRY)

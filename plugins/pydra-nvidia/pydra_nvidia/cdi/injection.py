@@ -23,8 +23,9 @@ from pydra_nvidia.cdi.file_search import FileSearch, FolderStamp, is_settled, re
 from pydra_nvidia.cdi.hooks import PLACES, describe_hooks
 from pydra_nvidia.cdi.libraries import DriverIncomplete
 from pydra_nvidia.cdi.nodes import COMMON, CONTROL, DevRoots, Node
-from pydra_nvidia.config import Iommu, VfioDeviceConfig
-from pydra_nvidia.hardware import Gpu, Reading
+from pydra_nvidia.claim_config import Iommu, VfioDeviceConfig
+from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu
+from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
 from pydra_nvidia.host.kernel_driver import find_partition_nodes
 from pydra_nvidia.host.root_paths import below, resolve
@@ -32,7 +33,6 @@ from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.edits import build_sharing_edits
 from pydra_nvidia.steps import Step
-from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu
 
 
 class HookMissing(ClaimError):

@@ -17,7 +17,7 @@ from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.cli.arguments import add_node_arguments, node_of
 from pydra_nvidia.cli.report import Look, describe
 from pydra_nvidia.composition import Node
-from pydra_nvidia.hardware import Reading
+from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.health.diagnose import diagnose
 from pydra_nvidia.health.memory import FILE, IncidentMemory
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra import Health, HealthStatus, Taint, TaintEffect
-from pydra_nvidia.hardware import Placement
+from pydra_nvidia.hardware_types import Placement
 
 
 class Assessment(msgspec.Struct, frozen=True, kw_only=True):

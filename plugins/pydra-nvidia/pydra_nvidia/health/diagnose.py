@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra import Health, HealthStatus, Taint, TaintEffect
-from pydra_nvidia.hardware import Gpu, LostGpu, Placement, Reading
+from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Reading
 from pydra_nvidia.health.assessments import WELL, Assessment, Diagnosis, combine
 from pydra_nvidia.health.incidents import Incident, explain, is_ignored, is_over
 from pydra_nvidia.settings import Reaction, Settings, Signal

@@ -9,7 +9,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from pydra_nvidia.hardware import Placement
+from pydra_nvidia.hardware_types import Placement
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Errors of applications: the GPU is as good as before. NVIDIA's drivers skip the same."""

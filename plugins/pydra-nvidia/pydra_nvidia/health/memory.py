@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import msgspec
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import Placement
+from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.health.incidents import Incident
 
 FILE = "health.json"

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from pydra import Sample, SampleKind
-from pydra_nvidia.hardware import Gpu, GpuInstance, Placement, Reading
+from pydra_nvidia.devices import gpu_name
+from pydra_nvidia.hardware_types import Gpu, GpuInstance, Placement, Reading
 from pydra_nvidia.health.assessments import Diagnosis
 from pydra_nvidia.health.diagnose import diagnose, is_settled, suspend
 from pydra_nvidia.health.memory import IncidentMemory
 from pydra_nvidia.health.watcher import EventWatcher
-from pydra_nvidia.names import gpu_name
 from pydra_nvidia.nvml.events import Event
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings

@@ -10,7 +10,7 @@ import os
 import posixpath
 from typing import TypeAlias
 
-from pydra_nvidia.hardware import PciFunction, VfioHost
+from pydra_nvidia.hardware_types import PciFunction, VfioHost
 from pydra_nvidia.host.tree import Tree
 
 VENDOR = "0x10de"

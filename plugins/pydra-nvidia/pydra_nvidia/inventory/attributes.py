@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 
 from pydra import AttributeValue, Version
-from pydra_nvidia.hardware import Architecture, Gpu, PciFunction, Reading
+from pydra_nvidia.hardware_types import Architecture, Gpu, PciFunction, Reading
 
 STANDARD = "resource.kubernetes.io"
 LONGEST = 64

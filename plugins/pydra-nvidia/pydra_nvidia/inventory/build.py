@@ -6,16 +6,15 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pydra import Capacity, CounterSet, Device, Inventory
-from pydra_nvidia.hardware import Gpu, LostGpu, PciFunction, Placement, Reading
+from pydra_nvidia.devices import gpu_name, passthrough_candidates, vfio_name
+from pydra_nvidia.hardware_types import Gpu, LostGpu, PciFunction, Placement, Reading
 from pydra_nvidia.health.assessments import WELL, Diagnosis, join_assessments
 from pydra_nvidia.inventory.attributes import describe_function, describe_hardware
 from pydra_nvidia.inventory.capacities import build_quantity
 from pydra_nvidia.inventory.gpus import build_counter_sets, build_devices, draw_all
 from pydra_nvidia.inventory.links import describe_links
 from pydra_nvidia.inventory.offering import Offering, decide_offering, with_removed
-from pydra_nvidia.names import gpu_name, vfio_name
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.targets import passthrough_candidates
 
 _DISPLAYS = ("DGX Display", "NVIDIA DGX Display")
 """Cards that only drive a workstation's screen; NVIDIA's driver does not count them either."""

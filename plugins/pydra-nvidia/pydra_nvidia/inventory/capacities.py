@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pydra import Capacity, CapacityRange, Quantity, RequestPolicy
-from pydra_nvidia.hardware import Profile
+from pydra_nvidia.hardware_types import Profile
 from pydra_nvidia.settings import Shares
 
 MIB = 1024 * 1024

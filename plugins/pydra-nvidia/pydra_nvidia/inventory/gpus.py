@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pydra import AttributeValue, CounterConsumption, CounterSet, Device
-from pydra_nvidia.hardware import Gpu, Placement, Profile
+from pydra_nvidia.devices import counter_set_name, gpu_name, mig_name
+from pydra_nvidia.hardware_types import Gpu, Placement, Profile
 from pydra_nvidia.health.assessments import WELL, Assessment, Diagnosis, join_assessments
 from pydra_nvidia.inventory.attributes import describe_gpu, describe_partition
 from pydra_nvidia.inventory.capacities import build_capacities, memory_figure, profile_figures, share_capacities
 from pydra_nvidia.inventory.offering import Adopted, Offering
 from pydra_nvidia.inventory.profiles import Offer, build_table
-from pydra_nvidia.names import counter_set_name, gpu_name, mig_name
 from pydra_nvidia.settings import Shares
 
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from pydra import AttributeValue
-from pydra_nvidia.hardware import Gpu
+from pydra_nvidia.hardware_types import Gpu
 from pydra_nvidia.inventory.attributes import clip
 
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra import Quantity
-from pydra_nvidia.hardware import VGPU_GUEST, Gpu, GpuInstance, Mig, Placement, Profile
+from pydra_nvidia.hardware_types import VGPU_GUEST, Gpu, GpuInstance, Mig, Placement, Profile
 from pydra_nvidia.inventory.profiles import Offer, build_table
 
 WHOLE_ONLY: Mapping[str, Quantity] = {"gpu": 1}

@@ -13,7 +13,7 @@ from functools import lru_cache
 import msgspec
 
 from pydra import Capacity, Quantity
-from pydra_nvidia.hardware import Placement, Profile
+from pydra_nvidia.hardware_types import Placement, Profile
 from pydra_nvidia.inventory.capacities import build_capacities, build_quantity, profile_figures
 
 _COUNTERS = {"copyEngines": "copy-engines", "jpegEngines": "jpeg-engines", "ofaEngines": "ofa-engines"}

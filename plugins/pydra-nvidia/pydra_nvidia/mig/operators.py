@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from pydra import ClaimError
-from pydra_nvidia.hardware import GpuInstance
-from pydra_nvidia.held import HeldEntries
+from pydra_nvidia.hardware_types import GpuInstance
+from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.mig.plan import describe, slices
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import PASSING, Code, NvmlError
@@ -34,8 +34,7 @@ from pydra_nvidia.nvml.mig_control import (
     set_mode,
 )
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.slicing import LeftBehind
-from pydra_nvidia.steps import BindVfio, CreateMig, Entry, MigModeOff, MigModeOn
+from pydra_nvidia.steps import BindVfio, CreateMig, Entry, LeftBehind, MigModeOff, MigModeOn
 
 PATIENCE = 3.0
 """Seconds for processes to release a GPU: they do so a while after they were told to end."""
@@ -87,7 +86,7 @@ class _Operator:
                 raise
 
 
-class MigModeOnOperator(_Operator):
+class MigModeOnApplier(_Operator):
     """Switches to MIG mode, and back when the last claim on the GPU has left."""
 
     async def apply(self, step: MigModeOn, _entry: Entry) -> None:
@@ -114,7 +113,7 @@ class MigModeOnOperator(_Operator):
             set_mode(nvml, gpu, on=False)
 
 
-class MigModeOffOperator(_Operator):
+class MigModeOffApplier(_Operator):
     """Leaves MIG mode, so that the GPU can be used whole or passed through."""
 
     async def apply(self, step: MigModeOff, entry: Entry) -> None:
@@ -141,7 +140,7 @@ class MigModeOffOperator(_Operator):
         set_mode(nvml, gpu, on=False)
 
 
-class CreateMigOperator(_Operator):
+class CreateMigApplier(_Operator):
     """Creates a partition at its place, or completes it; destroys it when the last claim that has it leaves."""
 
     async def apply(self, step: CreateMig, entry: Entry) -> None:

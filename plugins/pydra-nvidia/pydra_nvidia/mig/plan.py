@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pydra import ClaimError
-from pydra_nvidia.hardware import VGPU_GUEST, Gpu, GpuInstance, Placement, Profile, Reading
+from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu
+from pydra_nvidia.hardware_types import VGPU_GUEST, Gpu, GpuInstance, Placement, Profile, Reading
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import CreateMig, MigModeOff, MigModeOn, Step
-from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu
 
 
 def plan_partitions(
@@ -28,7 +28,7 @@ def plan_partitions(
 
     `owned` are the places that claims made, by their GPU's UUID; it must be older than `reading`, or a partition that
     is being removed looks like somebody else's. Targets with admin access need nothing but to exist. The others do
-    not overlap, which `sharing.conflicts` has seen to.
+    not overlap, which `slicing.conflicts` has seen to.
 
     Raises:
         ClaimError: a partition that cannot be had now: what is in the way, who can remove it.

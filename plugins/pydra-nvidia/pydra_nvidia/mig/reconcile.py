@@ -13,8 +13,8 @@ from functools import partial
 import msgspec
 
 from pydra import ClaimError
-from pydra_nvidia.hardware import Gpu, GpuInstance, Reading
-from pydra_nvidia.held import HeldEntries
+from pydra_nvidia.hardware_types import Gpu, GpuInstance, Reading
+from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.mig.plan import can_change_mode, describe
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.mig_control import destroy_instance, find_all, find_instance, set_mode

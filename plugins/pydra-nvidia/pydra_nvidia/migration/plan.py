@@ -8,13 +8,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import msgspec
 
 from pydra import AllocatedDevice, Claim, ClaimError, ContainerEdits
-from pydra_nvidia.hardware import PciFunction, Reading
+from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu, find_targets
+from pydra_nvidia.hardware_types import PciFunction, Reading
 from pydra_nvidia.host.pci import DRIVER, is_vfio
 from pydra_nvidia.migration.vendor_checkpoint import VendorClaim, VendorDevice
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.sharing.conflicts import find_holds
+from pydra_nvidia.slicing.conflicts import find_holds
 from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Hold, MigModeOn, SetTimeSlice, Step, leave_behind
-from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu, find_targets
 
 
 class Succession(msgspec.Struct, frozen=True, kw_only=True):

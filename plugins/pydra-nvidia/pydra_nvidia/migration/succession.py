@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, PreparedDevice
 from pydra_nvidia.cdi.edits import merge
 from pydra_nvidia.cdi.injection import Injection
-from pydra_nvidia.hardware import Reading
-from pydra_nvidia.held import HeldEntries, build_plan, build_state
+from pydra_nvidia.hardware_types import Reading
+from pydra_nvidia.held_claims import HeldEntries, build_plan, build_state
 from pydra_nvidia.host.pci import is_vfio
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.migration.plan import Succession, mps_edits, plan_cleaning, plan_succession
@@ -30,7 +30,7 @@ from pydra_nvidia.migration.vendor_checkpoint import (
     parse_vendor_checkpoint,
 )
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.slicing import Slicer
+from pydra_nvidia.slicing.execution import StepExecutor
 from pydra_nvidia.steps import Entry
 from pydra_nvidia.telemetry import Hardware
 from pydra_nvidia.vfio.functions import read_function
@@ -56,14 +56,14 @@ class VendorSuccession:
         tree: Tree,
         hardware: Hardware,
         held: HeldEntries,
-        slicer: Slicer,
+        executor: StepExecutor,
         injection: Injection,
     ) -> None:
         self._settings = settings
         self._tree = tree
         self._hardware = hardware
         self._held = held
-        self._slicer = slicer
+        self._executor = executor
         self._injection = injection
 
     async def inherit(self, directory: str) -> Inheritance:
@@ -153,7 +153,7 @@ class VendorSuccession:
             if cleaning.entry.steps:
                 self._held.write(cleaning.entry)
                 try:
-                    await self._slicer.undo(cleaning.entry)
+                    await self._executor.undo(cleaning.entry)
                 except ClaimError as error:
                     _log.warning(
                         "claim %s was begun by NVIDIA's driver, which is not undone yet: %s", vendor.uid, error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from pydra_nvidia.hardware import Architecture, Condition, Driver, Gpu
+from pydra_nvidia.hardware_types import Architecture, Condition, Driver, Gpu
 from pydra_nvidia.nvml.calls import Nvml, read_fields
 
 RECOVERY_FIELD = 230

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from pydra_nvidia.hardware import Architecture, Fabric, Gpu, NvLinks
+from pydra_nvidia.hardware_types import Architecture, Fabric, Gpu, NvLinks
 from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import LOST, STALE, NvmlError
 from pydra_nvidia.nvml.gpus import parse_bus_id

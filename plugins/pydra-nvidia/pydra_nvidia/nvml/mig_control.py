@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from pydra import ClaimError
-from pydra_nvidia.hardware import Architecture, GpuInstance, Placement, Profile
+from pydra_nvidia.hardware_types import Architecture, GpuInstance, Placement, Profile
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.gpus import parse_bus_id

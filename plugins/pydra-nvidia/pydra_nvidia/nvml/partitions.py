@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import Architecture, ComputeInstance, GpuInstance, Placement, Profile
+from pydra_nvidia.hardware_types import Architecture, ComputeInstance, GpuInstance, Placement, Profile
 from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, Code, NvmlError
 from pydra_nvidia.nvml.profiles import read_compute_profiles, read_gpu_profiles

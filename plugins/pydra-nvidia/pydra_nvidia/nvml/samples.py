@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydra import Sample, SampleKind
-from pydra_nvidia.hardware import Gpu, Reading
-from pydra_nvidia.names import gpu_name, mig_name
+from pydra_nvidia.devices import gpu_name, mig_name
+from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import STALE, NvmlError
 from pydra_nvidia.nvml.links import read_link_errors

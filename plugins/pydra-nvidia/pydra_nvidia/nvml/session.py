@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import TypeVar
 
+from pydra_nvidia.deadlines import in_thread, turn
 from pydra_nvidia.nvml.calls import Meter, Nvml
 from pydra_nvidia.nvml.errors import STALE, NvmlError
 from pydra_nvidia.nvml.maintenance import Gate
-from pydra_nvidia.threads import in_thread, turn
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import uuid
 
 import msgspec
 
-from pydra_nvidia.hardware import Fabric, Gpu, LostGpu, Mig, Reading
+from pydra_nvidia.hardware_types import Fabric, Gpu, LostGpu, Mig, Reading
 
 _NO_CLUSTER = str(uuid.UUID(int=0))
 _DIGITS = 10**13

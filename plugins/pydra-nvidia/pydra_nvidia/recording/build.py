@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import LostGpu, Reading
+from pydra_nvidia.hardware_types import LostGpu, Reading
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.nvml.errors import Code, code_name
 from pydra_nvidia.recording.anonymise import Names

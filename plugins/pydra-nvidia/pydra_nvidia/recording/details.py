@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import Gpu, Mig
+from pydra_nvidia.hardware_types import Gpu, Mig
 from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import STALE, UNAVAILABLE, Code, NvmlError, code_name
 from pydra_nvidia.nvml.gpus import parse_bus_id, read_condition, read_facts, read_monitored, read_persistence

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from pydra_nvidia.cdi.hooks import PLACES
-from pydra_nvidia.hardware import PciFunction, VfioHost
+from pydra_nvidia.hardware_types import PciFunction, VfioHost
 from pydra_nvidia.host.driver_root import ROOTS, DriverMissing, find_driver_root
 from pydra_nvidia.host.kernel_driver import read_majors, read_module_version
 from pydra_nvidia.host.pci_ids import PATHS, VENDOR

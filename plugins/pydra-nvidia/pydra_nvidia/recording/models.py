@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import Architecture
+from pydra_nvidia.hardware_types import Architecture
 from pydra_nvidia.recording.slots import Slot
 from pydra_nvidia.recording.tables import with_sizes
 from pydra_nvidia.simulation.model import GpuProfile, MigModel, Model

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra import PydraError
-from pydra_nvidia.hardware import Reading
+from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.host.pci import PciBus, read_vfio_host
 from pydra_nvidia.host.tree import Tree

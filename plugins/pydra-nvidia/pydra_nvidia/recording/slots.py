@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-from pydra_nvidia.hardware import PciFunction
+from pydra_nvidia.hardware_types import PciFunction
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.simulation.model import PciModel
 

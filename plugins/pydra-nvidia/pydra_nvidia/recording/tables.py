@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import Architecture, Gpu, GpuInstance, Placement
+from pydra_nvidia.hardware_types import Architecture, Gpu, GpuInstance, Placement
 from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import NvmlError
 from pydra_nvidia.nvml.partitions import profile_name, read_places

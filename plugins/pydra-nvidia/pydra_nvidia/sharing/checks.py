@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from pydra_nvidia.config import GpuSharing
-from pydra_nvidia.hardware import Gpu
+from pydra_nvidia.claim_config import GpuSharing, parse_index, parse_limit
+from pydra_nvidia.devices import Partition, WholeGpu
+from pydra_nvidia.hardware_types import Gpu
 from pydra_nvidia.settings import Settings, Shares
 from pydra_nvidia.sharing.groups import Group, is_created
-from pydra_nvidia.sharing.limits import parse_index, parse_limit
-from pydra_nvidia.targets import Partition, WholeGpu
 
 VOLTA = (7, 0)
 GP100 = (6, 0)

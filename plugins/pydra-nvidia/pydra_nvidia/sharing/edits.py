@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pydra import ContainerEdits
+from pydra_nvidia.devices import Partition, Target, WholeGpu
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.places import find_place
 from pydra_nvidia.steps import StartMps, Step
-from pydra_nvidia.targets import Partition, Target, WholeGpu
 
 PIPE_INSIDE = "/tmp/nvidia-mps"  # noqa: S108 - the vendor's name, in the container
 SHM_INSIDE = "/dev/shm"  # noqa: S108 - where CUDA looks

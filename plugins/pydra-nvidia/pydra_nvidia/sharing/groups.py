@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pydra_nvidia.config import GpuConfig, GpuSharing, MigDeviceConfig, MigDeviceSharing, MpsConfig
+from pydra_nvidia.claim_config import GpuConfig, GpuSharing, MigDeviceConfig, MigDeviceSharing, MpsConfig
+from pydra_nvidia.devices import Partition, Target, WholeGpu
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.targets import Partition, Target, WholeGpu
 
 Shared = WholeGpu | Partition
 

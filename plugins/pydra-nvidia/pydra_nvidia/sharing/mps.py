@@ -8,17 +8,16 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from pydra import ClaimError, PydraError, Sample, SampleKind
-from pydra_nvidia.budget import left, time_for, undoing
-from pydra_nvidia.hardware import Reading
-from pydra_nvidia.held import HeldEntries
+from pydra_nvidia.deadlines import left, time_for, undoing
+from pydra_nvidia.hardware_types import Reading
+from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.sharing.gpu_modes import give_back, take_over
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons, find_recorded
 from pydra_nvidia.sharing.places import MpsBusy, MpsPlace, find_place, list_places, trim_logs, turn
 from pydra_nvidia.sharing.processes import Process, is_alive
-from pydra_nvidia.slicing import LeftBehind
-from pydra_nvidia.steps import Entry, StartMps
+from pydra_nvidia.steps import Entry, LeftBehind, StartMps
 
 FIRST_RETRY, LAST_RETRY = 5.0, 300.0
 """Seconds before a daemon that could not be restarted is tried again: at first, and at most."""
@@ -26,7 +25,7 @@ FIRST_RETRY, LAST_RETRY = 5.0, 300.0
 _log = logging.getLogger(__name__)
 
 
-class StartMpsOperator:
+class StartMpsApplier:
     """`reread` reads these GPUs' partitions anew (`telemetry.Hardware.reread`)."""
 
     def __init__(
@@ -128,12 +127,12 @@ class MpsWatch:
 
     def __init__(
         self,
-        operator: StartMpsOperator,
+        applier: StartMpsApplier,
         settings: Settings,
         held: HeldEntries,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._operator = operator
+        self._applier = applier
         self._settings = settings
         self._held = held
         self._clock = clock
@@ -179,7 +178,7 @@ class MpsWatch:
     async def _revive(self, step: StartMps, entry: Entry) -> bool:
         """Whether it was started again. One that is being started has no record, and is left alone."""
         try:
-            if not await self._operator.revive(step, entry):
+            if not await self._applier.revive(step, entry):
                 return False
         except MpsBusy:
             return False
@@ -201,7 +200,7 @@ class MpsWatch:
             return
         for place in await asyncio.to_thread(list_places, self._settings):
             try:
-                await self._operator.end_orphan(place)
+                await self._applier.end_orphan(place)
             except PydraError as error:
                 _log.warning("MPS daemon %s, which no claim has, cannot be ended: %s", place.id, error)
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from pydra import ClaimError, PydraError
-from pydra_nvidia.budget import left
+from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.host.tree import Tree, find_own_namespaces, shows_all_processes
 from pydra_nvidia.settings import Settings

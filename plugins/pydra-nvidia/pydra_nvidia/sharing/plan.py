@@ -11,11 +11,11 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from pydra import InvalidConfig
+from pydra_nvidia.devices import Partition, Target, WholeGpu
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.checks import check_daemons, find_problems, resolve_limits
 from pydra_nvidia.sharing.groups import Group, find_groups, is_created
 from pydra_nvidia.steps import SetTimeSlice, StartMps, Step
-from pydra_nvidia.targets import Partition, Target, WholeGpu
 
 INTERVALS = {"Default": 0, "Short": 1, "Medium": 2, "Long": 3}
 

@@ -6,20 +6,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
 from pydra import ClaimError, PydraError, TerminalError
-from pydra_nvidia.budget import left, undoing
-from pydra_nvidia.held import HeldEntries
+from pydra_nvidia.deadlines import left, undoing
+from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.sharing.gpu_modes import DEFAULT, has_gpu, set_mode
 from pydra_nvidia.sharing.programs import ProgramFailed, find_environment, find_program, run_program
-from pydra_nvidia.slicing import LeftBehind
-from pydra_nvidia.steps import Entry, SetTimeSlice
+from pydra_nvidia.steps import Entry, LeftBehind, SetTimeSlice
 
 _LEAST = 1.0
 """Seconds that nvidia-smi has although the call's time is used up."""
 
 
-class SetTimeSliceOperator:
+class SetTimeSliceApplier:
     """`find_root` finds the driver's installation anew, since drivers are replaced; it may raise PydraError.
 
     One run of nvidia-smi, which may have to initialise the GPUs, has `deadline` seconds, and no more than is left of

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pydra import ClaimError
 from pydra_nvidia.host.tree import Tree
-from pydra_nvidia.slicing import LeftBehind
+from pydra_nvidia.steps import LeftBehind
 from pydra_nvidia.vfio.drivers import is_same
 from pydra_nvidia.vfio.functions import Function, list_nodes, read_function
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from pydra_nvidia.budget import left
-from pydra_nvidia.slicing import LeftBehind
+from pydra_nvidia.deadlines import left
+from pydra_nvidia.steps import LeftBehind
 
 LIMIT = 15.0
 """Seconds that taking a function from a driver and giving it to another may take."""

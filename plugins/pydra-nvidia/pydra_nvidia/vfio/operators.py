@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 
 from pydra import ClaimError
-from pydra_nvidia.budget import left_since_begin
+from pydra_nvidia.deadlines import left_since_begin
 from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
 from pydra_nvidia.host.tree import Tree
@@ -16,8 +16,7 @@ from pydra_nvidia.nvml.errors import STALE, NvmlError
 from pydra_nvidia.nvml.release import Use, read_use, set_persistence
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.slicing import LeftBehind
-from pydra_nvidia.steps import BindVfio, Entry
+from pydra_nvidia.steps import BindVfio, Entry, LeftBehind
 from pydra_nvidia.vfio.binding import bind_function, give_back, require_nodes
 from pydra_nvidia.vfio.drivers import Loader, is_same, modprobe_in, require_driver
 from pydra_nvidia.vfio.functions import Function, find_strangers, list_nodes, read_function
@@ -29,7 +28,7 @@ DEADLINE = "PYDRA_NVIDIA_VFIO_IDLE_DEADLINE"
 _log = logging.getLogger(__name__)
 
 
-class BindVfioOperator:
+class BindVfioApplier:
     """`load` loads kernel modules; without one, the node's own modprobe does. `kernel` limits what it waits for."""
 
     def __init__(

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydra import ClaimError, TerminalError
-from pydra_nvidia.hardware import Gpu, PciFunction, Reading
+from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu
+from pydra_nvidia.hardware_types import Gpu, PciFunction, Reading
 from pydra_nvidia.host.pci import DRIVER, is_vfio
 from pydra_nvidia.mig.plan import can_change_mode, leaves_mode
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio, Step
-from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu
 
 
 def plan_passthrough(

@@ -24,8 +24,8 @@ from pydra_dev.kubelet.steps import Called, HealthChanged, PodEnded, PodRunning,
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_nvidia import DEVICE_CLASSES as CLASSES
 from pydra_nvidia import DRIVER
+from pydra_nvidia.claim_config import GROUP_VERSION
 from pydra_nvidia.cli import main
-from pydra_nvidia.config import GROUP_VERSION
 from pydra_nvidia.sharing.launcher import MARK
 from pydra_nvidia.sharing.processes import find_marked
 from pydra_nvidia.simulation.inject import Injector

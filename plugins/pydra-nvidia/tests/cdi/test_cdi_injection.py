@@ -15,7 +15,7 @@ from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec_file
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.cdi.libraries import DriverIncomplete
-from pydra_nvidia.hardware import (
+from pydra_nvidia.hardware_types import (
     Reading,
 )
 from pydra_nvidia.host.kernel_driver import CapabilityMissing

@@ -12,7 +12,7 @@ from pydra import ClaimError
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec_file
 from pydra_nvidia.cdi.injection import HookMissing, Injection
-from pydra_nvidia.config import Iommu, VfioDeviceConfig
+from pydra_nvidia.claim_config import Iommu, VfioDeviceConfig
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import StartMps
 

@@ -13,7 +13,7 @@ import pytest
 
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.cli.report import Look, describe, table
-from pydra_nvidia.hardware import Driver, Gpu, LostGpu, Mig, NvLinks, PciFunction, Reading, VfioHost
+from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, NvLinks, PciFunction, Reading, VfioHost
 from pydra_nvidia.health.assessments import Assessment, Diagnosis
 from pydra_nvidia.health.incidents import Incident
 from pydra_nvidia.health.memory import FILE, IncidentMemory

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pydra import Device, Inventory, TaintEffect
 from pydra.pool import HealthPolicy, Published, Snapshot, build_pool, observe
-from pydra_nvidia.hardware import (
+from pydra_nvidia.hardware_types import (
     ComputeInstance,
     Driver,
     Gpu,

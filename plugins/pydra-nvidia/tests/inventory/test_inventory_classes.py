@@ -14,7 +14,7 @@ from pydra_dev import schema
 from pydra_dev.allocator import AllocationError, NamedClaim, allocate, read_in_use
 from pydra_dev.pools import NamedSlice
 from pydra_nvidia import DEVICE_CLASSES
-from pydra_nvidia.hardware import Fabric, NvLinks
+from pydra_nvidia.hardware_types import Fabric, NvLinks
 from pydra_nvidia.settings import Shares
 
 NODE = {"metadata": {"name": "node-1", "labels": {}}, "spec": {}}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra import parse_quantity
-from pydra_nvidia.hardware import Placement, Profile
+from pydra_nvidia.hardware_types import Placement, Profile
 from pydra_nvidia.inventory.profiles import Offer, build_table
 
 small = st.integers(min_value=0, max_value=8)

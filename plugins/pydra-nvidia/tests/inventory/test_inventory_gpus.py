@@ -9,9 +9,9 @@ from msgspec.structs import replace
 
 from pydra import Capacity, Health, HealthStatus, Taint, TaintEffect, Version
 from pydra.slices.build import build_wanted
-from pydra_nvidia.hardware import Gpu, LostGpu, Placement
+from pydra_nvidia.devices import mig_name
+from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement
 from pydra_nvidia.health.assessments import Assessment, Diagnosis
-from pydra_nvidia.names import mig_name
 
 SICK = Assessment(health=Health(status=HealthStatus.UNHEALTHY, message="fell off the bus", reason="gpu-lost"))
 

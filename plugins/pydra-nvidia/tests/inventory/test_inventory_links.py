@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import Fabric, Gpu, NvLinks
+from pydra_nvidia.hardware_types import Fabric, Gpu, NvLinks
 
 CLUSTER = "3b1f8a52-9f5e-4c1d-8a77-0d2b6c9e4f10"
 ZERO = "00000000-0000-0000-0000-000000000000"

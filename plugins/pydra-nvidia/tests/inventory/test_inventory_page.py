@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pydra import Inventory
-from pydra_nvidia.hardware import Fabric, NvLinks
+from pydra_nvidia.hardware_types import Fabric, NvLinks
 from pydra_nvidia.settings import Shares
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "devices.md"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pydra import Capacity, CounterConsumption, Version, parse_quantity
-from pydra_nvidia.hardware import Placement
+from pydra_nvidia.hardware_types import Placement
 
 H100_COUNTERS = {
     "multiprocessors": 132,

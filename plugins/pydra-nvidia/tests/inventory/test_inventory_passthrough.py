@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import Capacity, CounterConsumption, Health, HealthStatus
-from pydra_nvidia.hardware import VfioHost
+from pydra_nvidia.hardware_types import VfioHost
 from pydra_nvidia.health.assessments import Assessment, Diagnosis
 
 

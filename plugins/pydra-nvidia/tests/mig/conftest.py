@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import GpuInstance, Mig, Placement, Reading
-from pydra_nvidia.held import HeldEntries
-from pydra_nvidia.mig.operators import CreateMigOperator, MigModeOffOperator, MigModeOnOperator
+from pydra_nvidia.hardware_types import GpuInstance, Mig, Placement, Reading
+from pydra_nvidia.held_claims import HeldEntries
+from pydra_nvidia.mig.operators import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.gpus import read_driver, read_facts
 from pydra_nvidia.nvml.partitions import read_instances, read_mode, read_offer, read_resetless
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.install import open_simulation
-from pydra_nvidia.slicing import Slicer
+from pydra_nvidia.slicing.execution import StepExecutor
 from pydra_nvidia.steps import CreateMig, Entry, Hold, MigModeOff, MigModeOn, Step
 
 
@@ -34,12 +34,12 @@ class Node:
         self.inject = self.simulation.inject
         self.session = NvmlSession(self.simulation.load)
         self.held = HeldEntries()
-        operators = {
-            MigModeOn: MigModeOnOperator(self.session, self.held, patience=patience),
-            MigModeOff: MigModeOffOperator(self.session, self.held, patience=patience),
-            CreateMig: CreateMigOperator(self.session, self.held, patience=patience),
+        appliers = {
+            MigModeOn: MigModeOnApplier(self.session, self.held, patience=patience),
+            MigModeOff: MigModeOffApplier(self.session, self.held, patience=patience),
+            CreateMig: CreateMigApplier(self.session, self.held, patience=patience),
         }
-        self.slicer = Slicer(self.held, operators)
+        self.executor = StepExecutor(self.held, appliers)
         self.uuids = {board.minor: board.uuid for board in self.simulation.machine.read().boards.values()}
 
     def fault(self, *faults: Mapping[str, Any]) -> None:
@@ -86,7 +86,7 @@ class Node:
     async def prepare(self, *steps: Step, uid: str = "one") -> Entry:
         """As the backend does."""
         entry = self.entry(*steps, uid=uid)
-        await self.slicer.carry_out(entry)
+        await self.executor.carry_out(entry)
         return entry
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from claim_process import work_on_claim
-from pydra_nvidia.hardware import GpuInstance
+from pydra_nvidia.hardware_types import GpuInstance
 from pydra_nvidia.steps import Entry, MigModeOn, Step
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MakeNode = Callable[..., "Node"]
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    [f"pydra_nvidia.{name}" for name in ("mig.operators", "nvml.session", "simulation.install", "slicing")]
+    [f"pydra_nvidia.{name}" for name in ("mig.operators", "nvml.session", "simulation.install", "slicing.execution")]
 )
 """A new process for each claim, without the half second that the imports take."""
 
@@ -99,7 +99,7 @@ class Scene:
 
     async def undo(self) -> None:
         """Undo the plan, however much of it was done."""
-        await self.node.slicer.undo(self.entry)
+        await self.node.executor.undo(self.entry)
         assert self.node.held.entries() == {}
         assert self.state() == self.before
 
@@ -172,7 +172,7 @@ def test_killed_and_somebody_else_takes_the_place_meanwhile(node: MakeNode) -> N
     scene = Scene(node, "h100-80gb")
     assert strike(scene, "prepare", "nvmlDeviceCreateGpuInstanceWithPlacement", "exit", 1)
     theirs = scene.node.inject.create_mig(0, "2g.20gb", 0)
-    asyncio.run(scene.node.slicer.undo(scene.entry))
+    asyncio.run(scene.node.executor.undo(scene.entry))
     with pytest.raises(Exception, match=r"there is 2g\.20gb .* made outside of this driver"):
         asyncio.run(scene.node.prepare(*scene.entry.steps))
     assert [one.uuid for gi in scene.node.instances() for one in gi.compute] == [theirs]
@@ -187,5 +187,5 @@ def test_an_entry_of_before_the_machine_was_reset_takes_nothing_of_what_came_aft
     scene.node.inject.reset(0, force=True)
     theirs = scene.node.inject.create_mig(0, scene.node.create("1g", 0).profile_name, 0)
     old = Entry(uid="one", namespace="default", name="claim", steps=(msgspec.structs.replace(step, uuid=mine),))
-    asyncio.run(scene.node.slicer.undo(old))
+    asyncio.run(scene.node.executor.undo(old))
     assert [one.uuid for gi in scene.node.instances() for one in gi.compute] == [theirs]

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pydra_nvidia.held import HeldEntries
-from pydra_nvidia.mig.operators import GpuBusy, MigModeOffOperator, MigModeOnOperator, PlaceTaken
+from pydra_nvidia.held_claims import HeldEntries
+from pydra_nvidia.mig.operators import GpuBusy, MigModeOffApplier, MigModeOnApplier, PlaceTaken
 from pydra_nvidia.nvml.errors import NvmlError
 from pydra_nvidia.nvml.mig_control import ModePending
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.state import Process
-from pydra_nvidia.slicing import UndoFailed
+from pydra_nvidia.slicing.execution import UndoFailed
 from pydra_nvidia.steps import Entry, MigModeOff, MigModeOn
 
 if TYPE_CHECKING:
@@ -53,20 +53,20 @@ async def test_a_mode_that_cannot_be_restored_stays_recorded_until_it_is(node: M
         {"op": "nvmlDeviceSetMigMode", "do": "raise", "code": code, "after": 1},
     )
     with pytest.raises(UndoFailed, match=f"restoring the MIG mode failed: .*NVML_ERROR_{code}"):
-        await one.slicer.carry_out(entry)
+        await one.executor.carry_out(entry)
     assert one.mode()
     recorded = one.held.read("one")
     assert recorded is not None
     assert recorded.steps == entry.steps[:1]
     one.fault()
-    await one.slicer.undo(recorded)
+    await one.executor.undo(recorded)
     assert not one.mode()
 
 
 async def test_a_gpu_that_needs_a_reset_for_it_stays_in_mig_mode(node: MakeNode) -> None:
     one = node(A100)
     entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
     state = one.simulation.machine.read().state.gpus[one.uuids[0]]
     assert (state.mig, state.mig_pending, state.instances) == (True, True, [])
 
@@ -75,7 +75,7 @@ async def test_that_others_have_the_gpu_open_keeps_no_claim_from_leaving(node: M
     one = node(H100)
     entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
     one.inject.start_process(0, Process(pid=12, name="dcgm"))
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
     assert one.held.entries() == {}
     state = one.simulation.machine.read().state.gpus[one.uuids[0]]
     assert (state.mig, state.mig_pending, state.instances) == (True, True, [])
@@ -88,7 +88,7 @@ async def test_a_gpu_that_others_have_open_for_a_moment_leaves_mig_mode_with_its
     one = node(H100, patience=30.0)
     entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
     one.fault({"op": "nvmlDeviceSetMigMode", "do": "raise", "code": "IN_USE", "count": 1})
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
     assert not one.mode()
 
 
@@ -99,9 +99,9 @@ async def test_a_whole_gpu_leaves_mig_mode_once_it_is_empty(node: MakeNode) -> N
         await one.prepare(off)
     one.inject.destroy_mig(0, 6)
     entry = await one.prepare(off)
-    await one.slicer.carry_out(entry)
+    await one.executor.carry_out(entry)
     assert not one.mode()
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
     assert not one.mode()
 
 
@@ -111,9 +111,9 @@ async def test_the_mode_stays_while_another_claim_has_anything_on_the_gpu(node: 
     first = await one.prepare(on, one.create("1g", 0), uid="first")
     second = one.entry(one.create("1g", 1), uid="second")
     one.held.write(second)  # begun, with nothing done yet
-    await one.slicer.undo(first)
+    await one.executor.undo(first)
     assert one.mode()
-    await one.slicer.carry_out(second)
+    await one.executor.carry_out(second)
     assert one.places() == [(19, 1)]
 
 
@@ -154,7 +154,7 @@ async def test_a_mode_that_only_becomes_pending_is_told_and_forgotten(tmp_path: 
     gpu = LaterGpu(current)
     session, held = NvmlSession(lambda: cast("Any", gpu)), HeldEntries()
     entry = Entry(uid="one", namespace="default", name="claim")
-    on, off = MigModeOnOperator(session, held), MigModeOffOperator(session, held)
+    on, off = MigModeOnApplier(session, held), MigModeOffApplier(session, held)
     changing = off.apply(MigModeOff(gpu="GPU-1"), entry) if current else on.apply(MigModeOn(gpu="GPU-1"), entry)
     with pytest.raises(ModePending, match="with a reset only"):
         await changing

@@ -13,9 +13,9 @@ from pydra import ClaimError
 from pydra_nvidia.mig.operators import GpuBusy, PlaceTaken
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.profiles import MAKING
-from pydra_nvidia.plan import find_owned
 from pydra_nvidia.simulation.state import Process
-from pydra_nvidia.slicing import UndoFailed
+from pydra_nvidia.slicing.execution import UndoFailed
+from pydra_nvidia.slicing.plan import find_owned
 from pydra_nvidia.steps import Entry, Hold, MigModeOn
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ async def test_every_profile_of_every_generation_is_created_filled_and_destroyed
         (found,) = one.instances()
         assert (found.profile, found.placement) == (profile.id, place)
         assert [compute.slices for compute in found.compute] == [profile.slices]
-        await one.slicer.undo(entry)
+        await one.executor.undo(entry)
         assert one.instances() == ()
 
 
@@ -63,7 +63,7 @@ async def test_the_balanced_layout_is_made_and_the_mode_follows(node: MakeNode, 
     assert one.places() == sorted((step.profile, step.placement.start) for step in layout)
     for entry in entries:
         assert one.mode()
-        await one.slicer.undo(entry)
+        await one.executor.undo(entry)
     assert not one.mode(), "the last one leaves MIG mode"
     assert one.held.entries() == {}
 
@@ -73,10 +73,10 @@ async def test_doing_and_undoing_may_be_repeated(node: MakeNode) -> None:
     steps = (MigModeOn(gpu=one.uuids[0]), one.create("2g", 2))
     entry = await one.prepare(*steps)
     before = one.instances()
-    await one.slicer.carry_out(entry)
+    await one.executor.carry_out(entry)
     assert one.instances() == before, "the same partition, with the same UUID"
-    await one.slicer.undo(entry)
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
+    await one.executor.undo(entry)
     assert not one.mode()
 
 
@@ -94,7 +94,7 @@ async def test_a_partition_of_somebody_else_outlives_the_claim_beside_it(node: M
     before = one.instances()
     entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("2g", 4))
     assert len(one.instances()) == 2
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
     assert one.instances() == before
     assert one.mode(), "the mode is not left under somebody else's partition"
 
@@ -103,7 +103,7 @@ async def test_two_claims_that_leave_at_once_leave_nothing(node: MakeNode) -> No
     one = node(H100)
     shared = (MigModeOn(gpu=one.uuids[0]), one.create("2g", 0))
     entries = [await one.prepare(*shared, uid=uid) for uid in ("first", "second")]
-    await asyncio.gather(*(one.slicer.undo(entry) for entry in entries))
+    await asyncio.gather(*(one.executor.undo(entry) for entry in entries))
     assert one.instances() == ()
     assert not one.mode()
     assert one.held.entries() == {}
@@ -116,9 +116,9 @@ async def test_a_shared_partition_goes_with_the_last_claim_that_has_it(node: Mak
     (before,) = one.instances()
     second = await one.prepare(*shared, uid="second")
     assert one.instances() == (before,)
-    await one.slicer.undo(first)
+    await one.executor.undo(first)
     assert one.instances() == (before,)
-    await one.slicer.undo(second)
+    await one.executor.undo(second)
     assert one.instances() == ()
 
 
@@ -150,7 +150,7 @@ async def test_what_somebody_divided_is_neither_used_nor_destroyed(node: MakeNod
     step = one.create("3g", 4)
     with pytest.raises(PlaceTaken, match="was divided outside of this driver"):
         await one.prepare(step)
-    await one.slicer.undo(one.entry(step))
+    await one.executor.undo(one.entry(step))
     assert one.instances() == before
 
 
@@ -161,7 +161,7 @@ async def test_what_has_another_uuid_is_not_destroyed(node: MakeNode) -> None:
     one.inject.create_mig(0, "2g.20gb", 0)
     before = one.instances()
     step = entry.steps[0]
-    await one.slicer.undo(one.entry(type(step)(**{**_fields(step), "uuid": "MIG-ours"})))
+    await one.executor.undo(one.entry(type(step)(**{**_fields(step), "uuid": "MIG-ours"})))
     assert one.instances() == before
 
 
@@ -169,7 +169,7 @@ async def test_what_was_divided_is_not_destroyed_although_a_part_has_the_remembe
     one = node(h100(instances=[{"profile": "3g.40gb", "start": 4, "compute": [1, 2]}]))
     before = one.instances()
     step, uuid = one.create("3g", 4), before[0].compute[0].uuid
-    await one.slicer.undo(one.entry(type(step)(**{**_fields(step), "uuid": uuid})))
+    await one.executor.undo(one.entry(type(step)(**{**_fields(step), "uuid": uuid})))
     assert one.instances() == before
 
 
@@ -188,12 +188,12 @@ async def test_what_appeared_between_the_plan_and_its_step_is_not_adopted(node: 
     one.held.write(entry)
     one.inject.create_mig(0, "2g.20gb", 0)
     with pytest.raises(PlaceTaken, match="made outside of this driver a moment ago"):
-        await one.slicer.carry_out(entry, absent=[step])
+        await one.executor.carry_out(entry, absent=[step])
     assert one.places() == [(14, 0)]
     assert one.held.entries() == {}
     await one.prepare(step, uid="maker")
     one.held.write(entry)
-    await one.slicer.carry_out(entry, absent=[step])
+    await one.executor.carry_out(entry, absent=[step])
     assert set(one.held.entries()) == {"maker", "one"}, "two claims share it, and the other was faster"
 
 
@@ -202,7 +202,7 @@ async def test_who_has_admin_access_does_not_keep_a_gpu_in_mig_mode(node: MakeNo
     entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("2g", 0))
     look = Hold(device="gpu-0", hardware=one.read().gpus[0].pci, admin=True)
     one.held.write(Entry(uid="monitor", namespace="default", name="monitor", holds=(look,)))
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
     assert not one.mode()
 
 
@@ -210,7 +210,7 @@ async def test_what_has_the_remembered_uuid_is_destroyed(node: MakeNode) -> None
     one = node(h100())
     entry = await one.prepare(one.create("2g", 0))
     step, uuid = entry.steps[0], one.instances()[0].compute[0].uuid
-    await one.slicer.undo(one.entry(type(step)(**{**_fields(step), "uuid": uuid})))
+    await one.executor.undo(one.entry(type(step)(**{**_fields(step), "uuid": uuid})))
     assert one.instances() == ()
 
 
@@ -223,11 +223,11 @@ async def test_a_partition_in_use_is_kept_and_told_and_destroyed_by_the_next_cal
     entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("3g", 0))
     one.inject.start_process(0, Process(pid=4711, name="/usr/bin/train", gi=one.instances()[0].id, ci=0))
     with pytest.raises(UndoFailed, match=r"IN_USE.*NVML names train \(pid 4711\)"):
-        await one.slicer.undo(entry)
+        await one.executor.undo(entry)
     assert len(one.instances()[0].compute) == 1
     assert one.held.read("one") == entry, "the mode is left when the partition is gone, by the next call"
     one.inject.end_process(0, 4711)
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
     assert one.instances() == ()
     assert not one.mode()
 
@@ -239,7 +239,7 @@ async def test_a_partition_that_is_busy_for_a_moment_only_is_waited_for(node: Ma
         {"op": "nvmlComputeInstanceDestroy", "do": "raise", "code": "IN_USE", "count": 1},
         {"op": "nvmlGpuInstanceDestroy", "do": "raise", "code": "IN_USE", "count": 1},
     )
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
     assert one.instances() == ()
 
 
@@ -270,14 +270,14 @@ async def test_a_gpu_that_is_lost_in_the_middle_is_put_right_when_it_answers_aga
     one.held.write(entry)
     one.fault({"op": op, "do": "lost", "count": 1})
     with pytest.raises(ClaimError, match=r"GPU_IS_LOST.*fallen off the bus"):
-        await one.slicer.carry_out(entry)
+        await one.executor.carry_out(entry)
     assert all(left.ownerless for left in one.held.entries().values()), "the claim can end"
     one.fault()
     if after == "a reset":
         one.inject.reset(0, force=True)
     else:
         one.inject.answer(0)
-    assert await one.slicer.undo_ownerless() == ()
+    assert await one.executor.undo_ownerless() == ()
     assert one.held.entries() == {}
     assert one.instances() == ()
     assert not one.mode()
@@ -288,12 +288,12 @@ async def test_a_claim_that_ends_while_its_gpu_is_lost_leaves_no_partition_to_st
     step = one.create("1g", 0)
     entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), step)
     one.inject.lose(0)
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
     assert one.held.staying("another") == (), "the claim has ended"
     one.inject.answer(0)
     reading = one.read()
     assert find_owned(one.held.entries(), reading) == {(step.gpu, step.placement)}
-    assert await one.slicer.undo_ownerless() == ()
+    assert await one.executor.undo_ownerless() == ()
     assert one.instances() == ()
 
 
@@ -311,9 +311,9 @@ async def test_undoing_succeeds_where_the_partition_is_gone_already(node: MakeNo
         case "removed":
             one.inject.destroy_mig(0, 0)
     try:
-        await one.slicer.undo(entry)
+        await one.executor.undo(entry)
     except UndoFailed:  # the session ended with the driver; the next one knows
-        await one.slicer.undo(entry)
+        await one.executor.undo(entry)
     assert one.held.entries() == {}
 
 
@@ -335,7 +335,7 @@ async def test_a_gpu_instance_that_cannot_be_filled_is_removed_again(node: MakeN
     calls = {"after": 9, "count": 18} if "ProfileInfo" in op else {"count": 1}
     one.fault({"op": op, "do": "raise", "code": code, **calls})
     with pytest.raises(ClaimError, match=code):
-        await one.slicer.carry_out(entry)
+        await one.executor.carry_out(entry)
     one.fault()
     assert one.instances() == ()
     assert one.held.entries() == {}
@@ -350,12 +350,12 @@ async def test_what_cannot_even_be_removed_stays_to_be_undone_by_the_next_call(n
         {"op": "nvmlGpuInstanceDestroy", "do": "raise", "code": "UNKNOWN"},
     )
     with pytest.raises(UndoFailed, match="removing what was made until then failed"):
-        await one.slicer.carry_out(entry)
+        await one.executor.carry_out(entry)
     assert one.held.read("one") == entry
     one.fault()
     (half,) = one.instances()
     assert half.compute == ()
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
     assert one.instances() == ()
 
 
@@ -366,7 +366,7 @@ async def test_a_create_that_times_out_after_it_took_effect_leaves_nothing(node:
     one.held.write(entry)
     one.fault({"op": "nvmlGpuInstanceGetInfo", "do": "raise", "code": "TIMEOUT", "count": 1})
     with pytest.raises(GpuBusy, match="TIMEOUT"):
-        await one.slicer.carry_out(entry)
+        await one.executor.carry_out(entry)
     one.fault()
     assert one.instances() == ()
 
@@ -393,7 +393,7 @@ async def test_partitions_are_made_with_either_version_of_the_profiles(node: Mak
     one = node(H100, **driver)
     entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("3g", 4))
     assert one.places() == [(9, 4)]
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
     assert one.instances() == ()
     assert not one.mode()
 
@@ -404,9 +404,9 @@ async def test_a_function_that_a_driver_refuses_leaves_nothing_behind(node: Make
     entry = one.entry(MigModeOn(gpu=one.uuids[0]), one.create("3g", 4))
     one.fault({"op": symbol, "do": "raise", "code": "NOT_SUPPORTED"})
     with suppress(ClaimError):  # a function that only undoing needs is not missed before
-        await one.slicer.carry_out(entry)
+        await one.executor.carry_out(entry)
     one.fault()
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
     assert one.instances() == ()
     assert not one.mode()
     assert one.held.entries() == {}
@@ -419,5 +419,5 @@ async def test_claims_on_different_gpus_are_prepared_side_by_side(node: MakeNode
     ]
     entries = await asyncio.gather(*(one.prepare(*steps, uid=str(n)) for n, steps in enumerate(claims)))
     assert [one.places(minor) for minor in range(4)] == [[(19, 0), (19, 1), (19, 2)]] * 4
-    await asyncio.gather(*(one.slicer.undo(entry) for entry in entries))
+    await asyncio.gather(*(one.executor.undo(entry) for entry in entries))
     assert [one.mode(minor) for minor in range(4)] == [False] * 4

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import AllocatedDevice, Claim, HeldClaim
-from pydra_nvidia.hardware import Placement, Reading
+from pydra_nvidia.hardware_types import Placement, Reading
 from pydra_nvidia.mig.reconcile import Report, plan_cleanup, reconcile
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.simulation.state import Process
@@ -172,11 +172,11 @@ async def test_a_partition_that_vanished_is_told_made_again_by_prepare_and_forgo
     report = await clean(one, ADOPT)
     (line,) = report.lines()
     assert line.startswith("the partition 2g.20gb at memory slice 2 of gpu-0, made for claim default/claim-one, is not")
-    await one.slicer.carry_out(entry)
+    await one.executor.carry_out(entry)
     assert one.places() == [(14, 2)]
     one.session.close()
     one.inject.reset(0, force=True)
-    await one.slicer.undo(entry)
+    await one.executor.undo(entry)
     assert one.held.entries() == {}
 
 

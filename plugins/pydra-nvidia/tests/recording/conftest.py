@@ -12,7 +12,7 @@ import pynvml
 import pytest
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import Reading
+from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.nvml.loading import use_library
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.recording.record import Recording, record

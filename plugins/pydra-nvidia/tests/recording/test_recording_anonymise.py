@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_nvidia.hardware import Gpu, LostGpu, Reading
+from pydra_nvidia.hardware_types import Gpu, LostGpu, Reading
 from pydra_nvidia.recording.anonymise import Names
 from pydra_nvidia.simulation.boards import find_boards
 from pydra_nvidia.simulation.scenario_file import ScenarioFile, bundled_scenarios

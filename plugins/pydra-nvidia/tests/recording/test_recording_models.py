@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import PciFunction, Reading
+from pydra_nvidia.hardware_types import PciFunction, Reading
 from pydra_nvidia.recording.build import merge_groups
 from pydra_nvidia.recording.models import guess, name_models, unify
 from pydra_nvidia.recording.record import find_differences

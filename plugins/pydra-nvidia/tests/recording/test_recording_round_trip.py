@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pydra_nvidia.hardware import Reading
+from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.recording.anonymise import Names

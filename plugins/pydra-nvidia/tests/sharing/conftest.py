@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from mps_claims import make_operator
+from mps_claims import make_applier
 from pydra import AllocatedDevice
-from pydra_nvidia.hardware import ComputeInstance, Gpu, GpuInstance, Mig, PciFunction, Placement, Profile, Reading
-from pydra_nvidia.held import HeldEntries
+from pydra_nvidia.devices import Target, find_targets
+from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, Mig, PciFunction, Placement, Profile, Reading
+from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.host.tree import Roots, Tree
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.launcher import MARK
-from pydra_nvidia.sharing.mps import StartMpsOperator
+from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.steps import Entry, Step
-from pydra_nvidia.targets import Target, find_targets
 
 PROFILE = Profile(
     id=19,
@@ -345,6 +345,6 @@ def kit() -> type[Kit]:
 
 
 @pytest.fixture
-def operator(bench: Any) -> StartMpsOperator:
+def applier(bench: Any) -> StartMpsApplier:
     bench.install_all()
-    return make_operator(bench)
+    return make_applier(bench)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pydra.backends.config import find_config_problems
-from pydra_nvidia.config import (
+from pydra_nvidia.claim_config import (
     CONFIG_TYPES,
     GpuConfig,
     GpuSharing,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pydra import DeviceInUse, TerminalError
-from pydra_nvidia.config import GpuConfig, GpuSharing, TimeSlicingConfig
-from pydra_nvidia.hardware import Placement
-from pydra_nvidia.sharing.conflicts import SharesDiffer, find_conflict, find_holds
+from pydra_nvidia.claim_config import GpuConfig, GpuSharing, TimeSlicingConfig
+from pydra_nvidia.hardware_types import Placement
+from pydra_nvidia.slicing.conflicts import SharesDiffer, find_conflict, find_holds
 from pydra_nvidia.steps import Entry, Hold
 
 

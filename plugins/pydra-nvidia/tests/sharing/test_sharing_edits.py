@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pydra import ContainerEdits, Mount
-from pydra_nvidia.hardware import Placement
+from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.edits import build_sharing_edits
 from pydra_nvidia.steps import SetTimeSlice, StartMps

@@ -30,7 +30,7 @@ from pydra_nvidia.sharing.launcher import (
     plan_unmount,
     reach_pipe,
 )
-from pydra_nvidia.sharing.mps import StartMpsOperator
+from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.places import MpsPlace, find_place
 from pydra_nvidia.sharing.processes import identify, wait_gone
@@ -205,13 +205,13 @@ def host() -> Iterator[str]:
 STEP = StartMps(id="u1-abcde", devices=("GPU-1",), exclusive=("GPU-1",))
 
 
-async def run_daemon(bench: Any, kit: Any, where: LaunchContext) -> StartMpsOperator:
+async def run_daemon(bench: Any, kit: Any, where: LaunchContext) -> StartMpsApplier:
     bench.install_all(shm=True)
     root = replace(bench.find_root(), host_path=str(bench.root_path))
     daemons = MpsDaemons(bench.settings, bench.tree, lambda: root, where=where)
-    operator = StartMpsOperator(bench.session, bench.settings, bench.held, daemons, reread=None)  # type: ignore[arg-type]
-    await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
-    return operator
+    applier = StartMpsApplier(bench.session, bench.settings, bench.held, daemons, reread=None)  # type: ignore[arg-type]
+    await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    return applier
 
 
 def size_of(path: str) -> int:
@@ -223,7 +223,7 @@ async def test_the_daemon_has_the_memory_of_its_clients_as_its_own(
     bench: Any, kit: Any, host: str, on_host: bool
 ) -> None:
     where = find_context(MpsLauncher.HOST, host) if on_host else DIRECT
-    operator = await run_daemon(bench, kit, where)
+    applier = await run_daemon(bench, kit, where)
     place = find_place(bench.settings, STEP.id)
     seen = f"{host}/root{place.shm}" if on_host else place.shm
     assert find_mounts(place, where) == (place.shm, place.pipe)
@@ -235,7 +235,7 @@ async def test_the_daemon_has_the_memory_of_its_clients_as_its_own(
     assert os.getsid(record.pid) != os.getsid(0)
     same_host = os.readlink(f"/proc/{record.pid}/ns/uts") == os.readlink(f"{host}/ns/uts")
     assert same_host is on_host
-    await operator.undo(STEP, kit.entry("u1", STEP))
+    await applier.undo(STEP, kit.entry("u1", STEP))
     assert find_mounts(place, where) == ()
     assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
 
@@ -245,7 +245,7 @@ async def test_a_client_can_fill_nothing_of_the_node_through_the_pipes(
     bench: Any, kit: Any, host: str, on_host: bool
 ) -> None:
     where = find_context(MpsLauncher.HOST, host) if on_host else DIRECT
-    operator = await run_daemon(bench, kit, where)
+    applier = await run_daemon(bench, kit, where)
     place = find_place(bench.settings, STEP.id)
     pipe = reach_pipe(place, where)
     assert (pipe == place.pipe) is not on_host  # those mounts are not seen here
@@ -254,19 +254,19 @@ async def test_a_client_can_fill_nothing_of_the_node_through_the_pipes(
     assert os.stat(pipe).st_mode & 0o777 == 0o755  # clients only have to enter
     with pytest.raises(OSError, match="No space left"):
         await asyncio.to_thread(Path(pipe, "junk").write_bytes, bytes(2 << 20))
-    await operator.undo(STEP, kit.entry("u1", STEP))
+    await applier.undo(STEP, kit.entry("u1", STEP))
 
 
 async def test_a_daemon_of_an_earlier_version_goes_on_with_its_plain_pipes(bench: Any, kit: Any, host: str) -> None:
-    operator = await run_daemon(bench, kit, find_context(MpsLauncher.DIRECT, host))
+    applier = await run_daemon(bench, kit, find_context(MpsLauncher.DIRECT, host))
     place = find_place(bench.settings, STEP.id)
     record = place.read_record()
     assert record is not None
     await make_earlier(place, record.pid)
-    assert await operator.revive(STEP, kit.entry("u1", STEP))
+    assert await applier.revive(STEP, kit.entry("u1", STEP))
     assert find_mounts(place, DIRECT) == (place.shm,)  # containers have the directory itself
     assert "control" in os.listdir(place.pipe)
-    await operator.undo(STEP, kit.entry("u1", STEP))
+    await applier.undo(STEP, kit.entry("u1", STEP))
     assert find_mounts(place, DIRECT) == ()
     assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
 
@@ -283,12 +283,12 @@ async def make_earlier(place: MpsPlace, pid: int) -> None:
 async def test_a_daemon_on_the_host_is_in_no_control_group_of_the_agent(bench: Any, kit: Any, host: str) -> None:
     if not os.access("/sys/fs/cgroup", os.W_OK):
         pytest.skip("needs control groups that can be changed")
-    operator = await run_daemon(bench, kit, find_context(MpsLauncher.HOST, host))
+    applier = await run_daemon(bench, kit, find_context(MpsLauncher.HOST, host))
     record = find_place(bench.settings, STEP.id).read_record()
     assert record is not None
     groups = await asyncio.to_thread(Path(f"/proc/{record.pid}/cgroup").read_text)
     assert {line.split(":", 2)[2] for line in groups.splitlines()} == {"/"}
-    await operator.undo(STEP, kit.entry("u1", STEP))
+    await applier.undo(STEP, kit.entry("u1", STEP))
 
 
 @pytest.mark.parametrize("kind", ["pid", "cgroup"])

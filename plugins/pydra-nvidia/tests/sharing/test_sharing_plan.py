@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import InvalidConfig
-from pydra_nvidia.config import (
+from pydra_nvidia.claim_config import (
     GpuConfig,
     GpuSharing,
     Interval,
@@ -19,7 +19,7 @@ from pydra_nvidia.config import (
     TimeSlicingConfig,
     VfioDeviceConfig,
 )
-from pydra_nvidia.hardware import Placement
+from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.settings import Settings, Shares
 from pydra_nvidia.sharing.plan import plan_sharing
 from pydra_nvidia.steps import SetTimeSlice, StartMps, Step

@@ -9,11 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import ClaimError, TerminalError
-from pydra_nvidia.budget import time_for
+from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.programs import ProgramFailed, ProgramMissing
-from pydra_nvidia.sharing.time_slice import SetTimeSliceOperator
-from pydra_nvidia.slicing import LeftBehind, Slicer
+from pydra_nvidia.sharing.time_slice import SetTimeSliceApplier
+from pydra_nvidia.slicing.execution import LeftBehind, StepExecutor
 from pydra_nvidia.steps import SetTimeSlice
 
 STEP = SetTimeSlice(gpu="GPU-1", interval=3)
@@ -25,62 +25,62 @@ def interval(number: int, gpus: str = "GPU-1") -> list[str]:
 
 
 @pytest.fixture
-def operator(bench: Any) -> SetTimeSliceOperator:
+def applier(bench: Any) -> SetTimeSliceApplier:
     bench.install_all()
-    return SetTimeSliceOperator(bench.session, bench.held, bench.find_root)
+    return SetTimeSliceApplier(bench.session, bench.held, bench.find_root)
 
 
 async def test_the_compute_mode_is_set_before_the_time_slice(
-    bench: Any, kit: Any, operator: SetTimeSliceOperator
+    bench: Any, kit: Any, applier: SetTimeSliceApplier
 ) -> None:
     bench.hardware.modes["GPU-1"] = EXCLUSIVE
     bench.behave(smi={"--set-timeslice": "Failed"})
     with pytest.raises(ProgramFailed):
-        await operator.apply(STEP, kit.entry("u1", STEP))
+        await applier.apply(STEP, kit.entry("u1", STEP))
     assert bench.hardware.modes["GPU-1"] == DEFAULT
     assert bench.smi_calls() == [interval(3)]
 
 
-async def test_undoing_sets_the_default(bench: Any, kit: Any, operator: SetTimeSliceOperator) -> None:
-    await operator.undo(STEP, bench.note(kit.entry("u1", STEP)))
+async def test_undoing_sets_the_default(bench: Any, kit: Any, applier: SetTimeSliceApplier) -> None:
+    await applier.undo(STEP, bench.note(kit.entry("u1", STEP)))
     assert bench.smi_calls() == [interval(0)]
 
 
 async def test_undoing_leaves_the_slice_to_another_claim_that_shares_the_gpu(
-    bench: Any, kit: Any, operator: SetTimeSliceOperator
+    bench: Any, kit: Any, applier: SetTimeSliceApplier
 ) -> None:
     mine, other = bench.note(kit.entry("u1", STEP)), bench.note(kit.entry("u2", STEP))
-    await operator.undo(STEP, mine)
+    await applier.undo(STEP, mine)
     assert bench.smi_calls() == []
     bench.held.remove(mine.uid)
-    await operator.undo(STEP, other)
+    await applier.undo(STEP, other)
     assert bench.smi_calls() == [interval(0)]
 
 
 @pytest.mark.parametrize("code", [Code.GPU_IS_LOST, Code.NOT_FOUND, Code.DRIVER_NOT_LOADED])
 async def test_a_gpu_that_is_gone_has_nothing_to_undo(
-    bench: Any, kit: Any, operator: SetTimeSliceOperator, code: Code
+    bench: Any, kit: Any, applier: SetTimeSliceApplier, code: Code
 ) -> None:
     bench.hardware.errors["nvmlDeviceGetHandleByUUID", "GPU-1"] = code
-    await operator.undo(STEP, bench.note(kit.entry("u1", STEP)))
+    await applier.undo(STEP, bench.note(kit.entry("u1", STEP)))
     assert bench.smi_calls() == []
 
 
 async def test_a_gpu_that_cannot_be_asked_is_not_taken_for_gone(
-    bench: Any, kit: Any, operator: SetTimeSliceOperator
+    bench: Any, kit: Any, applier: SetTimeSliceApplier
 ) -> None:
     bench.hardware.errors["nvmlDeviceGetHandleByUUID", "GPU-1"] = Code.UNKNOWN
     with pytest.raises(NvmlError):
-        await operator.undo(STEP, bench.note(kit.entry("u1", STEP)))
+        await applier.undo(STEP, bench.note(kit.entry("u1", STEP)))
 
 
 async def test_the_program_gets_the_drivers_libraries_and_nothing_of_this_process(
-    bench: Any, kit: Any, operator: SetTimeSliceOperator, monkeypatch: pytest.MonkeyPatch
+    bench: Any, kit: Any, applier: SetTimeSliceApplier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("PYDRA_NVIDIA_STATE", "/elsewhere")
     monkeypatch.setenv("LD_PRELOAD", "")
-    await operator.apply(STEP, kit.entry("u1", STEP))
+    await applier.apply(STEP, kit.entry("u1", STEP))
     lines = (bench.root_path / "usr/bin/smi.log").read_text().splitlines()
     environment = json.loads(lines[0])["env"]
     assert environment["LD_PRELOAD"] == f"{bench.root_path}/usr/lib64/libnvidia-ml.so.1"
@@ -90,30 +90,30 @@ async def test_the_program_gets_the_drivers_libraries_and_nothing_of_this_proces
 
 
 async def test_libraries_beside_a_c_library_are_not_put_before_this_systems(
-    bench: Any, kit: Any, operator: SetTimeSliceOperator
+    bench: Any, kit: Any, applier: SetTimeSliceApplier
 ) -> None:
     (bench.root_path / "usr/lib64/libc.so.6").touch()
-    await operator.apply(STEP, kit.entry("u1", STEP))
+    await applier.apply(STEP, kit.entry("u1", STEP))
     lines = (bench.root_path / "usr/bin/smi.log").read_text().splitlines()
     assert "LD_LIBRARY_PATH" not in json.loads(lines[0])["env"]
 
 
-async def test_what_the_program_says_is_told(bench: Any, kit: Any, operator: SetTimeSliceOperator) -> None:
+async def test_what_the_program_says_is_told(bench: Any, kit: Any, applier: SetTimeSliceApplier) -> None:
     calls = [interval(3)]
     bench.behave(smi={"--set-timeslice 3": "Failed: Insufficient Permissions"})
     with pytest.raises(ProgramFailed) as caught:
-        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+        await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
     assert str(caught.value).startswith(f"nvidia-smi {' '.join(calls[-1])} failed with status 3: ")
     assert str(caught.value).endswith('Failed: Insufficient Permissions"; the backend needs root for this')
     assert bench.smi_calls() == calls, "a refusal changed nothing"
 
 
 async def test_a_gpu_without_time_slices_is_refused_for_good(
-    bench: Any, kit: Any, operator: SetTimeSliceOperator
+    bench: Any, kit: Any, applier: SetTimeSliceApplier
 ) -> None:
     bench.behave(smi={"--set-timeslice": "Failed to set timeslice policy for GPU 0000:10:00.0 : Not Supported"})
     with pytest.raises(TerminalError, match="cannot be time-sliced as the claim asks"):
-        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+        await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
 
 
 @pytest.mark.parametrize(
@@ -125,44 +125,44 @@ async def test_a_gpu_without_time_slices_is_refused_for_good(
     ids=["the default can be set", "nor can the default"],
 )
 async def test_a_program_that_hangs_is_killed_and_the_default_is_set(
-    bench: Any, kit: Any, operator: SetTimeSliceOperator, hung: str, error: type[ClaimError], words: str
+    bench: Any, kit: Any, applier: SetTimeSliceApplier, hung: str, error: type[ClaimError], words: str
 ) -> None:
-    operator = SetTimeSliceOperator(bench.session, bench.held, bench.find_root, deadline=0.5)
+    applier = SetTimeSliceApplier(bench.session, bench.held, bench.find_root, deadline=0.5)
     bench.behave(smi={hung: "hangs"})
     with pytest.raises(error, match=words):
-        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+        await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
     assert bench.smi_calls() == [interval(3), interval(0)]
 
 
 async def test_a_driver_without_the_program_is_told(bench: Any, kit: Any) -> None:
-    operator = SetTimeSliceOperator(bench.session, bench.held, bench.find_root)
+    applier = SetTimeSliceApplier(bench.session, bench.held, bench.find_root)
     with pytest.raises(
         ProgramMissing, match="has no program nvidia-smi, looked for in /usr/local/sbin, /usr/local/bin, /usr/sbin, "
     ):
-        await operator.apply(STEP, kit.entry("u1", STEP))
+        await applier.apply(STEP, kit.entry("u1", STEP))
 
 
-async def test_a_program_that_cannot_be_run_is_told(bench: Any, kit: Any, operator: SetTimeSliceOperator) -> None:
+async def test_a_program_that_cannot_be_run_is_told(bench: Any, kit: Any, applier: SetTimeSliceApplier) -> None:
     (bench.root_path / "usr/bin/nvidia-smi").write_text("#!/no/such/interpreter\n")
     with pytest.raises(ClaimError, match=r"nvidia-smi .* cannot be started \(No such file or directory\)"):
-        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+        await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
 
 
-async def test_the_compute_mode_is_what_it_was(bench: Any, kit: Any, operator: SetTimeSliceOperator) -> None:
+async def test_the_compute_mode_is_what_it_was(bench: Any, kit: Any, applier: SetTimeSliceApplier) -> None:
     step = SetTimeSlice(gpu="GPU-1", interval=3, mode=PROHIBITED)
-    await operator.undo(step, bench.note(kit.entry("u1", step)))
+    await applier.undo(step, bench.note(kit.entry("u1", step)))
     assert bench.hardware.modes["GPU-1"] == PROHIBITED
     assert bench.smi_calls() == [interval(0)]
 
 
 async def test_a_gpu_that_cannot_be_time_sliced_keeps_its_compute_mode(
-    bench: Any, kit: Any, operator: SetTimeSliceOperator
+    bench: Any, kit: Any, applier: SetTimeSliceApplier
 ) -> None:
     bench.behave(smi={"--set-timeslice": "Not Supported"})
     bench.hardware.modes["GPU-1"] = EXCLUSIVE
     step = SetTimeSlice(gpu="GPU-1", interval=3, mode=EXCLUSIVE)
     with pytest.raises(TerminalError):
-        await operator.apply(step, kit.entry("u1", step))
+        await applier.apply(step, kit.entry("u1", step))
     assert bench.hardware.modes["GPU-1"] == EXCLUSIVE
 
 
@@ -171,39 +171,37 @@ ALL = ",".join(step.gpu for step in EIGHT)
 
 
 async def test_the_slices_of_all_gpus_of_a_claim_are_set_at_once(
-    bench: Any, kit: Any, operator: SetTimeSliceOperator
+    bench: Any, kit: Any, applier: SetTimeSliceApplier
 ) -> None:
     entry = bench.note(kit.entry("u1", *EIGHT))
-    slicer = Slicer(bench.held, {SetTimeSlice: operator})
-    await slicer.carry_out(entry)
+    executor = StepExecutor(bench.held, {SetTimeSlice: applier})
+    await executor.carry_out(entry)
     assert bench.smi_calls() == [interval(3, ALL)]
-    await slicer.undo(entry)
+    await executor.undo(entry)
     assert bench.smi_calls() == [interval(3, ALL), interval(0, ALL)]
 
 
 async def test_where_one_gpu_of_many_refuses_all_get_what_they_had(
-    bench: Any, kit: Any, operator: SetTimeSliceOperator
+    bench: Any, kit: Any, applier: SetTimeSliceApplier
 ) -> None:
     bench.behave(smi={"--set-timeslice 3": "Not Supported"})
     bench.hardware.modes |= dict.fromkeys([step.gpu for step in EIGHT], EXCLUSIVE)
     entry = bench.note(kit.entry("u1", *(replace(step, mode=EXCLUSIVE) for step in EIGHT)))
     with pytest.raises(TerminalError):
-        await Slicer(bench.held, {SetTimeSlice: operator}).carry_out(entry)
+        await StepExecutor(bench.held, {SetTimeSlice: applier}).carry_out(entry)
     assert interval(0, ALL) in bench.smi_calls()
     assert set(bench.hardware.modes.values()) == {EXCLUSIVE}
     assert bench.held.read("u1") is None
 
 
-async def test_only_gpus_that_nobody_shares_get_the_default(
-    bench: Any, kit: Any, operator: SetTimeSliceOperator
-) -> None:
+async def test_only_gpus_that_nobody_shares_get_the_default(bench: Any, kit: Any, applier: SetTimeSliceApplier) -> None:
     entry = bench.note(kit.entry("u1", *EIGHT[:3]))
     bench.note(kit.entry("u2", EIGHT[2]))
-    await Slicer(bench.held, {SetTimeSlice: operator}).undo(entry)
+    await StepExecutor(bench.held, {SetTimeSlice: applier}).undo(entry)
     assert bench.smi_calls() == [interval(0, "GPU-0,GPU-1")]
 
 
-async def test_a_program_has_no_more_time_than_its_call(bench: Any, kit: Any, operator: SetTimeSliceOperator) -> None:
+async def test_a_program_has_no_more_time_than_its_call(bench: Any, kit: Any, applier: SetTimeSliceApplier) -> None:
     bench.behave(smi={"--set-timeslice 3": "hangs"})  # alone it would have 30 s
     with time_for(1), pytest.raises(ProgramFailed, match="did not end within 1 s"):
-        await operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+        await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))

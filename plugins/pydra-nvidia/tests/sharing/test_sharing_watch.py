@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from pydra import AllocatedDevice, Claim, HeldClaim
 from pydra_nvidia.settings import Orphans
 from pydra_nvidia.sharing.launcher import MARK
-from pydra_nvidia.sharing.mps import MpsWatch, StartMpsOperator
+from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.places import LOG_LIMIT, find_place, turn
 from pydra_nvidia.sharing.processes import Process, find_marked, identify, is_alive
@@ -35,7 +35,7 @@ LIMITS = ["set_default_active_thread_percentage 30", "set_default_device_pinned_
 
 
 class Watched:
-    """An operator, a watch over it, and a clock that only the test moves."""
+    """An applier, a watch over it, and a clock that only the test moves."""
 
     def __init__(self, bench: Any) -> None:
         async def reread(uuids: object) -> Any:
@@ -44,8 +44,8 @@ class Watched:
         daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root)
         self.bench = bench
         self.now = 0.0
-        self.operator = StartMpsOperator(bench.session, bench.settings, bench.held, daemons, reread)
-        self.watch = MpsWatch(self.operator, bench.settings, bench.held, clock=lambda: self.now)
+        self.applier = StartMpsApplier(bench.session, bench.settings, bench.held, daemons, reread)
+        self.watch = MpsWatch(self.applier, bench.settings, bench.held, clock=lambda: self.now)
 
     async def look(self) -> None:
         await self.watch.look()
@@ -75,7 +75,7 @@ async def until(true: Callable[[], object], seconds: float = 10) -> None:
 async def watched(bench: Any, kit: Any) -> Watched:
     bench.install_all()
     watched = Watched(bench)
-    await watched.operator.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    await watched.applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
     return watched
 
 
@@ -149,7 +149,7 @@ async def test_a_daemon_that_is_being_stopped_is_not_started_again(bench: Any, w
     await watched.kill()
     async with turn(bench.settings, STEP.id, 1):
         await watched.look()
-    await watched.operator.undo(STEP, bench.held.entries()["u1"])
+    await watched.applier.undo(STEP, bench.held.entries()["u1"])
     await watched.look()
     assert watched.samples() == {"mps_daemons": 0, "mps_restarts_total": 0, "mps_restart_failures_total": 0}
     assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")

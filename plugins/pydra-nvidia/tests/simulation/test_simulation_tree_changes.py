@@ -10,7 +10,8 @@ import pytest
 
 from pydra import AllocatedDevice
 from pydra_nvidia.cdi.injection import Injection
-from pydra_nvidia.hardware import Reading
+from pydra_nvidia.devices import find_targets
+from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.kernel_driver import CapabilityMissing, find_partition_nodes, list_instances, read_module_version
 from pydra_nvidia.host.pci import PciBus, read_vfio_host
@@ -20,7 +21,6 @@ from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.simulation.tree.sync import TreeSync, build_tree
-from pydra_nvidia.targets import find_targets
 from pydra_nvidia.vfio.binding import bind_function, give_back
 from pydra_nvidia.vfio.functions import read_function
 from pydra_nvidia.vfio.users import find_users

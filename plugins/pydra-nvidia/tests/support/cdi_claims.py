@@ -9,7 +9,8 @@ from msgspec.structs import replace
 
 from gpu_values import gpu as h100
 from pydra import AllocatedDevice, ContainerEdits
-from pydra_nvidia.hardware import (
+from pydra_nvidia.devices import Target, find_targets
+from pydra_nvidia.hardware_types import (
     ComputeInstance,
     Driver,
     Gpu,
@@ -21,7 +22,6 @@ from pydra_nvidia.hardware import (
     Reading,
     VfioHost,
 )
-from pydra_nvidia.targets import Target, find_targets
 
 V = "580.105.08"
 LIB = "/usr/lib/x86_64-linux-gnu"

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from pydra_nvidia.held import HeldEntries
-from pydra_nvidia.mig.operators import CreateMigOperator, MigModeOffOperator, MigModeOnOperator
+from pydra_nvidia.held_claims import HeldEntries
+from pydra_nvidia.mig.operators import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.install import open_simulation
-from pydra_nvidia.slicing import Operator, Slicer
-from pydra_nvidia.steps import CreateMig, Entry, MigModeOff, MigModeOn
+from pydra_nvidia.slicing.execution import StepExecutor
+from pydra_nvidia.steps import CreateMig, Entry, MigModeOff, MigModeOn, StepApplier
 
 
 class Mortal:
@@ -24,17 +24,17 @@ class Mortal:
 
     numbers = itertools.count()
 
-    def __init__(self, operator: Operator, boundary: int | None) -> None:
-        self._operator = operator
+    def __init__(self, applier: StepApplier, boundary: int | None) -> None:
+        self._applier = applier
         self._boundary = boundary
 
     async def apply(self, step: Any, entry: Entry) -> None:
         self._meet()
-        await self._operator.apply(step, entry)
+        await self._applier.apply(step, entry)
 
     async def undo(self, step: Any, entry: Entry) -> None:
         self._meet()
-        await self._operator.undo(step, entry)
+        await self._applier.undo(step, entry)
 
     def _meet(self) -> None:
         if next(self.numbers) == self._boundary:
@@ -44,7 +44,7 @@ class Mortal:
 def work_on_claim(node: Path, action: str, boundary: int | None) -> None:
     """Prepare or undo the claim whose entry is in `entry.json` of the node's directory.
 
-    With a boundary the process kills itself before the operator's call of that number.
+    With a boundary the process kills itself before the applier's call of that number.
     """
     asyncio.run(_work(node, action, boundary))
 
@@ -52,17 +52,17 @@ def work_on_claim(node: Path, action: str, boundary: int | None) -> None:
 async def _work(node: Path, action: str, boundary: int | None) -> None:
     simulation = open_simulation(str(node / "scenario.json"), str(node / "machine"))
     session, held = NvmlSession(simulation.load), HeldEntries()
-    operators: dict[type, Operator] = {
-        MigModeOn: Mortal(MigModeOnOperator(session, held), boundary),
-        MigModeOff: Mortal(MigModeOffOperator(session, held), boundary),
-        CreateMig: Mortal(CreateMigOperator(session, held), boundary),
+    appliers: dict[type, StepApplier] = {
+        MigModeOn: Mortal(MigModeOnApplier(session, held), boundary),
+        MigModeOff: Mortal(MigModeOffApplier(session, held), boundary),
+        CreateMig: Mortal(CreateMigApplier(session, held), boundary),
     }
-    slicer = Slicer(held, operators)
+    executor = StepExecutor(held, appliers)
     entry = msgspec.json.decode((node / "entry.json").read_bytes(), type=Entry)
     if action == "prepare":
-        await slicer.carry_out(entry)
+        await executor.carry_out(entry)
     else:
-        await slicer.undo(entry)
+        await executor.undo(entry)
     if boundary == next(Mortal.numbers):
         os.kill(os.getpid(), signal.SIGKILL)  # all is done, and nobody was told
     session.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydra_nvidia.hardware import Architecture, Gpu
+from pydra_nvidia.hardware_types import Architecture, Gpu
 
 
 def gpu(index: int, name: str, address: str = "") -> Gpu:

@@ -1,11 +1,11 @@
-"""A claim with a daemon of MPS, the operator that starts it, and how to find the daemon."""
+"""A claim with a daemon of MPS, the applier that starts it, and how to find the daemon."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from pydra_nvidia.sharing.launcher import MARK
-from pydra_nvidia.sharing.mps import StartMpsOperator
+from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.places import MpsPlace, find_place
 from pydra_nvidia.sharing.processes import Process, find_marked
@@ -15,12 +15,12 @@ STEP = StartMps(id="u1-abcde", devices=("GPU-1", "GPU-2"), exclusive=("GPU-1", "
 DEFAULT, EXCLUSIVE = 0, 3
 
 
-def make_operator(bench: Any, reading: Any = None) -> StartMpsOperator:
+def make_applier(bench: Any, reading: Any = None) -> StartMpsApplier:
     async def reread(uuids: object) -> Any:
         return reading
 
     daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root)
-    return StartMpsOperator(bench.session, bench.settings, bench.held, daemons, reread)
+    return StartMpsApplier(bench.session, bench.settings, bench.held, daemons, reread)
 
 
 def place_of(bench: Any, step: StartMps = STEP) -> MpsPlace:

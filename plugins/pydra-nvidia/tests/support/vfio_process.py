@@ -10,6 +10,6 @@ def work_on_step(conftest: str, folder: str, what: str, write: int, when: str) -
     """Apply or undo the step of the node in this folder; `conftest` is the file that describes such nodes."""
     node = runpy.run_path(conftest)["Node"](folder)
     node.die_at_write(write, before=when == "before")
-    operator = node.operator()
+    applier = node.applier()
     step = node.step()
-    asyncio.run(getattr(operator, what)(step, node.entry(step)))
+    asyncio.run(getattr(applier, what)(step, node.entry(step)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pydra import Sample
-from pydra_nvidia.hardware import Reading
+from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.nvml.samples import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware import Driver, Placement
+from pydra_nvidia.hardware_types import Driver, Placement
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
 

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from pydra import Device, Inventory
-from pydra_nvidia.hardware import Reading
+from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.health.diagnose import diagnose
 from pydra_nvidia.inventory.build import build_inventory
 from pydra_nvidia.nvml.profiles import MAKING

@@ -9,7 +9,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from pydra_nvidia.hardware import Placement
+from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.loading import use_library
 from pydra_nvidia.nvml.mig_control import create_instance, destroy_instance, fill_instance, find_instance, set_mode

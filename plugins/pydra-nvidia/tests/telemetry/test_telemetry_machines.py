@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pydra import SampleKind
-from pydra_nvidia.hardware import Architecture, Driver, Placement, VfioHost
+from pydra_nvidia.hardware_types import Architecture, Driver, Placement, VfioHost
 from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.host.kernel_driver import find_partition_nodes
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pydra_nvidia.hardware import Reading
+from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.health.assessments import Diagnosis
 from pydra_nvidia.inventory.build import build_inventory
 

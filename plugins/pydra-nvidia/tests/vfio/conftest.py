@@ -29,7 +29,7 @@ from pydra_nvidia.simulation.tree.pci import Function, Slot, driver_files, funct
 from pydra_nvidia.simulation.tree.pci_gpus import GpuListener
 from pydra_nvidia.simulation.tree.pci_kernel import PciKernel
 from pydra_nvidia.steps import BindVfio, Entry
-from pydra_nvidia.vfio.operators import BindVfioOperator
+from pydra_nvidia.vfio.operators import BindVfioApplier
 
 GPU = "0000:53:00.0"
 OTHER = "0000:64:00.0"
@@ -87,12 +87,12 @@ class Node:
         pynvml._nvmlLib_refcount = 0
         return pynvml
 
-    def operator(self, deadline: float = 0.05, load: Callable[[str], None] | None = None) -> BindVfioOperator:
+    def applier(self, deadline: float = 0.05, load: Callable[[str], None] | None = None) -> BindVfioApplier:
         async def loader(module: str) -> None:
             if load is not None:
                 load(module)
 
-        return BindVfioOperator(self.tree, Settings(vfio=True, vfio_idle_deadline=deadline), self.session, loader)
+        return BindVfioApplier(self.tree, Settings(vfio=True, vfio_idle_deadline=deadline), self.session, loader)
 
     def plug(
         self,

@@ -39,7 +39,7 @@ async def test_what_was_half_done_is_given_back(node: Any, write: int, when: str
     before, step = node.picture(), node.step()
     await kill(node, "apply", write, when)
     assert node.picture() != before
-    await node.operator().undo(step, node.entry(step))
+    await node.applier().undo(step, node.entry(step))
     assert node.picture() == before
 
 
@@ -47,17 +47,17 @@ async def test_what_was_half_done_is_given_back(node: Any, write: int, when: str
 async def test_what_was_half_done_is_completed(node: Any, write: int, when: str) -> None:
     before, step = node.picture(), node.step()
     await kill(node, "apply", write, when)
-    await node.operator().apply(step, node.entry(step))
+    await node.applier().apply(step, node.entry(step))
     assert (node.driver(), node.override()) == ("vfio-pci", "vfio-pci")
-    await node.operator().undo(step, node.entry(step))
+    await node.applier().undo(step, node.entry(step))
     assert node.picture() == before
 
 
 @pytest.mark.parametrize(("write", "when"), POINTS[1:])
 async def test_what_was_half_undone_is_given_back(node: Any, write: int, when: str) -> None:
     before, step = node.picture(), node.step()
-    await node.operator().apply(step, node.entry(step))
+    await node.applier().apply(step, node.entry(step))
     await kill(node, "undo", write, when)
     assert node.picture() != before
-    await node.operator().undo(step, node.entry(step))
+    await node.applier().undo(step, node.entry(step))
     assert node.picture() == before

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 
 from pydra import AllocatedDevice, Claim
-from pydra_nvidia.held import HeldEntries
+from pydra_nvidia.devices import find_targets
+from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.plan import plan_claim
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.install import Simulation
 from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.tree.sync import build_tree
-from pydra_nvidia.slicing import Slicer
+from pydra_nvidia.slicing.execution import StepExecutor
+from pydra_nvidia.slicing.plan import plan_claim
 from pydra_nvidia.steps import BindVfio
-from pydra_nvidia.targets import find_targets
 from pydra_nvidia.telemetry import Hardware
-from pydra_nvidia.vfio.operators import BindVfioOperator
+from pydra_nvidia.vfio.operators import BindVfioApplier
 
 CLAIM = Claim(
     uid="c1",
@@ -47,12 +47,12 @@ async def test_a_claim_takes_a_gpu_and_gives_it_back(tmp_path: Path, scenario: s
     session = NvmlSession(Simulation(machine, sync.tree, {}).load)
     hardware = Hardware(session, sync.tree, settings=settings)
     held = HeldEntries()
-    slicer = Slicer(held, {BindVfio: BindVfioOperator(sync.tree, settings, session)})
+    executor = StepExecutor(held, {BindVfio: BindVfioApplier(sync.tree, settings, session)})
 
     before = await hardware.read()
     targets = find_targets(CLAIM.devices, before)
     entry = plan_claim(CLAIM, targets, before, entries={}, settings=settings)
-    await slicer.carry_out(entry)
+    await executor.carry_out(entry)
 
     bound = await hardware.read()
     address = before.gpus[0].pci
@@ -61,7 +61,7 @@ async def test_a_claim_takes_a_gpu_and_gives_it_back(tmp_path: Path, scenario: s
     again = plan_claim(CLAIM, find_targets(CLAIM.devices, bound), bound, entries=held.entries(), settings=settings)
     assert again == entry
 
-    await slicer.undo(entry)
+    await executor.undo(entry)
     assert await hardware.read() == before
     assert held.entries() == {}
     session.close()

@@ -12,7 +12,7 @@ import pytest
 from pydra import ClaimError
 from pydra_nvidia.nvml.errors import NvmlError
 from pydra_nvidia.simulation.state import Process
-from pydra_nvidia.slicing import LeftBehind
+from pydra_nvidia.steps import LeftBehind
 from pydra_nvidia.vfio.binding import KernelRefused
 from pydra_nvidia.vfio.users import DeviceBusy
 
@@ -22,12 +22,12 @@ WRITES = 3
 
 async def apply(node: Any, step: Any = None, **options: Any) -> None:
     step = step or node.step()
-    await node.operator(**options).apply(step, node.entry(step))
+    await node.applier(**options).apply(step, node.entry(step))
 
 
 async def undo(node: Any, step: Any = None, **options: Any) -> None:
     step = step or node.step()
-    await node.operator(**options).undo(step, node.entry(step))
+    await node.applier(**options).undo(step, node.entry(step))
 
 
 async def begun_waiting(node: Any) -> None:
@@ -284,7 +284,7 @@ async def test_two_gpus_of_one_group_go_together(node: Any) -> None:
     with pytest.raises(ClaimError, match=rf"{third} \(nvidia\)"):
         await apply(node)
     for step in steps:
-        await node.operator().apply(step, node.entry(*steps))
+        await node.applier().apply(step, node.entry(*steps))
     assert (node.driver(), node.driver(third)) == ("vfio-pci", "vfio-pci")
 
 

@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import AllocatedDevice, ClaimError, TerminalError
-from pydra_nvidia.hardware import (
+from pydra_nvidia.devices import Passthrough, WholeGpu
+from pydra_nvidia.hardware_types import (
     VGPU_GUEST,
     Architecture,
     Gpu,
@@ -22,7 +23,6 @@ from pydra_nvidia.hardware import (
 )
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio
-from pydra_nvidia.targets import Passthrough, WholeGpu
 from pydra_nvidia.vfio.plan import plan_passthrough
 
 ADDRESS = "0000:53:00.0"

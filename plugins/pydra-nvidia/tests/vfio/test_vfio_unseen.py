@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pydra_nvidia.budget import time_for
+from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.slicing import LeftBehind
+from pydra_nvidia.steps import LeftBehind
 from pydra_nvidia.vfio.kernel_work import KernelWaits, KernelWork
-from pydra_nvidia.vfio.operators import BindVfioOperator
+from pydra_nvidia.vfio.operators import BindVfioApplier
 from pydra_nvidia.vfio.users import DeviceBusy, ProcessesUnseen
 
 NODE, CONTAINER = "pid:[4026531836]", "pid:[4026532999]"
@@ -33,9 +33,9 @@ async def load(_module: str) -> None:
     """All modules are loaded."""
 
 
-def make_operator(node: Any, *, limit: float = 15, deadline: float = 0.05) -> BindVfioOperator:
+def make_applier(node: Any, *, limit: float = 15, deadline: float = 0.05) -> BindVfioApplier:
     settings = Settings(vfio=True, vfio_idle_deadline=deadline)
-    return BindVfioOperator(node.tree, settings, node.session, load, KernelWork(limit))
+    return BindVfioApplier(node.tree, settings, node.session, load, KernelWork(limit))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ async def test_a_gpu_stays_with_its_driver_where_only_the_containers_processes_a
     see(node, **namespaces)
     before = node.picture()
     with pytest.raises(ProcessesUnseen, match="hostPID"):
-        await make_operator(node).apply(node.step(), node.entry(node.step()))
+        await make_applier(node).apply(node.step(), node.entry(node.step()))
     assert (node.picture(), node.tree.writes) == (before, [])
 
 
@@ -58,7 +58,7 @@ async def test_a_gpu_stays_with_its_driver_where_only_the_containers_processes_a
 )
 async def test_where_all_processes_are_seen_a_gpu_can_be_taken(node: Any, namespaces: dict[str, str]) -> None:
     see(node, **namespaces)
-    await make_operator(node).apply(node.step(), node.entry(node.step()))
+    await make_applier(node).apply(node.step(), node.entry(node.step()))
     assert node.driver() == "vfio-pci"
 
 
@@ -77,12 +77,12 @@ def free(node: Any) -> Iterator[threading.Event]:
 
 
 async def test_a_kernel_that_waits_is_left_to_it_and_keeps_nobody_from_nvml(node: Any, free: threading.Event) -> None:
-    operator, step = make_operator(node, limit=0.2), node.step()
+    applier, step = make_applier(node, limit=0.2), node.step()
     with pytest.raises(KernelWaits, match=r"has not moved 0000:53:00.0 from one driver to another after 0.2 s"):
-        await operator.apply(step, node.entry(step))
+        await applier.apply(step, node.entry(step))
     assert await node.session.run(lambda nvml: nvml.call("nvmlDeviceGetCount")) == 2
     writes = len(node.tree.writes)
-    for again in (operator.apply, operator.undo):
+    for again in (applier.apply, applier.undo):
         with pytest.raises(LeftBehind, match="still at work"):
             await again(step, node.entry(step))
     assert len(node.tree.writes) == writes, "nothing else was begun"
@@ -95,14 +95,14 @@ async def test_a_kernel_that_waits_is_left_to_it_and_keeps_nobody_from_nvml(node
 
 
 async def test_what_the_kernel_did_late_is_undone_by_the_next_call(node: Any, free: threading.Event) -> None:
-    before, operator, step = node.picture(), make_operator(node, limit=0.2), node.step()
+    before, applier, step = node.picture(), make_applier(node, limit=0.2), node.step()
     with pytest.raises(KernelWaits):
-        await operator.apply(step, node.entry(step))
+        await applier.apply(step, node.entry(step))
     free.set()
     async with asyncio.timeout(20):
         while True:
             try:
-                await operator.undo(step, node.entry(step))
+                await applier.undo(step, node.entry(step))
                 break
             except KernelWaits:
                 await asyncio.sleep(0.01)
@@ -111,8 +111,8 @@ async def test_what_the_kernel_did_late_is_undone_by_the_next_call(node: Any, fr
 
 async def test_all_functions_of_a_claim_wait_for_the_same_seconds(node: Any) -> None:
     node.run(7, "dcgm", "/dev/nvidia0", "/dev/nvidia1")
-    operator, steps = make_operator(node, deadline=60), (node.step(), node.step(address=node.OTHER))
+    applier, steps = make_applier(node, deadline=60), (node.step(), node.step(address=node.OTHER))
     with time_for(0.2):
         for step in steps:
             with pytest.raises(DeviceBusy, match=r"is still in use after 0(\.\d+)? s, by dcgm"):
-                await operator.apply(step, node.entry(*steps))
+                await applier.apply(step, node.entry(*steps))

@@ -13,7 +13,7 @@ import pytest
 from claim_requests import request_for
 from pydra.kube.resources import RESOURCE_CLAIMS, JsonObject
 from pydra_nvidia import DRIVER
-from pydra_nvidia.config import GROUP_VERSION
+from pydra_nvidia.claim_config import GROUP_VERSION
 
 if TYPE_CHECKING:
     from conftest import Scene

@@ -7,16 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import msgspec
 
 from pydra import Claim, InvalidConfig
-from pydra_nvidia.config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
-from pydra_nvidia.hardware import Gpu, Placement, Reading
-from pydra_nvidia.held import PlanUnknown, UnreadClaim, describe_claim
+from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
+from pydra_nvidia.devices import MigName, Partition, Passthrough, Target, WholeGpu, is_on_gpu, parse_name
+from pydra_nvidia.hardware_types import Gpu, Placement, Reading
+from pydra_nvidia.held_claims import PlanUnknown, UnreadClaim, describe_claim
 from pydra_nvidia.mig.plan import plan_partitions
-from pydra_nvidia.names import MigName, parse_name
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.sharing.conflicts import find_conflict, find_holds
 from pydra_nvidia.sharing.plan import plan_sharing
+from pydra_nvidia.slicing.conflicts import find_conflict, find_holds
 from pydra_nvidia.steps import CreateMig, Entry, Step
-from pydra_nvidia.targets import Partition, Passthrough, Target, WholeGpu, is_on_gpu
 from pydra_nvidia.vfio.plan import plan_passthrough
 
 _KINDS: Mapping[type, tuple[type, str]] = {

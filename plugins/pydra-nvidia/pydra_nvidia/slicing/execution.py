@@ -1,6 +1,7 @@
-"""Carries out a claim's steps and undoes them. A shell: what the steps are is decided in `plan`.
+"""Carries out a claim's steps and undoes them. A shell: what the steps are is decided in `slicing.plan`.
 
-The agent keeps the plan before the first step is done. A step that fails has left nothing behind and is removed from
+The agent keeps the plan before the first step is done, with the state that its steps will change, so that undoing
+restores exactly that. A step that fails has left nothing behind and is removed from
 what this process holds for the claim; those before it are undone in reverse. A process that is killed anywhere leaves a
 plan that says at most too much, and undoing what was not done is fine. So does a cancelled call.
 
@@ -12,40 +13,33 @@ belonging to nobody.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
 from pydra import ClaimError, PydraError
-from pydra_nvidia.budget import doing
-from pydra_nvidia.held import HeldEntries
+from pydra_nvidia.deadlines import doing
+from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverMissing
+from pydra_nvidia.host.pci import DRIVER
+from pydra_nvidia.host.persistenced import Persistenced
+from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.maintenance import InMaintenance
-from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Step, leave_behind
-
-
-class Operator(Protocol):
-    """Does and undoes one kind of step; both may be repeated.
-
-    `apply` is all or nothing: when it raises a ClaimError, the hardware is as it was, unless it is a LeftBehind.
-    `undo` succeeds when there is nothing to undo, and touches nothing that another claim or somebody else made.
-    """
-
-    async def apply(self, step: Any, entry: Entry, /) -> None:
-        """Do it."""
-        ...
-
-    async def undo(self, step: Any, entry: Entry, /) -> None:
-        """Undo it."""
-        ...
-
-
-class LeftBehind(ClaimError):
-    """A step failed, and cleaning up after it failed too: it is undone with the steps before it."""
-
-    reason = "LeftBehind"
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.sharing.gpu_modes import read_compute_mode
+from pydra_nvidia.steps import (
+    BindVfio,
+    CreateMig,
+    Entry,
+    LeftBehind,
+    SetTimeSlice,
+    StartMps,
+    Step,
+    StepApplier,
+    leave_behind,
+)
+from pydra_nvidia.vfio.functions import read_function
 
 
 class UndoFailed(ClaimError):
@@ -54,12 +48,12 @@ class UndoFailed(ClaimError):
     reason = "UndoFailed"
 
 
-class Slicer:
-    """`operators` has one for each kind of step."""
+class StepExecutor:
+    """`appliers` has one for each kind of step."""
 
-    def __init__(self, held: HeldEntries, operators: Mapping[type, Operator]) -> None:
+    def __init__(self, held: HeldEntries, appliers: Mapping[type, StepApplier]) -> None:
         self._held = held
-        self._operators = operators
+        self._appliers = appliers
 
     async def carry_out(self, entry: Entry, absent: Collection[Step] = ()) -> None:
         """Do the steps of the entry. Raises what a step raised, with all others undone.
@@ -71,7 +65,7 @@ class Slicer:
             exact = replace(step, absent=True) if isinstance(step, CreateMig) and step in absent else step
             try:
                 with doing():
-                    await self._operators[type(step)].apply(exact, entry)
+                    await self._appliers[type(step)].apply(exact, entry)
             except Exception as error:
                 left_nothing = isinstance(error, ClaimError) and not isinstance(error, LeftBehind)
                 done = entry.steps[: position if left_nothing else position + 1]
@@ -109,11 +103,11 @@ class Slicer:
     async def _undo(self, step: Step, entry: Entry) -> None:
         """Once more where only the session was of no use any more: the next one knows what is there."""
         try:
-            await self._operators[type(step)].undo(step, entry)
+            await self._appliers[type(step)].undo(step, entry)
         except NvmlError as error:
             if error.code != Code.UNINITIALIZED:
                 raise
-            await self._operators[type(step)].undo(step, entry)
+            await self._appliers[type(step)].undo(step, entry)
 
     async def undo_ownerless(self) -> tuple[str, ...]:
         """Undo what ended claims left, as far as it goes now; in words, why the rest could not be undone yet."""
@@ -153,9 +147,51 @@ def _is_unreached(error: Exception) -> bool:
 
 
 def _without_bound_anew(entry: Entry, entries: Iterable[Entry]) -> Entry:
-    """Without functions that another claim has by now; operators see to all else."""
+    """Without functions that another claim has by now; appliers see to all else."""
     taken = {
         step.address for other in entries if not other.ownerless for step in other.steps if isinstance(step, BindVfio)
     }
     steps = tuple(step for step in entry.steps if not (isinstance(step, BindVfio) and step.address in taken))
     return replace(entry, steps=steps)
+
+
+class PriorState:
+    """Compute modes from NVML, overrides of kernel drivers from /sys, what nvidia-persistenced keeps; all block."""
+
+    def __init__(self, session: NvmlSession, tree: Tree, persistenced: Persistenced) -> None:
+        self._session = session
+        self._tree = tree
+        self._persistenced = persistenced
+
+    def remember(self, entry: Entry, others: Iterable[Entry]) -> Entry:
+        """The entry, whose steps say what was before. Raises NvmlError, PersistenceFailed."""
+        begun = [step for other in others if other.uid != entry.uid for step in other.steps]
+        return replace(entry, steps=tuple(self._complete(step, begun) for step in entry.steps))
+
+    def _complete(self, step: Step, begun: list[Step]) -> Step:
+        match step:
+            case SetTimeSlice():
+                return replace(step, mode=self._mode(step.gpu, begun))
+            case StartMps() if step.exclusive:
+                found = {gpu: self._mode(gpu, begun) for gpu in step.exclusive}
+                return replace(step, modes={gpu: mode for gpu, mode in found.items() if mode is not None})
+            case BindVfio() if step.before != step.target and step not in begun:
+                override = read_function(self._tree, step.address).override
+                # NVML in a container tells of the daemon's GPUs that they are not persistent.
+                persistent = step.persistence or (step.before == DRIVER and self._persistenced.keeps(step.address))
+                return replace(step, override=override, persistence=persistent)
+        return step
+
+    def _mode(self, gpu: str, begun: list[Step]) -> int | None:
+        for mode in _modes_before(gpu, begun):
+            return mode
+        return self._session.run_here(lambda nvml: read_compute_mode(nvml, gpu))
+
+
+def _modes_before(gpu: str, begun: Iterable[Step]) -> Iterator[int | None]:
+    for step in begun:
+        match step:
+            case SetTimeSlice() if step.gpu == gpu:
+                yield step.mode
+            case StartMps() if gpu in step.exclusive:
+                yield step.modes.get(gpu)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from pydra.backends.contract import call_deadline
-from pydra_nvidia.budget import call_time, doing, left, left_since_begin, time_for, undoing
+from pydra_nvidia.deadlines import call_time, doing, left, left_since_begin, time_for, undoing
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from gpu_values import gpu as h100
 from pydra import AllocatedDevice, PydraError, TerminalError, UnknownDevice
-from pydra_nvidia.hardware import (
+from pydra_nvidia.devices import Partition, Passthrough, WholeGpu, find_targets, is_on_gpu
+from pydra_nvidia.hardware_types import (
     ComputeInstance,
     Gpu,
     GpuInstance,
@@ -18,7 +19,6 @@ from pydra_nvidia.hardware import (
     Profile,
     Reading,
 )
-from pydra_nvidia.targets import Partition, Passthrough, WholeGpu, find_targets, is_on_gpu
 
 SMALL = Profile(
     id=19,

@@ -14,9 +14,9 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra import ClaimError, DeviceInUse, TerminalError
-from pydra_nvidia.config import GpuConfig, MigDeviceConfig, TimeSlicingConfig
+from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, TimeSlicingConfig
+from pydra_nvidia.devices import Partition, Target, WholeGpu
 from pydra_nvidia.steps import Entry, Hold
-from pydra_nvidia.targets import Partition, Target, WholeGpu
 
 
 class SharesDiffer(ClaimError):

@@ -16,9 +16,8 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra import Claim, ClaimError, HeldClaim, PreparedDevice, Sample
-from pydra_nvidia.names import GpuName, MigName, VfioName, parse_name
+from pydra_nvidia.devices import GpuName, MigName, Partition, Target, VfioName, parse_name
 from pydra_nvidia.steps import CreateMig, Entry, Hold, Step
-from pydra_nvidia.targets import Partition, Target
 
 _log = logging.getLogger(__name__)
 

@@ -6,25 +6,30 @@
       strategy: MPS
       mpsConfig: {defaultActiveThreadPercentage: 50, defaultPinnedDeviceMemoryLimit: 10Gi}
 
-Decoded strictly, in the backend and in the webhook alike; what needs the hardware is checked in `sharing.checks` and
+Decoded strictly, in the backend and in the webhook alike; what needs the hardware is checked in `sharing.plan` and
 `vfio.plan`. All that is wrong across fields is told at once. Absent and null mean the same.
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal
 
 import msgspec
 
-from pydra import Quantity
+from pydra import Quantity, parse_quantity
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.sharing.limits import is_selector, parse_limit
 
 Interval = Literal["Default", "Short", "Medium", "Long"]
 Strategy = Literal["TimeSlicing", "MPS"]
 Percentage = Annotated[int, msgspec.Meta(ge=0, le=100)]
+
+MIB = 1 << 20
+_INDEX = re.compile(r"0|[1-9]\d{0,3}", re.ASCII)
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)
 
 
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
@@ -149,3 +154,27 @@ def _find_limit_problems(config: MpsConfig | None) -> Iterator[str]:
             parse_limit(quantity)
         except ValueError as error:
             yield f"sharing.mpsConfig.{path}: {error}"
+
+
+def parse_limit(quantity: Quantity) -> int:
+    """A memory limit of MPS in whole MiB: bytes are rounded up, MiB down, as by NVIDIA's driver, and at least one.
+
+    Raises ValueError, saying what was found and what is allowed.
+    """
+    try:
+        limit = math.ceil(parse_quantity(quantity)) // MIB
+    except ValueError:
+        raise ValueError(f'found "{quantity}", allowed: a quantity such as 512Mi, 10Gi or 1e9') from None
+    if limit < 1:
+        raise ValueError(f'found "{quantity}", allowed: at least 1Mi, as limits are set in whole MiB')
+    return limit
+
+
+def is_selector(key: str) -> bool:
+    """Whether the key can mean a device: an index, or a UUID of a GPU or a partition."""
+    return _INDEX.fullmatch(key) is not None or _UUID.fullmatch(key) is not None
+
+
+def parse_index(key: str) -> int | None:
+    """The index that the key is; None when it is a UUID."""
+    return int(key) if _INDEX.fullmatch(key) else None
