@@ -21,8 +21,8 @@ from pydra_nvidia.held_claims import HeldEntries, PlanUnknown, build_plan, build
 from pydra_nvidia.inventory.build import build_inventory
 from pydra_nvidia.mig.reconcile import reconcile
 from pydra_nvidia.migration.succession import VendorSuccession
-from pydra_nvidia.nvml.maintenance import Gate, InMaintenance, Request
-from pydra_nvidia.nvml.samples import read_samples
+from pydra_nvidia.nvml.maintenance_gate import Gate, InMaintenance, Request
+from pydra_nvidia.nvml.metrics import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch

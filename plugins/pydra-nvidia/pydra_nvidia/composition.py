@@ -23,8 +23,8 @@ from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.host.tree import Roots, Tree
 from pydra_nvidia.mig.operators import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.migration.succession import VendorSuccession
-from pydra_nvidia.nvml.loading import load_pynvml
-from pydra_nvidia.nvml.maintenance import Gate
+from pydra_nvidia.nvml.library import load_pynvml
+from pydra_nvidia.nvml.maintenance_gate import Gate
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import PREFIX, Settings, parse_settings
 from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier

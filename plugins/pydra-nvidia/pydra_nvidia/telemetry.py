@@ -22,20 +22,20 @@ from pydra_nvidia.host.pci import DRIVER, PciBus, is_vfio, read_vfio_host
 from pydra_nvidia.host.pci_ids import PciIds
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.lost_gpus import find_lost
-from pydra_nvidia.nvml.calls import Nvml, address_of
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.gpus import read_condition, read_driver, read_facts, read_monitored, read_persistence
-from pydra_nvidia.nvml.links import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
-from pydra_nvidia.nvml.partitions import (
+from pydra_nvidia.nvml.library import Nvml, address_of
+from pydra_nvidia.nvml.mig_state import (
     Kind,
     Offer,
+    find_missing,
     read_instances,
     read_mode,
     read_mode_by_count,
     read_offer,
     read_resetless,
 )
-from pydra_nvidia.nvml.profiles import find_missing
+from pydra_nvidia.nvml.nvlink import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.vfio.drivers import VfioDrivers

@@ -7,9 +7,9 @@ from types import ModuleType
 
 import pytest
 
-from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.events import open_events
+from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.install import Simulation, open_simulation
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydra import PydraError
 from pydra_nvidia.cli.arguments import add_node_arguments, node_of
-from pydra_nvidia.nvml.maintenance import Gate
+from pydra_nvidia.nvml.maintenance_gate import Gate
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 _LONGEST = 24 * 3600

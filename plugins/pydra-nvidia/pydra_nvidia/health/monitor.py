@@ -16,8 +16,7 @@ from pydra_nvidia.hardware_types import Gpu, GpuInstance, Placement, Reading
 from pydra_nvidia.health.assessments import Diagnosis
 from pydra_nvidia.health.diagnose import diagnose, is_settled, suspend
 from pydra_nvidia.health.memory import IncidentMemory
-from pydra_nvidia.health.watcher import EventWatcher
-from pydra_nvidia.nvml.events import Event
+from pydra_nvidia.nvml.events import Event, EventWatcher
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 

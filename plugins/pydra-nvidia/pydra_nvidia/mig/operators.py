@@ -15,8 +15,9 @@ from pydra import ClaimError
 from pydra_nvidia.hardware_types import GpuInstance
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.mig.plan import describe, slices
-from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import PASSING, Code, NvmlError
+from pydra_nvidia.nvml.gpus import name_processes
+from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_control import (
     GONE,
     ModeNotRestored,
@@ -27,11 +28,10 @@ from pydra_nvidia.nvml.mig_control import (
     fill_instance,
     find_all,
     find_instance,
+    find_mode,
     is_resetless,
-    name_processes,
     read_address,
-    read_mode,
-    set_mode,
+    set_mig_mode,
 )
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.steps import BindVfio, CreateMig, Entry, LeftBehind, MigModeOff, MigModeOn
@@ -92,7 +92,7 @@ class MigModeOnApplier(_Operator):
     async def apply(self, step: MigModeOn, _entry: Entry) -> None:
         """Raises NvmlError, GpuBusy, ModePending, and the mode is as it was; or LeftBehind."""
         try:
-            await self._do(step.gpu, lambda nvml: set_mode(nvml, step.gpu, on=True))
+            await self._do(step.gpu, lambda nvml: set_mig_mode(nvml, step.gpu, on=True))
         except ModeNotRestored as error:
             raise LeftBehind(str(error)) from error
 
@@ -103,14 +103,14 @@ class MigModeOnApplier(_Operator):
             await self._undo(step.gpu, lambda nvml: self._leave(nvml, step.gpu, entry.uid))
 
     def _leave(self, nvml: Nvml, gpu: str, uid: str) -> None:
-        if not any(read_mode(nvml, gpu)) or not is_resetless(nvml, gpu):
+        if not any(find_mode(nvml, gpu)) or not is_resetless(nvml, gpu):
             return
         names = (gpu, read_address(nvml, gpu))
         holds = (hold for other in self._held.staying(uid) for hold in other.holds if not hold.admin)
         if any(hold.hardware in names for hold in holds):
             return
         if not find_all(nvml, gpu)[0]:
-            set_mode(nvml, gpu, on=False)
+            set_mig_mode(nvml, gpu, on=False)
 
 
 class MigModeOffApplier(_Operator):
@@ -131,13 +131,13 @@ class MigModeOffApplier(_Operator):
         """Nothing: who needs MIG mode switches it on."""
 
     def _leave(self, nvml: Nvml, gpu: str) -> None:
-        if not any(read_mode(nvml, gpu)):
+        if not any(find_mode(nvml, gpu)):
             return
         instances, profiles = find_all(nvml, gpu)
         if instances:
             found = ", ".join(describe(one, profiles) for one in instances)
             raise PlaceTaken(f"{gpu} cannot be given whole, it is partitioned: {found}")
-        set_mode(nvml, gpu, on=False)
+        set_mig_mode(nvml, gpu, on=False)
 
 
 class CreateMigApplier(_Operator):

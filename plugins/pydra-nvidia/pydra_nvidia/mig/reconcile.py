@@ -16,8 +16,8 @@ from pydra import ClaimError
 from pydra_nvidia.hardware_types import Gpu, GpuInstance, Reading
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.mig.plan import can_change_mode, describe
-from pydra_nvidia.nvml.calls import Nvml
-from pydra_nvidia.nvml.mig_control import destroy_instance, find_all, find_instance, set_mode
+from pydra_nvidia.nvml.library import Nvml
+from pydra_nvidia.nvml.mig_control import destroy_instance, find_all, find_instance, set_mig_mode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.steps import CreateMig, Entry, Hold
@@ -204,5 +204,5 @@ def _leave_mode(nvml: Nvml, held: HeldEntries, gpu: Gpu) -> bool:
     # Another process may have begun a claim since the decision.
     if find_all(nvml, gpu.uuid)[0] or _is_held((gpu.uuid, gpu.pci), held.entries().values()):
         return False
-    set_mode(nvml, gpu.uuid, on=False)
+    set_mig_mode(nvml, gpu.uuid, on=False)
     return True

@@ -1,12 +1,17 @@
-"""What a GPU is: the facts that do not change while the driver has it; and its condition now."""
+"""One GPU: facts that do not change while the driver has it, its condition now, its modes, and who uses it."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from pydra_nvidia.hardware_types import Architecture, Condition, Driver, Gpu
-from pydra_nvidia.nvml.calls import Nvml, read_fields
+from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_nvidia.nvml.library import Nvml, read_fields
 
 RECOVERY_FIELD = 230
 XID_EVENT = 0x8
@@ -82,3 +87,71 @@ def read_condition(nvml: Nvml, handle: Any, *, monitored: bool, subject: str) ->
 def read_monitored(nvml: Nvml, handle: Any, *, subject: str) -> bool:
     """Whether the GPU can report XIDs."""
     return bool((nvml.look("nvmlDeviceGetSupportedEventTypes", handle, subject=subject) or 0) & XID_EVENT)
+
+
+_UNSEEN = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT, Code.GPU_NOT_FOUND})
+
+
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU's use at one moment. `processes` are pids; `partitioned`: in MIG mode, or with the next reset."""
+
+    minor: int
+    persistent: bool
+    partitioned: bool
+    processes: tuple[int, ...] = ()
+
+
+def read_use(nvml: Nvml, address: str) -> Use | None:
+    """How the GPU is used; None when NVML does not know it, as when another driver has it. Raises NvmlError."""
+    handle = _find(nvml, address)
+    if handle is None:
+        return None
+    mode = nvml.ask("nvmlDeviceGetMigMode", handle, subject=address)
+    pids = {process.pid for process in _list_processes(nvml.ask, handle, subject=address)}
+    return Use(
+        minor=nvml.call("nvmlDeviceGetMinorNumber", handle, subject=address),
+        persistent=bool(nvml.ask("nvmlDeviceGetPersistenceMode", handle, subject=address)),
+        partitioned=bool(mode and any(mode)),
+        processes=tuple(sorted(pids)),
+    )
+
+
+def set_persistence(nvml: Nvml, address: str, *, on: bool) -> None:
+    """Let the driver keep the GPU ready while nobody uses it, or not; nothing for a GPU that NVML does not know.
+
+    Raises NvmlError.
+    """
+    handle = _find(nvml, address)
+    if handle is not None:
+        nvml.ask("nvmlDeviceSetPersistenceMode", handle, int(on), subject=address)
+
+
+def name_processes(nvml: Nvml, gpu: str) -> str:
+    """`python3 (pid 4711), dcgm (pid 12)`: the processes that NVML knows to use the GPU; empty for none."""
+    names: dict[int, str] = {}
+    with suppress(NvmlError):  # it completes an error that says enough without it
+        for process in _list_processes(nvml.look, nvml.find(gpu), subject=gpu):
+            names.setdefault(process.pid, _process_name(nvml, process.pid))
+    return ", ".join(f"{name} (pid {pid})" for pid, name in sorted(names.items()))
+
+
+def _list_processes(tell: Callable[..., Any], handle: Any, *, subject: str) -> Iterator[Any]:
+    """By `Nvml.ask` or `Nvml.look`."""
+    for kind in ("Compute", "Graphics", "MPSCompute"):
+        yield from tell(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle, subject=subject) or ()
+
+
+def _process_name(nvml: Nvml, pid: int) -> str:
+    try:
+        return str(nvml.call("nvmlSystemGetProcessName", pid)).partition(" ")[0].rpartition("/")[2]
+    except NvmlError:
+        return "a process"
+
+
+def _find(nvml: Nvml, address: str) -> Any:
+    try:
+        return nvml.call("nvmlDeviceGetHandleByPciBusId", address, subject=address)
+    except NvmlError as error:
+        if error.code in _UNSEEN:
+            return None
+        raise

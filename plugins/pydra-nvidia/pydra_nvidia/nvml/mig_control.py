@@ -9,17 +9,24 @@ Source: nvml.h, section Multi Instance GPU Management.
 from __future__ import annotations
 
 import ctypes
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydra import ClaimError
 from pydra_nvidia.hardware_types import Architecture, GpuInstance, Placement, Profile
-from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.gpus import parse_bus_id
-from pydra_nvidia.nvml.partitions import Kind, Offer, read_instances, read_offer, read_resetless
-from pydra_nvidia.nvml.partitions import read_mode as read_modes
-from pydra_nvidia.nvml.profiles import read_compute_profiles, read_gpu_profiles
+from pydra_nvidia.nvml.library import Nvml
+from pydra_nvidia.nvml.mig_state import (
+    Kind,
+    Mode,
+    Offer,
+    read_compute_profiles,
+    read_gpu_profiles,
+    read_instances,
+    read_mode,
+    read_offer,
+    read_resetless,
+)
 
 GONE = frozenset({Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.NOT_SUPPORTED})
 """Of an instance: it no longer exists. NVML says so of stale handles, of ids that are free, and with the mode off."""
@@ -29,13 +36,6 @@ FILLING = (0, 1, 2, 3, 4, 5, 6)
 
 ROOM = 16
 """More instances than any GPU has of one profile."""
-
-
-class Mode(NamedTuple):
-    """Whether the GPU is in MIG mode, and whether it is after its next reset."""
-
-    current: bool
-    pending: bool
 
 
 class ModePending(ClaimError):
@@ -55,12 +55,12 @@ def read_address(nvml: Nvml, gpu: str) -> str:
     return parse_bus_id(nvml.call("nvmlDeviceGetPciInfo", nvml.find(gpu), subject=gpu).busId)
 
 
-def read_mode(nvml: Nvml, gpu: str) -> Mode:
+def find_mode(nvml: Nvml, gpu: str) -> Mode:
     """The MIG mode: off for a GPU that has none; raises NvmlError."""
-    return Mode(*(read_modes(nvml, nvml.find(gpu), subject=gpu) or (False, False)))
+    return read_mode(nvml, nvml.find(gpu), subject=gpu) or Mode(current=False, pending=False)
 
 
-def set_mode(nvml: Nvml, gpu: str, *, on: bool) -> None:
+def set_mig_mode(nvml: Nvml, gpu: str, *, on: bool) -> None:
     """Change the MIG mode now; nothing to do is fine. When it raises anything but ModeNotRestored, it is as it was.
 
     NVML may answer success although nothing happened: then the activation status is the error, or the mode is pending.
@@ -70,17 +70,17 @@ def set_mode(nvml: Nvml, gpu: str, *, on: bool) -> None:
         ModePending: this GPU has to be reset for it.
         ModeNotRestored: the change failed, and so did restoring the mode.
     """
-    before = read_mode(nvml, gpu)
+    before = find_mode(nvml, gpu)
     if before == Mode(on, on):
         return
     try:
         _change_mode(nvml, gpu, on=on)
         nvml.switched(gpu)
-        if read_mode(nvml, gpu) != Mode(on, on):
+        if find_mode(nvml, gpu) != Mode(on, on):
             raise ModePending(f"{gpu} changes its MIG mode with a reset only, which the admin has to do")
     except ClaimError as error:
         try:
-            if read_mode(nvml, gpu).pending != before.pending:
+            if find_mode(nvml, gpu).pending != before.pending:
                 _change_mode(nvml, gpu, on=before.pending)
         except NvmlError as failed:
             raise ModeNotRestored(f"{error}; and restoring the MIG mode failed: {failed}") from error
@@ -102,7 +102,7 @@ def is_resetless(nvml: Nvml, gpu: str) -> bool:
 
 def find_instance(nvml: Nvml, gpu: str, profile: int, start: int) -> GpuInstance | None:
     """The GPU instance at this place; raises NvmlError."""
-    if not read_mode(nvml, gpu).current:
+    if not find_mode(nvml, gpu).current:
         return None
     offer = Offer(kinds=(Kind(profile, 0, ROOM),))
     found = read_instances(nvml, nvml.find(gpu), offer, {}, subject=gpu)
@@ -118,7 +118,7 @@ def find_all(nvml: Nvml, gpu: str) -> tuple[tuple[GpuInstance, ...], tuple[Profi
     offer = read_offer(nvml, handle, None, subject=gpu)
     if offer.unseen is not None:
         raise offer.unseen
-    found = read_instances(nvml, handle, offer, {}, subject=gpu) if read_mode(nvml, gpu).current else ()
+    found = read_instances(nvml, handle, offer, {}, subject=gpu) if find_mode(nvml, gpu).current else ()
     return tuple(sorted(found, key=lambda one: one.placement)), offer.profiles
 
 
@@ -173,24 +173,6 @@ def destroy_instance(nvml: Nvml, gpu: str, instance: GpuInstance) -> None:
     except NvmlError as error:
         if error.code not in GONE or _open(nvml, gpu, instance) is not None:
             raise
-
-
-def name_processes(nvml: Nvml, gpu: str) -> str:
-    """`python3 (pid 4711), dcgm (pid 12)`: the processes that NVML knows to use the GPU; empty for none."""
-    names: dict[int, str] = {}
-    with suppress(NvmlError):  # it completes an error that says enough without it
-        handle = nvml.find(gpu)
-        for kind in ("Compute", "Graphics", "MPSCompute"):
-            for process in nvml.look(f"nvmlDeviceGet{kind}RunningProcesses_v3", handle, subject=gpu) or ():
-                names.setdefault(process.pid, _process_name(nvml, process.pid))
-    return ", ".join(f"{name} (pid {pid})" for pid, name in sorted(names.items()))
-
-
-def _process_name(nvml: Nvml, pid: int) -> str:
-    try:
-        return str(nvml.call("nvmlSystemGetProcessName", pid)).partition(" ")[0].rpartition("/")[2]
-    except NvmlError:
-        return "a process"
 
 
 def _open(nvml: Nvml, gpu: str, instance: GpuInstance) -> Any:

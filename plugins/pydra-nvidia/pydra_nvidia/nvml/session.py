@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import TypeVar
 
 from pydra_nvidia.deadlines import in_thread, turn
-from pydra_nvidia.nvml.calls import Meter, Nvml
 from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.maintenance import Gate
+from pydra_nvidia.nvml.library import Meter, Nvml
+from pydra_nvidia.nvml.maintenance_gate import Gate
 
 T = TypeVar("T")
 

@@ -10,11 +10,11 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_nvidia.hardware_types import Gpu, Mig
-from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import STALE, UNAVAILABLE, Code, NvmlError, code_name
 from pydra_nvidia.nvml.gpus import parse_bus_id, read_condition, read_facts, read_monitored, read_persistence
-from pydra_nvidia.nvml.links import MOST_LINKS, links_of, links_up, read_ends, read_fabric_info, read_link_states
-from pydra_nvidia.nvml.partitions import RESETLESS_FIELD, read_mode, read_resetless
+from pydra_nvidia.nvml.library import Nvml, read_fields
+from pydra_nvidia.nvml.mig_state import RESETLESS_FIELD, read_mode, read_resetless
+from pydra_nvidia.nvml.nvlink import MOST_LINKS, links_of, links_up, read_ends, read_fabric_info, read_link_states
 from pydra_nvidia.recording.read_only import DETAILED, SCALAR, CallLog, handle_address
 from pydra_nvidia.recording.tables import read_mig, read_presets
 from pydra_nvidia.simulation.model import ClockModel, FabricModel, Model, NvLinkModel, PciModel

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydra import PydraError
 from pydra_nvidia.host.tree import Tree
-from pydra_nvidia.nvml.loading import use_library
+from pydra_nvidia.nvml.library import use_library
 
 SESSION = frozenset({"nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"})
 """Beginning and end of a session, which is this process's own."""

@@ -12,10 +12,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from pydra_nvidia.hardware_types import Architecture, Gpu, GpuInstance, Placement
-from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import NvmlError
-from pydra_nvidia.nvml.partitions import profile_name, read_places
-from pydra_nvidia.nvml.profiles import read_compute_profiles, read_gpu_profiles
+from pydra_nvidia.nvml.library import Nvml, read_fields
+from pydra_nvidia.nvml.mig_state import profile_name, read_compute_profiles, read_gpu_profiles, read_places
 from pydra_nvidia.simulation.model import ComputeProfile, GpuProfile, MigModel
 from pydra_nvidia.simulation.scenario import ComputePreset, Preset
 

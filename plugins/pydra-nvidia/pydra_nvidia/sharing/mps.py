@@ -11,9 +11,9 @@ from pydra import ClaimError, PydraError, Sample, SampleKind
 from pydra_nvidia.deadlines import left, time_for, undoing
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.held_claims import HeldEntries
+from pydra_nvidia.nvml.compute_mode import restore_compute_modes, set_exclusive
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Orphans, Settings
-from pydra_nvidia.sharing.gpu_modes import give_back, take_over
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons, find_recorded
 from pydra_nvidia.sharing.places import MpsBusy, MpsPlace, find_place, list_places, trim_logs, turn
 from pydra_nvidia.sharing.processes import Process, is_alive
@@ -58,7 +58,7 @@ class StartMpsApplier:
                 with time_for(ready - (time.monotonic() - began)):
                     self._daemons.refuse_container()
                     devices = step.devices or (await self._find_partition(step),)
-                    await take_over(self._session, step.exclusive)
+                    await set_exclusive(self._session, step.exclusive)
                     await self._daemons.ensure(place, step, devices, entry.uid)
             except Exception as error:
                 try:
@@ -81,7 +81,7 @@ class StartMpsApplier:
             if record is None or is_alive(Process(record.started, record.pid)):
                 return False
             with time_for(self._settings.mps_ready_deadline):
-                await take_over(self._session, step.exclusive)
+                await set_exclusive(self._session, step.exclusive)
                 await self._daemons.ensure(place, step, record.devices, entry.uid)
             return True
 
@@ -91,12 +91,12 @@ class StartMpsApplier:
             record = await asyncio.to_thread(place.read_record)
             if record is not None and self._held.read(record.uid) is None:
                 await self._daemons.remove(place)
-                await give_back(self._session, [one for one in record.devices if one.startswith("GPU-")])
+                await restore_compute_modes(self._session, [one for one in record.devices if one.startswith("GPU-")])
 
     async def _take_over_again(self, step: StartMps) -> None:
         """Somebody may have reset the compute mode, or the GPU may not answer now: the daemon goes on without."""
         try:
-            await take_over(self._session, step.exclusive)
+            await set_exclusive(self._session, step.exclusive)
         except PydraError as error:
             _log.warning("MPS daemon %s goes on in the compute mode that its GPUs have: %s", step.id, error)
 
@@ -109,7 +109,7 @@ class StartMpsApplier:
             if isinstance(theirs, StartMps)
             for gpu in theirs.exclusive
         }
-        await give_back(self._session, [gpu for gpu in step.exclusive if gpu not in needed], step.modes)
+        await restore_compute_modes(self._session, [gpu for gpu in step.exclusive if gpu not in needed], step.modes)
 
     async def _find_partition(self, step: StartMps) -> str:
         """The UUID of a partition that an earlier step made."""

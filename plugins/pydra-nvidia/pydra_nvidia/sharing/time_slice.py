@@ -9,8 +9,8 @@ from pydra import ClaimError, PydraError, TerminalError
 from pydra_nvidia.deadlines import left, undoing
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot
+from pydra_nvidia.nvml.compute_mode import DEFAULT, has_gpu, set_compute_mode
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.sharing.gpu_modes import DEFAULT, has_gpu, set_mode
 from pydra_nvidia.sharing.programs import ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.steps import Entry, LeftBehind, SetTimeSlice
 
@@ -44,7 +44,7 @@ class SetTimeSliceApplier:
         The last of the claim's steps with the same slice sets it for the GPUs of all of them.
         """
         smi = await asyncio.to_thread(self._find_smi)
-        await set_mode(self._session, step.gpu, DEFAULT)
+        await set_compute_mode(self._session, step.gpu, DEFAULT)
         gpus = [one.gpu for one in _steps_of(entry) if one.interval == step.interval]
         if step.gpu != gpus[-1]:
             return
@@ -77,7 +77,7 @@ class SetTimeSliceApplier:
     async def _restore_mode(self, step: SetTimeSlice, entry: Entry) -> None:
         if await self._is_ours(step.gpu, entry):
             await asyncio.to_thread(self._find_smi)  # with a driver that is away no step counts as undone
-            await set_mode(self._session, step.gpu, DEFAULT if step.mode is None else step.mode)
+            await set_compute_mode(self._session, step.gpu, DEFAULT if step.mode is None else step.mode)
 
     async def _is_ours(self, gpu: str, entry: Entry) -> bool:
         """Whether the GPU is there, and no other claim has a share of it."""

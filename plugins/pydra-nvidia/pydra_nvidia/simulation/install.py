@@ -11,7 +11,7 @@ from typing import Any
 from pydra import PydraError
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.nvml.errors import Code, NvmlError
-from pydra_nvidia.nvml.loading import use_library
+from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.library.library import Library
 from pydra_nvidia.simulation.machine import Machine, noted_scenario

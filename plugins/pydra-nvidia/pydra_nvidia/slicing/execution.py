@@ -24,10 +24,10 @@ from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.nvml.compute_mode import read_compute_mode
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
-from pydra_nvidia.nvml.maintenance import InMaintenance
+from pydra_nvidia.nvml.maintenance_gate import InMaintenance
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.sharing.gpu_modes import read_compute_mode
 from pydra_nvidia.steps import (
     BindVfio,
     CreateMig,

@@ -13,7 +13,7 @@ from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
 from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.release import Use, read_use, set_persistence
+from pydra_nvidia.nvml.gpus import Use, read_use, set_persistence
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio, Entry, LeftBehind

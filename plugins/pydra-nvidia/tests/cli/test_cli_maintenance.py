@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pydra_nvidia.cli import main
-from pydra_nvidia.nvml.maintenance import REQUEST, Gate
+from pydra_nvidia.nvml.maintenance_gate import REQUEST, Gate
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -12,7 +12,7 @@ import pytest
 from pydra import ClaimError
 from pydra_nvidia.mig.operators import GpuBusy, PlaceTaken
 from pydra_nvidia.nvml.errors import Code, NvmlError
-from pydra_nvidia.nvml.profiles import MAKING
+from pydra_nvidia.nvml.mig_state import MAKING
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.slicing.execution import UndoFailed
 from pydra_nvidia.slicing.plan import find_owned

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.nvml.loading import use_library
+from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.recording.record import Recording, record
 from pydra_nvidia.settings import Settings, parse_settings

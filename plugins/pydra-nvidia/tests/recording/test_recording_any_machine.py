@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pydra_nvidia.nvml.loading import use_library
+from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.recording.build import HANDLE
 from pydra_nvidia.recording.read_only import SCALAR
 from pydra_nvidia.recording.record import record

@@ -13,7 +13,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from pydra_nvidia.nvml.loading import use_library
+from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.simulation.install import Simulation, open_simulation
 
 

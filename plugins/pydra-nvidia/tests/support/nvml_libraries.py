@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pynvml
 
-from pydra_nvidia.nvml.calls import Nvml
-from pydra_nvidia.nvml.loading import use_library
+from pydra_nvidia.nvml.library import Nvml, use_library
 
 
 class Library:

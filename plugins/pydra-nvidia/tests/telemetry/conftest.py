@@ -9,7 +9,7 @@ import pytest
 
 from pydra import Sample
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.nvml.samples import read_samples
+from pydra_nvidia.nvml.metrics import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.install import Simulation, open_simulation

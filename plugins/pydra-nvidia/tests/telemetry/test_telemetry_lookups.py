@@ -10,9 +10,8 @@ import pynvml
 import pytest
 
 from pydra_nvidia.hardware_types import Placement
-from pydra_nvidia.nvml.calls import Nvml
-from pydra_nvidia.nvml.loading import use_library
-from pydra_nvidia.nvml.mig_control import create_instance, destroy_instance, fill_instance, find_instance, set_mode
+from pydra_nvidia.nvml.library import Nvml, use_library
+from pydra_nvidia.nvml.mig_control import create_instance, destroy_instance, fill_instance, find_instance, set_mig_mode
 
 LOOK_UP = "nvmlDeviceGetHandleByUUID"
 PARTITIONED = """
@@ -99,11 +98,11 @@ async def test_each_change_of_the_mode_costs_one_look_up(node: Callable[[str], A
     reading = await machine.hardware.read()
     gpu = reading.gpus[0]
     calls = count()
-    await machine.session.run(lambda nvml: set_mode(nvml, gpu.uuid, on=True))
+    await machine.session.run(lambda nvml: set_mig_mode(nvml, gpu.uuid, on=True))
     again = await machine.hardware.reread([gpu.minor])
     assert again.gpu(gpu.uuid).mig.enabled
     assert calls[LOOK_UP] == 1
-    await machine.session.run(lambda nvml: set_mode(nvml, gpu.uuid, on=False))
+    await machine.session.run(lambda nvml: set_mig_mode(nvml, gpu.uuid, on=False))
     assert await machine.hardware.reread([gpu.minor]) == reading
     assert calls[LOOK_UP] == 2
 

@@ -16,7 +16,7 @@ import pynvml
 import pytest
 
 from pydra_nvidia.host.tree import Roots, Tree
-from pydra_nvidia.nvml.loading import use_library
+from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.inject import Injector

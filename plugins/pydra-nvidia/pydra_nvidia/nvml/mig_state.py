@@ -1,22 +1,26 @@
-"""MIG: whether a GPU is partitioned, what the driver offers on it, what exists.
+"""MIG as NVML tells it: whether a GPU is partitioned, which profiles and places the driver offers, what exists.
 
-Source: nvml.h, "Multi Instance GPU Management". A GPU instance without a compute instance is not a MIG device, and is
-not found by walking those, so instances are listed profile by profile.
+A GPU instance without a compute instance is not a MIG device, and is not found by walking those, so instances are
+listed profile by profile. Of the functions for profiles, the second version has the profiles' names; a driver may lack
+it, or refuse it while MIG mode is off: the first version is asked then.
+Source: nvml.h, "Multi Instance GPU Management", nvmlDeviceGetGpuInstanceProfileInfo,
+nvmlGpuInstanceGetComputeInstanceProfileInfo and their versioned wrappers (...V), which answer NOT_SUPPORTED for a
+device that does not have MIG mode enabled.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
 
 from pydra_nvidia.hardware_types import Architecture, ComputeInstance, GpuInstance, Placement, Profile
-from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, Code, NvmlError
-from pydra_nvidia.nvml.profiles import read_compute_profiles, read_gpu_profiles
+from pydra_nvidia.nvml.library import Nvml, read_fields
 
 RESETLESS_FIELD = 184
 
@@ -33,6 +37,13 @@ _GONE = frozenset({Code.NOT_FOUND, Code.INVALID_ARGUMENT})
 
 _UNTOLD = UNAVAILABLE | {Code.NO_PERMISSION, Code.INVALID_ARGUMENT}
 """What NVML says where it does not tell the places of a profile: to others than root, or by an old driver."""
+
+
+class Mode(NamedTuple):
+    """Whether the GPU is in MIG mode, and whether it is after its next reset."""
+
+    current: bool
+    pending: bool
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -70,16 +81,16 @@ class Places(msgspec.Struct, frozen=True, kw_only=True):
     untold: NvmlError | None = None
 
 
-def read_mode(nvml: Nvml, handle: Any, *, subject: str) -> tuple[bool, bool] | None:
-    """Whether the GPU is in MIG mode, and whether it will be; None for a GPU that cannot be."""
+def read_mode(nvml: Nvml, handle: Any, *, subject: str) -> Mode | None:
+    """The MIG mode; None for a GPU that has none."""
     mode = nvml.ask("nvmlDeviceGetMigMode", handle, subject=subject)
-    return None if mode is None else (mode[0] == 1, mode[1] == 1)
+    return None if mode is None else Mode(mode[0] == 1, mode[1] == 1)
 
 
-def read_mode_by_count(nvml: Nvml, handle: Any, *, subject: str) -> tuple[bool, bool] | None:
+def read_mode_by_count(nvml: Nvml, handle: Any, *, subject: str) -> Mode | None:
     """The same by how many MIG devices there can be, which is 0 with the mode off. Raises NvmlError."""
     most = nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle, subject=subject)
-    return (True, True) if most else None
+    return Mode(current=True, pending=True) if most else None
 
 
 def read_resetless(nvml: Nvml, handle: Any, architecture: int, *, subject: str) -> bool:
@@ -232,3 +243,91 @@ def _list(nvml: Nvml, name: str, of: Any, kind: Kind, element: str, *, subject: 
     count = ctypes.c_uint()
     nvml.call(name, of, kind.id, room, ctypes.byref(count), subject=subject)
     return list(room[: count.value])
+
+
+PROFILES = 0x12
+COMPUTE_PROFILES = 0x9
+
+MAKING = (
+    "nvmlDeviceSetMigMode",
+    "nvmlDeviceCreateGpuInstanceWithPlacement",
+    "nvmlDeviceGetGpuInstances",
+    "nvmlDeviceGetGpuInstanceById",
+    "nvmlGpuInstanceGetInfo",
+    "nvmlGpuInstanceCreateComputeInstance",
+    "nvmlGpuInstanceGetComputeInstances",
+    "nvmlGpuInstanceGetComputeInstanceById",
+    "nvmlComputeInstanceGetInfo_v2",
+    "nvmlComputeInstanceDestroy",
+    "nvmlGpuInstanceDestroy",
+)
+"""C functions without another version, which making and removing a partition need."""
+
+_Ask: TypeAlias = Callable[[int, int], Any]
+"""Called with NVML's constant of a profile and the version of the structure."""
+
+_NOT_OFFERED = UNAVAILABLE | {Code.INVALID_ARGUMENT}
+_LACKING = frozenset({Code.FUNCTION_NOT_FOUND, Code.ARGUMENT_VERSION_MISMATCH})
+
+
+def read_gpu_profiles(nvml: Nvml, gpu: Any, *, subject: str) -> Iterator[tuple[int, Any]]:
+    """Each profile of GPU instances: NVML's constant, and the structure, or the NvmlError that it was refused with.
+
+    Profiles that the driver does not offer are left out. Raises NvmlError for a lost GPU or session.
+    """
+
+    def ask(number: int, version: int) -> Any:
+        name = "nvmlDeviceGetGpuInstanceProfileInfo"
+        return nvml.call(name, gpu, number, version=version, subject=subject)
+
+    return _read(ask, PROFILES)
+
+
+def read_compute_profiles(nvml: Nvml, instance: Any, *, subject: str) -> Iterator[tuple[int, Any]]:
+    """The same for compute instances in a GPU instance, which share its engines as NVML's default says."""
+
+    def ask(number: int, version: int) -> Any:
+        name = "nvmlGpuInstanceGetComputeInstanceProfileInfo"
+        return nvml.call(name, instance, number, 0, version=version, subject=subject)
+
+    return _read(ask, COMPUTE_PROFILES)
+
+
+def find_missing(nvml: Nvml) -> NvmlError | None:
+    """The error of the first function that making partitions needs and the driver lacks."""
+    for name in MAKING:
+        if not nvml.has(name):
+            return NvmlError(Code.FUNCTION_NOT_FOUND, name)
+    return None
+
+
+def _read(ask: _Ask, count: int) -> Iterator[tuple[int, Any]]:
+    told = False
+    refused: dict[int, NvmlError] = {}
+    for number, answer in _ask_all(ask, range(count), 2):
+        if isinstance(answer, NvmlError):
+            refused[number] = answer
+        else:
+            told = True
+            yield number, answer
+    for number, answer in _ask_all(ask, tuple(refused) if told else range(count), 1):
+        if isinstance(answer, NvmlError):
+            refused.setdefault(number, answer)
+        else:
+            refused.pop(number, None)
+            yield number, answer
+    yield from refused.items()
+
+
+def _ask_all(ask: _Ask, numbers: Iterable[int], version: int) -> Iterator[tuple[int, Any]]:
+    """What one version of the function answers; nothing for what is not offered."""
+    for number in numbers:
+        try:
+            yield number, ask(number, version)
+        except NvmlError as error:
+            if error.code in LOST | STALE:
+                raise
+            if error.code in _LACKING:
+                return
+            if error.code not in _NOT_OFFERED:
+                yield number, error

@@ -11,9 +11,9 @@ from typing import Any
 from pydra import Sample, SampleKind
 from pydra_nvidia.devices import gpu_name, mig_name
 from pydra_nvidia.hardware_types import Gpu, Reading
-from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import STALE, NvmlError
-from pydra_nvidia.nvml.links import read_link_errors
+from pydra_nvidia.nvml.library import Nvml, read_fields
+from pydra_nvidia.nvml.nvlink import read_link_errors
 
 _CLOCKS = {"graphics": 0, "sm": 1, "memory": 2, "video": 3}
 _ERRORS = {"corrected": 0, "uncorrected": 1}

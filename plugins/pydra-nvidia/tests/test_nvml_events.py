@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from pydra_nvidia.health.watcher import EventWatcher, retry_pause
-from pydra_nvidia.nvml.calls import Nvml
-from pydra_nvidia.nvml.events import Event
-from pydra_nvidia.nvml.mig_control import set_mode
+from pydra_nvidia.nvml.events import Event, EventWatcher, retry_pause
+from pydra_nvidia.nvml.library import Nvml
+from pydra_nvidia.nvml.mig_control import set_mig_mode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.install import open_simulation
 
@@ -192,7 +191,7 @@ def test_gpus_are_unmonitored_while_nvml_refuses_again_and_again_to_tell_their_e
 
 def test_a_gpu_is_heard_as_soon_as_its_mig_mode_was_changed(watch: Watch) -> None:
     watch.watcher.watch(watch.uuids)
-    watch.session.run_here(lambda nvml: set_mode(nvml, watch.uuids[0], on=True))
+    watch.session.run_here(lambda nvml: set_mig_mode(nvml, watch.uuids[0], on=True))
     watch.inject.xid(0, 79)
     assert watch.hear() == Event(gpu=watch.uuids[0], xid=79)
     watch.watcher.watch(watch.uuids)
@@ -205,7 +204,7 @@ def test_what_happens_while_a_mig_mode_is_changed_is_heard(watch: Watch) -> None
 
     def switch(nvml: Nvml) -> None:
         watch.inject.xid(1, 48)
-        set_mode(nvml, watch.uuids[0], on=True)
+        set_mig_mode(nvml, watch.uuids[0], on=True)
 
     watch.session.run_here(switch)
     assert watch.hear() == Event(gpu=watch.uuids[1], xid=48)
@@ -221,7 +220,7 @@ def test_the_last_event_of_a_gpu_that_is_watched_no_more_is_heard(watch: Watch) 
 def test_a_gpu_that_cannot_be_watched_after_its_mig_mode_was_changed_is_told(watch: Watch) -> None:
     watch.watcher.watch(watch.uuids)
     watch.fault({"op": "nvmlDeviceRegisterEvents", "device": 0, "do": "raise", "code": "UNKNOWN"})
-    watch.session.run_here(lambda nvml: set_mode(nvml, watch.uuids[0], on=True))
+    watch.session.run_here(lambda nvml: set_mig_mode(nvml, watch.uuids[0], on=True))
     assert watch.hear() is None
     assert watch.watcher.unmonitored == {watch.uuids[0]}
     watch.inject.xid(1, 48)
@@ -231,7 +230,7 @@ def test_a_gpu_that_cannot_be_watched_after_its_mig_mode_was_changed_is_told(wat
 def test_a_switch_after_which_nobody_can_be_watched_is_no_failure_and_tried_again(watch: Watch) -> None:
     watch.watcher.watch(watch.uuids)
     watch.fault({"op": "nvmlEventSetCreate", "do": "raise", "code": "UNKNOWN", "count": 1})
-    watch.session.run_here(lambda nvml: set_mode(nvml, watch.uuids[0], on=True))
+    watch.session.run_here(lambda nvml: set_mig_mode(nvml, watch.uuids[0], on=True))
     assert watch.hear() is None, "so that it is watched again"
     watch.watcher.watch(watch.uuids)
     watch.inject.xid(0, 79)
@@ -240,7 +239,7 @@ def test_a_switch_after_which_nobody_can_be_watched_is_no_failure_and_tried_agai
 
 def test_the_mode_of_a_gpu_that_is_not_watched_is_no_news(watch: Watch) -> None:
     watch.watcher.watch(watch.uuids[1:])
-    watch.session.run_here(lambda nvml: set_mode(nvml, watch.uuids[0], on=True))
+    watch.session.run_here(lambda nvml: set_mig_mode(nvml, watch.uuids[0], on=True))
     watch.inject.xid(1, 48)
     assert watch.hear() == Event(gpu=watch.uuids[1], xid=48)
 

@@ -1,6 +1,7 @@
-"""Every call of NVML goes through here: errors become ours, and the time that NVML takes is counted apart.
+"""The vendor's library: which one pynvml speaks to, and every call of it.
 
-One thread at a time, which `nvml.session` sees to; waiting for events is the exception that NVML allows.
+Errors become ours, and the time that NVML takes is counted apart. One thread at a time, which `nvml.session` sees to;
+waiting for events is the exception that NVML allows.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import ctypes
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from ctypes import CDLL
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -150,3 +152,32 @@ def _value(one: Any) -> float | None:
     if one.nvmlReturn or one.valueType >= len(_UNION):
         return None
     return getattr(one.value, _UNION[one.valueType])  # type: ignore[no-any-return]
+
+
+LIBRARY = "libnvidia-ml.so.1"
+
+
+def load_pynvml(library_path: str | None) -> ModuleType:
+    """The module pynvml, with the library at this path; None: where the dynamic linker finds it. Not initialised.
+
+    Called again after the driver was replaced it takes the new library: one of another version has another file
+    name (give the path with its links resolved), and the linker keeps the two apart.
+
+    Raises:
+        NvmlError: LIBRARY_NOT_FOUND, with what the linker says.
+    """
+    import pynvml  # noqa: PLC0415 (the vendor's module is loaded only where hardware is)
+
+    path = library_path or LIBRARY
+    try:
+        library = CDLL(path)
+    except OSError as error:
+        raise NvmlError(Code.LIBRARY_NOT_FOUND, "dlopen", str(error)) from error
+    use_library(pynvml, library)
+    return pynvml
+
+
+def use_library(pynvml: ModuleType, library: object) -> None:
+    """Let pynvml call `library`, which has NVML's functions as attributes."""
+    pynvml.nvmlLib = library  # type: ignore[attr-defined]
+    pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001 (functions of the library before)

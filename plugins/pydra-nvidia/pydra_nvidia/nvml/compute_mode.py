@@ -1,4 +1,4 @@
-"""Whether a GPU answers, and its compute mode, through NVML."""
+"""Compute modes of GPUs: whether one process has a GPU to itself, set for MPS and time slices, and restored."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from types import MappingProxyType
 
-from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import LOST, Code, NvmlError
+from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
 
 DEFAULT = 0
@@ -40,7 +40,7 @@ async def has_gpu(session: NvmlSession, uuid: str) -> bool:
         raise
 
 
-async def set_mode(session: NvmlSession, uuid: str, mode: int) -> None:
+async def set_compute_mode(session: NvmlSession, uuid: str, mode: int) -> None:
     """Set the compute mode where it is another; nothing where the GPU has none. Raises NvmlError."""
 
     def set_it(nvml: Nvml) -> None:
@@ -51,7 +51,7 @@ async def set_mode(session: NvmlSession, uuid: str, mode: int) -> None:
     await session.run(set_it)
 
 
-async def take_over(session: NvmlSession, uuids: Iterable[str]) -> None:
+async def set_exclusive(session: NvmlSession, uuids: Iterable[str]) -> None:
     """Let each GPU have one process only, in order; raises NvmlError at the first that refuses."""
 
     def take(nvml: Nvml) -> None:
@@ -62,7 +62,7 @@ async def take_over(session: NvmlSession, uuids: Iterable[str]) -> None:
     await session.run(take)
 
 
-async def give_back(
+async def restore_compute_modes(
     session: NvmlSession, uuids: Iterable[str], modes: Mapping[str, int] = MappingProxyType({})
 ) -> None:
     """Restore those GPUs that are there and were taken over; other modes are somebody else's.

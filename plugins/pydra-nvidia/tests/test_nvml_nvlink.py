@@ -15,10 +15,9 @@ from pydra_nvidia.hardware_types import (
     Fabric,
     NvLinks,
 )
-from pydra_nvidia.nvml.calls import Nvml
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.nvml.links import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
-from pydra_nvidia.nvml.loading import use_library
+from pydra_nvidia.nvml.library import Nvml, use_library
+from pydra_nvidia.nvml.nvlink import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
 
 H100 = 85520809984
 HANDLE = ctypes.c_void_p(0x10)

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from pydra_nvidia.hardware_types import Architecture, Fabric, Gpu, NvLinks
-from pydra_nvidia.nvml.calls import Nvml, read_fields
 from pydra_nvidia.nvml.errors import LOST, STALE, NvmlError
 from pydra_nvidia.nvml.gpus import parse_bus_id
+from pydra_nvidia.nvml.library import Nvml, read_fields
 
 MOST_LINKS = 36
 _GPU, _SWITCH = 0, 2
