@@ -169,6 +169,15 @@ class Scene:
 
         await self.until(look, lambda: f"{devices} are tainted: {found}")
 
+    async def lost(self, device: str) -> None:
+        """The agent has found that this GPU is lost: a reset after that ends what it knows of the GPU's errors."""
+
+        async def look() -> bool:
+            taints = (await self.devices())[device].get("taints", ())
+            return any(taint["key"] == "gpu.nvidia.com/gpu-lost" for taint in taints)
+
+        await self.until(look, f"{device} is known to be lost")
+
     async def running(self, *pods: str) -> None:
         """These pods run."""
         for pod in pods:

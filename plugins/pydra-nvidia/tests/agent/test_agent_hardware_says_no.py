@@ -57,6 +57,7 @@ async def test_a_gpu_that_falls_off_the_bus_in_mid_prepare_is_told_and_costs_no_
         assert since["cdi"] == []
         await scene.run("other", ask_for("mig", FIRST.format(scene.uuid(1)), profile="1g.10gb"))
         await scene.tainted(*(name for name in await scene.devices() if name.startswith("gpu-0")))
+        await scene.lost("gpu-0")
         scene.inject.reset(0, force=True)
         await scene.running("victim")
         await scene.leave("victim", "other")
@@ -74,6 +75,7 @@ async def test_a_gpu_that_falls_off_the_bus_while_mps_is_set_up_is_told_and_cost
         await scene.event("victim", "NvmlError", r"NVML_ERROR_GPU_IS_LOST \(15\).*reset it or reboot")
         await scene.undone()
         await scene.run("other", ask_for("gpu"), config=[mps])
+        await scene.lost("gpu-0")
         scene.inject.reset(0, force=True)
         await scene.running("victim")
         await scene.leave("victim", "other")
