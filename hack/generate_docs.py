@@ -1,4 +1,4 @@
-"""Writes the reference pages that follow from the code: docs/settings.md, docs/metrics.md, and pydra-nvidia's settings.
+"""Writes the reference pages that follow from the code: docs/settings.md, docs/metrics.md, and backends' settings.
 
 `--check` writes nothing and ends with 1 when a page is stale; a test in tests/house calls `pages`.
 """
@@ -21,10 +21,12 @@ from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of
 from pydra.observability.metrics import Metrics
 from pydra_nvidia import settings as nvidia
 from pydra_nvidia.health.diagnose import DEFAULT_REACTIONS
+from pydra_tpu import settings as tpu
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 NVIDIA_DOCS = ROOT / "plugins" / "pydra-nvidia" / "docs"
+TPU_DOCS = ROOT / "plugins" / "pydra-tpu" / "docs"
 
 
 def pages() -> dict[Path, str]:
@@ -33,6 +35,7 @@ def pages() -> dict[Path, str]:
         DOCS / "settings.md": settings_page(),
         DOCS / "metrics.md": metrics_page(),
         NVIDIA_DOCS / "settings.md": nvidia_settings_page(),
+        TPU_DOCS / "settings.md": tpu_settings_page(),
     }
 
 
@@ -99,7 +102,6 @@ def series_table(metrics: object) -> Iterator[str]:
 
 
 def nvidia_settings_page() -> str:
-    defaults, told = nvidia.Settings(), texts_below(nvidia.Settings)
     lines = [
         "# Settings of pydra-nvidia",
         "",
@@ -111,14 +113,7 @@ def nvidia_settings_page() -> str:
         "With `PYDRA_NVIDIA_SCENARIO`, `PYDRA_NVIDIA_STATE` is the simulated machine's directory, and the scenario may",
         "bring other defaults. The simulation comes with `pip install pydra-nvidia`; images for nodes leave it out.",
         "",
-        "| variable | allowed | default | |",
-        "|---|---|---|---|",
-    ]
-    for field in msgspec.structs.fields(nvidia.Settings):
-        default = f"`{text}`" if (text := as_text(getattr(defaults, field.name))) else "–"
-        allowed = describe(msgspec.inspect.type_info(field.type)).replace("|", "\\|")
-        lines.append(f"| `{nvidia.PREFIX}{field.name.upper()}` | {allowed} | {default} | {told[field.name]} |")
-    lines += [
+        *backend_settings_table(nvidia.Settings, nvidia.PREFIX),
         "",
         "## Signals",
         "",
@@ -133,6 +128,38 @@ def nvidia_settings_page() -> str:
     told = texts_below(nvidia.Reaction)
     lines += [f"| `{one.value}` | {told[one.name]} |" for one in nvidia.Reaction]
     return "\n".join(lines) + "\n"
+
+
+def tpu_settings_page() -> str:
+    told = texts_below(tpu.Offer)
+    lines = [
+        "# Settings of pydra-tpu",
+        "",
+        "Variables of the agent's process, or `backendSettings: {tpu: {offer: chips}}` in its settings file; the",
+        "variable wins. A wrong or unknown one keeps the backend from starting; all faults are named at once, in the",
+        "log, on `/readyz` and in an Event on the Node (`BackendSettings`). `pydra check tpu` shows each one with its",
+        "value and where that came from. The agent has [settings of its own](../../../docs/settings.md).",
+        "",
+        "With `PYDRA_TPU_SCENARIO`, `PYDRA_TPU_STATE` is the simulated machine's directory. The simulation comes with",
+        "`pip install pydra-tpu`; images for nodes leave it out.",
+        "",
+        *backend_settings_table(tpu.Settings, tpu.PREFIX),
+        "",
+        "| offer | |",
+        "|---|---|",
+        *(f"| `{one.value}` | {told[one.name]} |" for one in tpu.Offer),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def backend_settings_table(kind: type[msgspec.Struct], prefix: str) -> Iterator[str]:
+    """A row for each setting of a backend, with the text below its field."""
+    defaults, told = kind(), texts_below(kind)
+    yield from ("| variable | allowed | default | |", "|---|---|---|---|")
+    for field in msgspec.structs.fields(kind):
+        default = f"`{text}`" if (text := as_text(getattr(defaults, field.name))) else "–"
+        allowed = describe(msgspec.inspect.type_info(field.type)).replace("|", "\\|")
+        yield f"| `{prefix}{field.name.upper()}` | {allowed} | {default} | {told[field.name]} |"
 
 
 def texts_below(kind: type) -> dict[str, str]:
@@ -171,7 +198,7 @@ def as_text(value: Any) -> str:
             return f"{value:g}"
         case str():
             return value
-    if value in ((), {}):
+    if value in ((), {}, None):
         return ""
     raise ValueError(f"no text for the default {value!r}")
 

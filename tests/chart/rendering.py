@@ -17,6 +17,7 @@ CHART = Path(__file__).resolve().parents[2] / "charts" / "pydra"
 NAMESPACE = "pydra-system"
 SIM: Mapping[str, Any] = {"backends": {"sim": {"enabled": True}}}
 NVIDIA: Mapping[str, Any] = {"backends": {"nvidia": {"enabled": True}}}
+TPU: Mapping[str, Any] = {"backends": {"tpu": {"enabled": True}}}
 BOTH: Mapping[str, Any] = {"backends": {"nvidia": {"enabled": True}, "sim": {"enabled": True}}}
 
 Object = dict[str, Any]

@@ -1,0 +1,43 @@
+"""Google TPUs: a pydra backend in the place of Google's own DRA driver, with its names, and with sub-slices of a host.
+
+This module is what the entry point names. Nothing of Google's libraries is loaded at import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from pydra_tpu.config import CONFIG_TYPES
+from pydra_tpu.settings import Settings
+
+if TYPE_CHECKING:
+    from pydra_tpu.backend import TpuBackend
+
+DRIVER = "tpu.google.com"
+SETTINGS_TYPE = Settings
+
+__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
+
+
+def _select(condition: str) -> dict[str, Any]:
+    return {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}' && {condition}"}}]}
+
+
+DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {
+    DRIVER: _select(f"device.capacity['{DRIVER}'].chips.compareTo(quantity('1')) == 0"),
+    f"host.{DRIVER}": _select(f"device.attributes['{DRIVER}'].wholeHost"),
+}
+"""Specs by name. In Google's class of the name `tpu.google.com` each device is a chip, and claims ask for all of them
+or for a number: with sub-slices beside them, that class must leave these out to mean the same."""
+
+
+@asynccontextmanager
+async def connect(settings: Settings) -> AsyncIterator[TpuBackend]:
+    """The node's hardware, or the one of the scenario PYDRA_TPU_SCENARIO."""
+    # Imported here: the webhook reads types only.
+    from pydra_tpu.composition import open_backend  # noqa: PLC0415
+
+    async with open_backend(settings) as backend:
+        yield backend

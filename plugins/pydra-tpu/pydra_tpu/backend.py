@@ -1,0 +1,60 @@
+"""The coroutines that pydra calls: each reads the machine, decides, and answers.
+
+Nothing is done to a TPU for a claim: what makes a sub-slice is the environment and the nodes of its containers. So
+there is nothing to undo, and nothing to restore.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from pydra import Claim, HeldClaim, Inventory, PreparedDevice
+from pydra_tpu.claims import plan_claim, prepare_claim
+from pydra_tpu.hardware import Host
+from pydra_tpu.host.tree import Tree
+from pydra_tpu.inventory import build_inventory, list_offered
+from pydra_tpu.reading import read_host
+from pydra_tpu.settings import Settings
+
+
+class TpuBackend:
+    """It remembers the last reading, and nothing about claims. Claims are decided by it, without a look at the machine.
+
+    That a device node is still there is checked by the agent, for each claim.
+    """
+
+    def __init__(self, settings: Settings, tree: Tree) -> None:
+        self._settings = settings
+        self._tree = tree
+        self._seen: Host | None = None
+
+    async def discover(self) -> Inventory:
+        """The whole host and its sub-slices, with their health."""
+        self._seen = await self._read()
+        return build_inventory(self._seen, self._settings.offer)
+
+    async def wait_changed(self) -> None:
+        """Return when a chip, its driver or its node has come or gone since `discover`."""
+        while await self._read() == self._seen:  # noqa: ASYNC110 - files of the kernel have no event
+            await asyncio.sleep(self._settings.poll_period)
+
+    async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
+        """The chips that the claim will hold."""
+        host = self._seen or await self._read()
+        offered = list_offered(host, self._settings.offer)
+        return msgspec.to_builtins(plan_claim(claim, held, offered, len(host.chips)))
+
+    async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
+        """The nodes and the environment for the claim's containers."""
+        host = self._seen or await self._read()
+        return prepare_claim(claim, host, list_offered(host, self._settings.offer), self._settings)
+
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
+        """Nothing was done."""
+
+    async def _read(self) -> Host:
+        return await asyncio.to_thread(read_host, self._tree, self._settings)

@@ -1,0 +1,133 @@
+"""Decides what a claim gets: which chips, in which mesh, and what its containers are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from pydra import (
+    AllocatedDevice,
+    Claim,
+    ClaimError,
+    ContainerEdits,
+    DeviceInUse,
+    DeviceNode,
+    HeldClaim,
+    Mount,
+    PreparedDevice,
+    UnknownDevice,
+)
+from pydra_tpu.config import TpuConfig, build_config_environment
+from pydra_tpu.environment import build_environment
+from pydra_tpu.geometry import SubSlice, find_sub_slice
+from pydra_tpu.hardware import VFIO_CONTROL, Host, host_node
+from pydra_tpu.settings import Settings
+
+LOGS = "/tmp/tpu_logs"  # noqa: S108 - where libtpu writes
+
+
+class NotAMesh(ClaimError):
+    """The chips of a claim cannot form a mesh."""
+
+    reason = "NotAMesh"
+
+
+class ChipUnusable(ClaimError):
+    """A chip of a claim cannot be given to containers."""
+
+    reason = "ChipUnusable"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What `plan` answers: the chips that the claim holds; none if it only looks."""
+
+    chips: tuple[int, ...] = ()
+
+
+def plan_claim(claim: Claim, held: Sequence[HeldClaim], offered: Mapping[str, SubSlice], count: int) -> Plan:
+    """The chips of a host with `count` chips that the claim will hold.
+
+    Raises:
+        UnknownDevice: a device is not offered.
+        NotAMesh: the chips of all its devices do not form a sub-slice.
+        DeviceInUse: another claim holds a chip, whatever the scheduler believed.
+    """
+    chips = find_chips(claim.devices, offered, count, admin=False)
+    for one in held:
+        if one.claim.uid != claim.uid and (taken := set(_held_chips(one, offered)).intersection(chips)):
+            raise DeviceInUse(f"chip-{min(taken)}", f"uid {one.claim.uid}")
+    return Plan(chips=chips)
+
+
+def find_chips(
+    devices: Sequence[AllocatedDevice], offered: Mapping[str, SubSlice], count: int, *, admin: bool
+) -> tuple[int, ...]:
+    """The chips of the devices with, or without, admin access. Raises UnknownDevice, NotAMesh."""
+    wanted = [one.device for one in devices if one.admin_access is admin]
+    if unknown := [name for name in wanted if name not in offered]:
+        raise UnknownDevice(f"this machine has no device {unknown[0]}; it has {', '.join(offered) or 'none'}")
+    chips = tuple(sorted({index for name in wanted for index in offered[name].chips}))
+    if chips and find_sub_slice(chips, count) is None:
+        raise NotAMesh(
+            f"chips {', '.join(map(str, chips))} of this host do not form a mesh together; "
+            "ask for one device of the shape that is needed, such as 2x2, or for all chips of a host"
+        )
+    return chips
+
+
+def prepare_claim(
+    claim: Claim, host: Host, offered: Mapping[str, SubSlice], settings: Settings
+) -> list[PreparedDevice]:
+    """What containers get for each device: its nodes, and the environment of the claim's whole mesh.
+
+    Raises:
+        UnknownDevice: a device is not offered any more.
+        NotAMesh: as in `plan_claim`.
+        ChipUnusable: a chip has no device node.
+    """
+    return [_prepare_device(claim, one, host, offered, settings) for one in claim.devices]
+
+
+def _prepare_device(
+    claim: Claim, device: AllocatedDevice, host: Host, offered: Mapping[str, SubSlice], settings: Settings
+) -> PreparedDevice:
+    chips = find_chips(claim.devices, offered, len(host.chips), admin=device.admin_access)
+    mesh = find_sub_slice(chips, len(host.chips))
+    assert mesh is not None  # it has at least this device
+    own = [host.chips[index] for index in offered[device.device].chips]
+    if useless := [chip for chip in own if not chip.node]:
+        raise ChipUnusable(
+            f"chip {useless[0].index} ({useless[0].address}) is bound to {useless[0].driver or 'no driver'}, and has "
+            "no device node; the node's admin must bind it to the driver for TPUs"
+        )
+    nodes = [chip.node for chip in own] + ([VFIO_CONTROL] if any(chip.uses_vfio for chip in own) else [])
+    config = device.config(TpuConfig) or TpuConfig()
+    return device.prepared(
+        ContainerEdits(
+            env={
+                **build_environment(host, mesh),
+                **build_config_environment(config),
+                f"TPU_DEVICE_{device.device.replace('-', '_')}_RESOURCE_CLAIM": claim.uid,
+            },
+            device_nodes=tuple(DeviceNode(path=node, host_path=host_node(node, settings.dev_root)) for node in nodes),
+            mounts=(
+                Mount(
+                    host_path=settings.log_directory,
+                    container_path=LOGS,
+                    options=("rw", "nosuid", "nodev", "bind"),
+                    optional=True,
+                ),
+            ),
+        )
+    )
+
+
+def _held_chips(held: HeldClaim, offered: Mapping[str, SubSlice]) -> tuple[int, ...]:
+    """From the claim's plan; from its devices where its record cannot be read."""
+    plan: Any = held.plan
+    if plan is not None:
+        return msgspec.convert(plan, Plan).chips
+    names = [one.device for one in held.claim.devices if not one.admin_access]
+    return tuple(index for name in names if name in offered for index in offered[name].chips)

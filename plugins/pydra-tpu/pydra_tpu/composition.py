@@ -1,0 +1,42 @@
+"""Builds the backend over the node's hardware, or over a simulated machine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from pydra import PydraError
+from pydra_tpu.backend import TpuBackend
+from pydra_tpu.host.tree import Tree
+from pydra_tpu.settings import Settings
+
+
+class SimulationMissing(PydraError):
+    """A simulated machine was asked for where `pydra_tpu.simulation` is not installed."""
+
+    reason = "SimulationMissing"
+
+
+@contextmanager
+def needs_simulation() -> Iterator[None]:
+    """Around imports of `pydra_tpu.simulation`, which images for nodes leave out. Raises SimulationMissing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not f"{error.name}.".startswith("pydra_tpu.simulation."):
+            raise
+        message = "the simulation is not part of this image; it comes with `pip install pydra-tpu`"
+        raise SimulationMissing(message) from None
+
+
+@asynccontextmanager
+async def open_backend(settings: Settings) -> AsyncIterator[TpuBackend]:
+    """The backend. Raises SimulationMissing, ScenarioError."""
+    if settings.scenario:
+        # Imported only here: a node with hardware has no use for one without.
+        with needs_simulation():
+            from pydra_tpu.simulation.machine import open_machine  # noqa: PLC0415
+
+        settings = open_machine(settings)
+    tree = Tree(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root, dev=settings.dev_root)
+    yield TpuBackend(settings, tree)

@@ -1,0 +1,147 @@
+"""What is known of each generation of TPUs before anything is read from a machine.
+
+Sources: PCI ids, tpu-info's table and Google's DRA driver; memory, cores and shapes, Google Cloud's pages on each
+generation; names, JAX's topology descriptions. Memory cannot be read from an idle chip, so that it comes from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from pydra_tpu.geometry import Bounds, format_topology
+
+VENDOR = "0x1ae0"
+"""Google's PCI vendor id, which network cards and disks of its machines have too."""
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation. `memory` in GiB and `cores` (TensorCores) are a chip's.
+
+    `name` begins TPU_ACCELERATOR_TYPE. `counts_cores`: the number in that counts cores, not chips. `labels` are values
+    of GKE's label `cloud.google.com/gke-tpu-accelerator`. `host_chips`: how many chips a host may have. `jax`: the name
+    of its topologies in JAX.
+    """
+
+    name: str
+    product: str
+    device: str
+    subsystem: str = ""
+    memory: int
+    cores: int
+    counts_cores: bool
+    dimensions: int
+    host_chips: tuple[int, ...] = (4,)
+    labels: tuple[str, ...] = ()
+    jax: str
+
+    def accelerator_type(self, chips: int) -> str:
+        """The accelerator type of a slice of so many chips: `v5litepod-8`, `v4-8` for four chips."""
+        return f"{self.name}-{chips * (2 if self.counts_cores else 1)}"
+
+    def topology(self, bounds: Bounds) -> str:
+        """The shape as this generation's topologies are written."""
+        return format_topology(bounds, self.dimensions)
+
+    def wrap(self, topology: Bounds) -> tuple[bool, bool, bool]:
+        """In which dimensions a slice of this topology is a ring.
+
+        Source: Google's DRA driver: all three where each is at least 4; a 2D generation's where it is 16.
+        """
+        if self.dimensions == 3:
+            closed = min(topology) >= 4
+            return closed, closed, closed
+        return topology.x == 16, topology.y == 16, False
+
+
+GENERATIONS = (
+    Generation(
+        name="v2",
+        product="TPU v2",
+        device="0x0027",
+        subsystem="0x004e",
+        memory=16,
+        cores=2,
+        counts_cores=True,
+        dimensions=2,
+        labels=("tpu-v2-device", "tpu-v2-podslice"),
+        jax="v2",
+    ),
+    Generation(
+        name="v3",
+        product="TPU v3",
+        device="0x0027",
+        subsystem="0x004f",
+        memory=32,
+        cores=2,
+        counts_cores=True,
+        dimensions=2,
+        labels=("tpu-v3-device", "tpu-v3-slice", "tpu-v3-podslice"),
+        jax="v3",
+    ),
+    Generation(
+        name="v4",
+        product="TPU v4",
+        device="0x005e",
+        memory=32,
+        cores=2,
+        counts_cores=True,
+        dimensions=3,
+        labels=("tpu-v4-podslice",),
+        jax="v4",
+    ),
+    Generation(
+        name="v5litepod",
+        product="TPU v5e",
+        device="0x0063",
+        memory=16,
+        cores=1,
+        counts_cores=False,
+        dimensions=2,
+        host_chips=(1, 4, 8),
+        labels=("tpu-v5-lite-podslice", "tpu-v5-lite-device"),
+        jax="v5e",
+    ),
+    Generation(
+        name="v5p",
+        product="TPU v5p",
+        device="0x0062",
+        memory=95,
+        cores=2,
+        counts_cores=True,
+        dimensions=3,
+        labels=("tpu-v5p-slice",),
+        jax="v5p",
+    ),
+    Generation(
+        name="v6e",
+        product="TPU v6e",
+        device="0x006f",
+        memory=32,
+        cores=1,
+        counts_cores=False,
+        dimensions=2,
+        host_chips=(1, 4, 8),
+        labels=("tpu-v6e-slice",),
+        jax="v6e",
+    ),
+    Generation(
+        name="tpu7x",
+        product="TPU7x",
+        device="0x0076",
+        memory=192,
+        cores=2,
+        counts_cores=True,
+        dimensions=3,
+        labels=("tpu7x",),
+        jax="tpu7x",
+    ),
+)
+
+BY_NAME: Mapping[str, Generation] = {one.name: one for one in GENERATIONS}
+
+
+def identify(device: str, subsystem: str) -> Generation | None:
+    """The generation of a PCI function of VENDOR with these ids; None for what is not a TPU, or not a known one."""
+    return next((one for one in GENERATIONS if one.device == device and one.subsystem in ("", subsystem)), None)

@@ -1,0 +1,140 @@
+"""Decides what is published: a host and its sub-slices, devices that exclude each other by a counter for each chip."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+
+from pydra import (
+    AttributeValue,
+    Capacity,
+    CounterConsumption,
+    CounterSet,
+    Device,
+    Health,
+    HealthStatus,
+    Inventory,
+    Quantity,
+)
+from pydra_tpu.generations import Generation
+from pydra_tpu.geometry import SubSlice, list_sub_slices
+from pydra_tpu.hardware import Chip, Host
+from pydra_tpu.settings import Offer
+
+COUNTER_SET = "chips"
+NAMESPACE = uuid.UUID("6b0f3c52-0f0e-5c0e-9a3b-54c3d8a1f7e0")
+
+
+def build_inventory(host: Host, offer: Offer = Offer.SUB_SLICES) -> Inventory:
+    """The devices in the order in which a scheduler takes them: the whole host first.
+
+    A cluster that has no counters publishes as many devices from the start of the list as do not overlap.
+    """
+    offered = list_offered(host, offer)
+    return Inventory(
+        devices=tuple(_build_device(name, one, host, offer) for name, one in offered.items()),
+        counter_sets=(
+            (CounterSet(name=COUNTER_SET, counters=_count([chip.index for chip in host.chips])),)
+            if offered and offer is Offer.SUB_SLICES
+            else ()
+        ),
+        unreadable=(*host.problems, *_find_mesh_problems(host)),
+    )
+
+
+def list_offered(host: Host, offer: Offer) -> Mapping[str, SubSlice]:
+    """The sub-slices that are published, by the name of their device; none for chips that form no mesh."""
+    if not host.chips or [*_find_mesh_problems(host)]:
+        return {}
+    count = len(host.chips)
+    sizes = {Offer.SUB_SLICES: (1, 2, 4, 8), Offer.CHIPS: (1,), Offer.HOST: (count,)}[offer]
+    generation = host.chips[0].generation
+    return {name_device(one, generation): one for one in list_sub_slices(count) if len(one.chips) in sizes}
+
+
+def name_device(sub_slice: SubSlice, generation: Generation) -> str:
+    """`chip-3`, or the shape and the first chip: `2x2-4`."""
+    first = sub_slice.chips[0]
+    return f"chip-{first}" if len(sub_slice.chips) == 1 else f"{generation.topology(sub_slice.bounds)}-{first}"
+
+
+def _find_mesh_problems(host: Host) -> list[str]:
+    """Why these chips cannot be a mesh; empty if they can, or if there are none."""
+    if not host.chips:
+        return []
+    generations = sorted({chip.generation.product for chip in host.chips})
+    if len(generations) > 1:
+        return [f"the chips of this machine are of different generations ({', '.join(generations)}): none is offered"]
+    allowed = host.chips[0].generation.host_chips
+    if len(host.chips) in allowed:
+        return []
+    usual = " or ".join(map(str, allowed))
+    return [f"this machine has {len(host.chips)} chips, a {generations[0]} host has {usual}: none is offered"]
+
+
+def _build_device(name: str, sub_slice: SubSlice, host: Host, offer: Offer) -> Device:
+    chips = [host.chips[index] for index in sub_slice.chips]
+    generation, size = chips[0].generation, len(chips)
+    return Device(
+        name=name,
+        attributes=_build_attributes(name, sub_slice, host, chips),
+        capacity={
+            "chips": Capacity(size),
+            "cores": Capacity(size * generation.cores),
+            "memory": Capacity(f"{size * generation.memory}Gi"),
+        },
+        consumes_counters=(
+            (CounterConsumption(counter_set=COUNTER_SET, counters=_count(sub_slice.chips)),)
+            if offer is Offer.SUB_SLICES
+            else ()
+        ),
+        health=_diagnose(chips),
+    )
+
+
+def _build_attributes(name: str, sub_slice: SubSlice, host: Host, chips: list[Chip]) -> dict[str, AttributeValue]:
+    """Google's attributes mean what they mean there: they speak of the node, whatever part of it the device is."""
+    generation, facts = chips[0].generation, host.facts
+    attributes: dict[str, AttributeValue | None] = {
+        "brand": "Google",
+        "productName": generation.product,
+        "tpuGen": generation.name,
+        "accelerator": facts.accelerator,
+        "chipCount": len(host.chips),
+        "topology": generation.topology(facts.topology) if facts.topology else None,
+        "index": sub_slice.chips[0],
+        "uuid": str(uuid.uuid5(NAMESPACE, f"{host.uuid}/{name}")) if host.uuid else None,
+        "shape": generation.topology(sub_slice.bounds),
+        "wholeHost": len(chips) == len(host.chips),
+        "workerId": facts.worker_id,
+        "resource.kubernetes.io/pciBusID": chips[0].address if len(chips) == 1 else None,
+        "resource.kubernetes.io/pcieRoot": _common([chip.pcie_root or None for chip in chips]),
+        "resource.kubernetes.io/numaNode": _common([chip.numa_node for chip in chips]),
+    }
+    return {key: value for key, value in attributes.items() if value is not None}
+
+
+def _common(values: list[str | None] | list[int | None]) -> str | int | None:
+    """The value that all have; None if they differ."""
+    first = values[0]
+    return first if all(one == first for one in values) else None
+
+
+def _count(chips: tuple[int, ...] | list[int]) -> dict[str, Quantity]:
+    return {f"chip-{index}": 1 for index in chips}
+
+
+def _diagnose(chips: list[Chip]) -> Health:
+    for chip in chips:
+        if not chip.node:
+            return _unhealthy(
+                "NoDriver",
+                f"chip {chip.index} ({chip.address}) is bound to {chip.driver or 'no driver'}: it has no device node",
+            )
+        if not chip.node_exists:
+            return _unhealthy("NodeGone", f"{chip.node} of chip {chip.index} ({chip.address}) is not there")
+    return Health()
+
+
+def _unhealthy(reason: str, message: str) -> Health:
+    return Health(status=HealthStatus.UNHEALTHY, reason=reason, message=message)

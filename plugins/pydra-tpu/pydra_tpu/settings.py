@@ -1,0 +1,71 @@
+"""What the admin decides for this backend: its SETTINGS_TYPE.
+
+`worker_id` is `PYDRA_TPU_WORKER_ID`, or `backendSettings.tpu.workerId` in the agent's settings file. What stands below
+a field is its text in docs/settings.md and in the chart's schema, which are generated (`make docs chart`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from enum import Enum
+from typing import Annotated
+
+import msgspec
+
+PREFIX = "PYDRA_TPU_"
+
+AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
+TopologyOrEmpty = Annotated[str, msgspec.Meta(pattern="^([1-9][0-9]{0,2}x[1-9][0-9]{0,2}(x[1-9][0-9]{0,2})?)?$")]
+
+_HOSTNAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.:]{0,251}[A-Za-z0-9])?")
+
+
+class Offer(Enum):
+    """What is published of a host."""
+
+    SUB_SLICES = "sub-slices"
+    """The whole host, and each sub-slice of it; the scheduler gives out what does not overlap."""
+    CHIPS = "chips"
+    """Each chip by itself, as Google's driver does; a claim gets a sub-slice when its chips form one."""
+    HOST = "host"
+    """The whole host only."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings."""
+
+    scenario: str = ""
+    """A simulated machine in the place of the node's hardware: the name of a bundled scenario, such as `v5e-8`."""
+    state: AbsolutePath = "/run/pydra-tpu"
+    """Where a simulated machine has its files."""
+    host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
+    """Where the host's `/` is seen from here. Default: `PYDRA_HOST_ROOT`, where that is set."""
+    sys_root: AbsolutePath = "/sys"
+    """Where the host's `/sys` is seen from here."""
+    proc_root: AbsolutePath = "/proc"
+    """Where the host's `/proc` is seen from here."""
+    dev_root: AbsolutePath = "/dev"
+    """Where the device nodes are, as the host sees it."""
+
+    offer: Offer = Offer.SUB_SLICES
+    """What claims can have: sub-slices of a host, single chips, or whole hosts. Sub-slices need the feature gate
+    DRAPartitionableDevices; without it, only the whole host is published of them."""
+
+    accelerator: str = ""
+    """The accelerator of this node, as GKE labels it, such as `tpu-v5-lite-podslice`. Empty: found out."""
+    topology: TopologyOrEmpty = ""
+    """The topology of the slice that this node is a worker of, in chips: `2x4`, `2x2x4`. Empty: found out."""
+    worker_id: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    """The number of this worker in its slice. Not set: found out."""
+    worker_hostnames: tuple[str, ...] = ()
+    """The host names or addresses of all workers of the slice, in the order of their numbers. Empty: found out."""
+
+    log_directory: AbsolutePath = "/tmp/tpu_logs"  # noqa: S108 - where libtpu writes
+    """The host's directory that containers have at `/tmp/tpu_logs`, for the logs of the TPU runtime."""
+    poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """Seconds between two looks for chips and device nodes that have come or gone."""
+
+    def __post_init__(self) -> None:
+        if wrong := [name for name in self.worker_hostnames if not _HOSTNAME.fullmatch(name)]:
+            raise ValueError(f"workerHostnames: {wrong[0]!r} is not a host name or an address")

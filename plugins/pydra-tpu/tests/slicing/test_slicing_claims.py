@@ -1,0 +1,120 @@
+"""What a claim gets, and what it is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from pydra import ClaimError, DeviceInUse, UnknownDevice
+from pydra_tpu.claims import ChipUnusable, NotAMesh, Plan, plan_claim, prepare_claim
+from pydra_tpu.config import LoggingConfig, TpuConfig
+from pydra_tpu.environment import build_environment
+from pydra_tpu.geometry import Bounds, list_sub_slices
+from pydra_tpu.hardware import Host
+from pydra_tpu.inventory import list_offered
+from pydra_tpu.settings import Offer, Settings
+from tpu_values import allocated_device, chip_of, claim_of, held_claim, host_of
+
+V5E = host_of("v5litepod", 8, Bounds(2, 4))
+OFFERED = list_offered(V5E, Offer.SUB_SLICES)
+
+
+def test_a_part_of_a_host_is_a_slice_by_itself_of_the_chips_that_its_containers_see() -> None:
+    (prepared,) = prepare_claim(claim_of("2x2-4"), V5E, OFFERED, Settings())
+    assert [node.path for node in prepared.edits.device_nodes] == [
+        *(f"/dev/vfio/{group}" for group in range(4, 8)),
+        "/dev/vfio/vfio",
+    ]
+    assert dict(prepared.edits.env) == {
+        "TPU_SKIP_MDS_QUERY": "true",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_TOPOLOGY": "2x2",
+        "TPU_TOPOLOGY_ALT": "false",
+        "ALT": "false",
+        "TPU_TOPOLOGY_WRAP": "false,false,false",
+        "WRAP": "false,false,false",
+        "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,2,1",
+        "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1",
+        "CHIPS_PER_HOST_BOUNDS": "2,2,1",
+        "TPU_PROCESS_BOUNDS": "1,1,1",
+        "TPU_HOST_BOUNDS": "1,1,1",
+        "HOST_BOUNDS": "1,1,1",
+        "TPU_WORKER_ID": "0",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_VISIBLE_CHIPS": "0,1,2,3",
+        "TPU_DEVICE_2x2_4_RESOURCE_CLAIM": "uid-1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("host", "kind", "topology", "bounds", "hosts"),
+    [
+        (host_of("v4", 4, Bounds(2, 2, 1)), "v4-8", "2x2x1", "2,2,1", "1,1,1"),
+        (host_of("v5p", 4, Bounds(4, 4, 4), worker_id=3), "v5p-128", "4x4x4", "2,2,1", "2,2,4"),
+        (host_of("v5litepod", 8), "v5litepod-8", "2x4", "2,4,1", "1,1,1"),
+        (host_of("v6e", 1, Bounds(1, 1)), "v6e-1", "1x1", "1,1,1", "1,1,1"),
+        (host_of("tpu7x", 4, Bounds(2, 2, 1)), "tpu7x-8", "2x2x1", "2,2,1", "1,1,1"),
+    ],
+)
+def test_a_whole_host_is_told_of_its_slice(host: Host, kind: str, topology: str, bounds: str, hosts: str) -> None:
+    environment = build_environment(host, list_sub_slices(len(host.chips))[0])
+    told = {"TPU_ACCELERATOR_TYPE": kind, "TPU_TOPOLOGY": topology, "TPU_HOST_BOUNDS": hosts, "HOST_BOUNDS": hosts}
+    assert told.items() <= environment.items()
+    assert environment["TPU_CHIPS_PER_HOST_BOUNDS"] == environment["TPU_CHIPS_PER_PROCESS_BOUNDS"] == bounds
+    assert "TPU_VISIBLE_CHIPS" not in environment
+    assert environment["TPU_WORKER_ID"] == str(host.facts.worker_id or 0)
+    assert ("TPU_WORKER_HOSTNAMES" in environment) is (hosts == "1,1,1")
+
+
+def test_single_chips_that_are_a_sub_slice_together_are_one_mesh() -> None:
+    prepared = prepare_claim(claim_of(*(f"chip-{index}" for index in range(8))), V5E, OFFERED, Settings())
+    assert {one.edits.env["TPU_TOPOLOGY"] for one in prepared} == {"2x4"}
+    assert [one.edits.device_nodes[0].path for one in prepared] == [f"/dev/vfio/{index}" for index in range(8)]
+
+
+def test_a_config_sets_the_log_levels_and_standard_error_follows() -> None:
+    config = TpuConfig(logging=LoggingConfig(level=2))
+    (prepared,) = prepare_claim(
+        claim_of(allocated_device("chip-0", configs=(config,), explicit=(True,))), V5E, OFFERED, Settings()
+    )
+    assert (prepared.edits.env["TPU_MIN_LOG_LEVEL"], prepared.edits.env["TPU_STDERR_LOG_LEVEL"]) == ("2", "2")
+
+
+def test_a_claim_is_planned_with_the_chips_of_its_devices() -> None:
+    assert plan_claim(claim_of("2x2-4"), (), OFFERED, 8) == Plan(chips=(4, 5, 6, 7))
+    only_looks = claim_of(allocated_device("2x2-4", admin_access=True))
+    holder = held_claim(claim_of("2x4-0", uid="other", plan={"chips": [*range(8)]}))
+    assert plan_claim(only_looks, [holder], OFFERED, 8) == Plan()
+
+
+@pytest.mark.parametrize("plan", [{"chips": [0, 1]}, None], ids=["with its plan", "whose record cannot be read"])
+def test_chips_that_another_claim_holds_are_refused_whatever_the_scheduler_believed(plan: object) -> None:
+    other = held_claim(claim_of("1x2-0", uid="other", plan=plan))
+    assert plan_claim(claim_of("1x2-2"), [other], OFFERED, 8) == Plan(chips=(2, 3))
+    with pytest.raises(DeviceInUse, match="other"):
+        plan_claim(claim_of("2x2-0"), [other], OFFERED, 8)
+
+
+@pytest.mark.parametrize(
+    ("devices", "error", "words"),
+    [
+        (("chip-1", "chip-2"), NotAMesh, "chips 1, 2 of this host do not form a mesh"),
+        (("2x2-0", "chip-4"), NotAMesh, "ask for one device of the shape that is needed"),
+        (("2x2-2",), UnknownDevice, "no device 2x2-2; it has 2x4-0"),
+    ],
+)
+def test_what_is_not_a_mesh_is_refused(devices: tuple[str, ...], error: type[ClaimError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        plan_claim(claim_of(*devices), (), OFFERED, 8)
+
+
+def test_a_chip_without_a_device_node_is_refused_with_its_driver() -> None:
+    host = Host(chips=(chip_of("v6e", 0, node="", driver="", node_exists=False),))
+    with pytest.raises(ChipUnusable, match="bound to no driver"):
+        prepare_claim(claim_of("chip-0"), host, list_offered(host, Offer.SUB_SLICES), Settings())
+
+
+@pytest.mark.parametrize("text", [b'{"logging": {"level": 4}}', b'{"loging": {}}', b'{"logging": {"level": "INFO"}}'])
+def test_a_wrong_config_is_refused(text: bytes) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(text, type=TpuConfig)

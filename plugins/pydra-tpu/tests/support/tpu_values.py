@@ -1,0 +1,44 @@
+"""Machines, claims and allocated devices for the tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydra import AllocatedDevice, Claim, HeldClaim
+from pydra_tpu.generations import BY_NAME
+from pydra_tpu.geometry import Bounds
+from pydra_tpu.hardware import Chip, Host, SliceFacts
+
+
+def host_of(generation: str, chips: int, topology: Bounds | None = None, **facts: Any) -> Host:
+    """A host whose chips are all as they should be."""
+    return Host(
+        chips=tuple(chip_of(generation, index) for index in range(chips)),
+        facts=SliceFacts(topology=topology, **facts),
+        uuid="5f1c7d0e-8a52-4a0f-9d3e-2b6f0c9d1e47",
+    )
+
+
+def chip_of(generation: str, index: int, **fields: Any) -> Chip:
+    given = {
+        "index": index,
+        "address": f"0000:00:{4 + index:02x}.0",
+        "generation": BY_NAME[generation],
+        "driver": "vfio-pci",
+        "node": f"/dev/vfio/{index}",
+        "node_exists": True,
+    }
+    return Chip(**{**given, **fields})
+
+
+def claim_of(*devices: str | AllocatedDevice, uid: str = "uid-1", plan: Any = None) -> Claim:
+    allocated = tuple(allocated_device(one) if isinstance(one, str) else one for one in devices)
+    return Claim(uid=uid, namespace="default", name="mine", devices=allocated, plan=plan)
+
+
+def allocated_device(name: str, **fields: Any) -> AllocatedDevice:
+    return AllocatedDevice(request="tpus", pool="node", device=name, **fields)
+
+
+def held_claim(claim: Claim) -> HeldClaim:
+    return HeldClaim(claim=claim, prepared=(), completed=True)
