@@ -1,0 +1,122 @@
+"""A node as its users see it: the scheduler cuts the mesh of a simulated host, with the real agent between."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from pydra.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, JsonObject
+from pydra_dev.kubelet.steps import ContainerCreated, PodRunning, Step
+from pydra_dev.node import EmbeddedNode, run_node
+from pydra_tpu import DEVICE_CLASSES as CLASSES
+from pydra_tpu import DRIVER
+from tests.integration.agent.process import DEADLINE, run_agent
+
+NAMESPACE = "default"
+
+
+class Scene:
+    """The node, and what happened on it."""
+
+    def __init__(self, node: EmbeddedNode) -> None:
+        self.node = node
+        self.steps: list[Step] = []
+
+    async def run(self, name: str, device_class: str, count: int = 1, condition: str = "") -> None:
+        """A pod that asks for devices of a class, by a template of its own."""
+        exactly: JsonObject = {"deviceClassName": device_class, "count": count}
+        if condition:
+            exactly["selectors"] = [{"cel": {"expression": condition}}]
+        devices = {"requests": [{"name": "tpus", "exactly": exactly}]}
+        template = {"metadata": {"name": name}, "spec": {"spec": {"devices": devices}}}
+        await self.node.client.create(RESOURCE_CLAIM_TEMPLATES, template, namespace=NAMESPACE)
+        container = {"name": "main", "image": "busybox", "resources": {"claims": [{"name": "it"}]}}
+        claims = [{"name": "it", "resourceClaimTemplateName": name}]
+        pod = {"metadata": {"name": name}, "spec": {"containers": [container], "resourceClaims": claims}}
+        await self.node.client.create(PODS, pod, namespace=NAMESPACE)
+
+    async def environment(self, name: str) -> dict[str, str]:
+        """Of the container of a pod, once it runs."""
+        await self.until(lambda: _ready(PodRunning(pod=f"{NAMESPACE}/{name}") in self.steps), f"{name} runs")
+        created = (one for one in self.steps if isinstance(one, ContainerCreated) and one.pod == f"{NAMESPACE}/{name}")
+        return dict(line.split("=", 1) for line in next(created).after.env)
+
+    async def pending(self, name: str) -> str:
+        """Why the scheduler leaves the pod alone."""
+        said: list[str] = []
+
+        async def look() -> bool:
+            status = (await self.node.client.get(PODS, name, namespace=NAMESPACE))["status"]
+            said[:] = [one["message"] for one in status.get("conditions") or () if one["status"] != "True"]
+            return bool(said)
+
+        await self.until(look, f"{name} is pending")
+        return said[0]
+
+    async def is_published(self) -> bool:
+        """Whether any device is."""
+        slices = (await self.node.client.list(RESOURCE_SLICES)).items
+        return any(one["spec"].get("devices") for one in slices)
+
+    async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
+        """It holds before the deadline."""
+        with anyio.move_on_after(DEADLINE):
+            while not await holds():  # noqa: ASYNC110 - what it waits for happens in other processes
+                await anyio.sleep(0.02)
+            return
+        raise AssertionError(f"not in time: {what}")
+
+
+async def _ready(answer: bool) -> bool:
+    return answer
+
+
+@asynccontextmanager
+async def scene(tmp_path: Path, **settings: str) -> AsyncIterator[Scene]:
+    steps: list[Step] = []
+    async with run_node(steps.append) as node:
+        environ = {
+            "PYDRA_TPU_SCENARIO": "v5e-8",
+            "PYDRA_TPU_STATE": str(tmp_path),
+            **{f"PYDRA_TPU_{name.upper()}": value for name, value in settings.items()},
+        }
+        for name, spec in CLASSES.items():
+            await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
+        everything = {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]}
+        await node.client.create(DEVICE_CLASSES, {"metadata": {"name": "any"}, "spec": everything})
+        async with run_agent(node, "--backend", "tpu", environ=environ) as agent:
+            await agent.wait_ready()
+            found = Scene(node)
+            found.steps = steps
+            await found.until(found.is_published, "devices are published")
+            yield found
+            assert await agent.stop() == 0
+
+
+async def test_the_scheduler_cuts_the_mesh_and_the_pod_that_does_not_fit_is_told_why(tmp_path: Path) -> None:
+    square = f"device.attributes['{DRIVER}'].shape == '2x2'"
+    async with scene(tmp_path) as node:
+        await node.run("left", "any", condition=square)
+        first = await node.environment("left")
+        await node.run("chips", DRIVER, count=2)
+        pair = await node.environment("chips")
+        await node.run("chip", DRIVER)
+        single = await node.environment("chip")
+        await node.run("right", "any", condition=square)
+        assert "cannot allocate all claims" in await node.pending("right")
+        await node.run("host", f"host.{DRIVER}")
+        assert await node.pending("host")
+    assert (first["TPU_TOPOLOGY"], first["TPU_ACCELERATOR_TYPE"]) == ("2x2", "v5litepod-4")
+    assert (pair["TPU_TOPOLOGY"], pair["TPU_CHIPS_PER_PROCESS_BOUNDS"]) == ("1x2", "1,2,1")
+    assert single["TPU_TOPOLOGY"] == "1x1"
+
+
+async def test_claims_for_all_chips_of_googles_class_get_the_whole_host(tmp_path: Path) -> None:
+    async with scene(tmp_path) as node:
+        await node.run("all", DRIVER, count=8)
+        environment = await node.environment("all")
+    assert (environment["TPU_TOPOLOGY"], environment["TPU_HOST_BOUNDS"]) == ("2x4", "1,1,1")
+    assert "TPU_VISIBLE_CHIPS" not in environment
