@@ -71,10 +71,6 @@ class Scene:
         draft.write_text(json.dumps({**self._scenario, "faults": faults}))
         draft.replace(self._file)
 
-    async def wait_struck(self) -> None:
-        """A fault has met its call."""
-        await self.wait(lambda: (self.path / "faults").exists() and any((self.path / "faults").iterdir()))
-
     def gpus(self) -> list[GpuState]:
         """By minor number, as the machine has them."""
         view = self.simulation.machine.read()

