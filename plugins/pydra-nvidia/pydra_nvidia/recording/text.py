@@ -9,6 +9,7 @@ import datetime
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -66,11 +67,14 @@ def plain(value: Any) -> Any:
 
 
 def _fields(value: msgspec.Struct) -> Iterable[tuple[str, Any]]:
-    for field in msgspec.structs.fields(type(value)):
+    for field in _fields_of(type(value)):
         mine = getattr(value, field.name)
         made = field.default_factory
         if mine != (field.default if made is msgspec.NODEFAULT else made()):
             yield field.encode_name, mine
+
+
+_fields_of = cache(msgspec.structs.fields)  # it evaluates all annotations anew, for each of a thousand values
 
 
 def _refusals(log: CallLog) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -43,6 +44,11 @@ def bundled_model(name: str, source: str) -> Model:
     if "/" in name or not path.exists():
         known = ", ".join(bundled_models())
         raise ScenarioError(source, f"there is no model {name}: describe it in `models`, or use one of: {known}")
+    return _read_model(path)
+
+
+@cache
+def _read_model(path: Path) -> Model:
     try:
         return msgspec.convert(_load(path.read_bytes()), Model)
     except msgspec.ValidationError as error:
