@@ -9,6 +9,11 @@ PLUGINS := $(sort $(dir $(wildcard plugins/*/pyproject.toml)))
 # The tests start hundreds of processes, and each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+# They make a hundred thousand files, which cost most disks more than all else. Whoever may mount has them in memory,
+# in a mount namespace that ends with the command; a TMPDIR of one's own is left alone.
+MEMORY := unshare --mount sh -c 'mount -t tmpfs -o mode=1777 tmpfs /var/tmp && test -e $(CURDIR) && TMPDIR=/var/tmp exec "$$@"' sh
+IN_MEMORY = $(if $(TMPDIR)$(shell $(MEMORY) true 2>&1),,$(MEMORY))
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -70,15 +75,15 @@ types: setup ## mypy on everything, pyright (basedpyright: it needs no Node) on 
 
 .PHONY: house
 house: setup ## the tests of the repository itself: floors, sizes, docs, generated files
-	$(BIN)/pytest -q $(WORKERS) tests/house
+	$(IN_MEMORY) $(BIN)/pytest -q $(WORKERS) tests/house
 
 .PHONY: unit
 unit: setup ## the tests that start no agent, in a minute, against the sources (ARGS goes to pytest)
-	$(BIN)/pytest -q $(WORKERS) tests/unit tests/contract plugins/pydra-sim/tests $(ARGS)
+	$(IN_MEMORY) $(BIN)/pytest -q $(WORKERS) tests/unit tests/contract plugins/pydra-sim/tests $(ARGS)
 
 .PHONY: wheels
 wheels: setup ## build the wheels, install them into an empty environment, and run all tests there (ARGS goes to pytest)
-	$(BIN)/python hack/check_wheels.py $(ARGS)
+	$(IN_MEMORY) $(BIN)/python hack/check_wheels.py $(ARGS)
 
 .PHONY: e2e
 e2e: setup ## the tests against the cluster that KUBECONFIG names (hack/kind.py makes one)

@@ -349,7 +349,7 @@ def run_node(**options: Any) -> Iterator[Node]:
     """A node that lives as long as the block; `options` are those of pydra_dev's `serve_api`."""
     with ExitStack() as stack:
         # Not pytest's own directory: paths of sockets end at 107 bytes.
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pydra-", dir="/tmp")))
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pydra-")))
         portal = stack.enter_context(start_blocking_portal())
         server = stack.enter_context(
             portal.wrap_async_context_manager(serve_api(kubeconfig=root / "kubeconfig", **options))

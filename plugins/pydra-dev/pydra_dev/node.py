@@ -32,6 +32,8 @@ from pydra_dev.kubelet.steps import Report
 STOP_DEADLINE = 30.0
 """Seconds that the agent gets to drain; then it is killed."""
 LOG_TAIL, LOG_WIDTH = 20, 300
+LONGEST_PLACE = 16
+"""Characters of a directory for temporary files in which sockets still have names."""
 
 
 class EmbeddedNode:
@@ -107,8 +109,8 @@ class AgentProcess:
 async def run_node(report: Report, *, node_name: str = "embedded-node", **options: Any) -> AsyncIterator[EmbeddedNode]:
     """A node that lives as long as the block, its kubelet's steps told to `report`; `options` are the API server's."""
     # Paths of sockets end at 107 bytes, and TMPDIR may be long.
-    place = "/tmp" if os.access("/tmp", os.W_OK) else None  # noqa: S108 - mkdtemp makes the name
-    with tempfile.TemporaryDirectory(prefix="pydra-", dir=place) as root:
+    is_short = len(tempfile.gettempdir()) <= LONGEST_PLACE or not os.access("/tmp", os.W_OK)  # noqa: S108
+    with tempfile.TemporaryDirectory(prefix="pydra-", dir=None if is_short else "/tmp") as root:  # noqa: S108
         settings = KubeletSettings(
             node_name=node_name, root=f"{root}/kubelet", cdi_directories=(f"{root}/cdi",), periods=QUICK
         )
