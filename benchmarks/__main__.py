@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.allocation import measure_allocation
 from benchmarks.claims import measure_claims
 from benchmarks.floor import measure_floor
 from benchmarks.nvidia_agent import measure_nvidia_agent, measure_nvidia_rest
@@ -23,7 +24,7 @@ from benchmarks.publishing import measure_idle, measure_publishing, measure_star
 from benchmarks.report import Report
 from benchmarks.world import open_world
 
-PARTS = ("start", "claims", "path", "publishing", "rest", "nvidia-calls", "nvidia-agent", "nvidia-rest")
+PARTS = ("start", "claims", "path", "publishing", "rest", "allocation", "nvidia-calls", "nvidia-agent", "nvidia-rest")
 
 
 def main() -> None:
@@ -50,6 +51,7 @@ def main() -> None:
         "path": lambda: measure_path(report),
         "publishing": lambda: measure_publishing(report),
         "rest": lambda: measure_idle(report, seconds=20 if quick else 60),
+        "allocation": lambda: measure_allocation(report, rounds=5 if quick else 20),
         "nvidia-calls": lambda: measure_nvidia_calls(report, rounds=rounds),
         "nvidia-agent": lambda: measure_nvidia_agent(report, rounds=rounds),
         "nvidia-rest": lambda: measure_nvidia_rest(report, seconds=30),

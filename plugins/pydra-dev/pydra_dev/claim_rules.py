@@ -1,6 +1,6 @@
 """What the API server demands of ResourceClaims, templates and DeviceClasses, and what it fills in. Pure.
 
-CEL expressions are held to their length only; the allocator says which of them it can evaluate.
+CEL expressions must compile and be cheap enough; what their evaluation says of a device is the allocator's.
 Source: `pkg/apis/resource/validation/validation.go` and `v1/defaults.go`, Kubernetes 1.36.
 """
 
@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_dev import schema
+from pydra_dev.cel.environment import CompileError, TooComplexError, compile_selector
 from pydra_dev.metadata import (
     Errors,
     check_driver,
@@ -66,12 +67,19 @@ def _default_request(request: schema.Request) -> schema.Request:
     return replace(request, allocation_mode=mode, count=count, tolerations=tolerations)
 
 
-def check_claim(spec: schema.ClaimSpec, *, admin_allowed: bool, path: str = "spec") -> Errors:
-    """Everything wrong with a new claim's spec; `admin_allowed`: its namespace carries the admin-access label."""
+def check_claim(spec: schema.ClaimSpec, *, admin_allowed: bool, lists: bool = False, path: str = "spec") -> Errors:
+    """Everything wrong with a new claim's spec.
+
+    `admin_allowed`: its namespace carries the admin-access label. `lists`: attributes may be lists.
+    """
     devices, path = spec.devices, f"{path}.devices"
     names = _request_names(devices)
     yield from check_set(
-        f"{path}.requests", devices.requests or (), MAX_REQUESTS, _check_device_request, lambda r: r.name
+        f"{path}.requests",
+        devices.requests or (),
+        MAX_REQUESTS,
+        partial(_check_device_request, lists=lists),
+        lambda r: r.name,
     )
     yield from check_list(
         f"{path}.constraints", devices.constraints, MAX_REQUESTS, partial(_check_constraint, names=names)
@@ -90,7 +98,7 @@ def _request_names(devices: schema.DeviceClaim) -> RequestNames:
     return {request.name: frozenset(sub.name for sub in request.first_available) for request in devices.requests or ()}
 
 
-def _check_device_request(path: str, request: schema.DeviceRequest) -> Errors:
+def _check_device_request(path: str, request: schema.DeviceRequest, *, lists: bool) -> Errors:
     yield from _check_name(f"{path}.name", request.name)
     rule = "exactly one of `exactly` or `firstAvailable` is required"
     if request.exactly is None and not request.first_available:
@@ -98,13 +106,13 @@ def _check_device_request(path: str, request: schema.DeviceRequest) -> Errors:
     elif request.exactly is not None and request.first_available:
         yield invalid(path, None, f"{rule}, but multiple fields are set")
     elif request.exactly is not None:
-        yield from _check_request(f"{path}.exactly", request.exactly)
+        yield from _check_request(f"{path}.exactly", request.exactly, lists=lists)
     else:
         yield from check_set(
             f"{path}.firstAvailable",
             request.first_available,
             MAX_SUBREQUESTS,
-            _check_subrequest,
+            partial(_check_subrequest, lists=lists),
             lambda sub: sub.name,
         )
 
@@ -113,17 +121,17 @@ def _check_name(path: str, name: str) -> Errors:
     yield from check_label(path, name) if name else iter([required(path)])
 
 
-def _check_subrequest(path: str, request: schema.Request) -> Errors:
+def _check_subrequest(path: str, request: schema.Request, *, lists: bool) -> Errors:
     yield from _check_name(f"{path}.name", request.name)
-    yield from _check_request(path, request)
+    yield from _check_request(path, request, lists=lists)
 
 
-def _check_request(path: str, request: schema.Request) -> Errors:
+def _check_request(path: str, request: schema.Request, *, lists: bool) -> Errors:
     if request.device_class_name:
         yield from check_subdomain(f"{path}.deviceClassName", request.device_class_name)
     else:
         yield required(f"{path}.deviceClassName")
-    yield from check_list(f"{path}.selectors", request.selectors, MAX_SELECTORS, check_selector)
+    yield from check_list(f"{path}.selectors", request.selectors, MAX_SELECTORS, partial(check_selector, lists=lists))
     if request.allocation_mode not in MODES:
         yield unsupported(f"{path}.allocationMode", request.allocation_mode, MODES)
     elif request.allocation_mode == "All" and request.count:
@@ -134,12 +142,21 @@ def _check_request(path: str, request: schema.Request) -> Errors:
         yield from _check_toleration(f"{path}.tolerations[{index}]", toleration)
 
 
-def check_selector(path: str, selector: schema.Selector) -> Errors:
-    """A selector must be a CEL expression of at most 10 KiB."""
+def check_selector(path: str, selector: schema.Selector, *, lists: bool = False) -> Errors:
+    """A selector must be a CEL expression of at most 10 KiB that compiles and is cheap enough."""
     if selector.cel is None:
         yield required(f"{path}.cel")
-    elif size(selector.cel.expression) > MAX_TEXT:
-        yield too_long(f"{path}.cel.expression", MAX_TEXT)
+        return
+    path, expression = f"{path}.cel.expression", selector.cel.expression
+    if size(expression) > MAX_TEXT:
+        yield too_long(path, MAX_TEXT)
+        return
+    try:
+        compile_selector(expression, lists=lists)
+    except TooComplexError as error:
+        yield forbidden(path, str(error))
+    except CompileError as error:
+        yield invalid(path, expression, str(error))
 
 
 def _check_toleration(path: str, toleration: schema.Toleration) -> Errors:
@@ -203,9 +220,9 @@ def _check_json_object(path: str, value: object) -> Errors:
         yield too_long(path, MAX_TEXT)
 
 
-def check_class(spec: schema.ClassSpec, path: str = "spec") -> Errors:
-    """Everything wrong with a DeviceClass's spec."""
-    yield from check_list(f"{path}.selectors", spec.selectors, MAX_SELECTORS, check_selector)
+def check_class(spec: schema.ClassSpec, *, lists: bool = False, path: str = "spec") -> Errors:
+    """Everything wrong with a DeviceClass's spec; `lists`: attributes may be lists."""
+    yield from check_list(f"{path}.selectors", spec.selectors, MAX_SELECTORS, partial(check_selector, lists=lists))
     yield from check_list(f"{path}.config", spec.config, MAX_REQUESTS, _check_config)
     name = spec.extended_resource_name
     if name is not None and (not _EXTENDED.fullmatch(name) or name.partition("/")[0].endswith("kubernetes.io")):

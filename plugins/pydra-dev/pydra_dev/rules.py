@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from pydra_dev import claim_rules, schema, slice_rules
-from pydra_dev.gates import DEVICE_STATUS, Gates, drop_claim_fields, drop_slice_fields
+from pydra_dev.gates import DEVICE_STATUS, LISTS, Gates, drop_claim_fields, drop_slice_fields
 from pydra_dev.kinds import (
     DEVICE_CLASSES,
     EVENTS,
@@ -300,7 +300,7 @@ def _parse_claim_status(obj: JsonObject) -> schema.ClaimStatus:
 
 def _create_claim(obj: JsonObject, context: Context) -> Admitted:
     spec = claim_rules.default_claim(drop_claim_fields(_parse_claim(obj), context.gates))
-    errors = claim_rules.check_claim(spec, admin_allowed=context.admin_allowed)
+    errors = claim_rules.check_claim(spec, admin_allowed=context.admin_allowed, lists=context.gates[LISTS])
     return _head(obj, spec=schema.build_fields(spec), status={}), list(errors)
 
 
@@ -333,7 +333,9 @@ def _parse_template(obj: JsonObject) -> schema.TemplateSpec:
 def _create_template(obj: JsonObject, context: Context) -> Admitted:
     template = _parse_template(obj)
     spec = claim_rules.default_claim(drop_claim_fields(template.spec, context.gates))
-    errors = claim_rules.check_claim(spec, admin_allowed=context.admin_allowed, path="spec.spec")
+    errors = claim_rules.check_claim(
+        spec, admin_allowed=context.admin_allowed, lists=context.gates[LISTS], path="spec.spec"
+    )
     return _head(obj, spec=schema.build_fields(msgspec.structs.replace(template, spec=spec))), list(errors)
 
 
@@ -343,9 +345,9 @@ def _update_template(obj: JsonObject, old: JsonObject, _context: Context) -> Adm
     return _head(obj, spec=spec), _check_immutable(spec, old["spec"])
 
 
-def _create_class(obj: JsonObject, _context: Context) -> Admitted:
+def _create_class(obj: JsonObject, context: Context) -> Admitted:
     spec = schema.parse_fields("DeviceClass", schema.ClassSpec, obj.get("spec") or {})
-    return _head(obj, spec=schema.build_fields(spec)), list(claim_rules.check_class(spec))
+    return _head(obj, spec=schema.build_fields(spec)), list(claim_rules.check_class(spec, lists=context.gates[LISTS]))
 
 
 def _update_class(obj: JsonObject, _old: JsonObject, context: Context) -> Admitted:

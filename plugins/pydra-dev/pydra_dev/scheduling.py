@@ -13,13 +13,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from pydra_dev import schema
-from pydra_dev.allocator import (
-    AllocationError,
-    NamedClaim,
-    allocate,
-    find_blocking_taint,
-    read_in_use,
-)
+from pydra_dev.allocator import AllocationError, NamedClaim, allocate, read_in_use
 from pydra_dev.control_plan import (
     FINALIZER,
     attempt,
@@ -29,9 +23,11 @@ from pydra_dev.control_plan import (
     is_schedulable,
     set_condition,
 )
+from pydra_dev.gates import LISTS
 from pydra_dev.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.metadata import build_uid
 from pydra_dev.pools import DeviceKey, NamedSlice, matches_node
+from pydra_dev.search import find_blocking_taint
 from pydra_dev.status import JsonObject
 from pydra_dev.verbs import Api
 
@@ -124,7 +120,7 @@ class Scheduler:
             return {}
         named = [
             NamedClaim(
-                claim["metadata"]["name"],
+                f"{claim['metadata']['namespace']}/{claim['metadata']['name']}",
                 schema.parse_fields("ResourceClaim", schema.ClaimSpec, claim["spec"]),
             )
             for claim in claims
@@ -141,6 +137,7 @@ class Scheduler:
                 classes=classes,
                 in_use=read_in_use(_parse_status(claim) for claim in self._api.list(RESOURCE_CLAIMS).items),
                 build_uid=lambda: build_uid(self._api.random),
+                lists=self._api.gates[LISTS],
             )
         except AllocationError as error:
             raise UnschedulableError(f"cannot allocate all claims: {error}") from error

@@ -147,7 +147,7 @@ def test_a_tainted_device_needs_a_toleration(toleration: JsonObject, tolerated: 
     if tolerated:
         assert picked(solve(slices, claim)) == [("r", "gpu-0")]
     else:
-        with pytest.raises(AllocationError, match=r"1 tainted example\.com/sick:NoSchedule"):
+        with pytest.raises(AllocationError, match=r"1 tainted example\.com/sick=yes:NoSchedule"):
             solve(slices, claim)
 
 
@@ -172,7 +172,7 @@ def partitions() -> list[NamedSlice]:
 def test_partitions_draw_from_one_counter() -> None:
     held = [status_of({"device": "half-1"})]
     assert picked(solve(partitions(), a_claim(request()), held=held)) == [("r", "half-0")]
-    with pytest.raises(AllocationError, match="3 whose shared counters are used up"):
+    with pytest.raises(AllocationError, match="3 short of counter gpu-0/memory"):
         solve(partitions(), a_claim(request()), held=[status_of({"device": "whole"})])
     two = solve(partitions(), a_claim(request(count=2)))
     assert picked(two) == [("r", "half-0"), ("r", "half-1")]
@@ -202,19 +202,21 @@ def test_a_shared_device_is_given_in_shares() -> None:
 def test_a_share_must_fit_in_what_is_left() -> None:
     held = [status_of({"device": "gpu-0", "shareID": "x", "consumedCapacity": {"memory": "60Gi"}})]
     assert solve([a_slice(SHARED)], a_claim(request(capacity={"requests": {"memory": "20Gi"}})), held=held)
-    with pytest.raises(AllocationError, match="1 in use"):
+    with pytest.raises(AllocationError, match="1 has not enough memory left: 25Gi of 80Gi is asked for"):
         solve([a_slice(SHARED)], a_claim(request(capacity={"requests": {"memory": "25Gi"}})), held=held)
-    with pytest.raises(AllocationError, match="1 without the capacity asked for"):
+    with pytest.raises(AllocationError, match="1 gives at most 70Gi memory to one request, 75Gi is asked for"):
         solve([a_slice(SHARED)], a_claim(request(capacity={"requests": {"memory": "75Gi"}})))
-    with pytest.raises(AllocationError, match="1 without the capacity asked for"):
+    with pytest.raises(AllocationError, match="1 has no capacity cores"):
         solve([a_slice(SHARED)], a_claim(request(capacity={"requests": {"cores": "1"}})))
 
 
-def test_one_claim_may_be_given_several_shares_of_a_device() -> None:
-    (allocation,) = solve([a_slice(SHARED)], a_claim(request(count=8)))
+def test_a_claim_is_given_several_shares_of_a_device_for_as_many_requests() -> None:
+    (allocation,) = solve([a_slice(SHARED)], a_claim(*(request(f"r{index}") for index in range(8))))
     assert len({result.share_id for result in allocation.devices.results}) == 8
     with pytest.raises(AllocationError):
-        solve([a_slice(SHARED)], a_claim(request(count=9)))
+        solve([a_slice(SHARED)], a_claim(*(request(f"r{index}") for index in range(9))))
+    with pytest.raises(AllocationError, match="wants 2 devices"):
+        solve([a_slice(SHARED)], a_claim(request(count=2)))
 
 
 def test_admin_access_takes_what_is_in_use_and_holds_nothing() -> None:
@@ -336,17 +338,30 @@ def test_the_class_s_configuration_comes_first_and_the_claim_s_for_what_was_chos
 @pytest.mark.parametrize(
     ("claim", "why"),
     [
-        pytest.param(a_claim(request(deviceClassName="none")), "the DeviceClass 'none' does not exist", id="class"),
-        pytest.param(a_claim(request(count=33)), "asks for 33 devices, a claim can be given at most 32", id="33"),
         pytest.param(
-            a_claim(request(selectors=[{"cel": {"expression": "has(device.driver)"}}])),
-            "claim claim, request r: cannot evaluate 'has' in the CEL expression",
-            id="unknown CEL",
+            a_claim(request(deviceClassName="none")),
+            "claim claim, request r: device class none does not exist",
+            id="class",
+        ),
+        pytest.param(
+            a_claim(request(count=33)),
+            "claim claim: number of requested devices 33 exceeds the claim limit of 32",
+            id="33",
+        ),
+        pytest.param(
+            a_claim(request(selectors=[{"cel": {"expression": "device.nonsense"}}])),
+            "selector #0: CEL compile error: compilation failed: ERROR: <input>: undefined field 'nonsense'",
+            id="CEL that does not compile",
         ),
         pytest.param(
             a_claim(request(selectors=[{"cel": {"expression": 'device.attributes["x"].y == 1'}}])),
-            "claim claim, request r: no such key: y",
+            "claim claim, request r: selector #0: CEL runtime error: no such key: y .device gpu.example.com/n1/gpu-0",
             id="CEL error",
+        ),
+        pytest.param(
+            a_claim(request(selectors=[{"cel": {"expression": "true"}}, {"cel": {"expression": "1 > 2"}}])),
+            r"of 0 that match 0 can be had .4 not selected by request selector #1",
+            id="not selected",
         ),
         pytest.param(
             a_claim(request(count=5)), r"wants 5 devices of class gpu, of 4 that match 4 can be had", id="too few"
@@ -361,8 +376,10 @@ def test_what_cannot_be_allocated_says_why(claim: NamedClaim, why: str) -> None:
 def test_requests_that_exclude_each_other_say_so() -> None:
     devices = [numa(f"d{index}", index) for index in range(40)]
     claim = a_claim(request("a", count=4), request("b", count=4), constraints=[{"matchAttribute": f"{DRIVER}/numa"}])
-    with pytest.raises(AllocationError, match="cannot be satisfied together"):
+    with pytest.raises(AllocationError) as caught:
         solve([a_slice(*devices)], claim)
+    assert "the requests of claim cannot be satisfied together: request a finds no device" in str(caught.value)
+    assert "against matchAttribute gpu.example.com/numa: has " in str(caught.value)
 
 
 def test_a_hopeless_search_gives_up() -> None:
@@ -373,5 +390,5 @@ def test_a_hopeless_search_gives_up() -> None:
         a_slice(name="a", pool=pool, devices=None, sharedCounters=counters),
         a_slice(*gpus(30, **draw), name="b", pool=pool),
     ]
-    with pytest.raises(AllocationError, match="no combination of devices found after 10000 attempts"):
+    with pytest.raises(AllocationError, match="no combination of devices found after 100000 attempts"):
         solve(slices, a_claim(request(count=11)))

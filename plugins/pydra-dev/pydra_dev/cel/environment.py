@@ -1,0 +1,255 @@
+"""Compiles and evaluates the CEL selectors of DeviceClasses and claims, with Google's CEL for Python. Pure.
+
+An expression is compiled in one environment and evaluated in another. The first declares the types of Kubernetes,
+so that `device.capacity["d"].memory > 3` is a type error as in kube-apiserver. The second has the functions'
+implementations, for which quantities and versions are maps (see `functions`): the library cannot have values of
+a type of ours. Between the two, looking up an unknown domain is made to give an empty map.
+Source: `cel/compile.go` of k8s.io/dynamic-resource-allocation, Kubernetes 1.36.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import msgspec
+from cel_expr_python import cel
+
+from pydra_dev import schema
+from pydra_dev.cel.cost import DEVICE, MAX_COST, UNKNOWN, estimate_cost
+from pydra_dev.cel.functions import DECLARATIONS, QUANTITY, SEMVER, build_quantity, build_semver
+from pydra_dev.cel.tree import (
+    CALL,
+    CONSTANT,
+    IDENTIFIER,
+    LIST,
+    SELECT,
+    CheckedTree,
+    Node,
+    build_tree,
+    parse_tree,
+    read_constant,
+    walk,
+    with_default_domains,
+)
+from pydra_dev.quantity import parse_quantity
+
+_LIBRARIES = """
+extensions:
+- {name: bindings}
+- {name: lists}
+- {name: optional}
+- {name: sets}
+- {name: strings, version: 2}
+- {name: two-var-comprehensions}
+"""
+_CAPACITY = f"map(string, map(string, {QUANTITY}))"
+
+
+class CompileError(Exception):
+    """The expression is not one that kube-apiserver would store; the message says why, in its sense."""
+
+
+class TooComplexError(CompileError):
+    """One evaluation of the expression could cost more than is allowed."""
+
+
+class EvaluationError(Exception):
+    """The expression cannot be evaluated for this device."""
+
+
+class Selector:
+    """A compiled selector."""
+
+    def __init__(self, expression: str, cost: int, program: cel.Expression) -> None:
+        self.expression = expression
+        self.cost = cost
+        self._program = program
+
+    def matches(self, device: Variables) -> bool:
+        """Whether the device is selected; raises EvaluationError."""
+        result = self._program.eval(device.activation)
+        value = result.value()
+        if isinstance(value, bool):
+            return value
+        if result.type() == cel.Type.ERROR:
+            raise EvaluationError(_explain(str(value)))
+        raise EvaluationError(f"CEL result of type {result.type().name().lower()} could not be converted to bool")
+
+
+class Variables(msgspec.Struct, frozen=True):
+    """What `device` is to an expression."""
+
+    activation: cel.Activation
+
+
+def build_variables(driver: str, device: schema.Device) -> Variables:
+    """What an expression sees of a device; raises EvaluationError for an attribute without a known value."""
+    attributes: dict[str, dict[str, Any]] = {}
+    capacity: dict[str, dict[str, Any]] = {}
+    for name, attribute in device.attributes.items():
+        _place(attributes, driver, name, _read_attribute(name, attribute))
+    for name, amount in device.capacity.items():
+        _place(capacity, driver, name, build_quantity(parse_quantity(amount.value)))
+    values = {
+        "driver": driver,
+        "attributes": attributes,
+        "capacity": capacity,
+        "allowMultipleAllocations": bool(device.allow_multiple_allocations),
+    }
+    data = {"device": values, **{f"device.{name}": value for name, value in values.items()}}
+    return Variables(_runtime().Activation(data))
+
+
+def _place(domains: dict[str, dict[str, Any]], driver: str, name: str, value: object) -> None:
+    domain, slash, identifier = name.rpartition("/")
+    domains.setdefault(domain if slash else driver, {})[identifier] = value
+
+
+def _read_attribute(name: str, attribute: schema.Attribute) -> object:
+    if attribute.version is not None:
+        return build_semver(attribute.version)
+    if attribute.versions is not None:
+        return [build_semver(version) for version in attribute.versions]
+    values = (attribute.int_, attribute.bool_, attribute.string, attribute.ints, attribute.bools, attribute.strings)
+    value = next((value for value in values if value is not None), None)
+    if value is None:
+        raise EvaluationError(f"attribute {name}: unsupported attribute value")
+    return list(value) if isinstance(value, tuple) else value
+
+
+@lru_cache(maxsize=1024)
+def compile_selector(expression: str, *, lists: bool = False) -> Selector:
+    """A selector to evaluate; raises CompileError. `lists`: attributes may be lists (DRAListTypeAttributes)."""
+    try:
+        checked = _checker(lists).compile(expression)
+    except RuntimeError as error:
+        raise CompileError(f"compilation failed: {_explain(str(error))}") from error
+    tree = parse_tree(checked.serialize())
+    _check_tree(tree)
+    result = tree.types.get(tree.root.id, "dyn")
+    if result not in {"bool", "any", *(["dyn"] if lists else [])}:
+        raise CompileError(f"must evaluate to bool or the unknown type, not {result}")
+    cost = estimate_cost(tree)
+    if cost > MAX_COST:
+        known = cost if cost < UNKNOWN else "unbounded"
+        raise TooComplexError(
+            f"too complex, exceeds cost limit: the estimated cost is {known}, at most {MAX_COST} is allowed"
+        )
+    value = "dyn" if lists else "any"
+    outer = frozenset({f"map(string, map(string, {value}))", _CAPACITY})
+    return Selector(expression, cost, _runtime().deserialize(build_tree(with_default_domains(tree, outer))))
+
+
+def _check_tree(tree: CheckedTree) -> None:
+    """What kube-apiserver refuses and the library does not; raises CompileError."""
+    for node in walk(tree.root):
+        operand = node.children[0] if node.kind == SELECT else node
+        if operand.kind == IDENTIFIER and operand.name == "device" and node.kind == SELECT and node.name not in DEVICE:
+            raise CompileError(f"compilation failed: ERROR: <input>: undefined field {node.name!r}")
+        if node.kind == LIST:
+            _check_list(node, tree.types)
+        if node.kind == CALL and node.name in {"matches", "find", "findAll"} and node.children[1].kind == CONSTANT:
+            _check_pattern(str(read_constant(node.children[1])))
+
+
+def _check_list(node: Node, types: Mapping[int, str]) -> None:
+    known = [kind for child in node.children if (kind := types.get(child.id, "dyn")) not in {"dyn", "any"}]
+    other = next((kind for kind in known if kind != known[0]), None)
+    if other is not None:
+        raise CompileError(f"compilation failed: ERROR: <input>: expected type {known[0]!r} but found {other!r}")
+
+
+def _check_pattern(pattern: str) -> None:
+    result = _runtime().compile(f"''.matches({json.dumps(pattern)})").eval(data={})
+    if result.type() == cel.Type.ERROR:
+        raise CompileError(f"compilation failed: ERROR: <input>: {_explain(str(result.value()))}")
+
+
+@lru_cache(maxsize=2)
+def _checker(lists: bool) -> cel.Env:
+    types = {
+        "device": _type("map(string, dyn)"),
+        "device.driver": _type("string"),
+        "device.allowMultipleAllocations": _type("bool"),
+        "device.capacity": _type(_CAPACITY),
+    }
+    # The type `any` has no name in Python; it is what forbids macros on attributes where these are no lists.
+    attributes = f"""
+variables:
+- name: device.attributes
+  type_name: map
+  params:
+  - type_name: string
+  - {{type_name: map, params: [{{type_name: string}}, {{type_name: {"dyn" if lists else "any"}}}]}}
+"""
+    declared = dict(_functions(runtime=False))
+    if not lists:
+        del declared["includes"]
+    # Overloads of functions that the library has already are merged into those; only an extension can do that.
+    merged = cel.CelExtension("kubernetes", [one for name, one in declared.items() if name in _MERGED])
+    return cel.NewEnv(
+        config=cel.NewEnvConfigFromYaml(_LIBRARIES + attributes),
+        variables=types,
+        extensions=[merged],
+        functions=[one for name, one in declared.items() if name not in _MERGED],
+    )
+
+
+@lru_cache(maxsize=1)
+def _runtime() -> cel.Env:
+    functions = cel.CelExtension("kubernetes", list(_functions(runtime=True).values()))
+    return cel.NewEnv(config=cel.NewEnvConfigFromYaml(_LIBRARIES), extensions=[functions])
+
+
+_MERGED = frozenset({"indexOf", "lastIndexOf", "_<_", "_<=_", "_>_", "_>=_"})
+_DECLARATION = re.compile(
+    r"(?:(?P<target>[\w.]+(?:\(\w+\))?)\.)?(?P<name>[\w<>=]+)\((?P<types>.*)\) (?P<result>[\w.]+)"
+)
+
+
+def _functions(*, runtime: bool) -> Mapping[str, cel.FunctionDecl]:
+    """The functions of Kubernetes by name: their types for the compiler, or their implementations."""
+    overloads: dict[str, dict[str, cel.Overload]] = {}
+    for declaration in DECLARATIONS:
+        match = _DECLARATION.fullmatch(declaration.text)
+        assert match is not None, declaration.text
+        if runtime and match["name"].startswith("_"):
+            continue
+        target = [match["target"]] if match["target"] else []
+        names = [*target, *(match["types"].split(", ") if match["types"] else [])]
+        # At run time only kinds are told apart: a map is a quantity or a version, a list is a list of anything.
+        kinds = ["map" if name in {QUANTITY, SEMVER} else name.partition("(")[0] for name in names]
+        key = ", ".join(kinds if runtime else names)
+        overload = partial(
+            cel.Overload,
+            f"{match['name']} {key} {bool(target)}",
+            return_type=_type("dyn" if runtime else match["result"]),
+            parameters=[_type(name) for name in (kinds if runtime else names)],
+            is_member=bool(target),
+        )
+        own = overloads.setdefault(match["name"], {})
+        own.setdefault(key, overload(impl=declaration.run) if runtime else overload())
+    return {name: cel.FunctionDecl(name, list(by_types.values())) for name, by_types in overloads.items()}
+
+
+def _type(text: str) -> cel.Type:
+    if text.startswith("map("):
+        key, _, value = text[4:-1].partition(", ")
+        return cel.Type.Map(_type(key), _type(value))
+    if text.startswith("list("):
+        return cel.Type.List(_type(text[5:-1]))
+    if text in {QUANTITY, SEMVER}:
+        return cel.Type.AbstractType(text)
+    known: cel.Type = getattr(cel.Type, text.upper())
+    return known
+
+
+def _explain(text: str) -> str:
+    """An error of the library in the words of cel-go, which is what kube-apiserver and kube-scheduler use."""
+    text = re.sub(r"^[A-Z_]+: |(?: \[[A-Z_]+\])$", "", text)
+    text = re.sub(r'Key not found in map : "?([^"]*)"?', r"no such key: \1", text)
+    return re.sub(r"No matching overloads found : ", "no such overload: ", text)

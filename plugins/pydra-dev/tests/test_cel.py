@@ -1,0 +1,167 @@
+"""CEL selectors as kube-apiserver and kube-scheduler read them: what they cost, what they select, what they refuse.
+
+Costs are those that the real estimator gives (`cel/compile_test.go` of k8s.io/dynamic-resource-allocation, 1.36).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pydra_dev import schema
+from pydra_dev.cel.environment import (
+    CompileError,
+    EvaluationError,
+    Selector,
+    TooComplexError,
+    build_variables,
+    compile_selector,
+)
+
+DRIVER = "dra.example.com"
+DEVICE: dict[str, Any] = {
+    "name": "gpu-0",
+    "attributes": {
+        "name": {"bool": True},
+        "index": {"int": 3},
+        "model": {"string": "asymmetric"},
+        "driverVersion": {"version": "1.10.0-rc.1"},
+        "resource.kubernetes.io/pcieRoot": {"string": "pci0000:00"},
+    },
+    "capacity": {"memory": {"value": "80Gi"}},
+}
+OWN, CAPACITY = f'device.attributes["{DRIVER}"]', f'device.capacity["{DRIVER}"]'
+TEN = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
+
+
+def evaluate(selector: Selector, **device: Any) -> bool:
+    parsed = schema.parse_fields("Device", schema.Device, {**DEVICE, **device})
+    return selector.matches(build_variables(DRIVER, parsed))
+
+
+@pytest.mark.parametrize(
+    ("expression", "cost", "result"),
+    [
+        ("true", 0, True),
+        ('device.driver == ""', 2, False),
+        (f'device.driver == "{DRIVER}"', 4, True),
+        ("device.allowMultipleAllocations == true", 3, False),
+        ('"no-such-domain" in device.attributes', 3, False),
+        (f'"{DRIVER}" in device.attributes', 3, True),
+        (f"{OWN}.name", 4, True),
+        (f'{OWN}["name"]', 4, True),
+        (f'cel.bind(dra, device.attributes["{DRIVER}"], dra.name)', 15, True),
+        (f"{OWN}.index > 0", 5, True),
+        (f'{OWN}.model == "fish"', 5, False),
+        (f'{OWN}.driverVersion.isGreaterThan(semver("0.0.1"))', 6, True),
+        (f'{OWN}.driverVersion.isGreaterThan(semver("v0.0.1", true)) && isSemver("v1.0.0", true)', 7, True),
+        (f'{CAPACITY}.memory.isGreaterThan(quantity("1Ki"))', 6, True),
+        (f'"memory" in {CAPACITY} && {CAPACITY}.memory.isGreaterThan(quantity("1Ki"))', 10, True),
+        (f'!("other" in {CAPACITY}) || {CAPACITY}.other.isGreaterThan(quantity("1Ki"))', 11, True),
+        (f'device.attributes.exists_one(x, x == "{DRIVER}")', 164, True),
+        (f'{OWN}.exists_one(x, x == "services")', 133, False),
+        (f'{OWN}.model.split("example").size() >= 2', 19, False),
+        (f'{OWN}.model.matches("[^a]?sym")', 18, True),
+    ],
+)
+def test_a_selector_selects_and_costs_what_it_does_in_kubernetes(expression: str, cost: int, result: bool) -> None:
+    selector = compile_selector(expression)
+    assert (evaluate(selector), selector.cost) == (result, cost)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        # A domain that no attribute has is an empty map, wherever it is looked up.
+        '!("x" in device.attributes["none"]) && !has(device.attributes["none"].x)',
+        'device.attributes["none"].?x.orValue(true)',
+        'device.attributes[?"none"].hasValue() && !device.attributes[?"none"].?x.hasValue()',
+        "has(device.attributes.none) && device.attributes.none == {} && device.attributes.?none.hasValue()",
+        "size(device.attributes) == 2 && device.attributes.all(d, device.attributes[d].size() > 0)",
+        'cel.bind(all, device.attributes, all["none"] == {})',
+        # One side that decides makes the other's error irrelevant.
+        f"{OWN}.none == 1 || {OWN}.name",
+        f"!({OWN}.none == 1 && false)",
+        # Types.
+        f"{OWN}.index < 3.5 && {OWN}.index in [1, 2, 3] && 1 < 1.5",
+        f'{OWN}.driverVersion == semver("1.10.0-rc.1+build") && {OWN}.driverVersion.isLessThan(semver("1.10.0"))',
+        'semver("1.2.3").major() == 1 && semver("v1.2", true) == semver("1.2.0") && !isSemver("01.2.3")',
+        f'{CAPACITY}.memory == quantity("81920Mi") && {CAPACITY}.memory.compareTo(quantity("80G")) == 1',
+        'quantity("50k").add(quantity("20k")) == quantity("70k") && quantity("50k").sub(20).asInteger() == 49980',
+        'sign(quantity("-1")) == -1 && !quantity("1500m").isInteger() && quantity("1500m").asApproximateFloat() == 1.5',
+        'isQuantity("1.3Gi") && !isQuantity("200K")',
+        # Lists, sets, strings, regular expressions, optional values and comprehensions with two variables.
+        "[1, 2].sum() == 3 && [2.5, 1.5].min() == 1.5 && [1, 2].max() == 2 && [1, 2, 2].isSorted()",
+        "[1, 2, 1].indexOf(1) == 0 && [1, 2, 1].lastIndexOf(1) == 2 && [1].indexOf(2) == -1",
+        "[3, 1].sort() == [1, 3] && [1, 1].distinct() == [1] && [1, 2, 3].slice(0, 2) == [1, 2]",
+        "[[1]].flatten() == [1] && 'abc'.indexOf('c') == 2",
+        "sets.contains([1, 2], [2]) && sets.intersects([1], [1, 3]) && sets.equivalent([1, 2], [2, 1])",
+        '"a-1-b2".find("[0-9]") == "1" && "a-1-b2".findAll("[0-9]") == ["1", "2"] && "12".findAll("[0-9]", 1) == ["1"]',
+        '"A,b".lowerAscii().split(",") == ["a", "b"] && "abc".substring(1) == "bc"',
+        "optional.of(1).hasValue() && optional.none().orValue(2) == 2",
+        "[5, 6].all(i, v, v == i + 5) && {'a': 1}.transformList(k, v, k) == ['a']",
+    ],
+)
+def test_what_kubernetes_adds_to_cel_is_there(expression: str) -> None:
+    assert evaluate(compile_selector(expression)) is True
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        ("?!", "compilation failed: .*Syntax error"),
+        ("1", "must evaluate to bool or the unknown type, not int"),
+        ("device.none == 1", "undefined field 'none'"),
+        ("undefined.x", "undeclared reference to 'undefined"),
+        ("device.driver == 3", r"no matching overload for '_==_' applied to '\(string, int\)'"),
+        (f"{CAPACITY}.memory > 3", r"no matching overload for '_>_' applied to '\(kubernetes.Quantity, int\)'"),
+        (f"{OWN}.name.exists(x, x > 0)", "expression of type 'any' cannot be the range of a comprehension"),
+        ('[1, "a"] == [1]', "expected type 'int' but found 'string'"),
+        (f'{OWN}.model.matches("(")', "invalid regular expression"),
+        (f'{OWN}.model.find("(?=x)") == ""', "invalid regular expression"),
+        (f'{OWN}.name.includes("fish")', "undeclared reference to 'includes'"),
+    ],
+)
+def test_what_kubernetes_would_not_store_does_not_compile(expression: str, why: str) -> None:
+    with pytest.raises(CompileError, match=why):
+        compile_selector(expression)
+
+
+def test_a_selector_that_could_cost_too_much_is_refused() -> None:
+    nested = "int('1'.find('[0-9]*')) < 100"
+    for name in ("z5", "z4", "z3", "z2", "z", "y", "x"):
+        nested = f"{TEN}.all({name}, {nested})"
+    with pytest.raises(TooComplexError, match="the estimated cost is 85555551, at most 1000000 is allowed"):
+        compile_selector(nested)
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        (f"{OWN}.none == 1", "no such key: none"),
+        ('device.attributes["other.example.com"].model == "x"', "no such key: model"),
+        (f"{OWN}.model", "CEL result of type string could not be converted to bool"),
+        (f"{OWN}.model > 3", "no such overload"),
+        (f'{OWN}.index.isGreaterThan(quantity("1"))', "no such overload"),
+        (f'{OWN}.driverVersion.isGreaterThan(quantity("1"))', "no such overload"),
+        ('quantity("lots").isGreaterThan(quantity("1"))', "'lots' is not a quantity"),
+        ('semver("v1").major() == 1', "'v1' is not a semantic version"),
+        ('quantity("1500m").asInteger() == 1', "cannot convert value to integer"),
+        (f"{OWN}.model.matches({OWN}.model + '(')", "invalid regular expression"),
+        (f"{OWN}.model.find({OWN}.model + '(') == ''", "illegal regex"),
+    ],
+)
+def test_what_cannot_be_evaluated_for_a_device_is_an_error(expression: str, why: str) -> None:
+    with pytest.raises(EvaluationError, match=why):
+        evaluate(compile_selector(expression))
+
+
+def test_attributes_can_be_lists_where_that_feature_is_on() -> None:
+    attributes = {"ports": {"ints": [1, 2]}, "versions": {"versions": ["1.0.0"]}, "index": {"int": 1}}
+    for expression in (
+        f"{OWN}.ports.exists(p, p > 1) && 2 in {OWN}.ports",
+        f'{OWN}.versions.all(v, v.isLessThan(semver("2.0.0")))',
+        f"{OWN}.ports.includes(1) && {OWN}.index.includes(1) && !{OWN}.ports.includes(3)",
+    ):
+        assert evaluate(compile_selector(expression, lists=True), attributes=attributes) is True
