@@ -25,8 +25,8 @@ from benchmarks.world import MEMORY
 from pydra import AllocatedDevice, Claim, HeldClaim, PreparedDevice
 from pydra.backends.child.calls import CallThreads
 from pydra_nvidia.backend import NvidiaBackend
-from pydra_nvidia.cdi.file_search import SETTLED_SECONDS as SETTLED
 from pydra_nvidia.composition import find_node, open_backend
+from pydra_nvidia.host.driver_root import SETTLED_SECONDS as SETTLED
 from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.simulation.tree.sync import TreeSync
 

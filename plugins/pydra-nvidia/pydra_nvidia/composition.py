@@ -19,8 +19,8 @@ from pydra_nvidia.health.memory import FILE, IncidentMemory
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
+from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.host.persistenced import Persistenced
-from pydra_nvidia.host.tree import Roots, Tree
 from pydra_nvidia.mig.operators import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.migration.succession import VendorSuccession
 from pydra_nvidia.nvml.library import load_pynvml

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root, find_library
-from pydra_nvidia.host.ld_cache import find_cached
-from pydra_nvidia.host.root_paths import resolve
-from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.host.driver_root import DriverMissing, find_cached, find_driver_root, find_library
+from pydra_nvidia.host.filesystem import Roots, Tree, resolve
 from pydra_nvidia.settings import Settings
 
 ELF64, ELF32 = b"\x7fELF\x02", b"\x7fELF\x01"

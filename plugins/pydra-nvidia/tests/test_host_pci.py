@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from pydra_nvidia.hardware_types import PciFunction, VfioHost
-from pydra_nvidia.host.pci import PciBus, addressable_memory, find_root, is_vfio, read_vfio_host
-from pydra_nvidia.host.pci_ids import PciIds
-from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.host.filesystem import Roots, Tree
+from pydra_nvidia.host.pci import PciBus, PciIds, addressable_memory, find_root, is_vfio, read_vfio_host
 
 H100_RESOURCE = """\
 0x00000387ff000000 0x00000387ffffffff 0x000000000014220c

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
 
-from pydra_nvidia.cdi.file_search import FileSearch
 from pydra_nvidia.cdi.libraries import Library, describe_libraries, find_libraries
-from pydra_nvidia.host.driver_root import PROGRAM_DIRS
+from pydra_nvidia.host.driver_root import PROGRAM_DIRS, FileSearch
 
 _GSP = re.compile(r"gsp[A-Za-z0-9_.+-]*\.bin")
 

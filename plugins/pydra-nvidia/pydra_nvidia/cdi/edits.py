@@ -13,8 +13,7 @@ from pydra import ContainerEdits, DeviceNode, Mount
 from pydra_nvidia.cdi.driver_files import DriverFiles
 from pydra_nvidia.cdi.hooks import driver_hooks, link_hooks
 from pydra_nvidia.cdi.links import find_links
-from pydra_nvidia.cdi.nodes import CONTROL, Node
-from pydra_nvidia.host.kernel_driver import CapabilityNode
+from pydra_nvidia.host.device_nodes import CONTROL, CapabilityNode, Node
 
 FILE_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET_OPTIONS = ("nosuid", "nodev", "rbind", "rprivate", "noexec")

@@ -1,4 +1,4 @@
-"""NVIDIA's hook, `nvidia-cdi-hook`: what the runtime runs with it before a container starts. Pure.
+"""NVIDIA's hook, `nvidia-cdi-hook`: what the runtime runs with it before a container starts.
 
 Names of hooks and arguments: NVIDIA container toolkit 1.19, cmd/nvidia-cdi-hook. An older one only warns of a hook
 that it does not know. The order is part of the meaning: links first, then the linker's cache that holds them.
@@ -9,9 +9,11 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Iterable, Sequence
 
-from pydra import Hook
+from pydra import ClaimError, Hook
 from pydra_nvidia.cdi.driver_files import DriverFiles
 from pydra_nvidia.cdi.links import Link
+from pydra_nvidia.host.filesystem import Tree, below, is_program, resolve
+from pydra_nvidia.settings import Settings
 
 PLACES = (
     "/usr/bin/nvidia-cdi-hook",
@@ -21,6 +23,27 @@ PLACES = (
 )
 """On the host: the toolkit's packages, the GPU operator, Talos, NixOS. Not the copy that NVIDIA's DRA driver leaves in
 its directory: with that it goes, and what was prepared with it could start no more."""
+
+
+class HookMissing(ClaimError):
+    """The hook that the admin named is not on the node."""
+
+    reason = "HookMissing"
+
+
+def find_hook(tree: Tree, settings: Settings) -> str:
+    """The program, as the host sees it; empty when there is none and none was named. Blocks; raises HookMissing."""
+    named = settings.cdi_hook
+    for path in (named,) if named else PLACES:
+        found = resolve(tree.roots.host, path)
+        if found is not None and is_program(below(tree.roots.host, found)):
+            return path
+    if named:
+        raise HookMissing(
+            f"PYDRA_NVIDIA_CDI_HOOK is {named}, which is not a program on the host; "
+            "install the NVIDIA container toolkit there, or unset it to have the usual places looked at"
+        )
+    return ""
 
 
 def driver_hooks(program: str, files: DriverFiles, links: Sequence[Link]) -> tuple[Hook, ...]:

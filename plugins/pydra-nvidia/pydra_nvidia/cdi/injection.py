@@ -8,8 +8,6 @@ moment ago, because their clock is too coarse to show the next change. Device no
 from __future__ import annotations
 
 import asyncio
-import os
-import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -19,26 +17,26 @@ import msgspec
 from pydra import ClaimError, ContainerEdits
 from pydra_nvidia.cdi.driver_files import DriverFiles, find_driver_files
 from pydra_nvidia.cdi.edits import driver_edits, gpu_edits, merge, partition_edits, passthrough_edits
-from pydra_nvidia.cdi.file_search import FileSearch, FolderStamp, is_settled, read_stamp
-from pydra_nvidia.cdi.hooks import PLACES, describe_hooks
+from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
 from pydra_nvidia.cdi.libraries import DriverIncomplete
-from pydra_nvidia.cdi.nodes import COMMON, CONTROL, DevRoots, Node
 from pydra_nvidia.claim_config import Iommu, VfioDeviceConfig
 from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu
 from pydra_nvidia.hardware_types import Gpu, Reading
-from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
-from pydra_nvidia.host.kernel_driver import find_partition_nodes
-from pydra_nvidia.host.root_paths import below, resolve
-from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.host.device_nodes import COMMON, CONTROL, DevRoots, Node, find_partition_nodes
+from pydra_nvidia.host.driver_root import (
+    DriverMissing,
+    DriverRoot,
+    FileSearch,
+    FolderStamp,
+    find_driver_root,
+    is_settled,
+    read_stamp,
+)
+from pydra_nvidia.host.filesystem import Tree
+from pydra_nvidia.host.pci import list_vfio_nodes
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.edits import build_sharing_edits
 from pydra_nvidia.steps import Step
-
-
-class HookMissing(ClaimError):
-    """The hook that the admin named is not on the node."""
-
-    reason = "HookMissing"
 
 
 class _Known(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,11 +98,11 @@ class Injection:
 
     async def statement(self) -> str:
         """How containers are set up on this node, for the log; raises HookMissing."""
-        return describe_hooks(await asyncio.to_thread(self._find_hook))
+        return describe_hooks(await asyncio.to_thread(find_hook, self._tree, self._settings))
 
     async def has_hook(self) -> bool:
         """Whether the node has NVIDIA's hook, so that containers get all; raises HookMissing."""
-        return bool(await asyncio.to_thread(self._find_hook))
+        return bool(await asyncio.to_thread(find_hook, self._tree, self._settings))
 
     def _describe(self, target: WholeGpu | Partition, driver: _Driver) -> ContainerEdits:
         if isinstance(target, WholeGpu):
@@ -125,7 +123,7 @@ class Injection:
 
     def _find_driver(self, reading: Reading) -> _Driver:
         """What all GPUs and partitions have in common, as it is now."""
-        hook = self._find_hook()
+        hook = find_hook(self._tree, self._settings)
         root, files = self._find_files(reading.driver.version if reading.driver is not None else "")
         dev = DevRoots(self._tree, (root.dev_root, "/"))
         found = [node for path in COMMON if (node := dev.find(path)) is not None]
@@ -138,7 +136,7 @@ class Injection:
         iommu = config.iommu if config is not None and config.iommu is not None else Iommu()
         function, dev = target.function, DevRoots(self._tree, (self._settings.dev_root or "/", "/"))
         if iommu.backend_policy == "PreferIommuFD" and reading.vfio.iommufd:
-            device, interface = dev.find_vfio(function.address), "/dev/iommu"
+            device, interface = next(iter(list_vfio_nodes(self._tree, function.address)), None), "/dev/iommu"
         else:
             device, interface = f"/dev/vfio/{function.group}" if function.group else None, "/dev/vfio/vfio"
         if device is None:
@@ -170,20 +168,6 @@ class Injection:
             self._known = _Known(version=version, root=root, seen=search.seen, files=files)
         return root, files
 
-    def _find_hook(self) -> str:
-        """The program on the host; empty when there is none and none was named."""
-        named = self._settings.cdi_hook
-        for path in (named,) if named else PLACES:
-            found = resolve(self._tree.roots.host, path)
-            if found is not None and _is_program(below(self._tree.roots.host, found)):
-                return path
-        if named:
-            raise HookMissing(
-                f"PYDRA_NVIDIA_CDI_HOOK is {named}, which is not a program on the host; "
-                "install the NVIDIA container toolkit there, or unset it to have the usual places looked at"
-            )
-        return ""
-
 
 def _node_missing(path: str, root: DriverRoot) -> DriverIncomplete:
     return DriverIncomplete(
@@ -191,12 +175,3 @@ def _node_missing(path: str, root: DriverRoot) -> DriverIncomplete:
         "the claim is tried again; nvidia-modprobe makes the device nodes, and PYDRA_NVIDIA_DEV_ROOT names "
         "another root for them"
     )
-
-
-def _is_program(path: str) -> bool:
-    """By its mode: this process may see the host's files where nothing can be run."""
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
-        return False
-    return stat.S_ISREG(mode) and bool(mode & 0o111)

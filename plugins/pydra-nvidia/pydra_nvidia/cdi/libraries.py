@@ -15,9 +15,7 @@ import msgspec
 
 from pydra import ClaimError
 from pydra_nvidia.cdi.elf import Elf, read_elf
-from pydra_nvidia.cdi.file_search import FileSearch
-from pydra_nvidia.host.driver_root import LIBRARY_DIRS
-from pydra_nvidia.host.ld_cache import find_cached
+from pydra_nvidia.host.driver_root import LIBRARY_DIRS, LINKER_CACHE, FileSearch, find_cached, read_linker_cache
 
 REQUIRED = ("libcuda", "libnvidia-ml")
 """Without these no container can use a GPU: they are missing while the driver is being installed."""
@@ -104,14 +102,9 @@ def _real_folders(search: FileSearch, folders: Iterable[str]) -> tuple[str, ...]
 
 def _cached_folders(search: FileSearch) -> tuple[str, ...]:
     """Where the linker's cache has the libraries that are required."""
-    cache = search.find_file("/etc/ld.so.cache")
-    if cache is None:
+    if search.find_file(LINKER_CACHE) is None:
         return ()
-    try:
-        with open(search.root.path_here(cache), "rb") as file:
-            data = file.read()
-    except OSError:
-        return ()
+    data = read_linker_cache(search.root.here)
     paths = (search.find(path) for stem in REQUIRED for path in find_cached(data, f"{stem}.so.1"))
     return tuple(posixpath.dirname(path) for path in paths if path is not None)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import os
 import secrets
 import sys
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 from pydra_nvidia.cli.arguments import add_node_arguments, node_of
 from pydra_nvidia.composition import needs_simulation
+from pydra_nvidia.host.filesystem import replace_file
 
 _SALT_BYTES = 32
 
@@ -48,7 +48,7 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     if parsed.output is None:
         sys.stdout.write(recording.text)
     else:
-        _write(parsed.output, recording.text)
+        replace_file(parsed.output, recording.text.encode())
         print(f"wrote {parsed.output}: {sum(group.count for group in recording.scenario.gpus)} GPUs")
     if recording.differences:
         print(
@@ -56,16 +56,3 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
             file=sys.stderr,
         )
     return 0
-
-
-def _write(path: str, text: str) -> None:
-    """All of it or nothing."""
-    draft = f"{path}.{os.getpid()}.draft"
-    try:
-        with open(draft, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(draft, path)
-    except OSError:
-        if os.path.exists(draft):
-            os.unlink(draft)
-        raise

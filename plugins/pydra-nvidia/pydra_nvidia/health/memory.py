@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.health.incidents import Incident
+from pydra_nvidia.host.filesystem import replace_file
 
 FILE = "health.json"
 """In the state directory."""
@@ -131,12 +132,9 @@ class IncidentMemory:
         return {(one.gpu, one.xid, one.place): one for one in found}
 
     def _write(self) -> None:
-        draft = f"{self._path}.{os.getpid()}"
         try:
             os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
-            with open(draft, "wb") as file:
-                file.write(msgspec.json.encode(self._sorted()))
-            os.replace(draft, self._path)
+            replace_file(self._path, msgspec.json.encode(self._sorted()))
             self._seen = self._sign()
         except OSError as error:
             self._say(f"GPU errors cannot be remembered in {self._path}: {error}")

@@ -14,14 +14,12 @@ import os
 import posixpath
 import re
 import socket
-import stat
 import struct
 from collections.abc import Callable, Iterator
 
 from pydra import ClaimError
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot
-from pydra_nvidia.host.root_paths import below, resolve
-from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.host.filesystem import Tree, below, is_socket, resolve
 
 SOCKET = "nvidia-persistenced/socket"
 FOLDERS = ("/run", "/var/run")
@@ -91,7 +89,7 @@ class Persistenced:
         for root in dict.fromkeys(roots):
             for folder in FOLDERS:
                 found = resolve(root, posixpath.join(folder, SOCKET))
-                if found is not None and _is_socket(below(root, found)):
+                if found is not None and is_socket(below(root, found)):
                     yield below(root, found)
                     break
 
@@ -153,10 +151,3 @@ def _pack_address(address: str) -> bytes:
     if match is None:
         raise PersistenceFailed(f"{address!r} is not a PCI address such as 0000:53:00.0")
     return struct.pack("!4i", *(int(part, 16) for part in match.groups()))
-
-
-def _is_socket(path: str) -> bool:
-    try:
-        return stat.S_ISSOCK(os.lstat(path).st_mode)
-    except OSError:
-        return False

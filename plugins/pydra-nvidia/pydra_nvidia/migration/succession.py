@@ -19,8 +19,8 @@ from pydra_nvidia.cdi.edits import merge
 from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.held_claims import HeldEntries, build_plan, build_state
+from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.host.pci import is_vfio
-from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.migration.plan import Succession, mps_edits, plan_cleaning, plan_succession
 from pydra_nvidia.migration.vendor_checkpoint import (
     FILE,

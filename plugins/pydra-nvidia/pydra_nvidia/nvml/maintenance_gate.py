@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from pydra import ClaimError, PydraError
+from pydra_nvidia.host.filesystem import replace_file
 
 REQUEST = "maintenance"
 LOCK = "nvml"
@@ -113,12 +114,9 @@ class Gate:
     def ask(self, seconds: float) -> Request:
         """Ask for so many seconds from now on, whatever was asked before. Raises RequestFailed."""
         request = Request(until=time.time() + seconds, path=self._path)
-        draft = f"{self._path}.{os.getpid()}"
         try:
             os.makedirs(os.path.dirname(self._path), exist_ok=True)
-            with open(draft, "w", encoding="ascii") as file:
-                file.write(f"{request.until:.3f}\n")
-            os.replace(draft, self._path)
+            replace_file(self._path, f"{request.until:.3f}\n".encode())
         except OSError as error:
             raise RequestFailed(f"cannot request maintenance by writing {self._path}: {error}") from error
         return request

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from pydra_nvidia.cdi.hooks import PLACES
+from pydra_nvidia.cdi.hooks import PLACES, HookMissing, find_hook
 from pydra_nvidia.hardware_types import PciFunction, VfioHost
+from pydra_nvidia.host.device_nodes import read_majors
 from pydra_nvidia.host.driver_root import ROOTS, DriverMissing, find_driver_root
-from pydra_nvidia.host.kernel_driver import read_majors, read_module_version
-from pydra_nvidia.host.pci_ids import PATHS, VENDOR
-from pydra_nvidia.host.root_paths import resolve
-from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.host.filesystem import Tree, read_memory
+from pydra_nvidia.host.kernel_driver import read_module_version
+from pydra_nvidia.host.pci import PCI_IDS_PATHS, VENDOR
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.scenario import DriverPart, HostPart
 from pydra_nvidia.vfio.drivers import VFIO_PCI
@@ -31,7 +31,7 @@ def read_host(tree: Tree, settings: Settings, functions: Iterable[PciFunction], 
         cdi_hook=_hook(tree, settings),
         vfio_variants={one.modalias: one.vfio_driver for one in functions if one.vfio_driver != VFIO_PCI},
         cpus=_cpus(tree) or _DEFAULTS.cpus,
-        memory=_memory(tree) or _DEFAULTS.memory,
+        memory=(read_memory(tree) or 0) // 1024 or _DEFAULTS.memory,
         imex_channels=_imex_channels(tree),
         kernel=_kernel(tree),
         files=_names(functions),
@@ -63,11 +63,11 @@ def _driver_root(tree: Tree, settings: Settings) -> str:
 
 
 def _hook(tree: Tree, settings: Settings) -> str:
-    named = settings.cdi_hook
-    for path in (named,) if named else PLACES:
-        if resolve(tree.roots.host, path) is not None:
-            return next((place for place in PLACES if path.endswith(place)), _DEFAULTS.cdi_hook)
-    return ""
+    try:
+        path = find_hook(tree, settings)
+    except HookMissing:
+        return ""
+    return path and next((place for place in PLACES if path.endswith(place)), _DEFAULTS.cdi_hook)
 
 
 def _cpus(tree: Tree) -> int:
@@ -84,11 +84,6 @@ def _count(cpulist: str) -> int:
         if first.isdecimal() and (last or first).isdecimal():
             total += int(last or first) - int(first) + 1
     return total
-
-
-def _memory(tree: Tree) -> int:
-    found = re.search(r"^MemTotal:\s+(\d+) kB", tree.read(tree.proc("meminfo")) or "", re.MULTILINE)
-    return int(found[1]) // 1024 if found else 0
 
 
 def _imex_channels(tree: Tree) -> int:
@@ -110,4 +105,4 @@ def _names(functions: Iterable[PciFunction]) -> Mapping[str, str]:
     if not names:
         return {}
     lines = [f"\t{device}  {name}\n" for device, name in sorted(names.items())]
-    return {PATHS[0]: f"{VENDOR}  NVIDIA Corporation\n{''.join(lines)}"}
+    return {PCI_IDS_PATHS[0]: f"{VENDOR.removeprefix('0x')}  NVIDIA Corporation\n{''.join(lines)}"}

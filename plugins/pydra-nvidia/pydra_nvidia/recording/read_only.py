@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from pydra import PydraError
-from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.nvml.library import use_library
 
 SESSION = frozenset({"nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"})

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from pydra import PydraError
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.driver_root import DriverMissing
+from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.host.pci import PciBus, read_vfio_host
-from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.recording.anonymise import Names

@@ -10,12 +10,13 @@ import re
 import msgspec
 
 from pydra_nvidia.hardware_types import PciFunction
-from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.host.filesystem import Tree
+from pydra_nvidia.host.kernel_driver import read_gpu_information
+from pydra_nvidia.host.pci import function_path, parse_regions
 from pydra_nvidia.simulation.model import PciModel
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]")
 _MEMORY, _MIB = 0x200, 1 << 20
-_BASE_REGISTERS = 6
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,9 +35,12 @@ def read_slots(tree: Tree, functions: tuple[PciFunction, ...]) -> tuple[Slot, ..
 
 
 def _read(tree: Tree, function: PciFunction) -> Slot:
-    place = f"bus/pci/devices/{function.address}"
-    path = (tree.link(tree.sys(place)) or "").split("/")[:-1]
-    told = _driver_tells(tree, function.address)
+
+    def read(name: str) -> str | None:
+        return tree.read(function_path(tree, function.address, name))
+
+    path = (tree.link(function_path(tree, function.address)) or "").split("/")[:-1]
+    told = read_gpu_information(tree, function.address)
     return Slot(
         function=function,
         bridges=tuple(step for step in path if _ADDRESS.fullmatch(step)),
@@ -44,10 +48,10 @@ def _read(tree: Tree, function: PciFunction) -> Slot:
             vendor=function.vendor,
             device=function.device,
             pci_class=function.pci_class,
-            subsystem_vendor=tree.read(tree.sys(f"{place}/subsystem_vendor")) or "0x10de",
-            subsystem_device=tree.read(tree.sys(f"{place}/subsystem_device")) or "0x0000",
-            revision=tree.read(tree.sys(f"{place}/revision")) or "0xa1",
-            regions=read_regions(tree.read(tree.sys(f"{place}/resource")) or ""),
+            subsystem_vendor=read("subsystem_vendor") or "0x10de",
+            subsystem_device=read("subsystem_device") or "0x0000",
+            revision=read("revision") or "0xa1",
+            regions=read_regions(read("resource") or ""),
         ),
         model=told.get("Model", ""),
         minor=int(told["Device Minor"]) if told.get("Device Minor", "").isdecimal() else None,
@@ -56,18 +60,4 @@ def _read(tree: Tree, function: PciFunction) -> Slot:
 
 def read_regions(resource: str) -> tuple[int, ...]:
     """The function's memory regions in MiB, in the order of their registers, from its file `resource`."""
-    regions: list[int] = []
-    for line in resource.splitlines()[:_BASE_REGISTERS]:
-        try:
-            start, end, flags = (int(word, 16) for word in line.split())
-        except ValueError:
-            continue
-        if flags & _MEMORY and end > start:
-            regions.append(-(-(end - start + 1) // _MIB))
-    return tuple(regions)
-
-
-def _driver_tells(tree: Tree, address: str) -> dict[str, str]:
-    text = tree.read(tree.proc(f"driver/nvidia/gpus/{address}/information")) or ""
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    return tuple(-(-region.size // _MIB) for region in parse_regions(resource) if region.flags & _MEMORY)

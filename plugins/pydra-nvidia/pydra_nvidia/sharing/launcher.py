@@ -17,11 +17,11 @@ from collections.abc import Mapping
 
 import msgspec
 
+from pydra_nvidia.host.driver_programs import SYSTEM_PATH, Program, find_environment
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.settings import MpsLauncher
 from pydra_nvidia.sharing import launch
 from pydra_nvidia.sharing.places import MpsPlace
-from pydra_nvidia.sharing.programs import SYSTEM_PATH, Program, find_environment
 
 SHELLS = ("/usr/bin/sh", "/bin/sh")
 PIPE_INSIDE, LOG_INSIDE = "/tmp/nvidia-mps", "/var/log/nvidia-mps"  # noqa: S108 - the names that MPS itself has

@@ -17,8 +17,9 @@ from collections.abc import Callable, Sequence
 
 from pydra import ClaimError, PydraError
 from pydra_nvidia.deadlines import left
+from pydra_nvidia.host.driver_programs import Program, ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.host.tree import Tree, find_own_namespaces, shows_all_processes
+from pydra_nvidia.host.filesystem import Tree, find_own_namespaces, read_memory, shows_all_processes
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.launcher import (
     MARK,
@@ -34,7 +35,6 @@ from pydra_nvidia.sharing.launcher import (
 )
 from pydra_nvidia.sharing.places import MpsPlace, MpsRecord, require_nameable
 from pydra_nvidia.sharing.processes import Process, end, find_marked, has_mark, identify, is_alive, wait_gone
-from pydra_nvidia.sharing.programs import Program, ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.steps import StartMps
 
 KILL_DEADLINE = 5.0
@@ -274,12 +274,8 @@ class MpsDaemons:
 
     def _size(self) -> str:
         """Half of the node's memory, as the vendor has it."""
-        for line in (self._tree.read(self._tree.proc("meminfo")) or "").splitlines():
-            name, _, rest = line.partition(":")
-            number = rest.split()[0] if rest.split() else ""
-            if name == "MemTotal" and number.isdecimal():
-                return f"{int(number) // 2}k"
-        return SHM_WITHOUT_MEMINFO
+        memory = read_memory(self._tree)
+        return SHM_WITHOUT_MEMINFO if memory is None else f"{memory // 2}k"
 
     async def _launch(self, command: str, plan: Launch) -> str:
         deadline = max(_LEAST, left(self._settings.mps_ready_deadline))

@@ -15,6 +15,7 @@ from io import FileIO
 import msgspec
 
 from pydra import ClaimError, TerminalError
+from pydra_nvidia.host.filesystem import replace_file
 from pydra_nvidia.settings import Settings
 
 LONGEST_SOCKET = 107
@@ -91,11 +92,8 @@ class MpsPlace(msgspec.Struct, frozen=True, kw_only=True):
 
     def write_record(self, record: MpsRecord) -> None:
         """Raises ClaimError."""
-        draft = f"{self.path}/daemon.json.draft"
         try:
-            with open(draft, "wb") as file:
-                file.write(msgspec.json.encode(record))
-            os.replace(draft, f"{self.path}/daemon.json")
+            replace_file(f"{self.path}/daemon.json", msgspec.json.encode(record))
         except OSError as error:
             raise ClaimError(f"the MPS daemon cannot be written down: {error}") from error
 

@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pydra import ClaimError, PydraError, TerminalError
 from pydra_nvidia.deadlines import left, undoing
 from pydra_nvidia.held_claims import HeldEntries
+from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.nvml.compute_mode import DEFAULT, has_gpu, set_compute_mode
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.sharing.programs import ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.steps import Entry, LeftBehind, SetTimeSlice
 
 _LEAST = 1.0

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from pydra import PydraError
-from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.simulation.inject import Injector

@@ -21,9 +21,9 @@ from pydra import ClaimError, PydraError
 from pydra_nvidia.deadlines import doing
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverMissing
+from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.host.persistenced import Persistenced
-from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.nvml.compute_mode import read_compute_mode
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.maintenance_gate import InMaintenance

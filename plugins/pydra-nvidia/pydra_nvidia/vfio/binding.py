@@ -8,7 +8,7 @@ Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci, drivers/base/bus.c
 from __future__ import annotations
 
 from pydra import ClaimError
-from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.steps import LeftBehind
 from pydra_nvidia.vfio.drivers import is_same
 from pydra_nvidia.vfio.functions import Function, list_nodes, read_function

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import msgspec
 
 from pydra import ClaimError
-from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.host.filesystem import ParsedFile, Tree
 
 VFIO_PCI = "vfio-pci"
 MODPROBE_SECONDS = 15.0
@@ -44,27 +44,17 @@ class Alias(msgspec.Struct, frozen=True):
 
 
 class VfioDrivers:
-    """The drivers for passthrough of the running kernel; its list is read again when it changes."""
+    """The drivers for passthrough of the running kernel."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._known: tuple[object, tuple[Alias, ...]] = (None, ())
+        self._file = ParsedFile(tree, parse_aliases)
 
     def choose(self, modalias: str) -> str:
         """The driver for the function with this modalias; vfio-pci when the kernel has no better one."""
         release = self._tree.read(self._tree.proc("sys/kernel/osrelease")) or ""
         path = self._tree.here(f"/lib/modules/{release}/modules.alias")
-        try:
-            found = os.stat(path)
-        except OSError:
-            return VFIO_PCI
-        signature = path, found.st_mtime_ns, found.st_size
-        if self._known[0] != signature:
-            text = self._tree.read(path)
-            if text is None:
-                return VFIO_PCI
-            self._known = signature, parse_aliases(text)
-        return choose_driver(modalias, self._known[1])
+        return choose_driver(modalias, self._file.read(path) or ())
 
 
 def parse_aliases(text: str) -> tuple[Alias, ...]:

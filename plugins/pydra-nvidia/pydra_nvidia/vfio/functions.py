@@ -5,13 +5,19 @@ Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci and Documentation/d
 
 from __future__ import annotations
 
-import posixpath
 from collections.abc import Collection
 
 import msgspec
 
-from pydra_nvidia.host.pci import is_vfio
-from pydra_nvidia.host.tree import Tree
+from pydra_nvidia.host.filesystem import Tree
+from pydra_nvidia.host.pci import (
+    count_virtual_functions,
+    function_path,
+    is_vfio,
+    list_vfio_nodes,
+    read_driver,
+    read_iommu_group,
+)
 
 BRIDGE_CLASS = "0x06"
 HARMLESS = ("", "pci-stub", "pcieport")
@@ -31,15 +37,14 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_function(tree: Tree, address: str) -> Function:
     """The function as sysfs has it now."""
-    override = tree.read(_path(tree, address, "driver_override")) or ""
-    virtual = tree.read(_path(tree, address, "sriov_numvfs")) or ""
+    override = tree.read(function_path(tree, address, "driver_override")) or ""
     return Function(
         address=address,
-        present=tree.exists(_path(tree, address)),
-        driver=_driver(tree, address),
+        present=tree.exists(function_path(tree, address)),
+        driver=read_driver(tree, address),
         override="" if override == "(null)" else override,
-        group=posixpath.basename(tree.link(_path(tree, address, "iommu_group")) or ""),
-        virtual=int(virtual) if virtual.isdecimal() else 0,
+        group=read_iommu_group(tree, address),
+        virtual=count_virtual_functions(tree, address),
     )
 
 
@@ -51,8 +56,8 @@ def find_strangers(tree: Tree, function: Function, ours: Collection[str]) -> tup
     members = tree.names(tree.sys(f"kernel/iommu_groups/{function.group}/devices"))
     found = []
     for address in members:
-        driver = _driver(tree, address)
-        bridge = (tree.read(_path(tree, address, "class")) or "").startswith(BRIDGE_CLASS)
+        driver = read_driver(tree, address)
+        bridge = (tree.read(function_path(tree, address, "class")) or "").startswith(BRIDGE_CLASS)
         harmless = driver in HARMLESS or is_vfio(driver)
         if address not in (function.address, *ours) and not bridge and not harmless:
             found.append(f"{address} ({driver})")
@@ -61,13 +66,4 @@ def find_strangers(tree: Tree, function: Function, ours: Collection[str]) -> tup
 
 def list_nodes(tree: Tree, function: Function) -> tuple[str, ...]:
     """The paths on the host by which a bound function can be opened: its group's, its own. They need not exist."""
-    own = tree.names(_path(tree, function.address, "vfio-dev"))
-    return (f"/dev/vfio/{function.group}", *(f"/dev/vfio/devices/{name}" for name in own if name.startswith("vfio")))
-
-
-def _driver(tree: Tree, address: str) -> str:
-    return posixpath.basename(tree.link(_path(tree, address, "driver")) or "")
-
-
-def _path(tree: Tree, address: str, name: str = "") -> str:
-    return tree.sys(posixpath.join("bus/pci/devices", address, name).rstrip("/"))
+    return (f"/dev/vfio/{function.group}", *list_vfio_nodes(tree, function.address))

@@ -10,8 +10,9 @@ from functools import partial
 from pydra import ClaimError
 from pydra_nvidia.deadlines import left_since_begin
 from pydra_nvidia.host.driver_root import find_driver_root
+from pydra_nvidia.host.filesystem import Tree
+from pydra_nvidia.host.kernel_driver import read_gpu_information
 from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
-from pydra_nvidia.host.tree import Tree
 from pydra_nvidia.nvml.errors import STALE, NvmlError
 from pydra_nvidia.nvml.gpus import Use, read_use, set_persistence
 from pydra_nvidia.nvml.session import NvmlSession
@@ -170,9 +171,8 @@ class BindVfioApplier:
 
     def _read_minor(self, address: str) -> int | None:
         """For a GPU that the driver has and NVML cannot see."""
-        text = self._tree.read(self._tree.proc(f"driver/nvidia/gpus/{address}/information")) or ""
-        found = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Device Minor:")]
-        return int(found[0]) if found and found[0].isdecimal() else None
+        minor = read_gpu_information(self._tree, address).get("Device Minor", "")
+        return int(minor) if minor.isdecimal() else None
 
     def _refuse_strangers(self, function: Function, ours: Collection[str]) -> None:
         if strangers := find_strangers(self._tree, function, ours):

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from pydra import ClaimError
-from pydra_nvidia.host.tree import Tree, shows_all_processes
+from pydra_nvidia.host.filesystem import Tree, shows_all_processes
 
 POLL_SECONDS = 0.5
 NAMED = 10

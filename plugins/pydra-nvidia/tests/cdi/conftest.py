@@ -12,7 +12,7 @@ import pytest
 
 from cdi_claims import HOOK, LIB
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
-from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.settings import Settings
 
 VERSION = "580.105.08"

@@ -10,8 +10,7 @@ from pydra_nvidia.cdi.edits import driver_edits, gpu_edits, merge, partition_edi
 from pydra_nvidia.cdi.hooks import describe_hooks
 from pydra_nvidia.cdi.libraries import Library
 from pydra_nvidia.cdi.links import find_links
-from pydra_nvidia.cdi.nodes import Node
-from pydra_nvidia.host.kernel_driver import CapabilityNode
+from pydra_nvidia.host.device_nodes import CapabilityNode, Node
 
 V = "580.105.08"
 LIB = "/usr/lib64"

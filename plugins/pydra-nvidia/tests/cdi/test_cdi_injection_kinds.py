@@ -11,7 +11,8 @@ from cdi_claims import HOOK, LIB, nodes, reading, settle, target
 from pydra import ClaimError
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec_file
-from pydra_nvidia.cdi.injection import HookMissing, Injection
+from pydra_nvidia.cdi.hooks import HookMissing
+from pydra_nvidia.cdi.injection import Injection
 from pydra_nvidia.claim_config import Iommu, VfioDeviceConfig
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import StartMps

@@ -10,7 +10,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.recording.read_only import (
     ALLOWED,

@@ -20,7 +20,7 @@ from pydra_nvidia.devices import Target, find_targets
 from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, Mig, PciFunction, Placement, Profile, Reading
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.launcher import MARK

@@ -16,6 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import ClaimError
+from pydra_nvidia.host.driver_programs import Program
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.settings import MpsLauncher, Settings
 from pydra_nvidia.sharing import launch
@@ -34,7 +35,6 @@ from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.places import MpsPlace, find_place
 from pydra_nvidia.sharing.processes import identify, wait_gone
-from pydra_nvidia.sharing.programs import Program
 from pydra_nvidia.steps import StartMps
 
 PLACE = find_place(Settings(state="/run/pydra-nvidia"), "u1-abcde")

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from mps_claims import DEFAULT, EXCLUSIVE, STEP, daemon_of, daemons_of, make_applier, place_of
 from pydra import ClaimError
+from pydra_nvidia.host.driver_programs import ProgramFailed
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsFailed
 from pydra_nvidia.sharing.processes import identify, is_alive
-from pydra_nvidia.sharing.programs import ProgramFailed
 from pydra_nvidia.steps import LeftBehind
 
 

@@ -20,12 +20,12 @@ from mps_claims import DEFAULT, EXCLUSIVE, STEP, daemon_of, daemons_of, make_app
 from pydra import ClaimError, TerminalError
 from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.hardware_types import Placement
+from pydra_nvidia.host.driver_programs import ProgramMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons, MpsFailed
 from pydra_nvidia.sharing.places import MpsBusy, turn
 from pydra_nvidia.sharing.processes import identify, is_alive
-from pydra_nvidia.sharing.programs import ProgramMissing
 from pydra_nvidia.steps import StartMps
 
 
@@ -219,7 +219,7 @@ import asyncio, sys
 import msgspec
 from types import SimpleNamespace
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings

@@ -15,7 +15,7 @@ from types import ModuleType
 import pynvml
 import pytest
 
-from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
-from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.simulation.machine import Machine, View
 from pydra_nvidia.simulation.tree.files import Files, change_files, folder
 from pydra_nvidia.simulation.tree.host_files import BOOT_ID, boot_entry

@@ -6,15 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pydra_nvidia.host.kernel_driver import (
-    CapabilityMissing,
-    CapabilityNode,
-    find_partition_nodes,
-    list_instances,
-    read_majors,
-    read_module_version,
-)
-from pydra_nvidia.host.tree import Roots, Tree
+from pydra_nvidia.host.device_nodes import CapabilityMissing, CapabilityNode, find_partition_nodes, read_majors
+from pydra_nvidia.host.filesystem import Roots, Tree
+from pydra_nvidia.host.kernel_driver import list_instances, read_module_version
 
 DEVICES = (
     "Character devices:\n  1 mem\n195 nvidia-frontend\n237 nvidia-caps\n\nBlock devices:\n259 blkext\n237 nvidia-caps\n"

@@ -1,4 +1,8 @@
-"""The device nodes of the driver and of vfio, as they are at this moment: never remembered."""
+"""The device nodes of the driver and of vfio, as they are at this moment: never remembered.
+
+Those that open a partition to a container are nvidia-caps, one minor number for each instance; their files in /proc
+appear and go with the instances. Source: MIG user guide, "Device Nodes and Capabilities".
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from pydra_nvidia.host.kernel_driver import read_majors
-from pydra_nvidia.host.root_paths import below
-from pydra_nvidia.host.tree import Tree
+from pydra import ClaimError
+from pydra_nvidia.host.filesystem import Tree, below
+from pydra_nvidia.host.kernel_driver import CAPABILITIES
+from pydra_nvidia.host.pci import function_path
 
+_CAPS = "nvidia-caps"
 CONTROL = "/dev/nvidiactl"
 _MINORS = {"/dev/nvidia-modeset": 254, CONTROL: 255}
 _UVM_MINORS = {"/dev/nvidia-uvm": 0, "/dev/nvidia-uvm-tools": 1}
@@ -59,14 +65,9 @@ class DevRoots:
 
     def find_drm(self, address: str) -> tuple[Node, ...]:
         """The nodes for graphics of the PCI function, sorted; empty where the driver makes none (nvidia-drm)."""
-        names = self._tree.names(self._tree.sys(f"bus/pci/devices/{address}/drm"))
+        names = self._tree.names(function_path(self._tree, address, "drm"))
         found = (self.find(f"/dev/dri/{name}") for name in names if _DRM.fullmatch(name))
         return tuple(node for node in found if node is not None)
-
-    def find_vfio(self, address: str) -> str | None:
-        """The path of the function's own device below /dev/vfio/devices, made when it was bound; None without one."""
-        names = self._tree.names(self._tree.sys(f"bus/pci/devices/{address}/vfio-dev"))
-        return next((f"/dev/vfio/devices/{name}" for name in names if name.startswith("vfio")), None)
 
     def _numbers(self, path: str) -> tuple[int, int] | None:
         majors = read_majors(self._tree)
@@ -93,3 +94,57 @@ class DevRoots:
 def find_group(mode: int, gid: int) -> int:
     """The group that opens a node of this mode to processes that are not root's; 0 when it opens nothing."""
     return gid if mode & 0o060 and mode & 0o006 != 0o006 else 0
+
+
+def read_majors(tree: Tree) -> dict[str, int]:
+    """The major numbers of character devices by driver name (`nvidia-caps`), from /proc/devices."""
+    majors: dict[str, int] = {}
+    for line in (tree.read(tree.proc("devices")) or "").splitlines():
+        if line.startswith("Block devices"):
+            break
+        number, _, name = line.strip().partition(" ")
+        if number.isdecimal() and name:
+            majors.setdefault(name.strip(), int(number))
+    return majors
+
+
+class CapabilityMissing(ClaimError):
+    """The kernel driver shows no device node for a partition that exists."""
+
+    reason = "CapabilityMissing"
+
+
+class CapabilityNode(msgspec.Struct, frozen=True, kw_only=True):
+    """A character device; it need not exist on the host. `mode` is its permissions (0o400, 0o444)."""
+
+    path: str
+    major: int
+    minor: int
+    mode: int
+
+
+def find_partition_nodes(tree: Tree, gpu: int, instance: int, compute: int) -> tuple[CapabilityNode, CapabilityNode]:
+    """The nodes of a GPU instance and of a compute instance in it; `gpu` is the GPU's minor number.
+
+    Raises:
+        CapabilityMissing: no nvidia-caps in /proc/devices, or no such instance in /proc/driver/nvidia.
+    """
+    major = read_majors(tree).get(_CAPS)
+    if major is None:
+        raise CapabilityMissing(
+            f"{tree.proc('devices')} has no {_CAPS}: the NVIDIA kernel driver is not loaded, or is older than MIG"
+        )
+    place = f"gpu{gpu}/mig/gi{instance}"
+    return _find_node(tree, major, f"{place}/access"), _find_node(tree, major, f"{place}/ci{compute}/access")
+
+
+def _find_node(tree: Tree, major: int, name: str) -> CapabilityNode:
+    path = tree.proc(f"{CAPABILITIES}/{name}")
+    fields = dict(line.split(":", 1) for line in (tree.read(path) or "").splitlines() if ":" in line)
+    try:
+        minor, mode = int(fields["DeviceFileMinor"]), int(fields["DeviceFileMode"])
+    except (KeyError, ValueError) as error:
+        raise CapabilityMissing(
+            f"{path} does not tell the device node of the partition; it was destroyed, or /proc is not the node's"
+        ) from error
+    return CapabilityNode(path=f"/dev/nvidia-caps/nvidia-cap{minor}", major=major, minor=minor, mode=mode)

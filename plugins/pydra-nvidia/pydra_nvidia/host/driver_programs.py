@@ -16,6 +16,7 @@ import msgspec
 
 from pydra import ClaimError
 from pydra_nvidia.host.driver_root import PROGRAM_DIRS, DriverRoot
+from pydra_nvidia.host.filesystem import is_program
 
 SYSTEM_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
@@ -57,7 +58,7 @@ def find_program(root: DriverRoot, name: str) -> Program:
     """The program in the driver's root. Raises ProgramMissing, saying where it was looked for."""
     for directory in PROGRAM_DIRS:
         inside = root.resolve(f"{directory}/{name}")
-        if inside is not None and os.path.isfile(root.path_here(inside)) and os.access(root.path_here(inside), os.X_OK):
+        if inside is not None and is_program(root.path_here(inside)):
             return Program(name=name, inside=inside, here=root.path_here(inside))
     raise ProgramMissing(
         f"the driver's installation at {root.host_path} has no program {name}, looked for in {', '.join(PROGRAM_DIRS)};"
