@@ -21,7 +21,7 @@ from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.host.persistenced import Persistenced
-from pydra_nvidia.mig.operators import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
+from pydra_nvidia.mig.apply import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.migration.succession import VendorSuccession
 from pydra_nvidia.nvml.library import load_pynvml
 from pydra_nvidia.nvml.maintenance_gate import Gate
@@ -29,11 +29,11 @@ from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import PREFIX, Settings, parse_settings
 from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
-from pydra_nvidia.sharing.time_slice import SetTimeSliceApplier
+from pydra_nvidia.sharing.time_slicing import SetTimeSliceApplier
 from pydra_nvidia.slicing.execution import PriorState, StepExecutor
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps
 from pydra_nvidia.telemetry import Hardware
-from pydra_nvidia.vfio.operators import BindVfioApplier
+from pydra_nvidia.vfio.apply import BindVfioApplier
 
 _log = logging.getLogger(__name__)
 

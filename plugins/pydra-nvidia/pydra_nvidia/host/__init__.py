@@ -1,1 +1,1 @@
-"""The node's files: /sys, /proc, /dev and the driver's installation, below roots that are settings."""
+"""The node below its roots: the kernel's files, PCI functions, device nodes, the driver's installation and programs."""

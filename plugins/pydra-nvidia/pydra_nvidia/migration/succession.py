@@ -33,7 +33,7 @@ from pydra_nvidia.settings import Settings
 from pydra_nvidia.slicing.execution import StepExecutor
 from pydra_nvidia.steps import Entry
 from pydra_nvidia.telemetry import Hardware
-from pydra_nvidia.vfio.functions import read_function
+from pydra_nvidia.vfio.binding import read_function
 
 _log = logging.getLogger(__name__)
 

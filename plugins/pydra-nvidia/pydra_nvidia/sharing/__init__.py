@@ -1,1 +1,1 @@
-"""How claims and processes share hardware: who holds what, time slices, MPS."""
+"""How the processes of a claim share its devices: time slices, and MPS with a control daemon of the claim's own."""

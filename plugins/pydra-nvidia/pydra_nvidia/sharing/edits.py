@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pydra import ContainerEdits
 from pydra_nvidia.devices import Partition, Target, WholeGpu
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.sharing.places import find_place
+from pydra_nvidia.sharing.mps_directory import find_directory
 from pydra_nvidia.steps import StartMps, Step
 
 PIPE_INSIDE = "/tmp/nvidia-mps"  # noqa: S108 - the vendor's name, in the container
@@ -24,7 +24,7 @@ def build_sharing_edits(target: Target, steps: Sequence[Step], *, settings: Sett
     daemon = _find_daemon(target, steps)
     if daemon is None:
         return ContainerEdits()
-    place = find_place(settings, daemon.id)
+    place = find_directory(settings, daemon.id)
     return (
         ContainerEdits()
         .with_env("CUDA_MPS_PIPE_DIRECTORY", PIPE_INSIDE)

@@ -15,8 +15,8 @@ from pydra_nvidia.nvml.compute_mode import restore_compute_modes, set_exclusive
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons, find_recorded
-from pydra_nvidia.sharing.places import MpsBusy, MpsPlace, find_place, list_places, trim_logs, turn
-from pydra_nvidia.sharing.processes import Process, is_alive
+from pydra_nvidia.sharing.mps_directory import MpsBusy, MpsDirectory, find_directory, list_directories, trim_logs, turn
+from pydra_nvidia.sharing.mps_processes import Process, is_alive
 from pydra_nvidia.steps import Entry, LeftBehind, StartMps
 
 FIRST_RETRY, LAST_RETRY = 5.0, 300.0
@@ -50,7 +50,7 @@ class StartMpsApplier:
         began = time.monotonic()
         ready = left(self._settings.mps_ready_deadline)
         async with turn(self._settings, step.id, ready):
-            place = find_place(self._settings, step.id)
+            place = find_directory(self._settings, step.id)
             if await self._daemons.is_ready(place):
                 await self._take_over_again(step)
                 return
@@ -71,12 +71,12 @@ class StartMpsApplier:
     async def undo(self, step: StartMps, entry: Entry, /) -> None:
         """End the daemon, and give the GPUs back to all processes, unless another claim's daemon has them."""
         async with turn(self._settings, step.id, left(self._settings.mps_ready_deadline)):
-            await self._remove(find_place(self._settings, step.id), step, entry)
+            await self._remove(find_directory(self._settings, step.id), step, entry)
 
     async def revive(self, step: StartMps, entry: Entry) -> bool:
         """Start the daemon again if it has died; whether it had. One that is being started or stopped is left alone."""
         async with turn(self._settings, step.id, 0):
-            place = find_place(self._settings, step.id)
+            place = find_directory(self._settings, step.id)
             record = await asyncio.to_thread(place.read_record)
             if record is None or is_alive(Process(record.started, record.pid)):
                 return False
@@ -85,7 +85,7 @@ class StartMpsApplier:
                 await self._daemons.ensure(place, step, record.devices, entry.uid)
             return True
 
-    async def end_orphan(self, place: MpsPlace) -> None:
+    async def end_orphan(self, place: MpsDirectory) -> None:
         """End a daemon that no claim has; raises MpsBusy while somebody is at it."""
         async with turn(self._settings, place.id, 0):
             record = await asyncio.to_thread(place.read_record)
@@ -100,7 +100,7 @@ class StartMpsApplier:
         except PydraError as error:
             _log.warning("MPS daemon %s goes on in the compute mode that its GPUs have: %s", step.id, error)
 
-    async def _remove(self, place: MpsPlace, step: StartMps, entry: Entry) -> None:
+    async def _remove(self, place: MpsDirectory, step: StartMps, entry: Entry) -> None:
         await self._daemons.remove(place)
         needed = {
             gpu
@@ -146,7 +146,7 @@ class MpsWatch:
         entries = [entry for entry in self._held.entries().values() if not entry.ownerless]
         steps = {step.id: (step, entry) for entry in entries for step in _daemons_of(entry)}
         running = 0
-        for place in await asyncio.to_thread(list_places, self._settings):
+        for place in await asyncio.to_thread(list_directories, self._settings):
             if place.id not in steps:
                 continue  # of no claim that is known here: `end_orphans` sees to it at the next start
             if await asyncio.to_thread(find_recorded, place) is not None:
@@ -198,7 +198,7 @@ class MpsWatch:
         """End daemons that no claim has, if the admin wants that and it is known what all claims have."""
         if self._settings.orphans is not Orphans.REMOVE or self._held.unread:
             return
-        for place in await asyncio.to_thread(list_places, self._settings):
+        for place in await asyncio.to_thread(list_directories, self._settings):
             try:
                 await self._applier.end_orphan(place)
             except PydraError as error:

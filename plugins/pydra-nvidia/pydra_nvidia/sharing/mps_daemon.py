@@ -21,7 +21,8 @@ from pydra_nvidia.host.driver_programs import Program, ProgramFailed, find_envir
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.host.filesystem import Tree, find_own_namespaces, read_memory, shows_all_processes
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.sharing.launcher import (
+from pydra_nvidia.sharing.mps_directory import MpsDirectory, MpsRecord, require_nameable
+from pydra_nvidia.sharing.mps_launch import (
     MARK,
     Launch,
     LaunchContext,
@@ -33,8 +34,7 @@ from pydra_nvidia.sharing.launcher import (
     plan_unmount,
     reach_pipe,
 )
-from pydra_nvidia.sharing.places import MpsPlace, MpsRecord, require_nameable
-from pydra_nvidia.sharing.processes import Process, end, find_marked, has_mark, identify, is_alive, wait_gone
+from pydra_nvidia.sharing.mps_processes import Process, end, find_marked, has_mark, identify, is_alive, wait_gone
 from pydra_nvidia.steps import StartMps
 
 KILL_DEADLINE = 5.0
@@ -97,7 +97,7 @@ class MpsDaemons:
         self._quit_deadline = quit_deadline
         self._grace = grace
 
-    async def ensure(self, place: MpsPlace, step: StartMps, devices: Sequence[str], uid: str) -> None:
+    async def ensure(self, place: MpsDirectory, step: StartMps, devices: Sequence[str], uid: str) -> None:
         """Have it running, with its limits, for these devices.
 
         Raises MpsFailed, MpsNotKept, ProgramFailed, ProgramMissing, MpsStuck; what was begun may be left then.
@@ -118,7 +118,7 @@ class MpsDaemons:
         record = MpsRecord(uid=uid, devices=tuple(devices), pid=process.pid, started=process.started)
         await asyncio.to_thread(place.write_record, record)
 
-    async def is_ready(self, place: MpsPlace) -> bool:
+    async def is_ready(self, place: MpsDirectory) -> bool:
         """Whether it lives and had all its limits once.
 
         It is then left alone, also when it is silent: ending it would end what its clients compute.
@@ -131,7 +131,7 @@ class MpsDaemons:
         _log.warning("MPS daemon %s lives and does not answer; it is left to the claim's pods", place.id)
         return True
 
-    def find(self, place: MpsPlace) -> Process | None:
+    def find(self, place: MpsDirectory) -> Process | None:
         """The control daemon that runs for the place, as the record or its own file says. May block."""
         if (process := find_recorded(place)) is not None:
             return process
@@ -140,7 +140,7 @@ class MpsDaemons:
             return identify(pid)
         return None
 
-    async def remove(self, place: MpsPlace) -> None:
+    async def remove(self, place: MpsDirectory) -> None:
         """End it and take away its directories; nothing there is fine. Raises MpsStuck, ClaimError."""
         await self._end(place)
         if mounted := await asyncio.to_thread(find_mounts, place, self._where):
@@ -152,7 +152,7 @@ class MpsDaemons:
         except OSError as error:
             raise ClaimError(f"the directories of the MPS daemon cannot be removed: {error}") from error
 
-    async def _start(self, place: MpsPlace, step: StartMps, devices: Sequence[str]) -> Process:
+    async def _start(self, place: MpsDirectory, step: StartMps, devices: Sequence[str]) -> Process:
         """Start it and wait until it answers."""
         began = time.monotonic()
         root, control = await asyncio.to_thread(self._find_control)
@@ -192,7 +192,7 @@ class MpsDaemons:
         root = self._find_root()
         return root, find_program(root, _CONTROL)
 
-    def _find_client(self, place: MpsPlace) -> tuple[str, dict[str, str]]:
+    def _find_client(self, place: MpsDirectory) -> tuple[str, dict[str, str]]:
         """The program that talks to the daemon, and its environment."""
         root, control = self._find_control()
         return control.here, {
@@ -201,7 +201,7 @@ class MpsDaemons:
             "CUDA_MPS_LOG_DIRECTORY": place.log,
         }
 
-    async def _configure(self, place: MpsPlace, step: StartMps, devices: Sequence[str]) -> None:
+    async def _configure(self, place: MpsDirectory, step: StartMps, devices: Sequence[str]) -> None:
         """Its limits, for all servers that it will start."""
         if step.thread_percentage is not None:
             wanted = step.thread_percentage
@@ -217,13 +217,13 @@ class MpsDaemons:
             if limit is not None:
                 await self._command(place, f"set_default_device_pinned_mem_limit {device} {limit}M")
 
-    async def _answers(self, place: MpsPlace) -> bool:
+    async def _answers(self, place: MpsDirectory) -> bool:
         try:
             return await self._command(place, "get_default_active_thread_percentage") != ""
         except ProgramFailed:
             return False
 
-    async def _command(self, place: MpsPlace, text: str) -> str:
+    async def _command(self, place: MpsDirectory, text: str) -> str:
         program, environment = await asyncio.to_thread(self._find_client, place)
         return await run_program(
             f"{_CONTROL} ({text})",
@@ -233,7 +233,7 @@ class MpsDaemons:
             text=f"{text}\n",
         )
 
-    async def _end(self, place: MpsPlace) -> None:
+    async def _end(self, place: MpsDirectory) -> None:
         """Ask it to quit, then end whatever is left of it. Servers end too: none can serve without its daemon."""
         process = await asyncio.to_thread(self.find, place)
         if process is not None:
@@ -249,7 +249,7 @@ class MpsDaemons:
                 " they may wait for the GPU, which then needs a reset"
             )
 
-    async def _mount(self, place: MpsPlace) -> None:
+    async def _mount(self, place: MpsDirectory) -> None:
         """Memory for what clients and servers exchange; plain directories where mounting is not permitted.
 
         What is mounted stays while the place does, for containers have it; so do the plain pipes of earlier versions.
@@ -264,7 +264,7 @@ class MpsDaemons:
                 raise
             _log.warning("MPS daemon %s: %s and its pipes are plain directories: %s", place.id, place.shm, error)
 
-    def _empty(self, place: MpsPlace) -> None:
+    def _empty(self, place: MpsDirectory) -> None:
         """Without sockets and locks of a daemon that was killed; clients have the directory itself."""
         pipe = reach_pipe(place, self._where)
         require_nameable(pipe)
@@ -282,7 +282,7 @@ class MpsDaemons:
         return await run_program(command, plan.command(), environment={}, deadline=deadline)
 
 
-def find_recorded(place: MpsPlace) -> Process | None:
+def find_recorded(place: MpsDirectory) -> Process | None:
     """The control daemon that was written down once it had its limits, if it lives. Blocks."""
     record = place.read_record()
     if record is None or not is_alive(process := Process(record.started, record.pid)):
@@ -290,11 +290,11 @@ def find_recorded(place: MpsPlace) -> Process | None:
     return process
 
 
-def _mark(place: MpsPlace) -> str:
+def _mark(place: MpsDirectory) -> str:
     return f"{MARK}={place.path}"
 
 
-def _said(place: MpsPlace) -> str:
+def _said(place: MpsDirectory) -> str:
     text = place.read_log()
     return f'; its log ends with "{text}"' if text else f"; it wrote no log in {place.log}"
 

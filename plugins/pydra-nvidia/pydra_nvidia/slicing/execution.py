@@ -39,7 +39,7 @@ from pydra_nvidia.steps import (
     StepApplier,
     leave_behind,
 )
-from pydra_nvidia.vfio.functions import read_function
+from pydra_nvidia.vfio.binding import read_function
 
 
 class UndoFailed(ClaimError):

@@ -1,1 +1,1 @@
-"""Passing a GPU through to a virtual machine: kernel drivers bound and given back."""
+"""Passthrough of whole GPUs to virtual machines: which driver takes them, who must let go first, and binding them."""

@@ -1,17 +1,32 @@
 """Moves a function from one kernel driver to another, or leaves it where it was. Blocks: the kernel may take seconds.
 
 The override is written before the function is free, so that nothing else can take it in between: while it says the
-driver for passthrough, a function that is found half-way is known to be ours.
-Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci, drivers/base/bus.c.
+driver for passthrough, a function that is found half-way is known to be ours. The kernel may wait for a user of the
+device without end, and such a wait cannot be interrupted: it goes on in a thread of its own, and nothing else is begun
+with the function then.
+Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci, Documentation/driver-api/vfio.rst, drivers/base/bus.c.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Collection
+
+import msgspec
+
 from pydra import ClaimError
+from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.filesystem import Tree
+from pydra_nvidia.host.pci import (
+    count_virtual_functions,
+    function_path,
+    is_vfio,
+    list_vfio_nodes,
+    read_driver,
+    read_iommu_group,
+)
 from pydra_nvidia.steps import LeftBehind
 from pydra_nvidia.vfio.drivers import is_same
-from pydra_nvidia.vfio.functions import Function, list_nodes, read_function
 
 
 class KernelRefused(ClaimError):
@@ -113,3 +128,109 @@ def _write(tree: Tree, name: str, text: str) -> None:
         tree.write(path, text)
     except OSError as error:
         raise KernelRefused(f"writing {text.strip()!r} to {path} failed: {error.strerror or error}") from error
+
+
+LIMIT = 15.0
+"""Seconds that taking a function from a driver and giving it to another may take."""
+
+_LEAST = 1.0
+
+
+class KernelWaits(LeftBehind):
+    """The kernel has not answered: the function is as it was, or half-way, or will be what was asked for."""
+
+    reason = "KernelWaits"
+
+
+class KernelWork:
+    """One work at a time with each function, by its address."""
+
+    def __init__(self, limit: float = LIMIT) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._running: dict[str, threading.Thread] = {}
+
+    def require_none(self, address: str) -> None:
+        """Raises KernelWaits while earlier work with the function goes on."""
+        with self._lock:
+            running = self._running.get(address)
+        if running is not None and running.is_alive():
+            raise KernelWaits(
+                f"the kernel is still at work with {address}, which it was told before; a process may have the device"
+                " open whom nobody sees, or the driver hangs, for which the node has to be rebooted"
+            )
+
+    def run(self, address: str, work: Callable[[], None]) -> None:
+        """Do the work and raise what it raises. Blocks. Raises KernelWaits when it takes too long, and goes on."""
+        self.require_none(address)
+        problems: list[BaseException] = []
+
+        def do() -> None:
+            try:
+                work()
+            except BaseException as error:  # noqa: BLE001 - raised by who waits
+                problems.append(error)
+
+        thread = threading.Thread(target=do, name=f"kernel {address}", daemon=True)
+        with self._lock:
+            self._running[address] = thread
+        thread.start()
+        limit = min(self._limit, max(_LEAST, left(self._limit)))
+        thread.join(limit)
+        if thread.is_alive():
+            raise KernelWaits(
+                f"the kernel has not moved {address} from one driver to another after {limit:.3g} s; it waits on,"
+                " probably for a process that has the device open"
+            )
+        if problems:
+            raise problems[0]
+
+
+BRIDGE_CLASS = "0x06"
+HARMLESS = ("", "pci-stub", "pcieport")
+"""Drivers that do not mind what else happens in their group; so does a function with none."""
+
+
+class Function(msgspec.Struct, frozen=True, kw_only=True):
+    """A function at one moment. `driver`, `override` and `group` are empty for none; `virtual` counts its functions."""
+
+    address: str
+    present: bool
+    driver: str
+    override: str
+    group: str
+    virtual: int
+
+
+def read_function(tree: Tree, address: str) -> Function:
+    """The function as sysfs has it now."""
+    override = tree.read(function_path(tree, address, "driver_override")) or ""
+    return Function(
+        address=address,
+        present=tree.exists(function_path(tree, address)),
+        driver=read_driver(tree, address),
+        override="" if override == "(null)" else override,
+        group=read_iommu_group(tree, address),
+        virtual=count_virtual_functions(tree, address),
+    )
+
+
+def find_strangers(tree: Tree, function: Function, ours: Collection[str]) -> tuple[str, ...]:
+    """`0000:53:00.1 (snd_hda_intel)`: what the host's drivers have in the group, which so cannot be opened.
+
+    `ours` are addresses that the same claim passes through.
+    """
+    members = tree.names(tree.sys(f"kernel/iommu_groups/{function.group}/devices"))
+    found = []
+    for address in members:
+        driver = read_driver(tree, address)
+        bridge = (tree.read(function_path(tree, address, "class")) or "").startswith(BRIDGE_CLASS)
+        harmless = driver in HARMLESS or is_vfio(driver)
+        if address not in (function.address, *ours) and not bridge and not harmless:
+            found.append(f"{address} ({driver})")
+    return tuple(found)
+
+
+def list_nodes(tree: Tree, function: Function) -> tuple[str, ...]:
+    """The paths on the host by which a bound function can be opened: its group's, its own. They need not exist."""
+    return (f"/dev/vfio/{function.group}", *list_vfio_nodes(tree, function.address))

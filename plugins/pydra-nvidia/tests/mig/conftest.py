@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pydra_nvidia.hardware_types import GpuInstance, Mig, Placement, Reading
 from pydra_nvidia.held_claims import HeldEntries
-from pydra_nvidia.mig.operators import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
+from pydra_nvidia.mig.apply import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvml.gpus import read_driver, read_facts
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_state import read_instances, read_mode, read_offer, read_resetless

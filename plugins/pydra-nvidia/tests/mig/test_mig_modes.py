@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pydra_nvidia.held_claims import HeldEntries
-from pydra_nvidia.mig.operators import GpuBusy, MigModeOffApplier, MigModeOnApplier, PlaceTaken
+from pydra_nvidia.mig.apply import GpuBusy, MigModeOffApplier, MigModeOnApplier, PlaceTaken
 from pydra_nvidia.nvml.errors import NvmlError
 from pydra_nvidia.nvml.mig_control import ModePending
 from pydra_nvidia.nvml.session import NvmlSession

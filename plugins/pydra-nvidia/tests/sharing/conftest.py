@@ -23,8 +23,8 @@ from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.sharing.launcher import MARK
 from pydra_nvidia.sharing.mps import StartMpsApplier
+from pydra_nvidia.sharing.mps_launch import MARK
 from pydra_nvidia.steps import Entry, Step
 
 PROFILE = Profile(

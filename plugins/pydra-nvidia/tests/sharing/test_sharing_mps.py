@@ -17,7 +17,7 @@ from pydra_nvidia.host.driver_programs import ProgramFailed
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsFailed
-from pydra_nvidia.sharing.processes import identify, is_alive
+from pydra_nvidia.sharing.mps_processes import identify, is_alive
 from pydra_nvidia.steps import LeftBehind
 
 

@@ -24,8 +24,8 @@ from pydra_nvidia.host.driver_programs import ProgramMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons, MpsFailed
-from pydra_nvidia.sharing.places import MpsBusy, turn
-from pydra_nvidia.sharing.processes import identify, is_alive
+from pydra_nvidia.sharing.mps_directory import MpsBusy, turn
+from pydra_nvidia.sharing.mps_processes import identify, is_alive
 from pydra_nvidia.steps import StartMps
 
 

@@ -22,9 +22,8 @@ from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.simulation.tree.sync import TreeSync, build_tree
-from pydra_nvidia.vfio.binding import bind_function, give_back
-from pydra_nvidia.vfio.functions import read_function
-from pydra_nvidia.vfio.users import find_users
+from pydra_nvidia.vfio.binding import bind_function, give_back, read_function
+from pydra_nvidia.vfio.device_users import find_users
 
 TWO = "gpus:\n- {model: h100-80gb, count: 2, minors: [1, 0]}\n"
 

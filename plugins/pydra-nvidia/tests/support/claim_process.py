@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from pydra_nvidia.held_claims import HeldEntries
-from pydra_nvidia.mig.operators import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
+from pydra_nvidia.mig.apply import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.install import open_simulation
 from pydra_nvidia.slicing.execution import StepExecutor

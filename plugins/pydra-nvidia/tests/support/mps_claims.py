@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydra_nvidia.sharing.launcher import MARK
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
-from pydra_nvidia.sharing.places import MpsPlace, find_place
-from pydra_nvidia.sharing.processes import Process, find_marked
+from pydra_nvidia.sharing.mps_directory import MpsDirectory, find_directory
+from pydra_nvidia.sharing.mps_launch import MARK
+from pydra_nvidia.sharing.mps_processes import Process, find_marked
 from pydra_nvidia.steps import StartMps
 
 STEP = StartMps(id="u1-abcde", devices=("GPU-1", "GPU-2"), exclusive=("GPU-1", "GPU-2"))
@@ -23,8 +23,8 @@ def make_applier(bench: Any, reading: Any = None) -> StartMpsApplier:
     return StartMpsApplier(bench.session, bench.settings, bench.held, daemons, reread)
 
 
-def place_of(bench: Any, step: StartMps = STEP) -> MpsPlace:
-    return find_place(bench.settings, step.id)
+def place_of(bench: Any, step: StartMps = STEP) -> MpsDirectory:
+    return find_directory(bench.settings, step.id)
 
 
 def daemons_of(bench: Any, step: StartMps = STEP) -> tuple[Process, ...]:

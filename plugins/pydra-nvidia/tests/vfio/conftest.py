@@ -29,7 +29,7 @@ from pydra_nvidia.simulation.tree.pci import Function, Slot, driver_files, funct
 from pydra_nvidia.simulation.tree.pci_gpus import GpuListener
 from pydra_nvidia.simulation.tree.pci_kernel import PciKernel
 from pydra_nvidia.steps import BindVfio, Entry
-from pydra_nvidia.vfio.operators import BindVfioApplier
+from pydra_nvidia.vfio.apply import BindVfioApplier
 
 GPU = "0000:53:00.0"
 OTHER = "0000:64:00.0"

@@ -14,7 +14,7 @@ from vfio_process import work_on_step
 
 CONFTEST = str(Path(__file__).with_name("conftest.py"))
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pytest", *(f"pydra_nvidia.{name}" for name in ("composition", "vfio.operators"))])
+PROCESSES.set_forkserver_preload(["pytest", *(f"pydra_nvidia.{name}" for name in ("composition", "vfio.apply"))])
 """A new process each time, without the half second that the imports take."""
 
 POINTS = [(1, "before"), (1, "after"), (2, "after"), (3, "after")]

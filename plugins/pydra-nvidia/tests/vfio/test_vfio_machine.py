@@ -19,7 +19,7 @@ from pydra_nvidia.slicing.execution import StepExecutor
 from pydra_nvidia.slicing.plan import plan_claim
 from pydra_nvidia.steps import BindVfio
 from pydra_nvidia.telemetry import Hardware
-from pydra_nvidia.vfio.operators import BindVfioApplier
+from pydra_nvidia.vfio.apply import BindVfioApplier
 
 CLAIM = Claim(
     uid="c1",

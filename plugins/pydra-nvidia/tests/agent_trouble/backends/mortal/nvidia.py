@@ -17,8 +17,8 @@ from pydra_nvidia import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, SETTINGS_TYPE, co
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.nvml.library import Nvml
-from pydra_nvidia.sharing import mps_daemon, time_slice
-from pydra_nvidia.sharing.places import MpsPlace
+from pydra_nvidia.sharing import mps_daemon, time_slicing
+from pydra_nvidia.sharing.mps_directory import MpsDirectory
 
 __all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
 
@@ -57,6 +57,6 @@ def _changes(_nvml: Nvml, name: str, *_: Any) -> str | None:
 before(Nvml, "call", _changes)
 before(Tree, "write", lambda _tree, path, _text: f"write {os.path.basename(path)}")
 before(HeldEntries, "remove", lambda _held, _uid: "forget")
-before(MpsPlace, "write_record", lambda _place, _record: "record")
-for room in (mps_daemon, time_slice):
+before(MpsDirectory, "write_record", lambda _place, _record: "record")
+for room in (mps_daemon, time_slicing):
     before(room, "run_program", lambda command, *_: f"run {command}")

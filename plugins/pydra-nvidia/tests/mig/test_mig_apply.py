@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pydra import ClaimError
-from pydra_nvidia.mig.operators import GpuBusy, PlaceTaken
+from pydra_nvidia.mig.apply import GpuBusy, PlaceTaken
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.mig_state import MAKING
 from pydra_nvidia.simulation.state import Process

@@ -19,8 +19,11 @@ from pydra import ClaimError
 from pydra_nvidia.host.driver_programs import Program
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.settings import MpsLauncher, Settings
-from pydra_nvidia.sharing import launch
-from pydra_nvidia.sharing.launcher import (
+from pydra_nvidia.sharing import mps_exec
+from pydra_nvidia.sharing.mps import StartMpsApplier
+from pydra_nvidia.sharing.mps_daemon import MpsDaemons
+from pydra_nvidia.sharing.mps_directory import MpsDirectory, find_directory
+from pydra_nvidia.sharing.mps_launch import (
     Launch,
     LaunchContext,
     find_context,
@@ -31,14 +34,11 @@ from pydra_nvidia.sharing.launcher import (
     plan_unmount,
     reach_pipe,
 )
-from pydra_nvidia.sharing.mps import StartMpsApplier
-from pydra_nvidia.sharing.mps_daemon import MpsDaemons
-from pydra_nvidia.sharing.places import MpsPlace, find_place
-from pydra_nvidia.sharing.processes import identify, wait_gone
+from pydra_nvidia.sharing.mps_processes import identify, wait_gone
 from pydra_nvidia.steps import StartMps
 
-PLACE = find_place(Settings(state="/run/pydra-nvidia"), "u1-abcde")
-MOUNTED = find_place(Settings(state="/host/run/pydra-nvidia", host_root="/host"), "u1-abcde")
+PLACE = find_directory(Settings(state="/run/pydra-nvidia"), "u1-abcde")
+MOUNTED = find_directory(Settings(state="/host/run/pydra-nvidia", host_root="/host"), "u1-abcde")
 NAMESPACES = tuple(f"/proc/1/ns/{name}" for name in ("cgroup", "ipc", "uts", "net", "pid", "mnt"))
 DIRECT, HOST = find_context(MpsLauncher.DIRECT), find_context(MpsLauncher.HOST)
 CONTROL = "/usr/bin/nvidia-cuda-mps-control"
@@ -141,7 +141,7 @@ def test_memory_is_mounted_where_containers_are_started_from() -> None:
 
 
 def test_what_is_mounted_of_a_place_is_found_the_latest_first(tmp_path: Path) -> None:
-    place = find_place(Settings(state="/run/a b"), "u1-abcde")
+    place = find_directory(Settings(state="/run/a b"), "u1-abcde")
     line = "26 1 0:24 / {} rw,nosuid - tmpfs mps rw\n"
     paths = ["/", "/run", *(f"/run/a\\040b/mps/{one}" for one in ("u1-abcde/pipe", "u1-abcde/shm", "u2-abcde/shm"))]
     (tmp_path / "mounts").write_text("".join(line.format(path) for path in paths))
@@ -156,7 +156,7 @@ def test_what_is_mounted_of_a_place_is_found_the_latest_first(tmp_path: Path) ->
 
 def test_a_plan_goes_to_a_program_that_needs_nothing_of_the_package() -> None:
     python, isolated, path, text = Launch(argv=("/bin/true",), environment={"A": "b"}).command()
-    assert (python, isolated, path) == (sys.executable, "-I", launch.__file__)
+    assert (python, isolated, path) == (sys.executable, "-I", mps_exec.__file__)
     assert json.loads(text)["argv"] == ["/bin/true"]
     assert json.loads(text)["environment"] == {"A": "b"}
 
@@ -224,7 +224,7 @@ async def test_the_daemon_has_the_memory_of_its_clients_as_its_own(
 ) -> None:
     where = find_context(MpsLauncher.HOST, host) if on_host else DIRECT
     applier = await run_daemon(bench, kit, where)
-    place = find_place(bench.settings, STEP.id)
+    place = find_directory(bench.settings, STEP.id)
     seen = f"{host}/root{place.shm}" if on_host else place.shm
     assert find_mounts(place, where) == (place.shm, place.pipe)
     assert os.listdir(seen) == ["cuda.shm.test"]
@@ -246,7 +246,7 @@ async def test_a_client_can_fill_nothing_of_the_node_through_the_pipes(
 ) -> None:
     where = find_context(MpsLauncher.HOST, host) if on_host else DIRECT
     applier = await run_daemon(bench, kit, where)
-    place = find_place(bench.settings, STEP.id)
+    place = find_directory(bench.settings, STEP.id)
     pipe = reach_pipe(place, where)
     assert (pipe == place.pipe) is not on_host  # those mounts are not seen here
     assert size_of(pipe) == 1 << 20
@@ -259,7 +259,7 @@ async def test_a_client_can_fill_nothing_of_the_node_through_the_pipes(
 
 async def test_a_daemon_of_an_earlier_version_goes_on_with_its_plain_pipes(bench: Any, kit: Any, host: str) -> None:
     applier = await run_daemon(bench, kit, find_context(MpsLauncher.DIRECT, host))
-    place = find_place(bench.settings, STEP.id)
+    place = find_directory(bench.settings, STEP.id)
     record = place.read_record()
     assert record is not None
     await make_earlier(place, record.pid)
@@ -271,7 +271,7 @@ async def test_a_daemon_of_an_earlier_version_goes_on_with_its_plain_pipes(bench
     assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
 
 
-async def make_earlier(place: MpsPlace, pid: int) -> None:
+async def make_earlier(place: MpsDirectory, pid: int) -> None:
     """As if the daemon had been started when pipes were no memory, and had died since."""
     process = identify(pid)
     assert process is not None
@@ -284,7 +284,7 @@ async def test_a_daemon_on_the_host_is_in_no_control_group_of_the_agent(bench: A
     if not os.access("/sys/fs/cgroup", os.W_OK):
         pytest.skip("needs control groups that can be changed")
     applier = await run_daemon(bench, kit, find_context(MpsLauncher.HOST, host))
-    record = find_place(bench.settings, STEP.id).read_record()
+    record = find_directory(bench.settings, STEP.id).read_record()
     assert record is not None
     groups = await asyncio.to_thread(Path(f"/proc/{record.pid}/cgroup").read_text)
     assert {line.split(":", 2)[2] for line in groups.splitlines()} == {"/"}
@@ -301,7 +301,7 @@ async def test_in_a_container_a_daemon_that_would_end_with_it_is_refused_in_word
         await run_daemon(bench, kit, DIRECT)
     assert f"{kind} namespace" in str(caught.value)
     assert bench.hardware.modes == {}
-    assert find_place(bench.settings, STEP.id).read_record() is None
+    assert find_directory(bench.settings, STEP.id).read_record() is None
 
 
 async def test_a_host_whose_processes_are_not_seen_here_is_not_taken_for_the_host(

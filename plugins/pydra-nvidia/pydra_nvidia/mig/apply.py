@@ -1,4 +1,4 @@
-"""Operators of the MIG steps: modes of GPUs, and partitions at their places.
+"""Applies and undoes the MIG steps: modes of GPUs, and partitions at their places.
 
 What is there is read anew within each piece of work, which has NVML for itself. A GPU that is gone, or whose driver is
 not loaded, has no partitions any more: there is nothing to undo on it. A lost GPU has those that it had if it answers
@@ -54,7 +54,7 @@ class PlaceTaken(ClaimError):
     reason = "MigPlaceTaken"
 
 
-class _Operator:
+class _Applier:
     """What the three have."""
 
     def __init__(self, session: NvmlSession, held: HeldEntries, *, patience: float = PATIENCE) -> None:
@@ -86,7 +86,7 @@ class _Operator:
                 raise
 
 
-class MigModeOnApplier(_Operator):
+class MigModeOnApplier(_Applier):
     """Switches to MIG mode, and back when the last claim on the GPU has left."""
 
     async def apply(self, step: MigModeOn, _entry: Entry) -> None:
@@ -113,7 +113,7 @@ class MigModeOnApplier(_Operator):
             set_mig_mode(nvml, gpu, on=False)
 
 
-class MigModeOffApplier(_Operator):
+class MigModeOffApplier(_Applier):
     """Leaves MIG mode, so that the GPU can be used whole or passed through."""
 
     async def apply(self, step: MigModeOff, entry: Entry) -> None:
@@ -140,7 +140,7 @@ class MigModeOffApplier(_Operator):
         set_mig_mode(nvml, gpu, on=False)
 
 
-class CreateMigApplier(_Operator):
+class CreateMigApplier(_Applier):
     """Creates a partition at its place, or completes it; destroys it when the last claim that has it leaves."""
 
     async def apply(self, step: CreateMig, entry: Entry) -> None:

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from pydra import AllocatedDevice, Claim, HeldClaim
 from pydra_nvidia.settings import Orphans
-from pydra_nvidia.sharing.launcher import MARK
 from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
-from pydra_nvidia.sharing.places import LOG_LIMIT, find_place, turn
-from pydra_nvidia.sharing.processes import Process, find_marked, identify, is_alive
+from pydra_nvidia.sharing.mps_directory import LOG_LIMIT, find_directory, turn
+from pydra_nvidia.sharing.mps_launch import MARK
+from pydra_nvidia.sharing.mps_processes import Process, find_marked, identify, is_alive
 from pydra_nvidia.steps import StartMps
 
 STEP = StartMps(
@@ -54,7 +54,7 @@ class Watched:
         return {sample.name: sample.value for sample in self.watch.samples()}
 
     def daemon(self) -> Process:
-        record = find_place(self.bench.settings, STEP.id).read_record()
+        record = find_directory(self.bench.settings, STEP.id).read_record()
         assert record is not None
         return Process(record.started, record.pid)
 
@@ -137,7 +137,7 @@ async def test_a_daemon_that_came_up_without_its_limits_does_not_count_as_runnin
     assert watched.samples()["mps_daemons"] == 0
     bench.behave()
     watched.now = 1000.0
-    (pid,) = {process.pid for process in find_marked(f"{MARK}={find_place(bench.settings, STEP.id).path}")}
+    (pid,) = {process.pid for process in find_marked(f"{MARK}={find_directory(bench.settings, STEP.id).path}")}
     os.kill(pid, signal.SIGKILL)
     await until(lambda: identify(pid) is None)
     await watched.look()
@@ -180,7 +180,7 @@ async def test_a_held_claim_keeps_its_daemon(bench: Any, watched: Watched) -> No
 
 
 async def test_a_log_that_grew_long_begins_anew(bench: Any, watched: Watched) -> None:
-    log = Path(find_place(bench.settings, STEP.id).log) / "server.log"
+    log = Path(find_directory(bench.settings, STEP.id).log) / "server.log"
     for size, kept in ((LOG_LIMIT // 2, LOG_LIMIT // 2), (LOG_LIMIT + 4096, 0)):
         log.write_bytes(b"x" * size)
         await watched.look()

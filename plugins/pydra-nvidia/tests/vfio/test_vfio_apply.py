@@ -14,7 +14,7 @@ from pydra_nvidia.nvml.errors import NvmlError
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.steps import LeftBehind
 from pydra_nvidia.vfio.binding import KernelRefused
-from pydra_nvidia.vfio.users import DeviceBusy
+from pydra_nvidia.vfio.device_users import DeviceBusy
 
 WRITES = 3
 """Override, unbind, bind."""

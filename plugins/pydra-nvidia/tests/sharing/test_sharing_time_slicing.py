@@ -12,7 +12,7 @@ from pydra import ClaimError, TerminalError
 from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.host.driver_programs import ProgramFailed, ProgramMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
-from pydra_nvidia.sharing.time_slice import SetTimeSliceApplier
+from pydra_nvidia.sharing.time_slicing import SetTimeSliceApplier
 from pydra_nvidia.slicing.execution import LeftBehind, StepExecutor
 from pydra_nvidia.steps import SetTimeSlice
 

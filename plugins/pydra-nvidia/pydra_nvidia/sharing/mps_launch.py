@@ -20,8 +20,8 @@ import msgspec
 from pydra_nvidia.host.driver_programs import SYSTEM_PATH, Program, find_environment
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.settings import MpsLauncher
-from pydra_nvidia.sharing import launch
-from pydra_nvidia.sharing.places import MpsPlace
+from pydra_nvidia.sharing import mps_exec
+from pydra_nvidia.sharing.mps_directory import MpsDirectory
 
 SHELLS = ("/usr/bin/sh", "/bin/sh")
 PIPE_INSIDE, LOG_INSIDE = "/tmp/nvidia-mps", "/var/log/nvidia-mps"  # noqa: S108 - the names that MPS itself has
@@ -55,7 +55,7 @@ def find_context(how: MpsLauncher, first: str = "/proc/1") -> LaunchContext:
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """What `launch` does, in this order.
+    """What `mps_exec` does, in this order.
 
     Enter `namespaces`; leave the control groups; unmount; mount tmpfs with these options; bind directories (source to
     target) for itself only; change the root; become `argv`.
@@ -72,10 +72,10 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     def command(self) -> tuple[str, ...]:
         """The program to run, with its arguments."""
-        return (sys.executable, "-I", launch.__file__, msgspec.json.encode(self).decode())
+        return (sys.executable, "-I", mps_exec.__file__, msgspec.json.encode(self).decode())
 
 
-def plan_mount(place: MpsPlace, size: str, where: LaunchContext) -> Launch:
+def plan_mount(place: MpsDirectory, size: str, where: LaunchContext) -> Launch:
     """Memory of its own for the daemon and its clients, in the view that clients are started from.
 
     The pipes' first: where the other is mounted, nothing is missing.
@@ -90,7 +90,7 @@ def plan_unmount(mounted: tuple[str, ...], where: LaunchContext) -> Launch:
 
 
 def plan_daemon(
-    place: MpsPlace,
+    place: MpsDirectory,
     program: Program,
     root: DriverRoot,
     where: LaunchContext,
@@ -128,11 +128,11 @@ def plan_daemon(
     )
 
 
-def _seen(place: MpsPlace, path: str, where: LaunchContext) -> str:
+def _seen(place: MpsDirectory, path: str, where: LaunchContext) -> str:
     return place.on_host(path) if where.is_host else path
 
 
-def find_mounts(place: MpsPlace, where: LaunchContext) -> tuple[str, ...]:
+def find_mounts(place: MpsDirectory, where: LaunchContext) -> tuple[str, ...]:
     """What is mounted of the place's, there; the latest first, and as often as it is mounted."""
     wanted = {_seen(place, path, where).encode() for path in (place.pipe, place.shm)}
     try:
@@ -143,12 +143,12 @@ def find_mounts(place: MpsPlace, where: LaunchContext) -> tuple[str, ...]:
     return tuple(os.fsdecode(point) for point in reversed(points) if point in wanted)
 
 
-def has_memory(place: MpsPlace, where: LaunchContext) -> bool:
+def has_memory(place: MpsDirectory, where: LaunchContext) -> bool:
     """Whether the memory was mounted; a daemon of an earlier version has its pipes in a plain directory."""
     return _seen(place, place.shm, where) in find_mounts(place, where)
 
 
-def reach_pipe(place: MpsPlace, where: LaunchContext) -> str:
+def reach_pipe(place: MpsDirectory, where: LaunchContext) -> str:
     """The daemon's pipes as this process reaches them, which may not see what is mounted there."""
     there = f"{where.root}{place.on_host(place.pipe)}"
     try:

@@ -45,7 +45,7 @@ class MpsRecord(msgspec.Struct, frozen=True, kw_only=True):
     started: int
 
 
-class MpsPlace(msgspec.Struct, frozen=True, kw_only=True):
+class MpsDirectory(msgspec.Struct, frozen=True, kw_only=True):
     """Paths as this process sees them; `host_root` is where the host's `/` is."""
 
     id: str
@@ -116,7 +116,7 @@ class MpsPlace(msgspec.Struct, frozen=True, kw_only=True):
             return ""
 
 
-def trim_logs(place: MpsPlace) -> None:
+def trim_logs(place: MpsDirectory) -> None:
     """Empty the logs that are too long. A daemon that goes on where it was leaves a hole, which takes no space."""
     with suppress(OSError), os.scandir(place.log) as found:
         for log in found:
@@ -134,18 +134,18 @@ def require_nameable(pipe: str) -> None:
         )
 
 
-def find_place(settings: Settings, daemon_id: str) -> MpsPlace:
+def find_directory(settings: Settings, daemon_id: str) -> MpsDirectory:
     """Where the daemon of this id has its directory."""
-    return MpsPlace(id=daemon_id, path=f"{_root(settings)}/{daemon_id}", host_root=settings.host_root)
+    return MpsDirectory(id=daemon_id, path=f"{_root(settings)}/{daemon_id}", host_root=settings.host_root)
 
 
-def list_places(settings: Settings) -> tuple[MpsPlace, ...]:
+def list_directories(settings: Settings) -> tuple[MpsDirectory, ...]:
     """All daemons that have a directory."""
     try:
         names = sorted(os.listdir(_root(settings)))
     except OSError:
         return ()
-    places = (find_place(settings, name) for name in names)
+    places = (find_directory(settings, name) for name in names)
     return tuple(place for place in places if os.path.isdir(place.path))
 
 

@@ -1,4 +1,7 @@
-"""Binds functions for passthrough and gives them back. What a killed process left half-way is completed, or undone."""
+"""Applies and undoes the step of passthrough: binds functions for it, and gives them back.
+
+What a killed process left half-way is completed, or undone.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +21,19 @@ from pydra_nvidia.nvml.gpus import Use, read_use, set_persistence
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio, Entry, LeftBehind
-from pydra_nvidia.vfio.binding import bind_function, give_back, require_nodes
+from pydra_nvidia.vfio.binding import (
+    Function,
+    KernelWaits,
+    KernelWork,
+    bind_function,
+    find_strangers,
+    give_back,
+    list_nodes,
+    read_function,
+    require_nodes,
+)
+from pydra_nvidia.vfio.device_users import find_users, own_pid, read_command, require_all_seen, wait_until_idle
 from pydra_nvidia.vfio.drivers import Loader, is_same, modprobe_in, require_driver
-from pydra_nvidia.vfio.functions import Function, find_strangers, list_nodes, read_function
-from pydra_nvidia.vfio.kernel_work import KernelWaits, KernelWork
-from pydra_nvidia.vfio.users import find_users, own_pid, read_command, require_all_seen, wait_until_idle
 
 DEADLINE = "PYDRA_NVIDIA_VFIO_IDLE_DEADLINE"
 
