@@ -20,7 +20,7 @@ from pydra.backends.type_messages import describe
 from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of, key_of, variable_of
 from pydra.observability.metrics import Metrics
 from pydra_nvidia import settings as nvidia
-from pydra_nvidia.health.diagnose import DEFAULT_REACTIONS
+from pydra_nvidia.health.diagnosis import DEFAULT_REACTIONS
 from pydra_tpu import settings as tpu
 
 ROOT = Path(__file__).resolve().parent.parent

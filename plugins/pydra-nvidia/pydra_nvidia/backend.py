@@ -11,16 +11,15 @@ from functools import partial
 from typing import Any
 
 from pydra import Claim, ClaimError, HeldClaim, Inheritance, Inventory, PreparedDevice, PydraError, Sample, time_left
-from pydra_nvidia.cdi.injection import Injection
+from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.deadlines import Busy, call_time, in_thread
 from pydra_nvidia.devices import GpuName, MigName, VfioName, describe_prepared, find_targets, parse_name
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.health.diagnose import add_vanished
+from pydra_nvidia.health.diagnosis import add_vanished
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.held_claims import HeldEntries, PlanUnknown, build_plan, build_state, parse_entry
 from pydra_nvidia.inventory.build import build_inventory
 from pydra_nvidia.mig.reconcile import reconcile
-from pydra_nvidia.migration.succession import VendorSuccession
 from pydra_nvidia.nvml.maintenance_gate import Gate, InMaintenance, Request
 from pydra_nvidia.nvml.metrics import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
@@ -29,6 +28,7 @@ from pydra_nvidia.sharing.mps import MpsWatch
 from pydra_nvidia.slicing.execution import PriorState, StepExecutor
 from pydra_nvidia.slicing.plan import find_absent, find_owned, find_vanished, plan_claim
 from pydra_nvidia.steps import Entry, Step
+from pydra_nvidia.takeover.takeover import VendorTakeover
 from pydra_nvidia.telemetry import Hardware
 
 _MEASURE_PATIENCE = 1.0
@@ -69,10 +69,10 @@ class NvidiaBackend:
         held: HeldEntries,
         prior_state: PriorState,
         executor: StepExecutor,
-        injection: Injection,
+        edits: DeviceEdits,
         health: HealthMonitor,
         mps: MpsWatch,
-        succession: VendorSuccession,
+        takeover: VendorTakeover,
     ) -> None:
         self._settings = settings
         self._session = session
@@ -81,10 +81,10 @@ class NvidiaBackend:
         self._held = held
         self._prior_state = prior_state
         self._executor = executor
-        self._injection = injection
+        self._edits = edits
         self._health = health
         self._mps = mps
-        self._succession = succession
+        self._takeover = takeover
         self._deciding = asyncio.Lock()
         self._restored = asyncio.Event()
         self._reconciled = True
@@ -235,7 +235,7 @@ class NvidiaBackend:
 
     async def inherit(self, directory: str, /) -> Inheritance:
         """What NVIDIA's own driver prepared before; its plugin must have ended."""
-        return await self._succession.inherit(directory)
+        return await self._takeover.inherit(directory)
 
     def _take_stock(self) -> Inventory:
         """All hardware as it is now; during maintenance as it was before. Blocks."""
@@ -279,7 +279,7 @@ class NvidiaBackend:
         """What containers get, from the hardware as it is now. Blocks."""
         reading = self._reread(claim)
         targets = find_targets(claim.devices, reading)
-        edits = self._injection.look(targets, reading, entry.steps)
+        edits = self._edits.build(targets, reading, entry.steps)
         return [
             target.allocated.prepared(own, state=build_state(entry, target), attributes=describe_prepared(target))
             for target, own in zip(targets, edits, strict=True)

@@ -14,15 +14,15 @@ from msgspec.structs import replace
 
 from pydra import ClaimError, PydraError
 from pydra_nvidia.backend import NvidiaBackend
-from pydra_nvidia.cdi.injection import Injection
-from pydra_nvidia.health.memory import FILE, IncidentMemory
+from pydra_nvidia.cdi.edits import DeviceEdits
+from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
+from pydra_nvidia.health.incidents import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.mig.apply import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
-from pydra_nvidia.migration.succession import VendorSuccession
 from pydra_nvidia.nvml.library import load_pynvml
 from pydra_nvidia.nvml.maintenance_gate import Gate
 from pydra_nvidia.nvml.session import NvmlSession
@@ -32,6 +32,7 @@ from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.time_slicing import SetTimeSliceApplier
 from pydra_nvidia.slicing.execution import PriorState, StepExecutor
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps
+from pydra_nvidia.takeover.takeover import VendorTakeover
 from pydra_nvidia.telemetry import Hardware
 from pydra_nvidia.vfio.apply import BindVfioApplier
 
@@ -104,7 +105,7 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
     session = NvmlSession(node.load, gate)
     hardware = Hardware(session, tree, settings=settings)
     held = HeldEntries()
-    health = HealthMonitor(session, IncidentMemory(os.path.join(settings.state, FILE)), settings=settings)
+    health = HealthMonitor(session, IncidentStore(os.path.join(settings.state, FILE)), settings=settings)
 
     def find_root() -> DriverRoot:
         return find_driver_root(tree, settings)
@@ -122,8 +123,8 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
             BindVfio: BindVfioApplier(tree, settings, session),
         },
     )
-    injection = Injection(tree, settings)
-    await _state(injection)
+    edits = DeviceEdits(tree, settings)
+    await _say_hook(tree, settings)
     backend = NvidiaBackend(
         settings,
         session=session,
@@ -132,16 +133,16 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
         held=held,
         prior_state=PriorState(session, tree, Persistenced(tree, find_root)),
         executor=executor,
-        injection=injection,
+        edits=edits,
         health=health,
         mps=MpsWatch(start_mps, settings, held),
-        succession=VendorSuccession(
+        takeover=VendorTakeover(
             settings=settings,
             tree=tree,
             hardware=hardware,
             held=held,
             executor=executor,
-            injection=injection,
+            edits=edits,
         ),
     )
     try:
@@ -177,13 +178,14 @@ async def _beside(work: Mapping[str, Coroutine[None, None, None]]) -> AsyncItera
         raise alone
 
 
-async def _state(injection: Injection) -> None:
+async def _say_hook(tree: Tree, settings: Settings) -> None:
     """Log once how containers are set up, as a warning where they lack something.
 
     A hook that is missing costs the claims, which say so themselves.
     """
     try:
-        level = logging.INFO if await injection.has_hook() else logging.WARNING
-        _log.log(level, "%s", await injection.statement())
+        hook = await asyncio.to_thread(find_hook, tree, settings)
     except ClaimError as error:
         _log.warning("%s", error)
+        return
+    _log.log(logging.INFO if hook else logging.WARNING, "%s", describe_hooks(hook))

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from pydra_nvidia.deadlines import in_thread, turn
 from pydra_nvidia.devices import gpu_name
 from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, PciFunction, Reading
+from pydra_nvidia.health.lost_gpus import find_lost
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.host.kernel_driver import is_excluded, list_instances, read_module_version
 from pydra_nvidia.host.pci import DRIVER, PciBus, PciIds, is_vfio, read_vfio_host
-from pydra_nvidia.lost_gpus import find_lost
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.gpus import read_condition, read_driver, read_facts, read_monitored, read_persistence
 from pydra_nvidia.nvml.library import Nvml, address_of

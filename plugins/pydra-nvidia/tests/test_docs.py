@@ -15,7 +15,7 @@ import pydra
 import pydra_nvidia
 from pydra_nvidia import DEVICE_CLASSES
 from pydra_nvidia.cdi.hooks import PLACES
-from pydra_nvidia.health.diagnose import DEFAULT_REACTIONS, DOMAIN
+from pydra_nvidia.health.diagnosis import DEFAULT_REACTIONS, DOMAIN
 from pydra_nvidia.health.incidents import APPLICATION_XIDS
 from pydra_nvidia.host.driver_root import ROOTS
 from pydra_nvidia.nvml.errors import Code

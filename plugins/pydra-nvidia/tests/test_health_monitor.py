@@ -10,8 +10,8 @@ from typing import Any
 
 from pydra import HealthStatus
 from pydra_nvidia.hardware_types import Placement
-from pydra_nvidia.health.assessments import Diagnosis
-from pydra_nvidia.health.memory import IncidentMemory
+from pydra_nvidia.health.diagnosis import Diagnosis
+from pydra_nvidia.health.incidents import IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import parse_settings
@@ -48,7 +48,7 @@ class Ward:
     def admit(self) -> HealthMonitor:
         """A new process's monitor."""
         return HealthMonitor(
-            self.session, IncidentMemory(str(self.memory)), settings=self.settings, clock=lambda: self.now
+            self.session, IncidentStore(str(self.memory)), settings=self.settings, clock=lambda: self.now
         )
 
     async def look(self) -> Diagnosis:

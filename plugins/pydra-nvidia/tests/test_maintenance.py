@@ -15,7 +15,7 @@ import pytest
 
 from pydra import AllocatedDevice, Claim, HealthStatus, Inventory, TaintEffect
 from pydra_nvidia.composition import find_node, open_backend
-from pydra_nvidia.health.diagnose import MAINTENANCE
+from pydra_nvidia.health.diagnosis import MAINTENANCE
 from pydra_nvidia.nvml.maintenance_gate import LOCK, REQUEST, UNSAID, Gate, InMaintenance
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.install import Simulation, open_simulation

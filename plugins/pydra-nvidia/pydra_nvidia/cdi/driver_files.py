@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from pydra_nvidia.cdi.libraries import Library, describe_libraries, find_libraries
-from pydra_nvidia.host.driver_root import PROGRAM_DIRS, FileSearch
+from pydra_nvidia.cdi.libraries import DriverIncomplete, Library, describe_libraries, find_libraries
+from pydra_nvidia.host.driver_root import (
+    PROGRAM_DIRS,
+    DriverMissing,
+    DriverRoot,
+    FileSearch,
+    FolderStamp,
+    find_driver_root,
+    is_settled,
+    read_stamp,
+)
+from pydra_nvidia.host.filesystem import Tree
+from pydra_nvidia.settings import Settings
 
 _GSP = re.compile(r"gsp[A-Za-z0-9_.+-]*\.bin")
 
@@ -116,6 +127,56 @@ def find_driver_files(search: FileSearch, version: str = "", *, firmware: str = 
         files=_by_path(files),
         sockets=_by_path(_sockets(search)),
     )
+
+
+class _Known(msgspec.Struct, frozen=True, kw_only=True):
+    """Files that were found, and what they depend on."""
+
+    version: str
+    root: DriverRoot
+    seen: Mapping[str, FolderStamp]
+    files: DriverFiles
+
+    def holds(self, version: str) -> bool:
+        return self.version == version and all(
+            read_stamp(self.root, path) == stamp for path, stamp in self.seen.items()
+        )
+
+
+class DriverFileCache:
+    """The driver's files, remembered with the stamps of all folders in which they were searched for.
+
+    A file that comes or goes is noticed with the next look. A search that failed is not remembered, nor one of folders
+    that changed a moment ago, because their clock is too coarse to show the next change.
+    """
+
+    def __init__(self, tree: Tree, settings: Settings, *, clock: Callable[[], float]) -> None:
+        self._tree = tree
+        self._settings = settings
+        self._clock = clock
+        self._known: _Known | None = None
+
+    def find(self, version: str) -> tuple[DriverRoot, DriverFiles]:
+        """Where the driver of this version is, and its files. Blocks; raises DriverIncomplete."""
+        known = self._known
+        if known is not None and known.holds(version):
+            return known.root, known.files
+        self._known = None
+        try:
+            root = find_driver_root(self._tree, self._settings)
+        except DriverMissing as error:
+            raise DriverIncomplete(str(error)) from error
+        search = FileSearch(root)
+        files = find_driver_files(
+            search,
+            version,
+            firmware=self._tree.read(self._tree.sys("module/firmware_class/parameters/path")) or "",
+            kernel=self._tree.read(self._tree.proc("sys/kernel/osrelease")) or "",
+        )
+        newest = max((stamp[2] for stamp in search.seen.values() if stamp is not None), default=0)
+        if is_settled(newest, self._clock()):
+            self._known = _Known(version=version, root=root, seen=search.seen, files=files)
+        return root, files
 
 
 def _by_path(files: Iterable[DriverFile]) -> tuple[DriverFile, ...]:

@@ -1,19 +1,124 @@
-"""What a container gets with each kind of device. Pure.
+"""What a container gets with a device, from the node as it is now: looked up on the node, and built as edits.
 
 The common part is the same for all GPUs and partitions of a claim, and its hooks come first, so that the claim's spec
-has it once. Every path on the left of a mount is the host's. Source: NVIDIA container toolkit, pkg/nvcdi.
+has it once. Every path on the left of a mount is the host's. The limits of an MPS daemon hold for all its clients, so
+no variable repeats them. Device nodes are never remembered; the driver's files are (`driver_files.DriverFileCache`).
+Source: NVIDIA container toolkit, pkg/nvcdi; kubernetes-sigs/dra-driver-nvidia-gpu, cmd/gpu-kubelet-plugin/sharing.go.
 """
 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-from pydra import ContainerEdits, DeviceNode, Mount
-from pydra_nvidia.cdi.driver_files import DriverFiles
-from pydra_nvidia.cdi.hooks import driver_hooks, link_hooks
-from pydra_nvidia.cdi.links import find_links
-from pydra_nvidia.host.device_nodes import CONTROL, CapabilityNode, Node
+from pydra import ClaimError, ContainerEdits, DeviceNode, Mount
+from pydra_nvidia.cdi.driver_files import DriverFileCache, DriverFiles
+from pydra_nvidia.cdi.hooks import driver_hooks, find_hook, find_links, link_hooks
+from pydra_nvidia.cdi.libraries import DriverIncomplete
+from pydra_nvidia.claim_config import Iommu, VfioDeviceConfig
+from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu
+from pydra_nvidia.hardware_types import Gpu, Reading
+from pydra_nvidia.host.device_nodes import COMMON, CONTROL, CapabilityNode, DevRoots, Node, find_partition_nodes
+from pydra_nvidia.host.driver_root import (
+    DriverRoot,
+)
+from pydra_nvidia.host.filesystem import Tree
+from pydra_nvidia.host.pci import list_vfio_nodes
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.sharing.mps_directory import find_directory
+from pydra_nvidia.steps import StartMps, Step
+
+
+class _Driver(NamedTuple):
+    """What the devices of one claim have in common."""
+
+    hook: str
+    root: DriverRoot
+    dev: DevRoots
+    edits: ContainerEdits
+
+
+class DeviceEdits:
+    """One for the backend's life. `clock` tells the time in seconds since 1970."""
+
+    def __init__(self, tree: Tree, settings: Settings, *, clock: Callable[[], float] = time.time) -> None:
+        self._tree = tree
+        self._settings = settings
+        self._files = DriverFileCache(tree, settings, clock=clock)
+
+    def build(self, targets: Sequence[Target], reading: Reading, steps: Sequence[Step] = ()) -> list[ContainerEdits]:
+        """All that a container gets with each target, by what was done for their claim. Paths are the host's. Blocks.
+
+        Raises:
+            DriverIncomplete: the driver's files or device nodes are not (all) there.
+            CapabilityMissing: the kernel shows no device node of the partition.
+            HookMissing: PYDRA_NVIDIA_CDI_HOOK names a file that the host does not have.
+            ClaimError: the partition or the bound function is not as the claim needs it.
+        """
+        driver = None
+        found = []
+        for target in targets:
+            if isinstance(target, Passthrough):
+                own = self._passthrough(target, reading)
+            else:
+                driver = driver or self._find_driver(reading)
+                own = self._describe(target, driver)
+            found.append(merge(own, mps_edits(target, steps, settings=self._settings)))
+        return found
+
+    def _describe(self, target: WholeGpu | Partition, driver: _Driver) -> ContainerEdits:
+        if isinstance(target, WholeGpu):
+            return merge(driver.edits, self._gpu(target.gpu, driver))
+        instance = target.instance
+        if instance is None or len(instance.compute) != 1:
+            raise ClaimError(
+                f"partition {target.allocated.device} is not there as one compute instance in its GPU instance"
+            )
+        capabilities = find_partition_nodes(self._tree, target.gpu.minor, instance.id, instance.compute[0].id)
+        return merge(driver.edits, self._gpu(target.gpu, driver), partition_edits(capabilities))
+
+    def _gpu(self, gpu: Gpu, driver: _Driver) -> ContainerEdits:
+        node = driver.dev.find(f"/dev/nvidia{gpu.minor}")
+        if node is None:
+            raise _node_missing(f"/dev/nvidia{gpu.minor}", driver.root)
+        return gpu_edits(node, driver.dev.find_drm(gpu.pci), gpu.pci, driver.hook)
+
+    def _find_driver(self, reading: Reading) -> _Driver:
+        """What all GPUs and partitions have in common, as it is now."""
+        hook = find_hook(self._tree, self._settings)
+        root, files = self._files.find(reading.driver.version if reading.driver is not None else "")
+        dev = DevRoots(self._tree, (root.dev_root, "/"))
+        found = [node for path in COMMON if (node := dev.find(path)) is not None]
+        if CONTROL not in (node.path for node in found):
+            raise _node_missing(CONTROL, root)
+        return _Driver(hook=hook, root=root, dev=dev, edits=driver_edits(files, found, hook))
+
+    def _passthrough(self, target: Passthrough, reading: Reading) -> ContainerEdits:
+        config = target.allocated.config(VfioDeviceConfig)
+        iommu = config.iommu if config is not None and config.iommu is not None else Iommu()
+        function, dev = target.function, DevRoots(self._tree, (self._settings.dev_root or "/", "/"))
+        if iommu.backend_policy == "PreferIommuFD" and reading.vfio.iommufd:
+            device, interface = next(iter(list_vfio_nodes(self._tree, function.address)), None), "/dev/iommu"
+        else:
+            device, interface = f"/dev/vfio/{function.group}" if function.group else None, "/dev/vfio/vfio"
+        if device is None:
+            raise ClaimError(
+                f"{target.allocated.device} ({function.address}) has no device below /dev/vfio: "
+                "is the IOMMU on (kernel command line), and is the function bound to a vfio driver?"
+            )
+        paths = (device, interface) if iommu.enable_api_device else (device,)
+        return passthrough_edits([dev.find(path) or Node(path=path, host=path) for path in paths])
+
+
+def _node_missing(path: str, root: DriverRoot) -> DriverIncomplete:
+    return DriverIncomplete(
+        f"the node has no {path} (looked below {root.dev_root}): the NVIDIA driver may still be loading, and "
+        "the claim is tried again; nvidia-modprobe makes the device nodes, and PYDRA_NVIDIA_DEV_ROOT names "
+        "another root for them"
+    )
+
 
 FILE_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET_OPTIONS = ("nosuid", "nodev", "rbind", "rprivate", "noexec")
@@ -109,3 +214,41 @@ def _node(node: Node, optional: bool) -> DeviceNode:
         return DeviceNode(path=node.path, host_path=host, optional=optional)
     # The runtime makes it from its numbers: there is no node on the host to look at.
     return DeviceNode(path=node.path, type="c", major=node.numbers[0], minor=node.numbers[1])
+
+
+PIPE_INSIDE = "/tmp/nvidia-mps"  # noqa: S108 - the vendor's name, in the container
+SHM_INSIDE = "/dev/shm"  # noqa: S108 - where CUDA looks
+MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "bind")
+
+
+def mps_edits(target: Target, steps: Sequence[Step], *, settings: Settings) -> ContainerEdits:
+    """The pipe and the memory of the daemon that the device has; nothing without one, or for admins who look."""
+    daemon = _find_daemon(target, steps)
+    if daemon is None:
+        return ContainerEdits()
+    place = find_directory(settings, daemon.id)
+    return mps_client_edits(place.on_host(place.pipe), place.on_host(place.shm))
+
+
+def mps_client_edits(pipe: str, shm: str, *, optional: bool = False) -> ContainerEdits:
+    """For a client of the daemon that has these directories on the host."""
+    return (
+        ContainerEdits()
+        .with_env("CUDA_MPS_PIPE_DIRECTORY", PIPE_INSIDE)
+        .with_mount(shm, SHM_INSIDE, options=MOUNT_OPTIONS, optional=optional)
+        .with_mount(pipe, PIPE_INSIDE, options=MOUNT_OPTIONS, optional=optional)
+    )
+
+
+def _find_daemon(target: Target, steps: Sequence[Step]) -> StartMps | None:
+    if target.allocated.admin_access:
+        return None
+    for step in steps:
+        if isinstance(step, StartMps):
+            if isinstance(target, WholeGpu) and target.gpu.uuid in step.devices:
+                return step
+            if isinstance(target, Partition) and (
+                (target.uuid and target.uuid in step.devices) or step.partition == (target.gpu.uuid, target.placement)
+            ):
+                return step
+    return None

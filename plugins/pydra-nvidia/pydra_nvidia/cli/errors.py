@@ -12,8 +12,7 @@ from pydra import PydraError
 from pydra_nvidia.cli.arguments import add_node_arguments, node_of
 from pydra_nvidia.composition import Node
 from pydra_nvidia.devices import GpuName, gpu_name, parse_name
-from pydra_nvidia.health.incidents import explain
-from pydra_nvidia.health.memory import FILE, IncidentMemory
+from pydra_nvidia.health.incidents import FILE, IncidentStore, explain
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.telemetry import Hardware
 
@@ -42,7 +41,7 @@ def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     node = node_of(parsed, environ)
     uuid = _uuid(node, parsed.gpu) if parsed.gpu else None
     said: list[str] = []
-    memory = IncidentMemory(os.path.join(node.settings.state, FILE), said.append)
+    memory = IncidentStore(os.path.join(node.settings.state, FILE), said.append)
     forgotten = [one for one in memory.incidents if uuid in (None, one.gpu)]
     if not said:
         memory.forget(lambda one: one in forgotten)

@@ -10,7 +10,7 @@ import msgspec
 from pydra import HealthStatus
 from pydra_nvidia.devices import gpu_name, mig_name
 from pydra_nvidia.hardware_types import Gpu, Mig, NvLinks, PciFunction, Reading
-from pydra_nvidia.health.assessments import WELL, Assessment, Diagnosis
+from pydra_nvidia.health.diagnosis import WELL, Assessment, Diagnosis
 from pydra_nvidia.health.incidents import Incident, explain
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.host.pci import DRIVER, is_vfio

@@ -13,13 +13,13 @@ from typing import Any
 import msgspec
 
 from pydra import PydraError
-from pydra_nvidia.cdi.injection import Injection
+from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
 from pydra_nvidia.cli.arguments import add_node_arguments, node_of
 from pydra_nvidia.cli.report import Look, describe
 from pydra_nvidia.composition import Node
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.health.diagnose import diagnose
-from pydra_nvidia.health.memory import FILE, IncidentMemory
+from pydra_nvidia.health.diagnosis import diagnose
+from pydra_nvidia.health.incidents import FILE, IncidentStore
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
 from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.pci import PciBus, read_vfio_host
@@ -66,11 +66,11 @@ async def look_at(node: Node) -> Look:
         session.close()
     root = await asyncio.to_thread(_find_root, node, problems, needed=bool(reading.functions))
     try:
-        containers = await Injection(node.tree, node.settings).statement()
+        containers = describe_hooks(await asyncio.to_thread(find_hook, node.tree, node.settings))
     except PydraError as error:
         containers = ""
         problems.append(str(error))
-    memory = IncidentMemory(os.path.join(node.settings.state, FILE), problems.append)
+    memory = IncidentStore(os.path.join(node.settings.state, FILE), problems.append)
     return Look(
         reading=reading,
         root=root,

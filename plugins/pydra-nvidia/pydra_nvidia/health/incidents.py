@@ -1,15 +1,25 @@
-"""What went wrong, and what it takes to be well again. Values and the meaning of XIDs; pure.
+"""XIDs: what they mean, what it takes to be well again, and those so far, in a file, so that no restart heals a GPU.
 
+A reboot empties the file's directory. It may be changed by another process, an admin's or an overlapping agent's: it is
+read again then, and each change is made by one process at a time.
 Sources: NVIDIA's XID catalogue; the skip list of NVIDIA's device plugin and DRA driver.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import fcntl
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra_nvidia.hardware_types import Placement
+from pydra_nvidia.host.filesystem import replace_file
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
 """Errors of applications: the GPU is as good as before. NVIDIA's drivers skip the same."""
@@ -78,3 +88,130 @@ def explain(incident: Incident) -> str:
     """`XID 79: the GPU has fallen off the bus`."""
     meaning = MEANINGS.get(incident.xid)
     return f"XID {incident.xid}" + (f": {meaning}" if meaning else "")
+
+
+FILE = "health.json"
+"""In the state directory."""
+
+_Key = tuple[str, int, Placement | None]
+
+_FLOOD_SECONDS = 1.0
+"""How often repetitions of what is known are written, at most."""
+
+
+_PATIENCE = 1.0
+"""Seconds to wait for a process that changes the file; one that hangs costs no more."""
+
+
+_log = logging.getLogger(__name__)
+
+
+class IncidentStore:
+    """The file at `path`; what cannot be read or written is logged, and costs no more than the memory."""
+
+    def __init__(self, path: str, say: Callable[[str], object] = _log.warning) -> None:
+        self._path = path
+        self._say = say
+        self._seen: object = None
+        self._incidents: dict[_Key, Incident] = {}
+        self._counts: Counter[tuple[str, int]] = Counter()
+        self._written = float("-inf")
+        self._refresh()
+
+    @property
+    def incidents(self) -> tuple[Incident, ...]:
+        """All that still count, oldest first."""
+        self._refresh()
+        return self._sorted()
+
+    @property
+    def counts(self) -> Mapping[tuple[str, int], int]:
+        """XIDs since this process began, by GPU UUID and code."""
+        return self._counts
+
+    def note(self, gpu: str, xid: int, place: Placement | None, now: float) -> None:
+        """An XID was seen."""
+        self._counts[gpu, xid] += 1
+        with self._alone():
+            self._note(gpu, xid, place, now)
+
+    def forget(self, over: Callable[[Incident], bool]) -> None:
+        """Drop those that no longer count."""
+        if not any(map(over, self.incidents)):
+            return
+        with self._alone():
+            self._refresh()
+            self._incidents = {key: one for key, one in self._incidents.items() if not over(one)}
+            self._write()
+
+    def _note(self, gpu: str, xid: int, place: Placement | None, now: float) -> None:
+        self._refresh()
+        known = self._incidents.get((gpu, xid, place))
+        if known is None:
+            known = Incident(gpu=gpu, xid=xid, place=place, first=now, last=now, count=0)
+        fresh = known.count == 0 or now - self._written >= _FLOOD_SECONDS
+        self._incidents[gpu, xid, place] = replace(known, last=now, count=known.count + 1)
+        if fresh:  # of a flood, each repetition need not outlive the process
+            self._written = now
+            self._write()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Without another process in between, where that can be had."""
+        try:
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+            descriptor = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError:  # writing will say what is wrong
+            yield
+            return
+        try:
+            until = time.monotonic() + _PATIENCE
+            while not _try_lock(descriptor) and time.monotonic() < until:
+                time.sleep(0.005)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _sorted(self) -> tuple[Incident, ...]:
+        return tuple(sorted(self._incidents.values(), key=lambda one: (one.first, one.gpu, one.xid)))
+
+    def _refresh(self) -> None:
+        """What could not be written is kept as long as nobody else writes."""
+        sign = self._sign()
+        if sign != self._seen:
+            self._seen = sign
+            self._incidents = self._read()
+
+    def _sign(self) -> object:
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _read(self) -> dict[_Key, Incident]:
+        try:
+            with open(self._path, "rb") as file:
+                found = msgspec.json.decode(file.read(), type=tuple[Incident, ...])
+        except FileNotFoundError:
+            return {}
+        except (OSError, msgspec.DecodeError) as error:
+            self._say(f"what is known of earlier GPU errors cannot be read from {self._path}: {error}")
+            return {}
+        return {(one.gpu, one.xid, one.place): one for one in found}
+
+    def _write(self) -> None:
+        try:
+            os.makedirs(os.path.dirname(self._path), mode=0o700, exist_ok=True)
+            replace_file(self._path, msgspec.json.encode(self._sorted()))
+            self._seen = self._sign()
+        except OSError as error:
+            self._say(f"GPU errors cannot be remembered in {self._path}: {error}")
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 from pydra import Sample, SampleKind
 from pydra_nvidia.devices import gpu_name
 from pydra_nvidia.hardware_types import Gpu, GpuInstance, Placement, Reading
-from pydra_nvidia.health.assessments import Diagnosis
-from pydra_nvidia.health.diagnose import diagnose, is_settled, suspend
-from pydra_nvidia.health.memory import IncidentMemory
+from pydra_nvidia.health.diagnosis import Diagnosis, diagnose, is_settled, suspend
+from pydra_nvidia.health.incidents import IncidentStore
 from pydra_nvidia.nvml.events import Event, EventWatcher
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
@@ -29,7 +28,7 @@ class HealthMonitor:
     def __init__(
         self,
         session: NvmlSession,
-        memory: IncidentMemory,
+        memory: IncidentStore,
         *,
         settings: Settings,
         clock: Callable[[], float] = time.time,

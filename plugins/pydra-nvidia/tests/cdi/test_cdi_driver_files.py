@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from pydra import ClaimError
 from pydra_nvidia.cdi.driver_files import DriverFile, DriverFiles, find_driver_files
-from pydra_nvidia.cdi.elf import Elf, read_elf
-from pydra_nvidia.cdi.libraries import DriverIncomplete, Library
+from pydra_nvidia.cdi.libraries import DriverIncomplete, Elf, Library, read_elf
 from pydra_nvidia.host.driver_root import DriverRoot, FileSearch, find_cached
 
 V = "580.105.08"

@@ -7,9 +7,8 @@ import pytest
 from pydra import ContainerEdits, DeviceNode, Hook, Mount
 from pydra_nvidia.cdi.driver_files import DriverFile, DriverFiles
 from pydra_nvidia.cdi.edits import driver_edits, gpu_edits, merge, partition_edits, passthrough_edits
-from pydra_nvidia.cdi.hooks import describe_hooks
+from pydra_nvidia.cdi.hooks import describe_hooks, find_links
 from pydra_nvidia.cdi.libraries import Library
-from pydra_nvidia.cdi.links import find_links
 from pydra_nvidia.host.device_nodes import CapabilityNode, Node
 
 V = "580.105.08"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pydra_nvidia.health.memory import FILE, IncidentMemory
+from pydra_nvidia.health.incidents import FILE, IncidentStore
 from pydra_nvidia.simulation.install import open_simulation
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -20,9 +20,9 @@ def machine(tmp_path: Path) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> IncidentMemory:
+def memory(tmp_path: Path) -> IncidentStore:
     """The backend's memory, with errors of a GPU that is there and of one that is not."""
-    found = IncidentMemory(str(tmp_path / "m" / "run" / FILE))
+    found = IncidentStore(str(tmp_path / "m" / "run" / FILE))
     boards = open_simulation("t4", str(tmp_path / "m")).machine.read().boards.values()
     found.note(next(board.uuid for board in boards if board.minor == 2), 79, None, 1.0)
     found.note("GPU-gone", 48, None, 2.0)
@@ -30,7 +30,7 @@ def memory(tmp_path: Path) -> IncidentMemory:
     return found
 
 
-def test_the_errors_of_all_gpus_are_forgotten(command: Run, machine: tuple[str, ...], memory: IncidentMemory) -> None:
+def test_the_errors_of_all_gpus_are_forgotten(command: Run, machine: tuple[str, ...], memory: IncidentStore) -> None:
     ran = command("forget-errors", *machine)
     assert ran.returncode == 0
     assert len(ran.stdout.splitlines()) == 2
@@ -41,15 +41,13 @@ def test_the_errors_of_all_gpus_are_forgotten(command: Run, machine: tuple[str, 
 
 @pytest.mark.parametrize("text", ["2", "gpu-2"])
 def test_those_of_one_gpu_by_its_minor_number(
-    command: Run, machine: tuple[str, ...], memory: IncidentMemory, text: str
+    command: Run, machine: tuple[str, ...], memory: IncidentStore, text: str
 ) -> None:
     assert command("forget-errors", *machine, text).returncode == 0
     assert [one.gpu for one in memory.incidents] == ["GPU-gone"]
 
 
-def test_those_of_a_gpu_that_is_gone_by_its_uuid(
-    command: Run, machine: tuple[str, ...], memory: IncidentMemory
-) -> None:
+def test_those_of_a_gpu_that_is_gone_by_its_uuid(command: Run, machine: tuple[str, ...], memory: IncidentStore) -> None:
     assert command("forget-errors", *machine, "GPU-gone").returncode == 0
     assert [one.xid for one in memory.incidents] == [79]
     assert command("forget-errors", *machine, "GPU-other").stdout == "no errors are remembered of GPU-other\n"
@@ -60,7 +58,7 @@ def test_those_of_a_gpu_that_is_gone_by_its_uuid(
     [("9", "no GPU answers as gpu-9; there are gpu-0, gpu-1, gpu-2, gpu-3"), ("all", "'all' is not a GPU")],
 )
 def test_a_gpu_that_there_is_not_is_refused_and_nothing_forgotten(
-    command: Run, machine: tuple[str, ...], memory: IncidentMemory, text: str, says: str
+    command: Run, machine: tuple[str, ...], memory: IncidentStore, text: str, says: str
 ) -> None:
     ran = command("forget-errors", *machine, text)
     assert (ran.returncode, ran.stdout) == (1, "")

@@ -14,9 +14,8 @@ import pytest
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.cli.report import Look, describe, table
 from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, NvLinks, PciFunction, Reading, VfioHost
-from pydra_nvidia.health.assessments import Assessment, Diagnosis
-from pydra_nvidia.health.incidents import Incident
-from pydra_nvidia.health.memory import FILE, IncidentMemory
+from pydra_nvidia.health.diagnosis import Assessment, Diagnosis
+from pydra_nvidia.health.incidents import FILE, Incident, IncidentStore
 from pydra_nvidia.settings import Settings
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -102,7 +101,7 @@ def test_a_command_that_there_is_not_is_refused(command: Run) -> None:
 
 
 def test_errors_that_are_remembered_are_shown(command: Run, tmp_path: Path) -> None:
-    memory = IncidentMemory(str(tmp_path / "m" / "run" / FILE))
+    memory = IncidentStore(str(tmp_path / "m" / "run" / FILE))
     memory.note("GPU-1", 79, None, 1.0)
     ran = command("show", "--scenario", "t4", "--state", str(tmp_path / "m"))
     assert ran.returncode == 0

@@ -22,7 +22,7 @@ from pydra_nvidia.hardware_types import (
     Reading,
     VfioHost,
 )
-from pydra_nvidia.health.assessments import Diagnosis
+from pydra_nvidia.health.diagnosis import Diagnosis
 from pydra_nvidia.inventory.build import build_inventory
 from pydra_nvidia.settings import Settings
 

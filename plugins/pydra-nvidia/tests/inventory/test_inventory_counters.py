@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pydra import parse_quantity
 from pydra_nvidia.hardware_types import Placement, Profile
-from pydra_nvidia.inventory.profiles import Offer, build_table
+from pydra_nvidia.inventory.partitions import Offer, build_table
 
 small = st.integers(min_value=0, max_value=8)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pydra import AllocatedDevice
-from pydra_nvidia.cdi.injection import Injection
+from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.devices import find_targets
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.device_nodes import CapabilityMissing, find_partition_nodes
@@ -170,7 +170,7 @@ async def test_a_container_gets_the_nodes_of_passthrough_from_the_tree(site: Cal
     reading = Reading(functions=PciBus(here.tree).functions(), vfio=read_vfio_host(here.tree))
     device = AllocatedDevice(request="r", pool="node", device="gpu-vfio-0")
     (target,) = find_targets((device,), reading)
-    edits = await Injection(here.tree, parse_settings({}, here.sync.settings())).edits(target, reading)
+    (edits,) = DeviceEdits(here.tree, parse_settings({}, here.sync.settings())).build((target,), reading)
     group = read_function(here.tree, here.address).group
     assert [node.host_path for node in edits.device_nodes] == [f"{here.root}/dev/vfio/{group}"]
     assert f"vfio/{group}" in here.dev()

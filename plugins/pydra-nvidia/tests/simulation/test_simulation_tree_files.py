@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_nvidia.cdi.elf import Elf, read_elf
+from pydra_nvidia.cdi.libraries import Elf, read_elf
 from pydra_nvidia.simulation.tree import files
 from pydra_nvidia.simulation.tree.elf import AARCH64, X86_64, build_library
 from pydra_nvidia.simulation.tree.files import Files, change_files

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from gpu_values import gpu as h100
 from pydra import AllocatedDevice, ContainerEdits
+from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.devices import Target, find_targets
 from pydra_nvidia.hardware_types import (
     ComputeInstance,
@@ -22,6 +24,7 @@ from pydra_nvidia.hardware_types import (
     Reading,
     VfioHost,
 )
+from pydra_nvidia.steps import Step
 
 V = "580.105.08"
 LIB = "/usr/lib/x86_64-linux-gnu"
@@ -82,3 +85,9 @@ def settle(node: Any) -> None:
 
 def nodes(edits: ContainerEdits) -> list[str]:
     return [one.path for one in edits.device_nodes]
+
+
+def edits_of(edits: DeviceEdits, one: Target, seen: Reading, steps: Sequence[Step] = ()) -> ContainerEdits:
+    """What a container gets with one device."""
+    (found,) = edits.build((one,), seen, steps)
+    return found

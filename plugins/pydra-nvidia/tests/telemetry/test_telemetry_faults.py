@@ -11,7 +11,7 @@ import pytest
 
 from pydra import Device, Inventory
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.health.diagnose import diagnose
+from pydra_nvidia.health.diagnosis import diagnose
 from pydra_nvidia.inventory.build import build_inventory
 from pydra_nvidia.nvml.mig_state import MAKING
 

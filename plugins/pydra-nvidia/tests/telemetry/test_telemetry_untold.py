@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.health.assessments import Diagnosis
+from pydra_nvidia.health.diagnosis import Diagnosis
 from pydra_nvidia.inventory.build import build_inventory
 
 Open = Callable[[str], Any]

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from pydra_nvidia.hardware_types import Placement, Reading
-from pydra_nvidia.migration.plan import plan_cleaning, plan_succession
-from pydra_nvidia.migration.vendor_checkpoint import VendorClaim, VendorDevice, VendorResult
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.install import Simulation, open_simulation
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOn, SetTimeSlice
+from pydra_nvidia.takeover.vendor_checkpoint import VendorClaim, VendorDevice, VendorResult
+from pydra_nvidia.takeover.vendor_claims import convert_claim, plan_cleaning
 from pydra_nvidia.telemetry import Hardware
 
 STATIC = Settings(state="/s")
@@ -74,7 +74,7 @@ def device(kind: str, name: str, **fields: Any) -> VendorDevice:
 
 @pytest.mark.parametrize("name", ["gpu-0-mig-1g10gb-19-2", "gpu-0-mig-19-2-1"], ids=["today", "25.8"])
 def test_a_partition_is_known_by_its_uuid_whatever_it_is_called(node: Node, name: str) -> None:
-    made = plan_succession(claim(device("mig", name, uuid=node.partition(0, 2))), node, settings=DYNAMIC)
+    made = convert_claim(claim(device("mig", name, uuid=node.partition(0, 2))), node, settings=DYNAMIC)
     assert made.entry.steps == (
         MigModeOn(gpu=node.uuid(0)),
         CreateMig(
@@ -92,14 +92,14 @@ def test_a_partition_is_known_by_its_uuid_whatever_it_is_called(node: Node, name
 
 
 def test_the_mode_of_a_gpu_that_needs_a_reset_for_it_stays(node: Node) -> None:
-    made = plan_succession(
+    made = convert_claim(
         claim(device("mig", "gpu-1-mig-2g12gb-5-0", uuid=node.partition(1, 0))), node, settings=DYNAMIC
     )
     assert [type(step) for step in made.entry.steps] == [CreateMig]
 
 
 def test_a_partition_that_was_there_before_is_not_undone(node: Node) -> None:
-    made = plan_succession(
+    made = convert_claim(
         claim(device("mig", "gpu-0-mig-1g10gb-19-2", uuid=node.partition(0, 2))), node, settings=STATIC
     )
     assert made.entry.steps == ()
@@ -116,7 +116,7 @@ def test_a_partition_that_was_there_before_is_not_undone(node: Node) -> None:
     ],
 )
 def test_what_is_something_else_by_now_is_void(node: Node, kind: str, name: str, fields: dict[str, Any]) -> None:
-    made = plan_succession(claim(device(kind, name, **fields)), node, settings=DYNAMIC)
+    made = convert_claim(claim(device(kind, name, **fields)), node, settings=DYNAMIC)
     assert made.is_void
     assert (made.entry.steps, made.entry.holds) == ((), ())
     assert made.notes == (
@@ -126,7 +126,7 @@ def test_what_is_something_else_by_now_is_void(node: Node, kind: str, name: str,
 
 def test_a_function_that_its_driver_has_back_is_void(node: Node) -> None:
     address = next(gpu.pci for gpu in node.gpus if gpu.minor == 3)
-    assert plan_succession(claim(device("vfio", "gpu-vfio-3", address=address)), node, settings=STATIC).is_void
+    assert convert_claim(claim(device("vfio", "gpu-vfio-3", address=address)), node, settings=STATIC).is_void
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_a_function_that_its_driver_has_back_is_void(node: Node) -> None:
 )
 def test_a_function_is_given_back_to_the_driver_with_its_persistence(node: Node, fields: dict[str, Any]) -> None:
     one = claim(device("vfio", "gpu-vfio-7", **fields))
-    made = plan_succession(one, node, settings=STATIC, overridden=[ADDRESS])
+    made = convert_claim(one, node, settings=STATIC, overridden=[ADDRESS])
     assert made.entry.steps == (BindVfio(address=ADDRESS, before="nvidia", target="vfio-pci", persistence=True),)
     assert made.notes == ()
 
 
 def test_a_function_that_was_bound_without_that_driver_stays_bound(node: Node) -> None:
-    made = plan_succession(claim(device("vfio", "gpu-vfio-7", address=ADDRESS)), node, settings=STATIC)
+    made = convert_claim(claim(device("vfio", "gpu-vfio-7", address=ADDRESS)), node, settings=STATIC)
     assert made.entry.steps == (BindVfio(address=ADDRESS, before="vfio-pci", target="vfio-pci"),)
     assert made.notes == (
         f"claim u: function {ADDRESS} has no driver_override, so somebody else bound it to vfio-pci; it stays so when"
@@ -151,7 +151,7 @@ def test_a_function_that_was_bound_without_that_driver_stays_bound(node: Node) -
 
 
 def test_one_device_that_is_gone_does_not_cost_the_claim_the_others(node: Node) -> None:
-    made = plan_succession(
+    made = convert_claim(
         claim(device("gpu", "gpu-9", uuid="GPU-gone"), device("gpu", "gpu-3", uuid=node.uuid(3), time_sliced=True)),
         node,
         settings=STATIC,
@@ -165,7 +165,7 @@ def test_admin_access_undoes_nothing_and_shares_keep_their_ids(node: Node) -> No
     results = (
         VendorResult(request="r", driver="gpu.nvidia.com", pool="n", device="gpu-3", admin_access=True, share_id="s"),
     )
-    made = plan_succession(
+    made = convert_claim(
         claim(device("gpu", "gpu-3", uuid=node.uuid(3), time_sliced=True), results=results), node, settings=STATIC
     )
     assert made.entry.steps == ()
@@ -212,7 +212,7 @@ def test_what_it_did_not_make_is_not_undone(node: Node, claimed: VendorClaim, se
 
 
 def test_what_a_completed_claim_has_is_not_undone_for_one_that_was_begun(node: Node) -> None:
-    taken = plan_succession(
+    taken = convert_claim(
         claim(device("mig", "gpu-0-mig-1g10gb-19-2", uuid=node.partition(0, 2))), node, settings=DYNAMIC
     )
     cleaning = plan_cleaning(

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from cdi_claims import HOOK, LIB, MIG, V, gpu, nodes, partitioned, reading, settle, target
+from cdi_claims import HOOK, LIB, MIG, V, edits_of, gpu, nodes, partitioned, reading, settle, target
 from pydra import ClaimError
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec_file
-from pydra_nvidia.cdi.injection import Injection
+from pydra_nvidia.cdi.edits import DeviceEdits
+from pydra_nvidia.cdi.hooks import find_hook
 from pydra_nvidia.cdi.libraries import DriverIncomplete
 from pydra_nvidia.hardware_types import (
     Reading,
@@ -26,9 +27,9 @@ async def test_two_gpus_and_a_partition_of_one_claim_make_one_spec(machine: Any)
     machine.put("/sys/bus/pci/devices/0000:00:00.0/drm/card1/dev", b"226:1")
     machine.put("/sys/class/drm/card1/dev", b"226:1\n")
     machine.devices("dri/card1")
-    seen, injection = reading(), Injection(machine.tree, Settings())
+    seen, maker = reading(), DeviceEdits(machine.tree, Settings())
     targets = [target(name, seen) for name in ("gpu-0", MIG, "gpu-2")]
-    prepared = [one.allocated.prepared(own) for one, own in zip(targets, injection.look(targets, seen), strict=True)]
+    prepared = [one.allocated.prepared(own) for one, own in zip(targets, maker.build(targets, seen), strict=True)]
     present = await resolve(prepared, root=str(machine.path))
     assert list(present) == prepared, "nothing that was found is missing"
     content = build_spec_file("gpu.nvidia.com", "uid", present)
@@ -60,13 +61,13 @@ async def test_two_gpus_and_a_partition_of_one_claim_make_one_spec(machine: Any)
     ]
     (hook,) = own[0]["hooks"]
     assert hook["args"][2:] == ["--link", "../card1::/dev/dri/by-path/pci-0000:00:00.0-card"]
-    again = [one.allocated.prepared(await Injection(machine.tree, Settings()).edits(one, seen)) for one in targets]
+    again = [one.allocated.prepared(edits_of(DeviceEdits(machine.tree, Settings()), one, seen)) for one in targets]
     assert build_spec_file("gpu.nvidia.com", "uid", again[::-1]) == content
 
 
 async def test_a_partition_opens_its_own_capabilities_only(machine: Any) -> None:
     seen = reading()
-    edits = await Injection(machine.tree, Settings()).edits(target(MIG, seen), seen)
+    edits = edits_of(DeviceEdits(machine.tree, Settings()), target(MIG, seen), seen)
     assert {node.path: (node.major, node.minor, node.file_mode) for node in edits.device_nodes[3:]} == {
         "/dev/nvidia1": (195, 1, None),
         "/dev/nvidia-caps/nvidia-cap201": (235, 201, 0o444),
@@ -78,7 +79,7 @@ async def test_a_partition_has_its_gpus_nodes_for_graphics_whatever_its_profile(
     seen = reading()
     machine.devices("dri/renderD129")
     machine.put("/sys/bus/pci/devices/0000:01:00.0/drm/renderD129/dev", b"226:129")
-    assert "/dev/dri/renderD129" in nodes(await Injection(machine.tree, Settings()).edits(target(MIG, seen), seen))
+    assert "/dev/dri/renderD129" in nodes(edits_of(DeviceEdits(machine.tree, Settings()), target(MIG, seen), seen))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,7 @@ async def test_a_partition_that_is_not_there_is_the_claims_error(
 ) -> None:
     change(machine)
     with pytest.raises(error, match=told):
-        await Injection(machine.tree, Settings()).edits(target(MIG, seen), seen)
+        edits_of(DeviceEdits(machine.tree, Settings()), target(MIG, seen), seen)
 
 
 @pytest.mark.parametrize(
@@ -126,30 +127,30 @@ async def test_a_partition_that_is_not_there_is_the_claims_error(
 async def test_what_is_missing_is_said_and_found_when_it_comes(
     machine: Any, change: Callable[[Any], Any], told: str
 ) -> None:
-    seen, injection = reading(), Injection(machine.tree, Settings())
-    whole = await injection.edits(target("gpu-0", seen), seen)
+    seen, maker = reading(), DeviceEdits(machine.tree, Settings())
+    whole = edits_of(maker, target("gpu-0", seen), seen)
     settle(machine)
-    await injection.edits(target("gpu-0", seen), seen)
+    edits_of(maker, target("gpu-0", seen), seen)
     change(machine)
     for _ in range(2):
         with pytest.raises(DriverIncomplete, match=told):
-            await injection.edits(target("gpu-0", seen), seen)
+            edits_of(maker, target("gpu-0", seen), seen)
     machine.put(f"{LIB}/libcuda.so.{V}")
     machine.put(f"{LIB}/libnvidia-ml.so.{V}")
     machine.devices("nvidiactl", "nvidia0")
-    assert await injection.edits(target("gpu-0", seen), seen) == whole
+    assert edits_of(maker, target("gpu-0", seen), seen) == whole
 
 
 async def test_nodes_that_are_not_always_there_are_left_out(machine: Any) -> None:
-    seen, injection = reading(), Injection(machine.tree, Settings())
+    seen, maker = reading(), DeviceEdits(machine.tree, Settings())
     machine.at("/dev/nvidia-uvm").unlink()
-    assert nodes(await injection.edits(target("gpu-0", seen), seen)) == [
+    assert nodes(edits_of(maker, target("gpu-0", seen), seen)) == [
         "/dev/nvidiactl",
         "/dev/nvidia-uvm-tools",
         "/dev/nvidia0",
     ]
     machine.devices("nvidia-uvm", "nvidia-modeset")
-    assert set(nodes(await injection.edits(target("gpu-0", seen), seen))) == {
+    assert set(nodes(edits_of(maker, target("gpu-0", seen), seen))) == {
         "/dev/nvidiactl",
         "/dev/nvidia-modeset",
         "/dev/nvidia-uvm",
@@ -159,45 +160,45 @@ async def test_nodes_that_are_not_always_there_are_left_out(machine: Any) -> Non
 
 
 async def test_files_are_remembered_until_a_folder_changes(machine: Any) -> None:
-    seen, injection = reading(), Injection(machine.tree, Settings())
+    seen, maker = reading(), DeviceEdits(machine.tree, Settings())
     settle(machine)
-    before = await injection.edits(target("gpu-0", seen), seen)
+    before = edits_of(maker, target("gpu-0", seen), seen)
     machine.library(LIB, "libnvidia-new", "libnvidia-new.so.1")
     settle(machine)
-    assert await injection.edits(target("gpu-0", seen), seen) == before, "nobody looks where no time stamp changed"
+    assert edits_of(maker, target("gpu-0", seen), seen) == before, "nobody looks where no time stamp changed"
     os.utime(machine.at(LIB))
     assert f"{LIB}/libnvidia-new.so.{V}" in {
-        mount.container_path for mount in (await injection.edits(target("gpu-0", seen), seen)).mounts
+        mount.container_path for mount in (edits_of(maker, target("gpu-0", seen), seen)).mounts
     }
 
 
 async def test_folders_that_changed_a_moment_ago_are_looked_at_again(machine: Any) -> None:
-    seen, injection = reading(), Injection(machine.tree, Settings(), clock=lambda: 1_000_001.0)
+    seen, maker = reading(), DeviceEdits(machine.tree, Settings(), clock=lambda: 1_000_001.0)
     for folder, _, _ in os.walk(machine.path):
         os.utime(folder, (1_000_000, 1_000_000))
-    await injection.edits(target("gpu-0", seen), seen)
+    edits_of(maker, target("gpu-0", seen), seen)
     machine.library(LIB, "libnvidia-new", "libnvidia-new.so.1")
     os.utime(machine.at(LIB), (1_000_000, 1_000_000))  # within the same tick of the file system's clock
-    mounts = (await injection.edits(target("gpu-0", seen), seen)).mounts
+    mounts = (edits_of(maker, target("gpu-0", seen), seen)).mounts
     assert f"{LIB}/libnvidia-new.so.{V}" in {mount.container_path for mount in mounts}
 
 
 async def test_another_driver_is_looked_for_anew(machine: Any) -> None:
-    seen, injection = reading(), Injection(machine.tree, Settings())
+    seen, maker = reading(), DeviceEdits(machine.tree, Settings())
     settle(machine)
-    await injection.edits(target("gpu-0", seen), seen)
+    edits_of(maker, target("gpu-0", seen), seen)
     newer = reading(version="590.44.01")
     with pytest.raises(DriverIncomplete, match=r"libcuda\.so\.590\.44\.01"):
-        await injection.edits(target("gpu-0", newer), newer)
+        edits_of(maker, target("gpu-0", newer), newer)
     machine.driver_libraries("/usr/lib64", "590.44.01")
-    edits = await injection.edits(target("gpu-0", newer), newer)
+    edits = edits_of(maker, target("gpu-0", newer), newer)
     assert edits.env["NVIDIA_CTK_LIBCUDA_DIR"] == "/usr/lib64"
 
 
 async def test_a_node_without_a_driver_says_so(node: Any) -> None:
     seen = reading()
     with pytest.raises(DriverIncomplete, match="PYDRA_NVIDIA_DRIVER_ROOT"):
-        await Injection(node.tree, Settings()).edits(target("gpu-0", seen), seen)
+        edits_of(DeviceEdits(node.tree, Settings()), target("gpu-0", seen), seen)
 
 
 async def test_a_driver_container_has_its_own_dev(node: Any) -> None:
@@ -207,7 +208,7 @@ async def test_a_driver_container_has_its_own_dev(node: Any) -> None:
     node.devices("nvidiactl", "nvidia0", root=root)
     node.put("/usr/local/nvidia/toolkit/nvidia-cdi-hook", b"#!", 0o755)
     seen = reading()
-    edits = await Injection(node.tree, Settings()).edits(target("gpu-0", seen), seen)
+    edits = edits_of(DeviceEdits(node.tree, Settings()), target("gpu-0", seen), seen)
     assert nodes(edits) == ["/dev/nvidiactl", "/dev/nvidia0"]
     assert {mount.host_path: mount.container_path for mount in edits.mounts} == {
         f"{root}/usr/lib64/{name}.so.{V}": f"/usr/lib64/{name}.so.{V}" for name in ("libcuda", "libnvidia-ml")
@@ -218,4 +219,4 @@ async def test_a_driver_container_has_its_own_dev(node: Any) -> None:
 async def test_a_hook_that_goes_with_nvidias_own_driver_is_not_used(machine: Any) -> None:
     machine.at(HOOK).unlink()
     machine.put("/var/lib/kubelet/plugins/gpu.nvidia.com/nvidia-cdi-hook", b"#!", 0o755)
-    assert not await Injection(machine.tree, Settings()).has_hook()
+    assert not find_hook(machine.tree, Settings())

@@ -7,17 +7,17 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import msgspec
 
-from pydra import AllocatedDevice, Claim, ClaimError, ContainerEdits
+from pydra import AllocatedDevice, Claim, ClaimError
 from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu, find_targets
 from pydra_nvidia.hardware_types import PciFunction, Reading
 from pydra_nvidia.host.pci import DRIVER, is_vfio
-from pydra_nvidia.migration.vendor_checkpoint import VendorClaim, VendorDevice
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.slicing.conflicts import find_holds
 from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Hold, MigModeOn, SetTimeSlice, Step, leave_behind
+from pydra_nvidia.takeover.vendor_checkpoint import VendorClaim, VendorDevice
 
 
-class Succession(msgspec.Struct, frozen=True, kw_only=True):
+class ConvertedClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A claim to take over. `targets` has None for what is no longer as it was prepared; `notes` are for the admin."""
 
     claim: Claim
@@ -31,9 +31,9 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
         return not any(self.targets)
 
 
-def plan_succession(
+def convert_claim(
     vendor: VendorClaim, reading: Reading, *, settings: Settings, overridden: Collection[str] = ()
-) -> Succession:
+) -> ConvertedClaim:
     """A completed claim. What that driver did for it is what will be undone when it ends.
 
     `overridden` are the addresses of functions that are kept for a driver for passthrough. That driver keeps those that
@@ -66,7 +66,7 @@ def plan_succession(
                 f"claim {vendor.uid} uses the MPS control daemon that NVIDIA's driver started: delete the Deployment"
                 f" mps-control-daemon-{device.mps} when the claim has ended"
             )
-    return Succession(
+    return ConvertedClaim(
         claim=Claim(uid=vendor.uid, namespace=vendor.namespace, name=vendor.name, devices=devices),
         entry=_entry(vendor, holds, steps),
         targets=targets,
@@ -125,17 +125,6 @@ def _left(vendor: VendorClaim, what: str) -> str:
     return (
         f"claim {vendor.uid} was begun by NVIDIA's driver; {what} is left as it is, for nothing tells whether that"
         " driver or the admin made it so"
-    )
-
-
-def mps_edits(directory: str, daemon: str) -> ContainerEdits:
-    """What that driver gives to the clients of its MPS control daemon; `directory` is its plugin directory."""
-    root, options = f"{directory}/mps/{daemon}", ("rw", "nosuid", "nodev", "bind")
-    return (
-        ContainerEdits()
-        .with_env("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")  # noqa: S108 - NVIDIA's place inside containers
-        .with_mount(f"{root}/shm", "/dev/shm", options=options, optional=True)  # noqa: S108
-        .with_mount(f"{root}/pipe", "/tmp/nvidia-mps", options=options, optional=True)  # noqa: S108
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_nvidia.cdi.elf import Elf, read_elf
+from pydra_nvidia.cdi.libraries import Elf, read_elf
 
 WIDE = b"\x7fELF\x02\x01\x01"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_nvidia.migration.vendor_checkpoint import (
+from pydra_nvidia.takeover.vendor_checkpoint import (
     NoCheckpoint,
     VendorClaim,
     VendorDevice,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from pydra import ContainerEdits, Mount
+from pydra_nvidia.cdi.edits import mps_edits
 from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.sharing.edits import build_sharing_edits
 from pydra_nvidia.steps import SetTimeSlice, StartMps
 
 OPTIONS = ("rw", "nosuid", "nodev", "bind")
@@ -34,7 +34,7 @@ def test_a_device_gets_the_pipe_and_the_memory_of_its_daemon(kit: Any, device: s
     reading = kit.reading(*(kit.gpu(minor) for minor in (0, 1, 3)), kit.gpu(2, mig=kit.mig((kit.PROFILE, 0, "MIG-z"))))
     (target,) = kit.targets(reading, kit.give(device, admin=admin))
     steps = (SetTimeSlice(gpu="GPU-3", interval=1), WHOLE, STATIC, DYNAMIC)
-    edits = build_sharing_edits(target, steps, settings=Settings(state="/host/run/p", host_root="/host"))
+    edits = mps_edits(target, steps, settings=Settings(state="/host/run/p", host_root="/host"))
     if admin or not daemon:
         assert edits == ContainerEdits()
         return

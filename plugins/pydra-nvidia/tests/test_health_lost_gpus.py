@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpu_values import gpu
 from pydra_nvidia.hardware_types import Gpu, LostGpu, PciFunction, Reading
-from pydra_nvidia.lost_gpus import find_lost
+from pydra_nvidia.health.lost_gpus import find_lost
 from pydra_nvidia.nvml.errors import Code, NvmlError
 
 

@@ -15,23 +15,22 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, PreparedDevice
-from pydra_nvidia.cdi.edits import merge
-from pydra_nvidia.cdi.injection import Injection
+from pydra_nvidia.cdi.edits import DeviceEdits, merge, mps_client_edits
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.held_claims import HeldEntries, build_plan, build_state
 from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.host.pci import is_vfio
-from pydra_nvidia.migration.plan import Succession, mps_edits, plan_cleaning, plan_succession
-from pydra_nvidia.migration.vendor_checkpoint import (
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.slicing.execution import StepExecutor
+from pydra_nvidia.steps import Entry
+from pydra_nvidia.takeover.vendor_checkpoint import (
     FILE,
     NoCheckpoint,
     VendorCheckpoint,
     VendorClaim,
     parse_vendor_checkpoint,
 )
-from pydra_nvidia.settings import Settings
-from pydra_nvidia.slicing.execution import StepExecutor
-from pydra_nvidia.steps import Entry
+from pydra_nvidia.takeover.vendor_claims import ConvertedClaim, convert_claim, plan_cleaning
 from pydra_nvidia.telemetry import Hardware
 from pydra_nvidia.vfio.binding import read_function
 
@@ -46,7 +45,7 @@ class VendorRuns(ClaimError):
     reason = "VendorRuns"
 
 
-class VendorSuccession:
+class VendorTakeover:
     """What the admin should know is logged."""
 
     def __init__(
@@ -57,14 +56,14 @@ class VendorSuccession:
         hardware: Hardware,
         held: HeldEntries,
         executor: StepExecutor,
-        injection: Injection,
+        edits: DeviceEdits,
     ) -> None:
         self._settings = settings
         self._tree = tree
         self._hardware = hardware
         self._held = held
         self._executor = executor
-        self._injection = injection
+        self._edits = edits
 
     async def inherit(self, directory: str) -> Inheritance:
         """What the plugin directory holds of that driver's. Raises VendorRuns, and what reading the hardware raises."""
@@ -85,22 +84,22 @@ class VendorSuccession:
         completed = [vendor for vendor in checkpoint.claims if vendor.completed and vendor.devices]
         overridden = await asyncio.to_thread(self._find_overridden, reading)
         planned = [
-            plan_succession(vendor, reading, settings=self._settings, overridden=overridden) for vendor in completed
+            convert_claim(vendor, reading, settings=self._settings, overridden=overridden) for vendor in completed
         ]
         for note in (note for one in planned for note in one.notes):
             _log.warning("%s", note)
-        successions = [one for one in planned if not one.is_void]
-        for succession in successions:
-            self._held.write(succession.entry)
+        converted = [one for one in planned if not one.is_void]
+        for one in converted:
+            self._held.write(one.entry)
         await self._clean(
             checkpoint,
             reading,
-            [one.entry for one in successions],
+            [one.entry for one in converted],
             driver=os.path.basename(directory),
             overridden=overridden if checkpoint.boot_id else (),  # else they may be of an earlier boot
         )
         devices = {vendor.uid: vendor for vendor in checkpoint.claims}
-        claims = [await self._take(one, devices[one.claim.uid], reading, directory) for one in successions]
+        claims = [await self._take(one, devices[one.claim.uid], reading, directory) for one in converted]
         return Inheritance(claims=tuple(claims), files=(path,))
 
     async def _warn_of_device_plugin(self, directory: str) -> None:
@@ -167,18 +166,24 @@ class VendorSuccession:
         return frozenset(one.address for one in functions if is_vfio(one.override))
 
     async def _take(
-        self, succession: Succession, vendor: VendorClaim, reading: Reading, directory: str
+        self, converted: ConvertedClaim, vendor: VendorClaim, reading: Reading, directory: str
     ) -> InheritedClaim:
-        entry = succession.entry
+        entry = converted.entry
         prepared: list[PreparedDevice] = []
-        for allocated, target, device in zip(succession.claim.devices, succession.targets, vendor.devices, strict=True):
+        for allocated, target, device in zip(converted.claim.devices, converted.targets, vendor.devices, strict=True):
             if target is None:
                 prepared.append(allocated.prepared())
                 continue
-            edits = await self._injection.edits(target, reading, entry.steps)
-            extra = mps_edits(directory, device.mps) if device.mps else ContainerEdits()
-            prepared.append(allocated.prepared(merge(edits, extra), state=build_state(entry, target)))
-        return InheritedClaim(claim=replace(succession.claim, plan=build_plan(entry)), prepared=tuple(prepared))
+            edits = await asyncio.to_thread(self._edits.build, (target,), reading, entry.steps)
+            if device.mps:
+                edits.append(_mps_edits(f"{directory}/mps/{device.mps}"))
+            prepared.append(allocated.prepared(merge(*edits), state=build_state(entry, target)))
+        return InheritedClaim(claim=replace(converted.claim, plan=build_plan(entry)), prepared=tuple(prepared))
+
+
+def _mps_edits(root: str) -> ContainerEdits:
+    """For clients of an MPS control daemon that NVIDIA's driver started, and whose directory may go with it."""
+    return mps_client_edits(f"{root}/pipe", f"{root}/shm", optional=True)
 
 
 def _read(path: str) -> bytes | None:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from pydra import Health, HealthStatus, Taint, TaintEffect
 from pydra_nvidia.hardware_types import Condition, Gpu, LostGpu, Placement, Reading
-from pydra_nvidia.health.assessments import WELL, Assessment, combine
-from pydra_nvidia.health.diagnose import diagnose
+from pydra_nvidia.health.diagnosis import WELL, Assessment, combine, diagnose
 from pydra_nvidia.health.incidents import Incident
 from pydra_nvidia.settings import Reaction, Settings, Signal
 

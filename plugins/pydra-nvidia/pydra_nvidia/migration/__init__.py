@@ -1,1 +1,0 @@
-"""Coming after NVIDIA's own DRA driver: its checkpoint, and whether it still runs."""
