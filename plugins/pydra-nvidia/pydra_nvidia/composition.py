@@ -33,7 +33,7 @@ from pydra_nvidia.sharing.time_slicing import SetTimeSliceApplier
 from pydra_nvidia.slicing.execution import PriorState, StepExecutor
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps
 from pydra_nvidia.takeover.takeover import VendorTakeover
-from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.telemetry import Telemetry
 from pydra_nvidia.vfio.apply import BindVfioApplier
 
 _log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
     """The backend, with a session to NVML that begins when it is first needed and ends with the block."""
     settings, tree, gate = node.settings, node.tree, node.gate
     session = NvmlSession(node.load, gate)
-    hardware = Hardware(session, tree, settings=settings)
+    telemetry = Telemetry(session, tree, settings=settings)
     held = HeldEntries()
     health = HealthMonitor(session, IncidentStore(os.path.join(settings.state, FILE)), settings=settings)
 
@@ -111,7 +111,7 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
         return find_driver_root(tree, settings)
 
     daemons = MpsDaemons(settings, tree, find_root)
-    start_mps = StartMpsApplier(session, settings, held, daemons, hardware.reread)
+    start_mps = StartMpsApplier(session, settings, held, daemons, telemetry.reread)
     executor = StepExecutor(
         held,
         {
@@ -129,7 +129,7 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
         settings,
         session=session,
         gate=gate,
-        hardware=hardware,
+        telemetry=telemetry,
         held=held,
         prior_state=PriorState(session, tree, Persistenced(tree, find_root)),
         executor=executor,
@@ -139,7 +139,7 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
         takeover=VendorTakeover(
             settings=settings,
             tree=tree,
-            hardware=hardware,
+            telemetry=telemetry,
             held=held,
             executor=executor,
             edits=edits,

@@ -64,7 +64,7 @@ class _Known(msgspec.Struct, kw_only=True):
 _log = logging.getLogger(__name__)
 
 
-class Hardware:
+class Telemetry:
     """The node's NVIDIA hardware; `session` is used by nobody else while a reading is made.
 
     What the driver withholds that is wanted is logged once.
@@ -387,6 +387,11 @@ class Hardware:
     def _reread_gpu(self, nvml: Nvml, gpu: Gpu) -> Gpu:
         known, mig, unread = self._read_mig(nvml, nvml.find(gpu.uuid), gpu.uuid, gpu.index)
         return replace(gpu, minor=known.facts.minor, mig=mig, unread=unread)
+
+
+def read_without_driver(tree: Tree) -> Reading:
+    """What the kernel tells of the hardware alone. Blocks."""
+    return Reading(functions=PciBus(tree).functions(), vfio=read_vfio_host(tree))
 
 
 def _is_other(known: _Known, enabled: bool | None, handle: Any) -> bool:

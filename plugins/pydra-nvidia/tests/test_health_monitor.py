@@ -16,7 +16,7 @@ from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.install import open_simulation
-from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.telemetry import Telemetry
 
 DEADLINE = 60.0
 QUIET = 300.0
@@ -42,7 +42,7 @@ class Ward:
         self.memory = path / "health.json"
         self.now = 1000.0
         self.session = NvmlSession(self.simulation.load)
-        self.hardware = Hardware(self.session, self.simulation.tree, settings=self.settings)
+        self.hardware = Telemetry(self.session, self.simulation.tree, settings=self.settings)
         self.monitor = self.admit()
 
     def admit(self) -> HealthMonitor:

@@ -16,7 +16,7 @@ from pydra_nvidia.simulation.install import Simulation, open_simulation
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOn, SetTimeSlice
 from pydra_nvidia.takeover.vendor_checkpoint import VendorClaim, VendorDevice, VendorResult
 from pydra_nvidia.takeover.vendor_claims import convert_claim, plan_cleaning
-from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.telemetry import Telemetry
 
 STATIC = Settings(state="/s")
 DYNAMIC = Settings(state="/s", dynamic_mig=True)
@@ -58,7 +58,7 @@ async def node(tmp_path: Path) -> Reading:
     path.write_text(json.dumps({"gpus": GROUPS, "settings": {"vfio": True}}))
     simulation: Simulation = open_simulation(str(path), str(tmp_path / "machine"))
     session = NvmlSession(simulation.load)
-    reading = await Hardware(session, simulation.tree, settings=STATIC).read()
+    reading = await Telemetry(session, simulation.tree, settings=STATIC).read()
     session.close()
     values = {name: getattr(reading, name) for name in reading.__struct_fields__}
     return Node(**values)

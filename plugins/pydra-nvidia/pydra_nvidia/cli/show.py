@@ -6,25 +6,27 @@ import argparse
 import asyncio
 import os
 import sys
+import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from pydra import PydraError
+from pydra import HealthStatus, PydraError
 from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
 from pydra_nvidia.cli.arguments import add_node_arguments, node_of
-from pydra_nvidia.cli.report import Look, describe
 from pydra_nvidia.composition import Node
-from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.health.diagnosis import diagnose
-from pydra_nvidia.health.incidents import FILE, IncidentStore
+from pydra_nvidia.devices import gpu_name, mig_name
+from pydra_nvidia.hardware_types import Gpu, Mig, NvLinks, PciFunction, Reading
+from pydra_nvidia.health.diagnosis import WELL, Assessment, Diagnosis, diagnose
+from pydra_nvidia.health.incidents import FILE, Incident, IncidentStore, explain
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
 from pydra_nvidia.host.kernel_driver import read_module_version
-from pydra_nvidia.host.pci import PciBus, read_vfio_host
+from pydra_nvidia.host.pci import DRIVER, is_vfio
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.telemetry import Telemetry, read_without_driver
 
 
 def add_command(commands: Any) -> None:
@@ -57,11 +59,10 @@ async def look_at(node: Node) -> Look:
     problems: list[str] = []
     session = NvmlSession(node.load, node.gate)
     try:
-        reading = await Hardware(session, node.tree, settings=node.settings).read()
+        reading = await Telemetry(session, node.tree, settings=node.settings).read()
     except PydraError as error:
         problems.append(str(error))
-        functions = await asyncio.to_thread(PciBus(node.tree).functions)
-        reading = Reading(functions=functions, vfio=await asyncio.to_thread(read_vfio_host, node.tree))
+        reading = await asyncio.to_thread(read_without_driver, node.tree)
     finally:
         session.close()
     root = await asyncio.to_thread(_find_root, node, problems, needed=bool(reading.functions))
@@ -90,3 +91,182 @@ def _find_root(node: Node, problems: list[str], *, needed: bool) -> DriverRoot |
         if needed and str(error) not in problems:
             problems.append(str(error))
         return None
+
+
+GIB = 1 << 30
+_WIDTH = 120
+_HEAD = ("GPU", "PRODUCT", "UUID", "PCI", "NUMA", "MEMORY", "MIG", "NVLINK", "CONDITION")
+
+
+class Look(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen. `module` is the version of the kernel module; `problems` keep claims from being served."""
+
+    reading: Reading
+    root: DriverRoot | None
+    module: str
+    containers: str
+    diagnosis: Diagnosis
+    incidents: tuple[Incident, ...]
+    settings: Settings
+    problems: tuple[str, ...]
+
+
+def describe(look: Look) -> Iterator[str]:
+    """The whole report."""
+    yield from _driver(look)
+    yield ""
+    yield from _gpus(look)
+    yield from _partitions(look)
+    yield from _elsewhere(look)
+    yield from _node(look)
+    if look.incidents:
+        yield ""
+        yield "Errors remembered (forgotten with pydra-nvidia forget-errors):"
+        yield from (f"  {one.gpu}: {one.count} x {explain(one)}" for one in look.incidents)
+    if look.problems:
+        yield ""
+        yield "Problems:"
+        for problem in look.problems:
+            yield from _paragraph("- ", problem)
+
+
+def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows in columns that are as wide as they must be."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        yield "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _paragraph(label: str, text: str) -> Iterator[str]:
+    """Wrapped, all lines below the first one's text."""
+    yield from textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _driver(look: Look) -> Iterator[str]:
+    driver = look.reading.driver
+    if driver is not None:
+        cuda = f", CUDA {driver.cuda // 1000}.{driver.cuda % 1000 // 10}" if driver.cuda else ""
+        yield f"Driver:      {driver.version}{cuda}"
+    else:
+        yield f"Driver:      {f'{look.module}, not used' if look.module else 'not loaded'}"
+    if look.root is not None:
+        version = f", version {look.root.version}" if look.root.version else ""
+        yield f"Installed:   in {look.root.host_path} of the host{version}; NVML is {look.root.nvml_library}"
+    else:
+        yield "Installed:   no"
+    yield from _paragraph("Containers:  ", look.containers or "see the problems below")
+
+
+def _gpus(look: Look) -> Iterator[str]:
+    reading = look.reading
+    if not reading.gpus and not reading.lost:
+        yield "No GPU answers." if reading.functions else "This node has no NVIDIA GPU."
+        return
+    rows = [_HEAD]
+    for gpu in sorted(reading.gpus, key=lambda one: one.minor):
+        function = reading.functions.get(gpu.pci)
+        rows.append(
+            (
+                gpu_name(gpu.minor),
+                gpu.name,
+                gpu.uuid,
+                gpu.pci,
+                "-" if function is None or function.numa < 0 else str(function.numa),
+                "-" if gpu.memory is None else f"{gpu.memory / GIB:.1f} GiB",
+                _mig(gpu.mig),
+                _links(gpu.links),
+                _condition(look.diagnosis.gpus.get(gpu.uuid, WELL)),
+            )
+        )
+    yield from table(rows)
+    for lost in reading.lost:
+        name = f"GPU {lost.index} (NVML's index)" if lost.index >= 0 else "a GPU"
+        where = f" at {lost.pci}" if lost.pci else ""
+        yield from _paragraph("- ", f"{name}{where} does not answer: {lost.message}")
+    for gpu in reading.gpus:
+        if gpu.mig is not None and gpu.mig.unseen:
+            yield from _paragraph("- ", f"not all partitions of {gpu_name(gpu.minor)} can be read: {gpu.mig.unseen}")
+
+
+def _partitions(look: Look) -> Iterator[str]:
+    rows: list[tuple[str, ...]] = []
+    for gpu in sorted(look.reading.gpus, key=lambda one: one.minor):
+        if gpu.mig is None:
+            continue
+        names = {profile.id: profile.name for profile in gpu.mig.profiles}
+        for one in gpu.mig.instances:
+            profile = names.get(one.profile, f"profile {one.profile}")
+            rows.append(
+                (
+                    mig_name(gpu.minor, profile, one.profile, one.placement.start),
+                    profile,
+                    f"slices {one.placement.start}-{one.placement.start + one.placement.size - 1}",
+                    ", ".join(ci.uuid for ci in one.compute) or "no compute instance",
+                    _condition(look.diagnosis.partitions.get((gpu.uuid, one.placement), WELL)),
+                )
+            )
+    if rows:
+        yield ""
+        yield from table([("PARTITION", "PROFILE", "MEMORY", "MIG DEVICE", "CONDITION"), *rows])
+
+
+def _elsewhere(look: Look) -> Iterator[str]:
+    known = {gpu.pci for gpu in look.reading.gpus}
+    others = [one for one in look.reading.functions.values() if one.address not in known and one.driver != DRIVER]
+    if others:
+        rows = [("FUNCTION", "DEVICE", "DRIVER", "IOMMU GROUP", "WHAT IT IS"), *map(_function, others)]
+        yield ""
+        yield from table(rows)
+
+
+def _function(one: PciFunction) -> tuple[str, ...]:
+    what = "virtual function" if one.is_virtual else "passed through" if is_vfio(one.driver) else "not used by NVIDIA"
+    return one.address, one.name or one.device, one.driver or "none", one.group or "-", what
+
+
+def _node(look: Look) -> Iterator[str]:
+    vfio, settings = look.reading.vfio, look.settings
+    yield ""
+    iommu = f"IOMMU {'on' if vfio.iommu else 'off'}, iommufd {'there' if vfio.iommufd else 'not there'}"
+    yield f"Passthrough: {iommu}; {'offered' if settings.vfio and vfio.iommu else 'not offered'}"
+    if settings.vfio and not vfio.iommu:
+        yield from _paragraph(
+            " " * 13, "PYDRA_NVIDIA_VFIO needs an IOMMU: turn it on in the firmware and for the kernel"
+        )
+    yield f"MIG:         {'made for claims (dynamic)' if settings.dynamic_mig else 'as it is (static)'}"
+    if not settings.dynamic_mig and any(_could_be_partitioned(gpu) for gpu in look.reading.gpus):
+        yield "             GPUs here could be partitioned for claims: PYDRA_NVIDIA_DYNAMIC_MIG=true"
+
+
+def _could_be_partitioned(gpu: Gpu) -> bool:
+    return gpu.mig is not None and gpu.mig.resetless and not gpu.mig.enabled
+
+
+def _mig(mig: Mig | None) -> str:
+    if mig is None:
+        return "-"
+    mode = "on" if mig.enabled else "off"
+    pending = f", {'on' if mig.pending else 'off'} after a reset" if mig.pending != mig.enabled else ""
+    count = f", {len(mig.instances)} there" if mig.enabled else ""
+    return f"{mode}{count}{pending}"
+
+
+def _links(links: NvLinks | None) -> str:
+    if links is None:
+        return "-"
+    ends = " to switches" if links.switched else f" to {len(links.peers)} GPUs" if links.peers else ""
+    return f"{links.up}/{links.total}{ends}"
+
+
+def _condition(assessment: Assessment) -> str:
+    health = assessment.health
+    said = [health.message] if health.status is not HealthStatus.HEALTHY else []
+    said += [f"{taint.key}{f'={taint.value}' if taint.value else ''}" for taint in assessment.taints]
+    return "; ".join(said) or "well"

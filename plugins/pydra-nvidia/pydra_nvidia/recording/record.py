@@ -1,4 +1,8 @@
-"""Records the machine: reads it through a guard, makes the scenario, and reads that back to see what it kept."""
+"""Records the machine: reads it through a guard, makes the scenario, and reads that back to see what it kept.
+
+The file is YAML without what is the default, and above it what a reader of a recording has to know. The names of the
+machine's products are in it, of the machine itself nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,10 @@ import asyncio
 import datetime
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -17,21 +24,19 @@ from pydra import PydraError
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.driver_root import DriverMissing
 from pydra_nvidia.host.filesystem import Tree
-from pydra_nvidia.host.pci import PciBus, read_vfio_host
+from pydra_nvidia.nvml.errors import Code, code_name
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.recording.anonymise import Names
-from pydra_nvidia.recording.build import Seen, build_scenario
-from pydra_nvidia.recording.details import GpuRecord, read_failing, read_record
-from pydra_nvidia.recording.host import read_driver_part, read_host
-from pydra_nvidia.recording.read_only import CallLog, ReadOnlyTree, guard
-from pydra_nvidia.recording.slots import Slot, read_slots
-from pydra_nvidia.recording.text import describe, plain, write_scenario
+from pydra_nvidia.recording.gpus import GpuRecord, read_failing, read_record
+from pydra_nvidia.recording.host import Slot, read_driver_part, read_host, read_slots
+from pydra_nvidia.recording.read_only_guard import CallLog, ReadOnlyTree, guard
+from pydra_nvidia.recording.scenario import Seen, build_scenario
 from pydra_nvidia.settings import Settings, parse_settings
 from pydra_nvidia.simulation.install import Simulation, open_simulation
 from pydra_nvidia.simulation.scenario import Scenario
 from pydra_nvidia.simulation.scenario_file import bundled_model, bundled_models, parse_scenario
-from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.telemetry import Telemetry, read_without_driver
 
 KEPT_SETTINGS = ("dynamic_mig", "orphans", "time_slicing", "mps", "consumable_shares", "vfio", "health", "signals")
 """What is published depends on them; paths and times are of the machine."""
@@ -114,10 +119,9 @@ async def _read(session: NvmlSession, tree: Tree, settings: Settings) -> Reading
     """A reading; without a driver it has what the kernel tells."""
     static = replace(settings, dynamic_mig=False)  # whether partitions can be made says nothing of what is there
     try:
-        return await Hardware(session, tree, settings=static).read()
+        return await Telemetry(session, tree, settings=static).read()
     except DriverMissing:
-        functions = await asyncio.to_thread(PciBus(tree).functions)
-        return Reading(functions=functions, vfio=await asyncio.to_thread(read_vfio_host, tree))
+        return await asyncio.to_thread(read_without_driver, tree)
 
 
 def _read_records(nvml: Nvml, reading: Reading, slots: tuple[Slot, ...], log: CallLog) -> tuple[GpuRecord, ...]:
@@ -171,3 +175,70 @@ def _compare(path: str, one: Any, other: Any) -> Iterator[str]:
 
 def _short(value: Any) -> str:
     return f"{len(value)} of them" if isinstance(value, list | tuple | Mapping) else str(value)
+
+
+WIDTH = 116
+_MOST_DIFFERENCES = 20
+
+
+def write_scenario(scenario: Scenario, head: Sequence[str]) -> str:
+    """The whole file; `head` are the paragraphs of its comment."""
+    import yaml  # noqa: PLC0415 - 4 MiB that only a recording pays for
+
+    lines = [f"# {line}" for paragraph in head for line in textwrap.wrap(paragraph, WIDTH, subsequent_indent="  ")]
+    body = yaml.dump(plain(scenario), Dumper=yaml.SafeDumper, sort_keys=False, default_flow_style=None, width=WIDTH)
+    return "\n".join(lines) + "\n" + str(body)
+
+
+def describe(scenario: Scenario, log: CallLog, day: datetime.date, differences: Sequence[str]) -> Iterator[str]:
+    """The paragraphs."""
+    yield (
+        f"A machine with NVIDIA GPUs, recorded by pydra-nvidia on {day.isoformat()}, without changing anything. UUIDs, "
+        "serial numbers and fabric clusters are made up: neither they nor the machine's name can be found from here."
+    )
+    counts = Counter[str]()
+    for group in scenario.gpus:
+        counts[scenario.models[group.model].name] += group.count
+    gpus = ", ".join(f"{count} x {name}" for name, count in counts.items()) or "no GPUs"
+    cuda = f", CUDA {scenario.driver.cuda // 1000}.{scenario.driver.cuda % 1000 // 10}" if scenario.driver.cuda else ""
+    yield f"Driver {scenario.driver.version} ({scenario.driver.state}){cuda}: {gpus}."
+    yield f"NVML answered {sum(log.answers.values())} calls. Refused: {', '.join(_refusals(log)) or 'none'}."
+    if log.missing:
+        yield f"Its library has no {', '.join(sorted(log.missing))}."
+    if not differences:
+        yield "Read back from this file, the machine is the same."
+        return
+    yield "Read back from this file, the machine is not quite the same:"
+    yield from (f"- {line}" for line in differences[:_MOST_DIFFERENCES])
+    if len(differences) > _MOST_DIFFERENCES:
+        yield f"- and {len(differences) - _MOST_DIFFERENCES} more"
+
+
+def plain(value: Any) -> Any:
+    """As YAML has it; fields with their default are left out."""
+    if isinstance(value, msgspec.Struct):
+        return {name: plain(one) for name, one in _fields(value)}
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(one) for one in value]
+    return value
+
+
+def _fields(value: msgspec.Struct) -> Iterable[tuple[str, Any]]:
+    for field in _fields_of(type(value)):
+        mine = getattr(value, field.name)
+        made = field.default_factory
+        if mine != (field.default if made is msgspec.NODEFAULT else made()):
+            yield field.encode_name, mine
+
+
+_fields_of = cache(msgspec.structs.fields)  # it evaluates all annotations anew, for each of a thousand values
+
+
+def _refusals(log: CallLog) -> list[str]:
+    counts = Counter[tuple[str, str]]()
+    for answer, count in log.answers.items():
+        if answer.code != Code.SUCCESS:
+            counts[answer.symbol, code_name(answer.code)] += count
+    return [f"{symbol} {code} ({count}x)" for (symbol, code), count in sorted(counts.items())]

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class StartMpsApplier:
-    """`reread` reads these GPUs' partitions anew (`telemetry.Hardware.reread`)."""
+    """`reread` reads these GPUs' partitions anew (`telemetry.Telemetry.reread`)."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ from pydra_nvidia.takeover.vendor_checkpoint import (
     parse_vendor_checkpoint,
 )
 from pydra_nvidia.takeover.vendor_claims import ConvertedClaim, convert_claim, plan_cleaning
-from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.telemetry import Telemetry
 from pydra_nvidia.vfio.binding import read_function
 
 _log = logging.getLogger(__name__)
@@ -53,14 +53,14 @@ class VendorTakeover:
         *,
         settings: Settings,
         tree: Tree,
-        hardware: Hardware,
+        telemetry: Telemetry,
         held: HeldEntries,
         executor: StepExecutor,
         edits: DeviceEdits,
     ) -> None:
         self._settings = settings
         self._tree = tree
-        self._hardware = hardware
+        self._telemetry = telemetry
         self._held = held
         self._executor = executor
         self._edits = edits
@@ -80,7 +80,7 @@ class VendorTakeover:
         checkpoint = self._parse(path, text)
         if checkpoint is None or not await asyncio.to_thread(self._is_of_this_boot, path, checkpoint):
             return Inheritance(files=(path,))
-        reading = await self._hardware.read()
+        reading = await self._telemetry.read()
         completed = [vendor for vendor in checkpoint.claims if vendor.completed and vendor.devices]
         overridden = await asyncio.to_thread(self._find_overridden, reading)
         planned = [

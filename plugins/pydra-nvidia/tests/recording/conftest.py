@@ -18,7 +18,7 @@ from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.recording.record import Recording, record
 from pydra_nvidia.settings import Settings, parse_settings
 from pydra_nvidia.simulation.install import Simulation, open_simulation
-from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.telemetry import Telemetry
 
 SALT = b"salt"
 DAY = datetime.date(2026, 11, 21)
@@ -40,7 +40,7 @@ class Rig:
         """What the backend sees of it."""
         session = NvmlSession(self.simulation.load)
         try:
-            return await Hardware(session, self.simulation.tree, settings=self.settings).read()
+            return await Telemetry(session, self.simulation.tree, settings=self.settings).read()
         finally:
             session.close()
 

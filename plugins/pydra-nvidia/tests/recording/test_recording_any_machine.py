@@ -16,9 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pydra_nvidia.nvml.library import use_library
-from pydra_nvidia.recording.build import HANDLE
-from pydra_nvidia.recording.read_only import SCALAR
+from pydra_nvidia.recording.read_only_guard import SCALAR
 from pydra_nvidia.recording.record import record
+from pydra_nvidia.recording.scenario import HANDLE
 from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.install import open_simulation
 from pydra_nvidia.simulation.scenario_file import bundled_model, bundled_models

@@ -13,7 +13,7 @@ from pydra_nvidia.nvml.metrics import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.install import Simulation, open_simulation
-from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.telemetry import Telemetry
 
 
 class Node:
@@ -24,7 +24,7 @@ class Node:
         self.inject = simulation.inject
         self.session = NvmlSession(simulation.load)
         self.settings = Settings(**simulation.settings)
-        self.hardware = Hardware(self.session, simulation.tree, settings=self.settings)
+        self.hardware = Telemetry(self.session, simulation.tree, settings=self.settings)
 
     async def samples(self, reading: Reading) -> tuple[Sample, ...]:
         return await self.session.run(lambda nvml: read_samples(nvml, reading))

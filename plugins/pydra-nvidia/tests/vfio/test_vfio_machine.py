@@ -18,7 +18,7 @@ from pydra_nvidia.simulation.tree.sync import build_tree
 from pydra_nvidia.slicing.execution import StepExecutor
 from pydra_nvidia.slicing.plan import plan_claim
 from pydra_nvidia.steps import BindVfio
-from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.telemetry import Telemetry
 from pydra_nvidia.vfio.apply import BindVfioApplier
 
 CLAIM = Claim(
@@ -45,7 +45,7 @@ async def test_a_claim_takes_a_gpu_and_gives_it_back(tmp_path: Path, scenario: s
     sync = build_tree(str(tmp_path / "tree"), machine)
     settings = Settings(vfio=True, state=str(tmp_path), **sync.settings())
     session = NvmlSession(Simulation(machine, sync.tree, {}).load)
-    hardware = Hardware(session, sync.tree, settings=settings)
+    hardware = Telemetry(session, sync.tree, settings=settings)
     held = HeldEntries()
     executor = StepExecutor(held, {BindVfio: BindVfioApplier(sync.tree, settings, session)})
 

@@ -12,7 +12,7 @@ import pytest
 
 from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.nvml.errors import Code
-from pydra_nvidia.recording.read_only import (
+from pydra_nvidia.recording.read_only_guard import (
     ALLOWED,
     DETAILED,
     NODE,

@@ -14,7 +14,7 @@ from pydra_nvidia.composition import Node
 from pydra_nvidia.devices import GpuName, gpu_name, parse_name
 from pydra_nvidia.health.incidents import FILE, IncidentStore, explain
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.telemetry import Hardware
+from pydra_nvidia.telemetry import Telemetry
 
 
 class ErrorsKept(PydraError):
@@ -63,7 +63,7 @@ def _uuid(node: Node, text: str) -> str:
         raise ErrorsKept(f"{text!r} is not a GPU: give its UUID, or its minor number as 3 or gpu-3")
     session = NvmlSession(node.load, node.gate)
     try:
-        reading = asyncio.run(Hardware(session, node.tree, settings=node.settings).read())
+        reading = asyncio.run(Telemetry(session, node.tree, settings=node.settings).read())
     finally:
         session.close()
     for gpu in reading.gpus:

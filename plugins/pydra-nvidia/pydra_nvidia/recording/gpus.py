@@ -15,8 +15,8 @@ from pydra_nvidia.nvml.gpus import parse_bus_id, read_condition, read_facts, rea
 from pydra_nvidia.nvml.library import Nvml, read_fields
 from pydra_nvidia.nvml.mig_state import RESETLESS_FIELD, read_mode, read_resetless
 from pydra_nvidia.nvml.nvlink import MOST_LINKS, links_of, links_up, read_ends, read_fabric_info, read_link_states
-from pydra_nvidia.recording.read_only import DETAILED, SCALAR, CallLog, handle_address
-from pydra_nvidia.recording.tables import read_mig, read_presets
+from pydra_nvidia.recording.mig_tables import read_mig, read_presets
+from pydra_nvidia.recording.read_only_guard import DETAILED, SCALAR, CallLog, handle_address
 from pydra_nvidia.simulation.model import ClockModel, FabricModel, Model, NvLinkModel, PciModel
 from pydra_nvidia.simulation.scenario import ConditionPart, LinkPart, Preset
 

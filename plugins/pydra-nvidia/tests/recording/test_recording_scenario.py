@@ -5,10 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from pydra_nvidia.hardware_types import PciFunction, Reading
-from pydra_nvidia.recording.build import merge_groups
-from pydra_nvidia.recording.models import guess, name_models, unify
+from pydra_nvidia.recording.host import Slot, read_regions
 from pydra_nvidia.recording.record import find_differences
-from pydra_nvidia.recording.slots import Slot, read_regions
+from pydra_nvidia.recording.scenario import guess, merge_groups, name_models, unify
 from pydra_nvidia.simulation.model import ComputeProfile, Model, PciModel
 from pydra_nvidia.simulation.scenario import GroupPart
 from pydra_nvidia.simulation.scenario_file import bundled_model
