@@ -14,7 +14,7 @@ from pydra.errors import Conflict
 from pydra.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIMS, JsonObject
 from pydra_nvidia import DEVICE_CLASSES as CLASSES
 from pydra_nvidia import DRIVER
-from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from tests.e2e.agent import Agent, open_agent
 from tests.e2e.cluster import Cluster, open_cluster
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydra_nvidia.simulation.tree.minors import compute_minor, instance_minor
+from pydra_nvidia.simulation.tree.device_numbers import compute_minor, instance_minor
 from tests.e2e.cluster import STAY, Cluster
 from tests.e2e.nvidia import (
     LIBRARIES,

@@ -75,7 +75,7 @@ def find_node(environ: Mapping[str, str], settings: Settings | None = None) -> N
     if settings.scenario:
         # Imported only here: a node with hardware has no use for one without.
         with needs_simulation():
-            from pydra_nvidia.simulation.install import default_state, open_simulation  # noqa: PLC0415
+            from pydra_nvidia.simulation.simulation import default_state, open_simulation  # noqa: PLC0415
 
         state = default_state() if settings.state == Settings().state else settings.state
         simulation = open_simulation(settings.scenario, state)

@@ -11,7 +11,7 @@ from pydra import AllocatedDevice, Claim, DeviceInUse
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.composition import find_node, open_backend
 from pydra_nvidia.held_claims import parse_entry
-from pydra_nvidia.simulation.install import open_simulation
+from pydra_nvidia.simulation.simulation import open_simulation
 from pydra_nvidia.steps import CreateMig, MigModeOn
 from small_agent import SmallAgent, as_kept
 

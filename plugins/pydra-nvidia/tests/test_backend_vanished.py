@@ -10,7 +10,7 @@ import pytest
 
 from pydra import AllocatedDevice, Claim, Device, HealthStatus
 from pydra_nvidia.composition import find_node, open_backend
-from pydra_nvidia.simulation.install import open_simulation
+from pydra_nvidia.simulation.simulation import open_simulation
 from small_agent import SmallAgent
 
 PART = "gpu-0-mig-1g10gb-19-2"

@@ -15,7 +15,7 @@ from pydra_nvidia.health.incidents import IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import parse_settings
-from pydra_nvidia.simulation.install import open_simulation
+from pydra_nvidia.simulation.simulation import open_simulation
 from pydra_nvidia.telemetry import Telemetry
 
 DEADLINE = 60.0

@@ -18,7 +18,7 @@ from pydra_nvidia.composition import find_node, open_backend
 from pydra_nvidia.health.diagnosis import MAINTENANCE
 from pydra_nvidia.nvml.maintenance_gate import LOCK, REQUEST, UNSAID, Gate, InMaintenance
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from small_agent import SmallAgent
 
 DEADLINE = 60.0

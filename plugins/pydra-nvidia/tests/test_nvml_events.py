@@ -15,7 +15,7 @@ from pydra_nvidia.nvml.events import Event, EventWatcher, retry_pause
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_control import set_mig_mode
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.simulation.install import open_simulation
+from pydra_nvidia.simulation.simulation import open_simulation
 
 DEADLINE = 60.0
 DOUBLE_BIT = 0x2

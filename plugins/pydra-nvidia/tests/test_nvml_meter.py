@@ -11,7 +11,7 @@ from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.events import open_events
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 
 
 @pytest.fixture

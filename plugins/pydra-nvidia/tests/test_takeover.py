@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra_nvidia.composition import find_node, open_backend
-from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 
 DATA = Path(__file__).parent / "data" / "vendor-checkpoints"
 ADDRESS = "0000:65:00.0"

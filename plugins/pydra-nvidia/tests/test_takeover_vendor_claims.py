@@ -12,7 +12,7 @@ import pytest
 from pydra_nvidia.hardware_types import Placement, Reading
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOn, SetTimeSlice
 from pydra_nvidia.takeover.vendor_checkpoint import VendorClaim, VendorDevice, VendorResult
 from pydra_nvidia.takeover.vendor_claims import convert_claim, plan_cleaning

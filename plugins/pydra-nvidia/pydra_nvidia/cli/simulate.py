@@ -220,7 +220,7 @@ def add_command(commands: Any) -> None:
 def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Raises InjectionError for what cannot happen, ScenarioError when there is no machine, SimulationMissing."""
     with needs_simulation():
-        from pydra_nvidia.simulation.install import default_state, reopen_simulation  # noqa: PLC0415 - only for this
+        from pydra_nvidia.simulation.simulation import default_state, reopen_simulation  # noqa: PLC0415 - only for this
 
     state = parsed.state or environ.get(f"{PREFIX}STATE") or default_state()
     event: Event = parsed.event

@@ -33,9 +33,9 @@ from pydra_nvidia.recording.host import Slot, read_driver_part, read_host, read_
 from pydra_nvidia.recording.read_only_guard import CallLog, ReadOnlyTree, guard
 from pydra_nvidia.recording.scenario import Seen, build_scenario
 from pydra_nvidia.settings import Settings, parse_settings
-from pydra_nvidia.simulation.install import Simulation, open_simulation
 from pydra_nvidia.simulation.scenario import Scenario
 from pydra_nvidia.simulation.scenario_file import bundled_model, bundled_models, parse_scenario
+from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.telemetry import Telemetry, read_without_driver
 
 KEPT_SETTINGS = ("dynamic_mig", "orphans", "time_slicing", "mps", "consumable_shares", "vfio", "health", "signals")

@@ -18,9 +18,16 @@ import msgspec
 
 from pydra import PydraError
 from pydra_nvidia.simulation.boards import Board, derive_mig_uuid
-from pydra_nvidia.simulation.machine import Machine, View, lowest_instance_id
+from pydra_nvidia.simulation.machine import (
+    Machine,
+    View,
+    lowest_instance_id,
+    reboot,
+    release_gpu,
+    reload_driver,
+    reset_gpu,
+)
 from pydra_nvidia.simulation.state import ComputeState, Counters, Gauges, GpuState, InstanceState, Process
-from pydra_nvidia.simulation.transitions import reboot, release_gpu, reload_driver, reset_gpu
 
 XID, MIG_CHANGE, UNAVAILABLE, RECOVERY_ACTION = 0x8, 0x100, 0x4000, 0x8000
 """NVML's event types."""

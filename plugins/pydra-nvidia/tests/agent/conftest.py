@@ -34,7 +34,7 @@ from pydra_dev.oci import OciSpec
 from pydra_nvidia import DEVICE_CLASSES as CLASSES
 from pydra_nvidia import DRIVER
 from pydra_nvidia.claim_config import GROUP_VERSION
-from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState
 from tests.integration.agent.process import Agent, run_agent
 

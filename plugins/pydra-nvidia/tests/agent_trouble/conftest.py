@@ -29,7 +29,7 @@ from pydra_nvidia.cli import main
 from pydra_nvidia.sharing.mps_launch import MARK
 from pydra_nvidia.sharing.mps_processes import find_marked
 from pydra_nvidia.simulation.inject import Injector
-from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState
 from tests.integration.agent.process import Agent, run_agent
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pydra_nvidia.health.incidents import FILE, IncidentStore
-from pydra_nvidia.simulation.install import open_simulation
+from pydra_nvidia.simulation.simulation import open_simulation
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -12,7 +12,7 @@ import pytest
 from pydra_nvidia.cli import main
 from pydra_nvidia.cli.simulate import EVENTS
 from pydra_nvidia.simulation.inject import Injector
-from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Happen = Callable[..., int]

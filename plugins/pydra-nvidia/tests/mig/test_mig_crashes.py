@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MakeNode = Callable[..., "Node"]
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    [f"pydra_nvidia.{name}" for name in ("mig.apply", "nvml.session", "simulation.install", "slicing.execution")]
+    [f"pydra_nvidia.{name}" for name in ("mig.apply", "nvml.session", "simulation.simulation", "slicing.execution")]
 )
 """A new process for each claim, without the half second that the imports take."""
 

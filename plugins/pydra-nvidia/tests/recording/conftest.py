@@ -17,7 +17,7 @@ from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.recording.record import Recording, record
 from pydra_nvidia.settings import Settings, parse_settings
-from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.telemetry import Telemetry
 
 SALT = b"salt"

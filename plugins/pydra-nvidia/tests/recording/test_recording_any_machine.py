@@ -20,8 +20,8 @@ from pydra_nvidia.recording.read_only_guard import SCALAR
 from pydra_nvidia.recording.record import record
 from pydra_nvidia.recording.scenario import HANDLE
 from pydra_nvidia.settings import parse_settings
-from pydra_nvidia.simulation.install import open_simulation
 from pydra_nvidia.simulation.scenario_file import bundled_model, bundled_models
+from pydra_nvidia.simulation.simulation import open_simulation
 
 NEEDED = {"nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetPciInfo_v3"}
 """Without these nothing is known of a GPU."""

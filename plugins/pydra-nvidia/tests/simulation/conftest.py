@@ -14,7 +14,7 @@ import pynvml
 import pytest
 
 from pydra_nvidia.nvml.library import use_library
-from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 
 
 class Rig:
@@ -50,7 +50,7 @@ class Rig:
         """Run `body` in a process of its own: `nvml` is initialised, `h` the GPU with index 0."""
         code = (
             "import sys, ctypes\n"
-            "from pydra_nvidia.simulation.install import open_simulation\n"
+            "from pydra_nvidia.simulation.simulation import open_simulation\n"
             "simulation = open_simulation(sys.argv[1], sys.argv[2])\n"
             "inject = simulation.inject\n"
             "nvml = simulation.load()\n"

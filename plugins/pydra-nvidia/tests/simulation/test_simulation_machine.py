@@ -43,7 +43,7 @@ def test_processes_that_race_for_places_get_each_once(simulate: Simulate) -> Non
     rig = simulate(H100)
     code = (
         "import sys\n"
-        "from pydra_nvidia.simulation.install import open_simulation\n"
+        "from pydra_nvidia.simulation.simulation import open_simulation\n"
         "nvml = open_simulation(sys.argv[1], sys.argv[2]).load()\n"
         "nvml.nvmlInit()\n"
         "h = nvml.nvmlDeviceGetHandleByIndex(0)\n"
@@ -77,7 +77,7 @@ def test_a_process_that_ended_and_that_nobody_waited_for_has_nvml_open_no_longer
     rig = simulate(H100)
     code = (
         "import sys\n"
-        "from pydra_nvidia.simulation.install import open_simulation\n"
+        "from pydra_nvidia.simulation.simulation import open_simulation\n"
         "open_simulation(sys.argv[1], sys.argv[2]).load().nvmlInit()\n"
         "print(flush=True); sys.stdin.read()\n"
     )

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 
 from pydra_nvidia.cdi.libraries import Elf, read_elf
 from pydra_nvidia.simulation.tree import files
-from pydra_nvidia.simulation.tree.elf import AARCH64, X86_64, build_library
-from pydra_nvidia.simulation.tree.files import Files, change_files
-from pydra_nvidia.simulation.tree.minors import compute_minor, describe_minors, instance_minor
+from pydra_nvidia.simulation.tree.device_numbers import compute_minor, describe_minors, instance_minor
+from pydra_nvidia.simulation.tree.files import AARCH64, X86_64, Files, build_library, change_files
 
 ENTRIES = st.one_of(
     st.sampled_from(["one", "two"]).map(files.text),

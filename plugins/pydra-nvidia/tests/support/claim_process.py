@@ -14,7 +14,7 @@ import msgspec
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.mig.apply import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.simulation.install import open_simulation
+from pydra_nvidia.simulation.simulation import open_simulation
 from pydra_nvidia.slicing.execution import StepExecutor
 from pydra_nvidia.steps import CreateMig, Entry, MigModeOff, MigModeOn, StepApplier
 

@@ -12,7 +12,7 @@ from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.nvml.metrics import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.simulation.install import Simulation, open_simulation
+from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.telemetry import Telemetry
 
 

@@ -26,8 +26,8 @@ from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.state import GpuState
 from pydra_nvidia.simulation.tree.files import change_files
 from pydra_nvidia.simulation.tree.pci import Function, Slot, driver_files, function_files
-from pydra_nvidia.simulation.tree.pci_gpus import GpuListener
 from pydra_nvidia.simulation.tree.pci_kernel import PciKernel
+from pydra_nvidia.simulation.tree.sync import GpuListener
 from pydra_nvidia.steps import BindVfio, Entry
 from pydra_nvidia.vfio.apply import BindVfioApplier
 

@@ -11,9 +11,9 @@ from pydra_nvidia.devices import find_targets
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.simulation.install import Simulation
 from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
+from pydra_nvidia.simulation.simulation import Simulation
 from pydra_nvidia.simulation.tree.sync import build_tree
 from pydra_nvidia.slicing.execution import StepExecutor
 from pydra_nvidia.slicing.plan import plan_claim

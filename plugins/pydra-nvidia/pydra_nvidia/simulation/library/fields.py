@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, number, pointed
-from pydra_nvidia.simulation.library.links import active_links
+from pydra_nvidia.simulation.library.nvlink import active_links
 from pydra_nvidia.simulation.library.sensors import ecc_errors
 from pydra_nvidia.simulation.library.symbols import Call, gpu
 from pydra_nvidia.simulation.model import MigModel, NvLinkModel

@@ -12,12 +12,12 @@ import msgspec
 
 from pydra_nvidia.nvml.errors import Code, code_name
 from pydra_nvidia.simulation.faults import Fault, act
-from pydra_nvidia.simulation.library import devices, events, fields, instances, links, memory, mig, sensors
+from pydra_nvidia.simulation.library import devices, events, fields, instances, memory, mig, nvlink, sensors
 from pydra_nvidia.simulation.library.arguments import Refusal, handle, number
 from pydra_nvidia.simulation.library.symbols import SYMBOLS, Call, Kind, Symbol, Target
 from pydra_nvidia.simulation.machine import Machine, View
 
-TOPICS = (devices, events, fields, instances, links, memory, mig, sensors)
+TOPICS = (devices, events, fields, instances, memory, mig, nvlink, sensors)
 """Their functions are in SYMBOLS once they are imported."""
 
 XID_EVENT = 0x8

@@ -7,8 +7,8 @@ from typing import Any
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.simulation.library.arguments import Refusal, fill, number, pointed, put, put_handle
 from pydra_nvidia.simulation.library.symbols import Call, Target, device, gpu, gpu_target
+from pydra_nvidia.simulation.machine import switch_mode
 from pydra_nvidia.simulation.model import GpuProfile, MigModel
-from pydra_nvidia.simulation.transitions import switch_mode
 
 PROFILE_INFO_V2 = 0x02000098
 PROFILE_COUNT = 0x12

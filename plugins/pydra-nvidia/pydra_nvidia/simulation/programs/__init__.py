@@ -1,1 +1,1 @@
-"""The driver's programs, for a machine that is not there; `tree.launchers` puts them into its file system."""
+"""The driver's programs, for a machine that is not there; `tree.installation` puts them into its file system."""

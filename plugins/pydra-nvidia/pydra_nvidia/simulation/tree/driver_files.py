@@ -1,10 +1,17 @@
-"""What the NVIDIA kernel modules show while they are loaded: /proc/driver, /sys/module, device nodes of no one GPU."""
+"""What the NVIDIA kernel modules show while they are loaded: /proc/driver, /sys/module, device nodes of no one GPU.
+
+Of partitions, nvidia-caps shows a directory and a device node for each instance, while it exists.
+Source: MIG user guide, "Device Nodes and Capabilities".
+"""
 
 from __future__ import annotations
 
-from pydra_nvidia.simulation.tree import nodes
-from pydra_nvidia.simulation.tree.capability_files import general_files
-from pydra_nvidia.simulation.tree.files import Files, device, mig_minors, text
+from collections.abc import Iterable
+
+from pydra_nvidia.simulation.state import InstanceState
+from pydra_nvidia.simulation.tree import device_numbers
+from pydra_nvidia.simulation.tree.device_numbers import CONFIG, MONITOR, compute_minor, instance_minor
+from pydra_nvidia.simulation.tree.files import Files, device, folder, mig_minors, text
 from pydra_nvidia.simulation.tree.pci import driver_files, module_files
 
 COMMON_NODES = ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools")
@@ -61,7 +68,7 @@ def loaded_driver_files(version: str, architecture: str, *, open_module: bool, i
 
 def majors_files(*, driver: bool, imex: bool, vfio: bool) -> Files:
     """/proc/devices."""
-    return {"proc/devices": text(nodes.describe_majors(driver=driver, imex=imex, vfio=vfio))}
+    return {"proc/devices": text(device_numbers.describe_majors(driver=driver, imex=imex, vfio=vfio))}
 
 
 def _describe_version(version: str, architecture: str, *, open_module: bool) -> str:
@@ -74,3 +81,31 @@ def _describe_version(version: str, architecture: str, *, open_module: bool) -> 
         f"NVRM version: NVIDIA UNIX {module}  Wed Oct 29 22:15:01 UTC 2025\n"
         "GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)"
     )
+
+
+_ROOT = "proc/driver/nvidia/capabilities"
+OWNER_ONLY, ALL = 0o400, 0o444
+
+
+def general_files() -> Files:
+    """Those to configure and to watch all partitions."""
+    return _capability(f"{_ROOT}/mig/config", CONFIG, OWNER_ONLY) | _capability(f"{_ROOT}/mig/monitor", MONITOR, ALL)
+
+
+def partition_files(gpu: int, instances: Iterable[InstanceState]) -> Files:
+    """Those of one GPU in MIG mode; `gpu` is its minor number."""
+    place = f"{_ROOT}/gpu{gpu}/mig"
+    files: Files = {place: folder()}
+    for one in instances:
+        files |= _capability(f"{place}/gi{one.id}/access", instance_minor(gpu, one.id), ALL)
+        for compute in one.compute:
+            minor = compute_minor(gpu, one.id, compute.id)
+            files |= _capability(f"{place}/gi{one.id}/ci{compute.id}/access", minor, ALL)
+    return files
+
+
+def _capability(path: str, minor: int, mode: int) -> Files:
+    return {
+        path: text(f"DeviceFileMinor: {minor}\nDeviceFileMode: {mode}\nDeviceFileModify: 1"),
+        f"dev/nvidia-caps/nvidia-cap{minor}": device(),
+    }

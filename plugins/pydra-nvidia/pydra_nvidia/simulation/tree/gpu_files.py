@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from pydra_nvidia.simulation.boards import Board
-from pydra_nvidia.simulation.tree import nodes
+from pydra_nvidia.simulation.tree import device_numbers
 from pydra_nvidia.simulation.tree.files import Files, device, link, text
 from pydra_nvidia.simulation.tree.pci import MIB, Function, Region, Slot, function_files
 
@@ -135,7 +135,7 @@ def _graphics_files(place: GpuPlace, path: str) -> Files:
         (f"renderD{128 + place.index}", 128 + place.index, "render"),
     ):
         files |= {
-            f"{path}/drm/{name}/dev": text(f"{nodes.DRM}:{minor}"),
+            f"{path}/drm/{name}/dev": text(f"{device_numbers.DRM}:{minor}"),
             f"sys/class/drm/{name}": link(f"../../{path.removeprefix('sys/')}/drm/{name}"),
             f"dev/dri/{name}": device(),
             f"dev/dri/by-path/pci-{place.board.address}-{alias}": link(f"../{name}"),

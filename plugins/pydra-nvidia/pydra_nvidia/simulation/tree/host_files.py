@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pydra_nvidia.simulation.boards import derive_uuid
 from pydra_nvidia.simulation.scenario import HostPart
-from pydra_nvidia.simulation.tree import nodes
+from pydra_nvidia.simulation.tree.device_numbers import IOMMU_MINOR, MISC, VFIO_CONTROL_MINOR
 from pydra_nvidia.simulation.tree.files import Files, device, exact, folder, link, text
 from pydra_nvidia.simulation.tree.pci import driver_files, module_files
 
@@ -74,7 +74,7 @@ def _vfio_files(host: HostPart) -> Files:
     variants = sorted({name.replace("-", "_") for name in host.vfio_variants.values()})
     files = {
         "dev/vfio/vfio": device(),
-        "sys/class/misc/vfio/dev": text(f"{nodes.MISC}:{nodes.VFIO_CONTROL_MINOR}"),
+        "sys/class/misc/vfio/dev": text(f"{MISC}:{VFIO_CONTROL_MINOR}"),
         "sys/class/iommu/dmar0/devices": folder(),
     }
     for name in ("vfio", "vfio_iommu_type1", "vfio_pci_core"):
@@ -83,7 +83,10 @@ def _vfio_files(host: HostPart) -> Files:
     for name in variants:
         files |= driver_files(name, name)
     if host.iommufd:
-        files |= {"dev/iommu": device(), "sys/class/misc/iommu/dev": text(f"{nodes.MISC}:{nodes.IOMMU_MINOR}")}
+        files |= {
+            "dev/iommu": device(),
+            "sys/class/misc/iommu/dev": text(f"{MISC}:{IOMMU_MINOR}"),
+        }
     return files
 
 

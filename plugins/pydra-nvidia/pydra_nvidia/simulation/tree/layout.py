@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
 from pydra_nvidia.simulation.boards import Board
 from pydra_nvidia.simulation.machine import View
-from pydra_nvidia.simulation.state import GpuState
-from pydra_nvidia.simulation.tree.capability_files import partition_files
-from pydra_nvidia.simulation.tree.driver_files import loaded_driver_files, majors_files
-from pydra_nvidia.simulation.tree.files import Files
+from pydra_nvidia.simulation.state import GpuState, Process
+from pydra_nvidia.simulation.tree.driver_files import loaded_driver_files, majors_files, partition_files
+from pydra_nvidia.simulation.tree.files import Files, exact, link, text
 from pydra_nvidia.simulation.tree.gpu_files import GpuPlace, gpu_files
 from pydra_nvidia.simulation.tree.host_files import extra_files, host_files, self_link
-from pydra_nvidia.simulation.tree.installation import ARM, daemon_files, find_layout, installed_files
-from pydra_nvidia.simulation.tree.launchers import driver_programs, hook_path, hook_program
+from pydra_nvidia.simulation.tree.installation import (
+    ARM,
+    daemon_files,
+    driver_programs,
+    find_layout,
+    hook_path,
+    hook_program,
+    installed_files,
+)
 from pydra_nvidia.simulation.tree.neighbours import has_switches, neighbour_files
-from pydra_nvidia.simulation.tree.process_files import process_files
 
 Section: TypeAlias = tuple[str, object, Callable[[], Files]]
 """Its name, its key, and what makes its files."""
@@ -135,3 +140,17 @@ def _gpu_sections(view: View, index: int, board: Board, gpu: GpuState) -> Iterat
         (board.minor, key),
         lambda: partition_files(board.minor, instances) if has and gpu.mig else {},
     )
+
+
+def process_files(users: Mapping[int, Iterable[Process]]) -> Files:
+    """`users` are the processes of each GPU, by its minor number. A process may use several."""
+    files: Files = {}
+    for minor, processes in users.items():
+        for process in processes:
+            place = f"proc/{process.pid}"
+            files[f"{place}/comm"] = text(process.name[:15])
+            files[f"{place}/cmdline"] = exact(f"{process.name}\0")
+            files[f"{place}/fd/0"] = link("/dev/null")
+            files[f"{place}/fd/3"] = link("/dev/nvidiactl")
+            files[f"{place}/fd/{10 + minor}"] = link(f"/dev/nvidia{minor}")
+    return files

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from pydra_nvidia.simulation.boards import Board
+from pydra_nvidia.simulation.tree.device_numbers import DRM
 from pydra_nvidia.simulation.tree.files import Files, device, link, text
-from pydra_nvidia.simulation.tree.nodes import DRM
 from pydra_nvidia.simulation.tree.pci import Function, Region, Slot, driver_files, function_files
 
 _ROOT = "pci0000:00"

@@ -24,8 +24,8 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Protocol
 
+from pydra_nvidia.simulation.tree.device_numbers import VFIO, VFIO_DEVICE
 from pydra_nvidia.simulation.tree.files import change_files, device
-from pydra_nvidia.simulation.tree.nodes import VFIO, VFIO_DEVICE
 
 GPU_DRIVER = "nvidia"
 IDS: Mapping[str, str] = {

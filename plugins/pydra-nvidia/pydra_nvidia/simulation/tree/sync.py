@@ -11,19 +11,18 @@ what somebody damaged on purpose stays damaged. All is done under the machine's 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import msgspec
 
 from pydra_nvidia.host.filesystem import Roots, Tree
-from pydra_nvidia.simulation.machine import Machine, View
+from pydra_nvidia.simulation.machine import Machine, View, release_gpu
 from pydra_nvidia.simulation.tree.files import Files, change_files, folder
 from pydra_nvidia.simulation.tree.host_files import BOOT_ID, boot_entry
-from pydra_nvidia.simulation.tree.launchers import hook_path
+from pydra_nvidia.simulation.tree.installation import hook_path
 from pydra_nvidia.simulation.tree.layout import installation_root, list_sections, wanted_driver
-from pydra_nvidia.simulation.tree.pci_gpus import GpuListener
-from pydra_nvidia.simulation.tree.pci_kernel import PciKernel
+from pydra_nvidia.simulation.tree.pci_kernel import GPU_DRIVER, PciKernel
 
 _NOTES = ".made"
 _FUNCTIONS = "sys/bus/pci/devices/"
@@ -188,3 +187,38 @@ def build_tree(root: str, machine: Machine) -> TreeSync:
     with machine.change():
         pass  # which makes `follow` be called
     return sync
+
+
+class GpuListener:
+    """The GPUs of `machine` by their PCI addresses; other functions are nothing to it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+
+    def users(self, address: str) -> Sequence[int]:
+        """The processes that use the GPU, and those that have NVML open: they keep it open once they asked about it."""
+        view = self._machine.read()
+        for uuid in view.attached():
+            if view.boards[uuid].address == address:
+                return (*(process.pid for process in view.state.gpus[uuid].processes), *self._machine.clients())
+        return ()
+
+    def moved(self, address: str, driver: str) -> None:
+        """The GPU comes to, or goes from, NVML; what the NVIDIA driver managed is forgotten."""
+        if uuid := self._find(address):
+            with self._machine.change() as view:
+                gpu = view.state.gpus[uuid]
+                if gpu.driver == GPU_DRIVER and driver != GPU_DRIVER:
+                    release_gpu(view.boards[uuid], gpu)
+                    gpu.persistence = False
+                gpu.driver = driver
+
+    def overridden(self, address: str, driver: str) -> None:
+        """Remembered, so that the machine's files can be made anew."""
+        if uuid := self._find(address):
+            with self._machine.change() as view:
+                view.state.gpus[uuid].override = driver
+
+    def _find(self, address: str) -> str | None:
+        boards = self._machine.read().boards
+        return next((uuid for uuid, board in boards.items() if board.address == address), None)
