@@ -89,6 +89,7 @@ class Telemetry:
         self._known: dict[str, _Known] = {}
         self._by_index: dict[int, Gpu] = {}
         self._driver: Driver | None = None
+        self._missing: NvmlError | None = None
         self._generation = 0
         self._opened_for: object = None
         self._last: Reading | None = None
@@ -185,6 +186,7 @@ class Telemetry:
             self._known.clear()
             self._by_index.clear()
             self._driver = None
+            self._missing = find_missing(nvml) if self._settings.dynamic_mig else None
             self._generation = self._session.generation
         self._driver = self._driver or read_driver(nvml)
         gpus: list[Gpu] = []
@@ -343,7 +345,7 @@ class Telemetry:
     def _read_offer(self, nvml: Nvml, handle: Any, facts: Gpu, uuid: str) -> Offer:
         """Without places for partitions where making or removing them could fail for want of knowledge or functions."""
         offer = read_offer(nvml, handle, facts.memory, subject=uuid)
-        lacking = offer.unseen or (find_missing(nvml) if self._settings.dynamic_mig else None)
+        lacking = offer.unseen or self._missing
         return offer if lacking is None else offer.without_places(str(lacking))
 
     def _reread(self, wanted: frozenset[int | str]) -> Reading:

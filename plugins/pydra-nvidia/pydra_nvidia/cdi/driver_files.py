@@ -138,9 +138,7 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
     files: DriverFiles
 
     def holds(self, version: str) -> bool:
-        return self.version == version and all(
-            read_stamp(self.root, path) == stamp for path, stamp in self.seen.items()
-        )
+        return self.version == version and {path: read_stamp(self.root, path) for path in self.seen} == self.seen
 
 
 class DriverFileCache:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import posixpath
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 from pydra import ClaimError, ContainerEdits, DeviceNode, Mount
@@ -93,7 +95,7 @@ class DeviceEdits:
         found = [node for path in COMMON if (node := dev.find(path)) is not None]
         if CONTROL not in (node.path for node in found):
             raise _node_missing(CONTROL, root)
-        return _Driver(hook=hook, root=root, dev=dev, edits=driver_edits(files, found, hook))
+        return _Driver(hook=hook, root=root, dev=dev, edits=driver_edits(files, tuple(found), hook))
 
     def _passthrough(self, target: Passthrough, reading: Reading) -> ContainerEdits:
         config = target.allocated.config(VfioDeviceConfig)
@@ -133,16 +135,17 @@ def merge(*edits: ContainerEdits) -> ContainerEdits:
     """All of these, in their order; of a variable that several set, the last. pydra tells what contradicts itself."""
     return ContainerEdits(
         env={name: value for one in edits for name, value in one.env.items()},
-        device_nodes=tuple(node for one in edits for node in one.device_nodes),
-        mounts=tuple(mount for one in edits for mount in one.mounts),
-        hooks=tuple(hook for one in edits for hook in one.hooks),
-        net_devices=tuple(device for one in edits for device in one.net_devices),
+        device_nodes=tuple(chain.from_iterable([one.device_nodes for one in edits])),
+        mounts=tuple(chain.from_iterable([one.mounts for one in edits])),
+        hooks=tuple(chain.from_iterable([one.hooks for one in edits])),
+        net_devices=tuple(chain.from_iterable([one.net_devices for one in edits])),
         intel_rdt=next((one.intel_rdt for one in reversed(edits) if one.intel_rdt is not None), None),
         additional_gids=tuple(sorted({gid for one in edits for gid in one.additional_gids})),
     )
 
 
-def driver_edits(files: DriverFiles, nodes: Sequence[Node], hook: str) -> ContainerEdits:
+@lru_cache(maxsize=2)  # the same for every claim, as long as the files and nodes are
+def driver_edits(files: DriverFiles, nodes: tuple[Node, ...], hook: str) -> ContainerEdits:
     """The driver: its files, `nodes` that all GPUs share, and the hooks of the program `hook` (of the host).
 
     Without a hook, the files are also mounted under the names that it would have linked, and LD_LIBRARY_PATH leads

@@ -266,11 +266,11 @@ class FileSearch:
 
 def read_stamp(root: DriverRoot, folder: str) -> FolderStamp:
     """The folder's stamp, now."""
-    found = root.resolve(folder)
+    found = resolve(root.here, folder)
     if found is None:
         return None
     try:
-        status = os.stat(root.path_here(found))
+        status = os.stat(f"{root.here.rstrip('/')}{found}")
     except OSError:
         return None
     return status.st_dev, status.st_ino, status.st_mtime_ns

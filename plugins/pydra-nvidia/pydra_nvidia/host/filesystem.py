@@ -117,11 +117,13 @@ def resolve(root: str, path: str) -> str | None:
     The answer is absolute inside the root: `/usr/lib64/libcuda.so.580.105.08`.
     """
     here = root.rstrip("/")
-    left = [part for part in reversed(path.split("/")) if part not in ("", ".")]
+    left = path.split("/")[::-1]
     done = ""
     links = 0
     while left:
         part = left.pop()
+        if part in ("", "."):
+            continue
         if part == "..":
             done = done.rpartition("/")[0]  # above the root is the root
             continue
@@ -137,7 +139,7 @@ def resolve(root: str, path: str) -> str | None:
             return None
         if target.startswith("/"):
             done = ""
-        left.extend(step for step in reversed(target.split("/")) if step not in ("", "."))
+        left += target.split("/")[::-1]
     return done or "/"
 
 

@@ -47,6 +47,8 @@ class Code(IntEnum):
     UNKNOWN = 999
 
 
+_CODES = {code.value: code for code in Code}
+
 UNAVAILABLE = frozenset(
     {Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND, Code.NO_DATA, Code.ARGUMENT_VERSION_MISMATCH, Code.DEPRECATED}
 )
@@ -91,19 +93,13 @@ class NvmlError(ClaimError):
         self.call = call
         self.subject = subject
         where = f" for {subject}" if subject else ""
-        no_room = code == Code.INSUFFICIENT_RESOURCES and call in _CREATING
-        text = _NO_ROOM if no_room else _ADVICE.get(_known(code), "")
+        known = _CODES.get(code, Code.UNKNOWN)
+        no_room = known is Code.INSUFFICIENT_RESOURCES and call in _CREATING
+        text = _NO_ROOM if no_room else _ADVICE.get(known, "")
         advice = f": {text}" if text else ""
-        super().__init__(f"{call}{where} failed with NVML_ERROR_{code_name(code)} ({code}){advice}")
+        super().__init__(f"{call}{where} failed with NVML_ERROR_{known.name} ({code}){advice}")
 
 
 def code_name(code: int) -> str:
     """`IN_USE` for 19; `UNKNOWN` for what NVML adds later."""
-    return _known(code).name
-
-
-def _known(code: int) -> Code:
-    try:
-        return Code(code)
-    except ValueError:
-        return Code.UNKNOWN
+    return _CODES.get(code, Code.UNKNOWN).name

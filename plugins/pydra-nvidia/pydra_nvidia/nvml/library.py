@@ -71,7 +71,8 @@ class Nvml:
         except UnicodeDecodeError as error:  # a text that the hardware garbled
             raise NvmlError(Code.UNKNOWN, name, subject) from error
         finally:
-            self._meter.add(time.perf_counter() - started)
+            self._meter.seconds += time.perf_counter() - started
+            self._meter.calls += 1
 
     def has(self, symbol: str) -> bool:
         """Whether the driver's library has the C function."""

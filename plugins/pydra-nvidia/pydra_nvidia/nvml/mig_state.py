@@ -234,7 +234,7 @@ def _read_placements(nvml: Nvml, handle: Any, profile: int, *, subject: str) -> 
         return ()
     places = (nvml.pynvml.c_nvmlGpuInstancePlacement_t * count.value)()
     nvml.call(name, handle, profile, places, ctypes.byref(count), subject=subject)
-    return tuple(sorted(Placement(place.start, place.size) for place in places[: count.value]))
+    return tuple(sorted([Placement(place.start, place.size) for place in places[: count.value]]))
 
 
 def _list(nvml: Nvml, name: str, of: Any, kind: Kind, element: str, *, subject: str) -> list[Any]:

@@ -49,7 +49,7 @@ def hook(name: str, *args: str) -> Hook:
 
 
 def test_the_driver_as_edits() -> None:
-    assert driver_edits(FILES, CONTROL, HOOK) == ContainerEdits(
+    assert driver_edits(FILES, tuple(CONTROL), HOOK) == ContainerEdits(
         env={"NVIDIA_VISIBLE_DEVICES": "void", "NVIDIA_CTK_LIBCUDA_DIR": LIB},
         device_nodes=(
             DeviceNode(path="/dev/nvidiactl", host_path=f"{ROOT}/dev/nvidiactl"),
@@ -88,7 +88,7 @@ def test_the_driver_as_edits() -> None:
 
 
 def test_without_the_hook_files_are_mounted_under_all_their_names() -> None:
-    with_hook, without = driver_edits(FILES, CONTROL, HOOK), driver_edits(FILES, CONTROL, "")
+    with_hook, without = driver_edits(FILES, tuple(CONTROL), HOOK), driver_edits(FILES, tuple(CONTROL), "")
     assert without.hooks == ()
     assert without.env == {
         **with_hook.env,
@@ -217,7 +217,7 @@ def test_merged_edits_keep_their_order() -> None:
 
 
 def test_the_older_program_has_the_hooks_below_a_word_of_its_own() -> None:
-    hooks = driver_edits(FILES, CONTROL, "/usr/bin/nvidia-ctk").hooks
+    hooks = driver_edits(FILES, tuple(CONTROL), "/usr/bin/nvidia-ctk").hooks
     assert {one.args[:2] for one in hooks} == {("nvidia-ctk", "hook")}
     assert {one.path for one in hooks} == {"/usr/bin/nvidia-ctk"}
 
