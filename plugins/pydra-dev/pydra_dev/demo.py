@@ -10,6 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ from pydra.kube.resources import (
     RESOURCE_SLICES,
     JsonObject,
 )
+from pydra_dev.allocator import AllocationError, Review
 from pydra_dev.cdi_specs import Hook, Mount, read_registry
 from pydra_dev.kubelet.steps import (
     Called,
@@ -44,6 +46,7 @@ from pydra_dev.kubelet.steps import (
 )
 from pydra_dev.node import AgentProcess, EmbeddedNode, run_agent, run_node, scenario_environment
 from pydra_dev.oci import OciSpec
+from pydra_dev.scheduling import review_claim
 
 NAMESPACE, POD = "default", "sample"
 """The pod in every sample."""
@@ -207,6 +210,21 @@ def describe_allocation(claim: Mapping[str, Any]) -> Paragraph:
     )
 
 
+def describe_others(reviews: Sequence[Review]) -> tuple[str, ...]:
+    """Why a claim did not get the other devices, one line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for review in reviews:
+        if not review.picked:
+            reason = review.reason or "free too, but the first that fits is taken"
+            by_reason.setdefault(f"request {review.request}: {reason}", []).append(review.device[-1])
+    return tuple(f"not {_list_some(names)}: {reason}" for reason, names in by_reason.items())
+
+
+def _list_some(names: Sequence[str], most: int = 4) -> str:
+    more = len(names) - most
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {more} more"
+
+
 def describe_cdi_spec(path: str, content: bytes) -> Paragraph:
     """A CDI spec file, laid out for reading: what is on disk, but for the ends of long lists."""
     shown = msgspec.json.format(msgspec.json.encode(shorten(msgspec.json.decode(content))), indent=2).decode()
@@ -342,8 +360,15 @@ class Demo:
             self._say(Paragraph(headline=f"applied: {body['kind']} {metadata['name']}"))
         claim = await self._wait("the claim is allocated", lambda: _find_claim(node))
         self._say(describe_allocation(claim))
+        self._show_others(node, claim)
         await self._wait_step(Called, "the claim is prepared", lambda call: not call.error)
         await self._wait_step(PodRunning, "the pod runs")
+
+    def _show_others(self, node: EmbeddedNode, claim: JsonObject) -> None:
+        with suppress(AllocationError):  # the devices may have changed since
+            others = describe_others(review_claim(node.server.api, claim, node.settings.node_name))
+            if others:
+                self._say(Paragraph(headline="the other devices:", details=others))
 
     async def _show_end(self, node: EmbeddedNode, agent: AgentProcess) -> None:
         await node.client.delete(PODS, POD, namespace=NAMESPACE)

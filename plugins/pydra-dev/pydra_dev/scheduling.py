@@ -13,7 +13,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from pydra_dev import schema
-from pydra_dev.allocator import AllocationError, NamedClaim, allocate, read_in_use
+from pydra_dev.allocator import AllocationError, NamedClaim, Review, allocate, read_in_use, review_devices
 from pydra_dev.control_plan import (
     FINALIZER,
     attempt,
@@ -45,7 +45,7 @@ class Scheduler:
     def __init__(self, api: Api) -> None:
         self._api = api
         # Objects of the store are never changed, so an object's version names its content.
-        self._parse_slice = lru_cache(maxsize=4096)(self._parse_slice_version)
+        self._parse_version = lru_cache(maxsize=4096)(self._parse_slice_version)
 
     def step(self) -> None:
         """Try to schedule every pod that waits, oldest first."""
@@ -118,23 +118,12 @@ class Scheduler:
     def _allocate(self, claims: Sequence[JsonObject], node: JsonObject) -> Mapping[str, schema.Allocation]:
         if not claims:
             return {}
-        named = [
-            NamedClaim(
-                f"{claim['metadata']['namespace']}/{claim['metadata']['name']}",
-                schema.parse_fields("ResourceClaim", schema.ClaimSpec, claim["spec"]),
-            )
-            for claim in claims
-        ]
-        classes = {
-            one["metadata"]["name"]: schema.parse_fields("DeviceClass", schema.ClassSpec, one.get("spec") or {})
-            for one in self._api.list(DEVICE_CLASSES).items
-        }
         try:
             allocations = allocate(
-                named,
+                [_name(claim) for claim in claims],
                 node=node,
                 slices=self._read_slices(),
-                classes=classes,
+                classes=_read_classes(self._api),
                 in_use=read_in_use(_parse_status(claim) for claim in self._api.list(RESOURCE_CLAIMS).items),
                 build_uid=lambda: build_uid(self._api.random),
                 lists=self._api.gates[LISTS],
@@ -146,11 +135,10 @@ class Scheduler:
 
     def _read_slices(self) -> Sequence[NamedSlice]:
         slices = self._api.list(RESOURCE_SLICES).items
-        return [self._parse_slice(one["metadata"]["name"], one["metadata"]["resourceVersion"]) for one in slices]
+        return [self._parse_version(one["metadata"]["name"], one["metadata"]["resourceVersion"]) for one in slices]
 
     def _parse_slice_version(self, name: str, _version: str) -> NamedSlice:
-        spec = self._api.get(RESOURCE_SLICES, name)["spec"]
-        return NamedSlice(name, schema.parse_fields("ResourceSlice", schema.SliceSpec, spec))
+        return _parse_slice(self._api.get(RESOURCE_SLICES, name))
 
     def _reserve(self, claim: JsonObject, allocation: schema.Allocation | None, pod: JsonObject) -> None:
         name, namespace = claim["metadata"]["name"], claim["metadata"]["namespace"]
@@ -246,6 +234,38 @@ class Scheduler:
             with attempt(f"evict pod {consumer.name}"):
                 emit_event(self._api, pod, "Warning", "DeviceTaintManagerEviction", f"Device {device} is tainted")
                 self._api.delete(PODS, consumer.name, namespace=namespace)
+
+
+def review_claim(api: Api, claim: JsonObject, node: str) -> tuple[Review, ...]:
+    """Why each device that the node reaches is the claim's or not, if the claim were allocated now.
+
+    Raises AllocationError for a mistake in the claim or its class.
+    """
+    others = [one for one in api.list(RESOURCE_CLAIMS).items if one["metadata"]["uid"] != claim["metadata"]["uid"]]
+    return review_devices(
+        [_name(claim)],
+        node=api.get(NODES, node),
+        slices=[_parse_slice(one) for one in api.list(RESOURCE_SLICES).items],
+        classes=_read_classes(api),
+        in_use=read_in_use(_parse_status(one) for one in others),
+        lists=api.gates[LISTS],
+    )
+
+
+def _name(claim: JsonObject) -> NamedClaim:
+    name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
+    return NamedClaim(name, schema.parse_fields("ResourceClaim", schema.ClaimSpec, claim["spec"]))
+
+
+def _read_classes(api: Api) -> Mapping[str, schema.ClassSpec]:
+    return {
+        one["metadata"]["name"]: schema.parse_fields("DeviceClass", schema.ClassSpec, one.get("spec") or {})
+        for one in api.list(DEVICE_CLASSES).items
+    }
+
+
+def _parse_slice(obj: JsonObject) -> NamedSlice:
+    return NamedSlice(obj["metadata"]["name"], schema.parse_fields("ResourceSlice", schema.SliceSpec, obj["spec"]))
 
 
 def _parse_status(claim: JsonObject) -> schema.ClaimStatus:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pydra_dev import schema
-from pydra_dev.allocator import AllocationError, NamedClaim, allocate, read_in_use
+from pydra_dev.allocator import AllocationError, NamedClaim, allocate, read_in_use, review_devices
 from pydra_dev.pools import NamedSlice
 
 DRIVER = "gpu.example.com"
@@ -371,6 +371,40 @@ def test_the_class_s_configuration_comes_first_and_the_claim_s_for_what_was_chos
 def test_what_cannot_be_allocated_says_why(claim: NamedClaim, why: str) -> None:
     with pytest.raises(AllocationError, match=why):
         solve([a_slice(*gpus(4))], claim)
+
+
+def test_a_review_says_for_each_device_why_a_request_does_not_have_it() -> None:
+    own = f'device.attributes["{DRIVER}"]'
+    devices = [
+        numa("used", 0),
+        numa("picked", 1),
+        numa("sick", 1) | {"taints": [TAINT]},
+        numa("small", 1) | {"capacity": {"memory": {"value": "1Gi"}}},
+        numa("far", 0),
+        numa("spare", 1),
+        {"name": "none"},
+    ]
+    for device in devices:
+        device.setdefault("capacity", {"memory": {"value": "8Gi"}})
+    selector = {"cel": {"expression": f"has({own}.numa)"}}
+    wanted = request(selectors=[selector], capacity={"requests": {"memory": "2Gi"}})
+    claim = a_claim(wanted, constraints=[{"matchAttribute": f"{DRIVER}/numa"}])
+    reviews = review_devices(
+        [claim],
+        node=NODE,
+        slices=[a_slice(*devices)],
+        classes={"gpu": schema.ClassSpec()},
+        in_use=read_in_use([status_of({"device": "used"})]),
+    )
+    assert [(one.device[-1], one.picked, one.reason) for one in reviews] == [
+        ("used", False, "in use"),
+        ("picked", True, ""),
+        ("sick", False, "tainted example.com/sick=yes:NoSchedule"),
+        ("small", False, "has 1Gi memory, 2Gi is asked for"),
+        ("far", False, "against matchAttribute gpu.example.com/numa: has 0, the devices before it 1"),
+        ("spare", False, ""),
+        ("none", False, "not selected by request selector #0"),
+    ]
 
 
 def test_requests_that_exclude_each_other_say_so() -> None:

@@ -26,6 +26,7 @@ TOLD = [
     "applied: ResourceClaimTemplate",
     "applied: Pod",
     "allocated: claim default/sample-accelerator-",
+    "the other devices:",
     "prepared: claim",
     "CDI spec: ",
     "container created: main",

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pydra_dev.allocator import Review
 from pydra_dev.cdi_specs import Hook, IntelRdt, Mount, NetDevice
 from pydra_dev.demo import (
     POD,
@@ -14,6 +15,7 @@ from pydra_dev.demo import (
     describe_cdi_spec,
     describe_changes,
     describe_hints,
+    describe_others,
     describe_slices,
     describe_step,
     read_sample,
@@ -103,6 +105,21 @@ def test_an_allocation_names_each_request_and_its_device() -> None:
         "status": {"allocation": {"devices": {"results": results}}},
     }
     assert describe_allocation(claim).details == ("request r gets device x of pool p, driver d",)
+
+
+def test_the_devices_that_a_claim_did_not_get_are_told_by_their_reason() -> None:
+    def review(device: str, reason: str, *, picked: bool = False) -> Review:
+        return Review("default/c", "r", ("d", "p", device), reason, picked)
+
+    reviews = [
+        review("a", "", picked=True),
+        *(review(f"b{index}", "in use") for index in range(6)),
+        review("c", ""),
+    ]
+    assert describe_others(reviews) == (
+        "not b0, b1, b2, b3 and 2 more: request r: in use",
+        "not c: request r: free too, but the first that fits is taken",
+    )
 
 
 def test_a_paragraph_is_laid_out_with_its_time() -> None:
