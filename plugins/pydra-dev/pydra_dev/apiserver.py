@@ -69,7 +69,9 @@ def build_documents(release: Release, kinds: Iterable[Kind]) -> Mapping[str, Jso
         described[path.removeprefix("/")] = {"serverRelativeURL": f"/openapi/v3{path}"}
         if group:
             entry = {"groupVersion": f"{group}/{version}", "version": version}
-            groups.append({"name": group, "versions": [entry], "preferredVersion": entry})
+            if not groups or groups[-1]["name"] != group:
+                groups.append({"name": group, "versions": [], "preferredVersion": entry})
+            groups[-1]["versions"].append(entry)
             documents[f"/apis/{group}"] = {"kind": "APIGroup", "apiVersion": "v1", **groups[-1]}
     documents["/openapi/v3"] = {"paths": described}
     addresses = [{"clientCIDR": "0.0.0.0/0", "serverAddress": "127.0.0.1"}]

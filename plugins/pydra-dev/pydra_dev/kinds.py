@@ -109,6 +109,20 @@ DEVICE_CLASSES = Kind(
     generation=True,
     returns_deleted=True,
 )
+DEVICE_TAINT_RULES = Kind(
+    group=_DRA,
+    version="v1beta2",
+    plural="devicetaintrules",
+    kind="DeviceTaintRule",
+    namespaced=False,
+    singular="devicetaintrule",
+    status=True,
+    generation=True,
+    returns_deleted=True,
+    subresources=("status",),
+)
+"""Served without its feature gate, which is off by default in 1.36: nothing here depends on its absence."""
+
 NODES = Kind(
     group="",
     version="v1",
@@ -191,6 +205,7 @@ KINDS = (
     RESOURCE_CLAIMS,
     RESOURCE_CLAIM_TEMPLATES,
     DEVICE_CLASSES,
+    DEVICE_TAINT_RULES,
     NODES,
     PODS,
     NAMESPACES,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra_dev import schema
 from pydra_dev.quantity import parse_quantity
@@ -65,6 +66,34 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     def problem(self) -> str:
         """Why nothing is allocated from the pool."""
         return self.incomplete or self.invalid
+
+
+def add_taints(slices: Iterable[NamedSlice], rules: Sequence[schema.TaintRuleSpec]) -> list[NamedSlice]:
+    """The slices with the taints that DeviceTaintRules give their devices."""
+    rules = [rule for rule in rules if rule.device_selector is not None]
+    if not rules:
+        return list(slices)
+    return [
+        replace(
+            one,
+            spec=replace(one.spec, devices=tuple(_add_taints(one.spec, device, rules) for device in one.spec.devices)),
+        )
+        for one in slices
+    ]
+
+
+def _add_taints(spec: schema.SliceSpec, device: schema.Device, rules: Sequence[schema.TaintRuleSpec]) -> schema.Device:
+    own = (spec.driver, spec.pool.name, device.name)
+    taints = tuple(
+        rule.taint
+        for rule in rules
+        if (chosen := rule.device_selector) is not None
+        and all(
+            wanted in {None, name}
+            for wanted, name in zip((chosen.driver, chosen.pool, chosen.device), own, strict=True)
+        )
+    )
+    return replace(device, taints=(*device.taints, *taints)) if taints else device
 
 
 def build_pools(slices: Iterable[NamedSlice], node: JsonObject) -> tuple[PoolView, ...]:

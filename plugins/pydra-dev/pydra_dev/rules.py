@@ -17,6 +17,7 @@ from pydra_dev import claim_rules, schema, slice_rules
 from pydra_dev.gates import DEVICE_STATUS, LISTS, Gates, drop_claim_fields, drop_slice_fields
 from pydra_dev.kinds import (
     DEVICE_CLASSES,
+    DEVICE_TAINT_RULES,
     EVENTS,
     NAMESPACES,
     NEW_EVENTS,
@@ -354,6 +355,18 @@ def _update_class(obj: JsonObject, _old: JsonObject, context: Context) -> Admitt
     return _create_class(obj, context)
 
 
+def _create_taint_rule(obj: JsonObject, context: Context) -> Admitted:
+    spec = schema.parse_fields("DeviceTaintRule", schema.TaintRuleSpec, obj.get("spec") or {})
+    taint = msgspec.structs.replace(spec.taint, time_added=spec.taint.time_added or context.now)
+    spec = msgspec.structs.replace(spec, taint=taint)
+    body = _head(obj, spec=schema.build_fields(spec), status=obj.get("status"))
+    return body, list(slice_rules.check_taint_rule(spec))
+
+
+def _update_taint_rule(obj: JsonObject, _old: JsonObject, context: Context) -> Admitted:
+    return _create_taint_rule(obj, context)
+
+
 def _create_pod(obj: JsonObject, _context: Context) -> Admitted:
     spec = default_pod(obj.get("spec") or {})
     return {**obj, "spec": spec, "status": {"phase": "Pending", "qosClass": "BestEffort"}}, list(check_pod(spec))
@@ -393,6 +406,7 @@ _CREATE: Mapping[Kind, Callable[[JsonObject, Context], Admitted]] = {
     RESOURCE_CLAIMS: _create_claim,
     RESOURCE_CLAIM_TEMPLATES: _create_template,
     DEVICE_CLASSES: _create_class,
+    DEVICE_TAINT_RULES: _create_taint_rule,
     PODS: _create_pod,
     NAMESPACES: _create_namespace,
     NODES: _create_node,
@@ -404,6 +418,7 @@ _UPDATE: Mapping[Kind, Callable[[JsonObject, JsonObject, Context], Admitted]] = 
     RESOURCE_CLAIMS: _update_claim,
     RESOURCE_CLAIM_TEMPLATES: _update_template,
     DEVICE_CLASSES: _update_class,
+    DEVICE_TAINT_RULES: _update_taint_rule,
     PODS: _update_pod,
     NODES: _update_node,
 }

@@ -24,14 +24,15 @@ from pydra_dev.control_plan import (
     set_condition,
 )
 from pydra_dev.gates import LISTS
-from pydra_dev.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra_dev.kinds import DEVICE_CLASSES, DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.metadata import build_uid
-from pydra_dev.pools import DeviceKey, NamedSlice, matches_node
+from pydra_dev.pools import DeviceKey, NamedSlice, add_taints, matches_node
 from pydra_dev.search import find_blocking_taint
 from pydra_dev.status import JsonObject
 from pydra_dev.verbs import Api
 
 MAX_RESERVED = 256
+BINDING_TIMEOUT = 600.0
 NO_EXECUTE = frozenset({"NoExecute"})
 
 
@@ -44,15 +45,21 @@ class Scheduler:
 
     def __init__(self, api: Api) -> None:
         self._api = api
+        self._binding_left: list[float] = []
         # Objects of the store are never changed, so an object's version names its content.
         self._parse_version = lru_cache(maxsize=4096)(self._parse_slice_version)
 
-    def step(self) -> None:
-        """Try to schedule every pod that waits, oldest first."""
+    def step(self) -> float | None:
+        """Try to schedule every pod that waits, oldest first.
+
+        Returns the seconds until one has waited too long for its devices to be bound, None when none waits for that.
+        """
+        self._binding_left = []
         waiting = [pod for pod in self._api.list(PODS).items if is_schedulable(pod)]
         for pod in sorted(waiting, key=lambda pod: pod["metadata"]["creationTimestamp"]):
             with attempt(f"schedule pod {pod['metadata']['name']}"):
                 self._schedule(pod)
+        return min(self._binding_left, default=None)
 
     def _schedule(self, pod: JsonObject) -> None:
         try:
@@ -135,7 +142,8 @@ class Scheduler:
 
     def _read_slices(self) -> Sequence[NamedSlice]:
         slices = self._api.list(RESOURCE_SLICES).items
-        return [self._parse_version(one["metadata"]["name"], one["metadata"]["resourceVersion"]) for one in slices]
+        known = [self._parse_version(one["metadata"]["name"], one["metadata"]["resourceVersion"]) for one in slices]
+        return add_taints(known, _read_taint_rules(self._api))
 
     def _parse_slice_version(self, name: str, _version: str) -> NamedSlice:
         return _parse_slice(self._api.get(RESOURCE_SLICES, name))
@@ -171,6 +179,13 @@ class Scheduler:
                     raise UnschedulableError(f"device {result.device} could not be bound: {', '.join(failed)}")
                 missing = [name for name in result.binding_conditions if said.get(name) != "True"]
                 if missing:
+                    left = BINDING_TIMEOUT - _count_seconds(status, self._api.now)
+                    if left <= 0:
+                        self._deallocate(claim)
+                        raise UnschedulableError(
+                            f"device {result.device} was not bound within {BINDING_TIMEOUT:.0f} s: {', '.join(missing)}"
+                        )
+                    self._binding_left.append(left)
                     raise UnschedulableError(f"waiting for device {result.device} to be bound: {', '.join(missing)}")
 
     def _deallocate(self, claim: JsonObject) -> None:
@@ -245,7 +260,7 @@ def review_claim(api: Api, claim: JsonObject, node: str) -> tuple[Review, ...]:
     return review_devices(
         [_name(claim)],
         node=api.get(NODES, node),
-        slices=[_parse_slice(one) for one in api.list(RESOURCE_SLICES).items],
+        slices=add_taints(map(_parse_slice, api.list(RESOURCE_SLICES).items), _read_taint_rules(api)),
         classes=_read_classes(api),
         in_use=read_in_use(_parse_status(one) for one in others),
         lists=api.gates[LISTS],
@@ -264,12 +279,25 @@ def _read_classes(api: Api) -> Mapping[str, schema.ClassSpec]:
     }
 
 
+def _read_taint_rules(api: Api) -> list[schema.TaintRuleSpec]:
+    return [
+        schema.parse_fields("DeviceTaintRule", schema.TaintRuleSpec, one.get("spec") or {})
+        for one in api.list(DEVICE_TAINT_RULES).items
+    ]
+
+
 def _parse_slice(obj: JsonObject) -> NamedSlice:
     return NamedSlice(obj["metadata"]["name"], schema.parse_fields("ResourceSlice", schema.SliceSpec, obj["spec"]))
 
 
 def _parse_status(claim: JsonObject) -> schema.ClaimStatus:
     return schema.parse_fields("ResourceClaim", schema.ClaimStatus, claim.get("status") or {})
+
+
+def _count_seconds(status: schema.ClaimStatus, now: str) -> float:
+    """How long the claim has been allocated."""
+    since = status.allocation.allocation_timestamp if status.allocation is not None else None
+    return (datetime.fromisoformat(now) - datetime.fromisoformat(since or now)).total_seconds()
 
 
 def _read_conditions(status: schema.ClaimStatus, result: schema.Result) -> Mapping[str, str]:

@@ -112,6 +112,21 @@ class Taint(_Fields, frozen=True, kw_only=True):
     time_added: str | None = None
 
 
+class DeviceSelector(_Fields, frozen=True, kw_only=True):
+    """Some devices: those that match every name that is given."""
+
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+
+
+class TaintRuleSpec(_Fields, frozen=True, kw_only=True, omit_defaults=False):
+    """DeviceTaintRule.spec: without a selector it is for no device."""
+
+    device_selector: DeviceSelector | None = None
+    taint: Taint = Taint()
+
+
 class Toleration(_Fields, frozen=True, kw_only=True):
     """Which taints a request puts up with."""
 

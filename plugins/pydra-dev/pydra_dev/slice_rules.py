@@ -195,6 +195,18 @@ def _each_text(attribute: schema.Attribute) -> list[tuple[str, str]]:
     return texts + [(f"versions[{index}]", text) for index, text in enumerate(attribute.versions or ())]
 
 
+def check_taint_rule(spec: schema.TaintRuleSpec, path: str = "spec") -> Errors:
+    """Everything wrong with a DeviceTaintRule's spec."""
+    chosen, at = spec.device_selector or schema.DeviceSelector(), f"{path}.deviceSelector"
+    if chosen.driver is not None:
+        yield from check_driver(f"{at}.driver", chosen.driver)
+    if chosen.pool is not None:
+        yield from check_pool(f"{at}.pool", chosen.pool)
+    if chosen.device is not None:
+        yield from check_label(f"{at}.device", chosen.device)
+    yield from check_taint(f"{path}.taint", spec.taint)
+
+
 def check_taint(path: str, taint: schema.Taint) -> Errors:
     """A taint's key, value and effect."""
     yield from check_label_key(f"{path}.key", taint.key)

@@ -13,6 +13,7 @@ import pytest
 from pydra_dev.apiserver import ApiServer, serve_control_plane
 from pydra_dev.kinds import (
     DEVICE_CLASSES,
+    DEVICE_TAINT_RULES,
     EVENTS,
     NAMESPACES,
     NODES,
@@ -238,6 +239,40 @@ async def test_a_pod_waits_for_its_device_s_binding_conditions() -> None:
         body = {**claim, "status": {**claim["status"], "devices": [device]}}
         world.api.update(RESOURCE_CLAIMS, "claim", body, namespace="default", subresource="status")
         await world.until(lambda: world.node_of("pod") == "n1")
+
+
+async def test_a_device_that_is_not_bound_in_time_is_given_back() -> None:
+    moments = [datetime(2026, 1, 1, tzinfo=UTC)]
+    async with a_world(clock=lambda: moments[-1]) as world:
+        world.publish({"name": "gpu-0", "bindingConditions": ["ready"], "bindingFailureConditions": ["failed"]})
+        world.add_claim()
+        world.add_pod("pod", claim="claim")
+        await world.until(lambda: "waiting for device gpu-0 to be bound: ready" in world.refusal("pod"))
+        moments.append(moments[-1] + timedelta(seconds=600))
+        world.add_claim("other")  # any write makes the controllers look again
+        await world.until(
+            lambda: any(
+                "gpu-0 was not bound within 600 s: ready" in one["message"] for one in world.api.list(EVENTS).items
+            )
+        )
+
+
+async def test_a_device_taint_rule_keeps_pods_away_and_evicts_them() -> None:
+    async with a_world() as world:
+        world.publish({"name": "gpu-0"}, {"name": "gpu-1"})
+
+        def rule(name: str, device: str, effect: str) -> JsonObject:
+            chosen = {"driver": DRIVER, "pool": "n1", "device": device}
+            spec = {"deviceSelector": chosen, "taint": {"key": "example.com/sick", "effect": effect}}
+            return {"metadata": {"name": name}, "spec": spec}
+
+        world.api.create(DEVICE_TAINT_RULES, rule("keep-away", "gpu-0", "NoSchedule"))
+        world.add_pod("pod")
+        await world.until(lambda: world.node_of("pod"))
+        (claim,) = world.claims()
+        assert claim["status"]["allocation"]["devices"]["results"][0]["device"] == "gpu-1"
+        world.api.create(DEVICE_TAINT_RULES, rule("evict", "gpu-1", "NoExecute"))
+        await world.until(lambda: "deletionTimestamp" in (world.pod("pod") or {"metadata": {}})["metadata"])
 
 
 async def test_a_pod_is_evicted_from_a_device_that_it_does_not_tolerate_any_longer() -> None:

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from pydra_dev.gates import build_gates
-from pydra_dev.kinds import DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES, Kind
+from pydra_dev.kinds import (
+    DEVICE_CLASSES,
+    DEVICE_TAINT_RULES,
+    RESOURCE_CLAIM_TEMPLATES,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    Kind,
+)
 from pydra_dev.rules import Context, admit_create, admit_update
 from pydra_dev.status import StatusError
 
@@ -145,6 +152,14 @@ def test_a_template_s_spec_is_immutable_as_a_whole() -> None:
 def test_a_class_s_extended_resource_has_a_domain_of_one_s_own(name: str) -> None:
     told = refused(DEVICE_CLASSES, {"extendedResourceName": name})
     assert told == [("spec.extendedResourceName", f'Invalid value: "{name}": must be a valid extended resource name')]
+
+
+def test_a_device_taint_rule_is_held_to_the_rules_of_taints() -> None:
+    spec = {"deviceSelector": {"driver": "-", "pool": "A", "device": "A"}, "taint": {"key": "a"}}
+    fields = [field for field, _ in refused(DEVICE_TAINT_RULES, spec)]
+    assert fields == [*(f"spec.deviceSelector.{name}" for name in ("driver", "pool", "device")), "spec.taint.effect"]
+    kept = admit(DEVICE_TAINT_RULES, {"taint": {"key": "a", "effect": "NoExecute"}})["spec"]
+    assert kept["taint"]["timeAdded"] == CONTEXT.now
 
 
 def test_a_field_of_a_disabled_gate_is_kept_where_it_is_used_already() -> None:
