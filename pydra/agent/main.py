@@ -56,7 +56,7 @@ async def serve(settings: Settings, backends: Sequence[StartedBackend], reread: 
     """
     metrics = Metrics()
     metrics.build.labels(__version__).set(1)
-    metrics.announce_requests((verb, str(resource)) for resource, verbs in REQUESTS.items() for verb in verbs)
+    metrics.announce_requests((verb, resource.full_name) for resource, verbs in REQUESTS.items() for verb in verbs)
     stop = anyio.Event()
     credentials = await load_credentials(
         environ=os.environ, kubeconfig=settings.kubeconfig, verify_x509_strict=settings.verify_x509_strict

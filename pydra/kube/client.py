@@ -12,13 +12,14 @@ import asyncio
 import logging
 import math
 import random
+import re
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import TypeVar
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 import anyio
 import msgspec
@@ -38,7 +39,7 @@ from pydra.kube.decoding import (
     decode_page,
 )
 from pydra.kube.errors import build_error, build_unanswered, describe, find_tls_error, parse_status, read_status
-from pydra.kube.resources import JsonObject, ObjectList, Resource, WatchEvent, WatchEventType, build_path
+from pydra.kube.resources import JsonObject, ObjectList, Resource, WatchEvent, WatchEventType
 from pydra.kube.transport import BURST_IDLE_SECONDS, IDLE_SECONDS, aiohttp, open_session
 
 log = logging.getLogger(__name__)
@@ -471,7 +472,12 @@ class KubeClient:
             return response
         finally:
             self._report(
-                RequestDone(verb=verb, resource=str(resource or ""), status=status, seconds=time.perf_counter() - start)
+                RequestDone(
+                    verb=verb,
+                    resource=resource.full_name if resource is not None else "",
+                    status=status,
+                    seconds=time.perf_counter() - start,
+                )
             )
 
     async def _read_refusal(
@@ -501,6 +507,27 @@ class KubeClient:
 
 
 _DRY_RUN = ("", "?dryRun=All")
+_PLAIN = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*").fullmatch
+
+
+def build_path(resource: Resource, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
+    """Return the URL path of a collection or an object, every part percent-encoded.
+
+    Raises ValueError for a name or namespace that cannot be a path segment: it would address another object.
+    """
+    path = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
+    if namespace and resource.namespaced:
+        path += f"/namespaces/{namespace if _PLAIN(namespace) else _quote(resource, namespace)}"
+    path += f"/{resource.plural}"
+    if name:
+        path += f"/{name if _PLAIN(name) else _quote(resource, name)}"
+    return f"{path}/{subresource}" if subresource else path
+
+
+def _quote(resource: Resource, part: str) -> str:
+    if part in (".", "..") or "/" in part:
+        raise ValueError(f"{part!r} cannot be the name or namespace of one of the {resource}")
+    return quote(part, safe="", errors="replace")
 
 
 def _build_timeout(seconds: float) -> aiohttp.ClientTimeout:

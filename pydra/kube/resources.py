@@ -1,4 +1,4 @@
-"""API resource definitions, URL paths, and list and watch types.
+"""API resource definitions, and list and watch types.
 
 Every layer may import this module. Objects themselves stay plain JSON, so no field that a newer cluster
 knows is lost between a read and a write.
@@ -6,18 +6,17 @@ knows is lost between a read and a write.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from enum import Enum
+from functools import cached_property
 from typing import Any, TypeAlias
-from urllib.parse import quote
 
 import msgspec
 
 JsonObject: TypeAlias = dict[str, Any]
 
 
-class Resource(msgspec.Struct, frozen=True, kw_only=True):
+class Resource(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One kind of object in the API; `group` is empty for the core group."""
 
     group: str = ""
@@ -31,8 +30,13 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
         """The value of an object's `apiVersion`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
-    def __str__(self) -> str:
+    @cached_property
+    def full_name(self) -> str:
+        """The plural with its group, as `kubectl` accepts it: `resourceclaims.resource.k8s.io`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    def __str__(self) -> str:
+        return self.full_name
 
 
 class ObjectList(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,29 +61,6 @@ class WatchEvent(msgspec.Struct, frozen=True):
 
     type: WatchEventType
     object: JsonObject
-
-
-_PLAIN = re.compile(r"[A-Za-z0-9_~-][A-Za-z0-9._~-]*").fullmatch
-
-
-def build_path(resource: Resource, *, namespace: str = "", name: str = "", subresource: str = "") -> str:
-    """Return the URL path of a collection or an object, every part percent-encoded.
-
-    Raises ValueError for a name or namespace that cannot be a path segment: it would address another object.
-    """
-    path = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
-    if namespace and resource.namespaced:
-        path += f"/namespaces/{namespace if _PLAIN(namespace) else _quote(resource, namespace)}"
-    path += f"/{resource.plural}"
-    if name:
-        path += f"/{name if _PLAIN(name) else _quote(resource, name)}"
-    return f"{path}/{subresource}" if subresource else path
-
-
-def _quote(resource: Resource, part: str) -> str:
-    if part in (".", "..") or "/" in part:
-        raise ValueError(f"{part!r} cannot be the name or namespace of one of the {resource}")
-    return quote(part, safe="", errors="replace")
 
 
 def object_key(body: Mapping[str, Any]) -> tuple[str, str]:

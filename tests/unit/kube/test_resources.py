@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from pydra.kube.client import build_path
 from pydra.kube.resources import (
     EVENTS,
     NODES,
     PODS,
     RESOURCE_CLAIMS,
     RESOURCE_SLICES,
-    build_path,
     object_key,
     parse_resource_version,
 )
