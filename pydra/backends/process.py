@@ -244,21 +244,18 @@ def build_command(target: str, fd: int, *, parent: int) -> list[str]:
     ]
 
 
-class _Pending:
+class _Pending(msgspec.Struct, kw_only=True, eq=False):
     """A call in flight."""
 
-    __slots__ = ("answer", "call", "cancel_sent", "deadline", "is_slow", "loop_runs", "started", "timer", "where")
-
-    def __init__(self, call: Call, deadline: float, started: float, answer: asyncio.Future[Outcome]) -> None:
-        self.call = call
-        self.deadline = deadline
-        self.started = started
-        self.answer = answer
-        self.timer: asyncio.TimerHandle | None = None
-        self.cancel_sent = False
-        self.is_slow = False
-        self.loop_runs = False
-        self.where = ""
+    call: Call
+    deadline: float
+    started: float
+    answer: asyncio.Future[Outcome]
+    timer: asyncio.TimerHandle | None = None
+    cancel_sent: bool = False
+    is_slow: bool = False
+    loop_runs: bool = False
+    where: str = ""
 
 
 class BackendProcess:
@@ -347,7 +344,8 @@ class BackendProcess:
         """
         if self._ended.done():
             return Involvement.BYSTANDER
-        pending = _Pending(call, deadline, self._loop.time(), self._loop.create_future())
+        answer = self._loop.create_future()
+        pending = _Pending(call=call, deadline=deadline, started=self._loop.time(), answer=answer)
         self._pending[call.id] = pending
         if call.until is not None:
             pending.timer = self._loop.call_at(call.until, self._cancel, pending)

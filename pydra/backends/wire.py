@@ -181,7 +181,6 @@ M = TypeVar("M")
 
 _encoder = msgspec.msgpack.Encoder()
 _to_backend: msgspec.msgpack.Decoder[ToBackend] = msgspec.msgpack.Decoder(ToBackend)
-_to_agent: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
 _held: msgspec.msgpack.Decoder[HeldClaim] = msgspec.msgpack.Decoder(HeldClaim)
 
 
@@ -224,9 +223,8 @@ def parse_held(content: bytes) -> HeldClaim:
     return msgspec.structs.replace(held, claim=_with_opaque_configs(held.claim))
 
 
-def parse_to_agent(body: bytes) -> ToAgent:
-    """Decode a message of the backend. Raises msgspec.DecodeError or RecursionError."""
-    return _to_agent.decode(body)
+parse_to_agent: Callable[[bytes], ToAgent] = msgspec.msgpack.Decoder(ToAgent).decode
+"""Decodes a message of the backend. Raises msgspec.DecodeError or RecursionError."""
 
 
 def _with_opaque_configs(claim: Claim) -> Claim:
