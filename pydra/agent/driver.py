@@ -36,22 +36,14 @@ from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.record import Stage
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
-from pydra.claim import ClaimRef, HeldClaim
+from pydra.claim import HeldClaim
 from pydra.claims.gc import GarbageCollector
-from pydra.claims.preparer import (
-    ClaimEvent,
-    ClaimPreparer,
-    Deadlines,
-    Operation,
-    OperationDone,
-    OperationFailed,
-    OperationStarted,
-)
+from pydra.claims.preparer import ClaimPreparer, Deadlines
 from pydra.devices import TaintEffect
-from pydra.errors import CheckpointError, ContractError, DeviceInUse, PydraError, SettingsError
+from pydra.errors import CheckpointError, ContractError, PydraError, SettingsError
 from pydra.kube.client import KubeClient
 from pydra.kube.informer import Informer
-from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra.kubelet.health_service import HealthBoard
 from pydra.kubelet.plugin import DIRECTORY_MODE, KubeletEvent, KubeletPlugin, Serving, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused
@@ -185,7 +177,9 @@ class DriverService:
         self._context = context
         self._settings = settings
         self._missing = missing
-        self._report = Reports(context.metrics, context.record, node=settings.node_name, driver=driver)
+        self._report = Reports(
+            context.metrics, context.record, node=settings.node_name, driver=driver, tracer=context.tracer
+        )
         self._plugin_directory = settings.plugin_directory(driver)
         self._records_directory = settings.records_directory(driver)
         self._lock = InstanceLock(f"{self._records_directory}/lock")
@@ -211,7 +205,7 @@ class DriverService:
 
     async def _serve(self, stop: anyio.Event) -> None:
         claims = self._build_claims()
-        garbage = self._garbage = self._build_garbage_collector(claims)
+        garbage = self._build_garbage_collector(claims)
         async with anyio.create_task_group() as parts:
             parts.start_soon(self._collect_garbage, garbage, name=f"garbage of {self._driver}")
             async with anyio.create_task_group() as front:
@@ -299,7 +293,7 @@ class DriverService:
         return ClaimPreparer(
             driver=self._driver,
             boot_id=self._boot_id,
-            fetch_claim=self._fetch_claim,
+            client=self._context.client,
             store=self._store,
             backend=self._supervisor,
             plans=Method.PLAN in self._facts.methods,
@@ -312,14 +306,14 @@ class DriverService:
                 unprepare=settings.unprepare_deadline,
                 fetch=settings.fetch_deadline,
             ),
-            report=self._on_claim_event,
+            report=self._report,
         )
 
     def _build_garbage_collector(self, claims: ClaimPreparer) -> GarbageCollector:
         return GarbageCollector(
             driver=self._driver,
             boot_id=self._boot_id,
-            fetch_claim=self._fetch_claim,
+            client=self._context.client,
             find_names=self._find_claim_names,
             store=self._store,
             cdi=self._cdi,
@@ -362,30 +356,6 @@ class DriverService:
             case Serving():
                 self._missing("the kubelet has not registered it yet")
         self._report(event)
-
-    def _on_claim_event(self, event: ClaimEvent) -> None:
-        match event:
-            case OperationDone(operation=Operation.UNPREPARE, ref=ref):
-                self._supervisor.release(ref.uid)
-            case OperationFailed(error=DeviceInUse()):
-                self._garbage.hint()  # the claim that holds the device may be gone
-        self._report(event)
-        if self._context.tracer is not None and not isinstance(event, OperationStarted):
-            self._trace(self._context.tracer, event)
-
-    def _trace(self, tracer: Tracer, event: OperationDone | OperationFailed) -> None:
-        tracer.record(
-            event.operation.value,
-            seconds=event.seconds,
-            timings=event.timings,
-            failure=str(event.error) if isinstance(event, OperationFailed) else "",
-            driver=self._driver,
-            claim=str(event.ref),
-            uid=event.ref.uid,
-        )
-
-    async def _fetch_claim(self, ref: ClaimRef, seconds: float) -> JsonObject:
-        return await self._context.client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace, deadline=seconds)
 
     async def _find_claim_names(self) -> Names:
         found = await self._context.client.list(RESOURCE_CLAIMS, metadata_only=True)

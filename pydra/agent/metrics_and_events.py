@@ -1,7 +1,7 @@
 """Event handlers that record metrics and Kubernetes Events.
 
 One handler for each kind of event that a component reports. Components write their own log lines; here is only what a
-dashboard counts and what `kubectl describe` shows.
+dashboard counts, what `kubectl describe` shows, and the spans of claims, if tracing is configured.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from pydra.kubelet.plugin import Serving, Stopped, Waiting
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.events import EventRequest, Subject
 from pydra.observability.metrics import Metrics
+from pydra.observability.tracing import Tracer
 from pydra.pool import Published
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, PoolPublished, PublishFailed, SliceWritten
 
@@ -46,12 +47,15 @@ OWN_REASONS = 32
 class Reports:
     """Handles any event of any component when called. `driver` is empty while the backend's driver is not known."""
 
-    def __init__(self, metrics: Metrics, record: Record, *, node: str, driver: str = "") -> None:
+    def __init__(
+        self, metrics: Metrics, record: Record, *, node: str, driver: str = "", tracer: Tracer | None = None
+    ) -> None:
         self._metrics = metrics
         self._record = record
         # The kubelet's own Events name its Node by name as uid, and kubectl describe looks for that.
         self._node = Subject(api_version="v1", kind="Node", name=node, uid=node)
         self._driver = driver
+        self._tracer = tracer
         self._recorded: dict[str, Sequence[str]] = {}
         self._unhealthy: frozenset[str] = frozenset()
         self._own_reasons: set[str] = set()
@@ -142,16 +146,31 @@ class Reports:
 
     @_handle.register
     def _(self, event: OperationStarted) -> None:
-        self._metrics.claims[event.driver].started(event.operation.value)
+        self._metrics.in_flight.labels(event.driver, event.operation.value).inc()
 
     @_handle.register
     def _(self, event: OperationDone) -> None:
-        self._metrics.claims[event.driver].ended(event.operation.value, event.seconds)
+        self._end_operation(event, "ok")
 
     @_handle.register
     def _(self, event: OperationFailed) -> None:
-        self._metrics.claims[event.driver].ended(event.operation.value, event.seconds, self._label(event.error))
+        self._end_operation(event, self._label(event.error))
         self._record_event(claim_subject(event.ref), event.error.reason, str(event.error), event.operation.value)
+
+    def _end_operation(self, event: OperationDone | OperationFailed, result: str) -> None:
+        operation = event.operation.value
+        self._metrics.in_flight.labels(event.driver, operation).dec()
+        self._metrics.calls.labels(event.driver, operation, result).observe(event.seconds)
+        if self._tracer is not None:
+            self._tracer.record(
+                operation,
+                seconds=event.seconds,
+                timings=event.timings,
+                failure=str(event.error) if isinstance(event, OperationFailed) else "",
+                driver=event.driver,
+                claim=str(event.ref),
+                uid=event.ref.uid,
+            )
 
     @_handle.register
     def _(self, event: GarbageCollected) -> None:
@@ -251,7 +270,7 @@ class Reports:
 
     @_handle.register
     def _(self, event: RequestDone) -> None:
-        self._metrics.count_request(event.verb, event.resource, event.status, event.seconds)
+        self._metrics.requests.labels(event.verb, event.resource, event.status).observe(event.seconds)
 
     @_handle.register
     def _(self, event: DevicesStale) -> None:

@@ -277,7 +277,7 @@ class BackendSupervisor:
 
     def release(self, uid: str) -> None:
         """Forget the crashes of a claim that was unprepared; `discover` follows if its devices are free again."""
-        if self._attribution.release(uid):
+        if self._attribution.remembers and self._attribution.release(uid):
             self._hinted.set()
 
     # Calls

@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -31,8 +31,12 @@ from pydra.checkpoint.store import RecordStore
 from pydra.claim import Claim, ClaimRef
 from pydra.claims.allocation import parse_allocation
 from pydra.claims.metadata import build_metadata_files
-from pydra.claims.preparer import ClaimPreparer, FetchClaim, Reconciled
+from pydra.claims.preparer import ClaimPreparer, Reconciled
 from pydra.errors import CdiError, CheckpointError, KubeError, NotAllocated, NotFound, PydraError, Replaced, Unreadable
+from pydra.kube.resources import RESOURCE_CLAIMS
+
+if TYPE_CHECKING:
+    from pydra.kube.client import KubeClient
 
 _log = logging.getLogger(__name__)
 _AT_ONCE = 8
@@ -142,7 +146,7 @@ class GarbageCollector:
         *,
         driver: str,
         boot_id: str,
-        fetch_claim: FetchClaim,
+        client: KubeClient,
         find_names: FindNames,
         store: RecordStore,
         cdi: CdiStore,
@@ -158,12 +162,13 @@ class GarbageCollector:
     ) -> None:
         self._driver = driver
         self._boot_id = boot_id
-        self._fetch_claim = fetch_claim
+        self._client = client
         self._find_names = find_names
         self._store = store
         self._cdi = cdi
         self._metadata = metadata
         self._preparer = preparer
+        preparer.on_conflict = self.hint
         self._kubelet_state = kubelet_state
         self._period = period
         self._grace = grace
@@ -282,7 +287,9 @@ class GarbageCollector:
         if not ref.name:
             return True  # it was not among all the claims of the cluster
         try:
-            found = await self._fetch_claim(ref, self._fetch_deadline)
+            found = await self._client.get(
+                RESOURCE_CLAIMS, ref.name, namespace=ref.namespace, deadline=self._fetch_deadline
+            )
             allocated = parse_allocation(found, ref, self._driver).claim
         except NotFound as error:
             # A server that lost the whole API would make every claim seem gone, those of running pods too.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -51,18 +51,17 @@ from pydra.claims.lifecycle import (
 )
 from pydra.claims.metadata import add_metadata_ids, build_metadata, build_metadata_files, parse_pod_claim_name
 from pydra.devices import Device
-from pydra.errors import BackendError, BackendUnavailable, InternalError, PydraError, Unavailable
+from pydra.errors import BackendError, BackendUnavailable, DeviceInUse, InternalError, PydraError, Unavailable
+from pydra.kube.resources import RESOURCE_CLAIMS
 from pydra.observability.logging import set_logging_fields
 
 if TYPE_CHECKING:
     from pydra.backends.supervisor import BackendSupervisor
+    from pydra.kube.client import KubeClient
 
 _log = logging.getLogger(__name__)
 _device_of = attrgetter("device")
 _name_of = attrgetter("name")
-
-FetchClaim: TypeAlias = Callable[[ClaimRef, float], Awaitable[Mapping[str, Any]]]
-"""Reads the ResourceClaim within the given seconds. Raises KubeError: NotFound, Unavailable and the others."""
 
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,36 +126,22 @@ class Reconciled(Enum):
     FILE_RESTORED = "file restored"
 
 
-class _Work:
+class _Work(msgspec.Struct, kw_only=True, eq=False):
     """One operation on one claim. The caller waits for `answer`; the task may continue after it, to undo.
 
     `fields` are log fields that come from the claim's object.
     """
 
-    __slots__ = (
-        "answer",
-        "began",
-        "fields",
-        "from_record",
-        "operation",
-        "pods",
-        "ref",
-        "resource_claim",
-        "task",
-        "timings",
-    )
-
-    def __init__(self, operation: object, ref: ClaimRef, answer: asyncio.Future[Any], began: float) -> None:
-        self.operation = operation
-        self.ref = ref
-        self.answer = answer
-        self.began = began
-        self.task: asyncio.Task[None] | None = None
-        self.resource_claim: Mapping[str, Any] = {}
-        self.pods: tuple[PodRef, ...] = ()
-        self.fields: dict[str, str] = {}
-        self.from_record = False
-        self.timings: dict[str, float] = {}
+    operation: Operation | str
+    ref: ClaimRef
+    answer: asyncio.Future[Any]
+    began: float
+    task: asyncio.Task[None] | None = None
+    resource_claim: Mapping[str, Any] = {}
+    pods: tuple[PodRef, ...] = ()
+    fields: dict[str, str] = {}
+    from_record: bool = False
+    timings: dict[str, float] = {}
 
     def mark(self, step: str, now: float) -> None:
         """Note that the step ended now; it began when the one before ended."""
@@ -167,6 +152,7 @@ class ClaimPreparer:
     """Prepares and unprepares the claims of one driver. Ending the event loop at any moment is as safe as a crash.
 
     `writes_metadata`: claims that are prepared from now on get metadata files. Those that have them keep them.
+    `on_conflict` is called when a claim is refused since another one holds its device, which may be gone from the API.
     """
 
     def __init__(
@@ -174,7 +160,7 @@ class ClaimPreparer:
         *,
         driver: str,
         boot_id: str,
-        fetch_claim: FetchClaim,
+        client: KubeClient,
         store: RecordStore,
         backend: BackendSupervisor,
         plans: bool,
@@ -189,7 +175,7 @@ class ClaimPreparer:
         self._is_published = asyncio.Event()
         self._driver = driver
         self._boot_id = boot_id
-        self._fetch_claim = fetch_claim
+        self._client = client
         self._store = store
         self._lock = store.lock
         self._backend = backend
@@ -201,6 +187,7 @@ class ClaimPreparer:
         self._host_root = host_root
         self._deadlines = deadlines
         self._report = report
+        self.on_conflict: Callable[[], None] = lambda: None
         self._index = DeviceIndex()
         self._work: dict[str, _Work] = {}
         self._clock = asyncio.get_running_loop().time
@@ -252,7 +239,8 @@ class ClaimPreparer:
         if before is not None and before.operation == operation and before.ref == ref and not before.answer.done():
             return before.answer
         loop = asyncio.get_running_loop()
-        work = self._work[ref.uid] = _Work(operation, ref, loop.create_future(), self._clock())
+        work = _Work(operation=operation, ref=ref, answer=loop.create_future(), began=self._clock())
+        self._work[ref.uid] = work
         work.task = loop.create_task(self._run(work, before), name=f"claim {ref.uid}")
         return work.answer
 
@@ -284,6 +272,8 @@ class ClaimPreparer:
                 return await self._unprepare(work)
             return await self._reconcile(work)
         except PydraError as error:
+            if isinstance(error, DeviceInUse):
+                self.on_conflict()
             details = error.details if isinstance(error, BackendError) and not error.logged else ""
             fields = {"reason": error.reason, **work.fields, **({"details": details} if details else {})}
             _log.warning("%s", error, extra={"fields": fields})
@@ -416,6 +406,7 @@ class ClaimPreparer:
                         # Another instance whose version of the backend does not plan does not take this lock.
                         if in_use := self._index.find_conflict(claim):
                             raise in_use
+                        self._index.hold(claim.uid, claim)
                         return await self._write_started(work, replace(claim, plan=plan))
                 finally:
                     self._lock.unlock(PLAN)
@@ -441,7 +432,6 @@ class ClaimPreparer:
         except BaseException:
             self._sync_index(claim.uid)
             raise
-        self._index.hold(claim.uid, claim)
         return record
 
     async def _run_prepare(self, work: _Work, record: Record, until: float) -> Record:
@@ -509,6 +499,7 @@ class ClaimPreparer:
                     await self._undo(record)
                 case RemoveCdiFile():
                     await self._remove_leftovers(work.ref)
+            self._backend.release(uid)
         finally:
             self._lock.release_claim(uid)
 
@@ -564,13 +555,13 @@ class ClaimPreparer:
 
     async def _fetch(self, work: _Work) -> Claim | PydraError:
         """Return the claim as the API server has it now, or the error."""
-        known = self._store.records.get(work.ref.uid)
+        ref = work.ref
+        known = self._store.records.get(ref.uid)
         is_known = known is not None and known.stage is Stage.COMPLETED
+        deadline = self._deadlines.fetch_known if is_known else self._deadlines.fetch
         try:
-            found = await self._fetch_claim(
-                work.ref, self._deadlines.fetch_known if is_known else self._deadlines.fetch
-            )
-            allocation = parse_allocation(found, work.ref, self._driver)
+            found = await self._client.get(RESOURCE_CLAIMS, ref.name, namespace=ref.namespace, deadline=deadline)
+            allocation = parse_allocation(found, ref, self._driver)
         except PydraError as error:
             return error
         work.resource_claim = found

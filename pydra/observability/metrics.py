@@ -8,7 +8,6 @@ Conventions: base units, `_total` for counters, label values from small closed s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -101,16 +100,6 @@ class Metrics:
             self.events.labels(result)
         self.samples = BackendSamples()
         self.registry.register(self.samples)
-        self.claims: dict[str, ClaimMetrics] = {}  # of the drivers that were announced
-        self._requests: dict[tuple[str, str, int], Histogram] = {}
-
-    def count_request(self, verb: str, resource: str, status: int, seconds: float) -> None:
-        """Count a finished request to the API server."""
-        key = (verb, resource, status)
-        series = self._requests.get(key)
-        if series is None:
-            series = self._requests[key] = self.requests.labels(verb, resource, str(status))
-        series.observe(seconds)
 
     def announce_backend(self, backend: str) -> None:
         """Create the series of a backend's process at zero, before it starts: one that never does is down."""
@@ -122,7 +111,9 @@ class Metrics:
 
     def announce_driver(self, driver: str) -> None:
         """Create the series of a driver at zero, so `rate` sees the first failure."""
-        self.claims[driver] = ClaimMetrics(self, driver)
+        for operation in ("prepare", "unprepare"):
+            self.in_flight.labels(driver, operation)
+            self.calls.labels(driver, operation, "ok")
         for status in HealthStatus:
             self.devices.labels(driver, status.value).set(0)
         errors: tuple[type[KubeError], ...] = (KubeError, *KubeError.__subclasses__())
@@ -165,34 +156,6 @@ class Metrics:
     def text(self) -> bytes:
         """Return all series in the Prometheus text format."""
         return bytes(generate_latest(self.registry))
-
-
-class ClaimMetrics:
-    """The claim operations (`prepare`, `unprepare`) of one driver.
-
-    The series are looked up once and the claims in flight counted in an int, since every prepare is counted here, and
-    `labels()` costs more calls than all the rest.
-    """
-
-    def __init__(self, metrics: Metrics, driver: str) -> None:
-        self._in_flight = {"prepare": 0, "unprepare": 0}
-        self._series: dict[tuple[str, str], Histogram] = {}
-        self._find = partial(metrics.calls.labels, driver)
-        for operation in self._in_flight:
-            metrics.in_flight.labels(driver, operation).set_function(partial(self._in_flight.__getitem__, operation))
-            self._series[operation, "ok"] = self._find(operation, "ok")
-
-    def started(self, operation: str) -> None:
-        """Count the start of an operation; `ended` follows."""
-        self._in_flight[operation] += 1
-
-    def ended(self, operation: str, seconds: float, result: str = "ok") -> None:
-        """Count the end of an operation after `seconds`; `result` is the reason of its error, if any."""
-        self._in_flight[operation] -= 1
-        series = self._series.get((operation, result))
-        if series is None:
-            series = self._series[operation, result] = self._find(operation, result)
-        series.observe(seconds)
 
 
 class BackendSamples(Collector):

@@ -24,6 +24,8 @@ from pydra.claim import ClaimRef
 from pydra.claims.gc import GarbageCollector
 from pydra.claims.preparer import ClaimEvent, ClaimPreparer, Deadlines
 from pydra.errors import NotFound, Unavailable
+from pydra.kube.client import KubeClient
+from pydra.kube.resources import Resource
 
 DRIVER = "gpu.example.com"
 POOL = "node-1"
@@ -54,18 +56,21 @@ class Api:
         self.claims: dict[str, dict[str, Any]] = {}
         self.down = False
         self.reads = 0
+        self.before_answer: Callable[[], Awaitable[None]] = _answer_at_once
 
     def allocate(self, uid: str, *devices: str, **more: Any) -> None:
         self.claims[uid] = claim_object(uid, *devices, **more)
 
-    async def fetch(self, wanted: ClaimRef, _seconds: float) -> Mapping[str, Any]:
+    async def get(self, _resource: Resource, name: str, *, namespace: str, deadline: float) -> Mapping[str, Any]:
         self.reads += 1
         await asyncio.sleep(0)
         if self.down:
             raise Unavailable("the API server does not answer")
-        if wanted.uid not in self.claims:
-            raise NotFound(f"no claim {wanted}", status=404, cause="NotFound")
-        return self.claims[wanted.uid]
+        found = self.claims.get(name.removeprefix("claim-"))
+        if found is None:
+            raise NotFound(f"no claim {namespace}/{name}", status=404, cause="NotFound")
+        await self.before_answer()
+        return found
 
     async def find_names(self) -> Mapping[str, tuple[str, str]]:
         return {uid: ("ns", f"claim-{uid}") for uid in self.claims}
@@ -102,6 +107,9 @@ class Hardware:
         edits = ContainerEdits().with_env("CLAIM", claim.uid)
         return tuple(device.prepared(edits, state={"since": 1}) for device in claim.devices)
 
+    def release(self, uid: str) -> None:
+        """Nothing is quarantined here."""
+
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
         self.calls.append(("unprepare", claim.uid))
         await self.before_unprepare(claim)
@@ -129,6 +137,10 @@ class Hardware:
     def _write(self, name: str, owners: list[str]) -> None:
         (self.path / f"{name}.new").write_text(json.dumps(owners))
         os.replace(self.path / f"{name}.new", self.path / name)
+
+
+async def _answer_at_once() -> None:
+    """Interfere with nothing."""
 
 
 async def _go_on(_claim: Claim) -> None:
@@ -219,7 +231,7 @@ class Node:
         preparer = ClaimPreparer(
             driver=DRIVER,
             boot_id=self.boot_id,
-            fetch_claim=self.api.fetch,
+            client=cast("KubeClient", self.api),
             store=store,
             backend=cast("BackendSupervisor", hardware),
             plans=self.plans,
@@ -234,7 +246,7 @@ class Node:
         garbage = GarbageCollector(
             driver=DRIVER,
             boot_id=self.boot_id,
-            fetch_claim=self.api.fetch,
+            client=cast("KubeClient", self.api),
             find_names=self.api.find_names,
             store=store,
             cdi=cdi,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pydra.claim import Claim, ClaimRef
+from pydra.claim import Claim
 from pydra.claims.gc import GarbageCollected, GarbageCounts
+from pydra.errors import DeviceInUse
 from tests.integration.claims.node import DRIVER, NOTHING, Node
 
 QUIET = GarbageCounts()
@@ -104,16 +104,14 @@ async def test_a_claim_that_came_back_while_it_was_looked_up_is_left_alone(node:
     async with node.running() as agent:
         (first,) = await agent.prepare("a")
         node.api.allocate("a")
-        fetch = agent.garbage._fetch_claim
 
-        async def fetch_slowly(wanted: ClaimRef, seconds: float) -> Mapping[str, Any]:
-            found = await fetch(wanted, seconds)
+        async def come_back() -> None:
+            node.api.before_answer = answer_at_once
             node.api.allocate("a", "gpu-0")
             kubelet_knows(node, "a")
             assert await agent.prepare("a") == [first]
-            return found
 
-        agent.garbage._fetch_claim = fetch_slowly
+        answer_at_once, node.api.before_answer = node.api.before_answer, come_back
         assert (await agent.garbage.collect()).counts == QUIET
         assert agent.hardware.owners("gpu-0") == ["a"]
 
@@ -196,7 +194,7 @@ async def test_a_record_of_which_nothing_can_be_read_is_forgotten_when_its_claim
         assert not agent.store.unreadable
 
 
-async def test_it_looks_again_when_a_grace_ends_and_on_a_hint(node: Node) -> None:
+async def test_it_looks_again_when_a_grace_ends_and_when_a_claim_finds_its_device_held(node: Node) -> None:
     seen: asyncio.Queue[GarbageCollected] = asyncio.Queue()
     async with node.running(grace=0.01) as agent:
         await agent.prepare("a")
@@ -204,7 +202,8 @@ async def test_it_looks_again_when_a_grace_ends_and_on_a_hint(node: Node) -> Non
         running = asyncio.create_task(agent.garbage.run())
         assert (await seen.get()).counts == QUIET
         del node.api.claims["a"]
-        agent.garbage.hint()
+        node.api.allocate("b", "gpu-0")
+        assert [type(one) for one in await agent.prepare("b")] == [DeviceInUse]
         assert (await seen.get()).counts == GarbageCounts(waiting=1)
         while (await seen.get()).counts != GarbageCounts(claims_unprepared=1):
             continue

@@ -62,18 +62,3 @@ def test_a_new_reading_replaces_the_one_before() -> None:
     metrics.samples.replace("sim", [Sample(name="x", value=1, device="gone")])
     metrics.samples.replace("sim", [])
     assert not any("pydra_sim_x" in line for line in lines(metrics))
-
-
-def test_claims_are_counted_while_they_are_in_work_and_timed_by_result() -> None:
-    metrics = Metrics()
-    metrics.announce_driver("sim.pydra.dev")
-    claims = metrics.claims["sim.pydra.dev"]
-    for _ in range(3):
-        claims.started("prepare")
-    claims.ended("prepare", 0.2)
-    claims.ended("prepare", 0.2, "DeviceInUse")
-    found = lines(metrics)
-    series = 'driver="sim.pydra.dev",operation="prepare"'
-    assert f"pydra_claim_operations_in_flight{{{series}}} 1.0" in found
-    for result in ("ok", "DeviceInUse"):
-        assert f'pydra_claim_operation_duration_seconds_count{{{series},result="{result}"}} 1.0' in found
