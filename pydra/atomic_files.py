@@ -117,6 +117,6 @@ def read_regular_file(path: str, limit: int) -> bytes:
             raise OSError(errno.EINVAL, "not a regular file", path)
         if status.st_size > limit:
             raise OSError(errno.EFBIG, f"{status.st_size} bytes, at most {limit} are read", path)
-        return os.read(descriptor, limit)
+        return os.read(descriptor, status.st_size)  # not `limit`: Python makes a buffer of that size
     finally:
         os.close(descriptor)
