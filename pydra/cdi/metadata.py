@@ -59,9 +59,6 @@ class MetadataStore:
     def __init__(self, paths: MetadataPaths, *, step: atomic_files.Step = atomic_files.no_step) -> None:
         self.paths = paths
         self._step = step
-        self._directory = paths.directory
-        self._cdi = paths.cdi_directory
-        self._prefix = paths.spec_prefix
 
     def open(self) -> None:
         """Remove files that a loss of power left incomplete: they name no claim, so nothing else would."""
@@ -69,8 +66,8 @@ class MetadataStore:
             for path in self._find_files():
                 if not _find_uid(_read(path)):
                     self._remove(path)
-            for claim in _list(self._directory):
-                self._remove_directory(f"{self._directory}/{claim}")
+            for claim in _list(self.paths.directory):
+                self._remove_directory(f"{self.paths.directory}/{claim}")
         except OSError as error:
             raise self._failed("removing incomplete files of", error) from error
 
@@ -101,15 +98,15 @@ class MetadataStore:
     def remove(self, ref: ClaimRef) -> None:
         """Remove the claim's files, CDI specs first. One without a name is looked for by its uid."""
         try:
-            for name in _list(self._cdi):
-                if name.startswith(f"{self._prefix}{ref.uid}_"):
-                    self._remove(f"{self._cdi}/{name}")
+            for name in _list(self.paths.cdi_directory):
+                if name.startswith(f"{self.paths.spec_prefix}{ref.uid}_"):
+                    self._remove(f"{self.paths.cdi_directory}/{name}")
             own = (ref.uid, "") if ref.name else (ref.uid,)  # a writer that was killed has left no uid
             for path in self._find_files(f"{ref.namespace}_{ref.name}" if ref.name else ""):
                 if _find_uid(_read(path)) in own:  # else the files are of a later claim with this name
                     self._remove(path)
             if ref.name:
-                self._remove_directory(f"{self._directory}/{ref.namespace}_{ref.name}")
+                self._remove_directory(f"{self.paths.directory}/{ref.namespace}_{ref.name}")
         except OSError as error:
             raise self._failed("removing", error) from error
 
@@ -120,10 +117,12 @@ class MetadataStore:
     def _read_all(self) -> Mapping[str, Mapping[str, bytes]]:
         files: dict[str, dict[str, bytes]] = {}
         try:
-            for name in _list(self._cdi):
-                if name.startswith(self._prefix) and name.endswith(".json"):
-                    uid = name.removeprefix(self._prefix).rpartition("_")[0]
-                    files.setdefault(uid, {})[f"{self._cdi}/{name}"] = _read(f"{self._cdi}/{name}")
+            for name in _list(self.paths.cdi_directory):
+                if name.startswith(self.paths.spec_prefix) and name.endswith(".json"):
+                    uid = name.removeprefix(self.paths.spec_prefix).rpartition("_")[0]
+                    files.setdefault(uid, {})[f"{self.paths.cdi_directory}/{name}"] = _read(
+                        f"{self.paths.cdi_directory}/{name}"
+                    )
             for path in self._find_files():
                 content = _read(path)
                 if uid := _find_uid(content):
@@ -133,21 +132,21 @@ class MetadataStore:
         return files
 
     def _find_files(self, claim: str = "") -> Iterator[str]:
-        for directory in (claim,) if claim else _list(self._directory):
-            for request in _list(f"{self._directory}/{directory}"):
-                yield f"{self._directory}/{directory}/{request}/metadata.json"
+        for directory in (claim,) if claim else _list(self.paths.directory):
+            for request in _list(f"{self.paths.directory}/{directory}"):
+                yield f"{self.paths.directory}/{directory}/{request}/metadata.json"
 
     def _remove(self, path: str) -> None:
         for one in (path, f"{path}.tmp"):
             self._step("unlink metadata")
             with suppress(FileNotFoundError):
                 os.unlink(one)
-        if path.startswith(f"{self._directory}/"):
+        if path.startswith(f"{self.paths.directory}/"):
             self._remove_directory(os.path.dirname(path))
 
     def _remove_directory(self, path: str) -> None:
         """Remove the directory of a request or claim, and the one above it, unless there is something in it."""
-        while path != self._directory:
+        while path != self.paths.directory:
             try:
                 os.rmdir(path)
             except FileNotFoundError:
@@ -161,7 +160,7 @@ class MetadataStore:
         atomic_files.write_file(path, content, mode=_MODE, durable=False, step=self._step)
 
     def _failed(self, doing: str, error: OSError) -> CdiError:
-        return CdiError(atomic_files.explain(error, f"{doing} the metadata files of claims in {self._directory}"))
+        return CdiError(atomic_files.explain(error, f"{doing} the metadata files of claims in {self.paths.directory}"))
 
 
 def _list(path: str) -> list[str]:
