@@ -16,6 +16,7 @@ from typing import TypeAlias
 import anyio
 import msgspec
 
+from pydra import atomic_files
 from pydra.kubelet.grpc_server import GrpcServer, Method
 from pydra.kubelet.health_service import HealthBoard, HealthService, HealthStreams, ServerHealth
 from pydra.kubelet.node_service import NodeService, StartPrepare, StartUnprepare
@@ -152,13 +153,12 @@ class KubeletPlugin:
         return Serving(driver=self._driver, endpoint=self.paths.service, registration=self.paths.registration)
 
     def _ensure_directories(self) -> None:
-        """Create the plugin's directory. The kubelet creates the registry; without it, the kubelet does not run."""
+        """Create the plugin's directory again if it was removed. The kubelet creates the registry when it runs."""
         if not os.path.isdir(self._registry_directory):
             question = "not there; is the kubelet running, and is this its plugins_registry directory?"
             raise FileNotFoundError(errno.ENOENT, question, self._registry_directory)
         for directory in (os.path.dirname(self._plugin_directory), self._plugin_directory):
-            with suppress(FileExistsError):
-                os.mkdir(directory, DIRECTORY_MODE)
+            atomic_files.make_directory(directory, DIRECTORY_MODE)
 
     async def _remove_stale_sockets(self) -> None:
         """Remove what killed instances left; the kubelet would try for ever to register it.
