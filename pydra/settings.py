@@ -132,8 +132,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return f"{self.plugins_dir or f'{self.kubelet_root}/plugins'}/{driver}"
 
     def records_directory(self, driver: str) -> str:
-        """Return the directory of the driver's records; a reboot empties it, as it resets the hardware."""
+        """Return the directory of the driver's lock and records; a reboot empties it, as it resets the hardware."""
         return f"{self.records_dir}/{driver}"
+
+    def claim_directories(self, driver: str) -> tuple[str, str]:
+        """Return where the driver's records are: of hardware that forgets at a reboot, and of that which does not."""
+        return f"{self.records_directory(driver)}/claims", f"{self.plugin_directory(driver)}/claims"
 
     @property
     def http_endpoint(self) -> tuple[str, int] | None:

@@ -243,8 +243,7 @@ class DriverService:
                 raise CheckpointError(
                     f"{error.filename} cannot be created ({error.strerror}); is it mounted, and writable?"
                 ) from error
-        durable = f"{self._plugin_directory}/claims"
-        volatile = f"{self._records_directory}/claims"
+        volatile, durable = self._settings.claim_directories(self._driver)
         mine, other = (durable, volatile) if self._facts.survives_reboot else (volatile, durable)
         self._store = RecordStore(
             mine,

@@ -14,7 +14,7 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from glob import iglob
 from types import ModuleType
 from typing import Any
 
@@ -48,7 +48,7 @@ from pydra.errors import (
     SettingsError,
 )
 from pydra.pool import validate_inventory
-from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE, KUBELET_ROOT, RECORDS_DIRECTORY
+from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE, Settings, parse_settings
 from pydra.testing.report import Check, Report
 
 _ABSENT = "pydra-no-such-device"
@@ -113,6 +113,7 @@ class _Run:
         self._source = source
         self._config = config
         self._environ = environ
+        self._agent = _find_agent_settings(source.name, environ, config)
         self._backend: BackendSupervisor
         self._connect_limit = 0.0
         self._events: list[BackendEvent] = []
@@ -153,16 +154,11 @@ class _Run:
         if Method.RESTORE not in facts.methods:
             return ""
         environ, config = self._environ, self._config
-        kubelet = environ.get("PYDRA_KUBELET_ROOT") or config.get("kubeletRoot") or KUBELET_ROOT
-        places = (
-            environ.get("PYDRA_RECORDS_DIR") or config.get("recordsDir") or RECORDS_DIRECTORY,
-            environ.get("PYDRA_PLUGINS_DIR") or config.get("pluginsDir") or f"{kubelet}/plugins",
-        )
         renamed = dict(one.split("=", 1) for one in environ.get("PYDRA_DRIVER", "").split(",") if "=" in one)
         renamed = {**config.get("drivers", {}), **renamed}
         names = {facts.driver, renamed.get(self._source.configured_name, "")} - {""} or {"*"}
-        found = (path for place in places for name in names for path in Path(place).glob(f"{name}/claims/*.*"))
-        return str(next(found, ""))
+        directories = (directory for name in names for directory in self._agent.claim_directories(name))
+        return next((path for directory in directories for path in iglob(f"{directory}/*.*")), "")
 
     def hear(self, event: BackendEvent) -> None:
         """Handle an event of the supervisor. The first failure to start is enough: the agent would keep trying."""
@@ -467,6 +463,14 @@ class _Run:
 
     async def _hints(self) -> list[str]:
         return [f"{event.message}\n{event.details}" for event in self._events if isinstance(event, HintsFailed)]
+
+
+def _find_agent_settings(backend: str, environ: Mapping[str, str], config: Mapping[str, Any]) -> Settings:
+    """Return settings with the directories in which an agent on this node has records. Raises SettingsError."""
+    keys = {"kubeletRoot": "PYDRA_KUBELET_ROOT", "pluginsDir": "PYDRA_PLUGINS_DIR", "recordsDir": "PYDRA_RECORDS_DIR"}
+    given = {key: environ.get(variable) or config.get(key) for key, variable in keys.items()}
+    places = {key: path for key, path in given.items() if path}
+    return parse_settings({"backends": [backend], "nodeName": "unknown", **places})
 
 
 def _claim_deadline() -> float:
