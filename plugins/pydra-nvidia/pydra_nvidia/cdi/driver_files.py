@@ -21,7 +21,7 @@ from pydra_nvidia.host.driver_root import (
     FolderStamp,
     find_driver_root,
     is_settled,
-    read_stamp,
+    read_stamps,
 )
 from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.settings import Settings
@@ -138,7 +138,7 @@ class _Known(msgspec.Struct, frozen=True, kw_only=True):
     files: DriverFiles
 
     def holds(self, version: str) -> bool:
-        return self.version == version and {path: read_stamp(self.root, path) for path in self.seen} == self.seen
+        return self.version == version and read_stamps(self.root, self.seen) == self.seen
 
 
 class DriverFileCache:

@@ -11,13 +11,13 @@ import posixpath
 import re
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 import msgspec
 
 from pydra import PydraError
-from pydra_nvidia.host.filesystem import Tree, below, is_program, is_socket, read_mode, resolve
+from pydra_nvidia.host.filesystem import Links, Tree, below, is_program, is_socket, read_mode, resolve
 from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.settings import Settings
 
@@ -215,6 +215,7 @@ class FileSearch:
     def __init__(self, root: DriverRoot) -> None:
         self.root = root
         self._seen: dict[str, FolderStamp] = {}
+        self._links: Links = {}
         self._names: dict[str, tuple[str, ...]] = {}
         self._found: dict[str, str | None] = {}
 
@@ -227,7 +228,7 @@ class FileSearch:
         """Where the path leads; None when nothing is there."""
         if path not in self._found:
             self._note(posixpath.dirname(path))
-            found = self.root.resolve(path)
+            found = resolve(self.root.here, path, self._links)
             if found is not None:
                 self._note(posixpath.dirname(found))
             self._found[path] = found
@@ -252,7 +253,7 @@ class FileSearch:
         """What is in the folder, sorted; empty when it cannot be read."""
         if folder not in self._names:
             self._note(folder)
-            found = self.root.resolve(folder)
+            found = resolve(self.root.here, folder, self._links)
             try:
                 self._names[folder] = () if found is None else tuple(sorted(os.listdir(self.root.path_here(found))))
             except OSError:
@@ -261,12 +262,18 @@ class FileSearch:
 
     def _note(self, folder: str) -> None:
         if folder not in self._seen:
-            self._seen[folder] = read_stamp(self.root, folder)
+            self._seen[folder] = read_stamp(self.root, folder, self._links)
 
 
-def read_stamp(root: DriverRoot, folder: str) -> FolderStamp:
-    """The folder's stamp, now."""
-    found = resolve(root.here, folder)
+def read_stamps(root: DriverRoot, folders: Iterable[str]) -> dict[str, FolderStamp]:
+    """The folders' stamps, now."""
+    links: Links = {}
+    return {folder: read_stamp(root, folder, links) for folder in folders}
+
+
+def read_stamp(root: DriverRoot, folder: str, links: Links) -> FolderStamp:
+    """The folder's stamp; `links` are those that were followed in the same look."""
+    found = resolve(root.here, folder, links)
     if found is None:
         return None
     try:

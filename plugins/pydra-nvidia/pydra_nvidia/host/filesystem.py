@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
@@ -111,12 +111,18 @@ MOST_LINKS = 40
 """As the kernel follows before it says ELOOP."""
 
 
-def resolve(root: str, path: str) -> str | None:
+Links: TypeAlias = dict[str, str | None]
+"""Paths inside a root, and where they lead: empty for what is no link, None where nothing is."""
+
+
+def resolve(root: str, path: str, known: Links | None = None) -> str | None:
     """`path` inside `root`, with all links followed inside it; None when nothing is there.
 
-    The answer is absolute inside the root: `/usr/lib64/libcuda.so.580.105.08`.
+    The answer is absolute inside the root: `/usr/lib64/libcuda.so.580.105.08`. `known` keeps what was read for the
+    other paths of one look, which have most folders in common.
     """
     here = root.rstrip("/")
+    known = {} if known is None else known
     left = path.split("/")[::-1]
     done = ""
     links = 0
@@ -127,12 +133,19 @@ def resolve(root: str, path: str) -> str | None:
         if part == "..":
             done = done.rpartition("/")[0]  # above the root is the root
             continue
-        try:
-            target = os.readlink(f"{here}{done}/{part}")
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # EINVAL: there, and no link
-                return None
-            done = f"{done}/{part}"
+        place = f"{done}/{part}"
+        if place in known:
+            target = known[place]
+        else:
+            try:
+                target = os.readlink(f"{here}{place}")
+            except OSError as error:
+                target = "" if error.errno == errno.EINVAL else None  # EINVAL: there, and no link
+            known[place] = target
+        if target is None:
+            return None
+        if not target:
+            done = place
             continue
         links += 1
         if links > MOST_LINKS:

@@ -82,11 +82,12 @@ def _misplaced(targets: Sequence[Target]) -> Iterator[str]:
 
 def find_owned(entries: Mapping[str, Entry], reading: Reading) -> frozenset[tuple[str, Placement]]:
     """The places whose partitions were made here, by their GPU's UUID: not where one of another profile is by now."""
+    gpus = {gpu.uuid: gpu for gpu in reading.gpus}
     return frozenset(
         (step.gpu, step.placement)
         for entry in entries.values()
         for step in entry.steps
-        if isinstance(step, CreateMig) and not _is_replaced(step, reading)
+        if isinstance(step, CreateMig) and not _is_replaced(step, gpus.get(step.gpu))
     )
 
 
@@ -129,8 +130,7 @@ def _usable_places(gpu: Gpu) -> frozenset[tuple[int, Placement]]:
     return frozenset((one.profile, one.placement) for one in instances if one.compute)
 
 
-def _is_replaced(step: CreateMig, reading: Reading) -> bool:
-    gpu = reading.gpu(step.gpu)
+def _is_replaced(step: CreateMig, gpu: Gpu | None) -> bool:
     instances = gpu.mig.instances if gpu is not None and gpu.mig is not None else ()
     return any(one.placement == step.placement and one.profile != step.profile for one in instances)
 
