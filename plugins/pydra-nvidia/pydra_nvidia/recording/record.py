@@ -60,7 +60,7 @@ class RecordingFailed(PydraError):
 async def record(
     settings: Settings, tree: Tree, load: Callable[[], ModuleType], *, salt: bytes, day: datetime.date
 ) -> Recording:
-    """The node's hardware as a scenario. Nothing of it is changed: `recording.read_only` lets nothing else through.
+    """The node's hardware as a scenario. Nothing of it is changed: `read_only_guard` lets nothing else through.
 
     Raises:
         NvmlError: NVML as a whole does not answer.
