@@ -30,8 +30,10 @@ def memory(tmp_path: Path) -> IncidentStore:
     return found
 
 
-def test_the_errors_of_all_gpus_are_forgotten(command: Run, machine: tuple[str, ...], memory: IncidentStore) -> None:
-    ran = command("forget-errors", *machine)
+def test_the_errors_of_all_gpus_are_forgotten(
+    command: Run, process: Run, machine: tuple[str, ...], memory: IncidentStore
+) -> None:
+    ran = process("forget-errors", *machine)
     assert ran.returncode == 0
     assert len(ran.stdout.splitlines()) == 2
     assert "forgot 2 x XID 48: an uncorrectable memory error of GPU-gone" in ran.stdout

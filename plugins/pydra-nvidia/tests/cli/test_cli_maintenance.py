@@ -1,4 +1,4 @@
-"""`maintenance` and `resume`, from a process of their own."""
+"""`maintenance` and `resume`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def state(bare_root: dict[str, str]) -> str:
     return bare_root["STATE"]
 
 
-def test_it_is_asked_for_and_taken_back(command: Run, bare_root: dict[str, str], state: str) -> None:
-    ran = command("maintenance", "--for", "2h", **bare_root)
+def test_it_is_asked_for_and_taken_back(command: Run, process: Run, bare_root: dict[str, str], state: str) -> None:
+    ran = process("maintenance", "--for", "2h", **bare_root)
     assert (ran.returncode, ran.stderr) == (0, "")
     assert ran.stdout == "NVML is closed for 7200 s, or until pydra-nvidia resume\n"
     assert Gate(state).asked() is not None

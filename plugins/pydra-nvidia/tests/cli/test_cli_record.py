@@ -1,4 +1,4 @@
-"""`record` writes a scenario that stands for the machine, from a process of its own."""
+"""`record` writes a scenario that stands for the machine."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def pair(tmp_path: Path) -> tuple[str, ...]:
     return "--scenario", str(scenario), "--state", str(tmp_path / "m")
 
 
-def test_a_recording_stands_for_the_machine(command: Run, tmp_path: Path, pair: tuple[str, ...]) -> None:
+def test_a_recording_stands_for_the_machine(command: Run, process: Run, tmp_path: Path, pair: tuple[str, ...]) -> None:
     file = tmp_path / "recorded.yaml"
-    ran = command("record", *pair, "--output", str(file))
+    ran = process("record", *pair, "--output", str(file))
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"wrote {file}: 2 GPUs\n", "")
     shown = command("show", "--scenario", str(file), "--state", str(tmp_path / "again"), "--json")
     original = command("show", *pair, "--json")

@@ -21,8 +21,8 @@ from pydra_nvidia.settings import Settings
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_a_machine_is_shown_with_gpus_partitions_links_and_driver(command: Run, tmp_path: Path) -> None:
-    ran = command("show", "--scenario", "mixed", "--state", str(tmp_path / "m"))
+def test_a_machine_is_shown_with_gpus_partitions_links_and_driver(process: Run, tmp_path: Path) -> None:
+    ran = process("show", "--scenario", "mixed", "--state", str(tmp_path / "m"))
     assert (ran.returncode, ran.stderr) == (0, "")
     lines = {line.split()[0]: line for line in ran.stdout.splitlines() if line}
     assert "580.105.08, CUDA 13.0" in lines["Driver:"]

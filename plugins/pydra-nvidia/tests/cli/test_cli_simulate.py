@@ -1,4 +1,4 @@
-"""`simulate` lets things happen to a machine that something else runs on, from a process of its own."""
+"""`simulate` lets things happen to a machine that something else runs on."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def gpu(machine: Simulation, minor: int) -> Any:
     return next(view.state.gpus[uuid] for uuid, board in view.boards.items() if board.minor == minor)
 
 
-def test_another_process_lets_it_happen(command: Run, machine: Simulation) -> None:
-    ran = command("simulate", "--state", machine.machine.path, "xid", "gpu-3", "79", "--gi", "2")
+def test_another_process_lets_it_happen(command: Run, process: Run, machine: Simulation) -> None:
+    ran = process("simulate", "--state", machine.machine.path, "xid", "gpu-3", "79", "--gi", "2")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "gpu-3: XID 79\n", "")
     (event,) = machine.machine.read().state.events
     assert (event.type, event.data, event.gi, event.ci) == (0x8, 79, 2, None)
