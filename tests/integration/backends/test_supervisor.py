@@ -91,38 +91,37 @@ async def test_a_wrong_config_is_the_claims_fault_and_undoing_does_not_mind_it(t
     assert (tmp_path / "journal").read_text() == "unprepare u1 0\n"
 
 
-@pytest.mark.parametrize(
-    ("device", "error", "text"),
-    [
-        ("raise", BackendError, "backend faulty: prepare failed: RuntimeError: no such register"),
-        ("raise-claim-error", ClaimError, "the device is held by a process"),
-        ("raise-terminal", TerminalError, "this model cannot be partitioned"),
-        ("sys-exit", BackendError, "backend faulty: prepare failed: SystemExit: a library gave up"),
-        ("allocate", BackendError, "backend faulty: prepare failed: MemoryError"),
-        ("answer-none", ContractError, "prepare is a dict, not a list or tuple of pydra.PreparedDevice"),
-        (
-            "answer-wrong-devices",
-            ContractError,
-            "device another of pool node for request gpu, which the claim does not",
-        ),
-        (
-            "answer-wrong-types",
-            ContractError,
-            "prepare: $[0].edits.env.A: found 1, allowed: a string; prepare: $[0].edits",
-        ),
-        ("answer-unserialisable", ContractError, "prepare returned what JSON cannot carry"),
-        ("answer-huge", ContractError, "prepare answered too much: a message of"),
-    ],
-)
-async def test_what_a_call_does_wrong_fails_that_call_only(device: str, error: type[Exception], text: str) -> None:
+WRONG: list[tuple[str, type[Exception], str]] = [
+    ("raise", BackendError, "backend faulty: prepare failed: RuntimeError: no such register"),
+    ("raise-claim-error", ClaimError, "the device is held by a process"),
+    ("raise-terminal", TerminalError, "this model cannot be partitioned"),
+    ("sys-exit", BackendError, "backend faulty: prepare failed: SystemExit: a library gave up"),
+    ("allocate", BackendError, "backend faulty: prepare failed: MemoryError"),
+    ("answer-none", ContractError, "prepare is a dict, not a list or tuple of pydra.PreparedDevice"),
+    (
+        "answer-wrong-devices",
+        ContractError,
+        "device another of pool node for request gpu, which the claim does not",
+    ),
+    (
+        "answer-wrong-types",
+        ContractError,
+        "prepare: $[0].edits.env.A: found 1, allowed: a string; prepare: $[0].edits",
+    ),
+    ("answer-unserialisable", ContractError, "prepare returned what JSON cannot carry"),
+    ("answer-huge", ContractError, "prepare answered too much: a message of"),
+]
+
+
+async def test_what_a_call_does_wrong_fails_that_call_only() -> None:
     async with supervised() as backend:
         before = await backend.wait_ready(), backend.statistics().pid
-        with pytest.raises(error) as caught:
-            await backend.prepare(claim(device))
-        assert type(caught.value) is error
-        assert text in str(caught.value)
-        assert (await backend.wait_ready(), backend.statistics().pid) == before
-        assert await backend.prepare(claim("ok", "u2"))
+        for device, error, text in WRONG:
+            with pytest.raises(error, match=re.escape(text)) as caught:
+                await backend.prepare(claim(device, device))
+            assert type(caught.value) is error, device
+            assert (await backend.wait_ready(), backend.statistics().pid) == before, device
+        assert await backend.prepare(claim("ok"))
 
 
 @pytest.mark.parametrize(
