@@ -49,21 +49,20 @@ def test_one_pod_is_one_daemonset_to_wait_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "gate"),
-    [
-        pytest.param({"dynamicMig": True}, "DRAPartitionableDevices", id="partitions"),
-        pytest.param({"consumableShares": 4}, "DRAConsumableCapacity", id="shares by number"),
-        pytest.param({"consumableShares": "memory"}, "DRAConsumableCapacity", id="shares by memory"),
-        pytest.param({}, "DRAExtendedResource", id="extended resource"),
-        pytest.param({}, "DRADeviceTaints", id="taints"),
-    ],
+    ("version", "are_off"),
+    [("v1.34.1", True), ("v1.35.0-gke.100", True), ("v1.36.0", False), ("v1.37.0", False)],
 )
-def test_a_feature_gate_that_is_needed_and_off_is_named(setting: Mapping[str, Any], gate: str) -> None:
-    values = overlay(NVIDIA, at("backends.nvidia.settings", setting))
-    for version in ("v1.34.1", "v1.35.0-gke.100"):
-        assert gate in notes(values, version)
-    for version in ("v1.36.0", "v1.37.0"):
-        assert gate not in notes(values, version)
+def test_feature_gates_that_are_needed_and_off_are_named(version: str, are_off: bool) -> None:
+    values = overlay(NVIDIA, at("backends.nvidia.settings", {"dynamicMig": True, "consumableShares": 4}))
+    text = notes(values, version)
+    for gate in ("DRAPartitionableDevices", "DRAConsumableCapacity", "DRAExtendedResource", "DRADeviceTaints"):
+        assert (gate in text) == are_off, gate
+
+
+def test_shares_by_memory_need_their_gate_too() -> None:
+    assert "DRAConsumableCapacity" in notes(
+        overlay(NVIDIA, at("backends.nvidia.settings.consumableShares", "memory")), "v1.34.1"
+    )
 
 
 @pytest.mark.parametrize("gate", ["DRAPartitionableDevices", "DRAConsumableCapacity"])
