@@ -150,12 +150,14 @@ class Scene:
 
     async def published(self, *devices: str, gone: bool = False) -> None:
         """These devices are published, or none of them."""
+        found: dict[str, Any] = {}
 
         async def look() -> bool:
-            found = set(devices) & set(await self.devices())
-            return not found if gone else found == set(devices)
+            found.clear()
+            found.update(await self.devices())
+            return not found.keys() & set(devices) if gone else found.keys() >= set(devices)
 
-        await self.until(look, f"{devices} are {'gone' if gone else 'published'}")
+        await self.until(look, lambda: f"{devices} are {'gone' if gone else 'published'}: {sorted(found)}")
 
     async def tainted(self, *devices: str) -> None:
         """These devices have taints, and no others."""
