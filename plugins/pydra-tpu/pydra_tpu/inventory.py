@@ -17,7 +17,7 @@ from pydra import (
     Quantity,
 )
 from pydra_tpu.generations import Generation
-from pydra_tpu.geometry import SubSlice, list_sub_slices
+from pydra_tpu.geometry import HOST_BOUNDS, SubSlice, divide_bounds, list_sub_slices, locate
 from pydra_tpu.hardware import Chip, Host
 from pydra_tpu.settings import Offer
 
@@ -107,11 +107,30 @@ def _build_attributes(name: str, sub_slice: SubSlice, host: Host, chips: list[Ch
         "shape": generation.topology(sub_slice.bounds),
         "wholeHost": len(chips) == len(host.chips),
         "workerId": facts.worker_id,
+        **_build_coordinates(sub_slice, host),
         "resource.kubernetes.io/pciBusID": chips[0].address if len(chips) == 1 else None,
         "resource.kubernetes.io/pcieRoot": _common([chip.pcie_root or None for chip in chips]),
         "resource.kubernetes.io/numaNode": _common([chip.numa_node for chip in chips]),
     }
     return {key: value for key, value in attributes.items() if value is not None}
+
+
+def _build_coordinates(sub_slice: SubSlice, host: Host) -> dict[str, AttributeValue | None]:
+    """Where the device's first chip is in the slice, as JAX's `coords`; nothing as long as it is not known.
+
+    Workers are counted row by row, x first, as the chips of a host are.
+    """
+    whole, facts = HOST_BOUNDS[len(host.chips)], host.facts
+    hosts = divide_bounds(facts.topology, whole) if facts.topology else None
+    if hosts is None:
+        return {}
+    worker = 0 if hosts.size == 1 else facts.worker_id
+    if worker is None or worker >= hosts.size:
+        return {}
+    origin, chip = locate(worker, hosts), locate(sub_slice.chips[0], whole)
+    return {
+        name: first * length + offset for name, first, length, offset in zip("xyz", origin, whole, chip, strict=True)
+    }
 
 
 def _common(values: list[str | None] | list[int | None]) -> str | int | None:

@@ -48,6 +48,35 @@ def test_an_admin_may_offer_chips_or_the_host_only_which_need_no_counters(offer:
     assert {one.consumes_counters for one in inventory.devices} == {()}
 
 
+@pytest.mark.parametrize(
+    ("host", "places"),
+    [
+        (V5E, {"2x4-0": (0, 0, 0), "2x2-4": (0, 2, 0), "chip-7": (1, 3, 0)}),
+        (host_of("v5p", 4, Bounds(4, 4, 4), worker_id=7), {"2x2x1-0": (2, 2, 1), "chip-3": (3, 3, 1)}),
+        (host_of("v6e", 4, Bounds(4, 4), worker_id=3), {"2x2-0": (2, 2, 0), "1x2-2": (2, 3, 0)}),
+    ],
+)
+def test_a_device_says_where_in_the_slice_its_first_chip_is(
+    host: Host, places: dict[str, tuple[int, int, int]]
+) -> None:
+    devices = {one.name: one.attributes for one in build_inventory(host).devices}
+    assert {name: tuple(devices[name][axis] for axis in "xyz") for name in places} == places
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        host_of("v5p", 4),
+        host_of("v5p", 4, Bounds(4, 4, 4)),
+        host_of("v5p", 4, Bounds(4, 4, 4), worker_id=16),
+        host_of("v5p", 4, Bounds(2, 3, 4), worker_id=0),
+    ],
+    ids=["no topology", "no worker id", "a worker id beyond the slice", "a topology that hosts do not fill"],
+)
+def test_where_a_chip_is_remains_open_until_the_slice_is_known(host: Host) -> None:
+    assert not {"x", "y", "z"} & build_inventory(host).devices[0].attributes.keys()
+
+
 def test_what_is_not_known_is_left_out() -> None:
     whole = build_inventory(replace(host_of("v5p", 4), uuid="")).devices[0]
     assert not {"topology", "accelerator", "workerId", "uuid"} & whole.attributes.keys()
