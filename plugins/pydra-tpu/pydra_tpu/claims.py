@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from pydra import (
     PreparedDevice,
     UnknownDevice,
 )
-from pydra_tpu.config import TpuConfig, build_config_environment
+from pydra_tpu.config import TpuConfig
 from pydra_tpu.environment import build_environment
 from pydra_tpu.geometry import SubSlice, find_sub_slice
 from pydra_tpu.hardware import VFIO_CONTROL, Host, host_node
@@ -107,8 +108,7 @@ def _prepare_device(
     return device.prepared(
         ContainerEdits(
             env={
-                **build_environment(host, mesh),
-                **build_config_environment(config),
+                **build_environment(host, mesh, config),
                 f"TPU_DEVICE_{device.device.replace('-', '_')}_RESOURCE_CLAIM": claim.uid,
             },
             device_nodes=tuple(DeviceNode(path=node, host_path=host_node(node, settings.dev_root)) for node in nodes),
@@ -125,9 +125,9 @@ def _prepare_device(
 
 
 def _held_chips(held: HeldClaim, offered: Mapping[str, SubSlice]) -> tuple[int, ...]:
-    """From the claim's plan; from its devices where its record cannot be read."""
+    """From the claim's plan; from its devices where its record, or the plan in it, cannot be read."""
     plan: Any = held.plan
-    if plan is not None:
+    with contextlib.suppress(msgspec.ValidationError):
         return msgspec.convert(plan, Plan).chips
     names = [one.device for one in held.claim.devices if not one.admin_access]
     return tuple(index for name in names if name in offered for index in offered[name].chips)

@@ -8,19 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pydra import ClaimError
+from pydra_tpu.config import TpuConfig, VisibleChips, build_config_environment
 from pydra_tpu.geometry import Bounds, SubSlice, divide_bounds
 from pydra_tpu.hardware import Host
 
 
-def build_environment(host: Host, mesh: SubSlice) -> Mapping[str, str]:
+class NoIciResiliency(ClaimError):
+    """A claim asks for resilience of the links between chips, which its slice does not have."""
+
+    reason = "NoIciResiliency"
+
+
+ICI_RESILIENCY = "ENABLE_ICI_RESILIENCY"
+
+
+def build_environment(host: Host, mesh: SubSlice, config: TpuConfig) -> Mapping[str, str]:
     """For all containers that have this mesh: a sub-slice of the host, or the whole of it.
 
-    A whole host of a larger slice is told of the slice. Everything else is a slice by itself.
+    A whole host of a larger slice is told of the slice. Everything else is a slice by itself, as is a host whose
+    topology it does not divide.
+
+    Raises:
+        NoIciResiliency: the config asks for resilience, and this slice has none.
     """
     generation, facts = host.chips[0].generation, host.facts
     is_whole = len(mesh.chips) == len(host.chips)
-    topology = facts.topology if is_whole and facts.topology else mesh.bounds
-    hosts = divide_bounds(topology, mesh.bounds) or Bounds(1, 1)
+    topology, hosts = mesh.bounds, Bounds(1, 1)
+    if is_whole and facts.topology and (told := divide_bounds(facts.topology, mesh.bounds)):
+        topology, hosts = facts.topology, told
     wrap = ",".join(str(closed).lower() for closed in generation.wrap(topology))
     environment = {
         "TPU_SKIP_MDS_QUERY": "true",
@@ -39,10 +55,18 @@ def build_environment(host: Host, mesh: SubSlice) -> Mapping[str, str]:
         environment["TPU_WORKER_ID"] = str(facts.worker_id)
         if len(facts.worker_hostnames) == hosts.size:
             environment["TPU_WORKER_HOSTNAMES"] = ",".join(facts.worker_hostnames)
-    if not is_whole:
-        # Containers have the nodes of their chips only, which libtpu counts from 0.
-        environment["TPU_VISIBLE_CHIPS"] = ",".join(map(str, range(len(mesh.chips))))
-    return environment
+    if config.ici_resiliency is not None:
+        if config.ici_resiliency and not generation.has_ici_resiliency(topology):
+            raise NoIciResiliency(
+                f"iciResiliency: a {generation.product} slice of {generation.topology(topology)} has none; leave it "
+                "out, or ask for whole hosts of a v4 or v5p slice with at least 4 chips in each dimension"
+            )
+        environment[ICI_RESILIENCY] = str(config.ici_resiliency).lower()
+    if not is_whole and config.visible_chips is not VisibleChips.UNSET:
+        # Containers have the nodes of their chips only; whether libtpu counts these from 0 is documented nowhere.
+        visible = mesh.chips if config.visible_chips is VisibleChips.HOST else range(len(mesh.chips))
+        environment["TPU_VISIBLE_CHIPS"] = ",".join(map(str, visible))
+    return {**environment, **build_config_environment(config)}
 
 
 def _with_twins(*names: str, value: str) -> Mapping[str, str]:

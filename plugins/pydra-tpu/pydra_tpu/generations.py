@@ -44,6 +44,10 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         """The shape as this generation's topologies are written."""
         return format_topology(bounds, self.dimensions)
 
+    def has_ici_resiliency(self, topology: Bounds) -> bool:
+        """Whether a slice of this topology can go on without some of its links. Source: Google's DRA driver."""
+        return self.name in ("v4", "v5p") and min(topology) >= 4
+
     def wrap(self, topology: Bounds) -> tuple[bool, bool, bool]:
         """In which dimensions a slice of this topology is a ring.
 

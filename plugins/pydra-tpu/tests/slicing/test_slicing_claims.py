@@ -8,7 +8,7 @@ import pytest
 from pydra import ClaimError, DeviceInUse, UnknownDevice
 from pydra_tpu.claims import ChipUnusable, NotAMesh, Plan, plan_claim, prepare_claim
 from pydra_tpu.config import LoggingConfig, TpuConfig
-from pydra_tpu.environment import build_environment
+from pydra_tpu.environment import NoIciResiliency, build_environment
 from pydra_tpu.geometry import Bounds, list_sub_slices
 from pydra_tpu.hardware import Host
 from pydra_tpu.inventory import list_offered
@@ -57,7 +57,7 @@ def test_a_part_of_a_host_is_a_slice_by_itself_of_the_chips_that_its_containers_
     ],
 )
 def test_a_whole_host_is_told_of_its_slice(host: Host, kind: str, topology: str, bounds: str, hosts: str) -> None:
-    environment = build_environment(host, list_sub_slices(len(host.chips))[0])
+    environment = build_environment(host, list_sub_slices(len(host.chips))[0], TpuConfig())
     told = {"TPU_ACCELERATOR_TYPE": kind, "TPU_TOPOLOGY": topology, "TPU_HOST_BOUNDS": hosts, "HOST_BOUNDS": hosts}
     assert told.items() <= environment.items()
     assert environment["TPU_CHIPS_PER_HOST_BOUNDS"] == environment["TPU_CHIPS_PER_PROCESS_BOUNDS"] == bounds
@@ -72,12 +72,72 @@ def test_single_chips_that_are_a_sub_slice_together_are_one_mesh() -> None:
     assert [one.edits.device_nodes[0].path for one in prepared] == [f"/dev/vfio/{index}" for index in range(8)]
 
 
-def test_a_config_sets_the_log_levels_and_standard_error_follows() -> None:
+def test_a_host_whose_topology_it_does_not_divide_is_a_slice_by_itself() -> None:
+    host = host_of("v5p", 4, Bounds(2, 3, 4), worker_id=3)
+    environment = build_environment(host, list_sub_slices(4)[0], TpuConfig())
+    assert (environment["TPU_TOPOLOGY"], environment["TPU_HOST_BOUNDS"]) == ("2x2x1", "1,1,1")
+    assert (environment["TPU_ACCELERATOR_TYPE"], environment["TPU_WORKER_ID"]) == ("v5p-8", "0")
+
+
+@pytest.mark.parametrize(
+    ("config", "variables"),
+    [
+        ({}, {}),
+        ({"logging": {"level": 2}}, {"TPU_MIN_LOG_LEVEL": "2", "TPU_STDERR_LOG_LEVEL": "2"}),
+        ({"logging": {"level": 0, "stderrLevel": 3}}, {"TPU_MIN_LOG_LEVEL": "0", "TPU_STDERR_LOG_LEVEL": "3"}),
+        ({"logging": {"directory": "disabled"}}, {"TPU_LOG_DIR": "disabled"}),
+        ({"metricsPorts": [8431, 8432]}, {"TPU_RUNTIME_METRICS_PORTS": "8431,8432"}),
+        (
+            {"premappedBuffer": {"size": "16Gi", "transferThreshold": 4096}},
+            {
+                "TPU_PREMAPPED_BUFFER_SIZE": "17179869184",
+                "TPU_PREMAPPED_BUFFER_TRANSFER_THRESHOLD_BYTES": "4096",
+            },
+        ),
+        ({"iciResiliency": False}, {"ENABLE_ICI_RESILIENCY": "false"}),
+        (
+            {"megascale": {"slices": 2, "slice": 0, "coordinator": "train-0.train:8080"}},
+            {
+                "MEGASCALE_NUM_SLICES": "2",
+                "MEGASCALE_SLICE_ID": "0",
+                "MEGASCALE_COORDINATOR_ADDRESS": "train-0.train:8080",
+            },
+        ),
+        ({"visibleChips": "host"}, {"TPU_VISIBLE_CHIPS": "4,5,6,7"}),
+        ({"visibleChips": "unset"}, {"TPU_VISIBLE_CHIPS": None}),
+        (
+            {"arguments": ["--xla_tpu_enable_latency_hiding_scheduler=true", "--xla_enable_async_all_gather"]},
+            {"LIBTPU_INIT_ARGS": "--xla_tpu_enable_latency_hiding_scheduler=true --xla_enable_async_all_gather"},
+        ),
+    ],
+)
+def test_a_config_sets_variables_of_libtpu_and_no_others(
+    config: dict[str, object], variables: dict[str, str | None]
+) -> None:
+    part = OFFERED["2x2-4"]
+    default = build_environment(V5E, part, TpuConfig())
+    environment = build_environment(V5E, part, msgspec.convert(config, TpuConfig))
+    wanted = {**default, **variables}
+    assert environment == {name: value for name, value in wanted.items() if value is not None}
+
+
+def test_a_claim_gets_the_variables_of_its_config() -> None:
     config = TpuConfig(logging=LoggingConfig(level=2))
     (prepared,) = prepare_claim(
         claim_of(allocated_device("chip-0", configs=(config,), explicit=(True,))), V5E, OFFERED, Settings()
     )
-    assert (prepared.edits.env["TPU_MIN_LOG_LEVEL"], prepared.edits.env["TPU_STDERR_LOG_LEVEL"]) == ("2", "2")
+    assert prepared.edits.env["TPU_MIN_LOG_LEVEL"] == "2"
+
+
+def test_resilience_of_links_is_for_whole_hosts_of_slices_that_have_it() -> None:
+    config = TpuConfig(ici_resiliency=True)
+    whole, *parts = list_sub_slices(4)
+    host = host_of("v5p", 4, Bounds(4, 4, 4), worker_id=0)
+    assert build_environment(host, whole, config)["ENABLE_ICI_RESILIENCY"] == "true"
+    with pytest.raises(NoIciResiliency, match="TPU v5p slice of 1x2x1 has none"):
+        build_environment(host, parts[0], config)
+    with pytest.raises(NoIciResiliency, match="TPU v5e slice of 2x4 has none"):
+        build_environment(V5E, list_sub_slices(8)[0], config)
 
 
 def test_a_claim_is_planned_with_the_chips_of_its_devices() -> None:
@@ -87,7 +147,11 @@ def test_a_claim_is_planned_with_the_chips_of_its_devices() -> None:
     assert plan_claim(only_looks, [holder], OFFERED, 8) == Plan()
 
 
-@pytest.mark.parametrize("plan", [{"chips": [0, 1]}, None], ids=["with its plan", "whose record cannot be read"])
+@pytest.mark.parametrize(
+    "plan",
+    [{"chips": [0, 1]}, None, {"chips": "0-1"}, [0, 1]],
+    ids=["with its plan", "whose record cannot be read", "with a plan of another type", "with a list for a plan"],
+)
 def test_chips_that_another_claim_holds_are_refused_whatever_the_scheduler_believed(plan: object) -> None:
     other = held_claim(claim_of("1x2-0", uid="other", plan=plan))
     assert plan_claim(claim_of("1x2-2"), [other], OFFERED, 8) == Plan(chips=(2, 3))
@@ -114,7 +178,24 @@ def test_a_chip_without_a_device_node_is_refused_with_its_driver() -> None:
         prepare_claim(claim_of("chip-0"), host, list_offered(host, Offer.SUB_SLICES), Settings())
 
 
-@pytest.mark.parametrize("text", [b'{"logging": {"level": 4}}', b'{"loging": {}}', b'{"logging": {"level": "INFO"}}'])
-def test_a_wrong_config_is_refused(text: bytes) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(text, type=TpuConfig)
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"loging": {}}, "unknown field `loging`"),
+        ({"logging": {"level": 4}}, r"<= 3 - at `\$.logging.level`"),
+        ({"logging": {"level": "INFO"}}, "Expected `int"),
+        ({"logging": {"directory": "logs"}}, "matching regex"),
+        ({"metricsPorts": [8431, 0]}, r"at `\$.metricsPorts\[1\]`"),
+        ({"metricsPorts": [8431, 8431]}, "8431 must not be there twice"),
+        ({"premappedBuffer": {"size": "4097"}}, "size: 4097 must be a positive multiple of 4096 bytes"),
+        ({"premappedBuffer": {"size": 0, "transferThreshold": "1.5"}}, "size: 0 must be .*transferThreshold: 1.5 must"),
+        ({"megascale": {"slices": 2, "slice": 2, "coordinator": "a"}}, "slice: 2 must be less than slices, which is 2"),
+        ({"megascale": {"slices": 2, "slice": 0}}, "missing required field `coordinator`"),
+        ({"megascale": {"slices": 2, "slice": 0, "coordinator": "a b"}}, "matching regex"),
+        ({"visibleChips": "all"}, "Invalid enum value 'all'"),
+        ({"arguments": ["--a --b"]}, "matching regex"),
+    ],
+)
+def test_a_wrong_config_is_refused(config: dict[str, object], words: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=words):
+        msgspec.convert(config, TpuConfig)
