@@ -25,9 +25,16 @@ def _select(condition: str) -> dict[str, Any]:
     return {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}' && {condition}"}}]}
 
 
+SHAPES = ("1x2", "2x2", "2x4", "1x2x1", "2x2x1")
+"""All but single chips, as generations with two and with three dimensions write them."""
+
 DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {
-    DRIVER: _select(f"device.capacity['{DRIVER}'].chips.compareTo(quantity('1')) == 0"),
+    DRIVER: {
+        **_select(f"device.capacity['{DRIVER}'].chips.compareTo(quantity('1')) == 0"),
+        "extendedResourceName": "google.com/tpu",
+    },
     f"host.{DRIVER}": _select(f"device.attributes['{DRIVER}'].wholeHost"),
+    **{f"{shape}.{DRIVER}": _select(f"device.attributes['{DRIVER}'].shape == '{shape}'") for shape in SHAPES},
 }
 """Specs by name. In Google's class of the name `tpu.google.com` each device is a chip, and claims ask for all of them
 or for a number: with sub-slices beside them, that class must leave these out to mean the same."""

@@ -25,11 +25,9 @@ class Scene:
         self.node = node
         self.steps: list[Step] = []
 
-    async def run(self, name: str, device_class: str, count: int = 1, condition: str = "") -> None:
+    async def run(self, name: str, device_class: str, count: int = 1) -> None:
         """A pod that asks for devices of a class, by a template of its own."""
         exactly: JsonObject = {"deviceClassName": device_class, "count": count}
-        if condition:
-            exactly["selectors"] = [{"cel": {"expression": condition}}]
         devices = {"requests": [{"name": "tpus", "exactly": exactly}]}
         template = {"metadata": {"name": name}, "spec": {"spec": {"devices": devices}}}
         await self.node.client.create(RESOURCE_CLAIM_TEMPLATES, template, namespace=NAMESPACE)
@@ -85,8 +83,6 @@ async def scene(tmp_path: Path, **settings: str) -> AsyncIterator[Scene]:
         }
         for name, spec in CLASSES.items():
             await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
-        everything = {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]}
-        await node.client.create(DEVICE_CLASSES, {"metadata": {"name": "any"}, "spec": everything})
         async with run_agent(node, "--backend", "tpu", environ=environ) as agent:
             await agent.wait_ready()
             found = Scene(node)
@@ -97,15 +93,14 @@ async def scene(tmp_path: Path, **settings: str) -> AsyncIterator[Scene]:
 
 
 async def test_the_scheduler_cuts_the_mesh_and_the_pod_that_does_not_fit_is_told_why(tmp_path: Path) -> None:
-    square = f"device.attributes['{DRIVER}'].shape == '2x2'"
     async with scene(tmp_path) as node:
-        await node.run("left", "any", condition=square)
+        await node.run("left", f"2x2.{DRIVER}")
         first = await node.environment("left")
         await node.run("chips", DRIVER, count=2)
         pair = await node.environment("chips")
         await node.run("chip", DRIVER)
         single = await node.environment("chip")
-        await node.run("right", "any", condition=square)
+        await node.run("right", f"2x2.{DRIVER}")
         assert "cannot allocate all claims" in await node.pending("right")
         await node.run("host", f"host.{DRIVER}")
         assert await node.pending("host")
