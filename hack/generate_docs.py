@@ -19,12 +19,14 @@ from pydra.admission.webhook import AdmissionMetrics
 from pydra.backends.type_messages import describe
 from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of, key_of, variable_of
 from pydra.observability.metrics import Metrics
+from pydra_amd import settings as amd
 from pydra_nvidia import settings as nvidia
 from pydra_nvidia.health.diagnosis import DEFAULT_REACTIONS
 from pydra_tpu import settings as tpu
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
+AMD_DOCS = ROOT / "plugins" / "pydra-amd" / "docs"
 NVIDIA_DOCS = ROOT / "plugins" / "pydra-nvidia" / "docs"
 TPU_DOCS = ROOT / "plugins" / "pydra-tpu" / "docs"
 
@@ -34,6 +36,7 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "settings.md": settings_page(),
         DOCS / "metrics.md": metrics_page(),
+        AMD_DOCS / "settings.md": amd_settings_page(),
         NVIDIA_DOCS / "settings.md": nvidia_settings_page(),
         TPU_DOCS / "settings.md": tpu_settings_page(),
     }
@@ -130,19 +133,23 @@ def nvidia_settings_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def amd_settings_page() -> str:
+    told = texts_below(amd.Partitioning)
+    lines = [
+        *backend_settings_head("amd", "partitioning: compute", amd.PREFIX),
+        *backend_settings_table(amd.Settings, amd.PREFIX),
+        "",
+        "| partitioning | |",
+        "|---|---|",
+        *(f"| `{one.value}` | {told[one.name]} |" for one in amd.Partitioning),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def tpu_settings_page() -> str:
     told = texts_below(tpu.Offer)
     lines = [
-        "# Settings of pydra-tpu",
-        "",
-        "Variables of the agent's process, or `backendSettings: {tpu: {offer: chips}}` in its settings file; the",
-        "variable wins. A wrong or unknown one keeps the backend from starting; all faults are named at once, in the",
-        "log, on `/readyz` and in an Event on the Node (`BackendSettings`). `pydra check tpu` shows each one with its",
-        "value and where that came from. The agent has [settings of its own](../../../docs/settings.md).",
-        "",
-        "With `PYDRA_TPU_SCENARIO`, `PYDRA_TPU_STATE` is the simulated machine's directory. The simulation comes with",
-        "`pip install pydra-tpu`; images for nodes leave it out.",
-        "",
+        *backend_settings_head("tpu", "offer: chips", tpu.PREFIX),
         *backend_settings_table(tpu.Settings, tpu.PREFIX),
         "",
         "| offer | |",
@@ -150,6 +157,23 @@ def tpu_settings_page() -> str:
         *(f"| `{one.value}` | {told[one.name]} |" for one in tpu.Offer),
     ]
     return "\n".join(lines) + "\n"
+
+
+def backend_settings_head(name: str, example: str, prefix: str) -> Iterator[str]:
+    """What is the same on the page of each backend that has a simulation and nothing else to say first."""
+    yield from (
+        f"# Settings of pydra-{name}",
+        "",
+        f"Variables of the agent's process, or `backendSettings: {{{name}: {{{example}}}}}` in its settings file; the",
+        "variable wins. A wrong or unknown one keeps the backend from starting; all faults are named at once, in the",
+        "log, on `/readyz` and in an Event on the Node (`BackendSettings`)."
+        f" `pydra check {name}` shows each one with its",
+        "value and where that came from. The agent has [settings of its own](../../../docs/settings.md).",
+        "",
+        f"With `{prefix}SCENARIO`, `{prefix}STATE` is the simulated machine's directory. The simulation comes with",
+        f"`pip install pydra-{name}`; images for nodes leave it out.",
+        "",
+    )
 
 
 def backend_settings_table(kind: type[msgspec.Struct], prefix: str) -> Iterator[str]:

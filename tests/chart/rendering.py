@@ -16,6 +16,7 @@ import yaml
 CHART = Path(__file__).resolve().parents[2] / "charts" / "pydra"
 NAMESPACE = "pydra-system"
 SIM: Mapping[str, Any] = {"backends": {"sim": {"enabled": True}}}
+AMD: Mapping[str, Any] = {"backends": {"amd": {"enabled": True}}}
 NVIDIA: Mapping[str, Any] = {"backends": {"nvidia": {"enabled": True}}}
 TPU: Mapping[str, Any] = {"backends": {"tpu": {"enabled": True}}}
 BOTH: Mapping[str, Any] = {"backends": {"nvidia": {"enabled": True}, "sim": {"enabled": True}}}

@@ -1,0 +1,103 @@
+"""The coroutines that pydra calls, composed of the rooms: read, decide, act, say what containers get."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from pydra import Claim, HeldClaim, Inventory, PreparedDevice, PydraError, UnknownDevice
+from pydra_amd.cdi.edits import build_edits
+from pydra_amd.hardware_types import Partition, Reading
+from pydra_amd.held_claims import HeldEntries, PlanUnknown, build_plan, parse_entry
+from pydra_amd.host.amdgpu import read_machine
+from pydra_amd.host.filesystem import Tree
+from pydra_amd.inventory.build import build_inventory
+from pydra_amd.offering import list_offered
+from pydra_amd.settings import Settings
+from pydra_amd.slicing.execution import StepExecutor
+from pydra_amd.slicing.plan import plan_claim
+from pydra_amd.steps import Entry, Hold
+
+_log = logging.getLogger(__name__)
+
+
+class AmdBackend:
+    """One node's AMD GPUs. Made by `composition.open_backend`."""
+
+    def __init__(self, settings: Settings, tree: Tree) -> None:
+        self._settings = settings
+        self._tree = tree
+        self._held = HeldEntries()
+        self._executor = StepExecutor(tree, self._held)
+        self._seen: Reading | None = None
+
+    async def discover(self) -> Inventory:
+        """Whole GPUs and partitions, with their health."""
+        self._seen = await self._read()
+        return build_inventory(self._seen, self._settings.partitioning)
+
+    async def wait_changed(self) -> None:
+        """Return when a GPU, a partition or a device node has come or gone since `discover`."""
+        while await self._read() == self._seen:  # noqa: ASYNC110 - files of the kernel have no event
+            await asyncio.sleep(self._settings.poll_period)
+
+    async def restore(self, held: Sequence[HeldClaim], /) -> None:
+        """Remember what claims hold; modes that a crash left are set back when the agent unprepares those claims."""
+        self._held.restore(held)
+
+    async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
+        """What the claim will hold, and which modes change for it."""
+        self._held.refresh(held)
+        offered = list_offered(await self._read(), self._settings.partitioning)
+        entry = plan_claim(claim, offered, entries=self._held.others(claim.uid), unread=self._held.unread.values())
+        return build_plan(entry)
+
+    async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
+        """Set the modes that the plan says, and say what containers get of the partitions that there are then."""
+        entry = parse_entry(claim)
+        await self._executor.carry_out(entry)
+        try:
+            return await asyncio.to_thread(self._describe, claim, entry)
+        except PydraError:
+            await self._executor.undo(entry)
+            raise
+
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
+        """Set the modes back that no other claim needs; nothing to do is success."""
+        try:
+            entry = parse_entry(claim)
+        except PlanUnknown as error:
+            _log.warning("nothing is undone: %s", error)
+            self._held.remove(claim.uid)
+            return
+        await self._executor.undo(entry)
+
+    def _describe(self, claim: Claim, entry: Entry) -> list[PreparedDevice]:
+        """What containers get, from the hardware as it is now. Blocks."""
+        reading = read_machine(self._tree)
+        found = [_find_partition(hold, reading) for hold in entry.holds]
+        return [
+            device.prepared(
+                build_edits(device, one, self._tree),
+                attributes={"cardIndex": one.card, "renderIndex": one.render},
+            )
+            for device, one in zip(claim.devices, found, strict=True)
+        ]
+
+    async def _read(self) -> Reading:
+        return await asyncio.to_thread(read_machine, self._tree)
+
+
+def _find_partition(hold: Hold, reading: Reading) -> Partition:
+    """What exists of the hold. Raises UnknownDevice, also for admin access to a partition that nobody made."""
+    gpu = reading.find(hold.gpu)
+    if gpu is None:
+        raise UnknownDevice(f"device {hold.device} is gone: the driver has no GPU {hold.gpu} any more")
+    if gpu.mode != hold.mode:
+        raise UnknownDevice(f"device {hold.device} does not exist: GPU {hold.gpu} is in the mode {gpu.mode}")
+    for one in gpu.partitions:
+        if one.index == hold.index:
+            return one
+    raise UnknownDevice(f"device {hold.device} does not exist: KFD has no partition {hold.index} of GPU {hold.gpu}")

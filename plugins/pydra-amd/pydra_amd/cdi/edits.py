@@ -1,0 +1,32 @@
+"""What containers get for a device: its nodes, the groups that may open them, and the environment of AMD's driver."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from pydra import AllocatedDevice, ContainerEdits, DeviceNode
+from pydra_amd.device_names import DRIVER
+from pydra_amd.hardware_types import Partition
+from pydra_amd.host.amdgpu import list_nodes
+from pydra_amd.host.filesystem import Tree
+
+
+def build_edits(device: AllocatedDevice, partition: Partition, tree: Tree) -> ContainerEdits:
+    """The edits for one device. Looks at the nodes for their groups; one that is missing is the agent's to tell."""
+    nodes = list_nodes(partition)
+    return ContainerEdits(
+        env={"DRA_RESOURCE_DRIVER_NAME": DRIVER, "KUBERNETES_NODE_NAME": device.pool},
+        device_nodes=tuple(DeviceNode(path=node, host_path=tree.host_node(node)) for node in nodes),
+        additional_gids=tuple(sorted({gid for node in nodes if (gid := _find_group(tree, node))})),
+    )
+
+
+def _find_group(tree: Tree, node: str) -> int:
+    """The group that a process which is not root must be in to use the node; 0 where none helps or none is needed."""
+    try:
+        found = os.stat(tree.here(tree.host_node(node)))
+    except OSError:
+        return 0
+    everyone, group = stat.S_IROTH | stat.S_IWOTH, stat.S_IRGRP | stat.S_IWGRP
+    return found.st_gid if found.st_mode & everyone != everyone and found.st_mode & group == group else 0

@@ -1,0 +1,96 @@
+"""Values: what is read from a machine with AMD GPUs. Nothing here is published as it is."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Mode(msgspec.Struct, frozen=True, order=True):
+    """How a GPU is partitioned: `compute` is spx, dpx, tpx, qpx or cpx, `memory` nps1, nps2, nps4 or nps8."""
+
+    compute: str
+    memory: str
+
+    def __str__(self) -> str:
+        """`cpx_nps1`, as AMD's attribute partitionProfile has it."""
+        return f"{self.compute}_{self.memory}"
+
+
+class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition that exists, or the whole of a GPU that is not divided.
+
+    `index` is its number on its GPU, from 0. `card` and `render` are the numbers of its nodes in /dev/dri, `kfd_node`
+    the one of its node in KFD's topology. `memory` is in bytes, 0 where KFD does not tell.
+    """
+
+    index: int
+    card: int
+    render: int
+    kfd_node: int
+    compute_units: int
+    simds: int
+    xccs: int
+    memory: int = 0
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU that the driver amdgpu has. It is known by its PCI address: KFD's unique id is missing in guests.
+
+    `index` is its place among the machine's GPUs in the order of their addresses. `card` and `render` are the numbers
+    of its function's nodes in /dev/dri, which its first partition has too. `device` is the PCI device id (`0x74a1`),
+    `gfx` the version of its instruction set as KFD writes it (90402 is gfx942), `unique_id` and `hive` are KFD's, 0 for
+    none.
+    `mode` is None for a GPU that cannot be partitioned. `compute_modes` and `memory_modes` are what the driver offers
+    beside it, empty where it does not tell. `memory` is that of the whole GPU in bytes, 0 where it cannot be read.
+    `partitions` are in the order of their numbers, at least one.
+    """
+
+    index: int
+    address: str
+    card: int
+    render: int
+    device: str
+    product: str
+    gfx: int
+    unique_id: int = 0
+    hive: int = 0
+    numa_node: int | None = None
+    pcie_root: str = ""
+    mode: Mode | None = None
+    compute_modes: tuple[str, ...] = ()
+    memory_modes: tuple[str, ...] = ()
+    memory: int = 0
+    partitions: tuple[Partition, ...]
+
+    @property
+    def compute_units(self) -> int:
+        """Of all its partitions."""
+        return sum(one.compute_units for one in self.partitions)
+
+    @property
+    def simds(self) -> int:
+        """Of all its partitions."""
+        return sum(one.simds for one in self.partitions)
+
+    @property
+    def xccs(self) -> int:
+        """Accelerator complexes, which partitions are made of; of all its partitions."""
+        return sum(one.xccs for one in self.partitions)
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading of the machine: GPUs by address, the driver's version, and what cannot be used and why.
+
+    `driver_version` and `source_version` are empty for a driver of the kernel itself, which has none. `missing` has the
+    paths of device nodes that should be there.
+    """
+
+    gpus: tuple[Gpu, ...] = ()
+    driver_version: str = ""
+    source_version: str = ""
+    missing: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def find(self, address: str) -> Gpu | None:
+        """The GPU at a PCI address."""
+        return next((gpu for gpu in self.gpus if gpu.address == address), None)

@@ -1,0 +1,143 @@
+"""The GPUs that the driver amdgpu has: files of each PCI function, and the nodes in /dev/dri of each partition.
+
+Source: the kernel's Documentation/gpu/amdgpu/driver-misc.rst, and drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c and
+amdgpu_gmc.c for the files of partition modes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
+from pydra_amd.host.filesystem import Tree
+from pydra_amd.host.kfd import KfdNode, read_nodes
+from pydra_amd.models import BY_DEVICE
+
+BOUND = "bus/pci/drivers/amdgpu"
+COMPUTE, MEMORY = "current_compute_partition", "current_memory_partition"
+"""Files of a function; what is written to the first is the mode that it gets."""
+
+KFD_NODE = "/dev/kfd"
+
+_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_CARD = re.compile(r"card(\d+)")
+_RENDER = re.compile(r"renderD(\d+)")
+
+
+def list_nodes(partition: Partition) -> tuple[str, str, str]:
+    """The device nodes that a process needs to use the partition."""
+    return KFD_NODE, f"/dev/dri/card{partition.card}", f"/dev/dri/renderD{partition.render}"
+
+
+def read_machine(tree: Tree) -> Reading:
+    """The machine as it is now. Reads files of the kernel only, and never fails: what cannot be used is told."""
+    nodes, cards = read_nodes(tree), dict(_read_cards(tree))
+    gpus: list[Gpu] = []
+    problems: list[str] = []
+    for address in _list_functions(tree):
+        own = sorted((node for node in nodes if node.address == address), key=lambda node: node.index)
+        found = _read_gpu(tree, len(gpus), address, own, cards)
+        if isinstance(found, Gpu):
+            gpus.append(found)
+        else:
+            problems.append(f"GPU {address} is bound to amdgpu and cannot be used: {found}; the kernel's log says why")
+    wanted = (node for gpu in gpus for one in gpu.partitions for node in list_nodes(one))
+    return Reading(
+        gpus=tuple(gpus),
+        driver_version=tree.read(tree.sys("module/amdgpu/version")),
+        source_version=tree.read(tree.sys("module/amdgpu/srcversion")),
+        missing=tuple(sorted({node for node in wanted if not tree.exists(tree.here(tree.host_node(node)))})),
+        problems=tuple(problems),
+    )
+
+
+def read_mode(tree: Tree, address: str) -> Mode | None:
+    """The mode that the GPU has now; None when it cannot be partitioned."""
+    compute, memory = (tree.read(tree.sys(f"{BOUND}/{address}/{name}")).lower() for name in (COMPUTE, MEMORY))
+    return Mode(compute, memory) if compute and memory else None
+
+
+def _list_functions(tree: Tree) -> Iterator[str]:
+    """The PCI addresses of the functions that are bound to the driver."""
+    return (name for name in tree.names(tree.sys(BOUND)) if _ADDRESS.fullmatch(name))
+
+
+def _read_cards(tree: Tree) -> Iterator[tuple[int, int]]:
+    """The number of each render node and of the card node beside it. Partitions but the first are platform devices."""
+    platform = (name for name in tree.names(tree.sys("devices/platform")) if name.startswith("amdgpu_xcp_"))
+    functions = (f"{BOUND}/{address}" for address in _list_functions(tree))
+    for folder in (*functions, *(f"devices/platform/{name}" for name in platform)):
+        if numbers := _read_numbers(tree, folder):
+            card, render = numbers
+            yield render, card
+
+
+def _read_numbers(tree: Tree, folder: str) -> tuple[int, int] | None:
+    """The numbers of a device's card and render node; None where it has not both."""
+    names = tree.names(tree.sys(f"{folder}/drm"))
+    card, render = (
+        next((int(match[1]) for name in names if (match := pattern.fullmatch(name))), None)
+        for pattern in (_CARD, _RENDER)
+    )
+    return None if card is None or render is None else (card, render)
+
+
+def _read_gpu(tree: Tree, index: int, address: str, nodes: Sequence[KfdNode], cards: Mapping[int, int]) -> Gpu | str:
+    """The GPU, whose nodes of KFD these are; or what it lacks to be used."""
+    numbers = _read_numbers(tree, f"{BOUND}/{address}")
+    if numbers is None:
+        return "it has no nodes in /dev/dri"
+    partitions = tuple(_build_partition(node, cards[node.render]) for node in nodes if node.render in cards)
+    if not partitions:
+        return "KFD has no node for it"
+
+    def read(name: str) -> str:
+        return tree.read(tree.sys(f"{BOUND}/{address}/{name}"))
+
+    device, numa, memory = read("device"), read("numa_node"), read("mem_info_vram_total")
+    model = BY_DEVICE.get(device)
+    card, render = numbers
+    return Gpu(
+        index=index,
+        address=address,
+        card=card,
+        render=render,
+        device=device,
+        product=read("product_name") or (model.name if model else ""),
+        gfx=nodes[0].gfx,
+        unique_id=nodes[0].unique_id,
+        hive=nodes[0].hive,
+        numa_node=int(numa) if numa.isdecimal() else None,  # -1: the machine has one node, or does not say
+        pcie_root=_find_root(tree.link(tree.sys(f"{BOUND}/{address}"))),
+        mode=read_mode(tree, address),
+        compute_modes=_split(read("available_compute_partition")),
+        memory_modes=_split(read("available_memory_partition")),
+        memory=int(memory) if memory.isdecimal() else sum(one.memory for one in partitions),
+        partitions=partitions,
+    )
+
+
+def _build_partition(node: KfdNode, card: int) -> Partition:
+    return Partition(
+        index=node.index,
+        card=card,
+        render=node.render,
+        kfd_node=node.number,
+        compute_units=node.simds // node.simds_per_unit,
+        simds=node.simds,
+        xccs=node.xccs,
+        memory=node.memory,
+    )
+
+
+def _split(modes: str) -> tuple[str, ...]:
+    """`SPX, DPX, CPX`, as the driver lists modes."""
+    return tuple(re.findall(r"\w+", modes.lower()))
+
+
+def _find_root(link: str) -> str:
+    """The PCIe root complex, `pci0000:00`, in the link of a function's entry; empty when it names none."""
+    _, found, path = link.partition("/devices/")
+    first = path.split("/", 1)[0]
+    return first if found and first.startswith("pci") else ""

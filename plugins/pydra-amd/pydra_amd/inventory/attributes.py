@@ -1,0 +1,61 @@
+"""The attributes of a device: those of AMD's drivers, old and new, and the standard ones. Pure.
+
+Where AMD's drivers disagree the new one counts: `deviceID` is the PCI device id. Docs: design.md has the table.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pydra import AttributeValue, Version
+from pydra_amd.hardware_types import Reading
+from pydra_amd.offering import Offered
+
+_FAMILIES = {9: "AI", 10: "NV"}
+"""AMDGPU_FAMILY_* by the major version of the instruction set, as far as AMD's old driver has a name."""
+
+
+def build_attributes(offered: Offered, reading: Reading) -> dict[str, AttributeValue]:
+    """What is known; what is not is left out."""
+    gpu, one, mode = offered.gpu, offered.partition, offered.mode
+    unique_id = str(gpu.unique_id) if gpu.unique_id else None
+    attributes: dict[str, AttributeValue | None] = {
+        "type": "amdgpu" if offered.is_whole else "amdgpu-partition",
+        "pciAddr": gpu.address,
+        "deviceID": gpu.device or None,
+        "productName": re.sub(r"[()]", "", gpu.product).replace(" ", "_")[:64] or None,
+        "family": _FAMILIES.get(gpu.gfx // 10000),
+        "driverVersion": parse_version(reading.driver_version),
+        "driverVersionFull": reading.driver_version[:64] or None,
+        "driverSrcVersion": reading.source_version[:64] or None,
+        "gpuIndex": gpu.index,
+        "gfxVersion": f"gfx{name_version(gpu.gfx)}" if gpu.gfx else None,
+        "uniqueID": unique_id,
+        "xgmiHive": str(gpu.hive) if gpu.hive else None,
+        "numaNode": gpu.numa_node,
+        "partitionProfile": str(mode) if mode else None,
+        "computePartition": mode.compute if mode else None,
+        "memoryPartition": mode.memory if mode else None,
+        "cardIndex": one.card if one else None,
+        "renderIndex": one.render if one else None,
+        "parentPciAddr": None if offered.is_whole else gpu.address,
+        "parentDeviceID": None if offered.is_whole else unique_id,
+        "resource.kubernetes.io/pciBusID": gpu.address,
+        "resource.kubernetes.io/pcieRoot": gpu.pcie_root or None,
+        "resource.kubernetes.io/numaNode": gpu.numa_node,
+    }
+    return {key: value for key, value in attributes.items() if value is not None}
+
+
+def parse_version(text: str) -> Version | None:
+    """The first three numbers: drivers have four since 6.19.14, which is no semantic version. None where there is none.
+
+    AMD's driver publishes the text as it is, which the API server refuses with the whole slice.
+    """
+    match = re.match(r"(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?", text)
+    return Version(".".join(str(int(part or 0)) for part in match.groups())) if match else None
+
+
+def name_version(gfx: int) -> str:
+    """`942` for 90402: the minor version and the stepping are a hexadecimal digit each."""
+    return f"{gfx // 10000}{gfx // 100 % 100:x}{gfx % 100:x}"

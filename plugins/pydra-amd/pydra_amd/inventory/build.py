@@ -1,0 +1,66 @@
+"""Decides what is published: whole GPUs and partitions, with counters where the mode of a GPU is chosen by claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydra import Capacity, Device, Health, HealthStatus, Inventory
+from pydra_amd.hardware_types import Gpu, Reading
+from pydra_amd.host.amdgpu import list_nodes
+from pydra_amd.inventory.attributes import build_attributes
+from pydra_amd.inventory.counters import build_consumption, build_counter_set
+from pydra_amd.offering import Offered, list_offered
+from pydra_amd.settings import Partitioning
+
+
+def build_inventory(reading: Reading, partitioning: Partitioning) -> Inventory:
+    """The devices in the order in which a scheduler takes them, each GPU's counter set, and what cannot be used.
+
+    A cluster that has no counters publishes as many devices from the start of the list as do not overlap, so whole GPUs
+    are first.
+    """
+    offered = sorted(list_offered(reading, partitioning).values(), key=lambda one: not one.is_whole)
+    chosen: dict[str, list[Offered]] = {}
+    for one in offered:
+        if one.chosen:
+            chosen.setdefault(one.gpu.address, []).append(one)
+    return Inventory(
+        devices=tuple(_build_device(one, chosen, reading) for one in offered),
+        counter_sets=tuple(build_counter_set(chosen[address]) for address in sorted(chosen)),
+        unreadable=reading.problems,
+    )
+
+
+def _build_device(offered: Offered, chosen: Mapping[str, list[Offered]], reading: Reading) -> Device:
+    return Device(
+        name=offered.name,
+        attributes=build_attributes(offered, reading),
+        capacity=_build_capacity(offered),
+        consumes_counters=(build_consumption(offered, chosen[offered.gpu.address]),) if offered.chosen else (),
+        health=_diagnose(offered.gpu, reading),
+    )
+
+
+def _build_capacity(offered: Offered) -> dict[str, Capacity]:
+    """As AMD's driver has it, but memory that cannot be read is left out instead of guessed.
+
+    In the memory mode nps1 the partitions of a GPU share its memory, and each one's part of it is not enforced.
+    """
+    gpu, one = offered.gpu, offered.partition
+    memory = one.memory if one and one.memory else gpu.memory // offered.count
+    found = {
+        "memory": memory,
+        "computeUnits": one.compute_units if one else gpu.compute_units // offered.count,
+        "simdUnits": one.simds if one else gpu.simds // offered.count,
+        "partitions": 1 if offered.chosen else 0,
+    }
+    return {name: Capacity(value) for name, value in found.items() if value}
+
+
+def _diagnose(gpu: Gpu, reading: Reading) -> Health:
+    for one in gpu.partitions:
+        for node in list_nodes(one):
+            if node in reading.missing:
+                message = f"{node} of GPU {gpu.address} is not there"
+                return Health(status=HealthStatus.UNHEALTHY, reason="NodeGone", message=message)
+    return Health()

@@ -1,0 +1,59 @@
+"""What claims can have of a machine: every device by its name, with the hardware that it means. Pure.
+
+The one owner of that: what is published and what a claim's devices mean both follow from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from pydra_amd.device_names import name_device, name_gpu, name_partition
+from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
+from pydra_amd.models import WHOLE, list_modes
+from pydra_amd.settings import Partitioning
+
+
+class Offered(msgspec.Struct, frozen=True, kw_only=True):
+    """One device: the partition `index` of the `count` that the GPU has in `mode`.
+
+    `mode` is None for a GPU that cannot be partitioned. `chosen`: the mode is set when a claim gets the device; else
+    it is the one that the GPU has.
+    """
+
+    name: str
+    gpu: Gpu
+    mode: Mode | None
+    index: int = 0
+    count: int = 1
+    chosen: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of the GPU."""
+        return self.mode is None or self.mode.compute == WHOLE
+
+    @property
+    def partition(self) -> Partition | None:
+        """What exists of it now; None while the GPU has another mode."""
+        if self.mode != self.gpu.mode:
+            return None
+        return next((one for one in self.gpu.partitions if one.index == self.index), None)
+
+
+def list_offered(reading: Reading, partitioning: Partitioning) -> Mapping[str, Offered]:
+    """The devices by name, each GPU's together: whole GPUs before partitions, and few partitions before many."""
+    return {one.name: one for gpu in reading.gpus for one in _list_gpu(gpu, partitioning)}
+
+
+def _list_gpu(gpu: Gpu, partitioning: Partitioning) -> Iterator[Offered]:
+    modes = list_modes(gpu, gpu.mode.memory) if gpu.mode and partitioning is Partitioning.COMPUTE else {}
+    for mode, count in modes.items():
+        for index in range(count):
+            name = name_gpu(gpu) if mode.compute == WHOLE else name_partition(gpu, mode, index)
+            yield Offered(name=name, gpu=gpu, mode=mode, index=index, count=count, chosen=True)
+    if not modes:
+        for one in gpu.partitions:
+            name = name_device(one.card, one.render)
+            yield Offered(name=name, gpu=gpu, mode=gpu.mode, index=one.index, count=len(gpu.partitions))

@@ -1,0 +1,48 @@
+"""What the admin decides for this backend: its SETTINGS_TYPE.
+
+`poll_period` is `PYDRA_AMD_POLL_PERIOD`, or `backendSettings.amd.pollPeriod` in the agent's settings file. What stands
+below a field is its text in docs/settings.md and in the chart's schema, which are generated (`make docs chart`).
+"""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from typing import Annotated
+
+import msgspec
+
+PREFIX = "PYDRA_AMD_"
+
+AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
+
+
+class Partitioning(Enum):
+    """Which partitions of GPUs claims can have."""
+
+    EXISTING = "existing"
+    """What is there: whole GPUs, or the partitions that the admin made. Modes are left as they are."""
+    COMPUTE = "compute"
+    """The whole GPU and each partition of each compute mode that goes with the present memory mode. The mode is set
+    when a claim gets one, and set back when the last of a GPU's claims has ended."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings."""
+
+    scenario: str = ""
+    """A simulated machine in the place of the node's hardware: the name of a bundled scenario, such as `mi300x-8`."""
+    state: AbsolutePath = "/run/pydra-amd"
+    """Where a simulated machine has its files."""
+    host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
+    """Where the host's `/` is seen from here. Default: `PYDRA_HOST_ROOT`, where that is set."""
+    sys_root: AbsolutePath = "/sys"
+    """Where the host's `/sys` is seen from here; changes of partition modes are written to it."""
+    dev_root: AbsolutePath = "/dev"
+    """Where the device nodes are, as the host sees it."""
+
+    partitioning: Partitioning = Partitioning.EXISTING
+    """Which partitions of GPUs claims can have. `compute` needs the feature gate DRAPartitionableDevices; without it,
+    only whole GPUs are published."""
+    poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    """Seconds between two looks for GPUs, partitions and device nodes that have come or gone."""

@@ -1,0 +1,142 @@
+"""The files of a simulated machine: PCI functions, platform devices and KFD's topology below /sys, nodes below /dev."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+
+import msgspec
+
+from pydra_amd.host.amdgpu import BOUND, COMPUTE, KFD_NODE, MEMORY
+from pydra_amd.host.kfd import NODES
+from pydra_amd.models import PARTITIONS, VENDOR
+from pydra_amd.simulation.machine_types import MachineType
+
+GIB = 1 << 30
+RESERVED = 16 << 20
+"""Bytes of a GPU's memory that the driver keeps; the last partition has so much less."""
+
+PROCESSORS = 2
+SIMDS_PER_UNIT = 4
+
+
+def build_tree(root: str, machine: MachineType) -> None:
+    """All files of the machine; links to /dev/null stand for device nodes.
+
+    Built beside its place and moved there, so that nobody reads half a machine. Raises OSError.
+    """
+    os.makedirs(os.path.dirname(root), exist_ok=True)
+    draft = tempfile.mkdtemp(prefix=".tree-", dir=os.path.dirname(root))
+    write_file(f"{draft}/sys/module/amdgpu/version", machine.driver_version)
+    write_file(f"{draft}/sys/module/amdgpu/srcversion", "0D4DFC1B7F5A2C4E6B8A901")
+    for gpu in range(len(machine.buses)):
+        _write_function(draft, machine, gpu)
+        for partition in range(machine.model.xccs):
+            _write_partition(draft, machine, gpu, partition)
+    _link(f"{draft}{KFD_NODE}", "/dev/null")
+    write_topology(draft, machine, [machine.mode.compute] * len(machine.buses))
+    os.chmod(draft, 0o755)  # noqa: S103 - as a machine's root is; mkdtemp makes it private
+    try:
+        os.rename(draft, root)
+    except OSError:
+        shutil.rmtree(draft)
+        if not os.path.exists(root):  # else another process was first
+            raise
+
+
+def read_modes(root: str) -> list[str]:
+    """The compute modes that the GPUs have."""
+    with open(f"{root}/modes.json", "rb") as file:
+        return msgspec.json.decode(file.read(), type=list[str])
+
+
+def write_topology(root: str, machine: MachineType, modes: Sequence[str]) -> None:
+    """Give the GPUs these compute modes: KFD has a node for each partition then. Readers see the old or the new one."""
+    folder = f"{root}/sys/{os.path.dirname(NODES)}"
+    os.makedirs(folder, exist_ok=True)
+    nodes = tempfile.mkdtemp(prefix="nodes-", dir=folder)
+    os.chmod(nodes, 0o755)  # noqa: S103 - as above
+    for number in range(PROCESSORS):
+        write_file(f"{nodes}/{number}/properties", "cpu_cores_count 96\nsimd_count 0\ndrm_render_minor 0")
+    number = PROCESSORS
+    for gpu, mode in enumerate(modes):
+        count = PARTITIONS[machine.model.xccs][mode]
+        for partition in range(count):
+            _write_node(f"{nodes}/{number}", machine, gpu, partition, count)
+            number += 1
+    before = os.path.realpath(f"{root}/sys/{NODES}")
+    _link(f"{folder}/.next", os.path.basename(nodes))
+    os.rename(f"{folder}/.next", f"{root}/sys/{NODES}")
+    if before != f"{root}/sys/{NODES}":
+        shutil.rmtree(before)
+    write_file(f"{root}/modes.json", msgspec.json.encode(list(modes)).decode())
+
+
+def write_file(path: str, text: str) -> None:
+    """The whole of it at once."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(f"{path}.next", "w", encoding="utf-8") as file:
+        file.write(f"{text}\n")
+    os.rename(f"{path}.next", path)
+
+
+def _write_function(root: str, machine: MachineType, gpu: int) -> None:
+    """A PCI function below a root complex of its own, bound to amdgpu."""
+    address, bus = machine.addresses[gpu], machine.buses[gpu]
+    place = f"devices/pci0000:{bus & 0xE0:02x}/{address}"
+    files = {
+        "vendor": VENDOR,
+        "device": machine.model.device,
+        "class": "0x120000",
+        "numa_node": str(gpu * machine.numa_nodes // len(machine.buses)),
+        "product_name": f"{machine.model.name} OAM",
+        "mem_info_vram_total": str(machine.model.memory * GIB - RESERVED),
+        COMPUTE: machine.mode.compute.upper(),
+        MEMORY: machine.mode.memory.upper(),
+        "available_compute_partition": ", ".join(machine.compute_modes).upper(),
+        "available_memory_partition": ", ".join(machine.memory_modes).upper(),
+    }
+    for name, text in files.items():
+        write_file(f"{root}/sys/{place}/{name}", text)
+    _link(f"{root}/sys/bus/pci/devices/{address}", f"../../../{place}")
+    _link(f"{root}/sys/{BOUND}/{address}", f"../../../../{place}")
+    _link(f"{root}/sys/{place}/driver", f"../../../{BOUND}")
+
+
+def _write_partition(root: str, machine: MachineType, gpu: int, partition: int) -> None:
+    """The nodes of one partition, which are there in every mode: the first one's belong to the PCI function."""
+    card, render = machine.find_nodes(gpu, partition)
+    number = gpu * (machine.model.xccs - 1) + partition - 1
+    device = f"{BOUND}/{machine.addresses[gpu]}" if partition == 0 else f"devices/platform/amdgpu_xcp_{number}"
+    for name in (f"card{card}", f"renderD{render}"):
+        os.makedirs(f"{root}/sys/{device}/drm/{name}")
+        _link(f"{root}/dev/dri/{name}", "/dev/null")
+
+
+def _write_node(folder: str, machine: MachineType, gpu: int, partition: int, count: int) -> None:
+    model = machine.model
+    properties = {
+        "cpu_cores_count": 0,
+        "simd_count": model.compute_units * SIMDS_PER_UNIT // count,
+        "mem_banks_count": 1,
+        "simd_per_cu": SIMDS_PER_UNIT,
+        "gfx_target_version": model.gfx,
+        "vendor_id": int(VENDOR, 16),
+        "device_id": int(model.device, 16),
+        "location_id": machine.buses[gpu] << 8 | partition,
+        "domain": 0,
+        "drm_render_minor": machine.find_nodes(gpu, partition)[1],
+        "hive_id": machine.hive,
+        "unique_id": machine.hive ^ (gpu + 1) << 20,
+        "num_xcc": model.xccs // count,
+    }
+    write_file(f"{folder}/properties", "\n".join(f"{name} {value}" for name, value in properties.items()))
+    memory = model.memory * GIB // count - (RESERVED if partition == count - 1 else 0)
+    write_file(f"{folder}/mem_banks/0/properties", f"heap_type 1\nsize_in_bytes {memory}")
+
+
+def _link(path: str, target: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    os.symlink(target, path)

@@ -1,0 +1,1 @@
+"""What claims get: decided in `plan`, done and undone in `execution`."""

@@ -1,0 +1,60 @@
+"""Gives a GPU another compute mode, through the kernel's file for it. Blocks: the driver may take seconds.
+
+Source: the kernel's drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c: the write returns when KFD has the new nodes, with EBUSY
+while a process uses the GPU, EINVAL for a mode that does not go with the memory mode.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from pydra import ClaimError
+from pydra_amd.host.amdgpu import BOUND, COMPUTE, read_mode
+from pydra_amd.host.filesystem import Tree
+
+
+class GpuBusy(ClaimError):
+    """Processes use the GPU whose mode is to change."""
+
+    reason = "GpuBusy"
+
+
+class ModeRefused(ClaimError):
+    """The driver did not change the mode."""
+
+    reason = "ModeRefused"
+
+
+def set_compute_mode(tree: Tree, address: str, compute: str) -> None:
+    """Set the mode, unless the GPU has it.
+
+    Raises:
+        GpuBusy: a process uses the GPU; the mode is as it was.
+        ModeRefused: with what the driver answered, and who can change that.
+    """
+    found = read_mode(tree, address)
+    if found is None:
+        raise ModeRefused(f"GPU {address} cannot be partitioned, or is no longer bound to amdgpu")
+    if found.compute == compute:
+        return
+    path = tree.sys(f"{BOUND}/{address}/{COMPUTE}")
+    try:
+        tree.write(path, compute.upper())
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            raise GpuBusy(
+                f"GPU {address} is in use, so its mode cannot change from {found.compute} to {compute}; end what uses "
+                "it, monitoring agents too; it is tried again"
+            ) from error
+        raise ModeRefused(f"writing {compute.upper()} to {path} failed: {_explain(error)}") from error
+    if (after := read_mode(tree, address)) is None or after.compute != compute:
+        raise ModeRefused(f"GPU {address} is in the mode {after} after {compute} was set; the kernel's log says why")
+
+
+def _explain(error: OSError) -> str:
+    text = error.strerror or str(error)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return f"{text}; the agent must be privileged, and see the host's /sys writable"
+    if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+        return f"{text}; the driver does not allow this mode now: a virtual machine's guest has none of its own"
+    return text

@@ -1,0 +1,42 @@
+"""What is done to the hardware for a claim, and what the claim holds, as values: planned before anything is done."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from pydra_amd.hardware_types import Mode
+
+
+class SetComputeMode(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="set-compute-mode"):
+    """Give the GPU at this address another compute mode. Undone by `before`, when no claim holds a part of it."""
+
+    gpu: str
+    before: str
+    target: str
+
+
+Step: TypeAlias = SetComputeMode
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """That a claim has the partition `index` that the GPU at this address has in `mode`; None: all of the GPU.
+
+    Holds with `admin` only look.
+    """
+
+    device: str
+    gpu: str
+    mode: Mode | None = None
+    index: int = 0
+    admin: bool = False
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a claim holds, and that is done for it, in the order of doing."""
+
+    uid: str
+    name: str
+    holds: tuple[Hold, ...] = ()
+    steps: tuple[Step, ...] = ()

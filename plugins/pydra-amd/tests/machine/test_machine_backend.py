@@ -1,0 +1,176 @@
+"""The backend as pydra calls it, over the files of a simulated machine."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+import pydra_amd
+from amd_values import claim_of, held_claim
+from pydra import Claim, ClaimError, HealthStatus, HeldClaim, PreparedDevice, PydraError, UnknownDevice
+from pydra.testing import check_backend
+from pydra_amd import Settings
+from pydra_amd.settings import Partitioning
+
+if TYPE_CHECKING:
+    from pydra_amd.backend import AmdBackend
+
+FIRST = "gpu-1-128"
+CPX = f"{FIRST}-cpx-nps1"
+GPUS = Path("tree/sys/bus/pci/drivers/amdgpu")
+
+
+@asynccontextmanager
+async def machine(root: Path, **settings: object) -> AsyncIterator[AmdBackend]:
+    given = {"scenario": "mi300x-8", "state": str(root), "poll_period": 0.01, **settings}
+    async with pydra_amd.connect(Settings(**given)) as backend:  # type: ignore[arg-type]
+        yield backend
+
+
+@asynccontextmanager
+async def choosing(root: Path) -> AsyncIterator[AmdBackend]:
+    async with machine(root, partitioning=Partitioning.COMPUTE) as backend:
+        yield backend
+
+
+async def prepare(
+    backend: AmdBackend, *devices: str, uid: str = "uid-1", held: tuple[HeldClaim, ...] = ()
+) -> tuple[HeldClaim, list[PreparedDevice]]:
+    """Plan and prepare a claim, as the agent does."""
+    claim = claim_of(*devices, uid=uid)
+    claim = replace(claim, plan=await backend.plan(claim, held))
+    return held_claim(claim), await backend.prepare(claim)
+
+
+def mode_of(root: Path, address: str = "0000:05:00.0") -> str:
+    return (root / GPUS / address / "current_compute_partition").read_text().strip()
+
+
+def nodes_of(prepared: PreparedDevice) -> list[str]:
+    return [one.path for one in prepared.edits.device_nodes]
+
+
+@pytest.mark.parametrize("partitioning", Partitioning)
+def test_it_keeps_the_contract(partitioning: Partitioning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYDRA_AMD_SCENARIO", "mi300x-8")
+    monkeypatch.setenv("PYDRA_AMD_STATE", str(tmp_path))
+    monkeypatch.setenv("PYDRA_AMD_PARTITIONING", partitioning.value)
+    report = check_backend("amd")
+    assert report.ok, report.text
+
+
+async def test_a_whole_gpu_comes_with_its_nodes_and_the_environment_of_amds_driver(tmp_path: Path) -> None:
+    async with machine(tmp_path) as backend:
+        assert len((await backend.discover()).devices) == 8
+        _, (prepared,) = await prepare(backend, "gpu-9-136")
+    assert nodes_of(prepared) == ["/dev/kfd", "/dev/dri/card9", "/dev/dri/renderD136"]
+    assert prepared.edits.env == {"DRA_RESOURCE_DRIVER_NAME": "gpu.amd.com", "KUBERNETES_NODE_NAME": "node"}
+
+
+async def test_the_mode_is_set_for_the_first_claim_of_a_gpu_and_set_back_after_the_last(tmp_path: Path) -> None:
+    async with choosing(tmp_path) as backend:
+        one, (first,) = await prepare(backend, f"{CPX}-0")
+        two, (second,) = await prepare(backend, f"{CPX}-7", uid="uid-2", held=(one,))
+        whole, (beside,) = await prepare(backend, "gpu-9-136", uid="uid-3", held=(one, two))
+        assert mode_of(tmp_path) == "CPX"
+        assert mode_of(tmp_path, "0000:27:00.0") == "SPX"
+        await backend.unprepare(one.claim, [first])
+        assert mode_of(tmp_path) == "CPX"
+        await backend.unprepare(two.claim, [second])
+        assert mode_of(tmp_path) == "SPX"
+        await backend.unprepare(whole.claim, [beside])
+    assert nodes_of(second) == ["/dev/kfd", "/dev/dri/card8", "/dev/dri/renderD135"]
+    assert second.attributes == {"cardIndex": 8, "renderIndex": 135}
+    assert nodes_of(beside)[1:] == ["/dev/dri/card9", "/dev/dri/renderD136"]
+
+
+async def test_a_mode_that_a_killed_process_set_is_set_back_when_the_claim_ends(tmp_path: Path) -> None:
+    async with choosing(tmp_path) as backend:
+        held, _ = await prepare(backend, f"{CPX}-0")
+    async with choosing(tmp_path) as backend:
+        await backend.restore([replace(held, completed=False)])
+        assert mode_of(tmp_path) == "CPX"
+        await backend.unprepare(held.claim, [])
+        assert mode_of(tmp_path) == "SPX"
+        await backend.unprepare(held.claim, [])
+
+
+async def test_what_the_admin_set_is_left_as_it_is_and_its_partitions_are_devices(tmp_path: Path) -> None:
+    async with choosing(tmp_path) as backend:
+        await prepare(backend, f"{CPX}-0")
+    async with machine(tmp_path) as backend:
+        names = [one.name for one in (await backend.discover()).devices]
+        assert len(names) == 15
+        held, (prepared,) = await prepare(backend, "gpu-3-130")
+        assert nodes_of(prepared) == ["/dev/kfd", "/dev/dri/card3", "/dev/dri/renderD130"]
+        await backend.unprepare(held.claim, [prepared])
+        assert mode_of(tmp_path) == "CPX"
+
+
+async def test_a_mode_that_the_driver_refuses_is_an_error_of_the_claim_with_what_it_answered(tmp_path: Path) -> None:
+    async with choosing(tmp_path) as backend:
+        claim = claim_of(f"{CPX}-0")
+        plan = await backend.plan(claim, [])
+        plan["steps"][0]["target"] = "tpx"
+        with pytest.raises(ClaimError, match=r"writing TPX to .*current_compute_partition failed: Invalid argument"):
+            await backend.prepare(replace(claim, plan=plan))
+        assert mode_of(tmp_path) == "SPX"
+
+
+async def test_a_device_node_that_goes_is_noticed_and_so_is_its_return(tmp_path: Path) -> None:
+    async with machine(tmp_path) as backend:
+        await backend.discover()
+        node = tmp_path / "tree" / "dev" / "dri" / "renderD128"
+        target = node.readlink()
+        for change in (node.unlink, lambda: node.symlink_to(target)):
+            waiting = asyncio.create_task(backend.wait_changed())
+            change()
+            await asyncio.wait_for(waiting, 30)
+            device = next(one for one in (await backend.discover()).devices if one.name == FIRST)
+            assert (device.health.status is HealthStatus.HEALTHY) is node.exists()
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [("drm", "it has no nodes in /dev/dri"), ("topology", "KFD has no node for it")],
+)
+async def test_a_gpu_that_lacks_something_is_told_and_the_others_are_published(
+    lost: str, words: str, tmp_path: Path
+) -> None:
+    async with machine(tmp_path) as backend:
+        sys = tmp_path / "tree" / "sys"
+        shutil.rmtree(
+            tmp_path / GPUS / "0000:27:00.0" / "drm" if lost == "drm" else sys / "class/kfd/kfd/topology/nodes/3"
+        )
+        inventory = await backend.discover()
+    assert len(inventory.devices) == 7
+    (text,) = inventory.unreadable
+    assert f"GPU 0000:27:00.0 is bound to amdgpu and cannot be used: {words}" in text
+
+
+async def test_a_gpu_that_falls_off_the_bus_is_an_error_of_the_claim(tmp_path: Path) -> None:
+    async with machine(tmp_path) as backend:
+        claim = claim_of(FIRST)
+        planned: Claim = replace(claim, plan=await backend.plan(claim, []))
+        (tmp_path / GPUS / "0000:05:00.0").unlink()
+        with pytest.raises(UnknownDevice, match=r"no GPU 0000:05:00\.0 any more"):
+            await backend.prepare(planned)
+
+
+async def test_a_machine_without_the_driver_has_no_devices(tmp_path: Path) -> None:
+    async with machine(tmp_path) as backend:
+        shutil.rmtree(tmp_path / "tree" / "sys" / "bus")
+        assert (await backend.discover()).devices == ()
+
+
+async def test_a_scenario_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    with pytest.raises(PydraError, match=r"no scenario mi9; bundled are: .*mi300x-8"):
+        async with machine(tmp_path, scenario="mi9"):
+            pass

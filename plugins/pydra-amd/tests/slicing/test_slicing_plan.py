@@ -1,0 +1,75 @@
+"""What a claim holds, which modes change for it, and what it is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from amd_values import allocated_device, claim_of, gpu_of, reading_of
+from pydra import Claim, ClaimError, DeviceInUse, UnknownDevice
+from pydra_amd.hardware_types import Mode, Reading
+from pydra_amd.held_claims import PlanUnknown
+from pydra_amd.offering import list_offered
+from pydra_amd.settings import Partitioning
+from pydra_amd.slicing.plan import ModeConflict, plan_claim
+from pydra_amd.steps import Entry, Hold, SetComputeMode
+
+READING = reading_of(gpu_of(), gpu_of(index=1))
+CPX = "gpu-0-128-cpx-nps1"
+TO_CPX = SetComputeMode(gpu="0000:05:00.0", before="spx", target="cpx")
+
+
+def plan(*devices: object, uid: str = "uid-1", entries: tuple[Entry, ...] = (), reading: Reading = READING) -> Entry:
+    claim = claim_of(*devices, uid=uid)  # type: ignore[arg-type]
+    return plan_claim(claim, list_offered(reading, Partitioning.COMPUTE), entries=entries)
+
+
+def test_a_partition_of_another_mode_is_held_with_the_change_that_makes_it() -> None:
+    entry = plan(f"{CPX}-3", "gpu-8-136")
+    assert entry.holds == (
+        Hold(device=f"{CPX}-3", gpu="0000:05:00.0", mode=Mode("cpx", "nps1"), index=3),
+        Hold(device="gpu-8-136", gpu="0000:25:00.0", mode=Mode("spx", "nps1")),
+    )
+    assert entry.steps == (TO_CPX,)
+
+
+def test_a_second_claim_has_the_change_that_the_first_began_whether_it_is_done_or_not() -> None:
+    first = plan(f"{CPX}-0")
+    for present in ("spx_nps1", "cpx_nps1"):
+        second = plan(f"{CPX}-1", uid="uid-2", entries=(first,), reading=reading_of(gpu_of(mode=present)))
+        assert second.steps == (TO_CPX,)
+
+
+def test_what_another_claim_holds_is_refused_whatever_the_scheduler_believed() -> None:
+    first = plan(f"{CPX}-0")
+    with pytest.raises(DeviceInUse, match="claim-uid-1"):
+        plan(f"{CPX}-0", uid="uid-2", entries=(first,))
+    with pytest.raises(ModeConflict, match=r"needs the mode spx_nps1 .* claim default/claim-uid-1 has .*-cpx-nps1-0"):
+        plan("gpu-0-128", uid="uid-2", entries=(first,))
+    assert plan("gpu-8-136", uid="uid-2", entries=(first,)).steps == ()
+
+
+def test_admin_access_holds_nothing_and_changes_nothing() -> None:
+    entry = plan(allocated_device("gpu-0-128", admin_access=True), entries=(plan(f"{CPX}-0"),))
+    assert entry.steps == ()
+    assert plan(f"{CPX}-0", entries=(entry,)).steps == (TO_CPX,)
+
+
+def test_a_claim_whose_plan_cannot_be_read_keeps_its_gpu() -> None:
+    unread = claim_of(f"{CPX}-0", uid="lost")
+    offered = list_offered(READING, Partitioning.COMPUTE)
+    with pytest.raises(PlanUnknown, match="the claim with uid lost"):
+        plan_claim(claim_of(f"{CPX}-1"), offered, entries=(), unread=(unread,))
+    assert plan_claim(claim_of("gpu-8-136"), offered, entries=(), unread=(unread,)).steps == ()
+
+
+@pytest.mark.parametrize(
+    ("claim", "error", "words"),
+    [
+        (claim_of("gpu-0-128", f"{CPX}-0"), ModeConflict, "need different modes of it"),
+        (claim_of("gpu-3-131"), UnknownDevice, "no device gpu-3-131; it has gpu-0-128"),
+        (claim_of("gpu-0-128-tpx-nps1-0"), UnknownDevice, "no device"),
+    ],
+)
+def test_what_cannot_be_is_refused(claim: Claim, error: type[ClaimError], words: str) -> None:
+    with pytest.raises(error, match=words):
+        plan_claim(claim, list_offered(READING, Partitioning.COMPUTE), entries=())
