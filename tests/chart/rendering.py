@@ -21,6 +21,9 @@ NVIDIA: Mapping[str, Any] = {"backends": {"nvidia": {"enabled": True}}}
 TPU: Mapping[str, Any] = {"backends": {"tpu": {"enabled": True}}}
 BOTH: Mapping[str, Any] = {"backends": {"nvidia": {"enabled": True}, "sim": {"enabled": True}}}
 
+KNOWN = ", ".join(sorted(path.stem for path in (CHART / "files" / "backends").glob("*.json")))
+"""The backends that the chart knows, as its messages list them."""
+
 Object = dict[str, Any]
 
 

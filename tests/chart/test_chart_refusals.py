@@ -8,7 +8,7 @@ from typing import Any
 import helm_python
 import pytest
 
-from tests.chart.rendering import BOTH, NVIDIA, SIM, at, overlay, render
+from tests.chart.rendering import BOTH, KNOWN, NVIDIA, SIM, at, overlay, render
 
 UNKNOWN = "additional properties '{}' not allowed"
 
@@ -146,11 +146,11 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         pytest.param(
             {}, "no backend is enabled, so there is nothing to serve: set backends.NAME.enabled=true", id="none"
         ),
-        pytest.param({}, "the chart knows nvidia, sim", id="none, and what there is"),
+        pytest.param({}, f"the chart knows {KNOWN}", id="none, and what there is"),
         pytest.param(
             at("backends.nvdia.enabled", True),
             "backends.nvdia.driver: the chart does not know this backend, so name its driver, as in fpga.example.com,"
-            " or correct the backend's name; it knows nvidia, sim",
+            f" or correct the backend's name; it knows {KNOWN}",
             id="a backend that nobody knows",
         ),
         pytest.param(
@@ -162,7 +162,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         pytest.param(
             overlay(NVIDIA, at("backends.nvdia.settings.dynamicMig", True)),
             "backends.nvdia: neither enabled nor disabled, and the chart does not know this backend;"
-            " set backends.nvdia.enabled, or correct the name; it knows nvidia, sim",
+            f" set backends.nvdia.enabled, or correct the name; it knows {KNOWN}",
             id="settings of a backend that nobody knows",
         ),
         pytest.param(

@@ -24,6 +24,7 @@ from pydra_nvidia import settings as nvidia
 from tests.chart.rendering import (
     BOTH,
     CHART,
+    KNOWN,
     NVIDIA,
     SIM,
     Objects,
@@ -97,7 +98,7 @@ def test_a_backend_that_the_image_lacks_is_in_the_last_words_of_the_pod(tmp_path
     )
     assert done.returncode == 2
     shown = done.stderr[-2048:]  # so much the kubelet takes of a log
-    for words in ("fpga", "not installed", "nvidia, sim"):
+    for words in ("fpga", "not installed", KNOWN):
         assert words in shown
 
 
