@@ -46,6 +46,7 @@ class InstanceLock:
     def __init__(self, path: str) -> None:
         self.path = path
         self._descriptor = -1
+        self._identity = (0, 0)
         self._held: dict[int, int] = {}
         self._working = 0
         self._restoring = False
@@ -59,6 +60,8 @@ class InstanceLock:
         """
         if self._descriptor == -1:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+            own = os.fstat(self._descriptor)
+            self._identity = (own.st_dev, own.st_ino)
 
     def close(self) -> None:
         """Close the file, which releases every lock."""
@@ -86,8 +89,7 @@ class InstanceLock:
             found = os.stat(self.path)
         except FileNotFoundError:
             return False
-        own = os.fstat(self._descriptor)
-        return (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino)
+        return (found.st_dev, found.st_ino) == self._identity
 
     def try_lock(self, offset: int, kind: int = fcntl.F_WRLCK) -> bool:
         """Lock one byte if no other instance has locked it. An exclusive lock stays exclusive."""

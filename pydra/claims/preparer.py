@@ -491,12 +491,14 @@ class ClaimPreparer:
             async with self._store:
                 record, unreadable = self._store.records.get(uid), self._store.unreadable.get(uid)
                 step = decide_unprepare(record, unreadable=unreadable, asked=asked)
+                if isinstance(step, Undo):
+                    await self._begin_undo(step.record)
             match step:
                 case Refuse(error=error):
                     raise error
                 case Undo(record=record):
                     work.from_record = True
-                    await self._undo(record)
+                    await self._finish_undo(record)
                 case RemoveCdiFile():
                     await self._remove_leftovers(work.ref)
             self._backend.release(uid)
@@ -505,14 +507,22 @@ class ClaimPreparer:
 
     async def _undo(self, record: Record, *, backend: bool = True) -> None:
         """Undo what the record says, and remove it. After a failure it is *started*."""
+        async with self._store:
+            await self._begin_undo(record)
+        await self._finish_undo(record, backend=backend)
+
+    async def _begin_undo(self, record: Record) -> None:
+        """Remove the claim's files and set its record back; called in `async with self._store`."""
         claim = record.claim
         # The file goes first, so that no container can start with a device that is being taken away.
         self._cdi.remove(claim.uid)
         if record.metadata is not None:
             self._metadata.remove(ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name))
         if record.stage is Stage.COMPLETED:
-            async with self._store:
-                await self._store.set_back(claim.uid)
+            await self._store.set_back(claim.uid)
+
+    async def _finish_undo(self, record: Record, *, backend: bool = True) -> None:
+        claim = record.claim
         if backend:
             until = self._clock() + self._deadlines.unprepare
             await self._backend.unprepare(claim, record.prepared, until=until)
