@@ -46,7 +46,6 @@ PARTITIONS: Mapping[int, Mapping[str, int]] = {
     8: {"spx": 1, "dpx": 2, "qpx": 4, "cpx": 8},
     6: {"spx": 1, "tpx": 3, "cpx": 6},
     4: {"spx": 1, "dpx": 2, "cpx": 4},
-    2: {"spx": 1, "cpx": 2},
 }
 """How many partitions each compute mode makes of a GPU with so many XCCs."""
 
