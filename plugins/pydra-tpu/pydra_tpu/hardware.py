@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Mapping
 
 import msgspec
 
@@ -18,12 +19,25 @@ def host_node(node: str, dev_root: str) -> str:
     return posixpath.join(dev_root, node.removeprefix("/dev/"))
 
 
+class Process(msgspec.Struct, frozen=True, kw_only=True):
+    """A process of the host. `started` is its start in clock ticks since boot, which with `pid` names it for good."""
+
+    pid: int
+    started: int
+    command: str = ""
+
+
 class Chip(msgspec.Struct, frozen=True, kw_only=True):
     """One chip, as the kernel shows it. `index` is its place on the host, from 0, in the order of PCI addresses.
 
     `node` is its device node as containers have it: `/dev/vfio/3` for a chip that is bound to vfio-pci, else
     `/dev/accel3`. It is empty while the chip has no driver; `node_exists` says whether it is there. `numa_node` is
-    None, and `pcie_root` empty, where the kernel does not tell.
+    None, and `pcie_root` empty, where the kernel does not tell. `present` is false for a chip that was here, and whose
+    PCI function has gone. `unclaimed_users` have the chip open while no claim holds it.
+
+    What the TPU runtime says while a workload runs: `links`, ICI links by name, with 0 for a healthy one, 1 to 5 for
+    transient, 6 to 9 for persistent trouble, 10 for one that cannot be used; `throttle`, by how many tenths the chip is
+    slowed down.
     """
 
     index: int
@@ -34,6 +48,10 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True):
     node_exists: bool = False
     numa_node: int | None = None
     pcie_root: str = ""
+    present: bool = True
+    unclaimed_users: tuple[Process, ...] = ()
+    links: Mapping[str, int] = {}
+    throttle: int = 0
 
     @property
     def uses_vfio(self) -> bool:
@@ -44,13 +62,22 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True):
 class SliceFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What this machine has been told about the TPU slice that it is a worker of; None is what nobody has told.
 
-    `topology` is the whole slice's, in chips. `worker_hostnames` are in the order of worker ids.
+    `topology` is the whole slice's, in chips, and `host_bounds` in hosts; `wrap` says in which dimensions it is a ring.
+    `worker_hostnames` are in the order of worker ids. `host_chips` is how many chips this host should have.
+    `slice_name` is the name of the TPU, the same on all its workers. `sources` says where each field is from, by its
+    name.
     """
 
     accelerator: str | None = None
     topology: Bounds | None = None
     worker_id: int | None = None
     worker_hostnames: tuple[str, ...] = ()
+    host_chips: int | None = None
+    host_bounds: Bounds | None = None
+    wrap: tuple[bool, bool, bool] | None = None
+    ici_resiliency: bool | None = None
+    slice_name: str | None = None
+    sources: Mapping[str, str] = {}
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True):
