@@ -19,17 +19,19 @@ from pydra_tpu.host.tree import Tree
 from pydra_tpu.inventory import build_inventory, list_offered
 from pydra_tpu.reading import read_host
 from pydra_tpu.settings import Settings
+from pydra_tpu.sources.metadata_server import MetadataServer
 
 
 class TpuBackend:
-    """It remembers the last reading, and nothing about claims. Claims are decided by it, without a look at the machine.
+    """It remembers the last reading, by which claims are decided without a look at the machine.
 
     That a device node is still there is checked by the agent, for each claim.
     """
 
-    def __init__(self, settings: Settings, tree: Tree) -> None:
+    def __init__(self, settings: Settings, tree: Tree, metadata: MetadataServer) -> None:
         self._settings = settings
         self._tree = tree
+        self._metadata = metadata
         self._seen: Host | None = None
 
     async def discover(self) -> Inventory:
@@ -38,9 +40,9 @@ class TpuBackend:
         return build_inventory(self._seen, self._settings.offer)
 
     async def wait_changed(self) -> None:
-        """Return when a chip, its driver or its node has come or gone since `discover`."""
-        while await self._read() == self._seen:  # noqa: ASYNC110 - files of the kernel have no event
-            await asyncio.sleep(self._settings.poll_period)
+        """Return when a chip, its driver or node, or what is known of the slice, differ from `discover`."""
+        while await self._read() == self._seen:
+            await self._metadata.wait_changed(self._settings.poll_period)
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
         """The chips that the claim will hold."""
@@ -57,4 +59,4 @@ class TpuBackend:
         """Nothing was done."""
 
     async def _read(self) -> Host:
-        return await asyncio.to_thread(read_host, self._tree, self._settings)
+        return await asyncio.to_thread(read_host, self._tree, self._settings, self._metadata.answers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -9,6 +10,7 @@ from pydra import PydraError
 from pydra_tpu.backend import TpuBackend
 from pydra_tpu.host.tree import Tree
 from pydra_tpu.settings import Settings
+from pydra_tpu.sources.metadata_server import MetadataServer
 
 
 class SimulationMissing(PydraError):
@@ -39,4 +41,10 @@ async def open_backend(settings: Settings) -> AsyncIterator[TpuBackend]:
 
         settings = open_machine(settings)
     tree = Tree(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root, dev=settings.dev_root)
-    yield TpuBackend(settings, tree)
+    metadata = MetadataServer(settings.metadata_server)
+    async with asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(metadata.run(), name="metadata server")
+        try:
+            yield TpuBackend(settings, tree, metadata)
+        finally:
+            asking.cancel()

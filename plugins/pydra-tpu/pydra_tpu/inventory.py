@@ -65,11 +65,15 @@ def _find_mesh_problems(host: Host) -> list[str]:
     generations = sorted({chip.generation.product for chip in host.chips})
     if len(generations) > 1:
         return [f"the chips of this machine are of different generations ({', '.join(generations)}): none is offered"]
-    allowed = host.chips[0].generation.host_chips
-    if len(host.chips) in allowed:
-        return []
-    usual = " or ".join(map(str, allowed))
-    return [f"this machine has {len(host.chips)} chips, a {generations[0]} host has {usual}: none is offered"]
+    count, allowed = len(host.chips), host.chips[0].generation.host_chips
+    if count not in allowed:
+        usual = " or ".join(map(str, allowed))
+        return [f"this machine has {count} chips, a {generations[0]} host has {usual}: none is offered"]
+    told = host.facts.host_chips
+    if told not in (None, count):
+        source = host.facts.sources.get("host_chips", "")
+        return [f"this machine has {count} chips, and should have {told} by {source}: none is offered"]
+    return []
 
 
 def _build_device(name: str, sub_slice: SubSlice, host: Host, offer: Offer) -> Device:

@@ -18,7 +18,8 @@ PREFIX = "PYDRA_TPU_"
 AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 TopologyOrEmpty = Annotated[str, msgspec.Meta(pattern="^([1-9][0-9]{0,2}x[1-9][0-9]{0,2}(x[1-9][0-9]{0,2})?)?$")]
 
-_HOSTNAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.:]{0,251}[A-Za-z0-9])?")
+HOSTNAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.:]{0,251}[A-Za-z0-9])?")
+"""A host name, or an address."""
 
 
 class Offer(Enum):
@@ -61,11 +62,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     worker_hostnames: tuple[str, ...] = ()
     """The host names or addresses of all workers of the slice, in the order of their numbers. Empty: found out."""
 
+    host_chips: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """How many chips this machine should have. Not set: found out. With another number of chips, none is offered."""
+    tpu_env: AbsolutePath = "/etc/tpu/tpu-env"
+    """The host's file that tells what is not set: lines such as `TOPOLOGY: '2x4'`."""
+    metadata_server: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]{1,5})?)?$")] = (
+        "169.254.169.254"
+    )
+    """Host, or `host:port`, of Google's metadata server, which tells what is not set. Empty: it is not asked."""
+
     log_directory: AbsolutePath = "/tmp/tpu_logs"  # noqa: S108 - where libtpu writes
     """The host's directory that containers have at `/tmp/tpu_logs`, for the logs of the TPU runtime."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Seconds between two looks for chips and device nodes that have come or gone."""
 
     def __post_init__(self) -> None:
-        if wrong := [name for name in self.worker_hostnames if not _HOSTNAME.fullmatch(name)]:
+        if wrong := [name for name in self.worker_hostnames if not HOSTNAME.fullmatch(name)]:
             raise ValueError(f"workerHostnames: {wrong[0]!r} is not a host name or an address")

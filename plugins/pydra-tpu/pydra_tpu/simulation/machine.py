@@ -46,6 +46,8 @@ def open_machine(settings: Settings) -> Settings:
         sys_root=f"{root}/sys",
         proc_root=f"{root}/proc",
         dev_root=f"{root}/dev",
+        tpu_env=f"{root}/etc/tpu/tpu-env",
+        metadata_server="",
         log_directory=f"{root}/logs",
         accelerator=settings.accelerator or machine.accelerator,
         topology=settings.topology or machine.topology,

@@ -1,0 +1,191 @@
+"""What is known of a slice, from what the sources tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydra_tpu import Settings
+from pydra_tpu.geometry import Bounds
+from pydra_tpu.hardware import Chip, SliceFacts
+from pydra_tpu.sources.merge import merge_facts
+from pydra_tpu.sources.told import parse_attributes, parse_settings, parse_tpu_env
+from tpu_values import chip_of
+
+V4_POD = """
+ACCELERATOR_TYPE: 'v4-256'
+CHIPS_PER_HOST_BOUNDS: '2,2,1'
+CONSUMER_PROJECT_ID: 'x'
+ENABLE_ICI_RESILIENCY: 'true'
+HOST_BOUNDS: '2,2,8'
+NODE_ID: 'my-tpu'
+TOPOLOGY: '4x4x8'
+TYPE: 'V4'
+WORKER_ID: '5'
+WRAP: 'true,true,true'
+"""
+GKE_V5E = "cloud.google.com/gke-tpu-accelerator=tpu-v5-lite-podslice,cloud.google.com/gke-tpu-topology={},x=y=z,,"
+
+
+def merge(
+    generation: str, count: int, served: Mapping[str, str], *, file: str = "", settings: Settings | None = None
+) -> tuple[SliceFacts, tuple[str, ...]]:
+    """Of chips, the attributes of the metadata server, the file tpu-env, and the settings."""
+    told = (parse_settings(settings or Settings()), parse_tpu_env(file, "the file"), *parse_attributes(served))
+    return merge_facts(told, [chip_of(generation, index) for index in range(count)])
+
+
+def test_tpu_env_tells_all_of_a_worker_of_a_v4_pod() -> None:
+    facts, problems = merge("v4", 4, {"tpu-env": V4_POD})
+    assert problems == ()
+    assert facts == SliceFacts(
+        accelerator="tpu-v4-podslice",
+        topology=Bounds(4, 4, 8),
+        worker_id=5,
+        host_chips=4,
+        host_bounds=Bounds(2, 2, 8),
+        wrap=(True, True, True),
+        ici_resiliency=True,
+        slice_name="my-tpu",
+        sources=facts.sources,
+    )
+    assert {*facts.sources.values()} == {"the metadata server's tpu-env"}
+
+
+def test_each_fact_is_taken_from_the_first_source_that_has_it() -> None:
+    facts, problems = merge(
+        "v5litepod",
+        4,
+        {
+            "agent-worker-number": "0",
+            "worker-network-endpoints": "a:1:10.0.0.7,b:2:10.0.0.9",
+            "kube-labels": GKE_V5E.format("2x4") + "cloud.google.com/gke-nodepool=pool-1",
+        },
+        settings=Settings(worker_id=1),
+        file="TOPOLOGY: '2x4'\nWORKER_ID: '0'\n",
+    )
+    assert problems == ()
+    assert facts == SliceFacts(
+        accelerator="tpu-v5-lite-podslice",
+        topology=Bounds(2, 4),
+        worker_id=1,
+        worker_hostnames=("10.0.0.7", "10.0.0.9"),
+        slice_name="pool-1",
+        sources={
+            "accelerator": "the metadata server's kube-labels",
+            "topology": "the file",
+            "worker_id": "the settings",
+            "worker_hostnames": "the metadata server",
+            "slice_name": "the metadata server's kube-labels",
+        },
+    )
+
+
+@pytest.mark.parametrize(
+    ("generation", "count", "served", "topology"),
+    [
+        ("v5litepod", 8, {}, Bounds(2, 4)),
+        ("v6e", 1, {}, Bounds(1, 1)),
+        ("v6e", 4, {}, None),  # a slice by itself, or a worker of any
+        ("v4", 4, {}, None),
+        ("v4", 4, {"accelerator-type": "v4-8"}, Bounds(2, 2)),
+        ("v4", 4, {"accelerator-type": "v4-16"}, None),
+        ("tpu7x", 4, {"accelerator-type": "tpu7x-8"}, Bounds(2, 2)),
+        ("v2", 4, {"tpu-env": "CHIPS_PER_HOST_BOUNDS: '2,2,1'\nHOST_BOUNDS: '4,2,1'"}, Bounds(8, 4)),
+        ("v6e", 8, {"worker-network-endpoints": "a:1:10.0.0.7,b:2:10.0.0.9"}, None),
+        ("v6e", 8, {"agent-worker-number": "3"}, None),
+    ],
+)
+def test_the_topology_follows_from_the_chips_only_where_nothing_else_is_possible(
+    generation: str, count: int, served: dict[str, str], topology: Bounds | None
+) -> None:
+    facts, problems = merge(generation, count, served)
+    assert (facts.topology, problems) == (topology, ())
+
+
+@pytest.mark.parametrize(
+    ("generation", "count", "served", "missing", "words"),
+    [
+        (
+            "v5litepod",
+            8,
+            {"tpu-env": "TOPOLOGY: '2x2x2'"},
+            {"topology"},
+            "2x2x2 by the metadata server's tpu-env cannot",
+        ),
+        (
+            "v5litepod",
+            8,
+            {"tpu-env": "TOPOLOGY: '3x3'"},
+            {"topology"},
+            "cannot be formed by TPU v5e hosts with 8 chips",
+        ),
+        ("v5litepod", 8, {"tpu-env": "TOPOLOGY: '0x4'"}, set(), "TOPOLOGY of the metadata server's tpu-env is ignored"),
+        (
+            *("v5litepod", 4, {"tpu-env": "TOPOLOGY: '2x4'", "kube-labels": GKE_V5E.format("4x4")}, {"topology"}),
+            "topology is 2x4 by the metadata server's tpu-env and 4x4 by the metadata server's kube-labels: neither",
+        ),
+        (
+            *("v4", 4, {"tpu-env": V4_POD.replace("4x4x8", "4x4x4")}, {"topology"}),
+            "4x4x4 by the metadata server's tpu-env is a v4-128, but by the metadata server's tpu-env this is a v4-256",
+        ),
+        (
+            *("v4", 4, {"tpu-env": V4_POD.replace("2,2,8", "1,1,8")}, {"topology", "host_bounds"}),
+            "has 2,2,8 hosts of 4 chips, but by the metadata server's tpu-env it has 1,1,8",
+        ),
+        ("v4", 4, {"tpu-env": V4_POD.replace("'5'", "'32'")}, {"worker_id"}, "worker_id 32 by"),
+        ("v4", 4, {"tpu-env": V4_POD, "agent-worker-number": "6"}, {"worker_id"}, "worker_id is 5 by"),
+        ("v4", 4, {"tpu-env": V4_POD, "agent-worker-number": "-1"}, set(), "'-1' is not a number"),
+        (
+            *("v4", 4, {"tpu-env": V4_POD, "worker-network-endpoints": "a:1:h1,b:2:h2"}, {"worker_hostnames"}),
+            "2 worker_hostnames by the metadata server are ignored: the slice has 32 hosts",
+        ),
+        ("v5litepod", 8, {"worker-network-endpoints": "a:1:h 1"}, {"worker_hostnames"}, "'h 1' is not a host name"),
+        ("v5litepod", 8, {"tpu-env": "TYPE: 'V9'"}, set(), "'V9' is not a known generation"),
+        ("v5litepod", 8, {"tpu-env": "WRAP: 'maybe'"}, {"wrap"}, "'maybe' is neither true nor false"),
+        ("v5litepod", 8, {"tpu-env": "NODE_ID: 'a b'"}, {"slice_name"}, "'a b' is not a label's value"),
+    ],
+)
+def test_what_contradicts_the_chips_or_another_source_is_left_out_and_told(
+    generation: str, count: int, served: dict[str, str], missing: set[str], words: str
+) -> None:
+    facts, problems = merge(generation, count, served)
+    assert [getattr(facts, name) or None for name in missing] == [None] * len(missing)
+    assert not missing & facts.sources.keys()
+    assert len(problems) == 1
+    assert words in problems[0]
+
+
+@pytest.mark.parametrize("told", ["tpu7x-8", "v7x-8", "v2-8"])
+def test_a_source_that_tells_of_another_generation_is_not_believed_in_anything(told: str) -> None:
+    facts, problems = merge(
+        "v5litepod", 8, {"tpu-env": f"ACCELERATOR_TYPE: '{told}'\nTOPOLOGY: '4x4'\nWORKER_ID: '3'\n"}
+    )
+    assert (facts.topology, facts.worker_id, facts.accelerator) == (Bounds(2, 4), None, None)
+    (problem,) = problems
+    assert "but they are TPU v5e: nothing from there is used" in problem
+
+
+def test_the_settings_decide_between_sources_that_contradict_each_other() -> None:
+    facts, problems = merge(
+        "v5litepod",
+        4,
+        {"tpu-env": "TOPOLOGY: '2x4'", "kube-labels": GKE_V5E.format("8x8")},
+        settings=Settings(topology="4x4"),
+    )
+    assert (facts.topology, problems) == (Bounds(4, 4), ())
+
+
+@given(st.dictionaries(st.sampled_from(["tpu-env", "accelerator-type", "kube-labels"]), st.text()), st.text())
+def test_no_text_of_a_source_is_an_error(served: dict[str, str], value: str) -> None:
+    keys = ("ACCELERATOR_TYPE", "TYPE", "TOPOLOGY", "HOST_BOUNDS", "CHIPS_PER_HOST_BOUNDS", "WRAP", "WORKER_ID")
+    merge("v4", 4, served, file="\n".join(f"{key}: '{value}'" for key in keys))
+
+
+def test_chips_that_are_no_mesh_have_no_slice() -> None:
+    none: list[Chip] = []
+    for chips in ([chip_of("v4", 0), chip_of("v5p", 1)], none):
+        assert merge_facts([parse_tpu_env(V4_POD, "the file")], chips) == (SliceFacts(), ())
