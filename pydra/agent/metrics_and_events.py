@@ -149,24 +149,19 @@ class Reports:
         self._metrics.in_flight.labels(event.driver, event.operation.value).inc()
 
     @_handle.register
-    def _(self, event: OperationDone) -> None:
-        self._end_operation(event, "ok")
-
-    @_handle.register
-    def _(self, event: OperationFailed) -> None:
-        self._end_operation(event, self._label(event.error))
-        self._record_event(claim_subject(event.ref), event.error.reason, str(event.error), event.operation.value)
-
-    def _end_operation(self, event: OperationDone | OperationFailed, result: str) -> None:
-        operation = event.operation.value
+    def _(self, event: OperationDone | OperationFailed) -> None:
+        operation, error = event.operation.value, event.error if isinstance(event, OperationFailed) else None
         self._metrics.in_flight.labels(event.driver, operation).dec()
+        result = self._label(error) if error is not None else "ok"
         self._metrics.calls.labels(event.driver, operation, result).observe(event.seconds)
+        if error is not None:
+            self._record_event(claim_subject(event.ref), error.reason, str(error), operation)
         if self._tracer is not None:
             self._tracer.record(
                 operation,
                 seconds=event.seconds,
                 timings=event.timings,
-                failure=str(event.error) if isinstance(event, OperationFailed) else "",
+                failure=str(error or ""),
                 driver=event.driver,
                 claim=str(event.ref),
                 uid=event.ref.uid,
