@@ -9,12 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeAlias
-
-Step: TypeAlias = Callable[[str], None]
-"""Called with the name of a step just before it is done; crash tests kill the process there."""
 
 _PARENT_MODE = 0o755
 
@@ -29,10 +24,6 @@ _ADVICE = {
     errno.EMFILE: "too many open files: raise the agent's limit of open files",
     errno.ENAMETOOLONG: "the name is too long for the file system",
 }
-
-
-def no_step(step: str) -> None:
-    """Do nothing: the step hook in production."""
 
 
 def explain(error: OSError, doing: str) -> str:
@@ -61,7 +52,7 @@ def make_directory(path: str, mode: int) -> None:
         flush_directory(parent)
 
 
-def write_file(path: str, content: bytes, *, mode: int, durable: bool, step: Step = no_step) -> None:
+def write_file(path: str, content: bytes, *, mode: int, durable: bool) -> None:
     """Write `content` to `path` atomically: there is the old file or the new one. The directory must exist.
 
     The temporary file has a fixed name, so only one writer at a time may write one path. `durable`: the file survives
@@ -71,11 +62,9 @@ def write_file(path: str, content: bytes, *, mode: int, durable: bool, step: Ste
         OSError: of the system calls; nothing is left behind, and the old file is unchanged.
     """
     temporary = f"{path}.tmp"
-    step("create")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         try:
-            step("write")
             os.fchmod(descriptor, mode)
             if os.write(descriptor, content) < len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
@@ -83,13 +72,11 @@ def write_file(path: str, content: bytes, *, mode: int, durable: bool, step: Ste
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        step("rename")
         os.rename(temporary, path)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    step("renamed")
     if durable:
         flush_directory(os.path.dirname(path))
 

@@ -56,9 +56,8 @@ class MetadataPaths(msgspec.Struct, frozen=True, kw_only=True):
 class MetadataStore:
     """The metadata files of one driver. Every method raises CdiError, with advice, if the file system fails."""
 
-    def __init__(self, paths: MetadataPaths, *, step: atomic_files.Step = atomic_files.no_step) -> None:
+    def __init__(self, paths: MetadataPaths) -> None:
         self.paths = paths
-        self._step = step
 
     def open(self) -> None:
         """Remove files that a loss of power left incomplete: they name no claim, so nothing else would."""
@@ -138,7 +137,6 @@ class MetadataStore:
 
     def _remove(self, path: str) -> None:
         for one in (path, f"{path}.tmp"):
-            self._step("unlink metadata")
             with suppress(FileNotFoundError):
                 os.unlink(one)
         if path.startswith(f"{self.paths.directory}/"):
@@ -157,7 +155,7 @@ class MetadataStore:
 
     def _write(self, path: str, content: bytes) -> None:
         os.makedirs(os.path.dirname(path), _DIRECTORY_MODE, exist_ok=True)
-        atomic_files.write_file(path, content, mode=_MODE, durable=False, step=self._step)
+        atomic_files.write_file(path, content, mode=_MODE, durable=False)
 
     def _failed(self, doing: str, error: OSError) -> CdiError:
         return CdiError(atomic_files.explain(error, f"{doing} the metadata files of claims in {self.paths.directory}"))

@@ -98,7 +98,6 @@ class RecordStore:
         elsewhere: Sequence[str] = (),
         changed: Callable[[str], None] = lambda _: None,
         report: Callable[[UnreadableRecord], None] = lambda _: None,
-        step: atomic_files.Step = atomic_files.no_step,
     ) -> None:
         self.lock = lock
         self.changed = changed
@@ -107,7 +106,6 @@ class RecordStore:
         self._boot_id = boot_id
         self._elsewhere = tuple(elsewhere)
         self._report = report
-        self._step = step
         self._records: dict[str, Record] = {}
         self._unreadable: dict[str, UnreadableRecord] = {}
         self.records: Mapping[str, Record] = self._records
@@ -381,28 +379,24 @@ class RecordStore:
 
     def _replace(self, name: str, content: bytes) -> None:
         path = os.path.join(self._path, name)
-        atomic_files.write_file(path, content, mode=_FILE_MODE, durable=self._durable, step=self._step)
+        atomic_files.write_file(path, content, mode=_FILE_MODE, durable=self._durable)
         status = os.stat(path)
         self._signatures[name] = (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def _rename(self, name: str, to: str) -> None:
-        self._step("set back")
         with suppress(FileNotFoundError):  # it was set back before, and a later step failed
             os.rename(os.path.join(self._path, name), os.path.join(self._path, to))
-        self._step("was set back")
         self._signatures.pop(name, None)
         if self._durable:
             atomic_files.flush_directory(self._path)
 
     def _unlink(self, uid: str) -> None:
-        self._step("unlink")
         for name in (uid + _UNDO, uid + _RECORD):
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(self._path, name))
             self._signatures.pop(name, None)
         if uid in self._unreadable:
             self._remove_set_aside(uid)
-        self._step("unlinked")
 
     def _remove_set_aside(self, uid: str) -> None:
         for path, owner in _list_set_aside(self._path):

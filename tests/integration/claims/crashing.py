@@ -11,8 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from pydra.atomic_files import Step
-from tests.integration.claims.node import Node
+from tests.integration.claims.node import Node, Step
 
 CLAIM, DEVICES = "a", ("gpu-0", "gpu-1")
 

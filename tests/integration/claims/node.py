@@ -1,7 +1,7 @@
 """A node of real directories for the claims' part of the agent: records, CDI files, and hardware that is files too.
 
 The hardware outlives a killed process and raises when a device is given to two claims which may not share it. Each
-effect is a step, at which a test may wait, fail or be killed.
+effect is a step, at which a test may wait, fail or be killed: Python's audit events announce what is done to files.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,6 +32,33 @@ DRIVER = "gpu.example.com"
 POOL = "node-1"
 
 Step = Callable[[str], None]
+"""Called with the name of an effect just before it is done, such as `records: rename`."""
+
+EFFECTS = {
+    "open": "create",
+    "os.chmod": "write",  # after which the content of a new file is written
+    "os.rename": "rename",
+    "os.remove": "unlink",
+    "os.mkdir": "make directory",
+    "os.rmdir": "remove directory",
+}
+
+_running: list[Node] = []
+
+
+def _announce(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _running or event not in EFFECTS:
+        return
+    path = os.readlink(f"/proc/self/fd/{arguments[0]}") if isinstance(arguments[0], int) else str(arguments[0])
+    if event in ("open", "os.chmod") and not path.endswith(".tmp"):
+        return
+    for node in dict.fromkeys(_running):
+        place = path.removeprefix(f"{node.root}/").partition("/")[0]
+        if place in ("records", "cdi", "dra-device-metadata"):
+            node.step(f"{place}: {EFFECTS[event]}")
+
+
+sys.addaudithook(_announce)
 
 
 def ref(uid: str) -> ClaimRef:
@@ -217,12 +245,10 @@ class Node:
             boot_id=self.boot_id,
             elsewhere=(str(self.root / "elsewhere"),),
             report=self.reported.append,
-            step=self.step,
         )
         cdi = CdiStore(str(self.root / "cdi"), DRIVER)
         metadata = MetadataStore(
-            MetadataPaths(driver=DRIVER, plugin_directory=str(self.root), cdi_directory=str(self.root / "cdi")),
-            step=self.step,
+            MetadataPaths(driver=DRIVER, plugin_directory=str(self.root), cdi_directory=str(self.root / "cdi"))
         )
         hardware = Hardware(self.root / "hardware", self.step)
         store.open()
@@ -258,9 +284,11 @@ class Node:
         )
         instance = Instance(preparer, garbage, store)
         instance.hardware = hardware
+        _running.append(self)
         try:
             yield instance
         finally:
+            _running.remove(self)
             await preparer.stop()
             lock.close()
 

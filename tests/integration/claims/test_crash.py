@@ -15,8 +15,11 @@ from tests.integration.claims.node import DRIVER, NOTHING, Node
 
 REPOSITORY = Path(__file__).parents[3]
 STEPS = {
-    "prepare": {"create", "write", "rename", "renamed", "configure device", "configured"},
-    "unprepare": {"set back", "was set back", "free device", "freed", "unlink", "unlinked"},
+    "prepare": {
+        *(f"{place}: {effect}" for place in ("records", "cdi") for effect in ("create", "write", "rename")),
+        *("configure device", "configured"),
+    },
+    "unprepare": {"cdi: unlink", "records: rename", "free device", "freed", "records: unlink"},
 }
 
 Killed = tuple[str, str, list[Path]]

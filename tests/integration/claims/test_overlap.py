@@ -201,7 +201,7 @@ async def test_a_durable_write_that_a_stop_cuts_off_ends_before_others_look(tmp_
     begun, go_on = Event(), Event()
 
     def step(name: str) -> None:
-        if name == "rename" and not begun.is_set():
+        if name == "records: rename" and not begun.is_set():
             begun.set()
             go_on.wait(10)
 

@@ -364,7 +364,7 @@ async def test_a_full_disk_refuses_a_claim_and_lets_another_end(tmp_path: Path) 
     full = False
 
     def step(name: str) -> None:
-        if full and name == "write":
+        if full and name == "records: write":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     node = Node(tmp_path, step=step)
@@ -388,7 +388,7 @@ async def test_what_the_backend_prepared_is_undone_with_its_answer_when_it_canno
     undone: list[Sequence[PreparedDevice]] = []
 
     def step(name: str) -> None:
-        if name == "write":
+        if name == "records: write":
             writes.append(name)
             if len(writes) == 2:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -54,7 +54,7 @@ class Reboot:
 Event: TypeAlias = Call | Allocate | Reboot
 
 uids = st.lists(st.sampled_from(UIDS), min_size=1, max_size=3, unique=True).map(tuple)
-effect = st.just(0) | st.integers(1, 14)
+effect = st.just(0) | st.integers(1, 20)
 events: st.SearchStrategy[Event] = st.one_of(
     st.builds(Call, prepare=uids, api_down=st.booleans()),
     st.builds(Call, prepare=uids, fails_at=effect, killed_at=effect),
