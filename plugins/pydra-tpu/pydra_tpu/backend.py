@@ -11,19 +11,21 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra import Claim, HeldClaim, Inventory, PreparedDevice
 from pydra_tpu.claims import plan_claim, prepare_claim
 from pydra_tpu.hardware import Host
+from pydra_tpu.health import find_unclaimed_users
 from pydra_tpu.host.tree import Tree
 from pydra_tpu.inventory import build_inventory, list_offered
-from pydra_tpu.reading import read_host
+from pydra_tpu.reading import read_chip_users, read_host
 from pydra_tpu.settings import Settings
 from pydra_tpu.sources.metadata_server import MetadataServer
 
 
 class TpuBackend:
-    """It remembers the last reading, by which claims are decided without a look at the machine.
+    """It remembers the last reading, by which claims are decided without a look at the machine, and what is held.
 
     That a device node is still there is checked by the agent, for each claim.
     """
@@ -33,6 +35,11 @@ class TpuBackend:
         self._tree = tree
         self._metadata = metadata
         self._seen: Host | None = None
+        self._held: dict[str, frozenset[str]] = {}
+
+    async def restore(self, held: Sequence[HeldClaim], /) -> None:
+        """Remember who holds what: the processes of these claims may have their chips open."""
+        self._held = {one.claim.uid: _name_devices(one.claim) for one in held}
 
     async def discover(self) -> Inventory:
         """The whole host and its sub-slices, with their health."""
@@ -40,7 +47,7 @@ class TpuBackend:
         return build_inventory(self._seen, self._settings.offer)
 
     async def wait_changed(self) -> None:
-        """Return when a chip, its driver or node, or what is known of the slice, differ from `discover`."""
+        """Return when a chip, its driver, node or users, or what is known of the slice, differ from `discover`."""
         while await self._read() == self._seen:
             await self._metadata.wait_changed(self._settings.poll_period)
 
@@ -53,10 +60,25 @@ class TpuBackend:
     async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
         """The nodes and the environment for the claim's containers."""
         host = self._seen or await self._read()
-        return prepare_claim(claim, host, list_offered(host, self._settings.offer), self._settings)
+        prepared = prepare_claim(claim, host, list_offered(host, self._settings.offer), self._settings)
+        self._held[claim.uid] = _name_devices(claim)
+        return prepared
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
-        """Nothing was done."""
+        """Nothing was done; whoever still has a chip open is none of the claim's containers."""
+        self._held.pop(claim.uid, None)
 
     async def _read(self) -> Host:
-        return await asyncio.to_thread(read_host, self._tree, self._settings, self._metadata.answers)
+        before = self._seen or Host()
+        held = frozenset[str]().union(*self._held.values())
+        host = await asyncio.to_thread(read_host, self._tree, self._settings, self._metadata.answers, before)
+        users = await asyncio.to_thread(read_chip_users, self._tree, host.chips)
+        # What was held when the look began, or is now: a claim may come or go meanwhile.
+        held = held.union(*self._held.values())
+        offered = list_offered(host, self._settings.offer)
+        claimed = {chip for name in held if name in offered for chip in offered[name].chips}
+        return replace(host, chips=find_unclaimed_users(host.chips, users, claimed, before))
+
+
+def _name_devices(claim: Claim) -> frozenset[str]:
+    return frozenset(one.device for one in claim.devices)

@@ -11,14 +11,13 @@ from pydra import (
     CounterConsumption,
     CounterSet,
     Device,
-    Health,
-    HealthStatus,
     Inventory,
     Quantity,
 )
 from pydra_tpu.generations import Generation
 from pydra_tpu.geometry import HOST_BOUNDS, SubSlice, divide_bounds, list_sub_slices, locate
 from pydra_tpu.hardware import Chip, Host
+from pydra_tpu.health import diagnose
 from pydra_tpu.settings import Offer
 
 COUNTER_SET = "chips"
@@ -92,7 +91,7 @@ def _build_device(name: str, sub_slice: SubSlice, host: Host, offer: Offer) -> D
             if offer is Offer.SUB_SLICES
             else ()
         ),
-        health=_diagnose(chips),
+        health=diagnose(chips),
     )
 
 
@@ -145,19 +144,3 @@ def _common(values: list[str | None] | list[int | None]) -> str | int | None:
 
 def _count(chips: tuple[int, ...] | list[int]) -> dict[str, Quantity]:
     return {f"chip-{index}": 1 for index in chips}
-
-
-def _diagnose(chips: list[Chip]) -> Health:
-    for chip in chips:
-        if not chip.node:
-            return _unhealthy(
-                "NoDriver",
-                f"chip {chip.index} ({chip.address}) is bound to {chip.driver or 'no driver'}: it has no device node",
-            )
-        if not chip.node_exists:
-            return _unhealthy("NodeGone", f"{chip.node} of chip {chip.index} ({chip.address}) is not there")
-    return Health()
-
-
-def _unhealthy(reason: str, message: str) -> Health:
-    return Health(status=HealthStatus.UNHEALTHY, reason=reason, message=message)

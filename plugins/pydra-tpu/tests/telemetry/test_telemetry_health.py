@@ -1,0 +1,161 @@
+"""How ill devices are: by the files of a simulated machine, and by what the runtime says."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import pytest_asyncio
+
+import pydra_tpu
+from pydra import HealthStatus, TaintEffect
+from pydra_tpu import Settings
+from pydra_tpu.health import diagnose
+from tpu_values import chip_of, claim_of, held_claim
+
+if TYPE_CHECKING:
+    from pydra_tpu.backend import TpuBackend
+
+LEFT = {"2x4-0", "2x2-0", "1x2-2", "chip-3"}
+"""The devices that chip 3 is part of."""
+
+
+@pytest_asyncio.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[TpuBackend]:
+    settings = Settings(scenario="v5e-8", state=str(tmp_path), poll_period=0.01)
+    async with pydra_tpu.connect(settings) as opened:
+        yield opened
+
+
+async def find_ill(backend: TpuBackend) -> Mapping[str, str]:
+    """The reasons of the devices that are not healthy."""
+    devices = (await backend.discover()).devices
+    assert len(devices) == 15
+    return {one.name: one.health.reason for one in devices if one.health.status is HealthStatus.UNHEALTHY}
+
+
+def function(root: Path, chip: int) -> Path:
+    return root / "tree" / "sys" / "bus" / "pci" / "devices" / f"0000:00:{4 + chip:02x}.0"
+
+
+def add_process(root: Path, pid: int, node: str, started: int = 7) -> Path:
+    """A process of the node that has a file open."""
+    process = root / "tree" / "proc" / str(pid)
+    (process / "fd").mkdir(parents=True)
+    (process / "fd" / "0").symlink_to("/dev/null")
+    (process / "fd" / "5").symlink_to(node)
+    (process / "stat").write_text(f"{pid} (python) 3) S 1 {'0 ' * 17}{started} 0 0\n")
+    return process
+
+
+async def test_a_chip_without_its_driver_is_ill_until_it_is_bound_again(backend: TpuBackend, tmp_path: Path) -> None:
+    driver = function(tmp_path, 3) / "driver"
+    target = driver.readlink()
+    assert await find_ill(backend) == {}
+    for change, ill in (
+        (driver.unlink, dict.fromkeys(LEFT, "NoDriver")),
+        (lambda: driver.symlink_to(target), {}),
+    ):
+        waiting = asyncio.create_task(backend.wait_changed())
+        change()
+        await asyncio.wait_for(waiting, 60)
+        assert await find_ill(backend) == ill
+
+
+async def test_seven_of_eight_device_nodes_make_one_chip_ill(backend: TpuBackend, tmp_path: Path) -> None:
+    (tmp_path / "tree" / "dev" / "vfio" / "3").unlink()
+    assert await find_ill(backend) == dict.fromkeys(LEFT, "NodeGone")
+
+
+async def test_chips_that_vanish_keep_their_places_and_the_others_theirs(backend: TpuBackend, tmp_path: Path) -> None:
+    before = {one.name: one.attributes for one in (await backend.discover()).devices}
+    for chip in range(4):
+        function(tmp_path, chip).unlink()
+    ill = await find_ill(backend)
+    assert {*ill} == {
+        one for one in before if one not in ("2x2-4", "1x2-4", "1x2-6", *(f"chip-{n}" for n in (4, 5, 6, 7)))
+    }
+    assert {*ill.values()} == {"ChipGone"}
+    assert {one.name: one.attributes for one in (await backend.discover()).devices} == before
+
+
+async def test_a_chip_that_was_gone_before_the_start_is_missed_if_somebody_counts(tmp_path: Path) -> None:
+    settings = Settings(scenario="v5e-8", state=str(tmp_path), host_chips=8)
+    async with pydra_tpu.connect(settings) as backend:
+        for chip in range(4):
+            shutil.rmtree(function(tmp_path, chip).resolve())
+            function(tmp_path, chip).unlink()
+        inventory = await backend.discover()
+    assert inventory.devices == ()
+    assert "this machine has 4 chips, and should have 8 by the settings: none is offered" in inventory.unreadable[0]
+
+
+async def test_a_chip_in_use_by_a_process_without_a_claim_is_not_given_out(backend: TpuBackend, tmp_path: Path) -> None:
+    assert await find_ill(backend) == {}
+    waiting = asyncio.create_task(backend.wait_changed())
+    process = add_process(tmp_path, 4711, "/dev/vfio/3")
+    await asyncio.wait_for(waiting, 60)
+    assert await find_ill(backend) == dict.fromkeys(LEFT, "InUse")
+    chip = next(one for one in (await backend.discover()).devices if one.name == "chip-3")
+    assert chip.health.effect is TaintEffect.NO_SCHEDULE
+    assert "chip 3 is open in process 4711 (python) 3) of the node" in chip.health.message
+    shutil.rmtree(process)
+    assert await find_ill(backend) == {}
+
+
+async def test_processes_of_a_claim_are_expected_as_long_as_it_is_held(backend: TpuBackend, tmp_path: Path) -> None:
+    await backend.discover()
+    claim = claim_of("2x2-0")
+    prepared = await backend.prepare(claim)
+    add_process(tmp_path, 4711, "/dev/vfio/3")
+    assert await find_ill(backend) == {}
+    await backend.unprepare(claim, prepared)
+    assert await find_ill(backend) == dict.fromkeys(LEFT, "InUse")
+
+
+async def test_a_new_process_of_the_backend_is_told_what_is_held(backend: TpuBackend, tmp_path: Path) -> None:
+    await backend.restore([held_claim(claim_of("chip-3"))])
+    add_process(tmp_path, 4711, "/dev/vfio/3")
+    assert await find_ill(backend) == {}
+
+
+async def test_who_had_a_chip_before_its_claim_is_not_the_claims(backend: TpuBackend, tmp_path: Path) -> None:
+    process = add_process(tmp_path, 4711, "/dev/vfio/3")
+    await backend.discover()
+    await backend.prepare(claim_of("chip-3"))
+    assert await find_ill(backend) == dict.fromkeys(LEFT, "InUse")
+    shutil.rmtree(process)
+    add_process(tmp_path, 4711, "/dev/vfio/3", started=8)  # another one, with the same id
+    assert await find_ill(backend) == {}
+
+
+async def test_processes_that_cannot_be_read_are_nobodys(backend: TpuBackend, tmp_path: Path) -> None:
+    (add_process(tmp_path, 4711, "/dev/vfio/3") / "stat").write_text("torn")
+    (tmp_path / "tree" / "proc" / "12").mkdir()
+    (tmp_path / "tree" / "proc" / "self").symlink_to("12")
+    assert await find_ill(backend) == {}
+
+
+@pytest.mark.parametrize(
+    ("size", "fields", "reason", "effect"),
+    [
+        (4, {"links": {"ici0": 10}}, "LinkDown", None),
+        (4, {"links": {"ici0": 7, "ici1": 10}}, "LinkDown", None),
+        (4, {"links": {"ici0": 6}}, "LinkDegraded", TaintEffect.NO_SCHEDULE),
+        (4, {"links": {"ici0": 5}}, "", None),
+        (1, {"links": {"ici0": 10}}, "", None),
+        (1, {"throttle": 3}, "Throttled", TaintEffect.NO_SCHEDULE),
+        (4, {"throttle": 3, "links": {"ici0": 10}}, "LinkDown", None),
+        (4, {"present": False, "node": "", "links": {"ici0": 10}}, "ChipGone", None),
+    ],
+)
+def test_what_the_runtime_says_of_a_chip_is_told_with_the_worst_first(
+    size: int, fields: dict[str, object], reason: str, effect: TaintEffect | None
+) -> None:
+    chips = [*(chip_of("v5litepod", index) for index in range(size - 1)), chip_of("v5litepod", size - 1, **fields)]
+    health = diagnose(chips)
+    assert (health.reason, health.effect) == (reason, effect)
