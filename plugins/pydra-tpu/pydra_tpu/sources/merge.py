@@ -38,16 +38,17 @@ def merge_facts(told: Sequence[Told], chips: Sequence[Chip]) -> tuple[SliceFacts
     problems += [_describe_lie(one, generation) for one in told if one.generation not in (None, generation)]
     believed = [one for one in told if one.generation in (None, generation)]
     facts: dict[str, Fact] = {}
-    for name in SliceFacts.__struct_fields__:
+    for name in (*SliceFacts.__struct_fields__, "accelerator_type"):
         fact, problem = _choose(name, believed, generation)
         facts |= {name: fact} if fact else {}
         problems += [problem] if problem else []
-    if "accelerator" not in facts and (source := _find_type(believed)):
-        facts["accelerator"] = Fact(generation.labels[0], source.source)  # as Google's driver calls it
+    if (kind := facts.pop("accelerator_type", None)) and "accelerator" not in facts:
+        facts["accelerator"] = Fact(generation.labels[0], kind.source)  # as Google's driver calls it
     if whole := HOST_BOUNDS.get(len(chips)):
-        if all(one.topology is None for one in believed):
-            facts |= _find_lone_host(facts, believed, generation, whole)
-        wrong = _find_contradictions(facts, _find_type(believed), generation, whole)
+        told_type = any(one.accelerator_type for one in believed)
+        if all(one.topology is None for one in believed) and bool(kind) == told_type:
+            facts |= _find_lone_host(facts, kind, generation, whole)
+        wrong = _find_contradictions(facts, kind, generation, whole)
         problems += dict.fromkeys(wrong.values())
         facts = {name: fact for name, fact in facts.items() if name not in wrong}
     return SliceFacts(
@@ -62,10 +63,6 @@ def _describe_lie(told: Told, generation: Generation) -> str:
     return f"{text}: nothing from there is used"
 
 
-def _find_type(believed: Sequence[Told]) -> Told | None:
-    return next((one for one in believed if one.accelerator_type), None)
-
-
 def _choose(name: str, believed: Sequence[Told], generation: Generation) -> tuple[Fact | None, str]:
     """The fact that the sources agree on, or a text that says how they do not."""
     facts = [Fact(value, one.source) for one in believed if (value := getattr(one, name, None)) is not None]
@@ -78,14 +75,13 @@ def _choose(name: str, believed: Sequence[Told], generation: Generation) -> tupl
 
 
 def _find_lone_host(
-    facts: Mapping[str, Fact], believed: Sequence[Told], generation: Generation, whole: Bounds
+    facts: Mapping[str, Fact], kind: Fact | None, generation: Generation, whole: Bounds
 ) -> Mapping[str, Fact]:
     """The topology of a host that is a slice by itself; nothing as long as it may be one of several.
 
     Source: Google Cloud's pages on v5e and v6e: hosts of one and of eight chips are slices by themselves.
     """
-    kind = _find_type(believed)
-    if kind and kind.accelerator_type == generation.accelerator_type(whole.size):
+    if kind and kind.value == generation.accelerator_type(whole.size):
         return {"topology": Fact(whole, kind.source)}
     workers = facts.get("worker_hostnames", Fact((), CHIPS)).value
     has_others = len(workers) > 1 or facts.get("worker_id", Fact(0, CHIPS)).value > 0
@@ -95,7 +91,7 @@ def _find_lone_host(
 
 
 def _find_contradictions(
-    facts: Mapping[str, Fact], kind: Told | None, generation: Generation, whole: Bounds
+    facts: Mapping[str, Fact], kind: Fact | None, generation: Generation, whole: Bounds
 ) -> Mapping[str, str]:
     """By their names, the facts that cannot be of a host with these chips, and why."""
     if (count := facts.get("host_chips")) and count.value != whole.size:
@@ -110,9 +106,9 @@ def _find_contradictions(
     if (
         kind
         and topology.source != SETTINGS
-        and kind.accelerator_type != (expected := generation.accelerator_type(topology.value.size))
+        and kind.value != (expected := generation.accelerator_type(topology.value.size))
     ):
-        text = f"{shape} is a {expected}, but by {kind.source} this is a {kind.accelerator_type}"
+        text = f"{shape} is a {expected}, but by {kind.source} this is a {kind.value}"
         return {"topology": f"{text}: it is ignored; {REMEDY}"}
     if bounds and bounds.value != hosts:
         text = f"{shape} has {hosts} hosts of {whole.size} chips, but by {bounds.source} it has {bounds.value}"

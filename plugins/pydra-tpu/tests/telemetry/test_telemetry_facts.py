@@ -138,6 +138,10 @@ def test_the_topology_follows_from_the_chips_only_where_nothing_else_is_possible
         ),
         ("v4", 4, {"tpu-env": V4_POD.replace("'5'", "'32'")}, {"worker_id"}, "worker_id 32 by"),
         ("v4", 4, {"tpu-env": V4_POD, "agent-worker-number": "6"}, {"worker_id"}, "worker_id is 5 by"),
+        (
+            *("v6e", 8, {"accelerator-type": "v6e-8", "tpu-env": "ACCELERATOR_TYPE: 'v6e-16'"}, {"topology"}),
+            "accelerator_type is v6e-16 by the metadata server's tpu-env and v6e-8 by the metadata server: neither",
+        ),
         ("v4", 4, {"tpu-env": V4_POD, "agent-worker-number": "-1"}, set(), "'-1' is not a number"),
         (
             *("v4", 4, {"tpu-env": V4_POD, "worker-network-endpoints": "a:1:h1,b:2:h2"}, {"worker_hostnames"}),
