@@ -58,13 +58,20 @@ _DRIVER = "conformance.example.com"
 _Probe = Callable[[], Awaitable[list[str]]]
 
 
-def check_backend(target: str | object, *, prepare: bool = True, config: Mapping[str, Any] = {}) -> Report:
+def check_backend(
+    target: str | object,
+    *,
+    prepare: bool = True,
+    config: Mapping[str, Any] = {},
+    parameters: Sequence[Mapping[str, Any]] = (),
+) -> Report:
     """Check an installed backend by name, `module:attribute`, or an importable module or object.
 
     Prepares and unprepares its first healthy device that is not held; with `prepare` false the hardware is only
     read. The backend's process can import what this process can. Simulated hardware keeps its state in a temporary
     directory, unless PYDRA_<NAME>_STATE names one. `config` is the agent's settings file: `backendSettings` has the
-    backend's own settings; `drivers` and the directories say where an agent has records.
+    backend's own settings; `drivers` and the directories say where an agent has records. `parameters` is the opaque
+    configuration of the claims that it prepares, for devices that need one: each with its `apiVersion` and `kind`.
     Raises SettingsError if there is no such backend.
     """
     source = find_backend(target) if isinstance(target, str) else _locate(target)
@@ -74,7 +81,9 @@ def check_backend(target: str | object, *, prepare: bool = True, config: Mapping
     with tempfile.TemporaryDirectory(prefix="pydra-check-") as state:
         environ = {f"{variable_prefix(source.name)}_STATE": state, **os.environ}
         environ = extend_module_path(environ, places)
-        return anyio.run(lambda: run_checks(source, prepare=prepare, environ=environ, config=config))
+        return anyio.run(
+            lambda: run_checks(source, prepare=prepare, environ=environ, config=config, parameters=parameters)
+        )
 
 
 async def run_checks(
@@ -84,9 +93,10 @@ async def run_checks(
     deadlines: Deadlines = Deadlines(connect=CONNECT_DEADLINE, discover=DISCOVER_DEADLINE),  # noqa: B008 - frozen
     environ: Mapping[str, str] | None = None,
     config: Mapping[str, Any] = {},
+    parameters: Sequence[Mapping[str, Any]] = (),
 ) -> Report:
     """Do what `check_backend` does, inside an event loop."""
-    run = _Run(source, os.environ if environ is None else environ, config)
+    run = _Run(source, os.environ if environ is None else environ, config, parameters)
     supervisor = BackendSupervisor(
         source,
         deadlines=deadlines,
@@ -106,10 +116,20 @@ async def run_checks(
     return Report(backend=source.name, checks=checks)
 
 
+class _Skipped(Exception):
+    """The check cannot be made; the message says why."""
+
+
 class _Run:
     """One conformance run: the checks, each of which returns the problems that it found."""
 
-    def __init__(self, source: BackendSource, environ: Mapping[str, str], config: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        source: BackendSource,
+        environ: Mapping[str, str],
+        config: Mapping[str, Any],
+        parameters: Sequence[Mapping[str, Any]],
+    ) -> None:
         self._source = source
         self._config = config
         self._environ = environ
@@ -122,6 +142,11 @@ class _Run:
         self._notes: list[str] = []
         self._lines: list[str] = []
         self._found = ""
+        self._unprepared = ""
+        self._parameters = tuple(
+            OpaqueConfig(source="FromClaim", position=f"parameters[{place}]", parameters=one)
+            for place, one in enumerate(parameters)
+        )
         self._facts: BackendFacts | None = None
         self._inventory = Inventory()
         self._device = Device(name=_ABSENT)
@@ -209,12 +234,17 @@ class _Run:
                 self._checks.append(Check(title=title, skipped="asked to leave the hardware alone"))
             elif not usable:
                 self._checks.append(Check(title=title, skipped="no healthy device"))
+            elif self._unprepared:
+                self._checks.append(Check(title=title, skipped=self._unprepared))
             else:
                 await self._probe(title, probe)
 
     async def _probe(self, title: str, probe: _Probe) -> None:
+        skipped = ""
         try:
             problems = await probe()
+        except _Skipped as why:
+            problems, skipped = [], str(why)
         except BackendError as error:
             problems = [f"{error}\n{error.details}".strip()]
         except SettingsError as error:
@@ -224,6 +254,7 @@ class _Run:
         check = Check(
             title=title,
             problems=tuple(problems),
+            skipped=skipped,
             notes=tuple(self._notes),
             found=self._found,
             lines=tuple(self._lines),
@@ -339,7 +370,7 @@ class _Run:
     def _claim(self, name: str, device: Device, *configs: OpaqueConfig) -> Claim:
         """Return the claim of this name, with a uid that no other run has used."""
         if name not in self._claims:
-            self._claims[name] = _build_claim(name, device, configs)
+            self._claims[name] = _build_claim(name, device, configs or self._parameters)
         return self._claims[name]
 
     async def _hold(self, claim: Claim) -> tuple[PreparedDevice, ...]:
@@ -389,10 +420,13 @@ class _Run:
         return []
 
     async def _prepare(self) -> list[str]:
-        """Prepare the first device that is free: on a node at work, others are held by claims."""
+        """Prepare the first device that is free and takes the parameters: on a node at work, others are held by claims.
+
+        A device may need configuration that only its claims' authors know; without `parameters` it is not prepared.
+        """
         usable = [one for one in self._inventory.devices if _is_usable(one)]
         for place, device in enumerate(usable, start=1):
-            claim = _build_claim("one", device, ())
+            claim = _build_claim("one", device, self._parameters)
             try:
                 self._prepared = await self._hold(claim)
             except DeviceInUse as error:
@@ -401,6 +435,15 @@ class _Run:
                 self._held.pop(claim.uid, None)
                 self._notes.append(f"{error}; the next one is taken")
                 continue
+            except InvalidConfig as error:
+                self._held.pop(claim.uid, None)
+                if place < len(usable):
+                    continue
+                if self._parameters or self._facts is None or not self._facts.config_kinds:
+                    raise
+                self._unprepared = "no device is prepared without configuration; give check_backend parameters"
+                self._notes.append(str(error))
+                raise _Skipped(self._unprepared) from error
             self._device, self._claims["one"] = device, claim
             driver = self._facts.driver if self._facts is not None else ""
             build_spec_file(driver or _DRIVER, claim.uid, self._prepared)

@@ -71,6 +71,38 @@ async def test_the_words_of_its_errors_are_shown_and_one_that_is_none_is_advised
     assert "Odd.reason is 'the board is busy'; Events and metrics use pydra's reason instead" in report.text
 
 
+NEEDY = """
+import msgspec
+from pydra import *
+DRIVER = "needy.example.com"
+class Needed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    clock: int
+CONFIG_TYPES = {"needy.example.com/v1/Needed": Needed}
+async def discover(): return Inventory(devices=(Device(name="card-0"),))
+async def prepare(claim):
+    if claim.devices[0].device != "card-0":
+        raise UnknownDevice("no such card")
+    if claim.devices[0].config(Needed) is None:
+        raise InvalidConfig(["card-0 needs a Needed"])
+    return [one.prepared() for one in claim.devices]
+async def unprepare(claim, prepared): pass
+"""
+
+
+async def test_a_device_that_needs_configuration_is_prepared_with_what_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "needy.py").write_text(NEEDY)
+    source, environ = BackendSource(name="needy", target="needy:"), {**ENVIRON, "PYTHONPATH": str(tmp_path)}
+    without = await run_checks(source, environ=environ)
+    assert without.ok, without.text
+    assert outcomes(without)["prepare answers, and its edits obey CDI's rules"] == "skip"
+    assert "card-0 needs a Needed" in without.text
+    given = {"apiVersion": "needy.example.com/v1", "kind": "Needed", "clock": 1}
+    assert set(outcomes(await run_checks(source, environ=environ, parameters=[given])).values()) == {"ok"}
+    wrong = await run_checks(source, environ=environ, parameters=[{**given, "clock": "fast"}])
+    assert not wrong.ok
+    assert "clock" in wrong.text
+
+
 async def test_the_hardware_is_left_alone_on_request(tmp_path: Path) -> None:
     environ = {**ENVIRON, "FAULTY_DIR": str(tmp_path)}
     report = await run_checks(BackendSource(name="faulty", target="faulty"), environ=environ, prepare=False)
