@@ -25,8 +25,9 @@ from benchmarks.world import MEMORY
 from pydra import AllocatedDevice, Claim, HeldClaim, PreparedDevice
 from pydra.backends.child.calls import CallThreads
 from pydra_nvidia.backend import NvidiaBackend
-from pydra_nvidia.composition import find_node, open_backend
+from pydra_nvidia.composition import open_backend
 from pydra_nvidia.host.driver_root import SETTLED_SECONDS as SETTLED
+from pydra_nvidia.node import find_node
 from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.simulation.tree.sync import TreeSync
 

@@ -46,7 +46,8 @@ DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {
 async def connect(settings: Settings) -> AsyncIterator[NvidiaBackend]:
     """The node's hardware, or the one of the scenario PYDRA_NVIDIA_SCENARIO."""
     # Imported here: the webhook reads types only.
-    from pydra_nvidia.composition import find_node, open_backend  # noqa: PLC0415
+    from pydra_nvidia.composition import open_backend  # noqa: PLC0415
+    from pydra_nvidia.node import find_node  # noqa: PLC0415
 
     async with open_backend(find_node(os.environ, settings)) as backend:
         yield backend

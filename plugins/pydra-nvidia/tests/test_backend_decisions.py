@@ -9,8 +9,9 @@ import pytest
 
 from pydra import AllocatedDevice, Claim, DeviceInUse
 from pydra_nvidia.backend import NvidiaBackend
-from pydra_nvidia.composition import find_node, open_backend
+from pydra_nvidia.composition import open_backend
 from pydra_nvidia.held_claims import parse_entry
+from pydra_nvidia.node import find_node
 from pydra_nvidia.simulation.simulation import open_simulation
 from pydra_nvidia.steps import CreateMig, MigModeOn
 from small_agent import SmallAgent, as_kept

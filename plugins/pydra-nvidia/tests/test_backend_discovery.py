@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from pydra import TerminalError
-from pydra_nvidia.composition import find_node, open_backend
+from pydra_nvidia.composition import open_backend
+from pydra_nvidia.node import find_node
 from pydra_nvidia.simulation.simulation import open_simulation
 
 

@@ -12,8 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import AllocatedDevice, Claim, ClaimError, DeviceInUse, HeldClaim
-from pydra_nvidia.composition import find_node, open_backend
+from pydra_nvidia.composition import open_backend
 from pydra_nvidia.held_claims import parse_entry
+from pydra_nvidia.node import find_node
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState, Process
 from pydra_nvidia.steps import BindVfio, Entry, MigModeOff, SetTimeSlice

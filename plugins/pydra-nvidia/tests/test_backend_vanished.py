@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pydra import AllocatedDevice, Claim, Device, HealthStatus
-from pydra_nvidia.composition import find_node, open_backend
+from pydra_nvidia.composition import open_backend
+from pydra_nvidia.node import find_node
 from pydra_nvidia.simulation.simulation import open_simulation
 from small_agent import SmallAgent
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from pydra import AllocatedDevice, Claim, HealthStatus, Inventory, TaintEffect
-from pydra_nvidia.composition import find_node, open_backend
+from pydra_nvidia.composition import open_backend
 from pydra_nvidia.health.diagnosis import MAINTENANCE
+from pydra_nvidia.node import find_node
 from pydra_nvidia.nvml.maintenance_gate import LOCK, REQUEST, UNSAID, Gate, InMaintenance
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from pydra_nvidia.composition import find_node, open_backend
+from pydra_nvidia.composition import open_backend
+from pydra_nvidia.node import find_node
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 
 DATA = Path(__file__).parent / "data" / "vendor-checkpoints"

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Mapping
 
-from pydra_nvidia.composition import Node, find_node
+from pydra_nvidia.node import Node, find_node
 from pydra_nvidia.settings import PREFIX
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from pydra import PydraError
 from pydra_nvidia.cli.arguments import add_node_arguments, node_of
-from pydra_nvidia.composition import Node
 from pydra_nvidia.devices import GpuName, gpu_name, parse_name
 from pydra_nvidia.health.incidents import FILE, IncidentStore, explain
+from pydra_nvidia.node import Node
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.telemetry import Telemetry
 

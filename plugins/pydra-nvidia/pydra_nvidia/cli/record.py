@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydra_nvidia.cli.arguments import add_node_arguments, node_of
-from pydra_nvidia.composition import needs_simulation
 from pydra_nvidia.host.filesystem import replace_file
+from pydra_nvidia.node import needs_simulation
 
 _SALT_BYTES = 32
 

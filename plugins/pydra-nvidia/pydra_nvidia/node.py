@@ -1,0 +1,76 @@
+"""The machine that a backend serves: its settings, its files, how NVML is loaded there. The node, or a scenario's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from pydra import PydraError
+from pydra_nvidia.host.driver_root import find_driver_root
+from pydra_nvidia.host.filesystem import Roots, Tree
+from pydra_nvidia.nvml.library import load_pynvml
+from pydra_nvidia.nvml.maintenance_gate import Gate
+from pydra_nvidia.settings import PREFIX, Settings, parse_settings
+
+
+class SimulationMissing(PydraError):
+    """A simulated machine was asked for where `pydra_nvidia.simulation` is not installed."""
+
+    reason = "SimulationMissing"
+
+
+@contextmanager
+def needs_simulation() -> Iterator[None]:
+    """Around imports of `pydra_nvidia.simulation`, which images for nodes leave out. Raises SimulationMissing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not f"{error.name}.".startswith("pydra_nvidia.simulation."):
+            raise
+        message = "the simulation is not part of this image; it comes with `pip install pydra-nvidia`"
+        raise SimulationMissing(message) from None
+
+
+class Node(NamedTuple):
+    """A machine to serve: its settings, its files, how NVML is loaded there, and whether it may be."""
+
+    settings: Settings
+    tree: Tree
+    load: Callable[[], ModuleType]
+    gate: Gate
+
+
+def find_node(environ: Mapping[str, str], settings: Settings | None = None) -> Node:
+    """The node that this runs on, or the scenario's. `settings` are those that the agent read, where it did.
+
+    Raises SettingsError, ScenarioError, SimulationMissing.
+    """
+    settings = settings if settings is not None else parse_settings(environ)
+    if settings.scenario:
+        # Imported only here: a node with hardware has no use for one without.
+        with needs_simulation():
+            from pydra_nvidia.simulation.simulation import default_state, open_simulation  # noqa: PLC0415
+
+        state = default_state() if settings.state == Settings().state else settings.state
+        simulation = open_simulation(settings.scenario, state)
+        own = {name: value for name, value in environ.items() if name != f"{PREFIX}STATE"}
+        settings = replace(parse_settings(own, simulation.settings), **_differing(settings))
+        return Node(settings, simulation.tree, simulation.load, Gate(settings.state))
+    tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root))
+    return Node(
+        settings, tree, lambda: load_pynvml(find_driver_root(tree, settings).nvml_library), Gate(settings.state)
+    )
+
+
+def _differing(settings: Settings) -> Mapping[str, Any]:
+    """What the settings file may have changed: where a simulated machine is, only that machine knows."""
+    usual, places = Settings(), ("state", "host_root", "sys_root", "proc_root")
+    return {
+        name: value
+        for name in Settings.__struct_fields__
+        if name not in places and (value := getattr(settings, name)) != getattr(usual, name)
+    }
