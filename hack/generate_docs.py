@@ -21,6 +21,7 @@ from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of
 from pydra.observability.metrics import Metrics
 from pydra_amd import settings as amd
 from pydra_nvidia import settings as nvidia
+from pydra_nvidia.compute_domain import settings as compute_domain
 from pydra_nvidia.health.diagnosis import DEFAULT_REACTIONS
 from pydra_tpu import settings as tpu
 
@@ -130,7 +131,25 @@ def nvidia_settings_page() -> str:
     lines += ["", "| reaction | |", "|---|---|"]
     told = texts_below(nvidia.Reaction)
     lines += [f"| `{one.value}` | {told[one.name]} |" for one in nvidia.Reaction]
+    lines += compute_domain_settings()
     return "\n".join(lines) + "\n"
+
+
+def compute_domain_settings() -> Iterator[str]:
+    """The part of the page about the distribution's other backend."""
+    told = texts_below(compute_domain.Imex)
+    yield from (
+        "",
+        "## Settings of `nvidia-compute-domain`",
+        "",
+        "`backendSettings: {nvidia-compute-domain: {imex: hostManaged}}` in the file.",
+        "",
+        *backend_settings_table(compute_domain.Settings, compute_domain.PREFIX),
+        "",
+        "| imex | |",
+        "|---|---|",
+        *(f"| `{one.value}` | {told[one.name]} |" for one in compute_domain.Imex),
+    )
 
 
 def amd_settings_page() -> str:

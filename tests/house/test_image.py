@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import pydra
-from tests.chart.rendering import AMD, BOTH, TPU, at, overlay, render
+from tests.chart.rendering import AMD, BOTH, COMPUTE_DOMAIN, TPU, at, overlay, render
 from tests.house.scripts import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,7 +62,7 @@ def test_every_plugin_with_a_backend_gets_an_image_by_the_name_that_the_chart_as
     images = build.plan("pydra", build.version(), [])
     assert images.pop(f"pydra:{pydra.__version__}") == ()
     assert {folder for (folder,) in images.values()} == {project.name for project in PROJECTS[1:]} - {"pydra-dev"}
-    sets = render(overlay(overlay(BOTH, TPU), AMD)).all("DaemonSet")
+    sets = render(overlay(overlay(overlay(BOTH, TPU), AMD), COMPUTE_DOMAIN)).all("DaemonSet")
     assert {one["spec"]["template"]["spec"]["containers"][0]["image"] for one in sets} == set(images)
 
 

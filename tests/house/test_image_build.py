@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ENGINE = os.environ.get("PYDRA_IMAGE_ENGINE", "")
 ARGUMENTS = shlex.split(os.environ.get("PYDRA_IMAGE_ARGS", ""))
 NAME = "localhost/pydra-image-test"
-IMAGES = (f"{NAME}:1", f"{NAME}-amd:1", f"{NAME}-nvidia:1", f"{NAME}-sim:1", f"{NAME}-tpu:1")
+BACKENDS = ("amd", "nvidia", "nvidia-compute-domain", "sim", "tpu")
+IMAGES = (f"{NAME}:1", *(f"{NAME}-{backend}:1" for backend in BACKENDS))
 MOMENT = 1700000000
 MEGABYTE = 1 << 20
 
@@ -88,7 +89,7 @@ def ids() -> dict[str, str]:
     return make("--no-cache")
 
 
-@pytest.fixture(scope="module", params=IMAGES, ids=["core", "amd", "nvidia", "sim", "tpu"])
+@pytest.fixture(scope="module", params=IMAGES, ids=["core", *BACKENDS])
 def image(request: pytest.FixtureRequest, ids: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Image:
     return Image(request.param, tmp_path_factory.mktemp("image"))
 
@@ -166,10 +167,8 @@ def test_each_image_has_its_backend(ids: dict[str, str], tmp_path: Path) -> None
         scratch.mkdir()
         image = Image(name, scratch)
         found[name] = [line.split()[0] for line in image.run("pydra", "backends").splitlines() if "(" in line]
-    assert found == {
-        IMAGES[0]: [],
-        **{image: [name] for image, name in zip(IMAGES[1:], ("amd", "nvidia", "sim", "tpu"), strict=True)},
-    }
+    nvidia = ["nvidia", "nvidia-compute-domain"]
+    assert found == dict(zip(IMAGES, ([], ["amd"], nvidia, nvidia, ["sim"], ["tpu"]), strict=True))
 
 
 def test_no_image_has_what_only_developers_need(image: Image) -> None:

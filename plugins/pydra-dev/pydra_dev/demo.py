@@ -57,7 +57,7 @@ def read_sample(backend: str, driver: str) -> tuple[dict[str, Any], ...]:
     folder = files("pydra_dev").joinpath("samples")
     own = folder.joinpath(f"{backend}.yaml")
     # Its own sample speaks of its own driver name; under another name only the general one is right.
-    if own.is_file() and f"name: {driver}\n" in (text := own.read_text()):
+    if own.is_file() and f": {driver}\n" in (text := own.read_text()):
         return tuple(yaml.safe_load_all(text))
     general = folder.joinpath("any.yaml").read_text().replace("DRIVER", driver)
     return tuple(yaml.safe_load_all(general))

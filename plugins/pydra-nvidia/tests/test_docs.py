@@ -15,6 +15,7 @@ import pydra
 import pydra_nvidia
 from pydra_nvidia import DEVICE_CLASSES
 from pydra_nvidia.cdi.hooks import PLACES
+from pydra_nvidia.compute_domain.settings import Settings as ComputeDomainSettings
 from pydra_nvidia.health.diagnosis import DEFAULT_REACTIONS, DOMAIN
 from pydra_nvidia.health.incidents import APPLICATION_XIDS
 from pydra_nvidia.host.driver_root import ROOTS
@@ -71,6 +72,7 @@ def test_the_scenario_in_the_readme_is_one() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_variables_in_the_pages_are_settings(page: Path) -> None:
     known = {field.name.upper() for field in msgspec.structs.fields(Settings)} | {"SCENARIO"}
+    known |= {f"COMPUTE_DOMAIN_{field.name.upper()}" for field in msgspec.structs.fields(ComputeDomainSettings)}
     assert set(re.findall(r"\bPYDRA_NVIDIA_([A-Z_]+[A-Z])\b", page.read_text())) <= known
 
 
@@ -106,8 +108,10 @@ def templates() -> Iterator[str]:
 def test_messages_in_the_page_of_troubles_are_in_the_code() -> None:
     known = "\0".join(templates())
     missing = []
-    for cells in rows("docs/troubleshooting.md", "message"):
-        for message in code(cells[0]):
+    cells_of_messages = [cells[0] for cells in rows("docs/troubleshooting.md", "message")]
+    cells_of_messages += [cells[0].partition(":")[2] for cells in rows("docs/compute-domains.md", "Event on the claim")]
+    for cell in cells_of_messages:
+        for message in code(cell):
             if message.startswith("NVML_ERROR_"):
                 assert message.removeprefix("NVML_ERROR_") in Code.__members__
                 continue

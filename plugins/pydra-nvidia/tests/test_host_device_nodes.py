@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from pydra_nvidia.host.device_nodes import CapabilityMissing, CapabilityNode, find_partition_nodes, read_majors
+from pydra_nvidia.host.device_nodes import (
+    CapabilityMissing,
+    CapabilityNode,
+    count_imex_channels,
+    find_imex_channels,
+    find_imex_management,
+    find_partition_nodes,
+    read_majors,
+)
 from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.host.kernel_driver import list_instances, read_module_version
 
@@ -91,3 +99,31 @@ def test_the_instances_that_exist_are_listed_for_comparison(tmp_path: Path) -> N
     write(tmp_path, f"{root}/gpu0/mig/gi1/ci0/access", "")
     assert list_instances(tree) != before
     assert list_instances(tree) == (("gpu0", (("gi1", ("access", "ci0")),)),)
+
+
+IMEX_DEVICES = (
+    "Character devices:\n195 nvidia\n236 nvidia-caps-imex-channels\n237 nvidia-caps\n\nBlock devices:\n  8 sd\n"
+)
+
+
+def test_imex_channels_are_as_many_as_the_drivers_parameter_says(tmp_path: Path) -> None:
+    tree = node(tmp_path)
+    write(tmp_path, "driver/nvidia/params", "EnableMSI: 1\nImexChannelCount: 3\nCreateImexChannel0: 0\n")
+    assert count_imex_channels(tree) == 0
+    with pytest.raises(CapabilityMissing, match=r"has 0 IMEX channels .*, and 1 are needed"):
+        find_imex_channels(tree, 1)
+    write(tmp_path, "devices", IMEX_DEVICES)
+    assert count_imex_channels(tree) == 3
+    assert find_imex_channels(tree, 3)[2] == CapabilityNode(
+        path="/dev/nvidia-caps-imex-channels/channel2", major=236, minor=2, mode=0o666
+    )
+    with pytest.raises(CapabilityMissing, match=r"has 3 IMEX channels .*, and 4 are needed"):
+        find_imex_channels(tree, 4)
+
+
+def test_the_management_of_imex_has_a_node_where_the_driver_has_it(tmp_path: Path) -> None:
+    write(tmp_path, "devices", IMEX_DEVICES)
+    with pytest.raises(CapabilityMissing, match="fabric-imex-mgmt does not tell the device node of IMEX"):
+        find_imex_management(node(tmp_path))
+    write(tmp_path, "driver/nvidia/capabilities/fabric-imex-mgmt", "DeviceFileMinor: 4323\nDeviceFileMode: 256\n")
+    assert find_imex_management(node(tmp_path)).path == "/dev/nvidia-caps/nvidia-cap4323"

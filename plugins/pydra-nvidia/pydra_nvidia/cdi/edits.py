@@ -23,9 +23,7 @@ from pydra_nvidia.claim_config import Iommu, VfioDeviceConfig
 from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu
 from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.host.device_nodes import COMMON, CONTROL, CapabilityNode, DevRoots, Node, find_partition_nodes
-from pydra_nvidia.host.driver_root import (
-    DriverRoot,
-)
+from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.host.pci import list_vfio_nodes
 from pydra_nvidia.settings import Settings
@@ -65,7 +63,7 @@ class DeviceEdits:
             if isinstance(target, Passthrough):
                 own = self._passthrough(target, reading)
             else:
-                driver = driver or self._find_driver(reading)
+                driver = driver or self._find_driver(reading.driver.version if reading.driver is not None else "")
                 own = self._describe(target, driver)
             found.append(merge(own, mps_edits(target, steps, settings=self._settings)))
         return found
@@ -79,7 +77,7 @@ class DeviceEdits:
                 f"partition {target.allocated.device} is not there as one compute instance in its GPU instance"
             )
         capabilities = find_partition_nodes(self._tree, target.gpu.minor, instance.id, instance.compute[0].id)
-        return merge(driver.edits, self._gpu(target.gpu, driver), partition_edits(capabilities))
+        return merge(driver.edits, self._gpu(target.gpu, driver), capability_edits(capabilities))
 
     def _gpu(self, gpu: Gpu, driver: _Driver) -> ContainerEdits:
         node = driver.dev.find(f"/dev/nvidia{gpu.minor}")
@@ -87,10 +85,18 @@ class DeviceEdits:
             raise _node_missing(f"/dev/nvidia{gpu.minor}", driver.root)
         return gpu_edits(node, driver.dev.find_drm(gpu.pci), gpu.pci, driver.hook)
 
-    def _find_driver(self, reading: Reading) -> _Driver:
+    def build_management(self, version: str) -> ContainerEdits:
+        """What a container gets that manages all GPUs: the driver, of this version, and the GPUs' nodes. Blocks.
+
+        Raises as `build` does.
+        """
+        driver = self._find_driver(version)
+        return merge(driver.edits, _with_nodes(driver.dev.find_gpus()))
+
+    def _find_driver(self, version: str) -> _Driver:
         """What all GPUs and partitions have in common, as it is now."""
         hook = find_hook(self._tree, self._settings)
-        root, files = self._files.find(reading.driver.version if reading.driver is not None else "")
+        root, files = self._files.find(version)
         dev = DevRoots(self._tree, (root.dev_root, "/"))
         found = [node for path in COMMON if (node := dev.find(path)) is not None]
         if CONTROL not in (node.path for node in found):
@@ -185,8 +191,8 @@ def gpu_edits(node: Node, drm: Sequence[Node], address: str, hook: str) -> Conta
     return merge(nodes, ContainerEdits(hooks=link_hooks(hook, links) if hook else ()))
 
 
-def partition_edits(capabilities: Iterable[CapabilityNode]) -> ContainerEdits:
-    """A partition, beside the nodes of its GPU: the capabilities that open this partition of it alone."""
+def capability_edits(capabilities: Iterable[CapabilityNode]) -> ContainerEdits:
+    """What capabilities open. Of a partition, beside the nodes of its GPU: this partition of it alone."""
     return ContainerEdits(
         device_nodes=tuple(
             DeviceNode(path=one.path, type="c", major=one.major, minor=one.minor, file_mode=one.mode)

@@ -1,7 +1,8 @@
 """The device nodes of the driver and of vfio, as they are at this moment: never remembered.
 
 Those that open a partition to a container are nvidia-caps, one minor number for each instance; their files in /proc
-appear and go with the instances. Source: MIG user guide, "Device Nodes and Capabilities".
+appear and go with the instances. One more is for managing IMEX, whose channels are nvidia-caps-imex-channels.
+Sources: MIG user guide, "Device Nodes and Capabilities"; IMEX guide, "IMEX Channels".
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from pydra_nvidia.host.kernel_driver import CAPABILITIES
 from pydra_nvidia.host.pci import function_path
 
 _CAPS = "nvidia-caps"
+_CHANNELS = "nvidia-caps-imex-channels"
+_CHANNEL_COUNT = re.compile(r"^ImexChannelCount: (\d+)$", re.MULTILINE)
+_ALL_MAY_WRITE = 0o666
 CONTROL = "/dev/nvidiactl"
 _MINORS = {"/dev/nvidia-modeset": 254, CONTROL: 255}
 _UVM_MINORS = {"/dev/nvidia-uvm": 0, "/dev/nvidia-uvm-tools": 1}
@@ -62,6 +66,13 @@ class DevRoots:
             if not stat.S_ISLNK(status.st_mode):
                 return Node(path=path, host=host, numbers=self._numbers(path))
         return None
+
+    def find_gpus(self) -> tuple[Node, ...]:
+        """The nodes of all GPUs, by minor number."""
+        names = {name for root in self._roots for name in self._tree.names(self._tree.here(below(root, "/dev")))}
+        minors = sorted(int(match[1]) for name in names if (match := _GPU.fullmatch(f"/dev/{name}")))
+        found = (self.find(f"/dev/nvidia{minor}") for minor in minors)
+        return tuple(node for node in found if node is not None)
 
     def find_drm(self, address: str) -> tuple[Node, ...]:
         """The nodes for graphics of the PCI function, sorted; empty where the driver makes none (nvidia-drm)."""
@@ -109,7 +120,7 @@ def read_majors(tree: Tree) -> dict[str, int]:
 
 
 class CapabilityMissing(ClaimError):
-    """The kernel driver shows no device node for a partition that exists."""
+    """The kernel driver shows no device node for what it has."""
 
     reason = "CapabilityMissing"
 
@@ -129,22 +140,55 @@ def find_partition_nodes(tree: Tree, gpu: int, instance: int, compute: int) -> t
     Raises:
         CapabilityMissing: no nvidia-caps in /proc/devices, or no such instance in /proc/driver/nvidia.
     """
+    place, gone = f"gpu{gpu}/mig/gi{instance}", "of the partition; it was destroyed"
+    major = _find_caps_major(tree)
+    instance_node = _find_node(tree, major, f"{place}/access", gone)
+    return instance_node, _find_node(tree, major, f"{place}/ci{compute}/access", gone)
+
+
+def find_imex_management(tree: Tree) -> CapabilityNode:
+    """The node by which an IMEX daemon manages what GPUs of other nodes import. Raises CapabilityMissing."""
+    return _find_node(tree, _find_caps_major(tree), "fabric-imex-mgmt", "of IMEX; the driver has none")
+
+
+def count_imex_channels(tree: Tree) -> int:
+    """How many channels the driver has (NVreg_ImexChannelCount, 2048 by default); 0 for a driver without."""
+    if _CHANNELS not in read_majors(tree):
+        return 0
+    found = _CHANNEL_COUNT.search(tree.read(tree.proc("driver/nvidia/params")) or "")
+    return int(found[1]) if found else 0
+
+
+def find_imex_channels(tree: Tree, count: int) -> tuple[CapabilityNode, ...]:
+    """The nodes of the first `count` channels. Raises CapabilityMissing."""
+    major, there = read_majors(tree).get(_CHANNELS), count_imex_channels(tree)
+    if major is None or there < count:
+        raise CapabilityMissing(
+            f"the NVIDIA kernel driver has {there} IMEX channels (ImexChannelCount in "
+            f"{tree.proc('driver/nvidia/params')}, {_CHANNELS} in {tree.proc('devices')}), and {count} are needed"
+        )
+    return tuple(
+        CapabilityNode(path=f"/dev/{_CHANNELS}/channel{number}", major=major, minor=number, mode=_ALL_MAY_WRITE)
+        for number in range(count)
+    )
+
+
+def _find_caps_major(tree: Tree) -> int:
     major = read_majors(tree).get(_CAPS)
     if major is None:
         raise CapabilityMissing(
             f"{tree.proc('devices')} has no {_CAPS}: the NVIDIA kernel driver is not loaded, or is older than MIG"
         )
-    place = f"gpu{gpu}/mig/gi{instance}"
-    return _find_node(tree, major, f"{place}/access"), _find_node(tree, major, f"{place}/ci{compute}/access")
+    return major
 
 
-def _find_node(tree: Tree, major: int, name: str) -> CapabilityNode:
+def _find_node(tree: Tree, major: int, name: str, otherwise: str) -> CapabilityNode:
     path = tree.proc(f"{CAPABILITIES}/{name}")
     fields = dict(line.split(":", 1) for line in (tree.read(path) or "").splitlines() if ":" in line)
     try:
         minor, mode = int(fields["DeviceFileMinor"]), int(fields["DeviceFileMode"])
     except (KeyError, ValueError) as error:
         raise CapabilityMissing(
-            f"{path} does not tell the device node of the partition; it was destroyed, or /proc is not the node's"
+            f"{path} does not tell the device node {otherwise}, or /proc is not the node's"
         ) from error
     return CapabilityNode(path=f"/dev/nvidia-caps/nvidia-cap{minor}", major=major, minor=minor, mode=mode)

@@ -54,15 +54,15 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     here: str
 
 
-def find_program(root: DriverRoot, name: str) -> Program:
-    """The program in the driver's root. Raises ProgramMissing, saying where it was looked for."""
+def find_program(root: DriverRoot, name: str, package: str = "nvidia-utils or nvidia-compute-utils") -> Program:
+    """The program in the driver's root. Raises ProgramMissing, saying where it was looked for, and its `package`."""
     for directory in PROGRAM_DIRS:
         inside = root.resolve(f"{directory}/{name}")
         if inside is not None and is_program(root.path_here(inside)):
             return Program(name=name, inside=inside, here=root.path_here(inside))
     raise ProgramMissing(
         f"the driver's installation at {root.host_path} has no program {name}, looked for in {', '.join(PROGRAM_DIRS)};"
-        " install it (packages call it nvidia-utils or nvidia-compute-utils)"
+        f" install it (packages call it {package})"
     )
 
 

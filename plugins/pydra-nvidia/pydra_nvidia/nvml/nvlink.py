@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pydra_nvidia.hardware_types import Architecture, Fabric, Gpu, NvLinks
-from pydra_nvidia.nvml.errors import LOST, STALE, NvmlError
+from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, NvmlError
 from pydra_nvidia.nvml.gpus import parse_bus_id
 from pydra_nvidia.nvml.library import Nvml, read_fields
 
@@ -108,7 +108,18 @@ def read_fabric(nvml: Nvml, handle: Any, *, subject: str) -> Fabric | None:
 
 
 def read_fabric_info(nvml: Nvml, handle: Any, *, subject: str) -> Any:
-    """The newest version of the structure that the driver knows."""
+    """The newest version of the structure that the driver knows; None when it answers none."""
+    try:
+        return ask_fabric_info(nvml, handle, subject=subject)
+    except NvmlError as error:
+        if error.code in LOST or error.code in STALE:
+            raise
+        return None
+
+
+def ask_fabric_info(nvml: Nvml, handle: Any, *, subject: str) -> Any:
+    """The same; None for a GPU or a driver without a fabric. Raises NvmlError when the question fails."""
+    failure = None
     for call, structure in (
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v3_t"),
         ("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfo_v2_t"),
@@ -120,8 +131,11 @@ def read_fabric_info(nvml: Nvml, handle: Any, *, subject: str) -> Any:
         except NvmlError as error:
             if error.code in LOST or error.code in STALE:
                 raise
+            failure = failure if error.code in UNAVAILABLE else error
             continue
         return info
+    if failure is not None:
+        raise failure
     return None
 
 

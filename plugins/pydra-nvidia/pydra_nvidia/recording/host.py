@@ -13,7 +13,7 @@ import msgspec
 
 from pydra_nvidia.cdi.hooks import PLACES, HookMissing, find_hook
 from pydra_nvidia.hardware_types import PciFunction, VfioHost
-from pydra_nvidia.host.device_nodes import read_majors
+from pydra_nvidia.host.device_nodes import count_imex_channels
 from pydra_nvidia.host.driver_root import ROOTS, DriverMissing, find_driver_root
 from pydra_nvidia.host.filesystem import Tree, read_memory
 from pydra_nvidia.host.kernel_driver import read_gpu_information, read_module_version
@@ -23,7 +23,6 @@ from pydra_nvidia.simulation.model import PciModel
 from pydra_nvidia.simulation.scenario import DriverPart, HostPart
 from pydra_nvidia.vfio.drivers import VFIO_PCI
 
-_IMEX = "nvidia-caps-imex-channels"
 _RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)?")
 _DEFAULTS = HostPart()
 
@@ -39,7 +38,7 @@ def read_host(tree: Tree, settings: Settings, functions: Iterable[PciFunction], 
         vfio_variants={one.modalias: one.vfio_driver for one in functions if one.vfio_driver != VFIO_PCI},
         cpus=_cpus(tree) or _DEFAULTS.cpus,
         memory=(read_memory(tree) or 0) // 1024 or _DEFAULTS.memory,
-        imex_channels=_imex_channels(tree),
+        imex_channels=count_imex_channels(tree),
         kernel=_kernel(tree),
         files=_names(functions),
     )
@@ -91,13 +90,6 @@ def _count(cpulist: str) -> int:
         if first.isdecimal() and (last or first).isdecimal():
             total += int(last or first) - int(first) + 1
     return total
-
-
-def _imex_channels(tree: Tree) -> int:
-    if _IMEX not in read_majors(tree):
-        return 0
-    found = re.search(r"^ImexChannelCount: (\d+)", tree.read(tree.proc("driver/nvidia/params")) or "", re.MULTILINE)
-    return int(found[1]) if found else 0
 
 
 def _kernel(tree: Tree) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from pydra import ContainerEdits, DeviceNode, Hook, Mount
 from pydra_nvidia.cdi.driver_files import DriverFile, DriverFiles
-from pydra_nvidia.cdi.edits import driver_edits, gpu_edits, merge, partition_edits, passthrough_edits
+from pydra_nvidia.cdi.edits import capability_edits, driver_edits, gpu_edits, merge, passthrough_edits
 from pydra_nvidia.cdi.hooks import describe_hooks, find_links
 from pydra_nvidia.cdi.libraries import Library
 from pydra_nvidia.host.device_nodes import CapabilityNode, Node
@@ -191,7 +191,7 @@ def test_a_partition_as_edits() -> None:
         CapabilityNode(path=f"/dev/nvidia-caps/nvidia-cap{minor}", major=235, minor=minor, mode=0o444)
         for minor in (66, 67)
     ]
-    assert partition_edits(capabilities) == ContainerEdits(
+    assert capability_edits(capabilities) == ContainerEdits(
         device_nodes=tuple(
             DeviceNode(path=f"/dev/nvidia-caps/nvidia-cap{minor}", type="c", major=235, minor=minor, file_mode=0o444)
             for minor in (66, 67)

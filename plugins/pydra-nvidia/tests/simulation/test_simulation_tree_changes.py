@@ -108,6 +108,7 @@ def test_what_another_process_does_is_seen_and_built_on(site: Callable[..., Site
     assert {name for name in here.dev() if name.startswith("nvidia-caps")} == {
         "nvidia-caps/nvidia-cap1",
         "nvidia-caps/nvidia-cap2",
+        "nvidia-caps/nvidia-cap4323",
     }
 
 

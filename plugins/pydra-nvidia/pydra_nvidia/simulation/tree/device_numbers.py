@@ -32,6 +32,8 @@ def describe_majors(*, driver: bool, imex: bool, vfio: bool) -> str:
 CONFIG, MONITOR = 1, 2
 GPUS, INSTANCES, COMPUTE = 32, 15, 8
 _FIRST, _PER_INSTANCE = 3, 1 + COMPUTE
+IMEX_MANAGEMENT = _FIRST + _PER_INSTANCE * INSTANCES * GPUS
+"""The first number after those of partitions."""
 
 
 def instance_minor(gpu: int, instance: int) -> int:

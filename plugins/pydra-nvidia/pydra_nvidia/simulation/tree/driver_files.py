@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from pydra_nvidia.simulation.state import InstanceState
 from pydra_nvidia.simulation.tree import device_numbers
-from pydra_nvidia.simulation.tree.device_numbers import CONFIG, MONITOR, compute_minor, instance_minor
+from pydra_nvidia.simulation.tree.device_numbers import CONFIG, IMEX_MANAGEMENT, MONITOR, compute_minor, instance_minor
 from pydra_nvidia.simulation.tree.files import Files, device, folder, mig_minors, text
 from pydra_nvidia.simulation.tree.pci import driver_files, module_files
 
@@ -88,8 +88,12 @@ OWNER_ONLY, ALL = 0o400, 0o444
 
 
 def general_files() -> Files:
-    """Those to configure and to watch all partitions."""
-    return _capability(f"{_ROOT}/mig/config", CONFIG, OWNER_ONLY) | _capability(f"{_ROOT}/mig/monitor", MONITOR, ALL)
+    """Those to configure and to watch all partitions, and to manage what other nodes import."""
+    return (
+        _capability(f"{_ROOT}/mig/config", CONFIG, OWNER_ONLY)
+        | _capability(f"{_ROOT}/mig/monitor", MONITOR, ALL)
+        | _capability(f"{_ROOT}/fabric-imex-mgmt", IMEX_MANAGEMENT, OWNER_ONLY)
+    )
 
 
 def partition_files(gpu: int, instances: Iterable[InstanceState]) -> Files:

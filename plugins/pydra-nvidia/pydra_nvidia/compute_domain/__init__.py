@@ -1,0 +1,41 @@
+"""ComputeDomains on a node: a pydra backend in the place of the kubelet plugin of NVIDIA's `compute-domain.nvidia.com`.
+
+This module is what the entry point `nvidia-compute-domain` names. Nothing of NVIDIA is loaded at import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from pydra_nvidia.compute_domain.config import CONFIG_TYPES
+from pydra_nvidia.compute_domain.settings import Settings
+
+if TYPE_CHECKING:
+    from pydra_nvidia.compute_domain.backend import ComputeDomainBackend
+
+DRIVER = "compute-domain.nvidia.com"
+SETTINGS_TYPE = Settings
+
+__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
+
+_DEVICE = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}']"
+
+DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {
+    "compute-domain-daemon.nvidia.com": {"selectors": [{"cel": {"expression": f"{_DEVICE}.type == 'daemon'"}}]},
+    "compute-domain-default-channel.nvidia.com": {
+        "selectors": [{"cel": {"expression": f"{_DEVICE}.type == 'channel' && device.attributes['{DRIVER}'].id == 0"}}]
+    },
+}
+"""Specs by name, those of NVIDIA's chart: its controller makes claims for them."""
+
+
+@asynccontextmanager
+async def connect(settings: Settings) -> AsyncIterator[ComputeDomainBackend]:
+    """The node's fabric and IMEX channels, or those of the scenario PYDRA_NVIDIA_COMPUTE_DOMAIN_SCENARIO."""
+    # Imported here: the webhook reads types only.
+    from pydra_nvidia.compute_domain.backend import ComputeDomainBackend  # noqa: PLC0415
+    from pydra_nvidia.node import find_node  # noqa: PLC0415
+
+    yield ComputeDomainBackend(find_node({}, settings.of_node()), settings)

@@ -1,0 +1,225 @@
+"""The coroutines that pydra calls: the channels and the daemon of one node, as NVIDIA's controller expects them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from pydra import (
+    AllocatedDevice,
+    AttributeValue,
+    Claim,
+    ClaimError,
+    ContainerEdits,
+    Device,
+    Health,
+    HealthStatus,
+    HeldClaim,
+    Inventory,
+    Mount,
+    PreparedDevice,
+    TerminalError,
+    UnknownDevice,
+    set_status,
+)
+from pydra_nvidia.cdi.edits import VOID, DeviceEdits, capability_edits, merge
+from pydra_nvidia.compute_domain.config import ComputeDomainChannelConfig, ComputeDomainDaemonConfig, find_config
+from pydra_nvidia.compute_domain.fabric import Fabric, find_fabric, read_fabrics
+from pydra_nvidia.compute_domain.imex import DomainDirectories, DomainNotReady, ImexControl
+from pydra_nvidia.compute_domain.settings import Imex, Settings
+from pydra_nvidia.deadlines import call_time, doing, in_thread, left
+from pydra_nvidia.host.device_nodes import (
+    CapabilityMissing,
+    count_imex_channels,
+    find_imex_channels,
+    find_imex_management,
+    read_majors,
+)
+from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
+from pydra_nvidia.host.kernel_driver import read_module_version
+from pydra_nvidia.host.pci import DRIVER as KERNEL_DRIVER
+from pydra_nvidia.host.pci import PciBus, is_vfio
+from pydra_nvidia.node import Node
+from pydra_nvidia.nvml.maintenance_gate import InMaintenance
+from pydra_nvidia.nvml.session import NvmlSession
+
+CHANNEL, DAEMON = "channel-0", "daemon-0"
+"""What a node publishes, as NVIDIA's driver does: the other channels come with the first one, for claims for all."""
+
+CONFIG_PLACE = "/imexd"
+"""Where the daemon's pod has the directory of its ComputeDomain."""
+
+_MOUNT_OPTIONS = ("rw", "nosuid", "nodev", "bind")
+_LOOK_AGAIN = 1.0
+"""Seconds between two questions whether an IMEX daemon is ready."""
+
+
+class FabricNotReady(ClaimError):
+    """The node's GPUs have not joined their NVLink fabric, or not all of them the same."""
+
+    reason = "FabricNotReady"
+
+
+class ComputeDomainBackend:
+    """One node's part in ComputeDomains. NVML is open only while it is asked, so it never keeps a driver in use."""
+
+    def __init__(self, node: Node, settings: Settings) -> None:
+        self._settings = settings
+        self._node = node
+        self._tree = node.tree
+        self._session = NvmlSession(node.load, node.gate)
+        self._bus = PciBus(node.tree)
+        self._edits = DeviceEdits(node.tree, node.settings)
+        self._directories = DomainDirectories(node.settings.state)
+        self._imex = ImexControl(lambda: find_driver_root(node.tree, node.settings))
+        self._last: Inventory | None = None
+        self._seen: object = None
+        self._settled = True
+
+    async def discover(self) -> Inventory:
+        """`channel-0` and, where IMEX is the driver's, `daemon-0`; nothing on a node without NVIDIA hardware.
+
+        During maintenance as they were before.
+        """
+        self._seen = await asyncio.to_thread(self._signature)  # before reading: changes since are noticed
+        try:
+            self._last = await in_thread(self._take_stock)
+        except InMaintenance:
+            self._settled = False
+            if self._last is None:
+                raise
+        return self._last
+
+    async def wait_changed(self) -> None:
+        """Return when drivers or channels came or went, or it is time to look at a fabric again that is not ready."""
+        while True:
+            await asyncio.sleep(self._settings.poll_period)
+            if not self._settled or await asyncio.to_thread(self._signature) != self._seen:
+                return
+
+    async def restore(self, held: Sequence[HeldClaim], /) -> None:
+        """Remove what daemons left whose claims are not held any more."""
+        domains = set()
+        for one in held:
+            for device in one.claim.devices:
+                if device.device == DAEMON:
+                    config = device.config(ComputeDomainDaemonConfig)
+                    if config is None:  # its record is damaged, and its pod may run
+                        return
+                    domains.add(config.domain)
+        await in_thread(self._directories.remove_all_but, domains)
+
+    async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
+        """Device nodes for channels, once the IMEX daemon is ready; a directory and more for the daemon."""
+        if {one.device for one in claim.devices} == {CHANNEL, DAEMON}:
+            raise TerminalError(f"{CHANNEL} waits for {DAEMON}, so no claim can have both; make two")
+        with call_time():
+            return [device.prepared(await self._prepare(device)) for device in claim.devices]
+
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
+        """The daemon's directory goes. A channel leaves nothing."""
+        for device in claim.devices:
+            config = device.config(ComputeDomainDaemonConfig)
+            if device.device == DAEMON and config is not None and not device.admin_access:
+                await in_thread(self._directories.remove, config.domain)
+
+    async def _prepare(self, device: AllocatedDevice) -> ContainerEdits:
+        if device.device not in self._names():
+            raise UnknownDevice(f"there is no {device.device} on this node, only {', '.join(self._names())}")
+        config = find_config(device)
+        set_status("asking NVML for the fabric")
+        fabric = await in_thread(self._read_fabric)
+        if fabric.problem:
+            raise FabricNotReady(f"the node cannot be part of a ComputeDomain yet: {fabric.problem}")
+        if isinstance(config, ComputeDomainChannelConfig):
+            return await self._prepare_channels(config, fabric)
+        if device.admin_access:
+            raise TerminalError(f"{DAEMON} cannot be had with adminAccess: a node runs one IMEX daemon")
+        return await in_thread(self._prepare_daemon, config, fabric)
+
+    async def _prepare_channels(self, config: ComputeDomainChannelConfig, fabric: Fabric) -> ContainerEdits:
+        if not fabric.clique:
+            return ContainerEdits()
+        is_drivers = self._settings.imex is Imex.DRIVER_MANAGED
+        count = count_imex_channels(self._tree) if config.mode == "All" and is_drivers else 1
+        nodes = find_imex_channels(self._tree, max(count, 1))
+        set_status("waiting for the IMEX daemon")
+        with doing():
+            end = time.monotonic() + left(self._settings.ready_deadline)
+        while True:
+            try:
+                if is_drivers:
+                    configuration = self._directories.check_configured(config.domain)
+                    await self._imex.check_daemon(configuration)
+                else:
+                    await self._imex.check_host(self._settings.imex_socket)
+                break
+            except DomainNotReady:
+                if time.monotonic() + _LOOK_AGAIN > end:
+                    raise
+            await asyncio.sleep(_LOOK_AGAIN)
+        return capability_edits(nodes)
+
+    def _prepare_daemon(self, config: ComputeDomainDaemonConfig, fabric: Fabric) -> ContainerEdits:
+        # What may fail comes first: the directory of a daemon that is not prepared would stay.
+        driver = self._edits.build_management(read_module_version(self._tree))
+        management = capability_edits([find_imex_management(self._tree)]) if fabric.clique else ContainerEdits()
+        own = ContainerEdits(
+            env={**VOID, "CLIQUE_ID": fabric.clique, "COMPUTE_DOMAIN_UUID": config.domain},
+            mounts=(
+                Mount(
+                    host_path=self._directories.make(config.domain),
+                    container_path=CONFIG_PLACE,
+                    options=_MOUNT_OPTIONS,
+                ),
+            ),
+        )
+        return merge(driver, management, own)
+
+    def _take_stock(self) -> Inventory:
+        functions = self._bus.functions()
+        self._settled = True
+        if not functions:
+            return Inventory()
+        fabric = self._read_fabric()
+        problem = fabric.problem or (self._find_problem() if fabric.clique else "")
+        self._settled = not problem
+        health = Health()
+        if problem:
+            health = Health(status=HealthStatus.UNHEALTHY, reason="FabricNotReady", message=problem)
+        attributes: dict[str, AttributeValue] = {"cliqueID": fabric.clique} if fabric.clique else {}
+        return Inventory(
+            devices=tuple(
+                Device(name=name, attributes={"type": name.partition("-")[0], "id": 0, **attributes}, health=health)
+                for name in self._names()
+            )
+        )
+
+    def _read_fabric(self) -> Fabric:
+        """Raises DriverMissing, NvmlError, InMaintenance."""
+        drivers = [driver for _, _, driver in self._bus.drivers()]
+        if KERNEL_DRIVER not in drivers:
+            if all(is_vfio(driver) for driver in drivers):
+                return Fabric()
+            raise DriverMissing("the node's NVIDIA hardware has no driver: the NVIDIA kernel driver is not loaded yet")
+        try:
+            return find_fabric(self._session.run_here(read_fabrics))
+        finally:
+            self._session.close()
+
+    def _find_problem(self) -> str:
+        """What the kernel driver lacks for a node in a fabric."""
+        try:
+            find_imex_channels(self._tree, 1)
+            if self._settings.imex is Imex.DRIVER_MANAGED:
+                find_imex_management(self._tree)
+        except CapabilityMissing as error:
+            return str(error)
+        return ""
+
+    def _names(self) -> tuple[str, ...]:
+        return (CHANNEL, DAEMON) if self._settings.imex is Imex.DRIVER_MANAGED else (CHANNEL,)
+
+    def _signature(self) -> object:
+        return self._bus.drivers(), read_module_version(self._tree), read_majors(self._tree)

@@ -1,0 +1,133 @@
+"""IMEX daemons, seen from outside: the directories that they find at /imexd, and whether one is ready.
+
+    <state>/domains/<UID of the ComputeDomain>/imexd.cfg.tmpl   ours; the daemon's pod fills in what only it knows
+                                              /imexd.cfg        the pod's: what nvidia-imex was started with
+                                              /nodes.cfg        the pod's: the other nodes
+
+Such a directory lives as long as the claim of the daemon. A node holds one such claim, so nobody else uses it.
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, cmd/compute-domain-daemon; IMEX guide, "IMEX Service Config Options".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Collection
+
+from pydra import ClaimError
+from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, find_program, run_program
+from pydra_nvidia.host.driver_root import DriverRoot
+
+TEMPLATE = """\
+# Go's text/template, filled in by the pod of the IMEX daemon. What is not here has the value that nvidia-imex gives it.
+DAEMONIZE=0
+LOG_FILE_NAME=
+LOG_APPEND_TO_LOG=0
+SERVER_PORT=50000
+IMEX_NODE_CONFIG_FILE={{ .IMEXDaemonNodesConfigPath }}
+IMEX_WAIT_FOR_QUORUM=RECOVERY
+IMEX_CMD_ENABLED=1
+IMEX_CMD_BIND_INTERFACE_IP={{ .IMEXCmdBindInterfaceIP }}
+IMEX_CMD_PORT=50005
+"""
+"""An empty name of the log means stderr. Readiness is asked for at the command port of the pod."""
+
+_CONTROL = "nvidia-imex-ctl"
+_READY = "READY"
+_QUERY_DEADLINE = 5.0
+
+
+class DomainNotReady(ClaimError):
+    """The IMEX daemon that a channel needs does not run yet, or has not joined the others."""
+
+    reason = "ComputeDomainNotReady"
+
+
+class DomainDirectories:
+    """Those below `state`, a path that is the same on the host."""
+
+    def __init__(self, state: str) -> None:
+        self._root = os.path.join(state, "domains")
+
+    def path(self, domain: str) -> str:
+        """Where the directory of a ComputeDomain is, or would be."""
+        return os.path.join(self._root, domain)
+
+    def make(self, domain: str) -> str:
+        """The directory, with the template. Raises ClaimError."""
+        path = self.path(domain)
+        template = os.path.join(path, "imexd.cfg.tmpl")
+        try:
+            os.makedirs(path, mode=0o755, exist_ok=True)
+            with open(f"{template}.draft", "w", encoding="ascii") as file:
+                file.write(TEMPLATE)
+            os.replace(f"{template}.draft", template)
+        except OSError as error:
+            raise ClaimError(f"the directory of the IMEX daemon, {path}, cannot be made: {error.strerror}") from error
+        return path
+
+    def remove(self, domain: str) -> None:
+        """It goes; nothing to remove is success. Raises ClaimError."""
+        try:
+            shutil.rmtree(self.path(domain))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise ClaimError(f"{self.path(domain)} cannot be removed: {error.strerror}") from error
+
+    def remove_all_but(self, domains: Collection[str]) -> None:
+        """Those of other ComputeDomains go. Raises ClaimError."""
+        for domain in self._list():
+            if domain not in domains:
+                self.remove(domain)
+
+    def check_configured(self, domain: str) -> str:
+        """The configuration that the daemon of a ComputeDomain was started with. Raises DomainNotReady."""
+        path = os.path.join(self.path(domain), "imexd.cfg")
+        if os.path.exists(path):
+            return path
+        others = [one for one in self._list() if one != domain]
+        if os.path.exists(self.path(domain)):
+            why = "its pod is starting"
+        elif others:
+            why = f"the node is one of ComputeDomain {', '.join(others)}, and can be one of only one at a time"
+        else:
+            why = (
+                "its pod comes when the node has the label "
+                f"resource.nvidia.com/computeDomain={domain}, and the IMEX daemon's image is pulled"
+            )
+        raise DomainNotReady(f"ComputeDomain {domain} has no IMEX daemon on this node yet: {why}")
+
+    def _list(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self._root))
+        except FileNotFoundError:
+            return []
+
+
+class ImexControl:
+    """NVIDIA's program that asks an IMEX daemon. `find_root` finds the driver's installation; it may raise."""
+
+    def __init__(self, find_root: Callable[[], DriverRoot]) -> None:
+        self._find_root = find_root
+
+    async def check_daemon(self, config: str) -> None:
+        """The daemon with this file of configuration is ready. Raises DomainNotReady, ProgramMissing, DriverMissing."""
+        await self._check(lambda _root: ("-c", config), "the IMEX daemon of the ComputeDomain")
+
+    async def check_host(self, socket: str) -> None:
+        """The daemon that answers at `socket`, inside the driver's root, is ready. Raises as `check_daemon` does."""
+        await self._check(lambda root: (f"--u={root.path_here(socket)}",), f"the host's IMEX daemon at {socket}")
+
+    async def _check(self, address: Callable[[DriverRoot], tuple[str, ...]], whose: str) -> None:
+        root = await asyncio.to_thread(self._find_root)
+        program = await asyncio.to_thread(find_program, root, _CONTROL, "nvidia-imex")
+        environment = find_environment(root, program, root.path_here)
+        command = [program.here, "-q", *address(root)]
+        try:
+            said = await run_program(f"{_CONTROL} -q", command, environment=environment, deadline=_QUERY_DEADLINE)
+        except ProgramFailed as error:
+            raise DomainNotReady(f"{whose} does not answer yet: {error}") from error
+        if said != _READY:
+            raise DomainNotReady(f'{whose} is not ready yet: {_CONTROL} says "{said}"')

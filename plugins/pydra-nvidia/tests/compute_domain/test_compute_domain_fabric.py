@@ -1,0 +1,211 @@
+"""What a node publishes in and outside a fabric, and when it is ready: the backend over simulated machines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydra import (
+    AllocatedDevice,
+    Claim,
+    ClaimError,
+    Health,
+    HealthStatus,
+    HeldClaim,
+    Inventory,
+    PydraError,
+    TerminalError,
+)
+from pydra.testing import check_backend
+from pydra_nvidia import compute_domain
+from pydra_nvidia.compute_domain.backend import ComputeDomainBackend
+from pydra_nvidia.compute_domain.config import ComputeDomainChannelConfig, ComputeDomainDaemonConfig
+from pydra_nvidia.compute_domain.fabric import Fabric, GpuFabric, find_fabric
+from pydra_nvidia.compute_domain.settings import Settings
+from pydra_nvidia.nvml.maintenance_gate import Gate
+
+ID = "0f4a1c5e-7d0b-4f38-9d3a-5a0c4f7e2b11"
+RACK = {"cluster": "5a4f3c1e-9d27-4b86-a0c5-7e1f2b3d4c5a", "clique": 2}
+PARAMETERS = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": "ComputeDomainDaemonConfig", "domainID": ID}
+
+
+def gpus(*fabrics: dict[str, Any], channels: int = 2048, **more: Any) -> str:
+    """A scenario with one GB200 for each of these fabrics."""
+    groups = [{"model": "gb200-186gb", "fabric": {**RACK, **fabric}, **more} for fabric in fabrics]
+    return f"host: {{imexChannels: {channels}}}\ngpus: {groups}\n".replace("'", '"')
+
+
+class Machine:
+    """A simulated machine in a folder; `backend` serves it."""
+
+    def __init__(self, path: Path, backend: ComputeDomainBackend) -> None:
+        self.path = path
+        self.backend = backend
+        self.domains = path / "state" / "run" / "domains"
+
+    def becomes(self, scenario: str) -> None:
+        """The scenario changes, as a fabric does that was not ready."""
+        (self.path / "scenario.yaml").write_text(scenario)
+
+    async def health(self) -> Health:
+        """That of all its devices."""
+        (health,) = {one.health for one in (await self.backend.discover()).devices}
+        return health
+
+
+@asynccontextmanager
+async def machine(path: Path, scenario: str, **settings: Any) -> AsyncIterator[Machine]:
+    (path / "scenario.yaml").write_text(scenario)
+    given = {"scenario": str(path / "scenario.yaml"), "state": str(path / "state"), "poll_period": 0.01, **settings}
+    async with compute_domain.connect(Settings(**given)) as backend:
+        yield Machine(path, backend)
+
+
+def claim(kind: str, *, admin_access: bool = False, mode: Any = None) -> Claim:
+    config: Any = ComputeDomainDaemonConfig(domain=ID)
+    if kind == "channel":
+        config = ComputeDomainChannelConfig(domain=ID, mode=mode)
+    device = AllocatedDevice(
+        request="it", pool="node", device=f"{kind}-0", configs=(config,), explicit=(True,), admin_access=admin_access
+    )
+    return Claim(uid=f"uid-{kind}", namespace="default", name=kind, devices=(device,))
+
+
+def test_it_keeps_the_contract(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYDRA_NVIDIA_COMPUTE_DOMAIN_SCENARIO", "gb200")
+    monkeypatch.setenv("PYDRA_NVIDIA_COMPUTE_DOMAIN_STATE", str(tmp_path))
+    report = check_backend("nvidia-compute-domain", parameters=[PARAMETERS])
+    assert report.ok, report.text
+    assert {check.mark for check in report.checks} <= {"ok", "note"}, report.text
+
+
+@pytest.mark.parametrize(
+    "fabric",
+    [{"state": 0}, {"cluster": "00000000-0000-0000-0000-000000000000", "clique": 0}],
+    ids=["not supported", "switches of this node alone"],
+)
+async def test_outside_a_fabric_claims_are_ready_at_once_without_channels(
+    tmp_path: Path, fabric: dict[str, Any]
+) -> None:
+    async with machine(tmp_path, gpus(fabric, channels=0)) as node:
+        inventory = await node.backend.discover()
+        assert {one.name: dict(one.attributes) for one in inventory.devices} == {
+            "channel-0": {"type": "channel", "id": 0},
+            "daemon-0": {"type": "daemon", "id": 0},
+        }
+        assert await node.health() == Health()
+        (prepared,) = await node.backend.prepare(claim("channel"))
+        assert prepared.edits.device_nodes == ()
+        (prepared,) = await node.backend.prepare(claim("daemon"))
+        assert prepared.edits.env["CLIQUE_ID"] == ""
+        assert not [one for one in prepared.edits.device_nodes if "nvidia-cap" in one.path]
+
+
+async def test_a_machine_without_nvidia_hardware_has_no_devices(tmp_path: Path) -> None:
+    async with machine(tmp_path, "gpus: []\n") as node:
+        assert await node.backend.discover() == Inventory()
+
+
+async def test_gpus_that_are_all_passed_through_are_in_no_fabric(tmp_path: Path) -> None:
+    async with machine(tmp_path, gpus({}, driver="vfio-pci")) as node:
+        names = [one.name for one in (await node.backend.discover()).devices]
+        assert names == ["channel-0", "daemon-0"]
+        assert await node.health() == Health()
+
+
+async def test_a_driver_that_is_not_loaded_yet_is_told(tmp_path: Path) -> None:
+    async with machine(tmp_path, "driver: {state: unloaded}\n" + gpus({})) as node:
+        with pytest.raises(PydraError, match="kernel driver is not loaded"):
+            await node.backend.discover()
+
+
+@pytest.mark.parametrize(
+    ("fabrics", "channels", "words"),
+    [
+        pytest.param([{}, {"state": 2}], 2048, r"GPU GPU-.* is joining its NVLink fabric", id="in progress"),
+        pytest.param([{"state": 1}], 2048, "has not begun to join", id="not started"),
+        pytest.param([{"status": 999}], 2048, r"could not join .*NVML_ERROR_UNKNOWN \(999\)", id="failed"),
+        pytest.param([{}, {"clique": 3}], 2048, r"several cliques of NVLink fabrics: 5a4f.*\.2, 5a4f.*\.3", id="two"),
+        pytest.param([{}], 0, "has 0 IMEX channels", id="no channels"),
+    ],
+)
+async def test_a_fabric_that_is_not_ready_makes_the_devices_unhealthy_until_it_is(
+    tmp_path: Path, fabrics: list[dict[str, Any]], channels: int, words: str
+) -> None:
+    async with machine(tmp_path, gpus(*fabrics, channels=channels)) as node:
+        health = await node.health()
+        assert health.status is HealthStatus.UNHEALTHY
+        await node.backend.unprepare(claim("channel"), ())
+        with pytest.raises(ClaimError, match=words) as caught:
+            await node.backend.prepare(claim("channel"))
+        assert caught.value.retryable
+        assert health.message in str(caught.value)
+        node.becomes(gpus(*({} for _ in fabrics)))
+        await asyncio.wait_for(node.backend.wait_changed(), 30)
+        assert await node.health() == Health()
+
+
+@pytest.mark.parametrize(
+    ("said", "fabric"),
+    [
+        ([], Fabric()),
+        ([GpuFabric(), GpuFabric(clique="a.1")], Fabric(clique="a.1")),
+        ([GpuFabric(problem="gone", lost=True), GpuFabric(clique="a.1")], Fabric(clique="a.1")),
+        ([GpuFabric(problem="gone", lost=True)], Fabric(problem="gone")),
+        ([GpuFabric(problem="one"), GpuFabric(problem="two")], Fabric(problem="one; two")),
+    ],
+)
+def test_lost_gpus_leave_the_others_in_their_clique(said: list[GpuFabric], fabric: Fabric) -> None:
+    assert find_fabric(said) == fabric
+
+
+async def test_a_prepare_waits_for_a_daemon_that_is_about_to_be_ready(tmp_path: Path) -> None:
+    async with machine(tmp_path, gpus({})) as node:
+        await node.backend.prepare(claim("daemon"))
+        waiting = asyncio.create_task(node.backend.prepare(claim("channel")))
+        (node.domains / ID / "imexd.cfg").write_text("IMEX_CMD_PORT=50005\n")
+        (prepared,) = await asyncio.wait_for(waiting, 30)
+        assert [one.minor for one in prepared.edits.device_nodes] == [0]
+
+
+async def test_what_no_held_claim_explains_is_removed_at_the_start(tmp_path: Path) -> None:
+    async with machine(tmp_path, gpus({})) as node:
+        await node.backend.prepare(claim("daemon"))
+        (node.domains / "other").mkdir()
+        damaged = AllocatedDevice(request="it", pool="node", device="daemon-0")
+        lost = Claim(uid="lost", namespace="default", name="lost", devices=(damaged,))
+        await node.backend.restore([HeldClaim(claim=lost, completed=True)])
+        assert sorted(path.name for path in node.domains.iterdir()) == [ID, "other"]
+        await node.backend.restore([HeldClaim(claim=claim("daemon"), completed=False)])
+        assert [path.name for path in node.domains.iterdir()] == [ID]
+        for _ in range(2):
+            await node.backend.unprepare(claim("daemon"), ())
+        assert list(node.domains.iterdir()) == []
+
+
+async def test_a_daemon_is_not_had_twice_and_not_with_its_channel(tmp_path: Path) -> None:
+    async with machine(tmp_path, gpus({})) as node:
+        with pytest.raises(TerminalError, match="adminAccess"):
+            await node.backend.prepare(claim("daemon", admin_access=True))
+        both = (*claim("daemon").devices, *claim("channel").devices)
+        with pytest.raises(TerminalError, match="no claim can have both"):
+            await node.backend.prepare(Claim(uid="both", namespace="default", name="both", devices=both))
+        assert not node.domains.exists()
+
+
+async def test_during_maintenance_nobody_opens_nvml_and_the_devices_stay_as_they_were(tmp_path: Path) -> None:
+    async with machine(tmp_path, gpus({})) as node:
+        before = await node.backend.discover()
+        gate = Gate(str(tmp_path / "state" / "run"))
+        gate.ask(60)
+        assert gate.wait_left(1)
+        assert await node.backend.discover() == before
+        with pytest.raises(ClaimError, match="maintenance of its GPUs"):
+            await node.backend.prepare(claim("daemon"))
+        gate.withdraw()
+        await node.backend.prepare(claim("daemon"))
