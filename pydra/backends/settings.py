@@ -198,10 +198,23 @@ def _bad_quantities(value: Any, settings_type: type[Any], field: mi.Field) -> It
 def _unknown_variables(fields: Mapping[str, Any], prefix: str, environ: Mapping[str, str]) -> Iterator[str]:
     known = [f"{prefix}{name.upper()}" for name in fields]
     tolerated = (*(f"{prefix}{name}" for name in RESERVED), *service_prefixes(environ))
-    for name in sorted(environ):
-        if name.startswith(prefix) and name not in known and not name.startswith(tolerated):
+    unknown = [
+        name for name in environ if name.startswith(prefix) and name not in known and not name.startswith(tolerated)
+    ]
+    longer = _find_longer_prefixes(prefix) if unknown else ()
+    for name in sorted(unknown):
+        if not name.startswith(longer):
             allowed = ", ".join(known) or "none"
             yield f"{name}: this backend has no such setting{suggest(name, known)}, allowed: {allowed}"
+
+
+def _find_longer_prefixes(prefix: str) -> tuple[str, ...]:
+    """Return those of other installed backends: PYDRA_NVIDIA_COMPUTE_DOMAIN_STATE is not a setting of nvidia."""
+    # Imported for what looks unknown only: it reads the metadata of every distribution.
+    from pydra.backends.discovery import list_backends, variable_prefix  # noqa: PLC0415
+
+    found = (f"{variable_prefix(one.name)}_" for one in list_backends())
+    return tuple(one for one in found if one.startswith(prefix) and one != prefix)
 
 
 def _unknown_keys(fields: Mapping[str, Any], backend: str, values: Mapping[str, Any]) -> Iterator[str]:

@@ -96,6 +96,13 @@ def test_variables_of_others_are_left_alone() -> None:
     assert read(environ) == Knobs()
 
 
+def test_variables_of_an_installed_backend_with_a_longer_name_are_its_own() -> None:
+    environ = {"PYDRA_NVIDIA_COMPUTE_DOMAIN_IMEX": "hostManaged", "PYDRA_NVIDIA_COMPUTE": "1"}
+    with pytest.raises(SettingsError) as caught:
+        read_settings(Knobs, "nvidia", "PYDRA_NVIDIA_", environ, {})
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["PYDRA_NVIDIA_COMPUTE"]
+
+
 def test_settings_are_shown_with_what_they_allow_and_where_their_value_came_from() -> None:
     environ, values = {"PYDRA_X_MAX_SHARES": "2"}, {"mode": "strict"}
     rows = describe_settings(read(environ, **values), "x", "PYDRA_X_", environ, values)
