@@ -196,11 +196,11 @@ def _file(path: str) -> str:
 
 def _package(path: str) -> str:
     """What a file belongs to: a distribution's package, pydra, or the standard library's module."""
-    own = _file(path)
-    if own != path:
-        return own.partition("/")[0]
     _, installed, inside = path.partition("/site-packages/")
     if not installed:
+        own = _file(path)
+        if own != path:
+            return own.partition("/")[0]
         standard = get_paths()["stdlib"]
         if not path.startswith(standard):
             return "generated code"
