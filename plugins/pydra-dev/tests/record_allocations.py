@@ -136,7 +136,7 @@ class Recorder:
                 await asyncio.sleep(0.05)
 
     async def clean(self, made: Iterable[tuple[Resource, str]]) -> None:
-        """Delete objects, whoever wants to keep them."""
+        """Delete objects, their finalizers first."""
         objects = list(reversed(list(made)))
         for resource, name in objects:
             with suppress(NotFound):

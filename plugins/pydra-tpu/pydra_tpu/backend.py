@@ -65,7 +65,7 @@ class TpuBackend:
         return prepared
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
-        """Nothing was done; whoever still has a chip open is none of the claim's containers."""
+        """Nothing was done. From now on, a process that has a chip open is not one of the claim's containers."""
         self._held.pop(claim.uid, None)
 
     async def _read(self) -> Host:

@@ -11,7 +11,7 @@ from pydra_tpu.generations import Generation
 from pydra_tpu.geometry import Bounds
 
 VFIO_CONTROL = "/dev/vfio/vfio"
-"""Whoever opens a device through VFIO needs this node too."""
+"""A process that opens a device through VFIO needs this node too."""
 
 
 def host_node(node: str, dev_root: str) -> str:

@@ -112,7 +112,7 @@ MOST_LINKS = 40
 
 
 Links: TypeAlias = dict[str, str | None]
-"""Paths inside a root, and where they lead: empty for what is no link, None where nothing is."""
+"""Paths inside a root, and where they lead: empty for what is not a link, None if nothing is there."""
 
 
 def resolve(root: str, path: str, known: Links | None = None) -> str | None:
@@ -173,7 +173,7 @@ def is_socket(path: str) -> bool:
 
 
 def read_mode(path: str) -> int:
-    """The mode of what is there, which is no link where links were followed; 0 when nothing can be seen."""
+    """The mode of what is there, a link's own if it is one; 0 if nothing can be seen."""
     try:
         return os.lstat(path).st_mode
     except OSError:
