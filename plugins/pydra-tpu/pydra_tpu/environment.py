@@ -20,9 +20,6 @@ class NoIciResiliency(ClaimError):
     reason = "NoIciResiliency"
 
 
-ICI_RESILIENCY = "ENABLE_ICI_RESILIENCY"
-
-
 def build_environment(host: Host, mesh: SubSlice, config: TpuConfig) -> Mapping[str, str]:
     """For all containers that have this mesh: a sub-slice of the host, or the whole of it.
 
@@ -34,10 +31,11 @@ def build_environment(host: Host, mesh: SubSlice, config: TpuConfig) -> Mapping[
     """
     generation, facts = host.chips[0].generation, host.facts
     is_whole = len(mesh.chips) == len(host.chips)
-    topology, hosts = mesh.bounds, Bounds(1, 1)
+    topology, hosts, rings, resiliency = mesh.bounds, Bounds(1, 1), None, None
     if is_whole and facts.topology and (told := divide_bounds(facts.topology, mesh.bounds)):
-        topology, hosts = facts.topology, told
-    wrap = ",".join(str(closed).lower() for closed in generation.wrap(topology))
+        topology, hosts, rings = facts.topology, told, facts.wrap
+        resiliency = facts.ici_resiliency if generation.has_ici_resiliency(topology) else None
+    wrap = ",".join(str(closed).lower() for closed in rings or generation.wrap(topology))
     environment = {
         "TPU_SKIP_MDS_QUERY": "true",
         "TPU_ACCELERATOR_TYPE": generation.accelerator_type(topology.size),
@@ -55,13 +53,15 @@ def build_environment(host: Host, mesh: SubSlice, config: TpuConfig) -> Mapping[
         environment["TPU_WORKER_ID"] = str(facts.worker_id)
         if len(facts.worker_hostnames) == hosts.size:
             environment["TPU_WORKER_HOSTNAMES"] = ",".join(facts.worker_hostnames)
+    if config.ici_resiliency and not generation.has_ici_resiliency(topology):
+        raise NoIciResiliency(
+            f"iciResiliency: a {generation.product} slice of {generation.topology(topology)} has none; leave it "
+            "out, or ask for whole hosts of a v4 or v5p slice with at least 4 chips in each dimension"
+        )
     if config.ici_resiliency is not None:
-        if config.ici_resiliency and not generation.has_ici_resiliency(topology):
-            raise NoIciResiliency(
-                f"iciResiliency: a {generation.product} slice of {generation.topology(topology)} has none; leave it "
-                "out, or ask for whole hosts of a v4 or v5p slice with at least 4 chips in each dimension"
-            )
-        environment[ICI_RESILIENCY] = str(config.ici_resiliency).lower()
+        resiliency = config.ici_resiliency
+    if resiliency is not None:
+        environment["ENABLE_ICI_RESILIENCY"] = str(resiliency).lower()
     if not is_whole and config.visible_chips is not VisibleChips.UNSET:
         # Containers have the nodes of their chips only; whether libtpu counts these from 0 is documented nowhere.
         visible = mesh.chips if config.visible_chips is VisibleChips.HOST else range(len(mesh.chips))

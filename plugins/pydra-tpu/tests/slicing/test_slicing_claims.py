@@ -129,6 +129,20 @@ def test_a_claim_gets_the_variables_of_its_config() -> None:
     assert prepared.edits.env["TPU_MIN_LOG_LEVEL"] == "2"
 
 
+def test_a_whole_host_believes_what_it_was_told_of_its_slice_and_a_part_of_it_does_not() -> None:
+    facts = {"worker_id": 0, "wrap": (True, False, False), "ici_resiliency": False}
+    host = host_of("v5p", 4, Bounds(4, 4, 4), **facts)
+    whole, *parts = (build_environment(host, one, TpuConfig()) for one in list_sub_slices(4))
+    assert (whole["TPU_TOPOLOGY_WRAP"], whole["ENABLE_ICI_RESILIENCY"]) == ("true,false,false", "false")
+    assert (
+        build_environment(host, list_sub_slices(4)[0], TpuConfig(ici_resiliency=True))["ENABLE_ICI_RESILIENCY"]
+        == "true"
+    )
+    for part in parts:
+        assert part["TPU_TOPOLOGY_WRAP"] == "false,false,false"
+        assert "ENABLE_ICI_RESILIENCY" not in part
+
+
 def test_resilience_of_links_is_for_whole_hosts_of_slices_that_have_it() -> None:
     config = TpuConfig(ici_resiliency=True)
     whole, *parts = list_sub_slices(4)
