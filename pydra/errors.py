@@ -35,7 +35,8 @@ arrive at the agent on the instance: `type(error).reason` is then still pydra's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 
@@ -292,3 +293,16 @@ class Unavailable(KubeError):
     def __init__(self, message: str, *, status: int = 0, cause: str = "", retry_after: float = 0.0) -> None:
         self.retry_after = retry_after
         super().__init__(message, status=status, cause=cause)
+
+
+def find_similar(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Return the known word that this one may be a misspelling of; empty if none is close."""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[close[0]] if close else ""
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean "x"?)` when one of the known words is close, else nothing."""
+    similar = find_similar(word, known)
+    return f' (did you mean "{similar}"?)' if similar else ""

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from pydra.errors import SettingsError
+from pydra.errors import SettingsError, suggest
 from pydra.json_values import find_json_problems
 from pydra.limits import DRIVER_RULE, SUBDOMAIN, is_driver_name
 
@@ -162,7 +162,9 @@ def parse_settings(values: Mapping[str, Any]) -> Settings:
 def find_value_problems(values: Mapping[str, Any], kind: type[msgspec.Struct], *, program: str) -> Iterator[str]:
     """Yield what is wrong with single values for this Struct of settings; `backends` must not be empty."""
     fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
-    yield from (f"{key}: no such setting; see {program} --help" for key in values if key not in fields)
+    for key in values:
+        if key not in fields:
+            yield f"{key}: no such setting{suggest(str(key), fields)}; see {program} --help"
     for key, field in fields.items():
         if key not in values:
             continue

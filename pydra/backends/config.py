@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from pydra.backends.type_check import find_bad_quantities, find_mismatches
-from pydra.backends.type_messages import show, suggest
+from pydra.backends.type_messages import show
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
-from pydra.errors import InvalidConfig
+from pydra.errors import InvalidConfig, suggest
 
 ConfigTypes = Mapping[str, type[Any]]
 """From `"group/version/Kind"` to the Struct of that kind."""

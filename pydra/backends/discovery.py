@@ -12,8 +12,7 @@ from importlib.metadata import EntryPoint, entry_points
 import msgspec
 
 from pydra.backends.contract import ENTRY_POINT_GROUP
-from pydra.backends.type_messages import suggest
-from pydra.errors import SettingsError
+from pydra.errors import SettingsError, suggest
 
 
 class BackendSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +87,7 @@ def choose_backend(name: str, installed: Iterable[BackendSource]) -> BackendSour
             f"backend {name} is not installed{suggest(name, names)} ({listed}); "
             f"install the distribution that provides it, usually `pip install pydra-{name}`: where pydra is, in an "
             f"image of your own, or by the chart's value packages.names, [pydra-{name}]; "
-            "or name a module of your own with a colon, as in `my_backend:`"
+            "or name a module of your own by its file or with a colon, as in `./my_backend.py` or `my_backend:`"
         ]
     )
 
@@ -98,13 +97,33 @@ def _direct(target: str) -> BackendSource:
     words = [*module.split("."), *(attribute.split(".") if attribute else ())]
     if not all(word.isidentifier() for word in words):
         raise SettingsError([f"backend {target} is neither the name of a backend nor module:attribute"])
-    return BackendSource(name=module.rpartition(".")[2].replace("_", "-"), target=target)
+    return BackendSource(name=module.rpartition(".")[2], target=target)
 
 
 def variable_prefix(backend: str) -> str:
     """`PYDRA_SIM` for the backend `sim`, and for `pydra_sim:`, its module: the prefix of its variables."""
     module = backend.partition(":")[0].rpartition(".")[2]
     return "PYDRA_" + module.replace("-", "_").removeprefix("pydra_").upper()
+
+
+def locate_file(backend: str) -> tuple[str, str]:
+    """`path/to/my_fpga.py` as the target `my_fpga:` and the directory to import it from; all else unchanged, and "".
+
+    In a package, that is the directory of the outermost package. Raises SettingsError.
+    """
+    if not backend.endswith(".py"):
+        return backend, ""
+    path = os.path.abspath(backend)
+    if not os.path.isfile(path):
+        raise SettingsError([f"--backend: there is no file {backend}"])
+    directory, file = os.path.split(path.removesuffix("/__init__.py").removesuffix(".py"))
+    words = [file]
+    while os.path.isfile(f"{directory}/__init__.py"):
+        directory, package = os.path.split(directory)
+        words.insert(0, package)
+    if wrong := [word for word in words if not word.isidentifier()]:
+        raise SettingsError([f"--backend: {backend} cannot be imported: {wrong[0]!r} is not a Python name; rename it"])
+    return f"{'.'.join(words)}:", directory
 
 
 def is_target(backend: str) -> bool:

@@ -16,9 +16,9 @@ import msgspec
 from msgspec import inspect as mi
 
 from pydra.backends.type_check import find_bad_quantities, find_mismatches
-from pydra.backends.type_messages import describe, suggest
+from pydra.backends.type_messages import describe
 from pydra.backends.wire import SettingValue
-from pydra.errors import SettingsError
+from pydra.errors import SettingsError, suggest
 
 RESERVED = ("STATE", "SCENARIO")
 """Variables that pydra's own tools set for backends of simulated hardware, whether these have such settings or not."""

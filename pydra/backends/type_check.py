@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 from msgspec import inspect as mi
 
-from pydra.backends.type_messages import LEAVES, describe, show, suggest
+from pydra.backends.type_messages import LEAVES, describe, show
+from pydra.errors import suggest
 from pydra.quantity import is_quantity
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import difflib
 import uuid
-from collections.abc import Iterable
 from typing import Any
 
 from msgspec import inspect as mi
@@ -44,13 +42,6 @@ def show(value: Any) -> str:
         case _:
             return f"a {type(value).__name__}"
     return text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + "..."
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean "x"?)` when one of the known words is close, else nothing."""
-    by_lower = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return f' (did you mean "{by_lower[close[0]]}"?)' if close else ""
 
 
 def describe(wanted: mi.Type) -> str:  # noqa: PLR0911 - one line a type

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 
 from pydra.backends.type_check import find_mismatches
-from pydra.backends.type_messages import suggest
 from pydra.backends.wire import Method
 from pydra.cdi.edits import ContainerEdits
 from pydra.claim import (
@@ -28,6 +27,7 @@ from pydra.claim import (
     find_name_problem,
 )
 from pydra.devices import CounterSet, Device, Inventory, Sample
+from pydra.errors import find_similar
 from pydra.json_values import find_json_problems
 from pydra.limits import DRIVER_RULE, SUBDOMAIN, is_driver_name
 from pydra.pool import check_attributes
@@ -101,9 +101,17 @@ def _coroutine_violations(backend: Any) -> Iterator[str]:
         if function is not None:
             yield from _function_violations(name, function, arguments)
         elif method in REQUIRED:
-            taken = {other.value for other in Method}
-            hint = suggest(name, (other for other in dir(backend) if not other.startswith("_") and other not in taken))
-            yield f"{name} is missing{hint}; write `async def {name}({', '.join(arguments)})`"
+            similar = find_similar(name, _own_functions(backend), cutoff=0.75)
+            todo = f"rename {similar}, or write" if similar else "write"
+            yield f"{name} is missing; {todo} `async def {name}({', '.join(arguments)})`"
+
+
+def _own_functions(backend: Any) -> Iterator[str]:
+    """Yield the functions that may be a misspelt coroutine of the contract."""
+    taken = {method.value for method in Method}
+    for name in dir(backend):
+        if not name.startswith("_") and name not in taken and inspect.isroutine(getattr(backend, name, None)):
+            yield name
 
 
 def _function_violations(name: str, function: Any, arguments: tuple[str, ...]) -> Iterator[str]:

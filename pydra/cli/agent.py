@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from pydra import __version__
 from pydra.cli.options import add_options, read_values
-from pydra.cli.process import check_package_conflict, exit_on_sigterm, print_errors
+from pydra.cli.process import Parser, check_package_conflict, exit_on_sigterm, print_errors
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import Settings, parse_settings
 
@@ -40,7 +40,7 @@ examples:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `pydra-agent`."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="pydra-agent",
         usage="pydra-agent --backend NAME [--backend NAME ...] --node-name NAME [options]",
         description="Serve this node's hardware to Kubernetes: a kubelet plugin for Dynamic Resource Allocation.",

@@ -15,7 +15,7 @@ import msgspec
 
 from pydra.backends.discovery import variable_prefix
 from pydra.backends.settings import service_prefixes
-from pydra.errors import SettingsError
+from pydra.errors import SettingsError, suggest
 from pydra.settings import Settings, WebhookSettings, find_value_problems
 
 
@@ -187,7 +187,10 @@ def read_values(
     if isinstance(backends, list | tuple):  # anything else is refused by the settings
         unknown = _unknown_variables(environ, table, backends)
         if unknown:
-            raise SettingsError([f"{name}: no such variable; see {table.program} --help" for name in unknown])
+            known = [variable_of(option, table) for option in table.options]
+            raise SettingsError(
+                [f"{name}: no such variable{suggest(name, known)}; see {table.program} --help" for name in unknown]
+            )
     return values
 
 

@@ -8,14 +8,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from pydra import __version__
 from pydra.cli.options import WEBHOOK, add_options, read_config, read_values
-from pydra.cli.process import check_package_conflict, exit_on_sigterm, print_errors
+from pydra.cli.process import Parser, check_package_conflict, exit_on_sigterm, print_errors
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import WebhookSettings, parse_webhook_settings
 
-_BACKEND_HELP = "an installed backend, or MODULE:ATTRIBUTE (MODULE: for the module itself)"
+if TYPE_CHECKING:
+    from pydra.testing import Check
+
+_BACKEND_HELP = "an installed backend, a file (./my_fpga.py), or MODULE:ATTRIBUTE (MODULE: for the module itself)"
 _WEBHOOK_EPILOG = """\
 Every option can also be given as a variable (--tls-cert as PYDRA_WEBHOOK_TLS_CERT) or in the YAML file of --config
 (tlsCert: ...). A flag beats a variable, a variable beats the file. SIGHUP reads log level and certificate again.
@@ -27,9 +31,7 @@ example:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `pydra` and its subcommands."""
-    parser = argparse.ArgumentParser(
-        prog="pydra", description="Write and try drivers for Kubernetes Dynamic Resource Allocation."
-    )
+    parser = Parser(prog="pydra", description="Write and try drivers for Kubernetes Dynamic Resource Allocation.")
     parser.add_argument("--version", action="version", version=f"pydra {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -40,11 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     dev.set_defaults(command=_dev)
 
     check = commands.add_parser("check", help="say what the agent would refuse about a backend, all problems at once")
-    check.add_argument(
-        "backend",
-        metavar="NAME",
-        help=f"{_BACKEND_HELP} while writing one",
-    )
+    check.add_argument("backend", metavar="NAME", help=_BACKEND_HELP)
     text = "the agent's YAML file of settings: backendSettings, drivers, directories (PYDRA_CONFIG)"
     check.add_argument("--config", metavar="FILE", help=text)
     check.set_defaults(command=_check)
@@ -57,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_webhook(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_webhook(commands: argparse._SubParsersAction[Parser]) -> None:
     text = "refuse claims, templates and DeviceClasses whose opaque configs are wrong: a validating webhook"
     parser = commands.add_parser(
         "webhook",
@@ -70,7 +68,7 @@ def _add_webhook(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.set_defaults(command=_webhook)
 
 
-def _add_admission(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_admission(commands: argparse._SubParsersAction[Parser]) -> None:
     policy = commands.add_parser(
         "policy", help="a ValidatingAdmissionPolicy that refuses wrong configs without a webhook"
     )
@@ -125,12 +123,31 @@ def _dev(parsed: argparse.Namespace) -> int:
     return run(backend=parsed.backend, scenario=parsed.scenario, once=parsed.once)
 
 
+def _import_from(backend: str) -> str:
+    """Return the name or target of a backend; the directory of one that is given as a file is put on the path."""
+    from pydra.backends.discovery import locate_file  # noqa: PLC0415 - loads the types of wire messages
+
+    target, directory = locate_file(backend)
+    if directory:
+        sys.path.insert(0, directory)
+    return target
+
+
 def _check(parsed: argparse.Namespace) -> int:
     from pydra.testing import check_backend  # noqa: PLC0415 - loads the supervisor
 
-    report = check_backend(parsed.backend, config=read_config(parsed.config, os.environ))
-    print(report.text)
+    config = read_config(parsed.config, os.environ)
+    report = check_backend(_import_from(parsed.backend), config=config, progress=_print_check)
+    print(report.verdict)
     return 0 if report.ok else 1
+
+
+def _print_check(title: str, check: Check | None) -> None:
+    """Print a check as it is made; a terminal shows its title while it runs."""
+    if check is not None:
+        print(("\r" if sys.stdout.isatty() else "") + check.text, flush=True)
+    elif sys.stdout.isatty():
+        print(f"...   {title}", end="", flush=True)
 
 
 def _backends(parsed: argparse.Namespace) -> int:
@@ -159,7 +176,7 @@ def _policy(parsed: argparse.Namespace) -> int:
     from pydra.admission.policy import build_policy, write_policy  # noqa: PLC0415 - for this command only
     from pydra.admission.schema import read_backend  # noqa: PLC0415
 
-    policy = build_policy(read_backend(parsed.backend, driver=parsed.driver))
+    policy = build_policy(read_backend(_import_from(parsed.backend), driver=parsed.driver))
     driver = f" --driver {parsed.driver}" if parsed.driver else ""
     print(write_policy(policy, command=f"pydra policy --backend {parsed.backend}{driver}"), end="")
     return 0
@@ -168,7 +185,7 @@ def _policy(parsed: argparse.Namespace) -> int:
 def _schema(parsed: argparse.Namespace) -> int:
     from pydra.admission.schema import build_schema, read_types  # noqa: PLC0415
 
-    schema = build_schema(read_types(parsed.backend), kind=parsed.kind)
+    schema = build_schema(read_types(_import_from(parsed.backend)), kind=parsed.kind)
     print(json.dumps(schema, indent=2, ensure_ascii=False))
     return 0
 

@@ -57,6 +57,9 @@ _DRIVER = "conformance.example.com"
 
 _Probe = Callable[[], Awaitable[list[str]]]
 
+Progress = Callable[[str, Check | None], None]
+"""Told the title of each check twice: before it is made, with None, and with its outcome."""
+
 
 def check_backend(
     target: str | object,
@@ -64,6 +67,7 @@ def check_backend(
     prepare: bool = True,
     config: Mapping[str, Any] = {},
     parameters: Sequence[Mapping[str, Any]] = (),
+    progress: Progress = lambda _title, _check: None,
 ) -> Report:
     """Check an installed backend by name, `module:attribute`, or an importable module or object.
 
@@ -72,6 +76,7 @@ def check_backend(
     directory, unless PYDRA_<NAME>_STATE names one. `config` is the agent's settings file: `backendSettings` has the
     backend's own settings; `drivers` and the directories say where an agent has records. `parameters` is the opaque
     configuration of the claims that it prepares, for devices that need one: each with its `apiVersion` and `kind`.
+    `progress` is told each check's title before it is made, with None, and again with the Check.
     Raises SettingsError if there is no such backend.
     """
     source = find_backend(target) if isinstance(target, str) else _locate(target)
@@ -82,7 +87,9 @@ def check_backend(
         environ = {f"{variable_prefix(source.name)}_STATE": state, **os.environ}
         environ = extend_module_path(environ, places)
         return anyio.run(
-            lambda: run_checks(source, prepare=prepare, environ=environ, config=config, parameters=parameters)
+            lambda: run_checks(
+                source, prepare=prepare, environ=environ, config=config, parameters=parameters, progress=progress
+            )
         )
 
 
@@ -94,9 +101,10 @@ async def run_checks(
     environ: Mapping[str, str] | None = None,
     config: Mapping[str, Any] = {},
     parameters: Sequence[Mapping[str, Any]] = (),
+    progress: Progress = lambda _title, _check: None,
 ) -> Report:
     """Do what `check_backend` does, inside an event loop."""
-    run = _Run(source, os.environ if environ is None else environ, config, parameters)
+    run = _Run(source, os.environ if environ is None else environ, config, parameters, progress)
     supervisor = BackendSupervisor(
         source,
         deadlines=deadlines,
@@ -129,7 +137,9 @@ class _Run:
         environ: Mapping[str, str],
         config: Mapping[str, Any],
         parameters: Sequence[Mapping[str, Any]],
+        progress: Progress,
     ) -> None:
+        self._progress = progress
         self._source = source
         self._config = config
         self._environ = environ
@@ -148,7 +158,7 @@ class _Run:
             for place, one in enumerate(parameters)
         )
         self._facts: BackendFacts | None = None
-        self._inventory = Inventory()
+        self._inventory: Inventory | None = None
         self._device = Device(name=_ABSENT)
         self._claims: dict[str, Claim] = {}
         self._planned: dict[str, Claim] = {}
@@ -161,7 +171,7 @@ class _Run:
         if self._facts is not None and (prepared := self._find_prepared(self._facts)):
             # `restore` would end what no claim of this run explains: the work of running pods.
             why = f"an agent has prepared claims on this node ({prepared}); check the backend on a node without"
-            self._checks.append(Check(title="the backend is called", skipped=why))
+            self._skip("the backend is called", why)
         elif self._facts is not None:
             supervisor.restore_from(self._hold_all)
             await self._read(self._facts)
@@ -204,7 +214,10 @@ class _Run:
         if facts.reasons:
             await self._probe("its errors have reasons that Events and metrics can take", self._reasons)
         await self._probe("discover answers, and its devices obey the API's rules", self._discover)
-        await self._probe("discover answers the same again", self._discover_again)
+        if self._inventory is None:
+            self._skip("discover answers the same again", "discover failed")
+        else:
+            await self._probe("discover answers the same again", self._discover_again)
         if Method.MEASURE in facts.methods:
             await self._probe("measure answers", self._measure)
         for kind in facts.config_kinds:
@@ -227,20 +240,33 @@ class _Run:
                 ("plan answers the same again, and touches nothing", self._plan_again),
                 ("a claim that was planned before a crash can be unprepared", self._crash_after_plan),
             ]
-        usable = [one for one in self._inventory.devices if _is_usable(one)]
+        usable = self._usable()
         self._device = usable[0] if usable else self._device
         for title, probe in probes:
             if not prepare:
-                self._checks.append(Check(title=title, skipped="asked to leave the hardware alone"))
+                self._skip(title, "asked to leave the hardware alone")
+            elif self._inventory is None:
+                self._skip(title, "discover failed")
             elif not usable:
-                self._checks.append(Check(title=title, skipped="no healthy device"))
+                self._skip(title, "no healthy device")
             elif self._unprepared:
-                self._checks.append(Check(title=title, skipped=self._unprepared))
+                self._skip(title, self._unprepared)
             else:
                 await self._probe(title, probe)
 
+    def _usable(self) -> list[Device]:
+        return [one for one in self._inventory.devices if _is_usable(one)] if self._inventory is not None else []
+
+    def _skip(self, title: str, why: str) -> None:
+        self._add(Check(title=title, skipped=why))
+
+    def _add(self, check: Check) -> None:
+        self._checks.append(check)
+        self._progress(check.title, check)
+
     async def _probe(self, title: str, probe: _Probe) -> None:
         skipped = ""
+        self._progress(title, None)
         try:
             problems = await probe()
         except _Skipped as why:
@@ -259,7 +285,7 @@ class _Run:
             found=self._found,
             lines=tuple(self._lines),
         )
-        self._checks.append(check)
+        self._add(check)
         self._notes, self._lines, self._found = [], [], ""
 
     # Reading
@@ -314,7 +340,7 @@ class _Run:
 
     async def _discover_again(self) -> list[str]:
         again = {device.name: device for device in (await self._backend.discover()).devices}
-        before = {device.name: device for device in self._inventory.devices}
+        before = {device.name: device for device in self._inventory.devices} if self._inventory is not None else {}
         problems = [f"device {name} is gone" for name in sorted(before.keys() - again.keys())]
         problems += [f"device {name} is new" for name in sorted(again.keys() - before.keys())]
         for name in sorted(before.keys() & again.keys()):
@@ -329,8 +355,10 @@ class _Run:
 
     async def _measure(self) -> list[str]:
         """Advise known devices; but hardware that is not listed may have samples, such as a partitioned GPU."""
-        known = {device.name for device in self._inventory.devices} | {""}
         measured = {sample.device: None for sample in await self._backend.measure()}
+        if self._inventory is None:
+            return []
+        known = {device.name for device in self._inventory.devices} | {""}
         self._notes += [
             f"there are samples of device {name}, which discover does not list"
             for name in measured
@@ -424,7 +452,7 @@ class _Run:
 
         A device may need configuration that only its claims' authors know; without `parameters` it is not prepared.
         """
-        usable = [one for one in self._inventory.devices if _is_usable(one)]
+        usable = self._usable()
         for place, device in enumerate(usable, start=1):
             claim = _build_claim("one", device, self._parameters)
             try:

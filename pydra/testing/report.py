@@ -23,6 +23,16 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
         """The result in a word: `FAIL`, `skip`, `note` or `ok`."""
         return "FAIL" if self.problems else "skip" if self.skipped else "note" if self.notes else "ok"
 
+    @property
+    def text(self) -> str:
+        """One line for a terminal, and its problems indented below."""
+        beside = self.skipped or self.found
+        lines = [f"{self.mark:<5} {self.title}" + (f" ({beside})" if beside else "")]
+        for problem in (*self.problems, *self.notes, *self.lines):
+            first, *more = problem.splitlines() or [""]
+            lines += [f"      - {first}", *(f"        {line}" for line in more)]
+        return "\n".join(lines)
+
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Every check, in the order in which it was made."""
@@ -41,15 +51,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(f"{check.title}: {problem}" for check in self.checks for problem in check.problems)
 
     @property
-    def text(self) -> str:
-        """For a terminal: one line for each check, its problems indented below, the result at the end."""
-        lines = []
-        for check in self.checks:
-            beside = check.skipped or check.found
-            lines.append(f"{check.mark:<5} {check.title}" + (f" ({beside})" if beside else ""))
-            for problem in (*check.problems, *check.notes, *check.lines):
-                first, *more = problem.splitlines() or [""]
-                lines += [f"      - {first}", *(f"        {line}" for line in more)]
+    def verdict(self) -> str:
+        """The result in one line."""
         count = len(self.problems)
-        verdict = "keeps the contract" if self.ok else f"has {count} problem{'s' if count != 1 else ''}"
-        return "\n".join([*lines, f"backend {self.backend} {verdict}"])
+        result = "keeps the contract" if self.ok else f"has {count} problem{'s' if count != 1 else ''}"
+        return f"backend {self.backend} {result}"
+
+    @property
+    def text(self) -> str:
+        """For a terminal: each check, the result at the end."""
+        return "\n".join([*(check.text for check in self.checks), self.verdict])

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import IO
 
+import anyio
 import pytest
+from anyio.streams.text import TextReceiveStream
 
 import pydra
 
@@ -60,6 +62,20 @@ def test_the_installed_backends_are_listed_with_their_distributions() -> None:
         ["sim", "pydra-sim"],
         ["tpu", "pydra-tpu"],
     ]
+
+
+def test_python_runs_the_package_as_the_command() -> None:
+    assert run("pydra", "--version").stdout == f"pydra {pydra.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [("pydra.cli.tool", ("check", "sim", "--conf", "x")), ("pydra.cli.agent", ("--conf", "x"))],
+)
+def test_an_abbreviated_flag_is_refused_and_the_whole_one_named(module: str, arguments: tuple[str, ...]) -> None:
+    done = run(module, *arguments)
+    assert done.returncode == 2
+    assert 'unrecognized arguments: --conf (did you mean "--config"?)' in done.stderr
 
 
 def test_a_command_that_does_not_exist_ends_with_2() -> None:
@@ -119,6 +135,27 @@ def test_checking_a_backend_reads_its_settings_from_the_agents_file(tmp_path: Pa
     done = run("pydra.cli.tool", "check", "tuned:", "--config", str(file), path=trouble)
     assert done.returncode == 2
     assert done.stderr.startswith(f"pydra: {file}: backendSettings: must be a mapping (found ['tuned'])")
+
+
+async def test_checking_a_backend_prints_each_check_when_it_is_made(tmp_path: Path) -> None:
+    """The backend waits in unprepare until this test has read what was printed before."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    (tmp_path / "slow.py").write_text(
+        "import asyncio\nfrom pydra import Device, Inventory\nDRIVER = 'slow.example.com'\n"
+        "async def discover(): return Inventory(devices=(Device(name='a'),))\n"
+        "async def prepare(claim): return [device.prepared() for device in claim.devices]\n"
+        f"async def unprepare(claim, prepared): await asyncio.to_thread(open({str(gate)!r}).read)\n"
+    )
+    command = [sys.executable, "-m", "pydra.cli.tool", "check", f"{tmp_path}/slow.py"]
+    async with await anyio.open_process(command, stderr=None) as process:
+        assert process.stdout is not None
+        lines = TextReceiveStream(process.stdout)
+        text = ""
+        while "ok    discover answers the same again" not in text:
+            text += await lines.receive()
+        assert "a device that it does not have" not in text, "which calls unprepare"
+        process.kill()
 
 
 def test_output_that_cannot_be_written_is_said_in_a_sentence() -> None:

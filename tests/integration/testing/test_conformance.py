@@ -52,6 +52,23 @@ async def test_all_faults_of_a_sloppy_backend_are_found_at_once() -> None:
     assert "there are samples of device z, which discover does not list" in report.text
 
 
+async def test_nothing_is_said_about_devices_that_discover_failed_to_tell(tmp_path: Path) -> None:
+    (tmp_path / "blind.py").write_text(
+        "from pydra import *\n"
+        "DRIVER = 'blind.example.com'\n"
+        "async def discover(): raise RuntimeError('no hardware')\n"
+        "async def prepare(claim): return []\n"
+        "async def unprepare(claim, prepared): pass\n"
+        "async def measure(): return [Sample(name='a', value=1, device='z')]\n"
+    )
+    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
+    report = await run_checks(BackendSource(name="blind", target="blind:"), environ=environ)
+    (problem,) = report.problems
+    assert "no hardware" in problem
+    assert not any(check.notes for check in report.checks)
+    assert {check.skipped for check in report.checks if check.skipped} == {"discover failed"}
+
+
 async def test_the_words_of_its_errors_are_shown_and_one_that_is_none_is_advised_against(tmp_path: Path) -> None:
     source = tmp_path / "worded.py"
     source.write_text(
@@ -204,7 +221,7 @@ def test_a_module_that_is_not_there_is_said_without_a_traceback() -> None:
 
 def test_a_module_or_an_object_leads_to_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYDRA_SIM_STATE", str(tmp_path))
-    assert check_backend(pydra_sim, prepare=False).backend == "pydra-sim"
+    assert check_backend(pydra_sim, prepare=False).backend == "pydra_sim"
 
 
 def test_an_object_that_no_other_process_could_import_is_refused() -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from pydra.backends.discovery import BackendSource, choose_backend, extend_module_path, list_backends, variable_prefix
+from pydra.backends.discovery import (
+    BackendSource,
+    choose_backend,
+    extend_module_path,
+    list_backends,
+    locate_file,
+    variable_prefix,
+)
 from pydra.errors import SettingsError
 
 
@@ -31,7 +39,7 @@ def test_a_name_means_its_entry_point() -> None:
             'backend nvidai is not installed (did you mean "nvidia"?) (installed: nvidia, sim); '
             "install the distribution that provides it, usually `pip install pydra-nvidai`: where pydra is, in an "
             "image of your own, or by the chart's value packages.names, [pydra-nvidai]; "
-            "or name a module of your own with a colon, as in `my_backend:`",
+            "or name a module of your own by its file or with a colon, as in `./my_backend.py` or `my_backend:`",
         ),
         (
             "tpu",
@@ -39,7 +47,7 @@ def test_a_name_means_its_entry_point() -> None:
             "backend tpu is not installed (none is installed); "
             "install the distribution that provides it, usually `pip install pydra-tpu`: where pydra is, in an "
             "image of your own, or by the chart's value packages.names, [pydra-tpu]; "
-            "or name a module of your own with a colon, as in `my_backend:`",
+            "or name a module of your own by its file or with a colon, as in `./my_backend.py` or `my_backend:`",
         ),
         (
             "sim",
@@ -58,10 +66,34 @@ def test_what_cannot_be_found_is_explained(name: str, installed: tuple[BackendSo
 
 @pytest.mark.parametrize(
     ("target", "name"),
-    [("my_backend:", "my-backend"), ("package.module:Class.instance", "module")],
+    [("my_backend:", "my_backend"), ("package.module:Class.instance", "module")],
 )
 def test_a_developer_refers_to_code_directly(target: str, name: str) -> None:
     assert choose_backend(target, ()) == BackendSource(name=name, target=target)
+
+
+def test_a_file_is_the_module_that_python_would_import_for_it(tmp_path: Path) -> None:
+    package = tmp_path / "acme" / "boards"
+    package.mkdir(parents=True)
+    for file in (tmp_path / "my_fpga.py", package / "fpga.py", package / "__init__.py", package.parent / "__init__.py"):
+        file.touch()
+    assert locate_file(f"{tmp_path}/my_fpga.py") == ("my_fpga:", str(tmp_path))
+    assert locate_file(f"{package}/fpga.py") == ("acme.boards.fpga:", str(tmp_path))
+    assert locate_file(f"{package}/__init__.py") == ("acme.boards:", str(tmp_path))
+    assert locate_file("sim") == ("sim", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("nosuch.py", "there is no file "),
+        ("my-fpga.py", "'my-fpga' is not a Python name; rename it"),
+    ],
+)
+def test_a_file_that_is_no_module_is_refused(name: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "my-fpga.py").touch()
+    with pytest.raises(SettingsError, match=problem):
+        locate_file(f"{tmp_path}/{name}")
 
 
 def test_installed_backends_are_listed_without_being_imported() -> None:

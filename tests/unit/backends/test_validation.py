@@ -210,7 +210,8 @@ def test_a_backend_that_keeps_the_contract_has_no_violations(good: Any) -> None:
 @pytest.mark.parametrize(
     ("bad", "violations"),
     [
-        (backend(discover=..., discoverr=nothing), ['discover is missing (did you mean "discoverr"?); write']),
+        (backend(discover=..., discoverr=nothing), ["discover is missing; rename discoverr, or write `async def"]),
+        (backend(unprepare=..., PreparedDevice=PreparedDevice), ["unprepare is missing; write `async def"]),
         (backend(prepare=plain), ["prepare is a plain function, not a coroutine", "prepare() cannot be called as"]),
         (backend(measure=generating), ["measure is an async generator"]),
         (backend(unprepare=with_claim), ["cannot be called as unprepare(claim, prepared): too many positional"]),

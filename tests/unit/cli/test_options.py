@@ -66,7 +66,12 @@ def test_variables_of_a_backend_are_left_to_it() -> None:
 @pytest.mark.parametrize(
     ("flags", "environ", "problem"),
     [
-        pytest.param((), {"PYDRA_LOGLEVEL": "debug"}, "PYDRA_LOGLEVEL: no such variable", id="misspelt variable"),
+        pytest.param(
+            (),
+            {"PYDRA_LOGLEVEL": "debug"},
+            'PYDRA_LOGLEVEL: no such variable (did you mean "PYDRA_LOG_LEVEL"?)',
+            id="misspelt variable",
+        ),
         pytest.param(("--driver", "a"), {}, "--driver: 'a' is not NAME=DRIVER", id="driver without name"),
         pytest.param(("--config", "/nowhere"), {}, "/nowhere: cannot be read: No such file", id="no file"),
     ],
