@@ -161,12 +161,13 @@ class NvidiaBackend:
 
     async def wait_changed(self) -> None:
         """Return on an event of a GPU, or when something outside changed: functions, drivers, partitions."""
-        while await asyncio.to_thread(self._signature) == self._seen:
-            if await self._health.wait_event(self._settings.poll_period):
-                # What comes in floods is told in doses: each makes the agent read everything anew.
-                await asyncio.sleep(max(0.0, self._told + _EVENT_PAUSE - time.monotonic()))
-                self._told = time.monotonic()
+        # Wait first: `discover` has just looked, and each look that finds a claim's own change costs one more.
+        while not await self._health.wait_event(self._settings.poll_period):
+            if await asyncio.to_thread(self._signature) != self._seen:
                 return
+        # What comes in floods is told in doses: each makes the agent read everything anew.
+        await asyncio.sleep(max(0.0, self._told + _EVENT_PAUSE - time.monotonic()))
+        self._told = time.monotonic()
 
     async def supervise(self) -> None:
         """Look after the MPS daemons of claims, until cancelled; beside everything else, since it may take long."""

@@ -14,22 +14,29 @@ if TYPE_CHECKING:
     from tests.integration.agent.process import Agent
 
     MakeScene = Callable[..., AbstractAsyncContextManager[Scene]]
-    Serve = Callable[..., AbstractAsyncContextManager[tuple[Scene, Agent]]]
 
 DYNAMIC = {"dynamic_mig": True}
 VICTIM, OTHER = "victim", "other"
 QUICK = ("--prepare-deadline", "2", "--unprepare-deadline", "2", "--discover-deadline", "2")
 ALONE = {"PYDRA_NVIDIA_POLL_PERIOD": "3600", "PYDRA_NVIDIA_HEALTH": "false"}
-"""No discover beside the claim's call: of two calls none would be blamed, and both be called again."""
 
 
 @asynccontextmanager
 async def serve_apart(make_scene: MakeScene, *flags: str) -> AsyncIterator[tuple[Scene, Agent]]:
-    """Serve by an agent that no other test uses: after several ends of the backend's process in a row, the pause before
-    the next is longer than a call.
+    """Serve by an agent that calls the backend for the test's claims only, from here to the first end of its process.
+
+    Of two calls that are in flight at the end of a process none is blamed, and both are called again. No two tests
+    share it: the process starts again with a `discover`, and after several ends in a row only after a pause.
     """
+    flags = (*flags, "--measure-period", "3600")
     async with make_scene(settings=DYNAMIC) as scene, scene.agent(*flags, environ=ALONE) as agent:
+        await scene.until(lambda: _has_measured(agent))
         yield scene, agent
+
+
+async def _has_measured(agent: Agent) -> bool:
+    _, metrics = await agent.get("/metrics")
+    return "pydra_nvidia_memory_used_bytes{" in metrics
 
 
 PREPARE = (
@@ -57,12 +64,12 @@ TOLD = {
     ],
 )
 async def test_a_call_that_ends_the_process_in_a_prepare_costs_that_try(
-    serve: Serve, make_scene: MakeScene, symbol: str, effect: str
+    make_scene: MakeScene, symbol: str, effect: str
 ) -> None:
     reason, told = TOLD[effect]
     # A process that died is replaced within the call, which has as long as that takes.
     died = reason == "BackendDied"
-    async with serve(environ=ALONE, settings=DYNAMIC) if died else serve_apart(make_scene, *QUICK) as (scene, agent):
+    async with serve_apart(make_scene, *(() if died else QUICK)) as (scene, agent):
         scene.fault({"op": symbol, "do": effect, "count": 1})
         await scene.start(VICTIM, "mig", profile="1g.10gb")
         # Not before that: of two calls in flight at the end none would be blamed.
