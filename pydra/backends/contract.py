@@ -118,7 +118,10 @@ class Watches(Protocol):
     """A backend that notices changes."""
 
     async def wait_changed(self) -> None:
-        """Return when `discover` is worth calling again. May wait forever."""
+        """Return when `discover` is worth calling again. May wait forever.
+
+        Called after the first `discover` in this process has ended, and again whenever it has returned.
+        """
         ...
 
 

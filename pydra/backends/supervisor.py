@@ -155,6 +155,7 @@ class BackendSupervisor:
         self._why = "is not started yet"
         self._cause = ""  # of the last end or failed start; empty while a process is ready
         self._process: BackendProcess | None = None
+        self._discovered: BackendProcess | None = None  # the last process that `discover` was called in
         self._unkillable: list[BackendProcess] = []
         self._starts = 0
         self._endings: Counter[str] = Counter()
@@ -205,7 +206,13 @@ class BackendSupervisor:
     async def discover(self) -> Inventory:
         """Return the current inventory of the hardware."""
         call = self._new_call(Method.DISCOVER, self._deadlines.discover)
-        return self._decode(await self._ask(call), Inventory, Method.DISCOVER)
+        try:
+            reply = await self._ask(call)
+        finally:
+            if self._discovered is not self._process:
+                self._discovered = self._process
+                self._note_change()
+        return self._decode(reply, Inventory, Method.DISCOVER)
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float) -> Any:
         """Return what `prepare` will do for the claim, as JSON; only for a backend with PLAN. One call at a time."""
@@ -647,13 +654,17 @@ class BackendSupervisor:
                     await anyio.sleep(min(2.0**failures, _HINT_RETRY_CAP_SECONDS))
 
     async def _wait_hinting(self, call_id: int) -> BackendProcess:
-        """Wait for a process that gives hints, while no suspects are tried: another call would make that ambiguous."""
+        """Wait for a process that gives hints, while no suspects are tried: another call would make that ambiguous.
+
+        Before the first `discover` has ended there is nothing that could have changed since.
+        """
         while True:
             process, facts = self._process, self._facts
             if (
                 process is not None
                 and process.open
                 and process.restored
+                and process is self._discovered
                 and facts is not None
                 and Method.WAIT_CHANGED in facts.methods
                 and self._attribution.may_call(call_id)

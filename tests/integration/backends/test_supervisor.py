@@ -258,8 +258,10 @@ async def test_claims_that_crashed_once_and_now_hang_do_not_keep_others_waiting(
 
 async def test_a_suspect_is_tried_without_wait_changed_beside_it(tmp_path: Path) -> None:
     async with supervised(tmp_path, timeouts=LONG_TIMEOUTS) as backend:
+        await backend.discover()
         with pytest.raises(BackendDied):
             await backend.prepare(claim("exit-beside-hints"))
+        await backend.discover()
         await until(lambda: any(one.method is Method.WAIT_CHANGED for one in backend.statistics().in_flight))
         assert await backend.prepare(claim("exit-beside-hints"))
 
@@ -413,8 +415,10 @@ async def test_telemetry_that_crashes_is_guarded_too(tmp_path: Path) -> None:
 
 async def test_a_hint_of_the_backend_and_a_replaced_process_are_changes(tmp_path: Path) -> None:
     async with supervised(tmp_path) as backend:
-        await backend.wait_ready()
+        assert await backend.prepare(claim("ok"))
+        assert backend.statistics().in_flight == (), "nothing has been discovered that could have changed"
         (tmp_path / "changed").write_text("yes")
+        await backend.discover()
         await backend.wait_changed()
         os.kill(backend.statistics().pid, signal.SIGKILL)
         await backend.wait_changed()
