@@ -51,8 +51,8 @@ class BoardConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 CONFIG_TYPES = {"board.example.com/v1/BoardConfig": BoardConfig}
-SEEN = {"devices.json": 0}
-"""When the file that `discover` answered from was written."""
+SEEN = {"devices.json": (0, 0)}
+"""Which file `discover` answered from: when it was written, and its inode, as clocks of files are coarse."""
 
 
 def board() -> Path:
@@ -70,7 +70,7 @@ async def discover() -> Inventory:
     with (board() / "discovered").open("a") as file:
         file.write(".")
     await obey("discover", "")
-    SEEN["devices.json"] = (board() / "devices.json").stat().st_mtime_ns
+    SEEN["devices.json"] = _stamp()
     devices = []
     for name, message in json.loads((board() / "devices.json").read_bytes()).items():
         health = Health(status=HealthStatus.UNHEALTHY, message=message) if message else Health()
@@ -86,8 +86,13 @@ async def discover() -> Inventory:
 
 
 async def wait_changed() -> None:
-    while (board() / "devices.json").stat().st_mtime_ns == SEEN["devices.json"]:
+    while _stamp() == SEEN["devices.json"]:
         await asyncio.sleep(POLL)
+
+
+def _stamp() -> tuple[int, int]:
+    found = (board() / "devices.json").stat()
+    return found.st_mtime_ns, found.st_ino
 
 
 async def measure() -> Sequence[Sample]:
