@@ -302,7 +302,10 @@ def find_similar(word: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     return by_lower[close[0]] if close else ""
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean "x"?)` when one of the known words is close, else nothing."""
-    similar = find_similar(word, known)
-    return f' (did you mean "{similar}"?)' if similar else ""
+def suggest(word: str, known: Iterable[str], *, prefix: str = "") -> str:
+    """` (did you mean "x"?)` when one of the known words is close, else nothing.
+
+    `prefix` starts all of them, and is not compared: it would make all of them close.
+    """
+    similar = find_similar(word.removeprefix(prefix), (one.removeprefix(prefix) for one in known))
+    return f' (did you mean "{prefix}{similar}"?)' if similar else ""

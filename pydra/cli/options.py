@@ -188,8 +188,9 @@ def read_values(
         unknown = _unknown_variables(environ, table, backends)
         if unknown:
             known = [variable_of(option, table) for option in table.options]
+            meant = {name: suggest(name, known, prefix=table.prefix) for name in unknown}
             raise SettingsError(
-                [f"{name}: no such variable{suggest(name, known)}; see {table.program} --help" for name in unknown]
+                [f"{name}: no such variable{similar}; see {table.program} --help" for name, similar in meant.items()]
             )
     return values
 

@@ -97,7 +97,12 @@ def test_the_agent_beside_the_service_starts_too() -> None:
         (("--tls-key", "a"), {}, "tlsKey: must be an absolute path (found 'a')"),
         (("--tls-period", "0"), {}, "tlsPeriod: must be a number of seconds > 0.0 (found '0')"),
         (("--driver", "gpu=a.b"), {}, "drivers: 'gpu' is not among the backends sim"),
-        ((), {"PYDRA_WEBHOOK_PORT_TLS": "1"}, "PYDRA_WEBHOOK_PORT_TLS: no such variable; see pydra webhook --help"),
+        ((), {"PYDRA_WEBHOOK_PORT": "1"}, "PYDRA_WEBHOOK_PORT: no such variable; see pydra webhook --help"),
+        (
+            (),
+            {"PYDRA_WEBHOOK_TLSKEY": "1"},
+            'PYDRA_WEBHOOK_TLSKEY: no such variable (did you mean "PYDRA_WEBHOOK_TLS_KEY"?); see pydra webhook --help',
+        ),
         (("--log-level", "loud"), {}, "logLevel: must be one of debug, info, warning, error (found 'loud')"),
     ],
     ids=str,
