@@ -36,9 +36,13 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     dev = commands.add_parser("dev", help="an embedded node with the real agent, explained as it happens")
-    dev.add_argument("--backend", default="sim", metavar="NAME", help="an installed backend, or MODULE:ATTRIBUTE [sim]")
-    dev.add_argument("--scenario", metavar="FILE", help="a scenario file for simulated hardware")
-    dev.add_argument("--once", action="store_true", help="end with 0 once the sample pod has come and gone")
+    dev.add_argument("--backend", default="sim", metavar="NAME", help=f"{_BACKEND_HELP} [sim]")
+    text = "manifests to apply instead of the sample: a file or a directory; repeat it for several"
+    dev.add_argument("-f", "--filename", action="append", metavar="FILE", help=text)
+    dev.add_argument("--watch", action="store_true", help="start again when the backend or a manifest changes")
+    dev.add_argument("--once", action="store_true", help="end once the pods have come and gone: 0, or 1 if one failed")
+    dev.add_argument("--scenario", metavar="NAME", help="a scenario of simulated hardware: a name or a file")
+    dev.add_argument("--config", metavar="FILE", help="the agent's YAML file of settings, for backendSettings")
     dev.set_defaults(command=_dev)
 
     check = commands.add_parser("check", help="say what the agent would refuse about a backend, all problems at once")
@@ -114,13 +118,22 @@ def _leave_stdout() -> None:
 
 def _dev(parsed: argparse.Namespace) -> int:
     try:
-        from pydra_dev.demo import run  # noqa: PLC0415 - a distribution of its own, which no node has
+        from pydra_dev.demo import Options, run  # noqa: PLC0415 - a distribution of its own, which no node has
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "pydra_dev":
             raise
         print("pydra: `pydra dev` needs the package pydra-dev; run: pip install 'pydra-dra[dev]'", file=sys.stderr)
         return 2
-    return run(backend=parsed.backend, scenario=parsed.scenario, once=parsed.once)
+    return run(
+        Options(
+            backend=parsed.backend,
+            scenario=parsed.scenario,
+            manifests=tuple(parsed.filename or ()),
+            config=os.path.abspath(parsed.config) if parsed.config else None,
+            once=parsed.once,
+            watch=parsed.watch,
+        )
+    )
 
 
 def _import_from(backend: str) -> str:

@@ -139,7 +139,6 @@ def set_condition(status: JsonObject, condition: JsonObject) -> JsonObject:
 
 
 log = logging.getLogger(__name__)
-_COMPONENT = "pydra-embedded"
 
 
 @contextmanager
@@ -162,8 +161,8 @@ def emit_event(api: Api, about: JsonObject, type_: str, reason: str, message: st
         "reason": reason,
         "message": message,
         "type": type_,
-        "source": {"component": _COMPONENT},
-        "reportingComponent": _COMPONENT,
+        "source": {"component": SCHEDULER},
+        "reportingComponent": SCHEDULER,
         "reportingInstance": "",
         "count": 1,
         "firstTimestamp": now,

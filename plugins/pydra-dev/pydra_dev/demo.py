@@ -1,467 +1,536 @@
-"""`pydra dev`: one pod on an embedded node, each step printed as it happens.
+"""`pydra dev`: the real agent with a backend on an embedded node, and what happens there, printed as it happens.
 
-Every step has a deadline. If one is missed, the demo says what happened instead and ends with exit code 1.
+Every step has a deadline. If one is missed, or cannot happen any more, the demo says why and ends with exit code 1, or
+waits for a change of the backend.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
+import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import anyio
 import msgspec
-import yaml
 
-from pydra.errors import KubeError, NotFound
-from pydra.kube.resources import (
-    DEVICE_CLASSES,
-    EVENTS,
-    PODS,
-    RESOURCE_CLAIM_TEMPLATES,
-    RESOURCE_CLAIMS,
-    RESOURCE_SLICES,
-    JsonObject,
+from pydra.backends.discovery import find_backend, locate_file
+from pydra.errors import PydraError, SettingsError
+from pydra_dev.allocator import AllocationError
+from pydra_dev.cdi_specs import read_registry
+from pydra_dev.control_plan import claim_names, is_finished
+from pydra_dev.descriptions import (
+    Paragraph,
+    describe_allocation,
+    describe_cdi_spec,
+    describe_event,
+    describe_hints,
+    describe_others,
+    describe_sample,
+    describe_slices,
+    describe_step,
+    render,
 )
-from pydra_dev.allocator import AllocationError, Review
-from pydra_dev.cdi_specs import Hook, Mount, read_registry
-from pydra_dev.kubelet.steps import (
-    Called,
-    ContainerCreated,
-    Deregistered,
-    HealthChanged,
-    PodEnded,
-    PodFailed,
-    PodRunning,
-    Registered,
-    RegistrationFailed,
-    SlicesWiped,
-    Step,
+from pydra_dev.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra_dev.kubelet.steps import Called, PodFailed, Registered, Step
+from pydra_dev.node import (
+    AgentProcess,
+    EmbeddedNode,
+    free_port,
+    make_root,
+    run_agent,
+    run_node,
+    scenario_environment,
 )
-from pydra_dev.node import AgentProcess, EmbeddedNode, run_agent, run_node, scenario_environment
-from pydra_dev.oci import OciSpec
+from pydra_dev.samples import (
+    Manifest,
+    create_object,
+    find_sources,
+    read_device_classes,
+    read_manifests,
+    read_sample,
+    wait_for_change,
+)
 from pydra_dev.scheduling import review_claim
-
-NAMESPACE, POD = "default", "sample"
-"""The pod in every sample."""
-
-
-def read_sample(backend: str, driver: str) -> tuple[dict[str, Any], ...]:
-    """The objects for a backend: its own sample, or the one that suits every driver."""
-    folder = files("pydra_dev").joinpath("samples")
-    own = folder.joinpath(f"{backend}.yaml")
-    # Its own sample speaks of its own driver name; under another name only the general one is right.
-    if own.is_file() and f": {driver}\n" in (text := own.read_text()):
-        return tuple(yaml.safe_load_all(text))
-    general = folder.joinpath("any.yaml").read_text().replace("DRIVER", driver)
-    return tuple(yaml.safe_load_all(general))
-
-
-LONG, SHOWN = 6, 3
-"""Of a list with more than LONG items the first SHOWN are printed."""
-
-
-def describe_changes(before: OciSpec, after: OciSpec) -> tuple[str, ...]:
-    """One line for each thing that differs, in the order of the configuration; one for many mounts of a directory."""
-    added = [f"env      {one}" for one in after.env if one not in before.env]
-    added += [
-        f"device   {one.path} ({one.type} {one.major}:{one.minor}, {one.access or 'no access'})"
-        for one in after.devices
-        if one not in before.devices
-    ]
-    added += _describe_mounts(one for one in after.mounts if one not in before.mounts)
-    added += [f"hook     {_describe_hook(one)}" for one in after.hooks[len(before.hooks) :]]
-    added += [
-        f"network  {one.host_interface_name} as {one.name}"
-        for one in after.net_devices
-        if one not in before.net_devices
-    ]
-    if after.intel_rdt != before.intel_rdt:
-        added.append(f"rdt      {after.intel_rdt}")
-    added += [f"gid      {gid}" for gid in after.additional_gids if gid not in before.additional_gids]
-    return tuple(added)
-
-
-def shorten(value: Any) -> Any:
-    """Plain JSON with the ends of its long lists counted instead."""
-    if isinstance(value, Mapping):
-        return {key: shorten(item) for key, item in value.items()}
-    if isinstance(value, list):
-        shown = value if len(value) <= LONG else [*value[:SHOWN], f"... and {len(value) - SHOWN} more"]
-        return [shorten(item) for item in shown]
-    return value
-
-
-def _describe_mounts(mounts: Iterable[Mount]) -> Iterator[str]:
-    """Those of one directory, from one directory and with the same options, together."""
-    groups: dict[tuple[str, str, tuple[str, ...]], list[Mount]] = {}
-    for one in mounts:
-        where = os.path.dirname(one.container_path), os.path.dirname(one.host_path), one.options
-        groups.setdefault(where, []).append(one)
-    for (inside, outside, options), found in groups.items():
-        if len(found) <= LONG:
-            yield from (f"mount    {one.container_path} from {one.host_path} ({','.join(options)})" for one in found)
-            continue
-        names = ", ".join(os.path.basename(one.container_path) for one in found[:SHOWN])
-        what = f"{len(found)} in {inside} from {outside} ({','.join(options)})"
-        yield f"mount    {what}: {names}, and {len(found) - SHOWN} more"
-
-
-def _describe_hook(hook: Hook) -> str:
-    arguments = hook.args or (hook.path,)
-    rest = "" if len(arguments) <= LONG else f" ... and {len(arguments) - LONG} more arguments"
-    return f"{hook.hook_name} {' '.join(arguments[:LONG])}{rest}"
-
-
-SHOWN_DEVICES = 3
-
-
-class Paragraph(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that happened."""
-
-    headline: str
-    details: tuple[str, ...] = ()
-
-
-def describe_step(step: Step) -> Paragraph | None:  # noqa: PLR0911 - one case for each kind of step
-    """What is printed; None for what only repeats."""
-    match step:
-        case Registered(plugin=plugin):
-            return Paragraph(
-                headline=f"registered: driver {plugin.driver} with the kubelet, service {plugin.service.value}",
-                details=(f"socket   {plugin.socket}", f"endpoint {plugin.endpoint}"),
-            )
-        case Deregistered(plugin=plugin):
-            return Paragraph(headline=f"deregistered: driver {plugin.driver}, its registration socket is gone")
-        case RegistrationFailed(socket=socket, message=message):
-            return Paragraph(headline=f"not registered: {os.path.basename(socket)}: {message}")
-        case SlicesWiped(driver=driver, names=names):
-            whose = f"of driver {driver}" if driver else "of this node"
-            return Paragraph(headline=f"wiped: {len(names)} ResourceSlices {whose}") if names else None
-        case Called():
-            return _describe_call(step)
-        case PodFailed(pod=pod, reason=reason, message=message):
-            return Paragraph(headline=f"pod {pod}: {reason}", details=(message,))
-        case ContainerCreated():
-            return Paragraph(
-                headline=f"container created: {step.container} of pod {step.pod}, changed by its CDI devices",
-                details=(*(f"+ {line}" for line in describe_changes(step.before, step.after)),),
-            )
-        case PodRunning(pod=pod):
-            return Paragraph(headline=f"running: pod {pod}")
-        case PodEnded(pod=pod):
-            return Paragraph(headline=f"ended: pod {pod}")
-        case HealthChanged(driver=driver, devices=devices):
-            return _describe_health(driver, devices)
-
-
-def _describe_call(call: Called) -> Paragraph:
-    took = f"{call.seconds * 1000:.1f} ms"
-    claims = ", ".join(call.claims)
-    if call.error:
-        return Paragraph(headline=f"{call.method} failed for {claims} after {took}", details=(call.error,))
-    word = "prepared" if call.method == "NodePrepareResources" else "unprepared"
-    details = tuple(f"CDI id   {one}" for one in call.cdi_ids)
-    return Paragraph(headline=f"{word}: claim {claims} by driver {call.driver} in {took}", details=details)
-
-
-def _describe_health(driver: str, devices: Sequence[tuple[str, str, str]]) -> Paragraph:
-    if not devices:
-        return Paragraph(headline=f"health: driver {driver} stopped reporting, its devices are Unknown")
-    said = (f"{count} {health}" for health, count in sorted(Counter(health for _, _, health in devices).items()))
-    sick = tuple(f"{pool}/{device} is {health}" for pool, device, health in devices if health != "Healthy")
-    return Paragraph(headline=f"health: devices of {driver}: {', '.join(said)}", details=sick[:SHOWN_DEVICES])
-
-
-def describe_slices(slices: Iterable[Mapping[str, Any]]) -> Paragraph:
-    """What a driver has published."""
-    found = list(slices)
-    devices = [device for one in found for device in one["spec"].get("devices") or ()]
-    details = [_describe_device(device) for device in devices[:SHOWN_DEVICES]]
-    if len(devices) > SHOWN_DEVICES:
-        details.append(f"and {len(devices) - SHOWN_DEVICES} more")
-    return Paragraph(
-        headline=f"published: {len(devices)} devices in {len(found)} ResourceSlices", details=tuple(details)
-    )
-
-
-def _describe_device(device: Mapping[str, Any]) -> str:
-    attributes, capacity = device.get("attributes") or {}, device.get("capacity") or {}
-    said = [f"{name}={value['value']}" for name, value in sorted(capacity.items())]
-    said += [f"{name.rpartition('/')[2]}={next(iter(value.values()))}" for name, value in sorted(attributes.items())]
-    return f"{device['name']}: {' '.join(said)}"
-
-
-def describe_allocation(claim: Mapping[str, Any]) -> Paragraph:
-    """What the scheduler gave to a claim."""
-    results = claim["status"]["allocation"]["devices"].get("results") or ()
-    return Paragraph(
-        headline=f"allocated: claim {claim['metadata']['namespace']}/{claim['metadata']['name']}",
-        details=tuple(
-            f"request {one['request']} gets device {one['device']} of pool {one['pool']}, driver {one['driver']}"
-            for one in results
-        ),
-    )
-
-
-def describe_others(reviews: Sequence[Review]) -> tuple[str, ...]:
-    """Why a claim did not get the other devices, one line for each reason."""
-    by_reason: dict[str, list[str]] = {}
-    for review in reviews:
-        if not review.picked:
-            reason = review.reason or "free too, but the first that fits is taken"
-            by_reason.setdefault(f"request {review.request}: {reason}", []).append(review.device[-1])
-    return tuple(f"not {_list_some(names)}: {reason}" for reason, names in by_reason.items())
-
-
-def _list_some(names: Sequence[str], most: int = 4) -> str:
-    more = len(names) - most
-    return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {more} more"
-
-
-def describe_cdi_spec(path: str, content: bytes) -> Paragraph:
-    """A CDI spec file, laid out for reading: what is on disk, but for the ends of long lists."""
-    shown = msgspec.json.format(msgspec.json.encode(shorten(msgspec.json.decode(content))), indent=2).decode()
-    return Paragraph(headline=f"CDI spec: {path}", details=tuple(shown.splitlines()))
-
-
-def describe_hints(root: str, kubeconfig: str, http_address: str, pid: int) -> str:
-    """How to look around while the node stays up."""
-    return f"""
-The node stays up. From another terminal:
-
-  export KUBECONFIG={kubeconfig}
-  kubectl get resourceslices,deviceclasses,resourceclaims,pods -A -o yaml
-  kubectl delete pod {POD}
-  curl -s http://{http_address}/metrics
-  tail -f {root}/agent.log
-  ls -lR {root}
-  kill -9 {pid}
-
-These show the API objects, delete the pod, show the agent's metrics and log, list sockets, records and CDI files,
-and kill the agent. Ctrl-C here stops everything.
-"""
-
-
-def render(paragraph: Paragraph, seconds: float) -> str:
-    """Lines for a terminal, the time since the start in front."""
-    margin = " " * 12
-    return "\n".join([f"{seconds:8.3f} s  {paragraph.headline}", *(f"{margin}  {line}" for line in paragraph.details)])
-
+from pydra_dev.status import JsonObject
+from pydra_dev.verbs import Api, Query, Signal
 
 STEP_DEADLINE = 30.0
 LOOK_INTERVAL = 0.02
 """Seconds between two looks at the API server or at a directory while the demo waits."""
+LOG_INTERVAL = 0.1
+SETTLED = 1.0
+"""Seconds after which a pod that cannot be scheduled, or an empty pool, is believed to stay so."""
 INTERRUPTED = 130
-POD_ATTEMPTS = 4
-"""After so many failures of the sample pod the demo gives up."""
-NEVER_SERVED = ("BackendContract", "BackendNotServed")
-"""The reasons of Events after which no driver registers."""
-RESOURCES = {one.kind: one for one in (DEVICE_CLASSES, RESOURCE_CLAIM_TEMPLATES, PODS)}
+POD_ATTEMPTS = 3
+"""After so many failures of one of its pods the demo gives up."""
+FATAL = frozenset(
+    {"BackendContract", "BackendNotServed", "BackendSettings", "BackendStartFailed", "BackendRestoreFailed"}
+    | {"ClusterUnsupported", "DevicesStale", "RegistrationRefused"}
+)
+"""The reasons of Events on the node after which nothing will be prepared before the backend changes."""
+AGENT_FLAGS = ("--stale-after", "0", "--healthy-after", "0", "--drain-grace", "2")
+"""Nobody waits here for what might end by itself."""
+QUICK_DEATH = 5.0
 FoundT = TypeVar("FoundT")
-StepT = TypeVar("StepT", bound=Step)
 
 
 class DemoError(Exception):
-    """A step did not happen; the text says which one."""
+    """A step did not happen; the text says which one. `explained`: what was printed before says why."""
+
+    def __init__(self, text: str, details: Sequence[str] = (), *, explained: bool = False) -> None:
+        self.details = tuple(details)
+        self.explained = explained
+        super().__init__(text)
 
 
-def run(
-    *, backend: str = "sim", scenario: str | None = None, once: bool = False, deadline: float = STEP_DEADLINE
-) -> int:
-    """Run the demo on standard output; the exit code. Without `once` it runs until SIGINT or SIGTERM."""
-    scenario_environment(backend, scenario, "")  # refuses a wrong one before anything starts
-    return anyio.run(lambda: run_until_signal(Demo(backend, scenario, once=once, deadline=deadline)))
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What to show. `manifests` are files to apply instead of the sample, `config` the agent's settings file."""
+
+    backend: str = "sim"
+    scenario: str | None = None
+    manifests: tuple[str, ...] = ()
+    config: str | None = None
+    once: bool = False
+    watch: bool = False
+    deadline: float = STEP_DEADLINE
+
+
+def run(options: Options) -> int:
+    """Run the demo on standard output; the exit code. Without `once` it runs until a signal.
+
+    Raises SettingsError for what is wrong before anything starts, BrokenPipeError when nobody reads the output.
+    """
+    find_backend(locate_file(options.backend)[0])
+    scenario_environment(options.backend, options.scenario, "")
+    if options.manifests:
+        read_manifests(options.manifests)
+    return anyio.run(_run_on_output, options)
+
+
+async def _run_on_output(options: Options) -> int:
+    output = Output()
+    demo = Demo(options, write=output.write)
+    output.when_closed = demo.stop
+    code = await run_until_signal(demo)
+    if output.closed:
+        raise BrokenPipeError
+    return code
 
 
 async def run_until_signal(demo: Demo) -> int:
     """Run until the demo or a signal ends it; the exit code."""
 
     async def end_on_signal() -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
             async for _ in signals:
                 demo.stop()
 
+    failure: Exception | None = None
+    code = 1
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(end_on_signal, name="signals")
-        result = await demo.run()
+        try:
+            code = await demo.run()
+        except (PydraError, OSError) as error:
+            failure = error
         tasks.cancel_scope.cancel()
-    return result
+    if failure is not None:
+        raise failure
+    return code
+
+
+class Output:
+    """Standard output until nobody reads it any more: `head` has ended, or the terminal is closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.when_closed: Callable[[], None] = lambda: None
+
+    def write(self, text: str) -> None:
+        """Print a paragraph."""
+        if self.closed:
+            return
+        try:
+            print(text, flush=True)  # noqa: T201 - this is what it is for
+        except OSError:
+            self.closed = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self.when_closed()
+
+
+class Printer:
+    """Prints paragraphs with the time since the start; a failure that repeats is only counted."""
+
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self.write = write
+        self._clock = clock
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from zero."""
+        self._start = self._clock()
+        self._failures: Counter[tuple[str, ...]] = Counter()
+
+    def say(self, paragraph: Paragraph) -> None:
+        """Print it."""
+        self.write(render(paragraph, self._clock() - self._start))
+
+    def say_failure(self, key: tuple[str, ...], paragraph: Paragraph) -> None:
+        """Print it the first time that there is one with this key, and how often there was after 4, 16, 64, ..."""
+        self._failures[key] += 1
+        count = self._failures[key]
+        if count == 1:
+            self.say(paragraph)
+        elif count & (count - 1) == 0 and count.bit_length() % 2:
+            self.say(Paragraph(headline=f"{paragraph.headline}, for the {count}th time with the same error"))
 
 
 class Demo:
-    """One run. `write` gets a paragraph at a time, `deadline` is in seconds and for each step."""
+    """Runs of the demo on one directory and one address; `write` gets a paragraph at a time."""
 
     def __init__(
-        self,
-        backend: str,
-        scenario: str | None = None,
-        *,
-        once: bool,
-        deadline: float = STEP_DEADLINE,
-        write: Callable[[str], None] = lambda text: print(text, flush=True),  # noqa: T201 - this is what it is for
-        clock: Callable[[], float] = time.monotonic,
+        self, options: Options, *, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._backend = backend
-        self._scenario = scenario
-        self._once = once
-        self._deadline = deadline
-        self._write = write
-        self._clock = clock
-        self._start = clock()
-        self._steps: list[Step] = []
+        self._options = options
+        self._printer = Printer(write, clock)
         self._scope = anyio.CancelScope()
-        self._agent: AgentProcess | None = None
-        self._cdi_directory = ""
 
     def stop(self) -> None:
         """Stop now, in order: the agent first."""
         self._scope.cancel()
 
     async def run(self) -> int:
-        """From an empty node to the end; the exit code."""
-        with self._scope:
-            async with run_node(self._on_step) as node:
-                self._cdi_directory = node.cdi_directory
-                self._say(
-                    Paragraph(headline=f"ready: API server {node.server.url}, kubelet below {node.settings.root}")
-                )
-                environment = scenario_environment(self._backend, self._scenario, node.root)
-                async with run_agent(node, self._backend, environment) as agent:
-                    self._agent = agent
-                    return await self._run_with(node, agent)
-        return INTERRUPTED if self._once else 0
+        """From an empty node to the end, again after each change if changes are watched; the exit code."""
+        with self._scope, make_root() as root:
+            port = free_port()  # the same for every run, as the kubeconfig's path is
+            first = True
+            while True:
+                run = DemoRun(self._options, self._printer, explain=first)
+                first = False
+                code = await run.run(root, port)
+                if code is not None:
+                    return code
+                self._printer.restart()
+                self._printer.say(Paragraph(headline=f"changed: {run.changed}; everything starts again"))
+                for entry in os.scandir(root):
+                    shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+        return INTERRUPTED if self._options.once else 0
 
-    async def _run_with(self, node: EmbeddedNode, agent: AgentProcess) -> int:
+
+class DemoRun:
+    """One run on a new node; `explain` also prints the sample, and how to look around."""
+
+    def __init__(self, options: Options, printer: Printer, *, explain: bool) -> None:
+        self.changed = ""
+        self._explain = explain
+        self._over = False
+        self._options = options
+        self._printer = printer
+        self._say = printer.say
+        self._registered: Registered | None = None
+        self._fatal = ""
+        self._failures: Counter[str] = Counter()
+        self._told: set[str] = set()
+        self._unscheduled: dict[str, float] = {}
+        self._empty_since: float | None = None
+        self._pods: tuple[str, ...] = ()
+        self._cdi_directory = ""
+        self._may_end = False
+        self._log_read = 0
+        self._node: EmbeddedNode
+        self._api: Api
+        self._agent: AgentProcess
+
+    async def run(self, root: str, port: int) -> int | None:
+        """The exit code; None when a watched file has changed."""
+        options = self._options
+        places = (*find_sources(options.backend), *options.manifests) if options.watch else ()
+        code: int | None = None
+        async with run_node(self._on_step, root=root, port=port) as node:
+            self._node, self._api = node, node.server.api
+            self._cdi_directory = node.cdi_directory
+            self._say(Paragraph(headline=f"ready: API server {node.server.url}, kubelet below {node.settings.root}"))
+            environment = scenario_environment(options.backend, options.scenario, node.root)
+            flags = (*AGENT_FLAGS, *(("--config", options.config) if options.config else ()))
+            async with (
+                run_agent(node, options.backend, environment, flags) as agent,
+                anyio.create_task_group() as tasks,
+            ):
+                self._agent = agent
+                tasks.start_soon(self._follow_api, name="follow the API")
+                tasks.start_soon(self._follow_log, name="follow the agent's log")
+                if options.watch:
+                    tasks.start_soon(self._watch, places, tasks.cancel_scope, name="watch files")
+                code = await self._show()
+                if options.watch:
+                    self._say(Paragraph(headline=f"waiting for a change of {', '.join(places)}"))
+                    code = None
+                    await anyio.sleep_forever()
+                tasks.cancel_scope.cancel()
+        return code
+
+    async def _watch(self, places: Sequence[str], scope: anyio.CancelScope) -> None:
+        self.changed = await wait_for_change(places)
+        scope.cancel()
+
+    async def _show(self) -> int:
         try:
-            await self._show_start(node, agent)
-            await (self._show_end(node, agent) if self._once else self._stay(node, agent))
-        except (DemoError, KubeError) as error:
-            self._say(Paragraph(headline=f"FAILED: {error}", details=tuple(await self._explain(node, agent))))
+            await self._show_start()
+            await (self._show_end() if self._options.once else self._stay())
+        except (DemoError, PydraError) as error:
+            self._tell_log()
+            details = error.details if isinstance(error, DemoError) else ()
+            if not (isinstance(error, DemoError | SettingsError) and getattr(error, "explained", True)):
+                log = self._agent.log_tail().splitlines()
+                details = (*details, "the end of the agent's log:", *(f"  {line}" for line in log))
+            headline, *more = f"FAILED: {error}".splitlines()
+            self._say(Paragraph(headline=headline, details=(*more, *details)))
+            self._over = True
             return 1
         return 0
 
-    async def _show_start(self, node: EmbeddedNode, agent: AgentProcess) -> None:
-        self._say(Paragraph(headline=f"started: pydra-agent --backend {self._backend} (pid {agent.pid})"))
-        registered = await self._wait("the driver registers with the kubelet", lambda: self._find_registered(node))
+    async def _show_start(self) -> None:
+        options = self._options
+        self._say(Paragraph(headline=f"started: pydra-agent --backend {options.backend} (pid {self._agent.pid})"))
+        classes = await read_device_classes(options.backend)
+        registered = await self._wait("the driver registers with the kubelet", self._find_registered)
         driver = registered.plugin.driver
-        slices = await self._wait("the driver publishes its devices", lambda: _find_slices(node, driver))
+        slices = await self._wait("the driver publishes its devices", lambda: self._find_slices(driver))
         self._say(describe_slices(slices))
-        sample = read_sample(self._backend, driver)
-        for body in sample:
-            resource, metadata = RESOURCES[body["kind"]], body["metadata"]
-            await node.client.create(resource, body, namespace=metadata.get("namespace", ""))
-            self._say(Paragraph(headline=f"applied: {body['kind']} {metadata['name']}"))
-        claim = await self._wait("the claim is allocated", lambda: _find_claim(node))
-        self._say(describe_allocation(claim))
-        self._show_others(node, claim)
-        await self._wait_step(Called, "the claim is prepared", lambda call: not call.error)
-        await self._wait_step(PodRunning, "the pod runs")
+        sample = read_sample(options.backend, driver, classes)
+        manifests = read_manifests(options.manifests) if options.manifests else sample
+        self._apply(_add_classes(manifests, sample))
+        await self._wait(f"{', '.join(self._pods)} runs", self._find_running)
+        if self._explain and not options.manifests:
+            self._printer.write("\n" + describe_sample(one.text for one in sample))
 
-    def _show_others(self, node: EmbeddedNode, claim: JsonObject) -> None:
-        with suppress(AllocationError):  # the devices may have changed since
-            others = describe_others(review_claim(node.server.api, claim, node.settings.node_name))
-            if others:
-                self._say(Paragraph(headline="the other devices:", details=others))
+    def _apply(self, manifests: Sequence[Manifest]) -> None:
+        pods = []
+        for manifest in manifests:
+            created = create_object(self._api, manifest)
+            self._say(Paragraph(headline=f"applied: {created['kind']} {created['metadata']['name']}"))
+            if created["kind"] == PODS.kind:
+                pods.append(_full_name(created))
+        self._pods = tuple(pods)
 
-    async def _show_end(self, node: EmbeddedNode, agent: AgentProcess) -> None:
-        await node.client.delete(PODS, POD, namespace=NAMESPACE)
-        self._say(Paragraph(headline=f"deleted: pod {NAMESPACE}/{POD}"))
-        await self._wait_step(PodEnded, "the pod ends")
-        await self._wait("the CDI spec is removed", lambda: _find_nothing(node.cdi_directory))
-        await self._wait("the claim is deleted", lambda: _find_no_claims(node))
-        self._say(Paragraph(headline="clean: no CDI spec and no claim is left"))
-        self._agent = None  # it may end now
-        if status := await agent.stop():
+    async def _show_end(self) -> None:
+        for pod in self._pods:
+            namespace, _, name = pod.partition("/")
+            self._api.delete(PODS, name, namespace=namespace)
+            self._say(Paragraph(headline=f"deleted: pod {pod}"))
+        await self._wait("the pods end", self._find_no_pods)
+        await self._wait("the CDI specs are removed", self._find_no_cdi_specs)
+        await self._wait("the claims are released", self._find_no_allocations)
+        self._say(Paragraph(headline="clean: no CDI spec and no allocated claim is left"))
+        self._may_end = True
+        if status := await self._agent.stop():
             raise DemoError(f"the agent ended with status {status} when told to stop")
         self._say(Paragraph(headline="stopped: pydra-agent"))
 
-    async def _stay(self, node: EmbeddedNode, agent: AgentProcess) -> None:
-        self._write(describe_hints(node.root, str(node.server.kubeconfig), agent.http_address, agent.pid))
+    async def _stay(self) -> None:
+        """Until cancelled; an agent that ends is started again, as a DaemonSet does it."""
+        node, agent = self._node, self._agent
+        hints = describe_hints(node.root, str(node.server.kubeconfig), agent.http_address, agent.pid, self._pods)
+        if self._explain:
+            self._printer.write(hints)
         while True:
-            self._refuse_dead_agent()
-            await anyio.sleep(1)
+            begun = time.monotonic()
+            status = await agent.wait()
+            if time.monotonic() - begun < QUICK_DEATH and status > 0:
+                raise DemoError(f"the agent ended with status {status}")
+            await agent.start()
+            how = f"by signal {-status}" if status < 0 else f"with status {status}"
+            self._say(Paragraph(headline=f"ended: pydra-agent, {how}; it is started again (pid {agent.pid})"))
 
     def _on_step(self, step: Step) -> None:
-        self._steps.append(step)
-        if paragraph := describe_step(step):
+        match step:
+            case Registered():
+                self._registered = step
+            case PodFailed():
+                self._failures[step.pod] += 1
+        paragraph = describe_step(step)
+        if paragraph is None or self._over:
+            return
+        if isinstance(step, Called) and step.error:
+            self._told.add(step.error)
+            headline = f"{step.method} failed for {', '.join(step.claims)}"
+            self._printer.say_failure((headline, step.error), msgspec.structs.replace(paragraph, headline=headline))
+        elif isinstance(step, PodFailed):
+            if not any(error in step.message for error in self._told):
+                self._printer.say_failure((step.pod, step.reason, step.message), paragraph)
+        else:
             self._say(paragraph)
         if isinstance(step, Called) and step.cdi_ids:
             for path, content in read_specs(self._cdi_directory, step.cdi_ids):
                 self._say(describe_cdi_spec(path, content))
 
-    def _say(self, paragraph: Paragraph) -> None:
-        self._write(render(paragraph, self._clock() - self._start))
+    async def _follow_api(self) -> None:
+        """Tell each allocation, and what the agent and the scheduler say in Events."""
+        written = Signal()
+        stop = self._api.store.listen(written.notify)
+        try:
+            while True:
+                wakeup = written.event
+                self._tell_allocations()
+                self._tell_events()
+                await wakeup.wait()
+        finally:
+            stop()
 
-    async def _find_registered(self, node: EmbeddedNode) -> Registered | None:
-        """The registration; raises DemoError when the agent has said that there will be none."""
-        if found := next((step for step in self._steps if isinstance(step, Registered)), None):
+    def _tell_allocations(self) -> None:
+        for claim in self._api.list(RESOURCE_CLAIMS).items:
+            uid = claim["metadata"]["uid"]
+            if claim.get("status", {}).get("allocation") is None or uid in self._told:
+                continue
+            self._told.add(uid)
+            told = describe_allocation(claim)
+            self._say(msgspec.structs.replace(told, details=(*told.details, *self._explain_others(claim))))
+
+    def _explain_others(self, claim: JsonObject) -> tuple[str, ...]:
+        with suppress(AllocationError):  # the devices may have changed since
+            return describe_others(review_claim(self._api, claim, self._node.settings.node_name))
+        return ()
+
+    def _tell_events(self) -> None:
+        for event in self._api.list(EVENTS).items:
+            uid, kind = event["metadata"]["uid"], event["involvedObject"]["kind"]
+            # What a claim or a pod failed of is in the kubelet's steps.
+            unscheduled = kind == PODS.kind and event["reason"] == "FailedScheduling"
+            if uid in self._told or event["type"] == "Normal" or not (unscheduled or kind == "Node"):
+                continue
+            self._told.add(uid)
+            if event["reason"] in FATAL:
+                self._fatal = event["reason"]
+            told = describe_event(event)
+            if unscheduled:
+                others = self._explain_pending(event["involvedObject"])
+                told = msgspec.structs.replace(told, details=(*told.details, *others))
+            self._printer.say_failure((told.headline, *told.details), told)
+
+    async def _follow_log(self) -> None:
+        """Tell what the backend prints and logs, and tracebacks."""
+        while True:
+            await anyio.sleep(LOG_INTERVAL)
+            self._tell_log()
+
+    def _tell_log(self) -> None:
+        with open(self._agent.log, "rb") as log:
+            log.seek(self._log_read)
+            text = log.read()
+        complete = text[: text.rfind(b"\n") + 1]
+        self._log_read += len(complete)
+        for paragraph in describe_log(complete.decode(errors="replace")):
+            if paragraph.details:
+                self._printer.say_failure((paragraph.headline, *paragraph.details), paragraph)
+            else:
+                self._say(paragraph)
+
+    async def _find_registered(self) -> Registered | None:
+        return self._registered
+
+    async def _find_slices(self, driver: str) -> tuple[JsonObject, ...] | None:
+        """The driver's slices once its pool is complete and has devices; raises DemoError when it stays empty."""
+        found = self._api.list(RESOURCE_SLICES, Query(field_selector=f"spec.driver={driver}")).items
+        if not found or len(found) != found[0]["spec"]["pool"]["resourceSliceCount"]:
+            return None
+        if any(one["spec"].get("devices") for one in found):
             return found
-        for event in (await node.client.list(EVENTS)).items:
-            if event.get("reason") in NEVER_SERVED:
-                raise DemoError(f"the agent does not serve the backend; the reason is below ({event['reason']})")
+        self._empty_since = self._empty_since or time.monotonic()
+        if time.monotonic() - self._empty_since > SETTLED:
+            raise DemoError("discover has found no device that can be published", explained=True)
         return None
 
-    async def _wait_step(self, kind: type[StepT], what: str, wanted: Callable[[StepT], bool] = lambda _: True) -> StepT:
-        async def look() -> StepT | None:
-            return next((step for step in self._steps if isinstance(step, kind) and wanted(step)), None)
+    async def _find_running(self) -> bool | None:
+        pods = [self._find_pod(name) for name in self._pods]
+        return all(pod is None or pod["status"].get("phase") in RUNNING for pod in pods) or None
 
-        return await self._wait(what, look)
+    def _find_pod(self, pod: str) -> JsonObject | None:
+        namespace, _, name = pod.partition("/")
+        return self._api.find(PODS, name, namespace=namespace)
+
+    async def _find_no_pods(self) -> bool | None:
+        return all(self._find_pod(name) is None for name in self._pods) or None
+
+    async def _find_no_cdi_specs(self) -> bool | None:
+        return None if os.listdir(self._cdi_directory) else True
+
+    async def _find_no_allocations(self) -> bool | None:
+        claims = self._api.list(RESOURCE_CLAIMS).items
+        return None if any(claim.get("status", {}).get("allocation") for claim in claims) else True
 
     async def _wait(self, what: str, look: Callable[[], Awaitable[FoundT | None]]) -> FoundT:
         """What `look` finds, as soon as it finds something; raises DemoError."""
-        with anyio.move_on_after(self._deadline):
+        with anyio.move_on_after(self._options.deadline):
             while (found := await look()) is None:
-                self._refuse_dead_agent()
-                self._refuse_failing_pod()
+                self._refuse_hopeless()
                 await anyio.sleep(LOOK_INTERVAL)
             return found
-        raise DemoError(f"timed out after {self._deadline:g} s waiting until {what}")
+        raise DemoError(f"timed out after {self._options.deadline:g} s waiting until {what}")
 
-    def _refuse_dead_agent(self) -> None:
-        if self._agent is not None and self._agent.returncode is not None:
+    def _refuse_hopeless(self) -> None:
+        """Raise DemoError when what is waited for will not happen."""
+        if self._agent.returncode is not None and not self._may_end:
             raise DemoError(f"the agent ended with status {self._agent.returncode}")
+        if self._fatal:
+            raise DemoError(f"the backend cannot be used ({self._fatal})", explained=True)
+        for pod, count in self._failures.items():
+            if pod in self._pods and count >= POD_ATTEMPTS:
+                raise DemoError(f"pod {pod} has failed {count} times", explained=True)
+        for name in self._pods:
+            if (found := self._find_pod(name)) is not None:
+                self._refuse_unschedulable(name, found)
 
-    def _refuse_failing_pod(self) -> None:
-        failures = [step for step in self._steps if isinstance(step, PodFailed)]
-        if len(failures) >= POD_ATTEMPTS:
-            raise DemoError(f"the pod failed {len(failures)} times, most recently with {failures[-1].reason}")
+    def _refuse_unschedulable(self, name: str, pod: JsonObject) -> None:
+        conditions = pod["status"].get("conditions") or ()
+        told = next((one for one in conditions if one["type"] == "PodScheduled" and one["status"] == "False"), None)
+        if told is None or is_finished(pod):
+            self._unscheduled.pop(name, None)
+            return
+        if time.monotonic() - self._unscheduled.setdefault(name, time.monotonic()) > SETTLED:
+            raise DemoError(f"pod {name} cannot be scheduled: {told.get('message', '')}", explained=True)
 
-    async def _explain(self, node: EmbeddedNode, agent: AgentProcess) -> list[str]:
-        """What the cluster and the agent say themselves."""
-        try:
-            events = (await node.client.list(EVENTS)).items
-        except KubeError as error:
-            events = ()
-            self._say(Paragraph(headline=f"no Events: {error}"))
-        told = [f"Event {one.get('reason', '')}: {one.get('note') or one.get('message', '')}" for one in events]
-        return [*told, "the end of the agent's log:", *(f"  {line}" for line in agent.log_tail().splitlines())]
+    def _explain_pending(self, reference: JsonObject) -> tuple[str, ...]:
+        namespace = reference["namespace"]
+        pod = self._api.find(PODS, reference["name"], namespace=namespace)
+        names = [name for name in claim_names(pod).values() if name] if pod is not None else []
+        claims = [self._api.find(RESOURCE_CLAIMS, name, namespace=namespace) for name in names]
+        return tuple(
+            line
+            for claim in claims
+            if claim is not None and not claim.get("status", {}).get("allocation")
+            for line in self._explain_others(claim)
+        )
 
 
-async def _find_slices(node: EmbeddedNode, driver: str) -> tuple[JsonObject, ...] | None:
-    """The driver's slices once its pool is complete and has devices."""
-    found = (await node.client.list(RESOURCE_SLICES, field_selector=f"spec.driver={driver}")).items
-    complete = found and len(found) == found[0]["spec"]["pool"]["resourceSliceCount"]
-    return found if complete and any(one["spec"].get("devices") for one in found) else None
+RUNNING = frozenset({"Running", "Succeeded"})
+_LOG_LINE = re.compile(r"\d\d:\d\d:\d\d\.\d+ (?P<level>[A-Z]+) +(?P<logger>[\w.-]+): (?P<text>.*)")
+_LOG_FIELDS = re.compile(r"(  \w+=\S*)+$")
 
 
-async def _find_claim(node: EmbeddedNode) -> JsonObject | None:
-    """The pod's claim once it is allocated."""
-    pod = await node.client.get(PODS, POD, namespace=NAMESPACE)
-    for status in pod.get("status", {}).get("resourceClaimStatuses") or ():
-        try:
-            claim = await node.client.get(RESOURCE_CLAIMS, status["resourceClaimName"], namespace=NAMESPACE)
-        except NotFound:
-            continue
-        if claim.get("status", {}).get("allocation"):
-            return claim
-    return None
+def describe_log(text: str) -> list[Paragraph]:
+    """What the agent logged of the backend: what it printed or logged itself, and tracebacks."""
+    records: list[tuple[re.Match[str], list[str]]] = []
+    for line in text.splitlines():
+        if found := _LOG_LINE.fullmatch(line):
+            records.append((found, []))
+        elif records:
+            records[-1][1].append(line)
+    paragraphs = []
+    for record, lines in records:
+        message = _LOG_FIELDS.sub("", record["text"])
+        if record["logger"].startswith("backend."):
+            paragraphs.append(Paragraph(headline=f"{record['logger']}: {message}", details=tuple(lines)))
+        elif lines:
+            paragraphs.append(Paragraph(headline=f"traceback: {message}", details=tuple(lines)))
+    return paragraphs
 
 
 def read_specs(directory: str, cdi_ids: Sequence[str]) -> tuple[tuple[str, bytes], ...]:
@@ -471,9 +540,12 @@ def read_specs(directory: str, cdi_ids: Sequence[str]) -> tuple[tuple[str, bytes
     return tuple((file, Path(file).read_bytes()) for file in files)
 
 
-async def _find_nothing(directory: str) -> bool | None:
-    return None if os.listdir(directory) else True
+def _add_classes(manifests: Sequence[Manifest], sample: Sequence[Manifest]) -> tuple[Manifest, ...]:
+    """The manifests behind the sample's DeviceClasses that they do not have themselves."""
+    present = {one.name for one in manifests}
+    added = [one for one in sample if one.body["kind"] == "DeviceClass" and one.name not in present]
+    return (*added, *manifests)
 
 
-async def _find_no_claims(node: EmbeddedNode) -> bool | None:
-    return None if (await node.client.list(RESOURCE_CLAIMS)).items else True
+def _full_name(obj: JsonObject) -> str:
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"

@@ -12,15 +12,15 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import anyio
 from anyio.abc import Process
 
-from pydra.backends.discovery import extend_module_path, is_target, variable_prefix
+from pydra.backends.discovery import extend_module_path, is_target, locate_file, variable_prefix
 from pydra.errors import SettingsError
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
@@ -50,12 +50,9 @@ class EmbeddedNode:
         """Where the agent writes CDI specs and the runtime reads them."""
         return self.settings.cdi_directories[-1]
 
-    def agent_command(self, backend: str, http_address: str) -> list[str]:
-        """How the agent is started on this node, in a process of its own."""
+    def agent_arguments(self, backend: str, http_address: str) -> list[str]:
+        """The arguments of an agent of this node."""
         return [
-            sys.executable,
-            "-m",
-            "pydra.cli.agent",
             *("--backend", backend),
             *("--node-name", self.settings.node_name),
             *("--kubeconfig", str(self.server.kubeconfig)),
@@ -64,16 +61,43 @@ class EmbeddedNode:
             *("--cdi-dir", self.cdi_directory),
             *("--http-address", http_address),
             *("--log-format", "text"),
+            *("--log-file", ""),
         ]
+
+
+_START = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+if os.getppid() != int(sys.argv.pop(1)):
+    sys.exit("pydra dev has ended")
+from pydra.cli.agent import main
+sys.exit(main())
+"""
+"""Runs the agent until `pydra dev` ends, however that ends."""
 
 
 class AgentProcess:
     """The agent at work; `log` is the file that has all it said."""
 
-    def __init__(self, process: Process, log: Path, http_address: str) -> None:
+    def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: Path, http_address: str) -> None:
         self.log = log
         self.http_address = http_address
-        self._process = process
+        self._arguments = arguments
+        self._environ = environ
+        self._process: Process
+
+    async def start(self) -> None:
+        """Start it, or start it again after it has ended."""
+        # In a session of its own, so that a Ctrl-C at the terminal reaches the demo, which stops it in order.
+        with open(self.log, "ab") as stream:  # noqa: ASYNC230 - a file that nobody waits for
+            self._process = await anyio.open_process(
+                [sys.executable, "-c", _START, str(os.getpid()), *self._arguments],
+                stdin=None,
+                stdout=stream,
+                stderr=stream,
+                env=self._environ,
+                start_new_session=True,
+            )
 
     @property
     def pid(self) -> int:
@@ -84,6 +108,10 @@ class AgentProcess:
     def returncode(self) -> int | None:
         """How it ended; None while it runs."""
         return self._process.returncode
+
+    async def wait(self) -> int:
+        """Wait for its end; the exit status."""
+        return await self._process.wait()
 
     def log_tail(self) -> str:
         """The last lines that it logged."""
@@ -100,56 +128,65 @@ class AgentProcess:
             if self._process.returncode is None:
                 self._process.kill()
                 await self._process.wait()
+        await self._process.aclose()
         status = self._process.returncode
         assert status is not None  # it was waited for
         return status
 
 
-@asynccontextmanager
-async def run_node(report: Report, *, node_name: str = "embedded-node", **options: Any) -> AsyncIterator[EmbeddedNode]:
-    """A node that lives as long as the block, its kubelet's steps told to `report`; `options` are the API server's."""
+def make_root() -> tempfile.TemporaryDirectory[str]:
+    """A directory for a node, removed at the end of the `with` block."""
     # Paths of sockets end at 107 bytes, and TMPDIR may be long.
     is_short = len(tempfile.gettempdir()) <= LONGEST_PLACE or not os.access("/tmp", os.W_OK)  # noqa: S108
-    with tempfile.TemporaryDirectory(prefix="pydra-", dir=None if is_short else "/tmp") as root:  # noqa: S108
+    return tempfile.TemporaryDirectory(prefix="pydra-", dir=None if is_short else "/tmp")  # noqa: S108
+
+
+@asynccontextmanager
+async def run_node(
+    report: Report, *, node_name: str = "embedded-node", root: str = "", **options: Any
+) -> AsyncIterator[EmbeddedNode]:
+    """A node that lives as long as the block, its kubelet's steps told to `report`; `options` are the API server's.
+
+    It is below `root`, an empty directory of the caller's, or else below one that is removed at the end.
+    """
+    with nullcontext(root) if root else make_root() as place:
         settings = KubeletSettings(
-            node_name=node_name, root=f"{root}/kubelet", cdi_directories=(f"{root}/cdi",), periods=QUICK
+            node_name=node_name, root=f"{place}/kubelet", cdi_directories=(f"{place}/cdi",), periods=QUICK
         )
-        for directory in (settings.registry, f"{settings.root}/plugins", f"{root}/cdi"):
+        for directory in (settings.registry, f"{settings.root}/plugins", f"{place}/cdi"):
             os.makedirs(directory)
-        async with serve_control_plane(kubeconfig=Path(root, "kubeconfig"), **options) as server:
+        async with serve_control_plane(kubeconfig=Path(place, "kubeconfig"), **options) as server:
             credentials = await load_credentials(environ={}, kubeconfig=str(server.kubeconfig))
             async with KubeClient(credentials, user_agent="pydra-dev") as client, anyio.create_task_group() as tasks:
                 await tasks.start(Kubelet(settings, client, report).run)
                 try:
-                    yield EmbeddedNode(root, server, client, settings)
+                    yield EmbeddedNode(place, server, client, settings)
                 finally:
                     tasks.cancel_scope.cancel()
 
 
 @asynccontextmanager
-async def run_agent(node: EmbeddedNode, backend: str, environment: Mapping[str, str]) -> AsyncIterator[AgentProcess]:
+async def run_agent(
+    node: EmbeddedNode, backend: str, environment: Mapping[str, str], flags: Sequence[str] = ()
+) -> AsyncIterator[AgentProcess]:
     """The real agent beside the node, stopped at the end of the block.
 
-    A backend that is not installed, `module:attribute`, may lie in the working directory.
+    A backend may be a file, or a `module:attribute` in the working directory. Of this process' variables the agent
+    gets none of its own settings, only those of the backend.
     """
     address = f"127.0.0.1:{free_port()}"
-    log = Path(node.root, "agent.log")
-    # In a session of its own, so that a Ctrl-C at the terminal reaches the demo, which stops it in order.
-    with open(log, "wb") as stream:  # noqa: ASYNC230 - a file that nobody waits for
-        process = await anyio.open_process(
-            node.agent_command(backend, address),
-            stdin=None,
-            stdout=stream,
-            stderr=stream,
-            env={**extend_module_path(os.environ, [""] if is_target(backend) else []), **environment},
-            start_new_session=True,
-        )
-    agent = AgentProcess(process, log, address)
+    target, directory = locate_file(backend)
+    theirs = f"{variable_prefix(target)}_"
+    others = {name for name in os.environ if name.startswith("PYDRA_") and not name.startswith(theirs)}
+    kept = {name: value for name, value in os.environ.items() if name not in others}
+    environ = {**extend_module_path(kept, [directory] if is_target(target) else []), **environment}
+    arguments = [*node.agent_arguments(target, address), *flags]
+    agent = AgentProcess(arguments, environ, Path(node.root, "agent.log"), address)
+    await agent.start()
     try:
         yield agent
     finally:
         await agent.stop()
-        await process.aclose()
 
 
 def scenario_environment(backend: str, scenario: str | None, root: str) -> dict[str, str]:
@@ -157,7 +194,7 @@ def scenario_environment(backend: str, scenario: str | None, root: str) -> dict[
 
     A bare name is left to the backend, which may come with scenarios; raises SettingsError for a file that is missing.
     """
-    prefix = variable_prefix(backend)
+    prefix = variable_prefix(locate_file(backend)[0])
     variables = {f"{prefix}_STATE": f"{root}/hardware"}
     if scenario:
         if not os.path.exists(scenario) and (os.sep in scenario or scenario.endswith((".yaml", ".yml", ".json"))):

@@ -8,13 +8,18 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import Process
 
 from pydra.errors import SettingsError
-from pydra_dev.demo import Demo, run, run_until_signal
+from pydra_dev.demo import Demo, Options, Printer, describe_log, run, run_until_signal
+from pydra_dev.descriptions import Paragraph
 from pydra_dev.node import scenario_environment
 
 TOLD = [
@@ -26,11 +31,11 @@ TOLD = [
     "applied: ResourceClaimTemplate",
     "applied: Pod",
     "allocated: claim default/sample-accelerator-",
-    "the other devices:",
     "prepared: claim",
     "CDI spec: ",
     "container created: main",
     "running: pod default/sample",
+    "# The sample, for `kubectl apply -f -`:",
     "deleted: pod default/sample",
     "unprepared: claim",
     "ended: pod default/sample",
@@ -38,18 +43,49 @@ TOLD = [
     "stopped: pydra-agent",
 ]
 
+BACKEND = """
+from contextlib import asynccontextmanager
+from pydra import ClaimError, ContainerEdits, Device, Inventory, PreparedDevice
+DRIVER = "mine.example.com"
+DEVICE_CLASSES = {"large.mine.example.com": {"selectors": [{"cel": {"expression": "'large' in device.attributes"}}]}}
+async def discover(): return Inventory(devices=(Device(name="one"),))
+async def prepare(claim): return [device.prepared(ContainerEdits().with_env("X", "1")) for device in claim.devices]
+async def unprepare(claim, prepared): pass
+"""
+CONNECT = """
+@asynccontextmanager
+async def connect():
+    raise RuntimeError("there is no such bus")
+    yield
+"""
+TWO_PODS = """
+kind: List
+apiVersion: v1
+items:
+- {apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: t}, spec: {spec: {devices: {requests: [
+    {name: r, exactly: {deviceClassName: mine.example.com}}]}}}}
+- &pod {apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {
+    resourceClaims: [{name: c, resourceClaimTemplateName: t}], containers: [{name: m, image: i}]}}
+- {<<: *pod, metadata: {name: b}}
+"""
+
+
+async def tell(**options: Any) -> tuple[int, str]:
+    said: list[str] = []
+    code = await run_until_signal(Demo(Options(**options), write=said.append))
+    return code, "\n".join(said)
+
 
 async def test_the_life_of_one_pod_is_shown_until_nothing_of_it_is_left() -> None:
-    said: list[str] = []
-    assert await run_until_signal(Demo("sim", once=True, write=said.append)) == 0, "\n".join(said)
-    headlines = [re.sub(r"^ *[\d.]+ s +", "", passage.splitlines()[0]) for passage in said]
+    code, text = await tell(once=True)
+    assert code == 0, text
+    headlines = [re.sub(r"^ *[\d.]+ s +", "", line) for line in text.splitlines()]
     position = 0
     for expected in TOLD:  # in this order; what happens at the same time may stand between
         position = next(
             (at + 1 for at in range(position, len(headlines)) if headlines[at].startswith(expected)), len(headlines) + 1
         )
         assert position <= len(headlines), f"{expected!r} is missing in {headlines}"
-    text = "\n".join(said)
     assert "env      SIM_ACCEL_4_CLOCK_MHZ=1200" in text
     assert "device   /dev/sim/accel-4 (c 1:3, rwm)" in text
     root = re.search(r"kubelet below (\S+)/kubelet", text)
@@ -57,50 +93,211 @@ async def test_the_life_of_one_pod_is_shown_until_nothing_of_it_is_left() -> Non
     assert not glob.glob(root.group(1))
 
 
-async def test_a_pod_that_keeps_failing_ends_the_demo_with_the_reason(tmp_path: Path) -> None:
+async def test_a_pod_that_keeps_failing_ends_the_demo_and_the_reason_is_told_once(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("faults: [{call: prepare, do: refuse, message: not today}]")
+    code, text = await tell(scenario=str(scenario), once=True)
+    assert code == 1
+    assert "FAILED: pod default/sample has failed 3 times" in text
+    assert text.count("not today") == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "manifests", "told", "failed"),
+    [
+        pytest.param(
+            BACKEND + CONNECT,
+            "",
+            "connect failed: RuntimeError: there is no such bus",
+            "the backend cannot be used (BackendStartFailed)",
+            id="connect fails",
+        ),
+        pytest.param(
+            BACKEND.replace("return Inventory(", "raise ClaimError('no power') #"),
+            "",
+            "those that an earlier run published are removed: no power",
+            "the backend cannot be used (DevicesStale)",
+            id="discover fails",
+        ),
+        pytest.param(
+            BACKEND.replace('"one"', '"ONE"'),
+            "",
+            "device 'ONE' is not published: name 'ONE' must be a DNS label",
+            "discover has found no device that can be published",
+            id="no device is published",
+        ),
+        pytest.param(
+            BACKEND,
+            TWO_PODS,
+            "not one: request r: in use",
+            "pod default/b cannot be scheduled",
+            id="a pod cannot be scheduled",
+        ),
+        pytest.param(
+            BACKEND,
+            TWO_PODS.replace("name: t}, spec", "name: T}, spec"),
+            'ResourceClaimTemplate.resource.k8s.io "T" is invalid: metadata.name: Invalid value: "T"',
+            "pods.yaml, item 1: ",
+            id="the API server refuses a manifest",
+        ),
+    ],
+)
+async def test_what_cannot_succeed_ends_the_demo_at_once_with_the_reason(
+    source: str, manifests: str, told: str, failed: str, tmp_path: Path
+) -> None:
+    """Without waiting for the deadline, which is longer than this test may take."""
+    backend, pods = tmp_path / "mine.py", tmp_path / "pods.yaml"
+    backend.write_text(source)
+    pods.write_text(manifests)
+    options = {"manifests": (str(pods),)} if manifests else {}
+    code, text = await tell(backend=str(backend), once=True, deadline=1000.0, **options)
+    assert code == 1
+    assert told in text
+    assert failed in text[text.index("FAILED: ") :]
+
+
+async def test_the_manifests_are_applied_instead_of_the_sample_with_the_backends_classes(tmp_path: Path) -> None:
+    backend, pods = tmp_path / "mine.py", tmp_path / "pods.yaml"
+    backend.write_text(BACKEND)
+    pods.write_text(TWO_PODS[: TWO_PODS.index("- {<<")])
+    code, text = await tell(backend=str(backend), manifests=(str(pods),), once=True)
+    assert code == 0, text
+    for applied in ("DeviceClass large.mine.example.com", "DeviceClass mine.example.com", "Pod a"):
+        assert f"applied: {applied}\n" in text
+    assert "applied: Pod sample" not in text
+
+
+async def test_a_change_of_the_backend_starts_everything_again(tmp_path: Path) -> None:
+    backend = tmp_path / "mine.py"
+    backend.write_text(BACKEND + CONNECT)
     said: list[str] = []
-    assert await run_until_signal(Demo("sim", str(scenario), once=True, write=said.append)) == 1
+
+    def write(text: str) -> None:
+        said.append(text)
+        if "waiting for a change" in text and len(said) < 10:
+            backend.write_text(BACKEND)
+        if "running: pod default/sample" in text:
+            demo.stop()
+
+    demo = Demo(Options(backend=str(backend), watch=True), write=write)
+    assert await run_until_signal(demo) == 0
     text = "\n".join(said)
-    assert "FAILED: the pod failed 4 times, most recently with FailedPrepareDynamicResources" in text
-    assert "not today" in text
+    assert text.index("FAILED: the backend") < text.index(f"changed: {backend}") < text.index("running: pod")
+    first, second = re.findall("ready: API server (.*)", text)
+    assert first == second, "kubectl is told once where the API server is"
 
 
 async def test_a_step_that_does_not_happen_ends_the_demo_at_its_deadline() -> None:
-    said: list[str] = []
-    assert await run_until_signal(Demo("sim", once=True, deadline=0.05, write=said.append)) == 1
-    assert "FAILED: timed out after 0.05 s waiting until the driver registers with the kubelet" in "\n".join(said)
+    code, text = await tell(once=True, deadline=0.05)
+    assert code == 1
+    assert "FAILED: timed out after 0.05 s waiting until the driver registers with the kubelet" in text
 
 
-async def test_an_agent_that_cannot_start_ends_the_demo_at_once() -> None:
-    said: list[str] = []
-    assert await run_until_signal(Demo("nosuch", once=True, write=said.append)) == 1
-    text = "\n".join(said)
-    assert "FAILED: the agent ended with status 2" in text
-    assert "backend nosuch is not installed" in text
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (Options(backend="nosuch"), "backend nosuch is not installed"),
+        (Options(backend="/nowhere/mine.py"), "there is no file /nowhere/mine.py"),
+        (Options(scenario="/nowhere/s.yaml"), "there is no file /nowhere/s.yaml"),
+        (Options(manifests=("/nowhere/m.yaml",)), "/nowhere/m.yaml: cannot be read: No such file"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_starts(options: Options, problem: str) -> None:
+    with pytest.raises(SettingsError, match=problem):
+        run(options)
 
 
-async def test_an_interrupt_ends_the_demo_and_the_agent() -> None:
-    process = await anyio.open_process([sys.executable, "-m", "pydra.cli.tool", "dev"], stderr=subprocess.DEVNULL)
-    async with process:
-        assert process.stdout is not None
-        text = b""
-        with anyio.fail_after(30):
-            while b"Ctrl-C" not in text:
-                text += await process.stdout.receive()
-        process.send_signal(signal.SIGINT)
+DEMO = [sys.executable, "-m", "pydra", "dev"]
+
+
+async def open_demo(environ: Mapping[str, str] = {}) -> Process:
+    return await anyio.open_process(DEMO, env={**os.environ, **environ}, stderr=None)
+
+
+async def read_until(process: Process, found: Callable[[bytes], object]) -> bytes:
+    assert process.stdout is not None
+    text = b""
+    with anyio.fail_after(60):
+        while not found(text):
+            text += await process.stdout.receive()
+    return text
+
+
+def find_agent(text: bytes) -> int:
+    found = re.search(rb"kill -9 (\d+)", text)
+    assert found is not None
+    return int(found.group(1))
+
+
+async def wait_gone(pid: int) -> None:
+    with anyio.fail_after(60), suppress(ProcessLookupError):
+        while True:
+            os.kill(pid, 0)
+            await anyio.sleep(0.02)
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGHUP])
+async def test_an_interrupt_or_a_closed_terminal_ends_the_demo_and_the_agent(end: signal.Signals) -> None:
+    async with await open_demo() as process:
+        text = await read_until(process, lambda text: b"Ctrl-C" in text)
+        process.send_signal(end)
         with anyio.fail_after(30):
             assert await process.wait() == 0
-    agent = re.search(rb"kill -9 (\d+)", text)
-    assert agent is not None
     with pytest.raises(ProcessLookupError):
-        os.kill(int(agent.group(1)), 0)
+        os.kill(find_agent(text), 0)
 
 
-def test_a_scenario_file_that_is_missing_is_said_before_anything_starts() -> None:
-    with pytest.raises(SettingsError, match=r"there is no file /nowhere/s.yaml"):
-        run(scenario="/nowhere/s.yaml", once=True)
+async def test_an_agent_that_is_killed_is_started_again_and_ends_when_the_demo_is_killed(tmp_path: Path) -> None:
+    leaked = tmp_path / "agent.log"
+    async with await open_demo({"PYDRA_LOG_FILE": str(leaked)}) as process:
+        text = await read_until(process, lambda text: b"Ctrl-C" in text)
+        os.kill(find_agent(text), signal.SIGKILL)
+        text = await read_until(process, lambda text: b"started again (pid" in text and b"published" not in text)
+        assert b"ended: pydra-agent, by signal 9" in text
+        found = re.search(rb"started again \(pid (\d+)\)", text)
+        assert found is not None
+        await read_until(process, lambda text: b"registered: driver sim.pydra.dev" in text)
+        process.kill()
+        await wait_gone(int(found.group(1)))
+    assert not leaked.exists(), "the agent's settings are not those of this shell"
+
+
+def test_a_reader_who_has_read_enough_ends_the_demo_without_a_traceback() -> None:
+    with subprocess.Popen(DEMO, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(30) == 128 + signal.SIGPIPE
+        assert process.stderr.read() == b""
+
+
+def test_a_failure_that_repeats_is_counted() -> None:
+    said: list[str] = []
+    printer = Printer(said.append, lambda: 0.0)
+    for _ in range(70):
+        printer.say_failure(("a",), Paragraph(headline="it failed", details=("because",)))
+    first, *more = said
+    assert "because" in first
+    assert [line.split(", ")[-1] for line in more] == [f"for the {n}th time with the same error" for n in (4, 16, 64)]
+
+
+def test_what_the_backend_says_and_tracebacks_are_told_of_the_agents_log() -> None:
+    log = """\
+04:22:59.079 INFO    agent.main: pydra serves mine
+04:22:59.251 INFO    backend.mine.bus: opened  backend=mine  claim=default/c
+04:22:59.252 WARNING claims.preparer: prepare failed: RuntimeError: boom  backend=mine
+Traceback (most recent call last):
+RuntimeError: boom
+04:22:59.253 INFO    claims.preparer: prepared in 6 ms  backend=mine
+"""
+    assert describe_log(log) == [
+        Paragraph(headline="backend.mine.bus: opened"),
+        Paragraph(
+            headline="traceback: prepare failed: RuntimeError: boom",
+            details=("Traceback (most recent call last):", "RuntimeError: boom"),
+        ),
+    ]
 
 
 def test_a_scenario_is_handed_to_its_backend() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pydra_dev.demo import Demo, run_until_signal
+from pydra_dev.demo import Demo, Options, run_until_signal
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "minimal"
@@ -25,7 +25,7 @@ def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 async def test_a_pod_runs_with_a_device_of_the_backend(backend: str) -> None:
     said: list[str] = []
-    assert await run_until_signal(Demo(backend, once=True, write=said.append)) == 0, "\n".join(said)
+    assert await run_until_signal(Demo(Options(backend=backend, once=True), write=said.append)) == 0, "\n".join(said)
     text = "\n".join(said)
     assert "+ env      FPGA=fpga-0" in text
     assert "+ device   /dev/fpga-0 (c 1:3, rwm)" in text
@@ -47,7 +47,7 @@ async def test_a_backend_that_is_not_served_ends_the_demo_with_the_reason(
         "async def discover(): ...\nasync def prepare(claim): ...\nasync def unprepare(claim, prepared): ...\n"
     )
     said: list[str] = []
-    assert await run_until_signal(Demo("nameless:", once=True, write=said.append)) == 1
+    assert await run_until_signal(Demo(Options(backend="nameless:", once=True), write=said.append)) == 1
     text = "\n".join(said)
-    assert "FAILED: the agent does not serve the backend" in text
+    assert "FAILED: the backend cannot be used (BackendNotServed)" in text
     assert "--driver nameless:=NAME" in text

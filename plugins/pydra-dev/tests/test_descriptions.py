@@ -5,20 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import yaml
 
 from pydra_dev.allocator import Review
 from pydra_dev.cdi_specs import Hook, IntelRdt, Mount, NetDevice
-from pydra_dev.demo import (
-    POD,
+from pydra_dev.descriptions import (
     Paragraph,
     describe_allocation,
     describe_cdi_spec,
     describe_changes,
+    describe_event,
     describe_hints,
     describe_others,
+    describe_sample,
     describe_slices,
     describe_step,
-    read_sample,
     render,
     shorten,
 )
@@ -37,6 +38,7 @@ from pydra_dev.kubelet.steps import (
     Step,
 )
 from pydra_dev.oci import OciDevice, OciSpec
+from pydra_dev.samples import POD, read_sample
 
 PLUGIN = Plugin(driver="gpu.example.com", socket="/r/reg.sock", endpoint="/p/dra.sock", service=DraService.V1)
 
@@ -91,11 +93,32 @@ def test_a_container_is_printed_as_what_its_devices_changed() -> None:
     assert [line.split() for line in paragraph.details] == [["+", "env", "GPU=0"]]
 
 
-def test_published_devices_are_counted_and_the_first_are_shown() -> None:
-    devices = [{"name": f"d{number}", "attributes": {"x.io/model": {"string": "m"}}} for number in range(5)]
-    paragraph = describe_slices([{"spec": {"devices": devices[:2]}}, {"spec": {"devices": devices[2:]}}, {"spec": {}}])
-    assert paragraph.headline == "published: 5 devices in 3 ResourceSlices"
-    assert paragraph.details == ("d0: model=m", "d1: model=m", "d2: model=m", "and 2 more")
+def test_published_devices_are_a_table_of_what_differs_between_them() -> None:
+    devices = [
+        {
+            "name": f"d{number}",
+            "attributes": {"x.io/model": {"string": "m"}, "healthy": {"bool": number == 0}},
+            "capacity": {"memory": {"value": f"{number + 1}Gi"}},
+            "consumesCounters": [{"counterSet": "board", "counters": {"slots": {"value": "2"}}}],
+        }
+        for number in range(2)
+    ]
+    devices[1]["taints"] = [{"key": "x.io/bad", "value": "v", "effect": "NoSchedule"}]
+    paragraph = describe_slices([{"spec": {"devices": devices[:1]}}, {"spec": {"devices": devices[1:]}}, {"spec": {}}])
+    assert paragraph.headline == "published: 2 devices in 3 ResourceSlices"
+    assert paragraph.details == (
+        "all have model=m, board=slots=2",
+        "DEVICE  memory  healthy  taints",
+        "d0      1Gi     true     -",
+        "d1      2Gi     false    x.io/bad=v:NoSchedule",
+    )
+
+
+def test_many_published_devices_are_counted() -> None:
+    devices = [{"name": f"d{number}", "attributes": {"index": {"int": number}}} for number in range(40)]
+    paragraph = describe_slices([{"spec": {"devices": devices}}])
+    assert len(paragraph.details) < 20
+    assert paragraph.details[-1] == "and 24 more"
 
 
 def test_an_allocation_names_each_request_and_its_device() -> None:
@@ -122,6 +145,16 @@ def test_the_devices_that_a_claim_did_not_get_are_told_by_their_reason() -> None
     )
 
 
+def test_the_sample_can_be_copied_as_it_is_printed() -> None:
+    printed = describe_sample(one.text for one in read_sample("mine", "mine.example.com"))
+    assert [one["kind"] for one in yaml.safe_load_all(printed)] == ["DeviceClass", "ResourceClaimTemplate", "Pod"]
+
+
+def test_an_event_is_told_with_its_object() -> None:
+    event = {"reason": "R", "message": "one\ntwo", "involvedObject": {"kind": "Node", "name": "n"}}
+    assert describe_event(event) == Paragraph(headline="Event R on Node n:", details=("one", "two"))
+
+
 def test_a_paragraph_is_laid_out_with_its_time() -> None:
     assert render(Paragraph(headline="h", details=("a", "b")), 1.5) == "   1.500 s  h\n              a\n              b"
 
@@ -131,8 +164,8 @@ def test_a_cdi_spec_is_laid_out_for_reading() -> None:
 
 
 def test_the_hints_name_where_everything_is() -> None:
-    hints = describe_hints("/tmp/x", "/tmp/x/kubeconfig", "127.0.0.1:1", 42)
-    for needed in ("KUBECONFIG=/tmp/x/kubeconfig", "http://127.0.0.1:1/metrics", "kill -9 42", f"delete pod {POD}"):
+    hints = describe_hints("/tmp/x", "/tmp/x/kubeconfig", "127.0.0.1:1", 42, ["ns/p"])
+    for needed in ("KUBECONFIG=/tmp/x/kubeconfig", "http://127.0.0.1:1/metrics", "kill -9 42", "delete pod -n ns p"):
         assert needed in hints
 
 
@@ -145,7 +178,7 @@ def test_the_hints_name_where_everything_is() -> None:
     ],
 )
 def test_a_sample_suits_the_driver_that_it_is_for(backend: str, driver: str, configured: bool) -> None:
-    device_class, template, pod = read_sample(backend, driver)
+    device_class, template, pod = (one.body for one in read_sample(backend, driver))
     assert device_class["metadata"]["name"] == driver
     assert driver in device_class["spec"]["selectors"][0]["cel"]["expression"]
     devices = template["spec"]["spec"]["devices"]

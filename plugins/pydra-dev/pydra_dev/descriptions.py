@@ -1,0 +1,269 @@
+"""What `pydra dev` prints of each thing that happens. Pure."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from pydra_dev.allocator import Review
+from pydra_dev.cdi_specs import Hook, Mount
+from pydra_dev.kubelet.steps import (
+    Called,
+    ContainerCreated,
+    Deregistered,
+    HealthChanged,
+    PodEnded,
+    PodFailed,
+    PodRunning,
+    Registered,
+    RegistrationFailed,
+    SlicesWiped,
+    Step,
+)
+from pydra_dev.oci import OciSpec
+
+LONG, SHOWN = 6, 3
+"""Of a list with more than LONG items the first SHOWN are printed."""
+
+
+def describe_changes(before: OciSpec, after: OciSpec) -> tuple[str, ...]:
+    """One line for each thing that differs, in the order of the configuration; one for many mounts of a directory."""
+    added = [f"env      {one}" for one in after.env if one not in before.env]
+    added += [
+        f"device   {one.path} ({one.type} {one.major}:{one.minor}, {one.access or 'no access'})"
+        for one in after.devices
+        if one not in before.devices
+    ]
+    added += _describe_mounts(one for one in after.mounts if one not in before.mounts)
+    added += [f"hook     {_describe_hook(one)}" for one in after.hooks[len(before.hooks) :]]
+    added += [
+        f"network  {one.host_interface_name} as {one.name}"
+        for one in after.net_devices
+        if one not in before.net_devices
+    ]
+    if after.intel_rdt != before.intel_rdt:
+        added.append(f"rdt      {after.intel_rdt}")
+    added += [f"gid      {gid}" for gid in after.additional_gids if gid not in before.additional_gids]
+    return tuple(added)
+
+
+def shorten(value: Any) -> Any:
+    """Plain JSON with the ends of its long lists counted instead."""
+    if isinstance(value, Mapping):
+        return {key: shorten(item) for key, item in value.items()}
+    if isinstance(value, list):
+        shown = value if len(value) <= LONG else [*value[:SHOWN], f"... and {len(value) - SHOWN} more"]
+        return [shorten(item) for item in shown]
+    return value
+
+
+def _describe_mounts(mounts: Iterable[Mount]) -> Iterator[str]:
+    """Those of one directory, from one directory and with the same options, together."""
+    groups: dict[tuple[str, str, tuple[str, ...]], list[Mount]] = {}
+    for one in mounts:
+        where = os.path.dirname(one.container_path), os.path.dirname(one.host_path), one.options
+        groups.setdefault(where, []).append(one)
+    for (inside, outside, options), found in groups.items():
+        if len(found) <= LONG:
+            yield from (f"mount    {one.container_path} from {one.host_path} ({','.join(options)})" for one in found)
+            continue
+        names = ", ".join(os.path.basename(one.container_path) for one in found[:SHOWN])
+        what = f"{len(found)} in {inside} from {outside} ({','.join(options)})"
+        yield f"mount    {what}: {names}, and {len(found) - SHOWN} more"
+
+
+def _describe_hook(hook: Hook) -> str:
+    arguments = hook.args or (hook.path,)
+    rest = "" if len(arguments) <= LONG else f" ... and {len(arguments) - LONG} more arguments"
+    return f"{hook.hook_name} {' '.join(arguments[:LONG])}{rest}"
+
+
+SHOWN_DEVICES = 3
+
+
+class Paragraph(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that happened."""
+
+    headline: str
+    details: tuple[str, ...] = ()
+
+
+def describe_step(step: Step) -> Paragraph | None:  # noqa: PLR0911 - one case for each kind of step
+    """What is printed; None for what only repeats."""
+    match step:
+        case Registered(plugin=plugin):
+            return Paragraph(
+                headline=f"registered: driver {plugin.driver} with the kubelet, service {plugin.service.value}",
+                details=(f"socket   {plugin.socket}", f"endpoint {plugin.endpoint}"),
+            )
+        case Deregistered(plugin=plugin):
+            return Paragraph(headline=f"deregistered: driver {plugin.driver}, its registration socket is gone")
+        case RegistrationFailed(socket=socket, message=message):
+            return Paragraph(headline=f"not registered: {os.path.basename(socket)}: {message}")
+        case SlicesWiped(driver=driver, names=names):
+            whose = f"of driver {driver}" if driver else "of this node"
+            return Paragraph(headline=f"wiped: {len(names)} ResourceSlices {whose}") if names else None
+        case Called():
+            return _describe_call(step)
+        case PodFailed(pod=pod, reason=reason, message=message):
+            return Paragraph(headline=f"pod {pod}: {reason}", details=(message,))
+        case ContainerCreated():
+            return Paragraph(
+                headline=f"container created: {step.container} of pod {step.pod}, changed by its CDI devices",
+                details=(*(f"+ {line}" for line in describe_changes(step.before, step.after)),),
+            )
+        case PodRunning(pod=pod):
+            return Paragraph(headline=f"running: pod {pod}")
+        case PodEnded(pod=pod):
+            return Paragraph(headline=f"ended: pod {pod}")
+        case HealthChanged(driver=driver, devices=devices):
+            return _describe_health(driver, devices)
+
+
+def _describe_call(call: Called) -> Paragraph:
+    took = f"{call.seconds * 1000:.1f} ms"
+    claims = ", ".join(call.claims)
+    if call.error:
+        details = tuple(call.error.splitlines())
+        return Paragraph(headline=f"{call.method} failed for {claims} after {took}", details=details)
+    word = "prepared" if call.method == "NodePrepareResources" else "unprepared"
+    details = tuple(f"CDI id   {one}" for one in call.cdi_ids)
+    return Paragraph(headline=f"{word}: claim {claims} by driver {call.driver} in {took}", details=details)
+
+
+def _describe_health(driver: str, devices: Sequence[tuple[str, str, str]]) -> Paragraph:
+    if not devices:
+        return Paragraph(headline=f"health: driver {driver} stopped reporting, its devices are Unknown")
+    said = (f"{count} {health}" for health, count in sorted(Counter(health for _, _, health in devices).items()))
+    sick = tuple(f"{pool}/{device} is {health}" for pool, device, health in devices if health != "Healthy")
+    return Paragraph(headline=f"health: devices of {driver}: {', '.join(said)}", details=sick[:SHOWN_DEVICES])
+
+
+TABLE_ROWS, TABLE_WIDTH = 16, 110
+
+
+def describe_slices(slices: Iterable[Mapping[str, Any]]) -> Paragraph:
+    """What a driver has published: a table of what differs between its devices, below what all have."""
+    found = list(slices)
+    devices = {one["name"]: read_values(one) for each in found for one in each["spec"].get("devices") or ()}
+    columns = list(dict.fromkeys(name for values in devices.values() for name in values))
+    common = {
+        name: values[0]
+        for name in columns
+        if len(devices) > 1 and len(set(values := [one.get(name, "") for one in devices.values()])) == 1
+    }
+    details = []
+    if common:
+        text = "all have " + ", ".join(f"{name}={value}" for name, value in common.items())
+        details += textwrap.wrap(text, TABLE_WIDTH, subsequent_indent=" " * len("all have "))
+    columns = [name for name in columns if name not in common]
+    if devices:
+        rows = [[name, *(values.get(column, "-") for column in columns)] for name, values in devices.items()]
+        details += align([["DEVICE", *columns], *rows[:TABLE_ROWS]])
+    if len(devices) > TABLE_ROWS:
+        details.append(f"and {len(devices) - TABLE_ROWS} more")
+    return Paragraph(
+        headline=f"published: {len(devices)} devices in {len(found)} ResourceSlices", details=tuple(details)
+    )
+
+
+def align(rows: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Rows of the same length as lines with columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return tuple("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def read_values(device: Mapping[str, Any]) -> dict[str, str]:
+    """Capacities, attributes, counters and taints of a published device, as text by short name."""
+    found = {name: str(value["value"]) for name, value in sorted((device.get("capacity") or {}).items())}
+    for name, value in sorted((device.get("attributes") or {}).items()):
+        (content,) = value.values() or ("",)
+        found[name.rpartition("/")[2]] = str(content).lower() if isinstance(content, bool) else str(content)
+    for taken in device.get("consumesCounters") or ():
+        found[taken["counterSet"]] = " ".join(f"{name}={one['value']}" for name, one in taken["counters"].items())
+    if device.get("allowMultipleAllocations"):
+        found["shared"] = "true"
+    if taints := device.get("taints"):
+        found["taints"] = " ".join(f"{one['key']}={one.get('value', '')}:{one['effect']}" for one in taints)
+    return found
+
+
+def describe_allocation(claim: Mapping[str, Any]) -> Paragraph:
+    """What the scheduler gave to a claim."""
+    results = claim["status"]["allocation"]["devices"].get("results") or ()
+    return Paragraph(
+        headline=f"allocated: claim {claim['metadata']['namespace']}/{claim['metadata']['name']}",
+        details=tuple(
+            f"request {one['request']} gets device {one['device']} of pool {one['pool']}, driver {one['driver']}"
+            for one in results
+        ),
+    )
+
+
+def describe_others(reviews: Sequence[Review]) -> tuple[str, ...]:
+    """Why a claim did not get the other devices, one line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for review in reviews:
+        if not review.picked:
+            reason = review.reason or "free too, but the first that fits is taken"
+            by_reason.setdefault(f"request {review.request}: {reason}", []).append(review.device[-1])
+    return tuple(f"not {_list_some(names)}: {reason}" for reason, names in by_reason.items())
+
+
+def _list_some(names: Sequence[str], most: int = 4) -> str:
+    more = len(names) - most
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {more} more"
+
+
+def describe_cdi_spec(path: str, content: bytes) -> Paragraph:
+    """A CDI spec file, laid out for reading: what is on disk, but for the ends of long lists."""
+    shown = msgspec.json.format(msgspec.json.encode(shorten(msgspec.json.decode(content))), indent=2).decode()
+    return Paragraph(headline=f"CDI spec: {path}", details=tuple(shown.splitlines()))
+
+
+def describe_event(event: Mapping[str, Any]) -> Paragraph:
+    """An Event as the API stores it."""
+    about = event["involvedObject"]
+    return Paragraph(
+        headline=f"Event {event['reason']} on {about['kind']} {about['name']}:",
+        details=tuple(event.get("message", "").splitlines()),
+    )
+
+
+def describe_sample(manifests: Iterable[str]) -> str:
+    """The sample as it can be applied to a cluster, at the margin, so that it can be copied."""
+    return "\n".join(["# The sample, for `kubectl apply -f -`:", *(f"---\n{one.rstrip()}" for one in manifests), ""])
+
+
+def describe_hints(root: str, kubeconfig: str, http_address: str, pid: int, pods: Sequence[str]) -> str:
+    """How to look around while the node stays up; `pods` as namespace/name."""
+    namespace, _, name = pods[0].partition("/") if pods else ("default", "/", "NAME")
+    return f"""
+The node stays up. From another terminal:
+
+  export KUBECONFIG={kubeconfig}
+  kubectl get resourceslices,deviceclasses
+  kubectl get pods,resourceclaims,events -A
+  kubectl describe resourceclaims -A
+  kubectl delete pod -n {namespace} {name}
+  curl -s http://{http_address}/metrics
+  tail -f {root}/agent.log
+  ls -lR {root}
+  kill -9 {pid}
+
+These show the API objects, delete the pod, show the agent's metrics and log, list sockets, records and CDI files,
+and kill the agent, which is then started again, as a DaemonSet would, with the backend as it is then: it finds what it
+had prepared.
+Ctrl-C here stops everything.
+"""
+
+
+def render(paragraph: Paragraph, seconds: float) -> str:
+    """Lines for a terminal, the time since the start in front."""
+    margin = " " * 12
+    return "\n".join([f"{seconds:8.3f} s  {paragraph.headline}", *(f"{margin}  {line}" for line in paragraph.details)])
