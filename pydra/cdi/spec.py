@@ -14,7 +14,8 @@ purpose where a container would fail later anyway: paths are absolute, and no st
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import takewhile
 from operator import attrgetter, itemgetter
@@ -31,9 +32,13 @@ from pydra.errors import ContractError, EditConflict
 CLASS = "claim"
 HOOK_NAMES = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
 NODE_TYPES = ("", "b", "c", "u", "p")
+VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
+"""Versions of the specification that the runtimes in use read."""
 
 ItemT = TypeVar("ItemT", bound=Hashable)
 _NOTHING = ContainerEdits()
+_KIND = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?/[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_DEVICE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
 _UINT32 = 2**32 - 1
 _INT64 = 2**63 - 1
 _SHOWN = 120
@@ -105,6 +110,53 @@ def build_spec_file(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -
 def _device_name(uid: str, device: PreparedDevice) -> str:
     name = f"{uid}:{device.request.partition('/')[0]}:{device.device}"
     return name if device.share_id is None else f"{name}:{device.share_id}"
+
+
+def find_spec_problems(document: object) -> tuple[str, ...]:
+    """Return why a runtime refuses a CDI spec, decoded from any driver's file; nothing if it takes the file.
+
+    A value of a wrong type or an unknown field is told alone, all that breaks a rule together, each with its place.
+    """
+    try:
+        spec = msgspec.convert(document, _Spec)
+    except msgspec.ValidationError as error:
+        return (str(error),)
+    return tuple(_find_document_problems(spec))
+
+
+def _find_document_problems(spec: _Spec) -> Iterator[str]:
+    if not _KIND.fullmatch(spec.kind):
+        yield f"kind: {spec.kind!r} must be VENDOR/CLASS, as in vendor.example.com/gpu"
+    names = [device.name for device in spec.devices]
+    if not names:
+        yield "devices: must have at least one device"
+    for index, name in enumerate(names):
+        if not _DEVICE.fullmatch(name):
+            yield f"devices[{index}].name: {name!r} must be letters, digits and _ - . :, with a letter or digit at ends"
+        if name in names[:index]:
+            yield f"devices[{index}].name: {name!r} is the name of devices[{names.index(name)}], too"
+    found = [(f"devices[{index}].containerEdits", device.container_edits) for index, device in enumerate(spec.devices)]
+    for place, edits in found:
+        if edits == _Edits():
+            yield f"{place}: must not be empty"
+    found += [("containerEdits", spec.container_edits)] if spec.container_edits is not None else []
+    for place, edits in found:
+        variables = [(index, one) for index, one in enumerate(edits.env) if one.find("=") < 1]
+        yield from (f"{place}.env[{index}]: {one[:100]!r} must be NAME=VALUE" for index, one in variables)
+        yield from (f"{place}.{problem}" for problem in _find_edit_problems(_parse_edits(edits)))
+    lowest = _lowest_version(filter(None, names), (_parse_edits(edits) for _, edits in found))
+    if spec.annotations or any(device.annotations for device in spec.devices) or "." in spec.kind.partition("/")[2]:
+        lowest = max(lowest, "0.6.0")
+    if spec.cdi_version not in VERSIONS:
+        yield f"cdiVersion: {spec.cdi_version!r} must be one of {', '.join(VERSIONS)}"
+    elif spec.cdi_version < lowest:
+        yield f"cdiVersion: is {spec.cdi_version}, and what the file uses is there from {lowest} on"
+
+
+def _parse_edits(edits: _Edits) -> ContainerEdits:
+    pairs = [one.partition("=") for one in edits.env]
+    env: Any = {name: value for name, equals, value in pairs if name and equals}
+    return msgspec.convert(replace(edits, env=env), ContainerEdits, from_attributes=True)
 
 
 # Rules
@@ -359,8 +411,8 @@ def _lowest_version(names: Iterable[str], edits: Iterable[ContainerEdits]) -> st
     return version
 
 
-class _Json(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
-    """The specification's own names; defaults are left out."""
+class _Json(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"):
+    """The specification's own names; defaults are left out. Runtimes refuse a file with any other field."""
 
 
 class _DeviceNode(_Json, frozen=True, kw_only=True):
@@ -415,12 +467,14 @@ class _Edits(_Json, frozen=True, kw_only=True):
 
 class _Device(_Json, frozen=True, kw_only=True):
     name: str
+    annotations: Mapping[str, str] = {}
     container_edits: _Edits
 
 
 class _Spec(_Json, frozen=True, kw_only=True):
     cdi_version: str
     kind: str
+    annotations: Mapping[str, str] = {}
     devices: tuple[_Device, ...]
     container_edits: _Edits | None = None
 

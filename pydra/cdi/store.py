@@ -19,7 +19,7 @@ from pydra.errors import CdiError
 
 FILE_MODE = 0o644
 DIRECTORY_MODE = 0o755
-_MAX_BYTES = 16 * 1024 * 1024
+MAX_BYTES = 16 * 1024 * 1024
 """The specification's limit for a file."""
 # Non-blocking: opening a named pipe would wait for a writer.
 
@@ -61,7 +61,7 @@ class CdiStore:
     def ensure(self, uid: str, content: bytes) -> bool:
         """Write the claim's file unless it already has this content; return whether it was written."""
         try:
-            if atomic_files.read_regular_file(f"{self._path}/{self._prefix}{uid}.json", _MAX_BYTES) == content:
+            if atomic_files.read_regular_file(f"{self._path}/{self._prefix}{uid}.json", MAX_BYTES) == content:
                 return False
         except OSError:
             pass  # writing it either repairs the file or reports what is wrong
@@ -94,7 +94,7 @@ class CdiStore:
             if not uid or name != f"{self._prefix}{uid}.json":
                 continue
             try:
-                files[uid] = atomic_files.read_regular_file(f"{self._path}/{name}", _MAX_BYTES)
+                files[uid] = atomic_files.read_regular_file(f"{self._path}/{name}", MAX_BYTES)
             except FileNotFoundError:
                 continue
             except OSError:

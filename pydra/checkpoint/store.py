@@ -77,6 +77,17 @@ class UnreadableRecord(msgspec.Struct, frozen=True, kw_only=True):
         return Claim(uid=self.uid, namespace=partial.namespace, name=partial.name, devices=partial.devices)
 
 
+class StoredRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a claim as it is on the disk. `record` is None if it cannot be read, and `problem` says why."""
+
+    uid: str
+    path: str
+    record: Record | None = None
+    set_aside: bool = False
+    problem: str = ""
+    partial: PartialRecord = PartialRecord()
+
+
 class RecordStore:
     """The records of one driver. `open` must be called before anything else.
 
@@ -210,6 +221,24 @@ class RecordStore:
         except OSError as error:
             raise self._explain(error, "opening") from error
 
+    async def put_back(self) -> tuple[str, ...]:
+        """Use records again that were set aside and can be read now; return their paths. Call it in `async with`.
+
+        The disk may have failed for a while, or somebody has repaired a file. A claim that has a record keeps that.
+
+        Raises:
+            CheckpointError: the disk failed.
+        """
+        found = [one for one in list_stored(self._path) if one.set_aside and one.record is not None]
+        used = []
+        for one in found:
+            if one.uid not in self._records:
+                doing = f"putting back the record of claim {one.uid}"
+                await self._perform(doing, os.rename, one.path, os.path.join(self._path, one.uid + _RECORD))
+                self._scan()
+                used.append(one.path)
+        return tuple(used)
+
     # Reading
 
     def _refresh(self) -> None:
@@ -292,9 +321,7 @@ class RecordStore:
         content = b""
         try:
             content = _read_file(path)
-            record = parse_record(content)
-            if not is_file_name(uid) or record.claim.uid != uid:
-                raise CheckpointError(f"the file holds the record of another claim, {record.claim.uid[:64]!r}")
+            record = _parse_stored(content, uid)
         except NewerSchemaError as error:
             partial = read_partial_record(content)
             self._add_unreadable(UnreadableRecord(uid=uid, path=path, why=str(error), is_newer=True, partial=partial))
@@ -426,6 +453,43 @@ class RecordStore:
 
     def _explain(self, error: OSError, doing: str) -> CheckpointError:
         return CheckpointError(atomic_files.explain(error, f"{doing} (directory {self._path})"))
+
+
+def list_stored(path: str) -> tuple[StoredRecord, ...]:
+    """Read all records of a directory, those that were set aside last, and change nothing. Blocks.
+
+    Raises:
+        CheckpointError: the directory cannot be read.
+    """
+    try:
+        names = [name for name in _list_directory(path) if name.endswith((_RECORD, _UNDO))]
+        places = [(os.path.join(path, name), name[: -len(_RECORD)], False) for name in names]
+        places += [(aside, uid, True) for aside, uid in _list_set_aside(path)]
+        return tuple(_read_stored(*place) for place in places)
+    except OSError as error:
+        raise CheckpointError(atomic_files.explain(error, f"reading the records in {path}")) from error
+
+
+def _read_stored(path: str, uid: str, set_aside: bool) -> StoredRecord:
+    content, problem, record = b"", "", None
+    try:
+        content = _read_file(path)
+        record = _parse_stored(content, uid)
+        if path.endswith(_UNDO):
+            record = msgspec.structs.replace(record, stage=Stage.STARTED)
+    except FileNotFoundError:
+        problem = "it has just been removed"
+    except CheckpointError as error:
+        problem = str(error)
+    partial = PartialRecord() if record is not None else read_partial_record(content)
+    return StoredRecord(uid=uid, path=path, record=record, set_aside=set_aside, problem=problem, partial=partial)
+
+
+def _parse_stored(content: bytes, uid: str) -> Record:
+    record = parse_record(content)
+    if not is_file_name(uid) or record.claim.uid != uid:
+        raise CheckpointError(f"the file holds the record of another claim, {record.claim.uid[:64]!r}")
+    return record
 
 
 def _list_directory(path: str) -> list[str]:

@@ -7,6 +7,7 @@ Precedence: flag, then `PYDRA_*` variable, then file, then default. Imports noth
 from __future__ import annotations
 
 import argparse
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import msgspec
 from pydra.backends.discovery import variable_prefix
 from pydra.backends.settings import service_prefixes
 from pydra.errors import SettingsError, suggest
-from pydra.settings import Settings, WebhookSettings, find_value_problems
+from pydra.settings import Settings, WebhookSettings, find_value_problems, parse_settings
 
 
 class Option(NamedTuple):
@@ -122,6 +123,16 @@ class OptionTable(NamedTuple):
 
 AGENT = OptionTable(OPTIONS, Settings, "PYDRA_", "pydra-agent")
 
+_NODE_FIELDS = (
+    *("backends", "drivers", "node_name", "kubeconfig", "pod_uid", "kubelet_root", "registry_dir", "plugins_dir"),
+    *("records_dir", "cdi_dir", "host_root", "boot_id_file", "http_address"),
+)
+NODE_TOOL = AGENT._replace(options=tuple(option for option in OPTIONS if option.field in _NODE_FIELDS))
+"""The flags of a tool that looks at what the agent of a node does: it reads the agent's variables and file."""
+
+UNNAMED = "unnamed"
+"""Stands for the backends in the settings of such a tool where neither flags nor variables nor the file name one."""
+
 SERVING = "where to listen"
 
 WEBHOOK = OptionTable(
@@ -180,7 +191,7 @@ def read_values(
         variable = environ.get(variable_of(option, table))
         if variable is not None:
             values[key_of(option, table)] = _parse_text(option, variable.split(",") if option.repeated else variable)
-        given = getattr(arguments, option.field)
+        given = getattr(arguments, option.field, None)  # a tool of the node has flags for some settings only
         if given is not None:
             values[key_of(option, table)] = _parse_text(option, given)
     backends = values.get("backends", ())
@@ -193,6 +204,18 @@ def read_values(
                 [f"{name}: no such variable{similar}; see {table.program} --help" for name, similar in meant.items()]
             )
     return values
+
+
+def read_node_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+    """Read the agent's settings for a tool, which needs neither backends nor, where the host has its name, a node.
+
+    Raises:
+        SettingsError: as for the agent.
+    """
+    values = read_values(arguments, environ)
+    if not values.get("backends"):
+        values = {**values, "backends": (UNNAMED,), "backendSettings": {}}
+    return parse_settings({"nodeName": socket.gethostname().lower(), **values})
 
 
 def read_config(path: str | None, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Command line of `pydra`: dev, check, backends, webhook, policy, schema."""
+"""Command line of `pydra`: the commands for writers of backends and claims, and those of `pydra.cli.diagnose`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from pydra import __version__
+from pydra.cli.diagnose import add_diagnosis, add_output
 from pydra.cli.options import WEBHOOK, add_options, read_config, read_values
+from pydra.cli.output import Table, print_json, print_tables
 from pydra.cli.process import Parser, check_package_conflict, exit_on_sigterm, print_errors
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import WebhookSettings, parse_webhook_settings
@@ -52,8 +54,10 @@ def build_parser() -> argparse.ArgumentParser:
     check.set_defaults(command=_check)
 
     backends = commands.add_parser("backends", help="the installed backends")
+    add_output(backends)
     backends.set_defaults(command=_backends)
 
+    add_diagnosis(commands)
     _add_webhook(commands)
     _add_admission(commands)
     return parser
@@ -167,8 +171,11 @@ def _backends(parsed: argparse.Namespace) -> int:
     from pydra.backends.discovery import list_backends  # noqa: PLC0415
 
     found = list_backends()
-    for entry in found:
-        print(f"{entry.name:<16} {entry.distribution} {entry.version}  ({entry.target})")
+    if parsed.output == "json":
+        print_json(found)
+        return 0
+    rows = [(entry.name, entry.distribution, entry.version, entry.target) for entry in found]
+    print_tables(Table(("name", "distribution", "version", "target"), rows))
     if not found:
         print("no backend is installed; try: pip install pydra-sim", file=sys.stderr)
     return 0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.spec import build_spec_file, cdi_ids
+from pydra.cdi.spec import build_spec_file, cdi_ids, find_spec_problems
 from pydra.claim import PreparedDevice
 from pydra.errors import EditConflict
 from pydra_dev import cdi_specs
@@ -26,6 +28,7 @@ def test_a_runtime_reads_every_spec_that_is_written(edits: ContainerEdits, uid: 
         if content is None:
             assert ids == []
             continue
+        assert find_spec_problems(json.loads(content)) == ()
         seen = cdi_specs.parse_spec(content, "claim.json")
         assert [f"{seen.kind}={device.name}" for device in seen.devices] == ids
         assert seen.cdi_version == cdi_specs.minimum_version(seen)

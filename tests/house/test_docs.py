@@ -42,7 +42,7 @@ def headings(page: Path) -> set[str]:
 
 
 def test_commands_in_the_pages_exist() -> None:
-    known = set(re.findall(r"^    (\w+) ", build_parser().format_help(), flags=re.MULTILINE))
+    known = set(re.findall(r"^    (\w+)\b", build_parser().format_help(), flags=re.MULTILINE))
     assert {"dev", "check", "backends"} <= known
     for page in PAGES:
         for command in re.findall(r"^ +pydra ([a-z]+)", read(page), flags=re.MULTILINE):

@@ -56,6 +56,7 @@ def test_the_installed_backends_are_listed_with_their_distributions() -> None:
     done = run("pydra.cli.tool", "backends")
     assert done.returncode == 0
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        ["NAME", "DISTRIBUTION"],
         ["amd", "pydra-amd"],
         ["nvidia", "pydra-nvidia"],
         ["nvidia-compute-domain", "pydra-nvidia"],

@@ -1,0 +1,178 @@
+"""Commands that look at a node and at the cluster: checkpoint, cdi."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydra.cli.options import NODE_TOOL, add_options, read_node_settings
+from pydra.cli.output import Table, print_findings, print_json, print_tables
+from pydra.cli.process import Parser
+from pydra.diagnosis.findings import Finding, has_problems
+
+if TYPE_CHECKING:
+    from pydra.diagnosis.records import ClaimRecord
+
+EXIT_CODES = """\
+exit codes:
+  0   nothing is wrong
+  1   something is wrong, or could not be read: the lines say what
+  2   the command is called in a wrong way
+"""
+_NODE_EPILOG = f"""\
+The settings are those of the agent: its flags, PYDRA_... variables and the file of PYDRA_CONFIG. In an agent's pod they
+are there: kubectl -n pydra exec POD -- pydra ...
+
+{EXIT_CODES}"""
+
+Commands = Any  # argparse's type of subcommands is private, and generic only for a type checker
+
+
+def add_diagnosis(commands: Commands) -> None:
+    """Add the commands to those of `pydra`."""
+    _add_checkpoint(commands)
+    _add_cdi(commands)
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add `-o`, which every command that lists something has."""
+    text = "table, or json for programs [table]"
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", metavar="FORMAT", help=text)
+
+
+def _add(
+    commands: Commands, name: str, text: str, run: Callable[[argparse.Namespace], int], *, of_node: bool = True
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=f"{text[0].upper()}{text[1:]}.",
+        epilog=_NODE_EPILOG if of_node else EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_output(parser)
+    if of_node:
+        add_options(parser, NODE_TOOL)
+    parser.set_defaults(command=run)
+    return parser
+
+
+def _print_findings(findings: Sequence[Finding], parsed: argparse.Namespace) -> int:
+    if parsed.output == "json":
+        print_json(findings)
+    else:
+        print_findings(findings)
+    return 1 if has_problems(findings) else 0
+
+
+# Records
+
+
+def _add_checkpoint(commands: Commands) -> None:
+    text = "the records of the claims that this node holds"
+    below = commands.add_parser("checkpoint", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    below = below.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    listing = _add(below, "list", "each record: its claim, stage and devices", _list_records)
+    show = _add(below, "show", "all that the record of a claim says", _show_record)
+    show.add_argument("claim", metavar="CLAIM", help="NAMESPACE/NAME, or the claim's uid")
+    repair = _add(below, "repair", "use records again that can be read again, and name those that cannot", _repair)
+    text = "remove the unreadable record of this claim, whose devices are free then; its pods must not run any more"
+    repair.add_argument("--discard", default="", metavar="UID", help=text)
+    for parser in (listing, show, repair):
+        parser.add_argument("--only", default="", metavar="DRIVER", help="only the records of this driver")
+
+
+def _list_records(parsed: argparse.Namespace) -> int:
+    from pydra.diagnosis.records import read_records  # noqa: PLC0415 - loads the agent
+
+    records = read_records(read_node_settings(parsed, os.environ), driver=parsed.only)
+    if parsed.output == "json":
+        print_json([_summarise(record) for record in records])
+    elif not records:
+        print("this node holds no claims")
+    else:
+        rows = [
+            (one["driver"], one["claim"], one["uid"], one["stage"], ",".join(one["devices"]), one["age"])
+            for one in map(_summarise, records)
+        ]
+        print_tables(Table(("driver", "claim", "uid", "stage", "devices", "age"), rows))
+    _print_unreadable(records, parsed)
+    return 1 if any(record.stored.problem for record in records) else 0
+
+
+def _summarise(record: ClaimRecord) -> dict[str, Any]:
+    claim, kept = record.claim, record.stored.record
+    return {
+        "driver": record.driver,
+        "claim": f"{claim.namespace}/{claim.name}" if claim.name else "",
+        "uid": claim.uid,
+        "stage": record.stage,
+        "devices": sorted({device.device for device in claim.devices}),
+        "age": _format_age(kept.created) if kept is not None else "",
+        "created": kept.created if kept is not None else None,
+        "path": record.stored.path,
+        "problem": record.stored.problem,
+    }
+
+
+def _print_unreadable(records: Sequence[ClaimRecord], parsed: argparse.Namespace) -> None:
+    if parsed.output == "table":
+        for record in records:
+            if record.stored.problem:
+                print(f"{record.stored.path}: {record.stored.problem}; see: pydra checkpoint repair")
+
+
+def _show_record(parsed: argparse.Namespace) -> int:
+    from pydra.diagnosis.records import choose_records, read_records  # noqa: PLC0415 - loads the agent
+
+    records = choose_records(read_records(read_node_settings(parsed, os.environ), driver=parsed.only), parsed.claim)
+    # A record is a document: there is no better table of it than its JSON, below its path.
+    if parsed.output == "json":
+        print_json([{"path": one.stored.path, "record": one.stored.record or one.stored.partial} for one in records])
+    else:
+        for one in records:
+            print(f"# {one.stored.path}{f': {one.stored.problem}' if one.stored.problem else ''}")
+            print_json(one.stored.record or one.stored.partial)
+    return 1 if any(one.stored.problem for one in records) else 0
+
+
+def _repair(parsed: argparse.Namespace) -> int:
+    from pydra.diagnosis.records import repair_records  # noqa: PLC0415 - loads the agent
+
+    settings = read_node_settings(parsed, os.environ)
+    findings = asyncio.run(repair_records(settings, driver=parsed.only, discard=parsed.discard))
+    if not findings and parsed.output == "table":
+        print("this node holds no claims")
+        return 0
+    return _print_findings(findings, parsed)
+
+
+def _format_age(created: float) -> str:
+    """Format the time since `created` (seconds since the epoch) as kubectl does: 40s, 12m, 5h, 3d."""
+    seconds = max(0.0, time.time() - created)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+# CDI
+
+
+def _add_cdi(commands: Commands) -> None:
+    text = "CDI spec files, which tell a container runtime what a device changes in a container"
+    below = commands.add_parser("cdi", help=text, description=f"{text}.")
+    below = below.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    text = "say why a container runtime would refuse a CDI spec file"
+    validate = _add(below, "validate", text, _validate_spec, of_node=False)
+    validate.add_argument("files", nargs="+", metavar="FILE", help="a file, .json or .yaml, of any driver")
+
+
+def _validate_spec(parsed: argparse.Namespace) -> int:
+    from pydra.diagnosis.cdi_files import check_spec_file  # noqa: PLC0415 - loads the rules of CDI
+
+    return _print_findings([finding for file in parsed.files for finding in check_spec_file(file)], parsed)

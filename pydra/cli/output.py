@@ -1,0 +1,84 @@
+"""Prints what the tools find out: JSON, tables and findings; with rich, where it is installed, on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import msgspec
+
+from pydra.diagnosis.findings import Finding, Level
+
+_STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.PROBLEM: "bold red", Level.UNKNOWN: "yellow"}
+_GAP = "  "
+
+
+class Table(NamedTuple):
+    """Rows of texts below headings. Empty tables are not printed."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    title: str = ""
+
+
+def print_json(value: Any) -> None:
+    """Print the value, of Structs, indented."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def print_tables(*tables: Table) -> None:
+    """Print the tables, each after an empty line."""
+    shown = [table for table in tables if table.rows]
+    for index, table in enumerate(shown):
+        if index:
+            print()
+        if table.title:
+            print(table.title)
+        if _is_rich():
+            _print_rich(table)
+        else:
+            _print_plain(table)
+
+
+def print_findings(findings: Iterable[Finding]) -> None:
+    """Print each finding on a line, and its advice below."""
+    found = tuple(findings)
+    width = max((len(finding.subject) for finding in found), default=0)
+    for finding in found:
+        print(f"{_style(finding.level)}{_GAP}{finding.subject:<{width}}{_GAP}{finding.found}")
+        if finding.advice:
+            print(f"{'':<7}{_GAP}{'':<{width}}{_GAP}-> {finding.advice}")
+
+
+def _style(level: Level) -> str:
+    text = f"{level.value:<7}"
+    if not _is_rich():
+        return text
+    from rich.style import Style  # noqa: PLC0415 - rich belongs to pydra-dev, and no node has it
+
+    return Style.parse(_STYLES[level]).render(text)
+
+
+def _print_plain(table: Table) -> None:
+    lines = [tuple(one.upper() for one in table.columns), *table.rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print(_GAP.join(f"{text:<{width}}" for text, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _print_rich(table: Table) -> None:
+    from rich.box import SIMPLE_HEAD  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table as RichTable  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415 - a text may have brackets, which are markup elsewhere
+
+    made = RichTable(*table.columns, box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for row in table.rows:
+        made.add_row(*(Text(text, overflow="fold") for text in row))
+    Console().print(made)
+
+
+def _is_rich() -> bool:
+    return sys.stdout.isatty() and find_spec("rich") is not None

@@ -1,0 +1,31 @@
+"""A finding: what was looked at, how it is, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+
+import msgspec
+
+
+class Level(Enum):
+    """How bad a finding is. `unknown` says that it could not be looked at, which is no fault of what it is about."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+    UNKNOWN = "unknown"
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One fact. `advice` says what to do where something has to be done."""
+
+    subject: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+def has_problems(findings: Iterable[Finding]) -> bool:
+    """Return whether one of them is a problem."""
+    return any(finding.level is Level.PROBLEM for finding in findings)

@@ -1,0 +1,162 @@
+"""Lists the checkpoint records of a node, and has the store repair what it can; `pydra checkpoint`.
+
+Which of its two directories a driver uses follows from its backend, which is not asked: both are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from pydra import atomic_files
+from pydra.agent.driver import read_boot_id
+from pydra.checkpoint.lock import InstanceLock
+from pydra.checkpoint.store import RecordStore, StoredRecord, list_stored
+from pydra.claim import Claim
+from pydra.claims.gc import read_kubelet_claims
+from pydra.diagnosis.findings import Finding, Level
+from pydra.errors import CheckpointError, SettingsError, suggest
+from pydra.settings import Settings
+
+
+class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The record of one claim of one driver. `durable`: it is where records are that survive a reboot."""
+
+    driver: str
+    durable: bool
+    stored: StoredRecord
+
+    @property
+    def claim(self) -> Claim:
+        """The claim, as far as the record tells."""
+        if self.stored.record is not None:
+            return self.stored.record.claim
+        partial = self.stored.partial
+        return Claim(uid=self.stored.uid, namespace=partial.namespace, name=partial.name, devices=partial.devices)
+
+    @property
+    def stage(self) -> str:
+        """`started`, `completed`, or `unreadable`."""
+        return self.stored.record.stage.value if self.stored.record is not None else "unreadable"
+
+
+def find_drivers(settings: Settings) -> tuple[str, ...]:
+    """Return the drivers that have a directory of records on this node.
+
+    Raises:
+        CheckpointError: a directory cannot be read.
+    """
+    found = set()
+    for parent in {os.path.dirname(settings.records_directory("-")), os.path.dirname(settings.plugin_directory("-"))}:
+        try:
+            names = os.listdir(parent)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CheckpointError(atomic_files.explain(error, f"reading {parent}")) from error
+        found |= {name for name in names if any(map(os.path.isdir, settings.claim_directories(name)))}
+    return tuple(sorted(found))
+
+
+def read_records(settings: Settings, *, driver: str = "") -> tuple[ClaimRecord, ...]:
+    """Read the records of one driver, or of all. Blocks.
+
+    Raises:
+        CheckpointError: a directory cannot be read.
+        SettingsError: the driver has no records here.
+    """
+    return tuple(
+        ClaimRecord(driver=name, durable=durable, stored=stored)
+        for name, path, durable in _find_directories(settings, driver)
+        for stored in list_stored(path)
+    )
+
+
+def choose_records(records: tuple[ClaimRecord, ...], claim: str) -> tuple[ClaimRecord, ...]:
+    """Return the records of the claim with this uid, or of NAMESPACE/NAME. Raises SettingsError."""
+    named = [(record, (record.claim.uid, f"{record.claim.namespace}/{record.claim.name}")) for record in records]
+    found = tuple(record for record, names in named if claim in names)
+    if not found:
+        known = [name for _, names in named for name in names]
+        raise SettingsError([f"no record of a claim {claim} on this node{suggest(claim, known)}"])
+    return found
+
+
+def _find_directories(settings: Settings, driver: str) -> Iterator[tuple[str, str, bool]]:
+    drivers = find_drivers(settings)
+    if driver and driver not in drivers:
+        listed = f"records are of {', '.join(drivers)}" if drivers else "no driver of pydra has any"
+        raise SettingsError([f"--only: {driver} has no records on this node{suggest(driver, drivers)}: {listed}"])
+    for name in (driver,) if driver else drivers:
+        for path, durable in zip(settings.claim_directories(name), (False, True), strict=True):
+            if os.path.isdir(path):
+                yield name, path, durable
+
+
+async def repair_records(settings: Settings, *, driver: str = "", discard: str = "") -> tuple[Finding, ...]:
+    """Open each store as the agent does at its start, and put back what is readable again.
+
+    `discard` is the uid of a claim whose record cannot be read: its files are removed, and its devices are free. An
+    agent that runs notices all changes. The findings are what was done, and what is left.
+
+    Raises:
+        CheckpointError: the disk failed, or the kubelet may still need what was to be discarded.
+        SettingsError: the driver has no records here, or no unreadable record has that uid.
+    """
+    boot_id = read_boot_id(settings.boot_id_file)
+    findings: list[Finding] = []
+    discarded = False
+    for name, path, durable in _find_directories(settings, driver):
+        lock = InstanceLock(f"{settings.records_directory(name)}/lock")
+        atomic_files.make_directory(settings.records_directory(name), 0o700)
+        store = RecordStore(path, lock, durable=durable, boot_id=boot_id)
+        store.open()
+        try:
+            async with store:
+                used = await store.put_back()
+                findings += [
+                    Finding(subject=name, level=Level.OK, found=f"{one} can be read, and is used again") for one in used
+                ]
+                if discard in store.unreadable:
+                    _check_discarded(settings, discard)
+                    await store.remove(discard)
+                    discarded = True
+                    found = f"the record of claim {discard} is removed, and its devices are free"
+                    findings.append(Finding(subject=name, level=Level.OK, found=found))
+                findings += _describe_unreadable(name, {uid: one.path for uid, one in store.unreadable.items()}, store)
+                if not store.unreadable:
+                    found = f"{len(store.records)} records in {path} can be read"
+                    findings.append(Finding(subject=name, level=Level.OK, found=found))
+        finally:
+            lock.close()
+    if discard and not discarded:
+        raise SettingsError([f"--discard: no unreadable record of a claim with the uid {discard} is on this node"])
+    return tuple(findings)
+
+
+def _describe_unreadable(driver: str, paths: Mapping[str, str], store: RecordStore) -> Iterator[Finding]:
+    for uid, path in sorted(paths.items()):
+        one = store.unreadable[uid]
+        devices = ", ".join(sorted({device.device for device in one.claim().devices})) or "devices that are not known"
+        advice = (
+            f"it is freed when the claim's pods have ended; if they never ran, pydra checkpoint repair --discard {uid}"
+        )
+        if one.is_newer:
+            advice = "start the newer version of pydra again; only it can unprepare the claim"
+        found = f"{path} ({one.why}) holds {devices}"
+        yield Finding(subject=driver, level=Level.PROBLEM, found=found, advice=advice)
+
+
+def _check_discarded(settings: Settings, uid: str) -> None:
+    try:
+        known = read_kubelet_claims(settings.kubelet_claims)
+    except OSError as error:
+        doing = f"asking the kubelet's checkpoint {settings.kubelet_claims} whether claim {uid} is in use"
+        raise CheckpointError(atomic_files.explain(error, doing)) from error
+    if uid in known:
+        raise CheckpointError(
+            f"the kubelet still has claim {uid}, so its containers may run, and its record is kept; "
+            "delete the pods that use the claim, and the kubelet has it unprepared"
+        )
