@@ -46,6 +46,9 @@ GATES: Mapping[str, int] = {
 }
 """What the tests ask for, and the minor version that knows it first; a component does not start with one unknown."""
 
+BACKENDS = ("amd", "sim", "tpu")
+"""Those that tests install with the chart."""
+
 APIS = ("v1", "v1beta1", "v1beta2", "v1alpha3")
 
 
@@ -101,8 +104,11 @@ def build_environment(name: str, pods: str, chart: str, older: str) -> dict[str,
 
 
 def list_images(pods: str, chart: str, older: str) -> list[str]:
-    """What the node must have: of a chart's images, the core's and the simulation's."""
-    ours = [name for image in (chart, older) if image for name in (image, "-sim:".join(image.rsplit(":", 1)))]
+    """What the node must have: the core's image and those of BACKENDS, of older ones the simulation's."""
+    parts = [(chart, ("", *BACKENDS)), (older, ("", "sim"))]
+    ours = [
+        f"-{name}:".join(image.rsplit(":", 1)) if name else image for image, names in parts if image for name in names
+    ]
     return [pods, *ours]
 
 
@@ -163,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--image", default=NODE_IMAGE, help="of the node, with its Kubernetes version (%(default)s)")
     parser.add_argument("--pods", default="busybox:1.37", metavar="IMAGE", help="for pods: one with sh (%(default)s)")
     parser.add_argument(
-        "--chart", default="", metavar="IMAGE", help="pydra's, such as localhost/pydra:1; -sim goes too"
+        "--chart", default="", metavar="IMAGE", help="pydra's, such as localhost/pydra:1; those of backends go too"
     )
     parser.add_argument("--older", default="", metavar="IMAGE", help="of an earlier version, to upgrade from")
     asked = parser.parse_args(arguments)

@@ -61,10 +61,11 @@ KINDS = tuple(
 class Release:
     """The release `pydra` in the cluster's namespace; its driver is the cluster's. `state` is its hardware's."""
 
-    def __init__(self, helm: helm_python.Config, cluster: Cluster) -> None:
+    def __init__(self, helm: helm_python.Config, cluster: Cluster, backends: Mapping[str, Any] | None = None) -> None:
         self.cluster = cluster
-        self.state = KUBELET_ROOT / f"pydra-{cluster.driver}"
+        self.state = state_of(cluster.driver)
         self._helm = helm
+        self._backends = backends or self._simulated()
 
     async def install(self, *values: Mapping[str, Any], name: str = "pydra", wait: bool = True) -> None:
         """Install it, and wait until all of it is ready."""
@@ -114,6 +115,13 @@ class Release:
 
     def values(self, *values: Mapping[str, Any]) -> dict[str, Any]:
         """Its values, these over those that every test has."""
+        common: dict[str, Any] = {"kubelet": {"root": str(KUBELET_ROOT)}, "backends": self._backends}
+        if not _is_root_shared():
+            common["host"] = {"mountPropagation": "None"}
+        return overlay(image_values(IMAGE), common, *values)
+
+    def _simulated(self) -> dict[str, Any]:
+        """The backend `sim` under the cluster's driver name."""
         driver = self.cluster.driver
         backend = {
             "enabled": True,
@@ -122,10 +130,7 @@ class Release:
             "settings": {"state": str(self.state)},
             "deviceClasses": {"names": {"sim.pydra.dev": driver, "partition.sim.pydra.dev": f"partition.{driver}"}},
         }
-        common = {"kubelet": {"root": str(KUBELET_ROOT)}, "backends": {"sim": backend}}
-        if not _is_root_shared():
-            common["host"] = {"mountPropagation": "None"}
-        return overlay(image_values(IMAGE), common, *values)
+        return {"sim": backend}
 
     async def objects(self) -> set[str]:
         """What is there of it, in the cluster as a whole."""
@@ -166,11 +171,11 @@ class Release:
 
 
 @asynccontextmanager
-async def open_release(cluster: Cluster) -> AsyncIterator[Release]:
+async def open_release(cluster: Cluster, backends: Mapping[str, Any] | None = None) -> AsyncIterator[Release]:
     """None yet; whatever a test has installed goes after the test's pods, which it must unprepare."""
     connect = partial(helm_python.Config, kubeconfig_path=os.environ["KUBECONFIG"], namespace=cluster.namespace)
     helm = await anyio.to_thread.run_sync(connect)  # which loads Helm
-    release = Release(helm, cluster)
+    release = Release(helm, cluster, backends)
     try:
         yield release
     finally:
@@ -199,6 +204,11 @@ async def open_place(driver: str = "") -> AsyncIterator[tuple[Cluster, Release]]
     driver = driver or f"chart-{secrets.token_hex(3)}.sim.pydra.dev"
     async with open_cluster(driver, **PRIVILEGED) as cluster, open_release(cluster) as release:
         yield cluster, release
+
+
+def state_of(driver: str) -> Path:
+    """Where the hardware of a driver's release is that is not there: on the node, at the same path for the kubelet."""
+    return KUBELET_ROOT / f"pydra-{driver}"
 
 
 def image_values(image: str) -> dict[str, Any]:

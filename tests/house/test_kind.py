@@ -89,9 +89,10 @@ def test_a_docker_that_does_not_answer_is_told_in_its_own_words(tmp_path: Path) 
 
 def test_a_release_that_is_tested_has_its_images_on_the_node_and_in_the_variables() -> None:
     script = load(SCRIPT)
-    assert script.list_images("busybox:1.37", "localhost:5000/pydra:1", "") == [
-        *("busybox:1.37", "localhost:5000/pydra:1", "localhost:5000/pydra-sim:1")
-    ]
+    backends = [f"localhost:5000/pydra-{name}:2" for name in ("amd", "sim", "tpu")]
+    older = ["localhost/pydra:1", "localhost/pydra-sim:1"]
+    images = script.list_images("busybox:1.37", "localhost:5000/pydra:2", "localhost/pydra:1")
+    assert images == ["busybox:1.37", "localhost:5000/pydra:2", *backends, *older]
     variables = script.build_environment("pydra", "busybox:1.37", "localhost/pydra:2", "localhost/pydra:1")
     names = ("PYDRA_E2E_IMAGE", "PYDRA_E2E_CHART_IMAGE", "PYDRA_E2E_OLDER_IMAGE")
     assert [variables[name] for name in names] == ["busybox:1.37", "localhost/pydra:2", "localhost/pydra:1"]

@@ -1,0 +1,122 @@
+"""TPUs through the chart, with no right more than it gives: the real scheduler cuts the mesh of a v5e host."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pydra_tpu import DRIVER
+from pydra_tpu.simulation.machine import build_tree
+from pydra_tpu.simulation.machine_types import MACHINE_TYPES
+from tests.e2e.cluster import STAY, Cluster
+from tests.e2e.hardware import allocated, ask, open_hardware
+from tests.e2e.release import IMAGE, Release
+from tests.e2e.test_chart_node import create_plain_pod
+
+pytestmark = pytest.mark.skipif(not IMAGE, reason="PYDRA_E2E_CHART_IMAGE names no image that is on the node")
+
+LABEL = ("cloud.google.com/gke-tpu-accelerator", "tpu-v5-lite-podslice")
+LOOK = "{ env | grep ^TPU_; ls /dev/vfio; } | sort >/dev/termination-log"
+
+
+def build_host(tree: Path) -> Mapping[str, Any]:
+    """The files of a v5e host with eight chips, and the values by which the agent finds them."""
+    machine = MACHINE_TYPES["v5e-8"]
+    build_tree(str(tree), machine)
+    told = tree / "etc" / "tpu" / "tpu-env"
+    told.parent.mkdir(parents=True)
+    told.write_text(f"ACCELERATOR_TYPE: 'v5litepod-8'\nTOPOLOGY: '{machine.topology}'\n")
+    settings = {
+        "devRoot": f"{tree}/dev",
+        "tpuEnv": str(told),
+        "logDirectory": f"{tree}/logs",
+        "metadataServer": "",
+        "pollPeriod": 0.5,
+    }
+    return {
+        "tpu": {
+            "enabled": True,
+            "settings": settings,
+            "env": [{"name": "PYDRA_TPU_SYS_ROOT", "value": f"/host{tree}/sys"}],
+        }
+    }
+
+
+@asynccontextmanager
+async def open_host(*values: Mapping[str, Any]) -> AsyncIterator[tuple[Cluster, Release, Path]]:
+    """A node that is such a host, with the release installed."""
+    async with open_hardware(DRIVER, LABEL, build_host) as (cluster, release, tree):
+        await release.install(*values)
+        await cluster.wait("devices are published", cluster.devices)
+        yield cluster, release, tree
+
+
+async def start(cluster: Cluster, name: str, device_class: str, *, phase: str = "", **exactly: Any) -> None:
+    """A pod and its claim, both of this name; waited for if the pod shall come to a phase."""
+    await cluster.create_claim(name, requests=ask(device_class, **exactly))
+    await cluster.create_pod(name, STAY, resourceClaimName=name)
+    if phase:
+        await cluster.wait_phase(name, phase)
+
+
+def nodes(found: list[str]) -> list[str]:
+    """Of what LOOK has found, the device nodes."""
+    return [line for line in found if not line.startswith("TPU_")]
+
+
+async def test_the_scheduler_cuts_the_mesh_and_pods_that_do_not_fit_are_told_why() -> None:
+    async with open_host() as (cluster, _, _):
+        await cluster.require("consumesCounters", "DRAPartitionableDevices")
+        await start(cluster, "left", f"2x2.{DRIVER}", phase="Running")
+        found = (await cluster.run_pod("look", LOOK, resourceClaimName="left"))["main"]
+        assert {"TPU_TOPOLOGY=2x2", "TPU_VISIBLE_CHIPS=0,1,2,3", "TPU_ACCELERATOR_TYPE=v5litepod-4"} <= set(found)
+        assert nodes(found) == ["0", "1", "2", "3", "vfio"]
+        await start(cluster, "right", f"2x2.{DRIVER}", phase="Running")
+        assert await allocated(cluster, "right") == ["2x2-4"]
+        await start(cluster, "chip", DRIVER)
+        assert "cannot allocate all claims" in await cluster.stays_pending("chip")
+        await cluster.delete_pod("right")
+        await cluster.wait_phase("chip", "Running")
+        await start(cluster, "pair", f"1x2.{DRIVER}", phase="Running")
+        await start(cluster, "square", f"2x2.{DRIVER}")
+        assert "cannot allocate all claims" in await cluster.stays_pending("square")
+        for name in ("chip", "pair"):
+            await cluster.delete_pod(name)
+        await cluster.wait_phase("square", "Running")
+
+
+async def test_claims_as_for_googles_driver_and_its_device_plugin_get_a_host_or_a_mesh_and_never_less() -> None:
+    async with open_host() as (cluster, _, _):
+        await cluster.require("consumesCounters", "DRAPartitionableDevices")
+        await start(cluster, "three", DRIVER, count=3)
+        said = await cluster.wait_note("NotAMesh", about="three")
+        assert "chips 0, 1, 2 of this host do not form a mesh together" in said
+        await cluster.delete_pod("three")
+        await create_plain_pod(cluster, "plain", {"google.com/tpu": 4})
+        await cluster.wait_phase("plain", "Succeeded")
+        await cluster.delete_pod("plain")
+        await cluster.create_claim("all", requests=ask(DRIVER, allocationMode="All"))
+        found = (await cluster.run_pod("all", LOOK, resourceClaimName="all"))["main"]
+        assert {"TPU_TOPOLOGY=2x4", "TPU_CHIPS_PER_HOST_BOUNDS=2,4,1"} <= set(found)
+        assert nodes(found) == [*map(str, range(8)), "vfio"]
+
+
+async def test_a_chip_that_a_process_of_the_node_has_open_is_kept_from_claims_where_the_agent_may_look() -> None:
+    may_look = {"backends": {"tpu": {"hostPID": True, "capabilities": ["SYS_PTRACE"]}}}
+    async with open_host(may_look) as (cluster, _, tree):
+        descriptor = os.open(tree / "dev" / "vfio" / "5", os.O_RDONLY)
+        try:
+            with_chip_5 = {"chip-5", "1x2-4", "2x2-4", "2x4-0"}
+            await cluster.wait("what has chip 5 is tainted", lambda: _tainted(cluster, with_chip_5))
+        finally:
+            os.close(descriptor)
+        await cluster.wait("nothing is tainted", lambda: _tainted(cluster, set()))
+
+
+async def _tainted(cluster: Cluster, wanted: set[str]) -> bool:
+    return {one["name"] for one in await cluster.devices() if one.get("taints")} == wanted
