@@ -11,7 +11,6 @@ from pydra import Claim, HeldClaim, Inventory, PreparedDevice, PydraError, Unkno
 from pydra_amd.cdi.edits import build_edits
 from pydra_amd.hardware_types import Partition, Reading
 from pydra_amd.held_claims import HeldEntries, PlanUnknown, build_plan, parse_entry
-from pydra_amd.host.amdgpu import read_machine
 from pydra_amd.host.filesystem import Tree
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.offering import list_offered
@@ -19,6 +18,7 @@ from pydra_amd.settings import Settings
 from pydra_amd.slicing.execution import StepExecutor
 from pydra_amd.slicing.plan import plan_claim
 from pydra_amd.steps import Entry, Hold
+from pydra_amd.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
 
@@ -29,18 +29,17 @@ class AmdBackend:
     def __init__(self, settings: Settings, tree: Tree) -> None:
         self._settings = settings
         self._tree = tree
+        self._telemetry = Telemetry(tree)
         self._held = HeldEntries()
         self._executor = StepExecutor(tree, self._held)
-        self._seen: Reading | None = None
 
     async def discover(self) -> Inventory:
         """Whole GPUs and partitions, with their health."""
-        self._seen = await self._read()
-        return build_inventory(self._seen, self._settings.partitioning)
+        return build_inventory(await self._telemetry.read(), self._settings.partitioning)
 
     async def wait_changed(self) -> None:
         """Return when a GPU, a partition or a device node has come or gone since `discover`."""
-        while await self._read() == self._seen:  # noqa: ASYNC110 - files of the kernel have no event
+        while not await self._telemetry.has_changed():  # noqa: ASYNC110 - files of the kernel have no event
             await asyncio.sleep(self._settings.poll_period)
 
     async def restore(self, held: Sequence[HeldClaim], /) -> None:
@@ -50,7 +49,7 @@ class AmdBackend:
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
         """What the claim will hold, and which modes change for it."""
         self._held.refresh(held)
-        offered = list_offered(await self._read(), self._settings.partitioning)
+        offered = list_offered(await self._telemetry.read(), self._settings.partitioning)
         entry = plan_claim(claim, offered, entries=self._held.others(claim.uid), unread=self._held.unread.values())
         return build_plan(entry)
 
@@ -76,7 +75,7 @@ class AmdBackend:
 
     def _describe(self, claim: Claim, entry: Entry) -> list[PreparedDevice]:
         """What containers get, from the hardware as it is now. Blocks."""
-        reading = read_machine(self._tree)
+        reading = self._telemetry.read_here()
         found = [_find_partition(hold, reading) for hold in entry.holds]
         return [
             device.prepared(
@@ -85,9 +84,6 @@ class AmdBackend:
             )
             for device, one in zip(claim.devices, found, strict=True)
         ]
-
-    async def _read(self) -> Reading:
-        return await asyncio.to_thread(read_machine, self._tree)
 
 
 def _find_partition(hold: Hold, reading: Reading) -> Partition:

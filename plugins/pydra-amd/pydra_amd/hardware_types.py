@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 
@@ -39,13 +41,13 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     `index` is its place among the machine's GPUs in the order of their addresses. `card` and `render` are the numbers
     of its function's nodes in /dev/dri, which its first partition has too. `device` is the PCI device id (`0x74a1`),
     `gfx` the version of its instruction set as KFD writes it (90402 is gfx942), `unique_id` and `hive` are KFD's, 0 for
-    none.
+    none, `neighbours` the addresses of the GPUs that it has an xGMI link to.
     `mode` is None for a GPU that cannot be partitioned. `compute_modes` and `memory_modes` are what the driver offers
     beside it, empty where it does not tell. `memory` is that of the whole GPU in bytes, 0 where it cannot be read.
     `partitions` are in the order of their numbers, at least one.
     """
 
-    index: int
+    index: int = 0
     address: str
     card: int
     render: int
@@ -54,6 +56,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     gfx: int
     unique_id: int = 0
     hive: int = 0
+    neighbours: tuple[str, ...] = ()
     numa_node: int | None = None
     pcie_root: str = ""
     mode: Mode | None = None
@@ -78,18 +81,33 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.xccs for one in self.partitions)
 
 
-class Reading(msgspec.Struct, frozen=True, kw_only=True):
-    """One reading of the machine: GPUs by address, the driver's version, and what cannot be used and why.
+class LostGpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU that was in use and cannot be used any more: what was last read of it, and why."""
 
+    gpu: Gpu
+    why: str
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """One reading of the machine: GPUs in the order of their addresses, and the driver's version.
+
+    `lost` are GPUs that were usable in a reading before, and that nobody took from the driver. `problems` says why
+    others that the driver has are not usable, by address.
     `driver_version` and `source_version` are empty for a driver of the kernel itself, which has none. `missing` has the
     paths of device nodes that should be there.
     """
 
     gpus: tuple[Gpu, ...] = ()
+    lost: tuple[LostGpu, ...] = ()
     driver_version: str = ""
     source_version: str = ""
     missing: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
+    problems: Mapping[str, str] = {}
+
+    @property
+    def known(self) -> tuple[Gpu, ...]:
+        """The GPUs, those that are lost too, in the order of their addresses."""
+        return tuple(sorted((*self.gpus, *(one.gpu for one in self.lost)), key=lambda gpu: gpu.address))
 
     def find(self, address: str) -> Gpu | None:
         """The GPU at a PCI address."""

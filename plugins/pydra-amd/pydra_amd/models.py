@@ -29,9 +29,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     memory: int
 
 
-GFX90A, GFX942, GFX950 = 90010, 90402, 90500
+GFX90A, GFX942, GFX950, GFX1100 = 90010, 90402, 90500, 110000
 
 MODELS = (
+    Model(device="0x7408", name="AMD Instinct MI250X", gfx=GFX90A, xccs=1, compute_units=110, memory=64),
+    Model(device="0x740c", name="AMD Instinct MI250", gfx=GFX90A, xccs=1, compute_units=104, memory=64),
     Model(device="0x740f", name="AMD Instinct MI210", gfx=GFX90A, xccs=1, compute_units=104, memory=64),
     Model(device="0x74a0", name="AMD Instinct MI300A", gfx=GFX942, xccs=6, compute_units=228, memory=128),
     Model(device="0x74a1", name="AMD Instinct MI300X", gfx=GFX942, xccs=8, compute_units=304, memory=192),
@@ -39,6 +41,7 @@ MODELS = (
     Model(device="0x74a5", name="AMD Instinct MI325X", gfx=GFX942, xccs=8, compute_units=304, memory=256),
     Model(device="0x75a0", name="AMD Instinct MI350X", gfx=GFX950, xccs=8, compute_units=256, memory=288),
     Model(device="0x75a3", name="AMD Instinct MI355X", gfx=GFX950, xccs=8, compute_units=256, memory=288),
+    Model(device="0x7448", name="AMD Radeon PRO W7900", gfx=GFX1100, xccs=1, compute_units=96, memory=48),
 )
 BY_DEVICE: Mapping[str, Model] = {one.device: one for one in MODELS}
 

@@ -44,7 +44,7 @@ class Offered(msgspec.Struct, frozen=True, kw_only=True):
 
 def list_offered(reading: Reading, partitioning: Partitioning) -> Mapping[str, Offered]:
     """The devices by name, each GPU's together: whole GPUs before partitions, and few partitions before many."""
-    return {one.name: one for gpu in reading.gpus for one in _list_gpu(gpu, partitioning)}
+    return {one.name: one for gpu in reading.known for one in _list_gpu(gpu, partitioning)}
 
 
 def _list_gpu(gpu: Gpu, partitioning: Partitioning) -> Iterator[Offered]:

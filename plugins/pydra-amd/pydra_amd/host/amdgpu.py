@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
 from pydra_amd.host.filesystem import Tree
-from pydra_amd.host.kfd import KfdNode, read_nodes
+from pydra_amd.host.kfd import GENERATION, NODES, KfdNode, read_neighbours, read_nodes
 from pydra_amd.models import BY_DEVICE
 
 BOUND = "bus/pci/drivers/amdgpu"
@@ -19,6 +19,9 @@ COMPUTE, MEMORY = "current_compute_partition", "current_memory_partition"
 """Files of a function; what is written to the first is the mode that it gets."""
 
 KFD_NODE = "/dev/kfd"
+
+_GONE = b"\xff" * 4
+"""Vendor and device id of a function that does not answer."""
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _CARD = re.compile(r"card(\d+)")
@@ -33,22 +36,23 @@ def list_nodes(partition: Partition) -> tuple[str, str, str]:
 def read_machine(tree: Tree) -> Reading:
     """The machine as it is now. Reads files of the kernel only, and never fails: what cannot be used is told."""
     nodes, cards = read_nodes(tree), dict(_read_cards(tree))
+    places = {node.number: node.address for node in nodes}
     gpus: list[Gpu] = []
-    problems: list[str] = []
+    problems: dict[str, str] = {}
     for address in _list_functions(tree):
         own = sorted((node for node in nodes if node.address == address), key=lambda node: node.index)
-        found = _read_gpu(tree, len(gpus), address, own, cards)
+        found = _read_gpu(tree, address, own, cards, places)
         if isinstance(found, Gpu):
             gpus.append(found)
         else:
-            problems.append(f"GPU {address} is bound to amdgpu and cannot be used: {found}; the kernel's log says why")
+            problems[address] = found
     wanted = (node for gpu in gpus for one in gpu.partitions for node in list_nodes(one))
     return Reading(
         gpus=tuple(gpus),
         driver_version=tree.read(tree.sys("module/amdgpu/version")),
         source_version=tree.read(tree.sys("module/amdgpu/srcversion")),
         missing=tuple(sorted({node for node in wanted if not tree.exists(tree.here(tree.host_node(node)))})),
-        problems=tuple(problems),
+        problems=problems,
     )
 
 
@@ -56,6 +60,32 @@ def read_mode(tree: Tree, address: str) -> Mode | None:
     """The mode that the GPU has now; None when it cannot be partitioned."""
     compute, memory = (tree.read(tree.sys(f"{BOUND}/{address}/{name}")).lower() for name in (COMPUTE, MEMORY))
     return Mode(compute, memory) if compute and memory else None
+
+
+def is_on_bus(tree: Tree, address: str) -> bool:
+    """Whether the machine has the function, bound to whatever driver."""
+    return tree.exists(tree.sys(f"bus/pci/devices/{address}"))
+
+
+def has_fallen(tree: Tree, address: str) -> bool:
+    """Whether the function is there in name only: all that is read from it is ones. One that sleeps is let sleep."""
+    folder = tree.sys(f"{BOUND}/{address}")
+    if tree.read(f"{folder}/power/runtime_status") == "suspended":
+        return False
+    return tree.read_bytes(f"{folder}/config", len(_GONE)) == _GONE
+
+
+def read_signature(tree: Tree) -> object:
+    """Differs when GPUs, partitions, modes, nodes in /dev or the driver have changed. Cheap: four files a GPU."""
+    functions = tuple(_list_functions(tree))
+    return (
+        tree.read(tree.sys("module/amdgpu/version")),
+        tree.read(tree.sys(GENERATION)),
+        tree.names(tree.sys(NODES)),
+        tuple((address, read_mode(tree, address), has_fallen(tree, address)) for address in functions),
+        tree.exists(tree.here(tree.host_node(KFD_NODE))),
+        tree.names(tree.here(tree.host_node("/dev/dri"))),
+    )
 
 
 def _list_functions(tree: Tree) -> Iterator[str]:
@@ -83,8 +113,16 @@ def _read_numbers(tree: Tree, folder: str) -> tuple[int, int] | None:
     return None if card is None or render is None else (card, render)
 
 
-def _read_gpu(tree: Tree, index: int, address: str, nodes: Sequence[KfdNode], cards: Mapping[int, int]) -> Gpu | str:
-    """The GPU, whose nodes of KFD these are; or what it lacks to be used."""
+def _read_gpu(
+    tree: Tree,
+    address: str,
+    nodes: Sequence[KfdNode],
+    cards: Mapping[int, int],
+    places: Mapping[int, str],
+) -> Gpu | str:
+    """The GPU, whose nodes of KFD these are; or what it lacks to be used. `places` has the addresses of all nodes."""
+    if has_fallen(tree, address):
+        return "it does not answer on the PCI bus"
     numbers = _read_numbers(tree, f"{BOUND}/{address}")
     if numbers is None:
         return "it has no nodes in /dev/dri"
@@ -99,7 +137,6 @@ def _read_gpu(tree: Tree, index: int, address: str, nodes: Sequence[KfdNode], ca
     model = BY_DEVICE.get(device)
     card, render = numbers
     return Gpu(
-        index=index,
         address=address,
         card=card,
         render=render,
@@ -108,6 +145,7 @@ def _read_gpu(tree: Tree, index: int, address: str, nodes: Sequence[KfdNode], ca
         gfx=nodes[0].gfx,
         unique_id=nodes[0].unique_id,
         hive=nodes[0].hive,
+        neighbours=_read_neighbours(tree, nodes[0], places),
         numa_node=int(numa) if numa.isdecimal() else None,  # -1: the machine has one node, or does not say
         pcie_root=_find_root(tree.link(tree.sys(f"{BOUND}/{address}"))),
         mode=read_mode(tree, address),
@@ -116,6 +154,14 @@ def _read_gpu(tree: Tree, index: int, address: str, nodes: Sequence[KfdNode], ca
         memory=int(memory) if memory.isdecimal() else sum(one.memory for one in partitions),
         partitions=partitions,
     )
+
+
+def _read_neighbours(tree: Tree, node: KfdNode, places: Mapping[int, str]) -> tuple[str, ...]:
+    """A GPU's links are told for each of its partitions alike."""
+    if not node.hive:
+        return ()
+    found = {places[other] for other in read_neighbours(tree, node.number) if other in places}
+    return tuple(sorted(found - {node.address}))
 
 
 def _build_partition(node: KfdNode, card: int) -> Partition:

@@ -43,6 +43,14 @@ class Tree:
         except OSError:
             return ""
 
+    def read_bytes(self, path: str, size: int) -> bytes:
+        """The first bytes of the file; none when it cannot be read."""
+        try:
+            with open(path, "rb", buffering=0) as file:
+                return file.read(size)
+        except OSError:
+            return b""
+
     def write(self, path: str, text: str) -> None:
         """Tell the kernel; raises OSError with what it answers."""
         with open(path, "w", encoding="utf-8") as file:

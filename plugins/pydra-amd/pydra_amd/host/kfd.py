@@ -12,6 +12,11 @@ import msgspec
 from pydra_amd.host.filesystem import Tree
 
 NODES = "class/kfd/kfd/topology/nodes"
+GENERATION = "class/kfd/kfd/topology/generation_id"
+"""Grows with each change of the topology."""
+
+XGMI = 11
+"""The type of a link between GPUs of a hive."""
 
 _VRAM = (1, 2)
 """The heap types of a GPU's own memory, which the host's processors can or cannot address."""
@@ -41,6 +46,13 @@ def read_nodes(tree: Tree) -> tuple[KfdNode, ...]:
     numbers = sorted(int(name) for name in tree.names(tree.sys(NODES)) if name.isdecimal())
     found = (_read_node(tree, number) for number in numbers)
     return tuple(node for node in found if node is not None)
+
+
+def read_neighbours(tree: Tree, number: int) -> frozenset[int]:
+    """The numbers of the nodes that this one has an xGMI link to."""
+    links = f"{NODES}/{number}/io_links"
+    found = (_read_properties(tree, f"{links}/{name}/properties") for name in tree.names(tree.sys(links)))
+    return frozenset(link["node_to"] for link in found if link.get("type") == XGMI and "node_to" in link)
 
 
 def _read_node(tree: Tree, number: int) -> KfdNode | None:

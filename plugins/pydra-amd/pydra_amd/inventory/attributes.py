@@ -32,6 +32,7 @@ def build_attributes(offered: Offered, reading: Reading) -> dict[str, AttributeV
         "gfxVersion": f"gfx{name_version(gpu.gfx)}" if gpu.gfx else None,
         "uniqueID": unique_id,
         "xgmiHive": str(gpu.hive) if gpu.hive else None,
+        "xgmiNeighbours": len(gpu.neighbours) if gpu.hive else None,
         "numaNode": gpu.numa_node,
         "partitionProfile": str(mode) if mode else None,
         "computePartition": mode.compute if mode else None,

@@ -27,7 +27,10 @@ def build_inventory(reading: Reading, partitioning: Partitioning) -> Inventory:
     return Inventory(
         devices=tuple(_build_device(one, chosen, reading) for one in offered),
         counter_sets=tuple(build_counter_set(chosen[address]) for address in sorted(chosen)),
-        unreadable=reading.problems,
+        unreadable=tuple(
+            f"GPU {address} is bound to amdgpu and cannot be used: {why}; the kernel's log says more"
+            for address, why in sorted(reading.problems.items())
+        ),
     )
 
 
@@ -58,6 +61,10 @@ def _build_capacity(offered: Offered) -> dict[str, Capacity]:
 
 
 def _diagnose(gpu: Gpu, reading: Reading) -> Health:
+    for lost in reading.lost:
+        if lost.gpu.address == gpu.address:
+            message = f"GPU {gpu.address} is lost: {lost.why}; the kernel's log says more"
+            return Health(status=HealthStatus.UNHEALTHY, taint="gpu-lost", message=message)
     for one in gpu.partitions:
         for node in list_nodes(one):
             if node in reading.missing:

@@ -1,14 +1,16 @@
 """Machine types: which GPUs a machine has, and where.
 
-Source of addresses and numbers: a real MI300X machine's topology in ROCm/k8s-device-plugin's tests.
+Source of addresses and numbers: topologies of real MI210 and MI300X machines in ROCm/k8s-device-plugin's tests; the
+other machines are the same with another model. The workstation has the kernel's own driver, which has no version.
 """
 
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra_amd.hardware_types import Mode
-from pydra_amd.models import BY_DEVICE, Model
+from pydra_amd.models import BY_DEVICE, PARTITIONS, Model
 
 FIRST_RENDER = 128
 CARDS_BEFORE = 1
@@ -16,21 +18,30 @@ CARDS_BEFORE = 1
 
 
 class MachineType(msgspec.Struct, frozen=True, kw_only=True):
-    """`buses` are the PCI buses of the GPUs, one GPU on each; `hive` is KFD's id of the xGMI hive that all are in."""
+    """`buses` are the PCI buses of the GPUs, one GPU on each; `hive` is KFD's id of the xGMI hive that all are in, 0
+    for none.
+
+    `mode` is how the machine starts; None for GPUs without partition files. `memory_modes` are those that the driver
+    offers.
+    """
 
     model: Model
-    buses: tuple[int, ...]
-    hive: int
-    numa_nodes: int
-    mode: Mode
-    compute_modes: tuple[str, ...]
-    memory_modes: tuple[str, ...]
-    driver_version: str
+    buses: tuple[int, ...] = (0x05, 0x27, 0x47, 0x65, 0x85, 0xA7, 0xC7, 0xE5)
+    hive: int = 0xD2CA1B5E7F0A4C37
+    numa_nodes: int = 2
+    mode: Mode | None = Mode("spx", "nps1")
+    memory_modes: tuple[str, ...] = ("nps1",)
+    driver_version: str = "6.12.12"
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """The PCI addresses of the GPUs."""
         return tuple(f"0000:{bus:02x}:00.0" for bus in self.buses)
+
+    @property
+    def compute_modes(self) -> tuple[str, ...]:
+        """The compute modes that the GPUs can have; empty for those without partition files."""
+        return tuple(PARTITIONS[self.model.xccs]) if self.mode else ()
 
     def find_nodes(self, gpu: int, partition: int) -> tuple[int, int]:
         """The numbers of the card node and the render node. A GPU has them for as many partitions as it can have."""
@@ -38,16 +49,18 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True):
         return CARDS_BEFORE + number, FIRST_RENDER + number
 
 
+_MI300X = MachineType(model=BY_DEVICE["0x74a1"], memory_modes=("nps1", "nps4"))
+
 MACHINE_TYPES = {
-    "mi300x-8": MachineType(
-        model=BY_DEVICE["0x74a1"],
-        buses=(0x05, 0x27, 0x47, 0x65, 0x85, 0xA7, 0xC7, 0xE5),
-        hive=0xD2CA1B5E7F0A4C37,
-        numa_nodes=2,
-        mode=Mode("spx", "nps1"),
-        compute_modes=("spx", "dpx", "qpx", "cpx"),
-        memory_modes=("nps1", "nps4"),
-        driver_version="6.12.12",
+    "mi210-4": MachineType(model=BY_DEVICE["0x740f"], buses=(0x63, 0x43, 0x03, 0x26), mode=None),
+    "mi300a-4": MachineType(
+        model=BY_DEVICE["0x74a0"], buses=(0x01, 0x41, 0x81, 0xC1), numa_nodes=4, memory_modes=("nps1", "nps4")
     ),
+    "mi300x-8": _MI300X,
+    "mi300x-8-cpx": replace(_MI300X, mode=Mode("cpx", "nps1")),
+    "mi308x-8": MachineType(model=BY_DEVICE["0x74a2"], memory_modes=("nps1", "nps4")),
+    "mi325x-8": MachineType(model=BY_DEVICE["0x74a5"], memory_modes=("nps1", "nps4")),
+    "mi355x-8": MachineType(model=BY_DEVICE["0x75a3"], memory_modes=("nps1", "nps2")),
+    "w7900": MachineType(model=BY_DEVICE["0x7448"], buses=(0x03,), hive=0, numa_nodes=1, mode=None, driver_version=""),
 }
 """By the name of the scenario."""

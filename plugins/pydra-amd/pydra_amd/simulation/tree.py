@@ -10,16 +10,20 @@ from collections.abc import Sequence
 import msgspec
 
 from pydra_amd.host.amdgpu import BOUND, COMPUTE, KFD_NODE, MEMORY
-from pydra_amd.host.kfd import NODES
-from pydra_amd.models import PARTITIONS, VENDOR
+from pydra_amd.host.kfd import GENERATION, NODES, XGMI
+from pydra_amd.models import GFX1100, PARTITIONS, VENDOR, WHOLE
 from pydra_amd.simulation.machine_types import MachineType
 
 GIB = 1 << 30
+PCIE = 2
+"""KFD's type of a link that is none of xGMI."""
+
 RESERVED = 16 << 20
 """Bytes of a GPU's memory that the driver keeps; the last partition has so much less."""
 
 PROCESSORS = 2
-SIMDS_PER_UNIT = 4
+RAS_BLOCKS = ("umc", "sdma", "gfx", "mmhub", "xgmi_wafl")
+"""The blocks that count errors; a workstation card has none of them."""
 
 
 def build_tree(root: str, machine: MachineType) -> None:
@@ -29,14 +33,14 @@ def build_tree(root: str, machine: MachineType) -> None:
     """
     os.makedirs(os.path.dirname(root), exist_ok=True)
     draft = tempfile.mkdtemp(prefix=".tree-", dir=os.path.dirname(root))
-    write_file(f"{draft}/sys/module/amdgpu/version", machine.driver_version)
-    write_file(f"{draft}/sys/module/amdgpu/srcversion", "0D4DFC1B7F5A2C4E6B8A901")
+    _draft_file(f"{draft}/sys/module/amdgpu/version", machine.driver_version)
+    _draft_file(f"{draft}/sys/module/amdgpu/srcversion", "0D4DFC1B7F5A2C4E6B8A901")
     for gpu in range(len(machine.buses)):
         _write_function(draft, machine, gpu)
         for partition in range(machine.model.xccs):
             _write_partition(draft, machine, gpu, partition)
     _link(f"{draft}{KFD_NODE}", "/dev/null")
-    write_topology(draft, machine, [machine.mode.compute] * len(machine.buses))
+    write_topology(draft, machine, [machine.mode.compute if machine.mode else WHOLE] * len(machine.buses))
     os.chmod(draft, 0o755)  # noqa: S103 - as a machine's root is; mkdtemp makes it private
     try:
         os.rename(draft, root)
@@ -59,47 +63,72 @@ def write_topology(root: str, machine: MachineType, modes: Sequence[str]) -> Non
     nodes = tempfile.mkdtemp(prefix="nodes-", dir=folder)
     os.chmod(nodes, 0o755)  # noqa: S103 - as above
     for number in range(PROCESSORS):
-        write_file(f"{nodes}/{number}/properties", "cpu_cores_count 96\nsimd_count 0\ndrm_render_minor 0")
-    number = PROCESSORS
-    for gpu, mode in enumerate(modes):
-        count = PARTITIONS[machine.model.xccs][mode]
+        _draft_file(f"{nodes}/{number}/properties", "cpu_cores_count 96\nsimd_count 0\ndrm_render_minor 0")
+    counts = [PARTITIONS[machine.model.xccs][mode] if machine.mode else 1 for mode in modes]
+    firsts = [PROCESSORS + sum(counts[:gpu]) for gpu in range(len(counts))]
+    for gpu, count in enumerate(counts):
         for partition in range(count):
-            _write_node(f"{nodes}/{number}", machine, gpu, partition, count)
-            number += 1
+            _write_node(f"{nodes}/{firsts[gpu] + partition}", machine, gpu, partition, count)
+        _write_links(f"{nodes}/{firsts[gpu]}", gpu, firsts, hive=machine.hive)
     before = os.path.realpath(f"{root}/sys/{NODES}")
     _link(f"{folder}/.next", os.path.basename(nodes))
     os.rename(f"{folder}/.next", f"{root}/sys/{NODES}")
     if before != f"{root}/sys/{NODES}":
         shutil.rmtree(before)
+    generation = f"{root}/sys/{GENERATION}"
+    write_file(generation, str(_read_number(generation) + 1))
     write_file(f"{root}/modes.json", msgspec.json.encode(list(modes)).decode())
 
 
 def write_file(path: str, text: str) -> None:
-    """The whole of it at once."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with open(f"{path}.next", "w", encoding="utf-8") as file:
-        file.write(f"{text}\n")
+    """The whole of it at once, where others may be reading."""
+    _draft_file(f"{path}.next", text)
     os.rename(f"{path}.next", path)
+
+
+def _draft_file(path: str, text: str) -> None:
+    """Where nobody reads yet."""
+    try:
+        file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed below, whichever call opened it
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path))
+        file = open(path, "w", encoding="utf-8")  # noqa: SIM115
+    with file:
+        file.write(f"{text}\n")
 
 
 def _write_function(root: str, machine: MachineType, gpu: int) -> None:
     """A PCI function below a root complex of its own, bound to amdgpu."""
-    address, bus = machine.addresses[gpu], machine.buses[gpu]
+    address, bus, memory = machine.addresses[gpu], machine.buses[gpu], machine.model.memory * GIB - RESERVED
     place = f"devices/pci0000:{bus & 0xE0:02x}/{address}"
     files = {
         "vendor": VENDOR,
         "device": machine.model.device,
         "class": "0x120000",
         "numa_node": str(gpu * machine.numa_nodes // len(machine.buses)),
-        "product_name": f"{machine.model.name} OAM",
-        "mem_info_vram_total": str(machine.model.memory * GIB - RESERVED),
-        COMPUTE: machine.mode.compute.upper(),
-        MEMORY: machine.mode.memory.upper(),
-        "available_compute_partition": ", ".join(machine.compute_modes).upper(),
-        "available_memory_partition": ", ".join(machine.memory_modes).upper(),
+        "mem_info_vram_total": str(memory),
+        "mem_info_vram_used": str(memory // 100),
+        "gpu_busy_percent": "0",
+        "mem_busy_percent": "0",
+        "hwmon/hwmon4/power1_average": "141000000",
+        "hwmon/hwmon4/power1_cap": "750000000",
+        "hwmon/hwmon4/temp2_label": "junction",
+        "hwmon/hwmon4/temp2_input": "41000",
+        "hwmon/hwmon4/temp3_label": "mem",
+        "hwmon/hwmon4/temp3_input": "34000",
     }
+    if machine.mode:
+        files |= {
+            COMPUTE: machine.mode.compute.upper(),
+            MEMORY: machine.mode.memory.upper(),
+            "available_compute_partition": ", ".join(machine.compute_modes).upper(),
+            "available_memory_partition": ", ".join(machine.memory_modes).upper(),
+        }
+    if machine.hive:
+        files |= {f"ras/{block}_err_count": "ue: 0\nce: 0" for block in RAS_BLOCKS}
+        files |= {"ras/gpu_vram_bad_pages": "", "product_name": f"{machine.model.name} OAM"}
     for name, text in files.items():
-        write_file(f"{root}/sys/{place}/{name}", text)
+        _draft_file(f"{root}/sys/{place}/{name}", text)
     _link(f"{root}/sys/bus/pci/devices/{address}", f"../../../{place}")
     _link(f"{root}/sys/{BOUND}/{address}", f"../../../../{place}")
     _link(f"{root}/sys/{place}/driver", f"../../../{BOUND}")
@@ -117,11 +146,12 @@ def _write_partition(root: str, machine: MachineType, gpu: int, partition: int) 
 
 def _write_node(folder: str, machine: MachineType, gpu: int, partition: int, count: int) -> None:
     model = machine.model
+    simds_per_unit = 2 if model.gfx >= GFX1100 else 4
     properties = {
         "cpu_cores_count": 0,
-        "simd_count": model.compute_units * SIMDS_PER_UNIT // count,
+        "simd_count": model.compute_units * simds_per_unit // count,
         "mem_banks_count": 1,
-        "simd_per_cu": SIMDS_PER_UNIT,
+        "simd_per_cu": simds_per_unit,
         "gfx_target_version": model.gfx,
         "vendor_id": int(VENDOR, 16),
         "device_id": int(model.device, 16),
@@ -132,9 +162,27 @@ def _write_node(folder: str, machine: MachineType, gpu: int, partition: int, cou
         "unique_id": machine.hive ^ (gpu + 1) << 20,
         "num_xcc": model.xccs // count,
     }
-    write_file(f"{folder}/properties", "\n".join(f"{name} {value}" for name, value in properties.items()))
+    _draft_file(f"{folder}/properties", "\n".join(f"{name} {value}" for name, value in properties.items()))
     memory = model.memory * GIB // count - (RESERVED if partition == count - 1 else 0)
-    write_file(f"{folder}/mem_banks/0/properties", f"heap_type 1\nsize_in_bytes {memory}")
+    _draft_file(f"{folder}/mem_banks/0/properties", f"heap_type 1\nsize_in_bytes {memory}")
+
+
+def _write_links(folder: str, gpu: int, firsts: Sequence[int], *, hive: int) -> None:
+    """To a processor, and to the other GPUs of the hive."""
+    for number, other in enumerate((0, *(first for first in firsts if hive and first != firsts[gpu]))):
+        kind = XGMI if number else PCIE
+        _draft_file(
+            f"{folder}/io_links/{number}/properties",
+            f"type {kind}\nnode_from {firsts[gpu]}\nnode_to {other}\nweight 15",
+        )
+
+
+def _read_number(path: str) -> int:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return int(file.read())
+    except FileNotFoundError:
+        return 0
 
 
 def _link(path: str, target: str) -> None:

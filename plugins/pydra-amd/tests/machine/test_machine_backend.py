@@ -18,6 +18,7 @@ from pydra import Claim, ClaimError, HealthStatus, HeldClaim, PreparedDevice, Py
 from pydra.testing import check_backend
 from pydra_amd import Settings
 from pydra_amd.settings import Partitioning
+from pydra_amd.simulation.machine_types import MACHINE_TYPES
 
 if TYPE_CHECKING:
     from pydra_amd.backend import AmdBackend
@@ -57,9 +58,14 @@ def nodes_of(prepared: PreparedDevice) -> list[str]:
     return [one.path for one in prepared.edits.device_nodes]
 
 
-@pytest.mark.parametrize("partitioning", Partitioning)
-def test_it_keeps_the_contract(partitioning: Partitioning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYDRA_AMD_SCENARIO", "mi300x-8")
+@pytest.mark.parametrize(
+    ("scenario", "partitioning"),
+    [*((name, Partitioning.EXISTING) for name in MACHINE_TYPES), ("mi300x-8", Partitioning.COMPUTE)],
+)
+def test_it_keeps_the_contract_on_every_machine(
+    scenario: str, partitioning: Partitioning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYDRA_AMD_SCENARIO", scenario)
     monkeypatch.setenv("PYDRA_AMD_STATE", str(tmp_path))
     monkeypatch.setenv("PYDRA_AMD_PARTITIONING", partitioning.value)
     report = check_backend("amd")

@@ -31,6 +31,7 @@ def test_a_whole_gpu_has_amds_name_attributes_and_capacities() -> None:
         "gfxVersion": "gfx942",
         "uniqueID": "16404946649897475633",
         "xgmiHive": "7",
+        "xgmiNeighbours": 0,
         "numaNode": 1,
         "partitionProfile": "spx_nps1",
         "computePartition": "spx",

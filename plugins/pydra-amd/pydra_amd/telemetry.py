@@ -1,0 +1,68 @@
+"""The machine over time: what was read last, what has changed since, and GPUs that are lost meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from pydra_amd.hardware_types import LostGpu, Reading
+from pydra_amd.host.amdgpu import is_on_bus, read_machine, read_signature
+from pydra_amd.host.filesystem import Tree
+
+
+class Telemetry:
+    """The node's GPUs. One reading at a time, each in a thread, since the kernel may take long for a file."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._lock = threading.Lock()
+        self._last = Reading()
+        self._signature: object = None
+
+    @property
+    def last(self) -> Reading:
+        """What was read last; nothing before the first reading."""
+        return self._last
+
+    async def read(self) -> Reading:
+        """All of the machine, as it is now."""
+        return await asyncio.to_thread(self.read_here)
+
+    def read_here(self) -> Reading:
+        """The same in this thread."""
+        with self._lock:
+            self._signature = read_signature(self._tree)  # before the rest: what changes meanwhile is noticed later
+            found = read_machine(self._tree)
+            self._last = _merge(found, tuple(self._find_lost(found)))
+            return self._last
+
+    async def has_changed(self) -> bool:
+        """Whether something that is told by the cheap signature differs from the last reading."""
+        return await asyncio.to_thread(read_signature, self._tree) != self._signature
+
+    def _find_lost(self, found: Reading) -> Iterator[LostGpu]:
+        """What was usable once. A function that is on the bus, and not the driver's any more, was taken away."""
+        for gpu in self._last.known:
+            if found.find(gpu.address) is not None:
+                continue
+            if gpu.address in found.problems:
+                yield LostGpu(gpu=gpu, why=found.problems[gpu.address])
+            elif not is_on_bus(self._tree, gpu.address):
+                yield LostGpu(gpu=gpu, why="it is gone from the PCI bus")
+
+
+def _merge(found: Reading, lost: tuple[LostGpu, ...]) -> Reading:
+    """With what is lost in its place: the others keep their numbers."""
+    gone = {one.gpu.address for one in lost}
+    merged = replace(
+        found, lost=lost, problems={address: why for address, why in found.problems.items() if address not in gone}
+    )
+    places = {gpu.address: index for index, gpu in enumerate(merged.known)}
+    return replace(
+        merged,
+        gpus=tuple(replace(gpu, index=places[gpu.address]) for gpu in merged.gpus),
+        lost=tuple(replace(one, gpu=replace(one.gpu, index=places[one.gpu.address])) for one in lost),
+    )

@@ -1,0 +1,111 @@
+"""What is read of machines as they are, as they change, and of GPUs that are lost."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pydra import HealthStatus, Inventory
+from pydra_amd.hardware_types import Mode
+from pydra_amd.host.filesystem import Tree
+from pydra_amd.inventory.build import build_inventory
+from pydra_amd.settings import Partitioning, Settings
+from pydra_amd.simulation.machine import open_machine
+from pydra_amd.telemetry import Telemetry
+
+ADDRESS = "0000:27:00.0"
+BOUND = "bus/pci/drivers/amdgpu"
+
+
+def open_tree(root: Path, scenario: str = "mi300x-8") -> Tree:
+    return open_machine(Settings(scenario=scenario, state=str(root)))
+
+
+def publish(telemetry: Telemetry) -> Inventory:
+    return build_inventory(telemetry.read_here(), Partitioning.EXISTING)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "devices", "profile", "neighbours"),
+    [
+        ("mi210-4", 4, None, 3),
+        ("mi300a-4", 4, "spx_nps1", 3),
+        ("mi300x-8", 8, "spx_nps1", 7),
+        ("mi300x-8-cpx", 64, "cpx_nps1", 7),
+        ("w7900", 1, None, None),
+    ],
+)
+def test_gpus_have_their_profile_and_their_neighbours_in_the_hive_where_they_have_any(
+    scenario: str, devices: int, profile: str | None, neighbours: int | None, tmp_path: Path
+) -> None:
+    found = publish(Telemetry(open_tree(tmp_path, scenario))).devices
+    assert len(found) == devices
+    told = {(one.attributes.get("partitionProfile"), one.attributes.get("xgmiNeighbours")) for one in found}
+    assert told == {(profile, neighbours)}
+    assert len({one.attributes.get("xgmiHive") for one in found}) == 1
+
+
+def let_fall(tree: Tree) -> None:
+    """It is there in name only: what is read of it is ones."""
+    Path(tree.sys(f"{BOUND}/{ADDRESS}/config")).write_bytes(b"\xff" * 64)
+
+
+def remove(tree: Tree) -> None:
+    for folder in ("devices", "drivers/amdgpu"):
+        os.unlink(tree.sys(f"bus/pci/{folder}/{ADDRESS}"))
+
+
+def take_away(tree: Tree) -> None:
+    os.unlink(tree.sys(f"{BOUND}/{ADDRESS}"))
+
+
+@pytest.mark.parametrize(
+    ("lose", "why"), [(let_fall, "does not answer on the PCI bus"), (remove, "is gone from the PCI bus")]
+)
+async def test_a_gpu_that_is_lost_keeps_its_name_and_the_others_their_numbers(
+    lose: Callable[[Tree], None], why: str, tmp_path: Path
+) -> None:
+    tree = open_tree(tmp_path)
+    telemetry = Telemetry(tree)
+    before = publish(telemetry)
+    lose(tree)
+    assert await telemetry.has_changed()
+    after = publish(telemetry)
+    assert [(one.name, one.attributes) for one in after.devices] == [
+        (one.name, one.attributes) for one in before.devices
+    ]
+    ill = [one for one in after.devices if one.health.status is HealthStatus.UNHEALTHY]
+    assert [(one.name, one.health.taint) for one in ill] == [("gpu-9-136", "gpu-lost")]
+    assert f"GPU {ADDRESS} is lost: it {why}" in ill[0].health.message
+    assert after.unreadable == ()
+
+
+def test_a_gpu_that_somebody_took_from_the_driver_is_not_lost(tmp_path: Path) -> None:
+    tree = open_tree(tmp_path)
+    telemetry = Telemetry(tree)
+    publish(telemetry)
+    take_away(tree)
+    assert len(publish(telemetry).devices) == 7
+
+
+def test_a_gpu_that_sleeps_is_not_woken_to_ask_how_it_is(tmp_path: Path) -> None:
+    tree = open_tree(tmp_path, "w7900")
+    folder = Path(tree.sys(f"{BOUND}/0000:03:00.0"))
+    (folder / "config").write_bytes(b"\xff" * 64)
+    (folder / "power").mkdir()
+    (folder / "power" / "runtime_status").write_text("suspended\n")
+    assert len(publish(Telemetry(tree)).devices) == 1
+
+
+async def test_only_what_has_changed_asks_for_another_reading(tmp_path: Path) -> None:
+    tree = open_tree(tmp_path)
+    telemetry = Telemetry(tree)
+    telemetry.read_here()
+    assert not await telemetry.has_changed()
+    tree.write(tree.sys(f"{BOUND}/{ADDRESS}/current_compute_partition"), "CPX")
+    assert await telemetry.has_changed()
+    assert telemetry.read_here().gpus[1].mode == Mode("cpx", "nps1")
+    assert not await telemetry.has_changed()
