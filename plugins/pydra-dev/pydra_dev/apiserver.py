@@ -98,7 +98,8 @@ def _build_resources(group: str, version: str, kinds: Iterable[Kind]) -> JsonObj
     resources: list[dict[str, Any]] = []
     for kind in kinds:
         entry = {"name": kind.plural, "singularName": kind.singular, "namespaced": kind.namespaced, "kind": kind.kind}
-        resources.append({**entry, "verbs": _VERBS, **({"shortNames": list(kind.short)} if kind.short else {})})
+        lists = {"shortNames": list(kind.short), "categories": list(kind.categories)}
+        resources.append({**entry, "verbs": _VERBS, **{name: listed for name, listed in lists.items() if listed}})
         for subresource in kind.subresources:
             verbs = ["create"] if subresource == "binding" else ["get", "patch", "update"]
             shown = "Binding" if subresource == "binding" else kind.kind

@@ -8,13 +8,14 @@ warnings, as `fieldValidation` asks.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from aiohttp import web
 
-from pydra_dev import patches, schema
+from pydra_dev import patches, protobuf, schema
 from pydra_dev.faults import Call, ConnectionCutError, Faults, RawAnswerError, RequestLog
 from pydra_dev.kinds import (
     DEVICE_CLASSES,
@@ -35,6 +36,7 @@ from pydra_dev.status import (
     unauthorized,
     unsupported_media_type,
 )
+from pydra_dev.tables import build_table, wants_table
 from pydra_dev.verbs import Api, Query, Signal, Watch, WatchOptions
 
 _PARTS: Mapping[Kind, Mapping[str, type]] = {
@@ -78,9 +80,11 @@ def _walk(type_: msgspec.inspect.Type, value: Any, path: str) -> Iterator[str]:
 
 _METHODS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 _HEALTH = frozenset({"/healthz", "/livez", "/readyz"})
-_JSON_BODIES = ("application/json",)
+_BODIES = ("application/json", protobuf.MEDIA_TYPE)
+_CONTAINER_PATH = re.compile("/api/v1/namespaces/[^/]+/pods/[^/]+/(log|exec|attach|portforward)")
 MAX_BODY = 3 * 1024 * 1024
 """Bytes of a request's body, as a real server limits it."""
+CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
 WATCH_SECONDS = (1800.0, 3600.0)
 """Between these a watch ends that did not say when."""
 
@@ -135,6 +139,9 @@ class Handlers:
             return web.Response(text="ok")
         if request.path.rstrip("/") in self._documents:
             return _build_answer(self._documents[request.path.rstrip("/")])
+        if _CONTAINER_PATH.fullmatch(request.path):
+            why = "its containers are imagined: they have no log, and nothing can run in them"
+            raise StatusError(501, "NotImplemented", f"this pod runs on a node of `pydra dev`, and {why}")
         if target is None or target.kind not in self._served:
             if any(path.startswith("/api") and request.path.startswith(f"{path}/") for path in self._documents):
                 raise no_resource()
@@ -147,10 +154,22 @@ class Handlers:
             raise method_not_allowed()
         body = await _read_body(request, call.verb)
         warnings = _check_fields(request, target, call.verb, body)
-        answer = _build_answer(handler(self.api, request, target, body), status=201 if call.verb == "create" else 200)
+        version = wants_table(request.headers.get("Accept", "")) if request.method == "GET" else ""
+        answered = handler(self.api, request, target, body)
+        if version:
+            answered = self._print(request, target.kind, answered, version)
+        answer = _build_answer(answered, status=201 if call.verb == "create" else 200)
         for warning in warnings:
             answer.headers.add("Warning", f'299 - "{warning}"')
         return answer
+
+    def _print(self, request: web.Request, kind: Kind, found: JsonObject, version: str) -> JsonObject:
+        """An object or a list as a table."""
+        objects, metadata = found.get("items"), found["metadata"]
+        if objects is None:
+            objects, metadata = [found], {"resourceVersion": metadata["resourceVersion"]}
+        include = request.query.get("includeObject", "")
+        return build_table(kind, objects, metadata, version=version, now=self.api.now, include=include)
 
     async def _watch(self, request: web.Request, target: Target) -> web.StreamResponse:
         query = _build_query(request, target)
@@ -162,11 +181,14 @@ class Handlers:
             initial=_flag(request, "sendInitialEvents"),
         )
         events = Watch(self.api, target.kind, query, options).events(self._written)
+        version = wants_table(request.headers.get("Accept", ""))
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         self.watches[id(request)] = request
         try:
             await response.prepare(request)
             async for event in events:
+                if version and event["type"] in CHANGES:
+                    event = {**event, "object": self._print(request, target.kind, event["object"], version)}  # noqa: PLW2901
                 await response.write(msgspec.json.encode(event) + b"\n")
             await response.write_eof()
         except ConnectionError:
@@ -254,10 +276,13 @@ async def _read_body(request: web.Request, verb: str) -> Any:
         raise StatusError(413, "RequestEntityTooLarge", f"Request entity too large: limit is {MAX_BODY}") from error
     if verb in {"delete", "deletecollection"} and not raw:
         return {}
-    supported = patches.SUPPORTED if verb == "patch" else _JSON_BODIES
+    supported = patches.SUPPORTED if verb == "patch" else _BODIES
     given = request.headers.get("Content-Type", "").partition(";")[0].strip()
     if given not in supported and (given or verb == "patch"):
         raise unsupported_media_type(given, supported)
+    if given == protobuf.MEDIA_TYPE:
+        # Only a namespace or a service account is created so; the options of a delete have what is never needed here.
+        return protobuf.parse_object(raw) if verb == "create" else {}
     try:
         body = msgspec.json.decode(raw)
     except msgspec.DecodeError as error:

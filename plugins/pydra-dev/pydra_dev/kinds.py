@@ -33,6 +33,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
     returns_deleted: bool = False
     selectable: tuple[str, ...] = ()
     short: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
     subresources: tuple[str, ...] = ()
     stores: str = ""
 
@@ -155,6 +156,7 @@ PODS = Kind(
         "status.nominatedNodeName",
     ),
     short=("po",),
+    categories=("all",),
     subresources=("binding", "status"),
 )
 NAMESPACES = Kind(

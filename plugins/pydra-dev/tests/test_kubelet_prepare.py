@@ -7,7 +7,7 @@ import pytest
 from grpclib import GRPCError, Status
 
 from kubelet_world import open_world, running_plugin
-from pydra.kube.resources import RESOURCE_CLAIMS
+from pydra.kube.resources import EVENTS, RESOURCE_CLAIMS
 from pydra_dev.kubelet.steps import Called, ContainerCreated, PodEnded, PodFailed, PodRunning
 
 OTHER = "nic.example.com"
@@ -95,6 +95,20 @@ async def test_calls_for_different_pods_run_at_the_same_time() -> None:
         plugin.gate.set()
         for number in range(3):
             await world.wait_phase(f"p{number}", "Running")
+
+
+async def test_a_failure_that_repeats_is_one_event_that_counts() -> None:
+    async with open_world() as world, running_plugin(world) as plugin, world.kubelet():
+        plugin.claim_errors = {await world.make_claim("c"): "no such device"}
+        await world.make_pod("p", "c")
+
+        async def counted() -> bool:
+            events = (await world.client.list(EVENTS, namespace="default")).items
+            failed = [one for one in events if one["reason"] == "FailedPrepareDynamicResources"]
+            assert len(failed) <= 1
+            return bool(failed) and failed[0].get("series", {}).get("count", 1) >= 3
+
+        await world.wait_until(counted)
 
 
 @pytest.mark.parametrize(

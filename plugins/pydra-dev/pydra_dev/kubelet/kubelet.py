@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from datetime import UTC, datetime
 
 import anyio
 from anyio.abc import TaskStatus
@@ -60,6 +61,24 @@ class SliceWiper:
         return names
 
 
+def build_node(settings: KubeletSettings, now: str) -> dict[str, object]:
+    """The Node; its memory and CPUs are those of this machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 1024
+    resources = {"cpu": str(os.cpu_count() or 1), "memory": f"{memory}Ki", "pods": "110"}
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": settings.node_name},
+        "status": {
+            "allocatable": resources,
+            "capacity": resources,
+            "conditions": [{**ready, "lastHeartbeatTime": now, "lastTransitionTime": now}],
+            "nodeInfo": {"kubeletVersion": f"v1.{settings.minor}.0+pydra-embedded"},
+        },
+    }
+
+
 def ignore_step(_step: Step) -> None:
     """Nobody listens."""
 
@@ -101,7 +120,7 @@ class Kubelet:
             task_status.started()
 
     async def _create_node(self) -> None:
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self._settings.node_name}}
+        node = build_node(self._settings, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
         try:
             await self._client.create(NODES, node)
         except Conflict:

@@ -174,6 +174,7 @@ def _health_entry(one: ResourceHealth) -> dict[str, str]:
     return {**entry, "message": one.message} if one.message else entry
 
 
+MICRO_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 NOTE_LIMIT = 1024
 """Bytes of an Event's note that the API accepts."""
 
@@ -185,7 +186,7 @@ def build_event(pod: JsonObject, reason: str, message: str, node: str, now: date
         "apiVersion": EVENTS.api_version,
         "kind": EVENTS.kind,
         "metadata": {"generateName": f"{metadata['name']}.", "namespace": metadata["namespace"]},
-        "eventTime": now.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        "eventTime": now.strftime(MICRO_TIME),
         "type": "Warning",
         "reason": reason,
         "action": "Starting",
@@ -271,6 +272,8 @@ class PodWorkers:
         self._report = report
         self._clock = clock
         self._workers: dict[str, _Worker] = {}
+        self._repeated: dict[tuple[str, str, str], tuple[str, int]] = {}
+        """The Event's name and count, by the pod's UID, the reason and the message."""
 
     @property
     def uids(self) -> frozenset[str]:
@@ -335,6 +338,7 @@ class PodWorkers:
             with anyio.move_on_after(pause):
                 await worker.changed.wait()
         del self._workers[worker.uid]
+        self._repeated = {key: told for key, told in self._repeated.items() if key[0] != worker.uid}
 
     async def _do(self, worker: _Worker, todo: Todo) -> float:
         """One thing; how many seconds to wait for news before the next."""
@@ -394,11 +398,22 @@ class PodWorkers:
     async def _fail(self, worker: _Worker, reason: str, message: str, pause: float) -> float:
         self._report(PodFailed(pod=worker.name, reason=reason, message=message))
         try:
-            event = build_event(worker.last, reason, message, self._settings.node_name, datetime.now(UTC))
-            await self._client.create(EVENTS, event, namespace=worker.last["metadata"]["namespace"])
+            await self._write_event(worker, reason, message)
         except KubeError as error:
             log.warning("cannot write the event %s of pod %s: %s", reason, worker.name, error)
         return pause
+
+    async def _write_event(self, worker: _Worker, reason: str, message: str) -> None:
+        """Write an Event, or count it again if the pod has it."""
+        key, namespace, now = (worker.uid, reason, message), worker.last["metadata"]["namespace"], datetime.now(UTC)
+        name, count = self._repeated.get(key, ("", 0))
+        if name:
+            series = {"count": count + 1, "lastObservedTime": now.strftime(MICRO_TIME)}
+            await self._client.patch(EVENTS, name, {"series": series}, namespace=namespace)
+        else:
+            event = build_event(worker.last, reason, message, self._settings.node_name, now)
+            name = (await self._client.create(EVENTS, event, namespace=namespace))["metadata"]["name"]
+        self._repeated[key] = name, count + 1
 
     async def _write_status(self, worker: _Worker, phase: str) -> None:
         pod = worker.last
