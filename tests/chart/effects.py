@@ -120,6 +120,7 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
     (f"{B}.driver", SIM, "sim.example.com", agent("args", "1"), "--driver=sim=sim.example.com"),
     (f"{B}.privileged", SIM, True, agent("securityContext", "privileged"), True),
     (f"{B}.hostPID", SIM, True, pod("hostPID"), True),
+    (f"{B}.hostNetwork", SIM, True, pod("hostNetwork"), True),
     (f"{B}.capabilities", SIM, ["SYS_NICE"], agent("securityContext", "capabilities", "add"), ["SYS_NICE"]),
     (f"{B}.runtimeClassName", SIM, "nvidia", pod("runtimeClassName"), "nvidia"),
     (f"{B}.image", SIM, {"registry": "r.io", "repository": "own", "tag": "2"}, agent("image"), "r.io/own:2"),

@@ -13,7 +13,14 @@ from tests.chart.rendering import CHART, NAMESPACE, Objects, render
 from tests.chart.test_chart_kubernetes import ELSEWHERE, VERSIONS, find_faults
 
 EXAMPLES = {path.stem: path for path in sorted((CHART / "examples").glob("*.yaml"))}
-API_PORTS = {"kind": {443, 6443}, "k3s": {443, 6443}, "gke": {443}, "eks": {443}, "openshift": {443, 6443}}
+API_PORTS = {
+    "kind": {443, 6443},
+    "k3s": {443, 6443},
+    "gke": {443},
+    "gke-tpu": {443},
+    "eks": {443},
+    "openshift": {443, 6443},
+}
 """Where the API server is: behind its Service, and after the Service's address is translated."""
 
 NEEDS = {"eks": ("monitoring.coreos.com", "cert-manager.io"), "openshift": ("monitoring.coreos.com", "openshift.io")}
@@ -68,6 +75,16 @@ def test_on_gke_a_quota_allows_the_priority_class() -> None:
 def test_on_gke_the_control_plane_reaches_the_webhook_without_a_firewall_rule() -> None:
     (container,) = objects("gke").one("Deployment")["spec"]["template"]["spec"]["containers"]
     assert {"name": "webhook", "containerPort": 10250} in container["ports"]
+
+
+def test_on_gke_agents_of_tpus_are_where_gke_has_tpus_and_googles_plugin_is_not() -> None:
+    pod = objects("gke-tpu").pod()
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    by_gke = {"key": "cloud.google.com/gke-tpu-accelerator", "operator": "Exists"}
+    without = {"key": "gke-no-default-tpu-device-plugin", "operator": "In", "values": ["true"]}
+    assert {"matchExpressions": [by_gke, without]} in terms
+    assert all(without in term["matchExpressions"] for term in terms)
+    assert {"key": "google.com/tpu", "operator": "Exists"} in pod["tolerations"]
 
 
 def test_on_openshift_the_agents_account_may_use_the_constraints_that_the_agents_need() -> None:

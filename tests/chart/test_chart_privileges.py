@@ -12,11 +12,13 @@ import yaml
 
 from pydra.agent.main import REQUESTS
 from pydra.observability.metrics import Metrics
-from tests.chart.rendering import BOTH, CHART, NVIDIA, SIM, Object, Objects, at, by_name, overlay, render
+from tests.chart.rendering import AMD, BOTH, CHART, NVIDIA, SIM, TPU, Object, Objects, at, by_name, overlay, render
 
 GUIDE = (CHART.parents[1] / "docs" / "install.md").read_text()
 ALL_ON = overlay(
     BOTH,
+    AMD,
+    TPU,
     {
         "packages": {"names": ["a"]},
         "webhook": {"enabled": True},
@@ -25,6 +27,8 @@ ALL_ON = overlay(
         "dashboard": {"create": True},
     },
 )
+
+AGENTS = ("pydra-amd", "pydra-nvidia", "pydra-sim", "pydra-tpu")
 
 
 def pods(objects: Objects) -> list[tuple[str, Object]]:
@@ -122,7 +126,7 @@ def test_nobody_but_the_nvidia_agent_is_privileged() -> None:
 
 def test_only_agents_are_user_0() -> None:
     for name, pod in pods(render(ALL_ON)):
-        if name in ("pydra-nvidia", "pydra-sim"):
+        if name in AGENTS:
             assert pod["securityContext"]["runAsUser"] == 0
         else:
             assert pod["securityContext"]["runAsNonRoot"] is True, name
@@ -146,6 +150,26 @@ def test_no_pod_has_the_hosts_network_or_ipc_and_only_mps_its_processes() -> Non
         assert not any("hostPort" in port for one in containers(pod) for port in one.get("ports", ()))
 
 
+def test_the_hosts_network_is_by_value_and_its_port_is_free_before_the_next_agent_starts() -> None:
+    backends = overlay(BOTH, at("backends.sim.hostNetwork", True))
+    objects = render(backends, at("openshift.enabled", True))
+    assert (objects.pod("pydra-sim")["hostNetwork"], objects.pod("pydra-sim")["dnsPolicy"]) == (
+        True,
+        "ClusterFirstWithHostNet",
+    )
+    assert not {"hostNetwork", "dnsPolicy"} & set(objects.pod("pydra-nvidia"))
+    replaced = {
+        one["metadata"]["name"]: one["spec"]["updateStrategy"]["rollingUpdate"] for one in objects.all("DaemonSet")
+    }
+    assert replaced == {
+        "pydra-sim": {"maxSurge": 0, "maxUnavailable": 1},
+        "pydra-nvidia": {"maxSurge": 1, "maxUnavailable": 0},
+    }
+    constraints = objects.one("SecurityContextConstraints")
+    assert constraints["allowHostNetwork"] is constraints["allowHostPorts"] is True
+    assert render(backends, at("onePod", True)).pod()["hostNetwork"] is True
+
+
 def test_only_containers_that_ask_the_api_server_have_a_token() -> None:
     objects = render(ALL_ON)
     assert {name for name, pod in pods(objects) if pod["automountServiceAccountToken"]} == {"pydra-test"}
@@ -156,7 +180,7 @@ def test_only_containers_that_ask_the_api_server_have_a_token() -> None:
             mounts = {mount["name"]: mount["mountPath"] for mount in container.get("volumeMounts", ())}
             holders |= {(name, container["name"], mounts[token]) for token in tokens & set(mounts)}
     place = "/var/run/secrets/kubernetes.io/serviceaccount"
-    assert holders == {("pydra-nvidia", "agent", place), ("pydra-sim", "agent", place)}
+    assert holders == {(name, "agent", place) for name in AGENTS}
     assert all(one["automountServiceAccountToken"] is False for one in objects.all("ServiceAccount"))
 
 

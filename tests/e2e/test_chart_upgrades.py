@@ -45,6 +45,17 @@ async def test_upgrades_let_claims_come_and_go() -> None:
         await _assert_untouched(cluster, "stays")
 
 
+async def test_agents_on_the_hosts_network_follow_each_other() -> None:
+    async with open_place() as (cluster, release):
+        on_host = {"backends": {"sim": {"hostNetwork": True}}}
+        await release.install(on_host)
+        first = (await release.agent())["metadata"]["uid"]
+        await release.upgrade(on_host, {"podAnnotations": {"upgrade": "1"}})
+        assert (await release.agent())["metadata"]["uid"] != first
+        await cluster.create_claim("app")
+        await cluster.run_pod("app", resourceClaimName="app")
+
+
 async def _come_and_go(cluster: Cluster, done: list[str]) -> None:
     while True:
         name = f"app-{len(done)}"

@@ -6,6 +6,7 @@
 {{- $one := get .backends (first $names) -}}
 {{- $privileged := false -}}
 {{- $hostPID := false -}}
+{{- $hostNetwork := include "pydra.hostNetwork" .backends -}}
 {{- $capabilities := list -}}
 {{- $paths := include "pydra.hostPaths" (dict "root" .root "backends" .backends) | fromJson -}}
 {{- include "pydra.refuseTakenVariables" (dict "backends" .backends) -}}
@@ -45,6 +46,11 @@ terminationGracePeriodSeconds: {{ add (ceil (default 20 .settings.drainGrace)) 2
 enableServiceLinks: false
 {{- if $hostPID }}
 hostPID: true
+{{- end }}
+{{- if $hostNetwork }}
+hostNetwork: true
+# Else the node's name servers would be asked, which know no Service.
+dnsPolicy: ClusterFirstWithHostNet
 {{- end }}
 {{- with $runtimeClasses }}
 runtimeClassName: {{ first . | quote }}
@@ -213,4 +219,22 @@ Args: settings, unless (setting to the value with which it needs nothing).
 {{- define "pydra.hostPID" -}}
 {{- $unless := dig "hostPID" dict (default dict .settingsNeed) -}}
 {{- if or .hostPID (include "pydra.needing" (dict "settings" .settings "unless" $unless) | fromJsonArray) -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Whether any of these backends is to share the host's network, as its pod then does; empty when not. */ -}}
+{{- define "pydra.hostNetwork" -}}
+{{- range . -}}{{- if .hostNetwork -}}true{{- end -}}{{- end -}}
+{{- end -}}
+
+{{- /*
+How the pods of a set are replaced. On the host's network two agents of a node would want the same port, so that the old
+one goes first. Args: strategy, backends.
+*/ -}}
+{{- define "pydra.updateStrategy" -}}
+{{- $strategy := deepCopy .strategy -}}
+{{- $rolling := default dict $strategy.rollingUpdate -}}
+{{- if and (include "pydra.hostNetwork" .backends) (hasKey $rolling "maxSurge") (not (has (toString $rolling.maxSurge) (list "0" "0%"))) -}}
+{{- $_ := set $strategy "rollingUpdate" (dict "maxSurge" 0 "maxUnavailable" $rolling.maxSurge) -}}
+{{- end -}}
+{{- toYaml $strategy -}}
 {{- end -}}
