@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from pydra.backends.type_messages import describe
 from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of, key_of, variable_of
 from pydra.observability.metrics import Metrics
 from pydra_amd import settings as amd
+from pydra_amd.health import diagnosis as amd_diagnosis
 from pydra_nvidia import settings as nvidia
 from pydra_nvidia.compute_domain import settings as compute_domain
-from pydra_nvidia.health.diagnosis import DEFAULT_REACTIONS
+from pydra_nvidia.health import diagnosis as nvidia_diagnosis
 from pydra_tpu import settings as tpu
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -118,21 +119,30 @@ def nvidia_settings_page() -> str:
         "bring other defaults. The simulation comes with `pip install pydra-nvidia`; images for nodes leave it out.",
         "",
         *backend_settings_table(nvidia.Settings, nvidia.PREFIX),
+        *signals_tables(nvidia, nvidia_diagnosis.DEFAULT_REACTIONS),
+        *compute_domain_settings(),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def signals_tables(settings: Any, defaults: Mapping[Any, Any]) -> Iterator[str]:
+    """What a backend watches for, with the reactions; `settings` is its module of settings."""
+    signals, reactions = texts_below(settings.Signal), texts_below(settings.Reaction)
+    yield from (
         "",
         "## Signals",
         "",
-        "What can be wrong with a GPU, worst first, and what follows unless `PYDRA_NVIDIA_SIGNALS` says otherwise.",
+        "What can be wrong with a GPU, worst first, and what follows unless "
+        f"`{settings.PREFIX}SIGNALS` says otherwise.",
         "",
         "| signal | default | |",
         "|---|---|---|",
-    ]
-    told = texts_below(nvidia.Signal)
-    lines += [f"| `{one.value}` | `{DEFAULT_REACTIONS[one].value}` | {told[one.name]} |" for one in DEFAULT_REACTIONS]
-    lines += ["", "| reaction | |", "|---|---|"]
-    told = texts_below(nvidia.Reaction)
-    lines += [f"| `{one.value}` | {told[one.name]} |" for one in nvidia.Reaction]
-    lines += compute_domain_settings()
-    return "\n".join(lines) + "\n"
+        *(f"| `{one.value}` | `{defaults[one].value}` | {signals[one.name]} |" for one in defaults),
+        "",
+        "| reaction | |",
+        "|---|---|",
+        *(f"| `{one.value}` | {reactions[one.name]} |" for one in settings.Reaction),
+    )
 
 
 def compute_domain_settings() -> Iterator[str]:
@@ -161,6 +171,7 @@ def amd_settings_page() -> str:
         "| partitioning | |",
         "|---|---|",
         *(f"| `{one.value}` | {told[one.name]} |" for one in amd.Partitioning),
+        *signals_tables(amd, amd_diagnosis.DEFAULT_REACTIONS),
     ]
     return "\n".join(lines) + "\n"
 
@@ -237,7 +248,7 @@ def as_text(value: Any) -> str:
             return str(value).lower()
         case Enum():
             return str(value.value)
-        case float():
+        case int() | float():
             return f"{value:g}"
         case str():
             return value

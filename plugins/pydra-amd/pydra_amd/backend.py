@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydra import Claim, HeldClaim, Inventory, PreparedDevice, PydraError, UnknownDevice
+from pydra import Claim, HeldClaim, Inventory, PreparedDevice, PydraError, Sample, UnknownDevice
 from pydra_amd.cdi.edits import build_edits
-from pydra_amd.hardware_types import Partition, Reading
+from pydra_amd.device_names import name_gpu
+from pydra_amd.hardware_types import Condition, Partition, Reading
+from pydra_amd.health.diagnosis import diagnose
 from pydra_amd.held_claims import HeldEntries, PlanUnknown, build_plan, parse_entry
 from pydra_amd.host.filesystem import Tree
+from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
 from pydra_amd.inventory.build import build_inventory
+from pydra_amd.inventory.samples import build_samples
 from pydra_amd.offering import list_offered
 from pydra_amd.settings import Settings
 from pydra_amd.slicing.execution import StepExecutor
@@ -35,12 +39,18 @@ class AmdBackend:
 
     async def discover(self) -> Inventory:
         """Whole GPUs and partitions, with their health."""
-        return build_inventory(await self._telemetry.read(), self._settings.partitioning)
+        reading = await self._telemetry.read()
+        conditions = await asyncio.to_thread(self._read_conditions, reading)
+        return build_inventory(reading, self._settings.partitioning, diagnose(reading, conditions, self._settings))
 
     async def wait_changed(self) -> None:
         """Return when a GPU, a partition or a device node has come or gone since `discover`."""
         while not await self._telemetry.has_changed():  # noqa: ASYNC110 - files of the kernel have no event
             await asyncio.sleep(self._settings.poll_period)
+
+    async def measure(self) -> Sequence[Sample]:
+        """Memory, activity, power, temperature and errors of each GPU."""
+        return await asyncio.to_thread(self._measure)
 
     async def restore(self, held: Sequence[HeldClaim], /) -> None:
         """Remember what claims hold; modes that a crash left are set back when the agent unprepares those claims."""
@@ -72,6 +82,30 @@ class AmdBackend:
             self._held.remove(claim.uid)
             return
         await self._executor.undo(entry)
+
+    def _read_conditions(self, reading: Reading) -> Mapping[str, Condition]:
+        """What is wrong with each GPU, by address. Blocks."""
+        found: dict[str, Condition] = {}
+        for gpu in reading.gpus if self._settings.health else ():
+            errors = read_errors(self._tree, gpu.address)
+            found[gpu.address] = Condition(
+                uncorrectable={block: counts.get("uncorrectable", 0) for block, counts in errors.items()},
+                bad_pages=read_bad_pages(self._tree, gpu.address) or 0,
+            )
+        return found
+
+    def _measure(self) -> Sequence[Sample]:
+        """Of the GPUs of the last reading. Blocks."""
+        return [
+            sample
+            for gpu in self._telemetry.last.gpus
+            for sample in build_samples(
+                name_gpu(gpu),
+                read_sensors(self._tree, gpu.address),
+                read_errors(self._tree, gpu.address),
+                read_bad_pages(self._tree, gpu.address),
+            )
+        ]
 
     def _describe(self, claim: Claim, entry: Entry) -> list[PreparedDevice]:
         """What containers get, from the hardware as it is now. Blocks."""

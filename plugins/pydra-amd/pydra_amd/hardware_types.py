@@ -81,6 +81,16 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
         return sum(one.xccs for one in self.partitions)
 
 
+class Condition(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with a GPU: `uncorrectable` has the number of such errors since the driver was loaded, by block.
+
+    `bad_pages` is how many pages of memory are out of use.
+    """
+
+    uncorrectable: Mapping[str, int] = {}
+    bad_pages: int = 0
+
+
 class LostGpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU that was in use and cannot be used any more: what was last read of it, and why."""
 

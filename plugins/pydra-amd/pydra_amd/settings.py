@@ -7,6 +7,7 @@ below a field is its text in docs/settings.md and in the chart's schema, which a
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated
 
@@ -27,6 +28,37 @@ class Partitioning(Enum):
     when a claim gets one, and set back when the last of a GPU's claims has ended."""
 
 
+class Signal(Enum):
+    """What can be wrong with a GPU; its value is the taint's name below `gpu.amd.com/`."""
+
+    GPU_LOST = "gpu-lost"
+    """It was usable, and is gone from the PCI bus, does not answer there, or has lost its nodes."""
+    NODE_GONE = "node-gone"
+    """A device node that its containers need is not there."""
+    ECC = "ecc"
+    """A block of it counts errors that could not be corrected, since the driver was loaded; the taint's value names
+    the blocks."""
+    XGMI_ERROR = "xgmi-error"
+    """The same for its xGMI links."""
+    BAD_PAGES = "bad-pages"
+    """More pages of its memory are out of use than the threshold allows."""
+
+
+class Reaction(Enum):
+    """What follows from a signal."""
+
+    UNHEALTHY = "Unhealthy"
+    """The device is unhealthy; its taint has the agent's effect (`--health-taint`)."""
+    NO_SCHEDULE = "NoSchedule"
+    """The device is unhealthy; its taint keeps new pods away."""
+    NO_EXECUTE = "NoExecute"
+    """The device is unhealthy; its taint also evicts the pods that have it."""
+    NONE = "None"
+    """The device is healthy; a taint with the effect `None` tells of it."""
+    IGNORE = "Ignore"
+    """Nothing."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings."""
 
@@ -44,5 +76,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     partitioning: Partitioning = Partitioning.EXISTING
     """Which partitions of GPUs claims can have. `compute` needs the feature gate DRAPartitionableDevices; without it,
     only whole GPUs are published."""
+    health: bool = True
+    """Whether to watch how GPUs are. Off: all devices are healthy, whatever happens."""
+    signals: Mapping[Signal, Reaction] = {}
+    """What follows from which signal where it is not the default: `ecc=NoExecute,bad-pages=Ignore`; see below."""
+    bad_page_threshold: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """How many pages of a GPU's memory may be out of use. 0: as many as the driver tolerates by default, one for each
+    100 MiB of memory."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Seconds between two looks for GPUs, partitions and device nodes that have come or gone."""

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydra import Capacity, Device, Health, HealthStatus, Inventory
-from pydra_amd.hardware_types import Gpu, Reading
-from pydra_amd.host.amdgpu import list_nodes
+from pydra import Capacity, Device, Inventory
+from pydra_amd.hardware_types import Reading
+from pydra_amd.health.diagnosis import Assessment
 from pydra_amd.inventory.attributes import build_attributes
 from pydra_amd.inventory.counters import build_consumption, build_counter_set
 from pydra_amd.offering import Offered, list_offered
 from pydra_amd.settings import Partitioning
 
 
-def build_inventory(reading: Reading, partitioning: Partitioning) -> Inventory:
+def build_inventory(
+    reading: Reading, partitioning: Partitioning, assessments: Mapping[str, Assessment] = {}
+) -> Inventory:
     """The devices in the order in which a scheduler takes them, each GPU's counter set, and what cannot be used.
+
+    `assessments` are by a GPU's address; one that is missing is well.
 
     A cluster that has no counters publishes as many devices from the start of the list as do not overlap, so whole GPUs
     are first.
@@ -25,7 +29,9 @@ def build_inventory(reading: Reading, partitioning: Partitioning) -> Inventory:
         if one.chosen:
             chosen.setdefault(one.gpu.address, []).append(one)
     return Inventory(
-        devices=tuple(_build_device(one, chosen, reading) for one in offered),
+        devices=tuple(
+            _build_device(one, chosen, reading, assessments.get(one.gpu.address, Assessment())) for one in offered
+        ),
         counter_sets=tuple(build_counter_set(chosen[address]) for address in sorted(chosen)),
         unreadable=tuple(
             f"GPU {address} is bound to amdgpu and cannot be used: {why}; the kernel's log says more"
@@ -34,13 +40,16 @@ def build_inventory(reading: Reading, partitioning: Partitioning) -> Inventory:
     )
 
 
-def _build_device(offered: Offered, chosen: Mapping[str, list[Offered]], reading: Reading) -> Device:
+def _build_device(
+    offered: Offered, chosen: Mapping[str, list[Offered]], reading: Reading, assessment: Assessment
+) -> Device:
     return Device(
         name=offered.name,
         attributes=build_attributes(offered, reading),
         capacity=_build_capacity(offered),
         consumes_counters=(build_consumption(offered, chosen[offered.gpu.address]),) if offered.chosen else (),
-        health=_diagnose(offered.gpu, reading),
+        health=assessment.health,
+        taints=assessment.taints,
     )
 
 
@@ -58,16 +67,3 @@ def _build_capacity(offered: Offered) -> dict[str, Capacity]:
         "partitions": 1 if offered.chosen else 0,
     }
     return {name: Capacity(value) for name, value in found.items() if value}
-
-
-def _diagnose(gpu: Gpu, reading: Reading) -> Health:
-    for lost in reading.lost:
-        if lost.gpu.address == gpu.address:
-            message = f"GPU {gpu.address} is lost: {lost.why}; the kernel's log says more"
-            return Health(status=HealthStatus.UNHEALTHY, taint="gpu-lost", message=message)
-    for one in gpu.partitions:
-        for node in list_nodes(one):
-            if node in reading.missing:
-                message = f"{node} of GPU {gpu.address} is not there"
-                return Health(status=HealthStatus.UNHEALTHY, reason="NodeGone", message=message)
-    return Health()

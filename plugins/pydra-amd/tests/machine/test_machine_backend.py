@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 import pydra_amd
-from amd_values import claim_of, held_claim
+from amd_values import GIB, claim_of, held_claim
 from pydra import Claim, ClaimError, HealthStatus, HeldClaim, PreparedDevice, PydraError, UnknownDevice
 from pydra.testing import check_backend
 from pydra_amd import Settings
@@ -168,6 +168,40 @@ async def test_a_gpu_that_falls_off_the_bus_is_an_error_of_the_claim(tmp_path: P
         (tmp_path / GPUS / "0000:05:00.0").unlink()
         with pytest.raises(UnknownDevice, match=r"no GPU 0000:05:00\.0 any more"):
             await backend.prepare(planned)
+
+
+async def test_errors_that_a_gpu_counts_make_it_unhealthy_until_the_driver_counts_none(tmp_path: Path) -> None:
+    async with machine(tmp_path) as backend:
+        file = tmp_path / GPUS / "0000:05:00.0" / "ras" / "umc_err_count"
+        for count, status in ((1, HealthStatus.UNHEALTHY), (0, HealthStatus.HEALTHY)):
+            file.write_text(f"ue: {count}\nce: 3\nde: 1\n")
+            found = {one.name: one.health for one in (await backend.discover()).devices}
+            assert (found[FIRST].status, found["gpu-9-136"].status) == (status, HealthStatus.HEALTHY)
+        file.write_text("Query currently inaccessible\n")
+        assert (await backend.discover()).devices[0].health.status is HealthStatus.HEALTHY
+
+
+async def test_numbers_of_a_gpu_are_measured_and_what_it_does_not_tell_is_left_out(tmp_path: Path) -> None:
+    async with machine(tmp_path) as backend:
+        assert await backend.measure() == []
+        await backend.discover()
+        folder = tmp_path / GPUS / "0000:05:00.0"
+        (folder / "ras" / "umc_err_count").write_text("ue: 1\nce: 3\nde: 2\n")
+        (folder / "gpu_busy_percent").write_text("50\n")
+        (folder / "hwmon" / "hwmon4" / "power1_average").write_text("N/A\n")
+        samples = [one for one in await backend.measure() if one.device == FIRST]
+    found = {(one.name, *one.labels.values()): one.value for one in samples}
+    assert found["memory_used_bytes",] + found["memory_free_bytes",] == 192 * GIB - (16 << 20)
+    assert found["utilization_ratio",] == 0.5
+    assert found["temperature_celsius", "junction"] == 41
+    assert [found["ecc_errors_total", "umc", kind] for kind in ("uncorrectable", "correctable", "deferred")] == [
+        1,
+        3,
+        2,
+    ]
+    assert found["bad_pages",] == 0
+    assert ("power_watts",) not in found
+    assert found["power_limit_watts",] == 750
 
 
 async def test_a_machine_without_the_driver_has_no_devices(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from amd_values import gpu_of, reading_of
-from pydra import HealthStatus, Version
+from pydra import Version
 from pydra_amd.inventory.attributes import parse_version
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.settings import Partitioning
@@ -78,13 +78,6 @@ def test_memory_that_cannot_be_read_is_left_out_and_not_guessed() -> None:
     gpu = replace(gpu, partitions=tuple(replace(one, memory=0) for one in gpu.partitions))
     for partitioning in Partitioning:
         assert all("memory" not in one.capacity for one in build_inventory(reading_of(gpu), partitioning).devices)
-
-
-def test_a_device_whose_node_is_gone_is_unhealthy() -> None:
-    reading = reading_of(gpu_of(), gpu_of(index=1), missing=("/dev/dri/renderD136",))
-    ill = [one for one in build_inventory(reading, EXISTING).devices if one.health.status is HealthStatus.UNHEALTHY]
-    assert [(one.name, one.health.reason) for one in ill] == [("gpu-8-136", "NodeGone")]
-    assert "/dev/dri/renderD136 of GPU 0000:25:00.0" in ill[0].health.message
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""How GPUs are: signals to health and taints."""

@@ -1,0 +1,105 @@
+"""How each GPU is, from what is read of it. Pure.
+
+Of several signals the worst is a GPU's health, and each other is a taint beside it. All devices of a GPU share both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from pydra import Health, HealthStatus, Taint, TaintEffect
+from pydra_amd.device_names import DRIVER
+from pydra_amd.hardware_types import Condition, Gpu, Reading
+from pydra_amd.host.amdgpu import list_nodes
+from pydra_amd.host.sensors import XGMI
+from pydra_amd.settings import Reaction, Settings, Signal
+
+DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
+    Signal.GPU_LOST: Reaction.UNHEALTHY,
+    Signal.NODE_GONE: Reaction.UNHEALTHY,
+    Signal.ECC: Reaction.UNHEALTHY,
+    Signal.XGMI_ERROR: Reaction.UNHEALTHY,
+    Signal.BAD_PAGES: Reaction.UNHEALTHY,
+}
+"""Worst first: the first that makes a device unhealthy is its health."""
+
+_EFFECTS = {
+    Reaction.UNHEALTHY: None,
+    Reaction.NO_SCHEDULE: TaintEffect.NO_SCHEDULE,
+    Reaction.NO_EXECUTE: TaintEffect.NO_EXECUTE,
+    Reaction.NONE: TaintEffect.NONE,
+}
+
+_AGENTS = TaintEffect.NO_SCHEDULE
+"""The effect where the agent's own is meant, which nobody but the agent knows: its default."""
+
+_BYTES_PER_BAD_PAGE = 100 << 20
+"""Source: RAS_BAD_PAGE_COVER in the kernel's drivers/gpu/drm/amd/amdgpu/amdgpu_ras.c."""
+
+
+class Assessment(msgspec.Struct, frozen=True, kw_only=True):
+    """How a GPU is; as taints, what else is wrong with it and what only informs (effect None)."""
+
+    health: Health = Health()
+    taints: tuple[Taint, ...] = ()
+
+
+class _Finding(msgspec.Struct, frozen=True):
+    signal: Signal
+    value: str
+    message: str
+
+
+def diagnose(reading: Reading, conditions: Mapping[str, Condition], settings: Settings) -> Mapping[str, Assessment]:
+    """The assessments of GPUs, by address; `conditions` may lack GPUs of which nothing is told."""
+    if not settings.health:
+        return {}
+    found: dict[str, Assessment] = {}
+    for gpu in reading.gpus:
+        condition = conditions.get(gpu.address, Condition())
+        found[gpu.address] = _assess([*_find_missing(gpu, reading), *_find_faults(gpu, condition, settings)], settings)
+    for lost in reading.lost:
+        message = f"GPU {lost.gpu.address} is lost: {lost.why}; the kernel's log says more"
+        found[lost.gpu.address] = _assess([_Finding(Signal.GPU_LOST, "", message)], settings)
+    return found
+
+
+def _find_missing(gpu: Gpu, reading: Reading) -> Iterator[_Finding]:
+    missing = [node for one in gpu.partitions for node in list_nodes(one) if node in reading.missing]
+    if missing:
+        yield _Finding(Signal.NODE_GONE, "", f"{missing[0]} of GPU {gpu.address} is not there")
+
+
+def _find_faults(gpu: Gpu, condition: Condition, settings: Settings) -> Iterator[_Finding]:
+    blocks = {block: count for block, count in condition.uncorrectable.items() if count}
+    links = blocks.pop(XGMI, 0)
+    if blocks:
+        counts = ", ".join(f"{block} {count}" for block, count in sorted(blocks.items()))
+        message = f"GPU {gpu.address} counts errors that could not be corrected: {counts}; reset it, or reboot the node"
+        yield _Finding(Signal.ECC, ".".join(sorted(blocks))[:63].rstrip("._-"), message)
+    if links:
+        message = f"GPU {gpu.address} counts {links} errors of its xGMI links that could not be corrected"
+        yield _Finding(Signal.XGMI_ERROR, "", message)
+    allowed = settings.bad_page_threshold or gpu.memory // _BYTES_PER_BAD_PAGE
+    if gpu.memory and condition.bad_pages > allowed:
+        message = f"{condition.bad_pages} pages of the memory of GPU {gpu.address} are out of use, {allowed} may be"
+        yield _Finding(Signal.BAD_PAGES, "", f"{message}; replace it")
+
+
+def _assess(findings: Iterable[_Finding], settings: Settings) -> Assessment:
+    health, taints = Health(), list[Taint]()
+    order = list(DEFAULT_REACTIONS)
+    for finding in sorted(findings, key=lambda one: order.index(one.signal)):
+        reaction = settings.signals.get(finding.signal, DEFAULT_REACTIONS[finding.signal])
+        if reaction is Reaction.IGNORE:
+            continue
+        key, effect = f"{DRIVER}/{finding.signal.value}", _EFFECTS[reaction]
+        if reaction is Reaction.NONE or health.status is HealthStatus.UNHEALTHY:
+            taints.append(Taint(key=key, value=finding.value, effect=effect or _AGENTS))
+        else:
+            health = Health(
+                status=HealthStatus.UNHEALTHY, message=finding.message, reason=finding.value, taint=key, effect=effect
+            )
+    return Assessment(health=health, taints=tuple(taints))

@@ -1,0 +1,81 @@
+"""How a GPU is and what it does, as the kernel's files tell it: memory, activity, power, temperature, errors.
+
+What a GPU does not have, and what cannot be read now, is left out.
+Source: the kernel's Documentation/gpu/amdgpu/thermal.rst and ras.rst, and drivers/gpu/drm/amd/amdgpu/amdgpu_ras.c.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from pydra_amd.host.amdgpu import BOUND
+from pydra_amd.host.filesystem import Tree
+
+XGMI = "xgmi_wafl"
+"""The block whose errors are those of xGMI links."""
+
+_ERROR_FILE = "_err_count"
+_KINDS = {"ue": "uncorrectable", "ce": "correctable", "de": "deferred"}
+_MICRO, _MILLI = 1e6, 1e3
+
+
+class Sensors(msgspec.Struct, frozen=True, kw_only=True):
+    """What a GPU does now: bytes, shares of time in percent, watts, degrees Celsius by sensor; None: not told."""
+
+    memory_total: float | None = None
+    memory_used: float | None = None
+    busy: float | None = None
+    memory_busy: float | None = None
+    power: float | None = None
+    power_limit: float | None = None
+    temperatures: Mapping[str, float] = {}
+
+
+def read_sensors(tree: Tree, address: str) -> Sensors:
+    """Of a GPU, all its partitions together."""
+    folder = tree.sys(f"{BOUND}/{address}")
+    monitor = next((f"{folder}/hwmon/{name}" for name in tree.names(f"{folder}/hwmon")), "")
+    labels = [name for name in tree.names(monitor) if re.fullmatch(r"temp\d+_label", name)]
+    found = {
+        tree.read(f"{monitor}/{name}"): _read_number(tree, f"{monitor}/{name.removesuffix('label')}input", _MILLI)
+        for name in labels
+    }
+    power = _read_number(tree, f"{monitor}/power1_average", _MICRO)
+    return Sensors(
+        memory_total=_read_number(tree, f"{folder}/mem_info_vram_total"),
+        memory_used=_read_number(tree, f"{folder}/mem_info_vram_used"),
+        busy=_read_number(tree, f"{folder}/gpu_busy_percent"),
+        memory_busy=_read_number(tree, f"{folder}/mem_busy_percent"),
+        power=_read_number(tree, f"{monitor}/power1_input", _MICRO) if power is None else power,
+        power_limit=_read_number(tree, f"{monitor}/power1_cap", _MICRO),
+        temperatures={label: value for label, value in found.items() if label and value is not None},
+    )
+
+
+def read_errors(tree: Tree, address: str) -> Mapping[str, Mapping[str, int]]:
+    """Errors since the driver was loaded, by block (`umc`) and kind (`uncorrectable`, `correctable`, `deferred`).
+
+    Empty for a GPU that counts none; a block is missing while the driver does not let it be asked, as during a reset.
+    """
+    folder = tree.sys(f"{BOUND}/{address}/ras")
+    found: dict[str, Mapping[str, int]] = {}
+    for name in tree.names(folder):
+        if name.endswith(_ERROR_FILE):
+            lines = re.findall(r"^(ue|ce|de): (\d+)$", tree.read(f"{folder}/{name}"), re.MULTILINE)
+            if lines:
+                found[name.removesuffix(_ERROR_FILE)] = {_KINDS[kind]: int(count) for kind, count in lines}
+    return found
+
+
+def read_bad_pages(tree: Tree, address: str) -> int | None:
+    """How many pages of memory are out of use, or will be; None for a GPU that does not tell."""
+    path = tree.sys(f"{BOUND}/{address}/ras/gpu_vram_bad_pages")
+    return len(tree.read(path).splitlines()) if tree.exists(path) else None
+
+
+def _read_number(tree: Tree, path: str, divisor: float = 1.0) -> float | None:
+    text = tree.read(path)
+    return int(text) / divisor if re.fullmatch(r"-?\d+", text) else None
