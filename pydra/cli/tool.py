@@ -41,8 +41,11 @@ def build_parser() -> argparse.ArgumentParser:
     dev.add_argument("--backend", default="sim", metavar="NAME", help=f"{_BACKEND_HELP} [sim]")
     text = "manifests to apply instead of the sample: a file or a directory; repeat it for several"
     dev.add_argument("-f", "--filename", action="append", metavar="FILE", help=text)
-    dev.add_argument("--watch", action="store_true", help="start again when the backend or a manifest changes")
+    mode = dev.add_mutually_exclusive_group()
+    mode.add_argument("--watch", action="store_true", help="start again when the backend or a manifest changes")
     dev.add_argument("--once", action="store_true", help="end once the pods have come and gone: 0, or 1 if one failed")
+    text = "call the backend in this process, once, without an agent and deadlines: for breakpoint() and debuggers"
+    mode.add_argument("--in-process", action="store_true", help=text)
     dev.add_argument("--scenario", metavar="NAME", help="a scenario of simulated hardware: a name or a file")
     dev.add_argument("--config", metavar="FILE", help="the agent's YAML file of settings, for backendSettings")
     dev.set_defaults(command=_dev)
@@ -123,21 +126,23 @@ def _leave_stdout() -> None:
 def _dev(parsed: argparse.Namespace) -> int:
     try:
         from pydra_dev.demo import Options, run  # noqa: PLC0415 - a distribution of its own, which no node has
+        from pydra_dev.in_process import run as run_in_process  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "pydra_dev":
             raise
         print("pydra: `pydra dev` needs the package pydra-dev; run: pip install 'pydra-dra[dev]'", file=sys.stderr)
         return 2
-    return run(
-        Options(
-            backend=parsed.backend,
-            scenario=parsed.scenario,
-            manifests=tuple(parsed.filename or ()),
-            config=os.path.abspath(parsed.config) if parsed.config else None,
-            once=parsed.once,
-            watch=parsed.watch,
-        )
+    options = Options(
+        backend=parsed.backend,
+        scenario=parsed.scenario,
+        manifests=tuple(parsed.filename or ()),
+        config=os.path.abspath(parsed.config) if parsed.config else None,
+        once=parsed.once,
+        watch=parsed.watch,
     )
+    if parsed.in_process:
+        return run_in_process(options, read_config(parsed.config, os.environ))
+    return run(options)
 
 
 def _import_from(backend: str) -> str:

@@ -51,6 +51,7 @@ from pydra_dev.node import (
 )
 from pydra_dev.samples import (
     Manifest,
+    add_classes,
     create_object,
     find_sources,
     read_device_classes,
@@ -307,7 +308,7 @@ class DemoRun:
         self._say(describe_slices(slices))
         sample = read_sample(options.backend, driver, classes)
         manifests = read_manifests(options.manifests) if options.manifests else sample
-        self._apply(_add_classes(manifests, sample))
+        self._apply(add_classes(manifests, sample))
         await self._wait(f"{', '.join(self._pods)} runs", self._find_running)
         if self._explain and not options.manifests:
             self._printer.write("\n" + describe_sample(one.text for one in sample))
@@ -538,13 +539,6 @@ def read_specs(directory: str, cdi_ids: Sequence[str]) -> tuple[tuple[str, bytes
     registry = read_registry([directory])
     files = sorted({registry.devices[one].file for one in cdi_ids if one in registry.devices})
     return tuple((file, Path(file).read_bytes()) for file in files)
-
-
-def _add_classes(manifests: Sequence[Manifest], sample: Sequence[Manifest]) -> tuple[Manifest, ...]:
-    """The manifests behind the sample's DeviceClasses that they do not have themselves."""
-    present = {one.name for one in manifests}
-    added = [one for one in sample if one.body["kind"] == "DeviceClass" and one.name not in present]
-    return (*added, *manifests)
 
 
 def _full_name(obj: JsonObject) -> str:

@@ -70,6 +70,13 @@ def _build_class(name: str, spec: JsonObject) -> JsonObject:
     }
 
 
+def add_classes(manifests: Sequence[Manifest], sample: Sequence[Manifest]) -> tuple[Manifest, ...]:
+    """The manifests behind the sample's DeviceClasses that they do not have themselves."""
+    present = {one.name for one in manifests}
+    added = [one for one in sample if one.body["kind"] == DEVICE_CLASSES.kind and one.name not in present]
+    return (*added, *manifests)
+
+
 _READ_CLASSES = """
 import json, sys
 from pydra.backends.child.loading import load_object

@@ -1,0 +1,297 @@
+"""`pydra dev --in-process`: the backend's coroutines in this process, so that `breakpoint()` and debuggers work.
+
+The same manifests, scheduler, CDI specs and containers as on the embedded node, but no agent and no kubelet: nothing
+has a deadline, and an exception of the backend ends the run with its traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+from msgspec.structs import replace
+
+from pydra.backends.child.loading import LoadError, load_object
+from pydra.backends.config import ConfigCheck, decode_claim, find_check
+from pydra.backends.discovery import find_backend, is_target, locate_file, variable_prefix
+from pydra.backends.settings import read_settings
+from pydra.backends.validation import (
+    find_answer_type_violations,
+    find_coroutine_violations,
+    find_object_violations,
+    find_prepared_violations,
+)
+from pydra.backends.wire import Method
+from pydra.cdi.spec import build_spec_file, cdi_ids
+from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice
+from pydra.claims.allocation import base_request, parse_allocation
+from pydra.devices import Inventory
+from pydra.errors import BackendError, ContractError, PydraError, SettingsError
+from pydra.pool import HealthPolicy, Snapshot, build_pool, observe
+from pydra.slices.build import build_wanted
+from pydra_dev.allocator import AllocationError
+from pydra_dev.apiserver import serve_control_plane
+from pydra_dev.control_plan import claim_names
+from pydra_dev.demo import SETTLED, DemoError, Options, Printer
+from pydra_dev.descriptions import (
+    Paragraph,
+    describe_allocation,
+    describe_cdi_spec,
+    describe_changes,
+    describe_others,
+    describe_slices,
+)
+from pydra_dev.kinds import NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
+from pydra_dev.kubelet.claims import container_requests
+from pydra_dev.kubelet.kubelet import build_node
+from pydra_dev.kubelet.pods import create_container
+from pydra_dev.kubelet.settings import KubeletSettings
+from pydra_dev.node import make_root, scenario_environment
+from pydra_dev.oci import InjectionError
+from pydra_dev.samples import add_classes, create_object, read_manifests, read_sample
+from pydra_dev.scheduling import review_claim
+from pydra_dev.status import JsonObject
+from pydra_dev.verbs import Api, Signal
+
+NODE = "embedded-node"
+POLICY = HealthPolicy(effect=None, unhealthy_after=0, healthy_after=0, stale_effect=None, stale_after=0)
+
+
+def run(options: Options, config: Mapping[str, Any]) -> int:
+    """Prepare and unprepare the claims of the manifests or of the sample, on standard output; the exit code.
+
+    `config` is the content of the agent's settings file. Raises SettingsError and BackendError for a backend that
+    cannot be used.
+    """
+    printer = Printer(lambda text: print(text, flush=True), time.monotonic)  # noqa: T201 - this is what it is for
+    return anyio.run(_run, options, config, printer)
+
+
+async def _run(options: Options, config: Mapping[str, Any], printer: Printer) -> int:
+    target, directory = locate_file(options.backend)
+    source = find_backend(target)
+    if is_target(target):
+        sys.path.insert(0, directory or os.getcwd())
+    with make_root() as root:
+        os.environ.update(scenario_environment(options.backend, options.scenario, root))
+        backend = _load(source.target, source.name)
+        settings = config.get("backendSettings", {}).get(source.configured_name, {})
+        check, arguments = _read_settings(backend, source.name, settings)
+        failure: PydraError | DemoError | None = None
+        async with serve_control_plane(kubeconfig=Path(root, "kubeconfig")) as server:
+            try:
+                async with _connect(backend, arguments) as live:
+                    session = Session(
+                        options,
+                        printer,
+                        api=server.api,
+                        cdi_directory=f"{root}/cdi",
+                        backend=backend,
+                        live=live,
+                        check=check,
+                    )
+                    await session.run()
+            except (PydraError, DemoError) as error:
+                failure = error
+        if isinstance(failure, DemoError):
+            printer.say(Paragraph(headline=f"FAILED: {failure}", details=failure.details))
+            return 1
+        if failure is not None:
+            raise failure
+    return 0
+
+
+def _load(target: str, name: str) -> Any:
+    try:
+        backend = load_object(target)
+    except LoadError as error:
+        raise BackendError(name, str(error), details=error.fault.traceback) from error
+    if violations := find_object_violations(backend):
+        raise ContractError(name, violations)
+    if not getattr(backend, "DRIVER", ""):
+        raise SettingsError([f"backend {name} names no driver: set DRIVER"])
+    return backend
+
+
+def _read_settings(backend: Any, name: str, settings: Mapping[str, Any]) -> tuple[ConfigCheck | None, tuple[Any, ...]]:
+    """The backend's check of configs, and the arguments of `connect`."""
+    settings_type = getattr(backend, "SETTINGS_TYPE", None)
+    if settings_type is None:
+        return None, ()
+    found = read_settings(settings_type, name, f"{variable_prefix(name)}_", os.environ, settings)
+    return find_check(backend, found), (found,)
+
+
+@asynccontextmanager
+async def _connect(backend: Any, arguments: tuple[Any, ...]) -> AsyncIterator[Any]:
+    if getattr(backend, "connect", None) is None:
+        yield backend
+        return
+    async with AsyncExitStack() as stack:
+        try:
+            live = await stack.enter_async_context(backend.connect(*arguments))
+        except Exception as error:  # the call boundary, for `connect`
+            raise DemoError(f"connect failed: {type(error).__name__}: {error}", _format(error)) from error
+        if violations := find_coroutine_violations(live):
+            raise ContractError("connect", violations)
+        yield live
+
+
+class Session:
+    """One run: what the agent and the kubelet would do, one step after the other."""
+
+    def __init__(
+        self,
+        options: Options,
+        printer: Printer,
+        *,
+        api: Api,
+        cdi_directory: str,
+        backend: Any,
+        live: Any,
+        check: ConfigCheck | None,
+    ) -> None:
+        self._options = options
+        self._say = printer.say
+        self._api = api
+        self._cdi_directory = cdi_directory
+        self._backend = backend
+        self._live = live
+        self._check = check
+        self._types = getattr(backend, "CONFIG_TYPES", {})
+        self._held: list[HeldClaim] = []
+
+    async def run(self) -> None:
+        """Publish, apply, prepare each pod's claims, unprepare them in the reverse order; raises DemoError."""
+        os.makedirs(self._cdi_directory)
+        self._api.create(NODES, build_node(KubeletSettings(node_name=NODE, root="", cdi_directories=()), _now()))
+        if getattr(self._live, "restore", None) is not None:
+            await self._call("restore", self._live.restore(()))
+        self._publish(await self._call("discover", self._live.discover(), Method.DISCOVER))
+        classes = getattr(self._backend, "DEVICE_CLASSES", {})
+        sample = read_sample(self._options.backend, self._backend.DRIVER, classes)
+        manifests = read_manifests(self._options.manifests) if self._options.manifests else sample
+        created = [create_object(self._api, one) for one in add_classes(manifests, sample)]
+        for pod in created:
+            if pod["kind"] == PODS.kind:
+                await self._start(pod)
+        for held in reversed(self._held):
+            await self._call("unprepare", self._live.unprepare(held.claim, held.prepared))
+            self._say(Paragraph(headline=f"unprepared: claim {held.claim.namespace}/{held.claim.name}"))
+
+    def _publish(self, inventory: Inventory) -> None:
+        driver = self._backend.DRIVER
+        snapshot = observe(Snapshot(), inventory, now=time.monotonic(), policy=POLICY)
+        published = build_pool(snapshot, driver=driver, pool=NODE, policy=POLICY)
+        for text in (*published.dropped, *published.problems, *published.unreadable):
+            self._say(Paragraph(headline=f"left out: {text}"))
+        wanted = build_wanted(published.pool, driver=driver, node=NODE)
+        pool = {"name": NODE, "generation": 1, "resourceSliceCount": len(wanted.slices)}
+        slices = [
+            self._api.create(
+                RESOURCE_SLICES,
+                {
+                    "metadata": {"name": f"slice-{number}"},
+                    "spec": {"driver": driver, "pool": pool, **wanted.scope, **one},
+                },
+            )
+            for number, one in enumerate(wanted.slices)
+        ]
+        self._say(describe_slices(slices))
+
+    async def _start(self, pod: JsonObject) -> None:
+        namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+        found = await self._wait_scheduled(namespace, name)
+        ids: dict[str, list[tuple[str, str]]] = {}
+        for entry, claim_name in claim_names(found).items():
+            resource_claim = self._api.get(RESOURCE_CLAIMS, str(claim_name), namespace=namespace)
+            self._say(self._describe(resource_claim))
+            ref = ClaimRef(uid=resource_claim["metadata"]["uid"], namespace=namespace, name=str(claim_name))
+            claim = parse_allocation(resource_claim, ref, self._backend.DRIVER).claim
+            prepared = await self._prepare(claim)
+            ids[entry] = [
+                (base_request(one.request), cdi_id)
+                for one in prepared
+                for cdi_id in cdi_ids(self._backend.DRIVER, claim.uid, one)
+            ]
+        for container in found["spec"]["containers"]:
+            wanted = [
+                cdi_id
+                for entry, request in container_requests(container)
+                for of_request, cdi_id in ids.get(entry, ())
+                if not request or request == of_request
+            ]
+            try:
+                before, after = create_container(found, container, wanted, [self._cdi_directory])
+            except InjectionError as error:
+                raise DemoError(f"the runtime cannot create container {container['name']}: {error}") from error
+            changes = tuple(f"+ {line}" for line in describe_changes(before, after))
+            self._say(Paragraph(headline=f"container: {container['name']} of pod {namespace}/{name}", details=changes))
+
+    async def _wait_scheduled(self, namespace: str, name: str) -> JsonObject:
+        written = Signal()
+        stop = self._api.store.listen(written.notify)
+        with anyio.move_on_after(SETTLED):
+            while not self._api.get(PODS, name, namespace=namespace)["spec"].get("nodeName"):
+                await written.event.wait()
+        stop()
+        pod = self._api.get(PODS, name, namespace=namespace)
+        if not pod["spec"].get("nodeName"):
+            conditions = pod["status"].get("conditions") or [{}]
+            raise DemoError(f"pod {namespace}/{name} cannot be scheduled: {conditions[0].get('message', '')}")
+        return pod
+
+    def _describe(self, resource_claim: JsonObject) -> Paragraph:
+        told = describe_allocation(resource_claim)
+        try:
+            others = describe_others(review_claim(self._api, resource_claim, NODE))
+        except AllocationError:
+            others = ()
+        return replace(told, details=(*told.details, *others))
+
+    async def _prepare(self, claim: Claim) -> tuple[PreparedDevice, ...]:
+        claim = decode_claim(claim, self._types, self._check)
+        if getattr(self._live, "plan", None) is not None:
+            claim = replace(claim, plan=await self._call("plan", self._live.plan(claim, tuple(self._held))))
+            self._say(Paragraph(headline=f"planned: claim {claim.namespace}/{claim.name}", details=(str(claim.plan),)))
+        begun = time.monotonic()
+        prepared = tuple(await self._call("prepare", self._live.prepare(claim), Method.PREPARE))
+        took = (time.monotonic() - begun) * 1000
+        self._say(Paragraph(headline=f"prepared: claim {claim.namespace}/{claim.name} in {took:.1f} ms"))
+        if violations := find_prepared_violations(claim, prepared):
+            raise DemoError("prepare breaks the contract", violations)
+        self._held.append(HeldClaim(claim=claim, prepared=prepared, completed=True))
+        content = build_spec_file(self._backend.DRIVER, claim.uid, prepared)
+        if content is not None:
+            path = f"{self._cdi_directory}/{claim.uid}.json"
+            with open(path, "wb") as file:  # noqa: ASYNC230 - nobody waits for it
+                file.write(content)
+            self._say(describe_cdi_spec(path, content))
+        return prepared
+
+    async def _call(self, name: str, call: Coroutine[Any, Any, Any], method: Method | None = None) -> Any:
+        try:
+            answer = await call
+        except Exception as error:  # the call boundary: the backend's own errors
+            raise DemoError(f"{name} failed: {type(error).__name__}: {error}", _format(error)) from error
+        if method is not None and (violations := find_answer_type_violations(method, answer)):
+            raise DemoError(f"{name} breaks the contract", violations)
+        return answer
+
+
+def _format(error: Exception) -> tuple[str, ...]:
+    """The traceback without the frame that caught it."""
+    below = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    return tuple("".join(traceback.format_exception(type(error), error, below)).splitlines())
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,80 @@
+"""`pydra dev --in-process`: the backend's coroutines where a debugger can stop them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BACKEND = """
+from contextlib import asynccontextmanager
+from typing import Annotated
+import msgspec
+from pydra import ContainerEdits, Device, Inventory
+DRIVER = "mine.example.com"
+class Settings(msgspec.Struct, frozen=True):
+    word: str = "default"
+SETTINGS_TYPE = Settings
+class Machine:
+    def __init__(self, settings): self.settings = settings
+    async def discover(self): return Inventory(devices=(Device(name="one"), Device(name="TWO")))
+    async def plan(self, claim, held): return {"slot": len(held)}
+    async def prepare(self, claim):
+        edits = ContainerEdits().with_env("SLOT", str(claim.plan["slot"])).with_env("WORD", self.settings.word)
+        return [device.prepared(edits) for device in claim.devices]
+    async def unprepare(self, claim, prepared): print("undone", claim.plan)
+@asynccontextmanager
+async def connect(settings): yield Machine(settings)
+"""
+
+
+def run(backend: Path, *arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pydra", "dev", "--in-process", "--backend", str(backend), *arguments]
+    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_claim_is_prepared_and_unprepared_as_on_a_node(tmp_path: Path) -> None:
+    backend, config = tmp_path / "mine.py", tmp_path / "config.yaml"
+    backend.write_text(BACKEND)
+    config.write_text('backendSettings: {"mine:": {word: given}}')
+    done = run(backend, "--config", str(config))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for told in (
+        "left out: device 'TWO' is not published",
+        "request device gets device one",
+        "+ env      SLOT=0",
+        "+ env      WORD=given",
+        "undone {'slot': 0}",
+    ):
+        assert told in done.stdout
+
+
+def test_a_breakpoint_stops_in_the_backend(tmp_path: Path) -> None:
+    backend = tmp_path / "mine.py"
+    backend.write_text(BACKEND.replace("        edits =", "        breakpoint()\n        edits ="))
+    done = run(backend, typed="p 'devices:', claim.devices[0].device\ncontinue\n")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "('devices:', 'one')" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("found", "put", "code", "told"),
+    [
+        pytest.param('print("undone"', "1 / 0; print(1", 1, "unprepare failed: ZeroDivisionError", id="call"),
+        pytest.param("yield Mach", "1 / 0; yield Mach", 1, "connect failed: ZeroDivisionError", id="connect"),
+        pytest.param("for device in claim.devices]", "for _ in ()]", 1, "prepare breaks the contract", id="answer"),
+        pytest.param('"one"', '"ONE"', 1, "pod default/sample cannot be scheduled", id="no device"),
+        pytest.param("DRIVER =", "NAME =", 2, "names no driver: set DRIVER", id="driver"),
+    ],
+)
+def test_what_fails_is_told_without_a_traceback_of_ours(
+    found: str, put: str, code: int, told: str, tmp_path: Path
+) -> None:
+    backend = tmp_path / "mine.py"
+    backend.write_text(BACKEND.replace(found, put))
+    done = run(backend)
+    assert done.returncode == code
+    assert told in done.stdout + done.stderr
+    assert "pydra_dev" not in done.stdout + done.stderr
