@@ -34,8 +34,11 @@ settings.load_profile("pydra")
 # Debug mode finds callbacks that block. Where each was scheduled is not needed, and costs a tenth of the tests' time.
 asyncio.constants.DEBUG_STACK_DEPTH = 0  # type: ignore[attr-defined]
 
-BLOCKED_SECONDS = 1.0
-"""The loop may not stand still for longer, the time without a processor apart: test machines are shared."""
+BLOCKED_SECONDS = 5.0
+"""The loop may not stand still for longer, the time without a processor apart: test machines are shared.
+
+So many, because a slow disk counts, and tests write whole trees of simulated machines.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
