@@ -112,6 +112,8 @@ def locate_file(backend: str) -> tuple[str, str]:
     In a package, that is the directory of the outermost package. Raises SettingsError.
     """
     if not backend.endswith(".py"):
+        if os.sep in backend:
+            raise SettingsError([f"--backend: {backend} is not a Python file; name one, as in ./my_backend.py"])
         return backend, ""
     path = os.path.abspath(backend)
     if not os.path.isfile(path):

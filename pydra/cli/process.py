@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from types import TracebackType
 from typing import Any
 
 from pydra.errors import SettingsError, suggest
@@ -59,6 +60,18 @@ def exit_on_sigterm() -> None:
     closes.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+
+
+def hide_tracebacks(program: str) -> None:
+    """Print one line for an exception that nobody expected; its traceback is for people who debug this program."""
+
+    def print_error(_kind: type[BaseException], error: BaseException, _trace: TracebackType | None) -> None:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        text = f"internal error: {type(error).__name__}: {error}; `{program} --debug ...` shows the traceback"
+        print_errors(program, [text], code=1)
+
+    sys.excepthook = print_error
 
 
 def print_errors(program: str, problems: Sequence[str], *, code: int) -> int:

@@ -14,7 +14,7 @@ from pydra import __version__
 from pydra.cli.diagnose import add_diagnosis, add_output
 from pydra.cli.options import WEBHOOK, add_options, read_config, read_values
 from pydra.cli.output import Table, print_json, print_tables
-from pydra.cli.process import Parser, check_package_conflict, exit_on_sigterm, print_errors
+from pydra.cli.process import Parser, check_package_conflict, exit_on_sigterm, hide_tracebacks, print_errors
 from pydra.errors import PydraError, SettingsError
 from pydra.settings import WebhookSettings, parse_webhook_settings
 
@@ -35,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `pydra` and its subcommands."""
     parser = Parser(prog="pydra", description="Write and try drivers for Kubernetes Dynamic Resource Allocation.")
     parser.add_argument("--version", action="version", version=f"pydra {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an internal error")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     dev = commands.add_parser("dev", help="an embedded node with the real agent, explained as it happens")
@@ -47,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     text = "call the backend in this process, once, without an agent and deadlines: for breakpoint() and debuggers"
     mode.add_argument("--in-process", action="store_true", help=text)
     dev.add_argument("--scenario", metavar="NAME", help="a scenario of simulated hardware: a name or a file")
-    dev.add_argument("--config", metavar="FILE", help="the agent's YAML file of settings, for backendSettings")
+    dev.add_argument("--config", metavar="FILE", help="the agent's YAML file of settings (PYDRA_CONFIG)")
     dev.set_defaults(command=_dev)
 
     check = commands.add_parser("check", help="say what the agent would refuse about a backend, all problems at once")
@@ -99,6 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     parsed = build_parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = parsed.command
+    if not parsed.debug:
+        hide_tracebacks("pydra")
     try:
         check_package_conflict()
         code = command(parsed)
@@ -132,16 +135,18 @@ def _dev(parsed: argparse.Namespace) -> int:
             raise
         print("pydra: `pydra dev` needs the package pydra-dev; run: pip install 'pydra-dra[dev]'", file=sys.stderr)
         return 2
+    config = read_config(parsed.config, os.environ)
+    path = parsed.config or os.environ.get("PYDRA_CONFIG")
     options = Options(
         backend=parsed.backend,
         scenario=parsed.scenario,
         manifests=tuple(parsed.filename or ()),
-        config=os.path.abspath(parsed.config) if parsed.config else None,
+        config=os.path.abspath(path) if path else None,
         once=parsed.once,
         watch=parsed.watch,
     )
     if parsed.in_process:
-        return run_in_process(options, read_config(parsed.config, os.environ))
+        return run_in_process(options, config)
     return run(options)
 
 

@@ -21,6 +21,7 @@ from pydra_dev.kinds import NAMESPACES, NEW_EVENTS, PODS, Kind
 from pydra_dev.metadata import begin_metadata, carry_metadata, format_time, mark_deleted, refuse_stale_delete
 from pydra_dev.patches import apply_patch
 from pydra_dev.rules import Context, admit_create, admit_update, convert_event
+from pydra_dev.schema import refuse_types
 from pydra_dev.selectors import Matcher, build_matcher
 from pydra_dev.status import (
     JsonObject,
@@ -132,6 +133,7 @@ class Api:
     def create(self, kind: Kind, obj: JsonObject, *, namespace: str = "", dry_run: bool = False) -> JsonObject:
         """Admit and store a new object; raises 400, 403, 404, 409 and 422 StatusErrors."""
         _refuse_other_kind(kind, obj)
+        refuse_types(kind.kind, obj)
         labels = self._namespace_labels(kind, obj, namespace)
         begun = begin_metadata(kind, obj, namespace=namespace, now=self.now, random=self.random)
         body = admit_create(kind, begun, self._context(labels))
@@ -170,6 +172,7 @@ class Api:
         object that is being deleted deletes it.
         """
         _refuse_other_kind(kind, obj)
+        refuse_types(kind.kind, obj)
         given = (obj.get("metadata") or {}).get("name", name)
         if given != name:
             raise bad_request(f"the name of the object ({given}) does not match the name on the URL ({name})")

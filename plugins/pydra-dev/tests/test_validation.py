@@ -235,3 +235,19 @@ async def test_a_class_is_mutable_and_counts_its_generations(api_server: ApiHand
             assert causes(refused) == {("spec.selectors[0].cel", "FieldValueRequired")}
         finally:
             await client.request("DELETE", f"{CLASSES}/{name}")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        pytest.param("pods", {"metadata": {"name": "p"}, "spec": ["a"]}, "spec", id="spec"),
+        pytest.param("pods", {"metadata": {"name": "p"}, "spec": {"containers": 3}}, "containers", id="list"),
+        pytest.param("claims", {"metadata": {"name": "c", "labels": 3}}, "labels", id="labels"),
+        pytest.param("claims", {"metadata": "c"}, "metadata", id="metadata"),
+    ],
+)
+async def test_a_field_of_another_type_is_named(api_server: ApiHandle, path: str, body: JsonObject, field: str) -> None:
+    async with connected(api_server) as (client, scratch):
+        answer = await client.request("POST", getattr(scratch, path), body)
+        assert_refused(answer, 400, "BadRequest")
+        assert field in answer.body["message"]

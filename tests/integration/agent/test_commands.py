@@ -159,6 +159,16 @@ async def test_checking_a_backend_prints_each_check_when_it_is_made(tmp_path: Pa
         process.kill()
 
 
+def test_an_internal_error_is_one_line() -> None:
+    program = (
+        "from pydra.cli.process import hide_tracebacks; hide_tracebacks('pydra')\n"
+        "raise ExceptionGroup('tasks', [ExceptionGroup('one', [KeyError('why')])])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    told = "pydra: internal error: KeyError: 'why'; `pydra --debug ...` shows the traceback\n"
+    assert (done.returncode, done.stderr) == (1, told)
+
+
 def test_output_that_cannot_be_written_is_said_in_a_sentence() -> None:
     with open("/dev/full", "w", encoding="ascii") as full:
         done = run("pydra.cli.tool", "policy", "--backend", "sim", stdout=full)
