@@ -25,7 +25,7 @@ MAX_BYTES = 16 * 1024 * 1024
 
 
 class CdiStore:
-    """The files `<vendor>-claim_<uid>.json` of one driver below `path`.
+    """The files `<vendor>-claim_<uid>.json` of one driver below `path`; `base` is what comes before the uid.
 
     Uids must be valid in file names. Every method raises CdiError, with advice, if the file system fails.
     """
@@ -33,6 +33,7 @@ class CdiStore:
     def __init__(self, path: str, driver: str) -> None:
         self._path = path
         self._prefix = f"{cdi_vendor(driver)}-{CLASS}_"
+        self.base = f"{path}/{self._prefix}"
 
     def open(self) -> None:
         """Create the directory when it is absent, and remove temporary files of a killed writer of this driver."""
@@ -47,7 +48,7 @@ class CdiStore:
 
     def write(self, uid: str, content: bytes) -> None:
         """Write the claim's file atomically: a reader sees the old content or the new one."""
-        path = f"{self._path}/{self._prefix}{uid}.json"
+        path = f"{self.base}{uid}.json"
         try:
             try:
                 atomic_files.write_file(path, content, mode=FILE_MODE, durable=False)
@@ -61,7 +62,7 @@ class CdiStore:
     def ensure(self, uid: str, content: bytes) -> bool:
         """Write the claim's file unless it already has this content; return whether it was written."""
         try:
-            if atomic_files.read_regular_file(f"{self._path}/{self._prefix}{uid}.json", MAX_BYTES) == content:
+            if atomic_files.read_regular_file(f"{self.base}{uid}.json", MAX_BYTES) == content:
                 return False
         except OSError:
             pass  # writing it either repairs the file or reports what is wrong
@@ -71,7 +72,7 @@ class CdiStore:
     def remove(self, uid: str) -> None:
         """Remove the claim's file, if there is one."""
         try:
-            os.unlink(f"{self._path}/{self._prefix}{uid}.json")
+            os.unlink(f"{self.base}{uid}.json")
         except FileNotFoundError:
             return
         except OSError as error:

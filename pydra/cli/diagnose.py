@@ -1,4 +1,4 @@
-"""Commands that look at a node and at the cluster: checkpoint, cdi."""
+"""Commands that look at a node and at the cluster: explain, slices, checkpoint, cdi."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from pydra.cli.options import NODE_TOOL, add_options, read_node_settings
 from pydra.cli.output import Table, print_findings, print_json, print_tables
 from pydra.cli.process import Parser
 from pydra.diagnosis.findings import Finding, has_problems
+from pydra.errors import SettingsError
 
 if TYPE_CHECKING:
+    from pydra.diagnosis.cluster import EventLine
     from pydra.diagnosis.records import ClaimRecord
 
 EXIT_CODES = """\
@@ -29,11 +31,17 @@ are there: kubectl -n pydra exec POD -- pydra ...
 
 {EXIT_CODES}"""
 
+_EVENTS = 10
+"""The last ones are printed; `-o json` has all."""
+
 Commands = Any  # argparse's type of subcommands is private, and generic only for a type checker
 
 
 def add_diagnosis(commands: Commands) -> None:
     """Add the commands to those of `pydra`."""
+    _add(commands, "doctor", "what is wrong with this node and its agent, and what to do", _examine)
+    _add_explain(commands)
+    _add_slices(commands)
     _add_checkpoint(commands)
     _add_cdi(commands)
 
@@ -67,6 +75,94 @@ def _print_findings(findings: Sequence[Finding], parsed: argparse.Namespace) -> 
     else:
         print_findings(findings)
     return 1 if has_problems(findings) else 0
+
+
+# The node
+
+
+def _examine(parsed: argparse.Namespace) -> int:
+    from pydra.diagnosis.doctor import examine_node  # noqa: PLC0415 - loads the agent
+
+    found = asyncio.run(examine_node(read_node_settings(parsed, os.environ)))
+    if parsed.output == "json":
+        print_json(found)
+    else:
+        print(f"node {found.node}\n")
+        print_findings(found.findings)
+    return 1 if has_problems(found.findings) else 0
+
+
+# What is in the cluster
+
+
+def _add_explain(commands: Commands) -> None:
+    text = "why something is as it is"
+    below = commands.add_parser("explain", help=text, description=f"Say {text}.")
+    below = below.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    text = "whether a claim is allocated and prepared, by which slices and files, and what went wrong last"
+    claim = _add(below, "claim", text, _explain_claim)
+    claim.add_argument("claim", metavar="CLAIM", help="NAMESPACE/NAME, or NAME in the namespace default")
+
+
+def _explain_claim(parsed: argparse.Namespace) -> int:
+    from pydra.diagnosis.claims import ClaimReport, explain_claim  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.cluster import open_cluster  # noqa: PLC0415
+
+    settings = read_node_settings(parsed, os.environ)
+    namespace, _, name = parsed.claim.rpartition("/")
+    if not name or "/" in namespace:
+        raise SettingsError([f"{parsed.claim!r} is not NAMESPACE/NAME"])
+
+    async def run() -> ClaimReport:
+        async with open_cluster(settings) as client:
+            return await explain_claim(settings, client, namespace=namespace or "default", name=name)
+
+    report = asyncio.run(run())
+    if parsed.output == "json":
+        print_json(report)
+        return 1 if has_problems(report.findings) else 0
+    print(f"claim {report.claim}{f' (uid {report.uid})' if report.uid else ''}\n")
+    print_findings(report.findings)
+    devices = [
+        (one.request, one.driver, one.pool, one.device, one.slice or "none", ",".join(one.taints), ",".join(one.cdi))
+        for one in report.devices
+    ]
+    columns = ("request", "driver", "pool", "device", "slice", "taints", "CDI")
+    print_tables(Table(columns, devices, "devices:"), _build_events(report.events))
+    return 1 if has_problems(report.findings) else 0
+
+
+def _add_slices(commands: Commands) -> None:
+    _add(commands, "slices", "what a node publishes, and why a device is tainted or absent", _report_slices)
+
+
+def _report_slices(parsed: argparse.Namespace) -> int:
+    from pydra.diagnosis.cluster import open_cluster  # noqa: PLC0415 - loads the client
+    from pydra.diagnosis.slices import SliceReport, report_slices  # noqa: PLC0415
+
+    settings = read_node_settings(parsed, os.environ)
+
+    async def run() -> SliceReport:
+        async with open_cluster(settings) as client:
+            return await report_slices(client, settings.node_name)
+
+    report = asyncio.run(run())
+    if parsed.output == "json":
+        print_json(report)
+    else:
+        print_findings(report.findings)
+        rows = [
+            (one.driver, one.pool, one.device, one.slice, ",".join(one.taints), ",".join(one.claims))
+            for one in report.devices
+        ]
+        columns = ("driver", "pool", "device", "slice", "taints", "claims")
+        print_tables(Table(columns, rows, "devices:"), _build_events(report.events))
+    return 1 if has_problems(report.findings) else 0
+
+
+def _build_events(events: Sequence[EventLine]) -> Table:
+    rows = [(one.time[:19], one.type, one.reason, f"{one.count}x", one.object, one.note) for one in events[-_EVENTS:]]
+    return Table(("time", "type", "reason", "seen", "about", "note"), rows, "last Events:")
 
 
 # Records

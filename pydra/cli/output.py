@@ -29,13 +29,12 @@ def print_json(value: Any) -> None:
 
 
 def print_tables(*tables: Table) -> None:
-    """Print the tables, each after an empty line."""
-    shown = [table for table in tables if table.rows]
-    for index, table in enumerate(shown):
-        if index:
-            print()
+    """Print the tables; one with a title comes after an empty line."""
+    for table in tables:
+        if not table.rows:
+            continue
         if table.title:
-            print(table.title)
+            print(f"\n{table.title}")
         if _is_rich():
             _print_rich(table)
         else:

@@ -127,7 +127,7 @@ async def repair_records(settings: Settings, *, driver: str = "", discard: str =
                     findings.append(Finding(subject=name, level=Level.OK, found=found))
                 findings += _describe_unreadable(name, {uid: one.path for uid, one in store.unreadable.items()}, store)
                 if not store.unreadable:
-                    found = f"{len(store.records)} records in {path} can be read"
+                    found = f"records in {path}: {len(store.records)}, all readable"
                     findings.append(Finding(subject=name, level=Level.OK, found=found))
         finally:
             lock.close()

@@ -91,3 +91,6 @@ NODES = Resource(version="v1", plural="nodes", kind="Node")
 PODS = Resource(version="v1", plural="pods", kind="Pod", namespaced=True)
 NAMESPACES = Resource(version="v1", plural="namespaces", kind="Namespace")
 EVENTS = Resource(group="events.k8s.io", version="v1", plural="events", kind="Event", namespaced=True)
+ACCESS_REVIEWS = Resource(
+    group="authorization.k8s.io", version="v1", plural="selfsubjectaccessreviews", kind="SelfSubjectAccessReview"
+)

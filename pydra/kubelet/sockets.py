@@ -169,7 +169,7 @@ def _remove_stale(path: str) -> None:
         return
     if not stat.S_ISSOCK(mode):
         raise FileExistsError(errno.EEXIST, "is not a socket; move it away", path)
-    if _is_listened_at(path):
+    if is_listened_at(path):
         raise OSError(errno.EADDRINUSE, "another process listens there; stop it, or give it another driver name", path)
     with suppress(FileNotFoundError):
         os.unlink(path)
@@ -197,12 +197,13 @@ def find_stale_sockets(driver: str, paths: SocketPaths) -> Mapping[str, tuple[in
                 if path == own or not re.fullmatch(pattern, found) or not stat.S_ISSOCK(os.lstat(path).st_mode):
                     continue
                 identity = _identity(path)
-                if identity is not None and not _is_listened_at(path):
+                if identity is not None and not is_listened_at(path):
                     stale[path] = identity
     return stale
 
 
-def _is_listened_at(path: str) -> bool:
+def is_listened_at(path: str) -> bool:
+    """Return whether a process listens at the path. Raises OSError if the kernel does not tell, as for other users."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
         code = probe.connect_ex(path)
     if code in (errno.ECONNREFUSED, errno.ENOENT):

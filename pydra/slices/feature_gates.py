@@ -74,6 +74,11 @@ def has_lists(content: Mapping[str, Any]) -> bool:
     )
 
 
+def refuses_lists(refusal: str, content: Mapping[str, Any]) -> bool:
+    """Return whether a server without the gate for list attributes refuses a slice: it empties them, and finds that."""
+    return "attributes" in refusal and has_lists(content)
+
+
 def _is_tainted(device: Device) -> bool:
     return any(taint.effect is not TaintEffect.NONE for taint in device.taints)
 

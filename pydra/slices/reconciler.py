@@ -43,10 +43,10 @@ from pydra.slices.feature_gates import (
     ServerModification,
     apply_modifications,
     find_modification,
-    has_lists,
     name_gates,
     needs_gates,
     reduce_pool,
+    refuses_lists,
 )
 
 log = logging.getLogger(__name__)
@@ -433,8 +433,7 @@ class SliceReconciler:
                 return await self._client.replace(RESOURCE_SLICES, write.name, body, dry_run=dry_run)
             return await self._client.create(RESOURCE_SLICES, body, dry_run=dry_run)
         except Invalid as error:
-            # With the gate for list attributes off, the server empties such an attribute and refuses the slice.
-            if "attributes" not in str(error) or not has_lists(write.body["spec"]):
+            if not refuses_lists(str(error), write.body["spec"]):
                 raise
             self._drop_gates(wanted, {LISTS})
             return None

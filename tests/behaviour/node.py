@@ -115,7 +115,7 @@ class Agent:
     def __init__(self, process: subprocess.Popen[bytes], log: Path, port: int) -> None:
         self.process = process
         self.log = log
-        self._port = port
+        self.port = port
 
     def lines(self) -> list[dict[str, Any]]:
         """What it logged; each line is JSON."""
@@ -132,7 +132,7 @@ class Agent:
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and text of a GET on its HTTP endpoint; (0, "") while nothing listens."""
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=10)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
         try:
             connection.request("GET", path)
             response = connection.getresponse()

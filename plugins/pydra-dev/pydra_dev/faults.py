@@ -123,6 +123,10 @@ class Faults:
         finally:
             self.thaw()
 
+    def permits(self, call: Call) -> bool:
+        """Whether no fault forbids such a call: with the status 403, as RBAC would."""
+        return not any(fault.status == 403 and fault.matches(call) for fault in self._faults)
+
     async def apply(self, call: Call) -> None:
         """Let the faults have their way with a call; raises ConnectionCutError, RawAnswerError or StatusError."""
         if self._thawed is not None:

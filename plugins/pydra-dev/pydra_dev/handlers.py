@@ -82,6 +82,7 @@ _METHODS = {"GET": "get", "HEAD": "get", "POST": "create", "PUT": "update", "PAT
 _HEALTH = frozenset({"/healthz", "/livez", "/readyz"})
 _BODIES = ("application/json", protobuf.MEDIA_TYPE)
 _CONTAINER_PATH = re.compile("/api/v1/namespaces/[^/]+/pods/[^/]+/(log|exec|attach|portforward)")
+_ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 MAX_BODY = 3 * 1024 * 1024
 """Bytes of a request's body, as a real server limits it."""
 CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
@@ -142,6 +143,8 @@ class Handlers:
         if _CONTAINER_PATH.fullmatch(request.path):
             why = "its containers are imagined: they have no log, and nothing can run in them"
             raise StatusError(501, "NotImplemented", f"this pod runs on a node of `pydra dev`, and {why}")
+        if (request.path, request.method) == (_ACCESS_REVIEWS, "POST"):
+            return _build_answer(self._review(await _read_body(request, "create")), status=201)
         if target is None or target.kind not in self._served:
             if any(path.startswith("/api") and request.path.startswith(f"{path}/") for path in self._documents):
                 raise no_resource()
@@ -170,6 +173,13 @@ class Handlers:
             objects, metadata = [found], {"resourceVersion": metadata["resourceVersion"]}
         include = request.query.get("includeObject", "")
         return build_table(kind, objects, metadata, version=version, now=self.api.now, include=include)
+
+    def _review(self, body: JsonObject) -> JsonObject:
+        """Answer a SelfSubjectAccessReview: all is allowed but what a fault forbids."""
+        asked = (body.get("spec") or {}).get("resourceAttributes") or {}
+        fields = {name: asked.get(name, "") for name in ("verb", "resource", "subresource", "namespace", "name")}
+        allowed = self.faults.permits(Call(path="", **fields))
+        return {**body, "metadata": {}, "status": {"allowed": allowed}}
 
     async def _watch(self, request: web.Request, target: Target) -> web.StreamResponse:
         query = _build_query(request, target)

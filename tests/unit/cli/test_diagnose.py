@@ -12,6 +12,8 @@ from pydra.cdi.spec import find_spec_problems
 from pydra.checkpoint.record import Record, Stage, build_record
 from pydra.claim import AllocatedDevice, Claim
 from pydra.cli.tool import main
+from pydra.diagnosis.places import judge_runtime
+from pydra.settings import Settings
 
 DRIVER = "gpu.example.com"
 
@@ -122,6 +124,55 @@ def test_a_node_without_claims_and_a_driver_without_records_are_told(node: Node)
     code, _, said = node.run("list", "--only", "gpu.example.co")
     assert code == 2
     assert f'(did you mean "{DRIVER}"?): records are of {DRIVER}' in said
+
+
+# The container runtime
+
+
+CONTAINERD = "etc/containerd/config.toml"
+SECTION = "[plugins.'io.containerd.cri.v1.runtime']\n"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "files", "level", "words"),
+    [
+        ("containerd://2.1.4", {}, "ok", "reads /var/run/cdi"),
+        ("containerd://1.7.27", {}, "problem", "has CDI switched off"),
+        (
+            "containerd://1.7.27",
+            {CONTAINERD: "[plugins.'io.containerd.grpc.v1.cri']\nenable_cdi = true\n"},
+            "ok",
+            "reads /var/run/cdi",
+        ),
+        ("containerd://2.1.4", {CONTAINERD: SECTION + "cdi_spec_dirs = ['/etc/cdi']"}, "problem", "in /etc/cdi, and"),
+        (
+            "containerd://2.1.4",
+            {
+                CONTAINERD: "imports = ['/etc/containerd/d/*.toml']",
+                "etc/containerd/d/a.toml": f"{SECTION}enable_cdi = false",
+            },
+            "problem",
+            "has CDI switched off",
+        ),
+        ("containerd://2.1.4", {CONTAINERD: "["}, "unknown", "cannot be read"),
+        ("cri-o://1.34.0", {}, "ok", "reads /var/run/cdi"),
+        (
+            "cri-o://1.34.0",
+            {"etc/crio/crio.conf.d/10.conf": "[crio.runtime]\ncdi_spec_dirs = ['/opt/cdi']"},
+            "problem",
+            "reads CDI files in /opt/cdi, and the agent writes /var/run/cdi",
+        ),
+        ("docker://28", {}, "unknown", "docker://28"),
+    ],
+)
+def test_a_runtime_that_does_not_read_the_agents_cdi_files_is_told(
+    runtime: str, files: dict[str, str], level: str, words: str, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    finding = judge_runtime(Settings(backends=("sim",), node_name="n", host_root=str(tmp_path)), runtime)
+    assert (finding.level.value, words in finding.found) == (level, True), finding
 
 
 # CDI specs

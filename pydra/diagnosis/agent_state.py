@@ -1,0 +1,146 @@
+"""Judges the agent of this node by its own pages: `/readyz` and `/metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from http.client import HTTPConnection, HTTPException
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from pydra.devices import HealthStatus
+from pydra.diagnosis.findings import Finding, Level
+from pydra.settings import Settings
+
+_DEADLINE = 5.0
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+_JUDGED = (
+    ("pydra_backend_up", 0, "the backend {backend} does not run", "the agent's log and the Event BackendStartFailed"),
+    ("pydra_registered", 0, "the kubelet has not registered driver {driver}", "the kubelet's log, and its directories"),
+    ("pydra_devices_stale", 1, "{driver}: devices cannot be discovered", "the Event DevicesStale of the node"),
+    (
+        "pydra_resourceslice_fields_dropped",
+        1,
+        "{driver}: the API server drops fields, since the feature gate {feature} is off",
+        "the Event FieldsDropped of the node; enable the gate on all API servers and schedulers",
+    ),
+)
+"""A gauge, the value that is a problem, what that means, and where to look."""
+
+_COUNTED = (
+    ("pydra_devices_dropped", "{driver}: {count} devices break the API's rules", "the Event DeviceDropped of the node"),
+    (
+        "pydra_devices_withheld",
+        "{driver}: {count} devices are not published, since a feature gate is off",
+        "the Event FieldsDropped of the node",
+    ),
+    (
+        "pydra_hardware_unreadable",
+        "{driver}: {count} pieces of hardware cannot be read",
+        "the Event HardwareUnreadable of the node",
+    ),
+)
+"""A gauge that should be zero, what it means, and where to look."""
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """A series of `/metrics`."""
+
+    name: str
+    labels: Mapping[str, str]
+    value: float
+
+
+class AgentState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent says: why it is not ready, and its metrics. `problem` says why it cannot be asked."""
+
+    problem: str = ""
+    missing: tuple[str, ...] = ()
+    samples: tuple[Sample, ...] = ()
+
+    @property
+    def drivers(self) -> frozenset[str]:
+        """The drivers that it serves, or will serve."""
+        return frozenset(one.labels["driver"] for one in self.samples if one.name == "pydra_registered")
+
+
+def read_agent(settings: Settings) -> AgentState:
+    """Ask the agent on this machine. Blocks for seconds at most."""
+    if settings.http_endpoint is None:
+        return AgentState(problem="the agent's HTTP endpoint is off (httpAddress)")
+    host, port = settings.http_endpoint
+    try:
+        status, ready = _get(_ANY_ADDRESS.get(host, host), port, "/readyz")
+        _, metrics = _get(_ANY_ADDRESS.get(host, host), port, "/metrics")
+        return AgentState(
+            missing=() if status == 200 else tuple(ready.splitlines()),
+            samples=tuple(
+                Sample(name=one.name, labels=one.labels, value=one.value)
+                for family in text_string_to_metric_families(metrics)
+                for one in family.samples
+            ),
+        )
+    except (OSError, HTTPException, ValueError) as error:
+        return AgentState(problem=f"no agent answers at {settings.http_address}: {error}")
+
+
+def judge_agent(state: AgentState) -> Iterator[Finding]:
+    """Yield what the agent says of itself, its backends and devices."""
+    if state.problem:
+        advice = "is it running (kubectl -n pydra get pods -o wide)? In its pod, --http-address is as the agent has it"
+        yield Finding(subject="agent", level=Level.PROBLEM, found=state.problem, advice=advice)
+        return
+    for line in state.missing:
+        yield Finding(subject="agent", level=Level.PROBLEM, found=line, advice="docs/troubleshoot.md has the messages")
+    if not state.missing:
+        served = ", ".join(sorted(state.drivers))
+        yield Finding(subject="agent", level=Level.OK, found=f"ready, and serves {served}")
+    for name, bad, meaning, where in _JUDGED:
+        for labels in (one.labels for one in _select(state, name) if one.value == bad):
+            advice = f"see {where}"
+            yield Finding(subject="agent", level=Level.PROBLEM, found=meaning.format_map(labels), advice=advice)
+    for name, meaning, where in _COUNTED:
+        for one in _select(state, name):
+            if one.value:
+                found = meaning.format(**one.labels, count=f"{one.value:.0f}")
+                yield Finding(subject="devices", level=Level.PROBLEM, found=found, advice=f"see {where}")
+    yield from _judge_health(state)
+
+
+def _judge_health(state: AgentState) -> Iterator[Finding]:
+    for driver in sorted(state.drivers):
+        counts = {
+            one.labels["health"]: int(one.value)
+            for one in _select(state, "pydra_devices")
+            if one.labels["driver"] == driver
+        }
+        unhealthy = counts.get(HealthStatus.UNHEALTHY.value, 0)
+        found = f"{driver}: " + (
+            ", ".join(f"{count} {name.lower()}" for name, count in counts.items() if count) or "none"
+        )
+        level = Level.PROBLEM if unhealthy else Level.OK
+        advice = "pydra slices names them" if unhealthy else ""
+        yield Finding(subject="devices", level=level, found=found, advice=advice)
+    crashes: dict[str, int] = {}
+    for one in _select(state, "pydra_backend_crashes_total"):
+        crashes[one.labels["backend"]] = crashes.get(one.labels["backend"], 0) + int(one.value)
+    for backend, count in sorted(crashes.items()):
+        if count:
+            found = f"the backend {backend} has ended unexpectedly {count} times since the agent's start"
+            advice = "see the Event BackendDied of the node, and details in the agent's log"
+            yield Finding(subject="agent", level=Level.NOTE, found=found, advice=advice)
+
+
+def _select(state: AgentState, name: str) -> Iterable[Sample]:
+    return (one for one in state.samples if one.name == name)
+
+
+def _get(host: str, port: int, path: str) -> tuple[int, str]:
+    connection = HTTPConnection(host, port, timeout=_DEADLINE)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read().decode(errors="replace")
+    finally:
+        connection.close()

@@ -1,0 +1,89 @@
+"""Reads from the API server what a tool explains; what its user may not read is a finding, and the rest goes on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from pydra import __version__
+from pydra.diagnosis.findings import Finding, Level
+from pydra.errors import KubeError
+from pydra.kube.client import KubeClient
+from pydra.kube.credentials import load_credentials
+from pydra.kube.resources import EVENTS, JsonObject, Resource
+from pydra.settings import Settings
+
+_DEADLINE = 5.0
+
+
+class EventLine(msgspec.Struct, frozen=True, kw_only=True):
+    """An Event: when it was last seen (RFC 3339), how often, and about what."""
+
+    time: str
+    type: str
+    reason: str
+    count: int
+    object: str
+    note: str
+    source: str
+
+
+@asynccontextmanager
+async def open_cluster(settings: Settings) -> AsyncIterator[KubeClient]:
+    """Yield a client with the credentials that the agent would use here, which gives up within seconds.
+
+    Raises:
+        SettingsError: there are no credentials.
+    """
+    credentials = await load_credentials(
+        environ=os.environ, kubeconfig=settings.kubeconfig, verify_x509_strict=settings.verify_x509_strict
+    )
+    async with KubeClient(
+        credentials, user_agent=f"pydra/{__version__}", deadline=_DEADLINE, retry_for=_DEADLINE
+    ) as client:
+        yield client
+
+
+class Reader:
+    """Lists objects. What cannot be listed is added to `findings` as unknown."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self.client = client
+        self.findings: list[Finding] = []
+
+    async def list(self, resource: Resource, *, namespace: str = "", field_selector: str = "") -> Sequence[JsonObject]:
+        """Return the objects; none if they cannot be listed."""
+        try:
+            return (await self.client.list(resource, namespace=namespace, field_selector=field_selector)).items
+        except KubeError as error:
+            advice = "run it with a kubeconfig that may" if error.status == 403 else ""
+            known = [one.subject for one in self.findings]
+            if resource.plural not in known:
+                self.findings.append(
+                    Finding(subject=resource.plural, level=Level.UNKNOWN, found=str(error), advice=advice)
+                )
+            return ()
+
+    async def list_events(self, kind: str, name: str, *, namespace: str = "default") -> Sequence[EventLine]:
+        """Return the Events about one object, the oldest first."""
+        selector = f"regarding.kind={kind},regarding.name={name}"
+        found = await self.list(EVENTS, namespace=namespace, field_selector=selector)
+        return sorted(map(_parse_event, found), key=lambda event: event.time)
+
+
+def _parse_event(body: JsonObject) -> EventLine:
+    series, regarding = body.get("series") or {}, body.get("regarding") or {}
+    times = (series.get("lastObservedTime"), body.get("deprecatedLastTimestamp"), body.get("eventTime"))
+    source = body.get("reportingController") or (body.get("deprecatedSource") or {}).get("component") or ""
+    return EventLine(
+        time=next(filter(None, times), ""),
+        type=body.get("type") or "",
+        reason=body.get("reason") or "",
+        count=series.get("count") or body.get("deprecatedCount") or 1,
+        object=f"{regarding.get('kind', '')} {regarding.get('name', '')}",
+        note=body.get("note") or "",
+        source=source,
+    )

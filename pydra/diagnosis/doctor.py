@@ -1,0 +1,181 @@
+"""Examines the node on which it runs, and what its agent may do in the cluster; `pydra doctor`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from pydra.agent.main import REQUESTS
+from pydra.devices import CounterConsumption, CounterSet, Device, Pool, Taint, TaintEffect
+from pydra.diagnosis.agent_state import AgentState, judge_agent, read_agent
+from pydra.diagnosis.cluster import open_cluster
+from pydra.diagnosis.findings import Finding, Level
+from pydra.diagnosis.places import judge_places, judge_runtime
+from pydra.diagnosis.records import find_drivers
+from pydra.errors import Invalid, KubeError, NotFound, PydraError
+from pydra.kube.client import KubeClient
+from pydra.kube.resources import ACCESS_REVIEWS, EVENTS, NODES, RESOURCE_SLICES, JsonObject, Resource
+from pydra.kube.version import check_server
+from pydra.observability.events import Create, EventDeduplicator, EventRequest, Subject
+from pydra.settings import Settings
+from pydra.slices.build import build_wanted
+from pydra.slices.diff import plan_slices
+from pydra.slices.feature_gates import BINDING, LISTS, PARTITIONS, SHARES, TAINTS, name_gates, refuses_lists
+
+_SKEW_SECONDS = 5.0
+"""Clocks farther apart make ages of Events and taints wrong; minutes make tokens and certificates invalid."""
+
+_PROBE = "doctor.pydra.example"
+"""The driver in a slice that the API server is only asked about (dryRun)."""
+
+_TAINT = Taint(key=f"{_PROBE}/probe", effect=TaintEffect.NO_SCHEDULE)
+_PROBES: tuple[tuple[str, str, Pool], ...] = (
+    (TAINTS, "unhealthy devices", Pool(name="p", devices=(Device(name="d", taints=(_TAINT,)),))),
+    (
+        PARTITIONS,
+        "partitions",
+        Pool(
+            name="p",
+            devices=(
+                Device(name="d", consumes_counters=(CounterConsumption(counter_set="c", counters={"slots": "1"}),)),
+            ),
+            counter_sets=(CounterSet(name="c", counters={"slots": "1"}),),
+        ),
+    ),
+    (SHARES, "shared devices", Pool(name="p", devices=(Device(name="d", allow_multiple_allocations=True),))),
+    (
+        BINDING,
+        "devices that are bound late",
+        Pool(
+            name="p",
+            devices=(Device(name="d", binding_conditions=("ready",), binding_failure_conditions=("failed",)),),
+        ),
+    ),
+    (LISTS, "attributes with lists", Pool(name="p", devices=(Device(name="d", attributes={"a": ("b", "c")}),))),
+)
+"""Pools that need one feature gate each."""
+
+
+class Examination(msgspec.Struct, frozen=True, kw_only=True):
+    """All findings about this node, in the order in which they matter."""
+
+    node: str
+    findings: tuple[Finding, ...]
+
+
+async def examine_node(settings: Settings) -> Examination:
+    """Look at the agent, the directories, the runtime and the API server. Nothing is changed."""
+    agent = await asyncio.to_thread(read_agent, settings)
+    findings = [*judge_agent(agent)]
+    findings += await asyncio.to_thread(_judge_places, settings, agent)
+    runtime: str | None = None
+    try:
+        async with open_cluster(settings) as client:
+            runtime, found = await _judge_cluster(client, settings)
+            findings += found
+    except PydraError as error:
+        findings.append(Finding(subject="API server", level=Level.PROBLEM, found=str(error)))
+    if runtime is not None:
+        findings.append(await asyncio.to_thread(judge_runtime, settings, runtime))
+    return Examination(node=settings.node_name, findings=tuple(findings))
+
+
+def _judge_places(settings: Settings, agent: AgentState) -> Sequence[Finding]:
+    try:
+        drivers = {*find_drivers(settings), *agent.drivers, *settings.drivers.values()}
+    except PydraError as error:
+        denied = Finding(subject="records", level=Level.UNKNOWN, found=str(error), advice="run it as root")
+        return (denied, *judge_places(settings, agent.drivers))
+    return tuple(judge_places(settings, drivers))
+
+
+# The API server
+
+
+async def _judge_cluster(client: KubeClient, settings: Settings) -> tuple[str | None, Sequence[Finding]]:
+    """Return the container runtime of the node, None if that is not known, and what is wrong in the cluster."""
+    version = await check_server(client)
+    findings = [Finding(subject="API server", level=Level.OK, found=f"Kubernetes {version}")]
+    runtime: str | None = None
+    try:
+        node = await client.get(NODES, settings.node_name)
+        runtime = ((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion") or ""
+        findings.append(Finding(subject="node", level=Level.OK, found=settings.node_name))
+    except NotFound as error:
+        advice = "--node-name is the name that kubectl get nodes has; in a pod it comes from spec.nodeName"
+        findings.append(Finding(subject="node", level=Level.PROBLEM, found=str(error), advice=advice))
+    except KubeError as error:
+        findings.append(Finding(subject="node", level=Level.UNKNOWN, found=str(error)))
+    asked = [(verb, resource) for resource, verbs in REQUESTS.items() for verb in verbs]
+    answers = await asyncio.gather(*(_review(client, verb, resource) for verb, resource in asked))
+    findings += _judge_access(answers)
+    findings.append(await _judge_clock(client))
+    findings += await asyncio.gather(*(_probe_gate(client, settings, *probe) for probe in _PROBES))
+    return runtime, findings
+
+
+async def _review(client: KubeClient, verb: str, resource: Resource) -> tuple[str, bool | None, str]:
+    attributes = {"verb": verb, "group": resource.group, "resource": resource.plural}
+    body: JsonObject = {
+        "apiVersion": ACCESS_REVIEWS.api_version,
+        "kind": ACCESS_REVIEWS.kind,
+        "spec": {"resourceAttributes": attributes},
+    }
+    try:
+        answer = await client.create(ACCESS_REVIEWS, body)
+    except KubeError as error:
+        return f"{verb} {resource}", None, str(error)
+    return f"{verb} {resource}", bool((answer.get("status") or {}).get("allowed")), ""
+
+
+def _judge_access(answers: Sequence[tuple[str, bool | None, str]]) -> Iterator[Finding]:
+    for request, allowed, _ in answers:
+        if allowed is False:
+            advice = "compare the ClusterRole and its binding with the chart's; are these the agent's credentials?"
+            yield Finding(subject="access", level=Level.PROBLEM, found=f"may not {request}", advice=advice)
+    unknown = [problem for _, allowed, problem in answers if allowed is None]
+    if unknown:
+        yield Finding(subject="access", level=Level.UNKNOWN, found=unknown[0])
+    elif all(allowed for _, allowed, _ in answers):
+        yield Finding(subject="access", level=Level.OK, found="may do all that the agent asks of the API server")
+
+
+async def _judge_clock(client: KubeClient) -> Finding:
+    """Compare with the time at which the API server would have created an Event."""
+    subject = Subject(api_version=NODES.api_version, kind=NODES.kind, name="pydra-doctor")
+    request = EventRequest(subject=subject, reason="Examined", note="", action="Examine", warning=False)
+    events = EventDeduplicator(controller="pydra-doctor", instance="pydra-doctor", default_namespace="default")
+    stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    event = events.decide(request, now=0.0, stamp=stamp, suffix="0")
+    try:
+        assert isinstance(event, Create)
+        answer = await client.create(EVENTS, event.body, namespace=event.namespace, dry_run=True)
+        created = datetime.fromisoformat(answer["metadata"]["creationTimestamp"]).timestamp()
+    except (KubeError, KeyError, ValueError, TypeError) as error:
+        return Finding(subject="clock", level=Level.UNKNOWN, found=f"the API server's time is not known: {error}")
+    skew = time.time() - created - 0.5  # whole seconds, cut
+    if abs(skew) > _SKEW_SECONDS:
+        found = f"is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the API server's"
+        return Finding(subject="clock", level=Level.PROBLEM, found=found, advice="synchronise the clocks (chrony, NTP)")
+    return Finding(subject="clock", level=Level.OK, found="agrees with the API server's")
+
+
+async def _probe_gate(client: KubeClient, settings: Settings, gate: str, what: str, pool: Pool) -> Finding:
+    """Ask the API server what it would store of a slice that needs the gate."""
+    wanted = build_wanted(pool, driver=_PROBE, node=settings.node_name)
+    body = plan_slices(wanted, ()).creates[-1].body
+    try:
+        answer = await client.create(RESOURCE_SLICES, body, dry_run=True)
+        is_off = gate in name_gates(body["spec"], answer.get("spec") or {})
+    except KubeError as error:
+        is_off = isinstance(error, Invalid) and refuses_lists(str(error), body["spec"])
+        if not is_off:
+            return Finding(subject="gate", level=Level.UNKNOWN, found=f"{gate}: {error}")
+    if is_off:
+        advice = "enable it on API servers and schedulers if a backend needs it: docs/install.md, feature gates"
+        return Finding(subject="gate", level=Level.NOTE, found=f"{gate} is off: no {what}", advice=advice)
+    return Finding(subject="gate", level=Level.OK, found=f"{gate} is on: {what}")

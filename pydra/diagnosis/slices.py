@@ -1,0 +1,170 @@
+"""Says what a node publishes, and why a device is tainted or absent; `pydra slices`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from pydra.diagnosis.cluster import EventLine, Reader
+from pydra.diagnosis.findings import Finding, Level
+from pydra.kube.client import KubeClient
+from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+
+_TAINTS = {
+    "unhealthy": "the backend reports the device as unhealthy: the Event DeviceUnhealthy of the node says why",
+    "stale": "the backend cannot discover its devices: the Event DevicesStale of the node says why",
+    "quarantined": "a claim with the device ended the backend's process again and again: the Event BackendDied of the "
+    "node says where; delete that claim's pod, or upgrade the backend",
+}
+"""What to do about the agent's own taints, by the name behind the driver's."""
+
+
+class PublishedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device in a slice; `claims` are those that it is allocated to, as far as they are known."""
+
+    driver: str
+    pool: str
+    device: str
+    slice: str
+    taints: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What an allocation names the device by."""
+        return self.driver, self.pool, self.device
+
+
+class PublishedPool(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool: `slices` of its newest generation, of `expected`."""
+
+    driver: str
+    pool: str
+    generation: int
+    slices: int
+    expected: int
+    devices: int
+
+
+class SliceReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node publishes. The Events are the node's that the agent wrote, the oldest first."""
+
+    node: str
+    pools: tuple[PublishedPool, ...]
+    devices: tuple[PublishedDevice, ...]
+    findings: tuple[Finding, ...]
+    events: tuple[EventLine, ...]
+
+
+async def report_slices(client: KubeClient, node: str) -> SliceReport:
+    """Read what the node's drivers publish, and the agent's Events about it.
+
+    Raises:
+        KubeError: the slices cannot be listed.
+    """
+    reader = Reader(client)
+    slices = (await client.list(RESOURCE_SLICES, field_selector=f"spec.nodeName={node}")).items
+    holders = find_holders(await reader.list(RESOURCE_CLAIMS))
+    pools, devices = parse_slices(slices, holders)
+    events = [event for event in await reader.list_events("Node", node) if event.source == "pydra-agent"]
+    findings = [*_judge(node, pools, devices), *reader.findings]
+    return SliceReport(node=node, pools=pools, devices=devices, findings=tuple(findings), events=tuple(events))
+
+
+def parse_slices(
+    slices: Iterable[JsonObject], holders: Mapping[tuple[str, str, str], Sequence[str]]
+) -> tuple[tuple[PublishedPool, ...], tuple[PublishedDevice, ...]]:
+    """Return pools and devices of the slices; of each pool the newest generation counts, as for the scheduler."""
+    by_pool: dict[tuple[str, str], list[JsonObject]] = {}
+    for body in sorted(slices, key=lambda body: str(body["metadata"]["name"])):
+        by_pool.setdefault((body["spec"]["driver"], body["spec"]["pool"]["name"]), []).append(body)
+    pools: list[PublishedPool] = []
+    devices: list[PublishedDevice] = []
+    for (driver, pool), bodies in sorted(by_pool.items()):
+        generation = max(body["spec"]["pool"]["generation"] for body in bodies)
+        current = [body for body in bodies if body["spec"]["pool"]["generation"] == generation]
+        own = [
+            PublishedDevice(
+                driver=driver,
+                pool=pool,
+                device=device["name"],
+                slice=body["metadata"]["name"],
+                taints=tuple(map(_format_taint, device.get("taints") or ())),
+                claims=tuple(holders.get((driver, pool, device["name"]), ())),
+            )
+            for body in current
+            for device in body["spec"].get("devices") or ()
+        ]
+        devices += own
+        expected = current[0]["spec"]["pool"]["resourceSliceCount"]
+        pools.append(
+            PublishedPool(
+                driver=driver,
+                pool=pool,
+                generation=generation,
+                slices=len(current),
+                expected=expected,
+                devices=len(own),
+            )
+        )
+    return tuple(pools), tuple(devices)
+
+
+def find_holders(claims: Iterable[JsonObject]) -> dict[tuple[str, str, str], list[str]]:
+    """Return the claims, as NAMESPACE/NAME, that each device is allocated to."""
+    holders: dict[tuple[str, str, str], list[str]] = {}
+    for claim in claims:
+        name = f"{claim['metadata']['namespace']}/{claim['metadata']['name']}"
+        for result in find_results(claim):
+            names = holders.setdefault((result["driver"], result["pool"], result["device"]), [])
+            if name not in names:
+                names.append(name)
+    return holders
+
+
+def find_results(claim: JsonObject) -> Sequence[JsonObject]:
+    """Return the devices in the status of a claim; none if it is not allocated."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    results: Sequence[JsonObject] = (allocation.get("devices") or {}).get("results") or ()
+    return results
+
+
+def judge_taints(devices: Iterable[PublishedDevice]) -> Iterator[Finding]:
+    """Yield what each taint means and what to do, devices with the same one together."""
+    tainted: dict[tuple[str, str], list[str]] = {}
+    for one in devices:
+        for taint in one.taints:
+            tainted.setdefault((one.driver, taint), []).append(one.device)
+    for (driver, taint), names in sorted(tainted.items()):
+        own, _, name = taint.partition("=")[0].partition(":")[0].partition("/")
+        advice = _TAINTS.get(name, "") if own == driver else ""
+        advice = advice or "the taint is the backend's own: its documentation says what it means"
+        found = f"{_list_names(names)}: tainted {taint}"
+        yield Finding(subject="taints", level=Level.PROBLEM, found=found, advice=advice)
+
+
+def _judge(node: str, pools: Sequence[PublishedPool], devices: Sequence[PublishedDevice]) -> Iterator[Finding]:
+    if not pools:
+        advice = "is the name right (kubectl get nodes), and is an agent ready there? On the node: pydra doctor"
+        found = f"node {node} publishes nothing"
+        yield Finding(subject="slices", level=Level.PROBLEM, found=found, advice=advice)
+    for pool in pools:
+        subject = f"pool {pool.pool}"
+        if pool.slices != pool.expected:
+            found = f"driver {pool.driver} has published {pool.slices} of {pool.expected} slices; the scheduler waits"
+            advice = "it is being published; if it stays so, the Event PublishFailed of the node says why"
+            yield Finding(subject=subject, level=Level.PROBLEM, found=found, advice=advice)
+        else:
+            found = f"{pool.driver}: devices {pool.devices}, slices {pool.slices}, generation {pool.generation}"
+            yield Finding(subject=subject, level=Level.OK, found=found)
+    yield from judge_taints(devices)
+
+
+def _format_taint(taint: JsonObject) -> str:
+    value = f"={taint['value']}" if taint.get("value") else ""
+    return f"{taint['key']}{value}:{taint['effect']}"
+
+
+def _list_names(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

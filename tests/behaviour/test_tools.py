@@ -1,0 +1,166 @@
+"""The tools beside an agent at work: what they say of a claim, of the node's slices, and of the node."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pydra.cli.tool import main
+from tests.behaviour.node import NODE, Agent, Node
+from tests.behaviour.waiting import wait_for
+
+DRIVER = "board.example.com"
+
+
+class Tool:
+    """`pydra` on the node."""
+
+    def __init__(self, node: Node, agent: Agent, output: pytest.CaptureFixture[str]) -> None:
+        self.flags = [
+            *("--node-name", NODE, "--kubeconfig", str(node.server.kubeconfig), "--cdi-dir", str(node.cdi)),
+            *("--kubelet-root", str(node.root / "kubelet"), "--records-dir", str(node.root / "run")),
+            *("--boot-id-file", str(node.root / "boot_id"), "--http-address", f"127.0.0.1:{agent.port}"),
+        ]
+        self.output = output
+
+    def run(self, *arguments: str) -> tuple[int, str]:
+        """Its exit code, and what it printed."""
+        code = main([*arguments, *self.flags])
+        return code, self.output.readouterr().out
+
+    def json(self, *arguments: str) -> Any:
+        """What it printed as JSON."""
+        return json.loads(self.run(*arguments, "-o", "json")[1])
+
+    def findings(self, *arguments: str) -> dict[str, str]:
+        """The level of each finding by its subject; the worst one of several."""
+        order = ["ok", "note", "unknown", "problem"]
+        levels: dict[str, str] = {}
+        for one in self.json(*arguments)["findings"]:
+            levels[one["subject"]] = max(levels.get(one["subject"], "ok"), one["level"], key=order.index)
+        return levels
+
+
+@pytest.fixture
+def tool(quiet: Node, quiet_agent: Agent, capsys: pytest.CaptureFixture[str]) -> Tool:
+    return Tool(quiet, quiet_agent, capsys)
+
+
+def test_a_claim_is_explained_from_its_allocation_to_its_file(quiet: Node, tool: Tool) -> None:
+    device = quiet.board.device()
+    claim = quiet.api.create_claim(device)
+    assert tool.findings("explain", "claim", claim.name) == {"allocated": "ok", "reserved": "note", "prepared": "note"}
+    quiet.kubelet.prepare_one(claim)
+    report = tool.json("explain", "claim", f"default/{claim.name}")
+    assert [one["level"] for one in report["findings"]] == ["ok", "note", "ok", "ok"]
+    (shown,) = report["devices"]
+    assert (shown["driver"], shown["pool"], shown["device"]) == (DRIVER, NODE, device)
+    assert shown["slice"] == quiet.api.slices()[0]["metadata"]["name"]
+    assert shown["cdi"] == [f"{DRIVER}/claim={claim.uid}:r0:{device}"]
+    (file,) = (one for one in quiet.cdi.iterdir() if claim.uid in one.name)
+    assert str(file) in [one["found"] for one in report["findings"]]
+    file.write_text("{}")
+    code, printed = tool.run("explain", "claim", claim.name)
+    assert code == 1
+    assert f"{file} is not what the record says" in printed
+    quiet.kubelet.release(claim)
+
+
+def test_a_claim_that_fails_is_explained_with_its_last_error(quiet: Node, tool: Tool) -> None:
+    claim = quiet.api.create_claim(quiet.board.device())
+    quiet.board.order("prepare", claim.name, "refuse")
+    quiet.kubelet.refusal(claim)
+    wait_for(lambda: quiet.api.events(claim), "an Event on the claim")
+    report = tool.json("explain", "claim", claim.name)
+    assert report["last_error"] == "ClaimFailed: the board says no"
+    code, printed = tool.run("explain", "claim", claim.name)
+    assert code == 1
+    assert "problem  last error  ClaimFailed: the board says no" in printed
+
+
+def test_a_claim_without_allocation_or_without_class_or_of_a_wrong_name_is_told_what_to_do(
+    quiet: Node, tool: Tool
+) -> None:
+    claim = quiet.api.create_claim(name="waiting", allocated=False)
+    code, printed = tool.run("explain", "claim", claim.name)
+    assert code == 0
+    assert "not yet, since no pod uses the claim" in printed
+    code, printed = tool.run("explain", "claim", "default/wating")
+    assert code == 1
+    assert 'there is no claim wating in namespace default (did you mean "waiting"?)' in printed
+
+
+def test_a_claim_that_is_gone_while_the_node_holds_it_is_told(quiet: Node, tool: Tool) -> None:
+    claim = quiet.api.create_claim(quiet.board.device())
+    quiet.kubelet.prepare_one(claim)
+    quiet.api.delete_claim(claim)
+    code, printed = tool.run("explain", "claim", claim.name)
+    assert code == 1
+    assert "the API server has no such claim, and this node holds it" in printed
+    quiet.kubelet.release(claim)
+
+
+def test_slices_show_devices_with_their_taints_and_claims(changing: Node, tool: Tool) -> None:
+    device, broken = changing.board.device(), changing.board.device()
+    claim = changing.api.create_claim(device)
+    assert tool.findings("slices") == {f"pool {NODE}": "ok"}
+    changing.board.set_devices(device, **{broken: "too hot"})
+    wait_for(changing.api.taints, "the taint is published")
+    report = tool.json("slices")
+    shown = {one["device"]: one for one in report["devices"]}
+    assert f"default/{claim.name}" in shown[device]["claims"]
+    assert shown[broken]["taints"] == [f"{DRIVER}/unhealthy:NoSchedule"]
+    code, printed = tool.run("slices")
+    assert code == 1
+    assert f"{broken}: tainted {DRIVER}/unhealthy:NoSchedule" in printed
+    assert "the Event DeviceUnhealthy of the node says why" in printed
+
+
+def test_a_node_that_publishes_nothing_is_told(tool: Tool) -> None:
+    code = main(["slices", *tool.flags, "--node-name", "other"])
+    assert code == 1
+    assert "node other publishes nothing" in tool.output.readouterr().out
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_node_that_works(tool: Tool, quiet: Node) -> None:
+    report = tool.json("doctor")
+    wrong = [one for one in report["findings"] if one["level"] == "problem"]
+    assert wrong == []
+    said = {one["subject"]: one["found"] for one in report["findings"] if one["level"] == "ok"}
+    assert said["agent"] == f"ready, and serves {DRIVER}"
+    assert said["clock"] == "agrees with the API server's"
+    assert said["records"] == str(quiet.root / "run")
+    assert said["access"] == "may do all that the agent asks of the API server"
+    gates = {one["found"] for one in report["findings"] if one["subject"] == "gate"}
+    assert {
+        "DRADeviceTaints is on: unhealthy devices",
+        "DRAListTypeAttributes is off: no attributes with lists",
+    } <= gates
+
+
+def test_the_doctor_names_each_request_that_the_agent_may_not_make(tool: Tool, quiet: Node) -> None:
+    quiet.api_fault(verb="update", resource="resourceslices", status=403, times=None)
+    try:
+        code, printed = tool.run("doctor")
+    finally:
+        quiet.server.faults.clear()
+    assert code == 1
+    assert "problem  access      may not update resourceslices.resource.k8s.io\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--kubelet-root", "/nowhere"), "/nowhere/plugins_registry is not there"),
+        (("--http-address", "127.0.0.1:1"), "no agent answers at 127.0.0.1:1"),
+        (("--boot-id-file", "/nowhere"), "the boot id cannot be read from /nowhere"),
+        (("--node-name", "nobody"), "--node-name is the name that kubectl get nodes has"),
+        (("--kubeconfig", "/nowhere"), "kubeconfig /nowhere"),
+    ],
+)
+def test_the_doctor_finds_what_is_wrong_and_says_what_to_do(tool: Tool, flags: tuple[str, ...], words: str) -> None:
+    code = main(["doctor", *tool.flags, *flags])
+    assert code == 1
+    assert words in tool.output.readouterr().out
