@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
+import yaml
 
 from pydra.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, JsonObject
-from pydra_dev.kubelet.steps import ContainerCreated, PodRunning, Step
+from pydra_dev.kubelet.steps import ContainerCreated, PodEnded, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from pydra_tpu import DEVICE_CLASSES as CLASSES
 from pydra_tpu import DRIVER
 from tests.integration.agent.process import DEADLINE, run_agent
 
 NAMESPACE = "default"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "jax.md"
 
 
 class Scene:
@@ -30,11 +33,20 @@ class Scene:
         exactly: JsonObject = {"deviceClassName": device_class, "count": count}
         devices = {"requests": [{"name": "tpus", "exactly": exactly}]}
         template = {"metadata": {"name": name}, "spec": {"spec": {"devices": devices}}}
-        await self.node.client.create(RESOURCE_CLAIM_TEMPLATES, template, namespace=NAMESPACE)
         container = {"name": "main", "image": "busybox", "resources": {"claims": [{"name": "it"}]}}
         claims = [{"name": "it", "resourceClaimTemplateName": name}]
         pod = {"metadata": {"name": name}, "spec": {"containers": [container], "resourceClaims": claims}}
+        await self.apply(template, pod)
+
+    async def apply(self, template: JsonObject, pod: JsonObject) -> None:
+        """Create both."""
+        await self.node.client.create(RESOURCE_CLAIM_TEMPLATES, template, namespace=NAMESPACE)
         await self.node.client.create(PODS, pod, namespace=NAMESPACE)
+
+    async def end(self, name: str) -> None:
+        """Delete a pod, and wait until its claim is undone."""
+        await self.node.client.delete(PODS, name, namespace=NAMESPACE)
+        await self.until(lambda: _ready(PodEnded(pod=f"{NAMESPACE}/{name}") in self.steps), f"{name} ended")
 
     async def environment(self, name: str) -> dict[str, str]:
         """Of the container of a pod, once it runs."""
@@ -92,21 +104,36 @@ async def scene(tmp_path: Path, **settings: str) -> AsyncIterator[Scene]:
             assert await agent.stop() == 0
 
 
-async def test_the_scheduler_cuts_the_mesh_and_the_pod_that_does_not_fit_is_told_why(tmp_path: Path) -> None:
+async def test_the_scheduler_cuts_the_mesh_and_pods_that_do_not_fit_are_told_why(tmp_path: Path) -> None:
     async with scene(tmp_path) as node:
-        await node.run("left", f"2x2.{DRIVER}")
-        first = await node.environment("left")
+        found = {}
+        for name in ("left", "right"):
+            await node.run(name, f"2x2.{DRIVER}")
+            found[name] = await node.environment(name)
+        await node.run("host", f"host.{DRIVER}")
+        assert "cannot allocate all claims" in await node.pending("host")
+        await node.end("right")
         await node.run("chips", DRIVER, count=2)
         pair = await node.environment("chips")
         await node.run("chip", DRIVER)
         single = await node.environment("chip")
-        await node.run("right", f"2x2.{DRIVER}")
-        assert "cannot allocate all claims" in await node.pending("right")
-        await node.run("host", f"host.{DRIVER}")
-        assert await node.pending("host")
-    assert (first["TPU_TOPOLOGY"], first["TPU_ACCELERATOR_TYPE"]) == ("2x2", "v5litepod-4")
+        await node.run("square", f"2x2.{DRIVER}")
+        assert "cannot allocate all claims" in await node.pending("square")
+    for environment in found.values():
+        assert (environment["TPU_TOPOLOGY"], environment["TPU_ACCELERATOR_TYPE"]) == ("2x2", "v5litepod-4")
     assert (pair["TPU_TOPOLOGY"], pair["TPU_CHIPS_PER_PROCESS_BOUNDS"]) == ("1x2", "1,2,1")
     assert single["TPU_TOPOLOGY"] == "1x1"
+
+
+async def test_the_pod_of_the_page_has_what_the_page_says(tmp_path: Path) -> None:
+    text = PAGE.read_text()
+    (manifest,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    told = dict(re.findall(r"^    (TPU_\w+)=(.+)$", text, flags=re.MULTILINE))
+    assert told["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
+    async with scene(tmp_path) as node:
+        await node.apply(*yaml.safe_load_all(manifest))
+        environment = await node.environment("hello-jax")
+    assert told.items() <= environment.items()
 
 
 async def test_claims_for_all_chips_of_googles_class_get_the_whole_host(tmp_path: Path) -> None:
