@@ -1,8 +1,10 @@
-"""AMD GPUs through the chart, with no right more than it gives: a machine whose admin has partitioned one GPU."""
+"""AMD GPUs through the chart, with no right more than it gives: partitions that are there, or that claims choose."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from pydra_amd.host.amdgpu import BOUND, COMPUTE
 from pydra_amd.simulation.machine import Driver
 from pydra_amd.simulation.machine_types import MACHINE_TYPES
 from pydra_amd.simulation.tree import build_tree
-from tests.e2e.hardware import open_hardware
+from tests.chart.rendering import at
+from tests.e2e.cluster import STAY
+from tests.e2e.hardware import allocated, ask, open_hardware
 from tests.e2e.release import IMAGE
 from tests.e2e.test_chart_node import create_plain_pod
 
@@ -23,22 +27,52 @@ LABEL = ("feature.node.kubernetes.io/amd-gpu", "true")
 LOOK = "ls /dev/kfd /dev/dri/* | sort >/dev/termination-log"
 
 
+MACHINE = MACHINE_TYPES["mi300x-8"]
+
+
 def build_host(tree: Path) -> Mapping[str, Any]:
-    """The files of a host with eight MI300X, the first in CPX mode, and the values by which the agent finds them."""
-    machine = MACHINE_TYPES["mi300x-8"]
-    build_tree(str(tree), machine)
-    Driver(str(tree), machine).react(f"{tree}/sys/{BOUND}/{machine.addresses[0]}/{COMPUTE}", "CPX")
+    """The files of a host with eight MI300X, and the values by which the agent finds them and writes to them."""
+    build_tree(str(tree), MACHINE)
     return {
         "amd": {
             "enabled": True,
             "settings": {"devRoot": f"{tree}/dev", "pollPeriod": 0.5},
-            "env": [{"name": "PYDRA_AMD_SYS_ROOT", "value": f"/host{tree}/sys"}],
+            "hostPaths": [{"path": f"{tree}/sys", "mountPath": "/host-sys"}],
+            "env": [{"name": "PYDRA_AMD_SYS_ROOT", "value": "/host-sys"}],
         }
     }
 
 
+def list_mode_files(tree: Path) -> list[Path]:
+    """Where the driver has the GPUs' compute modes."""
+    return [tree / "sys" / BOUND / address / COMPUTE for address in MACHINE.addresses]
+
+
+@contextmanager
+def run_driver(tree: Path) -> Iterator[None]:
+    """A driver that does what is written to its files; the kernel's would before the write returns."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        modes = {path: path.read_text() for path in list_mode_files(tree)}
+        while not ended.wait(0.001):
+            for path, mode in modes.items():
+                if (now := path.read_text()) and now != mode:
+                    Driver(str(tree), MACHINE).react(str(path), now)
+                    modes[path] = path.read_text()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
 async def test_a_partition_and_a_whole_gpu_are_used_side_by_side() -> None:
-    async with open_hardware(DRIVER, LABEL, build_host) as (cluster, release, _):
+    async with open_hardware(DRIVER, LABEL, build_host) as (cluster, release, tree):
+        Driver(str(tree), MACHINE).react(str(list_mode_files(tree)[0]), "CPX")
         await release.install()
         await cluster.wait("devices are published", cluster.devices)
         assert len(await cluster.devices()) == 8 + 7
@@ -53,3 +87,22 @@ async def test_a_partition_and_a_whole_gpu_are_used_side_by_side() -> None:
         assert found["whole"] == ["/dev/dri/card9", "/dev/dri/renderD136", "/dev/kfd"]
         await create_plain_pod(cluster, "plain", {"amd.com/gpu": 2})
         await cluster.wait_phase("plain", "Succeeded")
+
+
+async def test_a_claim_chooses_the_mode_of_its_gpu_which_is_set_back_without_any_privilege() -> None:
+    async with open_hardware(DRIVER, LABEL, build_host) as (cluster, release, tree):
+        with run_driver(tree):
+            await release.install(at("backends.amd.settings.partitioning", "compute"))
+            await cluster.require("consumesCounters", "DRAPartitionableDevices")
+            cpx = f"device.attributes['{DRIVER}'].computePartition == 'cpx'"
+            await cluster.create_claim("eighth", requests=ask(DRIVER, selectors=[{"cel": {"expression": cpx}}]))
+            await cluster.create_claim("whole", requests=ask(f"{DRIVER}-spx"))
+            for name in ("eighth", "whole"):
+                await cluster.start_pod(name, STAY, resourceClaimName=name)
+            modes = [path.read_text().strip() for path in list_mode_files(tree)]
+            assert (await allocated(cluster, "eighth"), modes[0]) == (["gpu-1-128-cpx-nps1-0"], "CPX")
+            assert (await allocated(cluster, "whole"), modes[1:]) == (["gpu-9-136"], ["SPX"] * 7)
+            (container,) = (await release.agent())["spec"]["containers"]
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            await cluster.delete_pod("eighth")
+            assert list_mode_files(tree)[0].read_text().strip() == "SPX"

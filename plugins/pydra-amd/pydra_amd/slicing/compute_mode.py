@@ -54,7 +54,7 @@ def set_compute_mode(tree: Tree, address: str, compute: str) -> None:
 def _explain(error: OSError) -> str:
     text = error.strerror or str(error)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return f"{text}; the agent must be privileged, and see the host's /sys writable"
+        return f"{text}; PYDRA_AMD_SYS_ROOT must be a place where the agent has the host's /sys writable"
     if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
         return f"{text}; the driver does not allow this mode now: a virtual machine's guest has none of its own"
     return text
