@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from pydra import Claim, HeldClaim, Inventory, PreparedDevice, PydraError, Sample, UnknownDevice
+from pydra_amd.amdsmi.link_state import Told
+from pydra_amd.amdsmi.session import AmdsmiSession
 from pydra_amd.cdi.edits import build_edits
 from pydra_amd.device_names import name_gpu
-from pydra_amd.hardware_types import Condition, Partition, Reading
-from pydra_amd.health.diagnosis import diagnose
+from pydra_amd.hardware_types import Partition, Reading
+from pydra_amd.health.diagnosis import Assessment, diagnose
+from pydra_amd.health.monitor import HealthMonitor
 from pydra_amd.held_claims import HeldEntries, PlanUnknown, build_plan, parse_entry
 from pydra_amd.host.filesystem import Tree
 from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
@@ -30,23 +34,26 @@ _log = logging.getLogger(__name__)
 class AmdBackend:
     """One node's AMD GPUs. Made by `composition.open_backend`."""
 
-    def __init__(self, settings: Settings, tree: Tree) -> None:
+    def __init__(self, settings: Settings, tree: Tree, importer: Callable[[], Any]) -> None:
         self._settings = settings
         self._tree = tree
         self._telemetry = Telemetry(tree)
+        self._health = HealthMonitor(tree)
+        self._library = AmdsmiSession(importer, self._health.hear)
         self._held = HeldEntries()
         self._executor = StepExecutor(tree, self._held)
 
     async def discover(self) -> Inventory:
         """Whole GPUs and partitions, with their health."""
         reading = await self._telemetry.read()
-        conditions = await asyncio.to_thread(self._read_conditions, reading)
-        return build_inventory(reading, self._settings.partitioning, diagnose(reading, conditions, self._settings))
+        assessments = await asyncio.to_thread(self._diagnose, reading)
+        return build_inventory(reading, self._settings.partitioning, assessments)
 
     async def wait_changed(self) -> None:
-        """Return when a GPU, a partition or a device node has come or gone since `discover`."""
-        while not await self._telemetry.has_changed():  # noqa: ASYNC110 - files of the kernel have no event
-            await asyncio.sleep(self._settings.poll_period)
+        """Return when a GPU, a partition or a device node has come or gone since `discover`, or a GPU is reset."""
+        while not await self._telemetry.has_changed():
+            if await self._health.wait_event(self._settings.poll_period):
+                return
 
     async def measure(self) -> Sequence[Sample]:
         """Memory, activity, power, temperature and errors of each GPU."""
@@ -66,12 +73,13 @@ class AmdBackend:
     async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
         """Set the modes that the plan says, and say what containers get of the partitions that there are then."""
         entry = parse_entry(claim)
-        await self._executor.carry_out(entry)
-        try:
-            return await asyncio.to_thread(self._describe, claim, entry)
-        except PydraError:
-            await self._executor.undo(entry)
-            raise
+        async with self._library_aside(entry):
+            await self._executor.carry_out(entry)
+            try:
+                return await asyncio.to_thread(self._describe, claim, entry)
+            except PydraError:
+                await self._executor.undo(entry)
+                raise
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
         """Set the modes back that no other claim needs; nothing to do is success."""
@@ -81,21 +89,34 @@ class AmdBackend:
             _log.warning("nothing is undone: %s", error)
             self._held.remove(claim.uid)
             return
-        await self._executor.undo(entry)
+        async with self._library_aside(entry):
+            await self._executor.undo(entry)
 
-    def _read_conditions(self, reading: Reading) -> Mapping[str, Condition]:
-        """What is wrong with each GPU, by address. Blocks."""
-        found: dict[str, Condition] = {}
-        for gpu in reading.gpus if self._settings.health else ():
-            errors = read_errors(self._tree, gpu.address)
-            found[gpu.address] = Condition(
-                uncorrectable={block: counts.get("uncorrectable", 0) for block, counts in errors.items()},
-                bad_pages=read_bad_pages(self._tree, gpu.address) or 0,
-            )
-        return found
+    async def close(self) -> None:
+        """End what is open of AMD's library."""
+        await asyncio.to_thread(self._library.close)
+
+    @asynccontextmanager
+    async def _library_aside(self, entry: Entry) -> AsyncIterator[None]:
+        """While modes change AMD's library is closed: it would keep the GPUs busy."""
+        if not entry.steps:
+            yield
+            return
+        async with self._library.paused():
+            yield
+
+    def _diagnose(self, reading: Reading) -> Mapping[str, Assessment]:
+        """How each GPU is, by address. Blocks."""
+        if not self._settings.health:
+            return {}
+        return diagnose(reading, self._health.read(reading, self._ask_library()), self._settings)
+
+    def _ask_library(self) -> Mapping[str, Told]:
+        return self._library.read() if self._settings.amdsmi else {}
 
     def _measure(self) -> Sequence[Sample]:
         """Of the GPUs of the last reading. Blocks."""
+        told = self._ask_library()
         return [
             sample
             for gpu in self._telemetry.last.gpus
@@ -104,6 +125,7 @@ class AmdBackend:
                 read_sensors(self._tree, gpu.address),
                 read_errors(self._tree, gpu.address),
                 read_bad_pages(self._tree, gpu.address),
+                told.get(gpu.address, Told()),
             )
         ]
 

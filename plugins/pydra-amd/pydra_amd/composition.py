@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import Any
 
 from pydra import PydraError
+from pydra_amd.amdsmi.library import import_amdsmi
 from pydra_amd.backend import AmdBackend
 from pydra_amd.host.filesystem import Roots, Tree
 from pydra_amd.settings import Settings
@@ -32,12 +36,19 @@ def needs_simulation() -> Iterator[None]:
 @asynccontextmanager
 async def open_backend(settings: Settings) -> AsyncIterator[AmdBackend]:
     """The backend. Raises SimulationMissing, ScenarioError."""
+    importer: Callable[[], Any]
     if settings.scenario:
         # Imported only here: a node with hardware has no use for one without.
         with needs_simulation():
-            from pydra_amd.simulation.machine import open_machine  # noqa: PLC0415
+            from pydra_amd.simulation import library, machine  # noqa: PLC0415
 
-        tree = open_machine(settings)
+        tree = machine.open_machine(settings)
+        importer = partial(library.import_amdsmi, os.path.dirname(tree.roots.sys), settings.scenario)
     else:
         tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, dev=settings.dev_root))
-    yield AmdBackend(settings, tree)
+        importer = import_amdsmi
+    backend = AmdBackend(settings, tree, importer)
+    try:
+        yield backend
+    finally:
+        await backend.close()

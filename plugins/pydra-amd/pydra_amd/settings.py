@@ -35,13 +35,19 @@ class Signal(Enum):
     """It was usable, and is gone from the PCI bus, does not answer there, or has lost its nodes."""
     NODE_GONE = "node-gone"
     """A device node that its containers need is not there."""
+    RESET = "reset"
+    """It is being reset. Told by amdsmi."""
     ECC = "ecc"
     """A block of it counts errors that could not be corrected, since the driver was loaded; the taint's value names
     the blocks."""
     XGMI_ERROR = "xgmi-error"
     """The same for its xGMI links."""
+    XGMI_LINK = "xgmi-link"
+    """An xGMI link of it is down. Told by amdsmi."""
     BAD_PAGES = "bad-pages"
     """More pages of its memory are out of use than the threshold allows."""
+    THROTTLING = "throttling"
+    """Its clocks are held down for heat, or were within the last five minutes. Told by amdsmi."""
 
 
 class Reaction(Enum):
@@ -78,6 +84,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     only whole GPUs are published."""
     health: bool = True
     """Whether to watch how GPUs are. Off: all devices are healthy, whatever happens."""
+    amdsmi: bool = True
+    """Whether to use AMD's library amdsmi where it is installed: it tells of resets, xGMI links and throttling. While
+    it is used nobody else can change partition modes, or unload the driver."""
     signals: Mapping[Signal, Reaction] = {}
     """What follows from which signal where it is not the default: `ecc=NoExecute,bad-pages=Ignore`; see below."""
     bad_page_threshold: Annotated[int, msgspec.Meta(ge=0)] = 0

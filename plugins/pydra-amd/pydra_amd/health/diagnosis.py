@@ -19,9 +19,12 @@ from pydra_amd.settings import Reaction, Settings, Signal
 DEFAULT_REACTIONS: Mapping[Signal, Reaction] = {
     Signal.GPU_LOST: Reaction.UNHEALTHY,
     Signal.NODE_GONE: Reaction.UNHEALTHY,
+    Signal.RESET: Reaction.UNHEALTHY,
     Signal.ECC: Reaction.UNHEALTHY,
     Signal.XGMI_ERROR: Reaction.UNHEALTHY,
+    Signal.XGMI_LINK: Reaction.UNHEALTHY,
     Signal.BAD_PAGES: Reaction.UNHEALTHY,
+    Signal.THROTTLING: Reaction.NONE,
 }
 """Worst first: the first that makes a device unhealthy is its health."""
 
@@ -54,8 +57,6 @@ class _Finding(msgspec.Struct, frozen=True):
 
 def diagnose(reading: Reading, conditions: Mapping[str, Condition], settings: Settings) -> Mapping[str, Assessment]:
     """The assessments of GPUs, by address; `conditions` may lack GPUs of which nothing is told."""
-    if not settings.health:
-        return {}
     found: dict[str, Assessment] = {}
     for gpu in reading.gpus:
         condition = conditions.get(gpu.address, Condition())
@@ -73,6 +74,8 @@ def _find_missing(gpu: Gpu, reading: Reading) -> Iterator[_Finding]:
 
 
 def _find_faults(gpu: Gpu, condition: Condition, settings: Settings) -> Iterator[_Finding]:
+    if condition.is_resetting:
+        yield _Finding(Signal.RESET, "", f"GPU {gpu.address} is being reset")
     blocks = {block: count for block, count in condition.uncorrectable.items() if count}
     links = blocks.pop(XGMI, 0)
     if blocks:
@@ -82,6 +85,11 @@ def _find_faults(gpu: Gpu, condition: Condition, settings: Settings) -> Iterator
     if links:
         message = f"GPU {gpu.address} counts {links} errors of its xGMI links that could not be corrected"
         yield _Finding(Signal.XGMI_ERROR, "", message)
+    if condition.links_down:
+        message = f"{condition.links_down} of the {condition.links} xGMI links of GPU {gpu.address} are down"
+        yield _Finding(Signal.XGMI_LINK, "", f"{message}; the kernel's log says more")
+    if condition.is_throttled:
+        yield _Finding(Signal.THROTTLING, "", f"the clocks of GPU {gpu.address} are held down for heat")
     allowed = settings.bad_page_threshold or gpu.memory // _BYTES_PER_BAD_PAGE
     if gpu.memory and condition.bad_pages > allowed:
         message = f"{condition.bad_pages} pages of the memory of GPU {gpu.address} are out of use, {allowed} may be"

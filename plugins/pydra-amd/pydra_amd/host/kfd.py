@@ -15,6 +15,9 @@ NODES = "class/kfd/kfd/topology/nodes"
 GENERATION = "class/kfd/kfd/topology/generation_id"
 """Grows with each change of the topology."""
 
+PROCESSES = "class/kfd/kfd/proc"
+"""An entry for each process that has the driver open."""
+
 XGMI = 11
 """The type of a link between GPUs of a hive."""
 

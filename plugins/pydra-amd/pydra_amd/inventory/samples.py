@@ -8,15 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from pydra import Sample, SampleKind
+from pydra_amd.amdsmi.link_state import Told
 from pydra_amd.host.sensors import Sensors
 
 _PERCENT = 100.0
 
 
 def build_samples(
-    device: str, sensors: Sensors, errors: Mapping[str, Mapping[str, int]], bad_pages: int | None
+    device: str, sensors: Sensors, errors: Mapping[str, Mapping[str, int]], bad_pages: int | None, told: Told
 ) -> Iterator[Sample]:
     """Of one GPU, whose name as a whole is `device`."""
+
+    def counter(name: str, text: str, value: float, **labels: str) -> Sample:
+        return Sample(name=name, value=value, help=text, kind=SampleKind.COUNTER, device=device, labels=labels)
 
     def gauge(name: str, text: str, value: float | None, **labels: str) -> Iterator[Sample]:
         if value is not None:
@@ -37,12 +41,10 @@ def build_samples(
         yield from gauge("temperature_celsius", "Temperature, by sensor.", celsius, sensor=sensor)
     for block, counts in errors.items():
         for kind, count in counts.items():
-            yield Sample(
-                name="ecc_errors_total",
-                value=count,
-                help="Errors since the driver was loaded, by block; xgmi_wafl has those of xGMI links.",
-                kind=SampleKind.COUNTER,
-                device=device,
-                labels={"block": block, "error": kind},
-            )
+            text = "Errors since the driver was loaded, by block; xgmi_wafl has those of xGMI links."
+            yield counter("ecc_errors_total", text, count, block=block, error=kind)
     yield from gauge("bad_pages", "Pages of memory that are out of use.", bad_pages)
+    for state in sorted(set(told.links)):
+        yield from gauge("xgmi_links", "xGMI links, by state.", told.links.count(state), state=state)
+    for cause, count in told.throttled.items():
+        yield counter("throttled_total", "How often the firmware held clocks down, by cause.", count, cause=cause)

@@ -12,6 +12,7 @@ import tempfile
 from pydra import PydraError
 from pydra_amd.host.amdgpu import COMPUTE
 from pydra_amd.host.filesystem import Roots, Tree
+from pydra_amd.host.kfd import PROCESSES
 from pydra_amd.settings import Settings
 from pydra_amd.simulation.machine_types import MACHINE_TYPES, MachineType
 from pydra_amd.simulation.tree import build_tree, read_modes, write_file, write_topology
@@ -61,8 +62,16 @@ class Driver:
 
     def _set_compute_mode(self, path: str, gpu: int, mode: str) -> None:
         modes = read_modes(self._root)
+        if self._is_used():
+            write_file(path, modes[gpu].upper())
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
         if mode not in self._machine.compute_modes:
             write_file(path, modes[gpu].upper())
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         write_topology(self._root, self._machine, [*modes[:gpu], mode, *modes[gpu + 1 :]])
         write_file(path, mode.upper())
+
+    def _is_used(self) -> bool:
+        """Whether a process that runs has the driver open."""
+        folder = f"{self._root}/sys/{PROCESSES}"
+        return os.path.isdir(folder) and any(os.path.exists(f"/proc/{pid}") for pid in os.listdir(folder))

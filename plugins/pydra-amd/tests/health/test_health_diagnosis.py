@@ -28,6 +28,8 @@ def assess(condition: Condition = SOUND, *, reading: Reading | None = None, **se
     [
         (Condition(uncorrectable={"umc": 2, "gfx": 1, "sdma": 0}), "ecc", "gfx.umc", "gfx 1, umc 2"),
         (Condition(uncorrectable={"xgmi_wafl": 3}), "xgmi-error", "", "counts 3 errors of its xGMI links"),
+        (Condition(is_resetting=True), "reset", "", "GPU 0000:05:00.0 is being reset"),
+        (Condition(links=7, links_down=2), "xgmi-link", "", "2 of the 7 xGMI links"),
         (Condition(bad_pages=1967), "bad-pages", "", "1967 pages .* are out of use, 1966 may be"),
     ],
 )
@@ -37,7 +39,12 @@ def test_each_signal_makes_the_devices_unhealthy_with_a_taint_of_its_own(
     health = assess(condition).health
     assert (health.status, health.taint, health.reason) == (HealthStatus.UNHEALTHY, f"{DOMAIN}/{taint}", reason)
     assert re.search(words, health.message)
-    assert assess(condition, health=False) == Assessment()
+
+
+def test_throttling_is_told_by_a_taint_without_effect() -> None:
+    found = assess(Condition(is_throttled=True))
+    assert found.health.status is HealthStatus.HEALTHY
+    assert found.taints == (Taint(key=f"{DOMAIN}/throttling", effect=TaintEffect.NONE),)
 
 
 def test_a_gpu_that_is_lost_or_lacks_a_node_is_unhealthy() -> None:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import pydra_amd
 from amd_values import GIB, claim_of, held_claim
-from pydra import Claim, ClaimError, HealthStatus, HeldClaim, PreparedDevice, PydraError, UnknownDevice
+from pydra import Claim, ClaimError, HealthStatus, HeldClaim, PreparedDevice, PydraError, TaintEffect, UnknownDevice
 from pydra.testing import check_backend
 from pydra_amd import Settings
 from pydra_amd.settings import Partitioning
@@ -179,6 +179,45 @@ async def test_errors_that_a_gpu_counts_make_it_unhealthy_until_the_driver_count
             assert (found[FIRST].status, found["gpu-9-136"].status) == (status, HealthStatus.HEALTHY)
         file.write_text("Query currently inaccessible\n")
         assert (await backend.discover()).devices[0].health.status is HealthStatus.HEALTHY
+
+
+async def test_a_reset_is_told_while_it_lasts_and_so_are_links_that_are_down(tmp_path: Path) -> None:
+    async with machine(tmp_path, poll_period=30) as backend:
+        await backend.discover()
+        faults = tmp_path / "library" / "0000:05:00.0"
+        faults.mkdir(parents=True)
+        (faults / "links").write_text("UUUDUUUX")
+        for event, taint in (("GPU_PRE_RESET", "reset"), ("GPU_POST_RESET", "xgmi-link")):
+            waiting = asyncio.create_task(backend.wait_changed())
+            (faults / "draft").write_text(f"{event}\n")
+            (faults / "draft").rename(faults / "events")
+            await asyncio.wait_for(waiting, 30)
+            health = next(one.health for one in (await backend.discover()).devices if one.name == FIRST)
+            assert health.taint == f"gpu.amd.com/{taint}"
+        states = {one.labels["state"]: one.value for one in await backend.measure() if one.name == "xgmi_links"}
+    assert states["up"] == 7
+
+
+async def test_without_health_and_library_all_devices_are_healthy(tmp_path: Path) -> None:
+    async with machine(tmp_path, health=False, amdsmi=False) as backend:
+        (tmp_path / GPUS / "0000:05:00.0" / "ras" / "umc_err_count").write_text("ue: 1\n")
+        assert {one.health.status for one in (await backend.discover()).devices} == {HealthStatus.HEALTHY}
+        assert not [one for one in await backend.measure() if one.name == "xgmi_links"]
+    assert not (tmp_path / "tree/sys/class/kfd/kfd/proc").exists()
+
+
+async def test_throttling_is_told_for_some_minutes_by_a_taint_without_effect(tmp_path: Path) -> None:
+    async with machine(tmp_path) as backend:
+        faults = tmp_path / "library" / "0000:05:00.0"
+        faults.mkdir(parents=True)
+        found = []
+        for count in ("1000", "1000", "1001", "1001"):
+            (faults / "throttled").write_text(count)
+            device = next(one for one in (await backend.discover()).devices if one.name == FIRST)
+            assert device.health.status is HealthStatus.HEALTHY
+            found.append([(one.key, one.effect) for one in device.taints])
+    told = [("gpu.amd.com/throttling", TaintEffect.NONE)]
+    assert found == [[], [], told, told]
 
 
 async def test_numbers_of_a_gpu_are_measured_and_what_it_does_not_tell_is_left_out(tmp_path: Path) -> None:

@@ -1,0 +1,107 @@
+"""A session with AMD's library: opened at the first use, closed while modes change, and opened anew after it.
+
+An open session is a user of every GPU: the driver refuses to change a mode beside it. Its handles are stale afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+from pydra_amd.amdsmi.events import Event, EventWatcher
+from pydra_amd.amdsmi.library import Amdsmi, AmdsmiError, AmdsmiMissing
+from pydra_amd.amdsmi.link_state import Told, read_told
+
+_log = logging.getLogger(__name__)
+
+
+class AmdsmiSession:
+    """`tell` is called from a thread: with each event, and with None when events may have been missed.
+
+    What fails is logged when it begins, and costs only what the library would have told.
+    """
+
+    def __init__(self, importer: Callable[[], Any], tell: Callable[[Event | None], None]) -> None:
+        self._importer = importer
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._paused = 0
+        self._missing = False
+        self._said = ""
+        self._library: Amdsmi | None = None
+        self._handles: Mapping[str, Any] = {}
+        self._watcher: EventWatcher | None = None
+
+    def read(self) -> Mapping[str, Told]:
+        """What the library tells of each GPU, by address; nothing where it cannot. Blocks."""
+        with self._lock:
+            if self._missing or self._paused:
+                return {}
+            try:
+                library = self._open()
+                told = {address: read_told(library, handle) for address, handle in self._handles.items()}
+            except AmdsmiError as error:
+                self._missing = isinstance(error, AmdsmiMissing)
+                self._say(str(error))
+                self._close()
+                return {}
+            self._say("")
+            return told
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """While the body runs nothing is open; what is read then is nothing."""
+        await asyncio.to_thread(self._pause)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._paused -= 1
+
+    def close(self) -> None:
+        """End it. Blocks until the thread that waits for events has ended."""
+        with self._lock:
+            self._close()
+
+    def _pause(self) -> None:
+        with self._lock:
+            self._paused += 1
+            self._close()
+
+    def _open(self) -> Amdsmi:
+        if self._watcher is not None and not self._watcher.is_alive:
+            self._close()
+        if self._library is not None:
+            return self._library
+        self._library = library = Amdsmi(self._importer)
+        self._handles = _find_handles(library)
+        self._watcher = EventWatcher(library, self._handles, self._tell)
+        _log.info("reading link states and events with %s", library.version)
+        return library
+
+    def _close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.stop()
+            self._tell(None)
+        if self._library is not None:
+            self._library.close()
+        self._library, self._watcher, self._handles = None, None, {}
+
+    def _say(self, text: str) -> None:
+        if text and text != self._said:
+            level = logging.INFO if self._missing else logging.WARNING
+            _log.log(level, "xGMI link states, resets and throttling of GPUs are not told: %s", text)
+        self._said = text
+
+
+def _find_handles(library: Amdsmi) -> Mapping[str, Any]:
+    """One for each GPU, by address: that of its first partition. Each partition is a function of its own there."""
+    found: dict[str, Any] = {}
+    for handle in library.call("amdsmi_get_processor_handles"):
+        address = library.call("amdsmi_get_gpu_device_bdf", handle)
+        found.setdefault(f"{address.rpartition('.')[0]}.0".lower(), handle)
+    return found

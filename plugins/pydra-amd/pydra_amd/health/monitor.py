@@ -1,0 +1,87 @@
+"""How each GPU is over time: what the kernel's files and the library tell now, and events that are not over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from pydra_amd.amdsmi.events import RESET_BEGINS, RESET_ENDS, THROTTLED, Event
+from pydra_amd.amdsmi.link_state import THERMAL, Told
+from pydra_amd.hardware_types import Condition, Gpu, Reading
+from pydra_amd.host.filesystem import Tree
+from pydra_amd.host.sensors import read_bad_pages, read_errors
+
+_QUIET_SECONDS = 300.0
+"""How long throttling is told after it was last seen: it comes and goes with the load."""
+
+
+class HealthMonitor:
+    """Made inside the event loop, which it wakes."""
+
+    def __init__(self, tree: Tree, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tree = tree
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        self._lock = threading.Lock()
+        self._resetting: set[str] = set()
+        self._throttled: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+
+    def hear(self, event: Event | None) -> None:
+        """An event, from any thread; None: events may have been missed, so that no reset is known to go on."""
+        with self._lock:
+            if event is None:
+                self._resetting.clear()
+                return
+            if event.kind == RESET_BEGINS:
+                self._resetting.add(event.address)
+            elif event.kind == RESET_ENDS:
+                self._resetting.discard(event.address)
+            elif event.kind == THROTTLED:
+                is_known = self._is_throttled(event.address)
+                self._throttled[event.address] = self._clock()
+                if is_known:
+                    return
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def wait_event(self, seconds: float) -> bool:
+        """Whether an event came within so many seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        self._woken.clear()
+        return True
+
+    def read(self, reading: Reading, told: Mapping[str, Told]) -> Mapping[str, Condition]:
+        """What is wrong with each GPU of the reading, by address; `told` is what the library says of some. Blocks."""
+        return {gpu.address: self._read_gpu(gpu, told.get(gpu.address, Told())) for gpu in reading.gpus}
+
+    def _read_gpu(self, gpu: Gpu, told: Told) -> Condition:
+        errors = read_errors(self._tree, gpu.address)
+        with self._lock:
+            self._count(gpu.address, told)
+            return Condition(
+                uncorrectable={block: counts.get("uncorrectable", 0) for block, counts in errors.items()},
+                bad_pages=read_bad_pages(self._tree, gpu.address) or 0,
+                links_down=told.links.count("down"),
+                links=len(told.links),
+                is_resetting=gpu.address in self._resetting,
+                is_throttled=self._is_throttled(gpu.address),
+            )
+
+    def _count(self, address: str, told: Told) -> None:
+        """Firmware without events counts how often it held the clocks down for heat."""
+        count = sum(told.throttled.get(cause, 0) for cause in THERMAL)
+        if count > self._counts.get(address, count):
+            self._throttled[address] = self._clock()
+        self._counts[address] = count
+
+    def _is_throttled(self, address: str) -> bool:
+        return self._clock() - self._throttled.get(address, float("-inf")) < _QUIET_SECONDS
