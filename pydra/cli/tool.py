@@ -47,6 +47,8 @@ def build_parser() -> argparse.ArgumentParser:
     dev.add_argument("--once", action="store_true", help="end once the pods have come and gone: 0, or 1 if one failed")
     text = "call the backend in this process, once, without an agent and deadlines: for breakpoint() and debuggers"
     mode.add_argument("--in-process", action="store_true", help=text)
+    text = "run the containers for real, as root, with runc or crun, on this machine's programs instead of an image"
+    dev.add_argument("--run", nargs="?", const="", metavar="RUNTIME", help=text)
     dev.add_argument("--scenario", metavar="NAME", help="a scenario of simulated hardware: a name or a file")
     dev.add_argument("--config", metavar="FILE", help="the agent's YAML file of settings (PYDRA_CONFIG)")
     dev.set_defaults(command=_dev)
@@ -144,6 +146,7 @@ def _dev(parsed: argparse.Namespace) -> int:
         config=os.path.abspath(path) if path else None,
         once=parsed.once,
         watch=parsed.watch,
+        run=parsed.run,
     )
     if parsed.in_process:
         return run_in_process(options, config)

@@ -13,8 +13,8 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ from pydra.backends.discovery import find_backend, locate_file
 from pydra.errors import PydraError, SettingsError
 from pydra_dev.allocator import AllocationError
 from pydra_dev.cdi_specs import read_registry
+from pydra_dev.containers import Containers, find_runtime, run_containers
 from pydra_dev.control_plan import claim_names, is_finished
 from pydra_dev.descriptions import (
     Paragraph,
@@ -39,7 +40,7 @@ from pydra_dev.descriptions import (
     render,
 )
 from pydra_dev.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra_dev.kubelet.steps import Called, PodFailed, Registered, Step
+from pydra_dev.kubelet.steps import Called, ContainerCreated, PodFailed, Registered, Step
 from pydra_dev.node import (
     AgentProcess,
     EmbeddedNode,
@@ -80,6 +81,8 @@ FATAL = frozenset(
 AGENT_FLAGS = ("--stale-after", "0", "--healthy-after", "0", "--drain-grace", "2")
 """Nobody waits here for what might end by itself."""
 QUICK_DEATH = 5.0
+CONTAINER_SECONDS = 3.0
+"""How long real containers may run with `once`."""
 FoundT = TypeVar("FoundT")
 
 
@@ -101,6 +104,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     config: str | None = None
     once: bool = False
     watch: bool = False
+    run: str | None = None
+    """Run containers with this runtime, or with any that is installed if empty."""
     deadline: float = STEP_DEADLINE
 
 
@@ -111,6 +116,8 @@ def run(options: Options) -> int:
     """
     find_backend(locate_file(options.backend)[0])
     scenario_environment(options.backend, options.scenario, "")
+    if options.run is not None:
+        find_runtime(options.run)
     if options.manifests:
         read_manifests(options.manifests)
     return anyio.run(_run_on_output, options)
@@ -246,6 +253,7 @@ class DemoRun:
         self._cdi_directory = ""
         self._may_end = False
         self._log_read = 0
+        self._containers: Containers | None = None
         self._node: EmbeddedNode
         self._api: Api
         self._agent: AgentProcess
@@ -255,7 +263,10 @@ class DemoRun:
         options = self._options
         places = (*find_sources(options.backend), *options.manifests) if options.watch else ()
         code: int | None = None
-        async with run_node(self._on_step, root=root, port=port) as node:
+        async with (
+            self._run_containers(root),
+            run_node(self._on_step, root=root, port=port, stop_containers=self._stop_containers) as node,
+        ):
             self._node, self._api = node, node.server.api
             self._cdi_directory = node.cdi_directory
             self._say(Paragraph(headline=f"ready: API server {node.server.url}, kubelet below {node.settings.root}"))
@@ -277,6 +288,24 @@ class DemoRun:
                     await anyio.sleep_forever()
                 tasks.cancel_scope.cancel()
         return code
+
+    @asynccontextmanager
+    async def _run_containers(self, root: str) -> AsyncIterator[None]:
+        """Run containers for real inside the block, if that is asked for."""
+        if self._options.run is None:
+            yield
+            return
+        async with run_containers(find_runtime(self._options.run), root, self._tell_container) as containers:
+            self._containers = containers
+            yield
+            self._containers = None
+
+    async def _stop_containers(self, pod: str) -> None:
+        if self._containers is not None:
+            await self._containers.stop(pod)
+
+    def _tell_container(self, container: str, line: str) -> None:
+        self._say(Paragraph(headline=f"container {container}: {line}"))
 
     async def _watch(self, places: Sequence[str], scope: anyio.CancelScope) -> None:
         self.changed = await wait_for_change(places)
@@ -323,6 +352,9 @@ class DemoRun:
         self._pods = tuple(pods)
 
     async def _show_end(self) -> None:
+        if self._containers is not None:
+            await self._containers.wait_ended(CONTAINER_SECONDS)
+            self._refuse_hopeless()
         for pod in self._pods:
             namespace, _, name = pod.partition("/")
             self._api.delete(PODS, name, namespace=namespace)
@@ -357,6 +389,8 @@ class DemoRun:
                 self._registered = step
             case PodFailed():
                 self._failures[step.pod] += 1
+            case ContainerCreated() if self._containers is not None:
+                self._containers.start(step)
         paragraph = describe_step(step)
         if paragraph is None or self._over:
             return
@@ -482,6 +516,8 @@ class DemoRun:
             raise DemoError(f"the agent ended with status {self._agent.returncode}")
         if self._fatal:
             raise DemoError(f"the backend cannot be used ({self._fatal})", explained=True)
+        if self._containers is not None and self._containers.failed:
+            raise DemoError(f"container {self._containers.failed}", explained=True)
         for pod, count in self._failures.items():
             if pod in self._pods and count >= POD_ATTEMPTS:
                 raise DemoError(f"pod {pod} has failed {count} times", explained=True)

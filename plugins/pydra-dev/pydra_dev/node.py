@@ -25,7 +25,8 @@ from pydra.errors import SettingsError
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
 from pydra_dev.apiserver import ApiServer, serve_control_plane
-from pydra_dev.kubelet.kubelet import Kubelet
+from pydra_dev.kubelet.kubelet import Kubelet, ignore_containers
+from pydra_dev.kubelet.pods import StopContainers
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings
 from pydra_dev.kubelet.steps import Report
 
@@ -143,11 +144,17 @@ def make_root() -> tempfile.TemporaryDirectory[str]:
 
 @asynccontextmanager
 async def run_node(
-    report: Report, *, node_name: str = "embedded-node", root: str = "", **options: Any
+    report: Report,
+    *,
+    node_name: str = "embedded-node",
+    root: str = "",
+    stop_containers: StopContainers = ignore_containers,
+    **options: Any,
 ) -> AsyncIterator[EmbeddedNode]:
     """A node that lives as long as the block, its kubelet's steps told to `report`; `options` are the API server's.
 
     It is below `root`, an empty directory of the caller's, or else below one that is removed at the end.
+    `stop_containers` is awaited before the claims of a pod are unprepared.
     """
     with nullcontext(root) if root else make_root() as place:
         settings = KubeletSettings(
@@ -158,7 +165,7 @@ async def run_node(
         async with serve_control_plane(kubeconfig=Path(place, "kubeconfig"), **options) as server:
             credentials = await load_credentials(environ={}, kubeconfig=str(server.kubeconfig))
             async with KubeClient(credentials, user_agent="pydra-dev") as client, anyio.create_task_group() as tasks:
-                await tasks.start(Kubelet(settings, client, report).run)
+                await tasks.start(Kubelet(settings, client, report, stop_containers).run)
                 try:
                     yield EmbeddedNode(place, server, client, settings)
                 finally:

@@ -19,7 +19,7 @@ from pydra.kube.resources import NODES, RESOURCE_SLICES
 from pydra_dev.kubelet.claims import ClaimCache
 from pydra_dev.kubelet.health import HealthCache, HealthStreams
 from pydra_dev.kubelet.plugins import PluginRegistry, Registrar, watch_registry
-from pydra_dev.kubelet.pods import PodWorkers
+from pydra_dev.kubelet.pods import PodWorkers, StopContainers
 from pydra_dev.kubelet.preparer import ClaimPreparer
 from pydra_dev.kubelet.settings import KubeletSettings
 from pydra_dev.kubelet.steps import Report, SlicesWiped, Step
@@ -83,13 +83,24 @@ def ignore_step(_step: Step) -> None:
     """Nobody listens."""
 
 
+async def ignore_containers(_pod: str) -> None:
+    """There are none: they are imagined."""
+
+
 class Kubelet:
     """One kubelet on one node. Cancel `run` to stop it; another one over the same root is a restart.
 
     Its pods' containers are imagined; its sockets, calls and files are real.
     """
 
-    def __init__(self, settings: KubeletSettings, client: KubeClient, report: Report = ignore_step) -> None:
+    def __init__(
+        self,
+        settings: KubeletSettings,
+        client: KubeClient,
+        report: Report = ignore_step,
+        stop_containers: StopContainers = ignore_containers,
+    ) -> None:
+        self._stop_containers = stop_containers
         self._settings = settings
         self._client = client
         self._report = report
@@ -106,7 +117,15 @@ class Kubelet:
             streams = HealthStreams(settings, tasks, health, report=report)
             plugins = PluginRegistry(settings, tasks, wipe=wiper.wipe, followers_changed=streams.follow, report=report)
             preparer = ClaimPreparer(client, plugins, cache, report)
-            pods = PodWorkers(settings, client, preparer, health, tasks=tasks, report=report)
+            pods = PodWorkers(
+                settings,
+                client,
+                preparer,
+                health,
+                tasks=tasks,
+                report=report,
+                stop_containers=self._stop_containers,
+            )
             registrar = Registrar(settings, plugins, report)
             # The slices of all drivers go once at every start; drivers that still run publish again.
             tasks.start_soon(wiper.wipe, name="wipe slices at start")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from enum import Enum
@@ -31,6 +31,10 @@ from pydra_dev.kubelet.steps import ContainerCreated, PodEnded, PodFailed, PodRu
 from pydra_dev.oci import InjectionError, OciSpec, inject_devices, stat_host_node
 
 JsonObject: TypeAlias = Mapping[str, Any]
+
+
+StopContainers: TypeAlias = Callable[[str], Awaitable[None]]
+"""Stops what runs of a pod, as namespace/name, before its claims are unprepared."""
 
 
 class Phase(Enum):
@@ -262,6 +266,7 @@ class PodWorkers:
         *,
         tasks: TaskGroup,
         report: Report,
+        stop_containers: StopContainers,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -270,6 +275,7 @@ class PodWorkers:
         self._health = health
         self._tasks = tasks
         self._report = report
+        self._stop_containers = stop_containers
         self._clock = clock
         self._workers: dict[str, _Worker] = {}
         self._repeated: dict[tuple[str, str, str], tuple[str, int]] = {}
@@ -350,6 +356,7 @@ class PodWorkers:
                     await self._write_status(worker, "Running")
                 return math.inf if worker.state.ends is None else max(worker.state.ends - self._clock(), 0)
             case Todo.STOP:
+                await self._stop_containers(worker.name)
                 worker.state = PodState(phase=Phase.STOPPED)
             case Todo.CLEAN:
                 return await self._clean(worker)

@@ -1,0 +1,226 @@
+"""`pydra dev --run`: the containers of pods for real, by runc or crun, with what their CDI devices changed.
+
+No image is pulled: a container sees the programs and libraries of this machine (/usr, /etc and the like; what it writes
+there is lost), and below /dev only what the CDI devices give it. It shares the network of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import msgspec
+from anyio.abc import Process, TaskGroup
+from anyio.streams.text import TextReceiveStream
+
+from pydra.errors import SettingsError
+from pydra_dev.cdi_specs import Hook
+from pydra_dev.kubelet.steps import ContainerCreated
+from pydra_dev.oci import OciDevice, OciSpec
+
+RUNTIMES = ("runc", "crun")
+OVERLAID = ("etc", "opt", "usr", "bin", "lib", "lib64", "sbin")
+"""Directories of the machine that containers see; a symbolic link is one there too."""
+CAPABILITIES = (
+    *("CAP_AUDIT_WRITE", "CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_MKNOD"),
+    *("CAP_NET_BIND_SERVICE", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID"),
+    "CAP_SYS_CHROOT",
+)
+"""Those that containers have by default."""
+
+
+def find_runtime(name: str) -> str:
+    """The path of a container runtime; `name` empty: of the first that is installed. Raises SettingsError."""
+    wanted = (name,) if name else RUNTIMES
+    found = [path for one in wanted if (path := shutil.which(one)) is not None]
+    if not found:
+        raise SettingsError([f"--run: there is no {' or '.join(wanted)} on PATH; install runc or crun"])
+    if os.geteuid() != 0:
+        raise SettingsError(["--run: containers need root; run `sudo pydra dev ...`, or leave --run out"])
+    return found[0]
+
+
+def build_config(spec: OciSpec, hostname: str, bundle: str) -> dict[str, Any]:
+    """The configuration of a container in the OCI's format; what it writes into its directories is below `bundle`."""
+    environment = [f"{name}={value}" for name, value in (one.partition("=")[::2] for one in spec.env)]
+    capabilities = {kind: list(CAPABILITIES) for kind in ("bounding", "effective", "permitted")}
+    mounts: list[dict[str, Any]] = [
+        {"destination": "/proc", "type": "proc", "source": "proc"},
+        {"destination": "/sys", "type": "bind", "source": "/sys", "options": ["rbind", "ro"]},
+        {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=64k"]},
+        {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": ["nosuid", "nodev", "mode=1777"]},  # noqa: S108
+        {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "nodev", "mode=1777"]},  # noqa: S108
+    ]
+    mounts += [
+        _overlay(name, bundle) for name in OVERLAID if os.path.isdir(f"/{name}") and not os.path.islink(f"/{name}")
+    ]
+    mounts += [
+        {
+            "destination": one.container_path,
+            "source": one.host_path,
+            "options": list(one.options),
+            **({"type": one.type} if one.type else {}),
+        }
+        for one in spec.mounts
+    ]
+    hooks: dict[str, list[dict[str, Any]]] = {}
+    for hook in spec.hooks:
+        hooks.setdefault(hook.hook_name, []).append(_build_hook(hook))
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": hostname,
+        "process": {
+            "terminal": False,
+            "user": {"uid": spec.uid, "gid": spec.gid, "additionalGids": list(spec.additional_gids)},
+            "args": list(spec.args) or ["sleep", "infinity"],
+            "env": environment,
+            "cwd": "/",
+            "noNewPrivileges": True,
+            "capabilities": capabilities,
+        },
+        "root": {"path": "rootfs"},
+        "mounts": mounts,
+        **({"hooks": hooks} if hooks else {}),
+        "linux": {
+            "namespaces": [{"type": kind} for kind in ("pid", "mount", "ipc", "uts")],
+            "devices": [_build_device(one) for one in spec.devices],
+            "resources": {"devices": [{"allow": False, "access": "rwm"}, *map(_build_access, spec.devices)]},
+        },
+    }
+
+
+def _overlay(name: str, bundle: str) -> dict[str, Any]:
+    written = f"{bundle}/written/{name}"
+    options = [f"lowerdir=/{name}", f"upperdir={written}/upper", f"workdir={written}/work"]
+    return {"destination": f"/{name}", "type": "overlay", "source": "overlay", "options": options}
+
+
+def _build_device(device: OciDevice) -> dict[str, Any]:
+    found = {
+        "path": device.path,
+        "type": device.type,
+        "major": device.major,
+        "minor": device.minor,
+        "fileMode": device.file_mode,
+        "uid": device.uid,
+        "gid": device.gid,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _build_access(device: OciDevice) -> dict[str, Any]:
+    allow = bool(device.access)
+    access = device.access or "rwm"
+    return {"allow": allow, "type": device.type, "major": device.major, "minor": device.minor, "access": access}
+
+
+def _build_hook(hook: Hook) -> dict[str, Any]:
+    given = {"path": hook.path, "args": list(hook.args), "env": list(hook.env), "timeout": hook.timeout}
+    return {name: value for name, value in given.items() if value}
+
+
+Tell = Callable[[str, str], None]
+"""Told the container, `main of pod default/p`, and a line that it wrote, or how it ended."""
+
+
+class Containers:
+    """Real containers below one directory."""
+
+    def __init__(self, runtime: str, root: str, tasks: TaskGroup, tell: Tell) -> None:
+        self._runtime = runtime
+        self._root = f"{root}/containers"
+        self._tasks = tasks
+        self._tell = tell
+        self._ids: dict[str, set[str]] = {}
+        self._running = 0
+        self._ended = anyio.Event()
+        self.failed = ""
+        """The last that did not end with status 0, although it was not stopped."""
+
+    def start(self, step: ContainerCreated) -> None:
+        """Start a container that the kubelet has created."""
+        name = f"{step.pod.replace('/', '-')}-{step.container}"
+        self._ids.setdefault(step.pod, set()).add(name)
+        self._running += 1
+        self._tasks.start_soon(self._run, step, name, name=f"container {name}")
+
+    async def stop(self, pod: str) -> None:
+        """Kill a pod's containers and remove what is left of them."""
+        for name in self._ids.pop(pod, ()):
+            command = [*self._command(), "delete", "--force", name]
+            with anyio.CancelScope(shield=True):
+                await anyio.run_process(command, check=False, stdout=None, stderr=None)
+
+    async def stop_all(self) -> None:
+        """Kill all containers."""
+        for pod in tuple(self._ids):
+            await self.stop(pod)
+
+    async def wait_ended(self, seconds: float) -> None:
+        """Wait until all have ended, at most so long."""
+        with anyio.move_on_after(seconds):
+            while self._running:
+                await self._ended.wait()
+
+    def _command(self) -> list[str]:
+        return [self._runtime, "--root", f"{self._root}/state"]
+
+    async def _run(self, step: ContainerCreated, name: str) -> None:
+        title, bundle = f"{step.container} of pod {step.pod}", f"{self._root}/{name}"
+        write_bundle(bundle, build_config(step.after, step.pod.rpartition("/")[2], bundle))
+        command = [*self._command(), "run", "--bundle", bundle, name]
+        try:
+            async with await anyio.open_process(command, stdin=None, start_new_session=True) as process:
+                async with anyio.create_task_group() as readers:
+                    for lines in _open_streams(process):
+                        readers.start_soon(self._read, title, lines)
+                status = await process.wait()
+        finally:
+            self._running -= 1
+            self._ended.set()
+            self._ended = anyio.Event()
+        if name in self._ids.get(step.pod, ()):
+            self._tell(title, f"ended with status {status}")
+            self.failed = f"{title} ended with status {status}" if status else self.failed
+
+    async def _read(self, title: str, stream: TextReceiveStream) -> None:
+        rest = ""
+        async for text in stream:
+            *lines, rest = (rest + text).split("\n")
+            for line in lines:
+                self._tell(title, line)
+        if rest:
+            self._tell(title, rest)
+
+
+def _open_streams(process: Process) -> list[TextReceiveStream]:
+    return [TextReceiveStream(one, errors="replace") for one in (process.stdout, process.stderr) if one is not None]
+
+
+def write_bundle(bundle: str, config: dict[str, Any]) -> None:
+    """Write what the runtime needs below a new directory."""
+    for name in OVERLAID:
+        if os.path.islink(f"/{name}"):
+            os.makedirs(f"{bundle}/rootfs", exist_ok=True)
+            os.symlink(os.readlink(f"/{name}"), f"{bundle}/rootfs/{name}")
+        elif os.path.isdir(f"/{name}"):
+            for part in (f"rootfs/{name}", f"written/{name}/upper", f"written/{name}/work"):
+                os.makedirs(f"{bundle}/{part}")
+    with open(f"{bundle}/config.json", "wb") as file:
+        file.write(msgspec.json.encode(config))
+
+
+@asynccontextmanager
+async def run_containers(runtime: str, root: str, tell: Tell) -> AsyncIterator[Containers]:
+    """Real containers inside the block."""
+    async with anyio.create_task_group() as tasks:
+        containers = Containers(runtime, root, tasks, tell)
+        try:
+            yield containers
+        finally:
+            await containers.stop_all()
+            tasks.cancel_scope.cancel()

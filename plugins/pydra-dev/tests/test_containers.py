@@ -1,0 +1,105 @@
+"""`pydra dev --run`: what a container runtime is told, and what it makes of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pydra.errors import SettingsError
+from pydra_dev.cdi_specs import Hook, Mount
+from pydra_dev.containers import build_config, find_runtime
+from pydra_dev.demo import Demo, Options, run_until_signal
+from pydra_dev.oci import OciDevice, OciSpec
+
+BACKEND = """
+from pathlib import Path
+from pydra import ContainerEdits, Device, Inventory
+DRIVER = "mine.example.com"
+EDITS = ContainerEdits().with_device_node("/dev/mine", host_path="/dev/null").with_env("MINE", "1")
+EDITS = EDITS.with_mount("/etc/hostname", "/etc/mine")
+async def discover(): return Inventory(devices=(Device(name="one"),))
+async def prepare(claim): return [device.prepared(EDITS) for device in claim.devices]
+async def unprepare(claim, prepared):
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
+    print("processes:", [one for one in lines if b"started; sleep" in one])
+"""
+POD = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: t}
+spec: {spec: {devices: {requests: [{name: r, exactly: {deviceClassName: mine.example.com}}]}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: real}
+spec:
+  restartPolicy: Never
+  resourceClaims: [{name: c, resourceClaimTemplateName: t}]
+  containers:
+  - {name: main, image: i, command: [sh, -c, COMMAND], resources: {claims: [{name: c}]}}
+"""
+
+
+def test_the_configuration_has_what_the_devices_changed(tmp_path: Path) -> None:
+    spec = OciSpec(
+        args=("true",),
+        env=("A=1", "B="),
+        gid=3,
+        additional_gids=(44,),
+        devices=(OciDevice(path="/dev/x", type="c", major=1, minor=3, uid=7, access="rw"),),
+        mounts=(Mount(host_path="/h", container_path="/c", options=("ro", "bind")),),
+        hooks=(Hook(hook_name="createContainer", path="/bin/hook", args=("hook", "now")),),
+    )
+    config = build_config(spec, "p", str(tmp_path))
+    process = config["process"]
+    assert (process["args"], process["env"]) == (["true"], ["A=1", "B="])
+    assert process["user"] == {"uid": 0, "gid": 3, "additionalGids": [44]}
+    assert config["mounts"][-1] == {"destination": "/c", "source": "/h", "options": ["ro", "bind"]}
+    assert config["hooks"] == {"createContainer": [{"path": "/bin/hook", "args": ["hook", "now"]}]}
+    assert config["linux"]["devices"] == [{"path": "/dev/x", "type": "c", "major": 1, "minor": 3, "uid": 7}]
+    denied, allowed = config["linux"]["resources"]["devices"]
+    assert denied == {"allow": False, "access": "rwm"}
+    assert allowed == {"allow": True, "type": "c", "major": 1, "minor": 3, "access": "rw"}
+
+
+def test_a_runtime_that_is_not_installed_is_named() -> None:
+    with pytest.raises(SettingsError, match="there is no nosuch on PATH"):
+        find_runtime("nosuch")
+
+
+needs_runc = pytest.mark.skipif(shutil.which("runc") is None or os.geteuid() != 0, reason="needs root and runc")
+
+
+@needs_runc
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        ("test -c /dev/mine && cat /etc/mine > /dev/mine && echo found $MINE", 0, "of pod default/real: found 1"),
+        ("exit 3", 1, "FAILED: container main of pod default/real ended with status 3"),
+    ],
+)
+async def test_a_container_runs_with_its_devices(command: str, code: int, told: str, tmp_path: Path) -> None:
+    backend, pod = tmp_path / "mine.py", tmp_path / "pod.yaml"
+    backend.write_text(BACKEND)
+    pod.write_text(POD.replace("COMMAND", f'"{command}"'))
+    said: list[str] = []
+    options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc")
+    assert await run_until_signal(Demo(options, write=said.append)) == code, "\n".join(said)
+    assert told in "\n".join(said)
+
+
+@needs_runc
+async def test_a_container_is_stopped_before_its_claim_is_unprepared(tmp_path: Path) -> None:
+    """The backend looks for the container's process, which it knows by its argument."""
+    backend, pod = tmp_path / "mine.py", tmp_path / "pod.yaml"
+    backend.write_text(BACKEND)
+    pod.write_text(POD.replace("COMMAND", f'"echo started; sleep 1000; echo {tmp_path}"'))
+    said: list[str] = []
+    options = Options(backend=str(backend), manifests=(str(pod),), once=True, run="runc")
+    assert await run_until_signal(Demo(options, write=said.append)) == 0, "\n".join(said)
+    text = "\n".join(said)
+    assert "container main of pod default/real: started" in text
+    assert "processes: []" in text
