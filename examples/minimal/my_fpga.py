@@ -9,12 +9,9 @@ DRIVER = "fpga.example.com"
 
 async def discover() -> Inventory:
     """Report all devices of this node and their health."""
-    return Inventory(
-        devices=tuple(
-            Device(name=f"fpga-{n}", attributes={"model": "x1"}, capacity={"memory": Capacity("16Gi")})
-            for n in range(2)
-        )
-    )
+    memory = {"memory": Capacity("16Gi")}
+    devices = [Device(name=f"fpga-{n}", attributes={"model": "x1"}, capacity=memory) for n in range(2)]
+    return Inventory(devices=tuple(devices))
 
 
 async def prepare(claim: Claim) -> list[PreparedDevice]:

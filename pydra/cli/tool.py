@@ -53,6 +53,13 @@ def build_parser() -> argparse.ArgumentParser:
     dev.add_argument("--config", metavar="FILE", help="the agent's YAML file of settings (PYDRA_CONFIG)")
     dev.set_defaults(command=_dev)
 
+    new = commands.add_parser(
+        "new", help="write a plugin for your hardware: module, tests, packaging, manifests, image"
+    )
+    new.add_argument("name", metavar="NAME", help="the backend's name, such as npu: the plugin is pydra-NAME")
+    new.add_argument("--directory", default="", metavar="DIR", help="where to write it [pydra-NAME]")
+    new.set_defaults(command=_new)
+
     check = commands.add_parser("check", help="say what the agent would refuse about a backend, all problems at once")
     check.add_argument("backend", metavar="NAME", help=_BACKEND_HELP)
     text = "the agent's YAML file of settings: backendSettings, drivers, directories (PYDRA_CONFIG)"
@@ -128,15 +135,33 @@ def _leave_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _needs_dev(command: str, error: ModuleNotFoundError) -> int:
+    """Say what to install for a command of pydra-dev, a distribution of its own, which no node has."""
+    if (error.name or "").partition(".")[0] != "pydra_dev":
+        raise error
+    print(f"pydra: `pydra {command}` needs the package pydra-dev; run: pip install 'pydra-dra[dev]'", file=sys.stderr)
+    return 2
+
+
+def _new(parsed: argparse.Namespace) -> int:
+    try:
+        from pydra_dev.new import write_plugin  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        return _needs_dev("new", error)
+    written = write_plugin(parsed.name, parsed.directory)
+    for path in written:
+        print(path)
+    place = written[0].parent
+    print(f"\ntry it: cd {place} && pip install -e . && pydra dev --backend {parsed.name}")
+    return 0
+
+
 def _dev(parsed: argparse.Namespace) -> int:
     try:
-        from pydra_dev.demo import Options, run  # noqa: PLC0415 - a distribution of its own, which no node has
+        from pydra_dev.demo import Options, run  # noqa: PLC0415
         from pydra_dev.in_process import run as run_in_process  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "pydra_dev":
-            raise
-        print("pydra: `pydra dev` needs the package pydra-dev; run: pip install 'pydra-dra[dev]'", file=sys.stderr)
-        return 2
+        return _needs_dev("dev", error)
     config = read_config(parsed.config, os.environ)
     path = parsed.config or os.environ.get("PYDRA_CONFIG")
     options = Options(

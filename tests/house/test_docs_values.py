@@ -21,6 +21,7 @@ BLOCKS = [
     for number, one in enumerate(find_yaml(page))
     if isinstance(one, dict) and one and set(one) <= KNOWN and {"backends", "webhook"} & set(one)
 ]
+BLOCKS.append(pytest.param(yaml.safe_load(read("examples/minimal/values.yaml")), id="examples/minimal"))
 NAME = r"[a-zA-Z]+(?:\.[a-zA-Z]+)+"
 
 

@@ -2,10 +2,10 @@
 
 import asyncio
 
-import my_fpga
-
 from pydra import AllocatedDevice, Claim
 from pydra.testing import check_backend
+
+import my_fpga
 
 
 def test_the_agent_would_accept_the_backend() -> None:

@@ -1,0 +1,70 @@
+"""A new plugin: what `pydra new` writes works at once, whatever the name, and overwrites nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pydra
+from pydra_dev.new import TEMPLATE
+
+TOOL = (sys.executable, "-m", "pydra")
+
+
+def run(*command: str, where: Path, path: str = "", code: int = 0) -> str:
+    """What a command printed; it must end with the code."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PYDRA_")}
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, [path, environ.get("PYTHONPATH", "")]))
+    done = subprocess.run(command, cwd=where, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_new_plugin_is_installed_checked_and_run_at_once(tmp_path: Path) -> None:
+    printed = run(*TOOL, "new", "acme-npu", where=tmp_path)
+    plugin = tmp_path / "pydra-acme-npu"
+    assert printed.endswith("try it: cd pydra-acme-npu && pip install -e . && pydra dev --backend acme-npu\n")
+    pip = (sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index")
+    installed = str(tmp_path / "installed")
+    run(*pip, "--disable-pip-version-check", "--target", installed, ".", where=plugin)
+    told = run(
+        *TOOL, "dev", "--backend", "acme-npu", "-f", "manifests", "--once", where=tmp_path / plugin, path=installed
+    )
+    assert "ACME_NPU=acme-npu-0" in told
+    tests = run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", where=plugin)
+    assert "2 passed" in tests
+
+
+@pytest.mark.parametrize("name", ["a", "npu", "a-name-of-20-letters"])
+def test_what_is_written_passes_the_linter_with_every_name(name: str, tmp_path: Path) -> None:
+    run(*TOOL, "new", name, "--directory", "here", where=tmp_path)
+    run(sys.executable, "-m", "ruff", "check", "--no-cache", ".", where=tmp_path / "here")
+    run(sys.executable, "-m", "ruff", "format", "--no-cache", "--check", ".", where=tmp_path / "here")
+    texts = [file.read_text() for file in (tmp_path / "here").rglob("*") if file.is_file()]
+    assert not re.search("fpga", "".join(texts), re.IGNORECASE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("NPU",), "'NPU' is not a name for a backend; it must be at most 20 lower-case letters"),
+        (("sim",), "the name sim is taken: pydra-sim provides it; choose another"),
+        (("dev",), "the name dev is taken: the module pydra_dev is installed"),
+        (("npu", "--directory", "full"), "full is there already; name another directory, or one that is empty"),
+        (("npu", "--directory", "full/file/x"), "cannot be written: Not a directory"),
+    ],
+)
+def test_what_cannot_be_written_is_told(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert words in run(*TOOL, "new", *arguments, where=tmp_path, code=2)
+    assert [one.name for one in tmp_path.rglob("*")] == ["full", "file"]
+
+
+def test_the_image_of_a_new_plugin_is_based_on_this_version() -> None:
+    assert f"/pydra:{pydra.__version__}\n" in (TEMPLATE / "Dockerfile").read_text()
