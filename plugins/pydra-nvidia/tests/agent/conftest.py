@@ -245,12 +245,12 @@ class Scene:
             found = (await self.node.client.list(EVENTS, namespace=NAMESPACE)).items
             about = [one for one in found if (one.get("regarding") or {}).get("uid") == self._uids[claim]]
             notes[:] = [f"{one['reason']}: {one.get('note')}" for one in about]
-            return any(re.match(rf"({reason}): .*{pattern}", note, re.DOTALL) for note in notes)
+            return any(re.match(rf"({reason}): .*({pattern})", note, re.DOTALL) for note in notes)
 
         await self.until(look, lambda: f"{reason} on {claim} says {pattern}: {notes}, {self.errors(claim)[-1:]}")
         text = "\n".join((*notes, *self.errors(claim)))
         assert not re.search(r"Traceback|File \"|\.py\b|Error\(|object at 0x", text), text
-        return next(note for note in notes if re.match(rf"({reason}): .*{pattern}", note, re.DOTALL))
+        return next(note for note in notes if re.match(rf"({reason}): .*({pattern})", note, re.DOTALL))
 
     # The machine
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from uuid import uuid4
 
 import msgspec
 
@@ -36,7 +37,7 @@ class TreeSync:
         self.machine = machine
         self._keys: dict[str, object] = {}
         self._made: dict[str, Files] = {}
-        self._generation: object = None
+        self._generation: str | None = None
         self._view: View | None = None
         sys = os.path.join(self.root, "sys")
         dev = os.path.join(self.root, "dev")
@@ -147,16 +148,16 @@ class TreeSync:
                         with open(os.path.join(folder, name), "rb") as file:
                             self._made[name.replace(".", "/", 1)] = msgspec.json.decode(file.read(), type=Files)
 
-    def _read_generation(self) -> object:
+    def _read_generation(self) -> str | None:
         try:
-            found = os.stat(os.path.join(self.root, _NOTES, "generation"))
+            with open(os.path.join(self.root, _NOTES, "generation"), encoding="ascii") as file:
+                return file.read()
         except FileNotFoundError:
             return None
-        return found.st_ino, found.st_mtime_ns
 
     def _write_generation(self) -> None:
-        self._write_note("generation", b"")
-        self._generation = self._read_generation()
+        self._generation = uuid4().hex
+        self._write_note("generation", self._generation.encode())
 
     def _write_note(self, name: str, content: bytes) -> None:
         path = os.path.join(self.root, _NOTES, name)
