@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from pydra import Claim, HeldClaim, Inventory, PreparedDevice, PydraError, Sample, UnknownDevice
+from pydra import Claim, HeldClaim, Inheritance, Inventory, PreparedDevice, PydraError, Sample, UnknownDevice
 from pydra_amd.amdsmi.link_state import Told
 from pydra_amd.amdsmi.session import AmdsmiSession
 from pydra_amd.cdi.edits import build_edits
@@ -26,6 +26,7 @@ from pydra_amd.settings import Settings
 from pydra_amd.slicing.execution import StepExecutor
 from pydra_amd.slicing.plan import plan_claim
 from pydra_amd.steps import Entry, Hold
+from pydra_amd.takeover import inherit_claims
 from pydra_amd.telemetry import Telemetry
 
 _log = logging.getLogger(__name__)
@@ -58,6 +59,10 @@ class AmdBackend:
     async def measure(self) -> Sequence[Sample]:
         """Memory, activity, power, temperature and errors of each GPU."""
         return await asyncio.to_thread(self._measure)
+
+    async def inherit(self, directory: str, /) -> Inheritance:
+        """Claims that AMD's own driver had prepared. Raises VendorRuns."""
+        return await inherit_claims(directory, await self._telemetry.read(), self._tree)
 
     async def restore(self, held: Sequence[HeldClaim], /) -> None:
         """Remember what claims hold; modes that a crash left are set back when the agent unprepares those claims."""

@@ -1,0 +1,142 @@
+"""Takes over from AMD's own DRA driver at a start beside its checkpoint, `checkpoint.json` in the plugin directory.
+
+    {"checksum": n, "v1": {"preparedClaims": {UID: [{request_names, pool_name, device_name, ...}]}}}
+
+Its plugin must have ended: two plugins of one driver name would prepare behind each other's back. A claim becomes one
+that holds what its devices' names mean now; no hardware is touched. One whose devices cannot be found is prepared anew.
+The checksum is over what that driver's Go structures print, which differs by version, and is not looked at.
+Source: ROCm/k8s-gpu-dra-driver, cmd/gpu-kubeletplugin/checkpoint.go and state.go, and the kubelet's API for the device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+import msgspec
+
+from pydra import AllocatedDevice, Claim, ClaimError, Inheritance, InheritedClaim
+from pydra_amd.cdi.edits import build_edits
+from pydra_amd.hardware_types import Reading
+from pydra_amd.held_claims import build_plan
+from pydra_amd.host.filesystem import Tree
+from pydra_amd.offering import Offered, list_offered
+from pydra_amd.settings import Partitioning
+from pydra_amd.steps import Entry, Hold
+
+FILE = "checkpoint.json"
+
+_SOCKET_SECONDS = 2.0
+
+_log = logging.getLogger(__name__)
+
+
+class VendorRuns(ClaimError):
+    """AMD's own plugin still serves on this node."""
+
+    reason = "VendorRuns"
+
+
+class _Device(msgspec.Struct, frozen=True, kw_only=True):
+    requests: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = msgspec.field(name="request_names")
+    pool: str = msgspec.field(name="pool_name")
+    device: str = msgspec.field(name="device_name")
+
+
+class _V1(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    prepared_claims: Mapping[str, tuple[_Device, ...]] = {}
+
+
+class _Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    v1: _V1
+
+
+async def inherit_claims(directory: str, reading: Reading, tree: Tree) -> Inheritance:
+    """What the plugin directory holds of that driver's. Raises VendorRuns."""
+    path = os.path.join(directory, FILE)
+    text = await asyncio.to_thread(_read, path)
+    if text is None:
+        return Inheritance()
+    if socket := await _find_live_socket(directory):
+        raise VendorRuns(
+            f"AMD's own DRA driver still serves on this node ({socket} answers, {FILE} is there); uninstall it, and "
+            "its prepared claims are taken over"
+        )
+    try:
+        checkpoint = msgspec.json.decode(text, type=_Checkpoint)
+    except msgspec.DecodeError as error:
+        _log.warning("%s cannot be read, its claims are prepared anew: %s", path, error)
+        return Inheritance(files=(path,))
+    return Inheritance(claims=tuple(_convert(checkpoint.v1, reading, tree)), files=(path,))
+
+
+def _convert(checkpoint: _V1, reading: Reading, tree: Tree) -> Iterator[InheritedClaim]:
+    """That driver names a GPU, and a partition that exists, by its nodes, whatever modes claims may choose here."""
+    offered = list_offered(reading, Partitioning.EXISTING)
+    for uid, devices in sorted(checkpoint.prepared_claims.items()):
+        if lost := [one.device for one in devices if _find(one, offered) is None]:
+            _log.warning(
+                "claim %s, which AMD's driver prepared, has %s, which this node does not have under that name; it is "
+                "prepared anew, so delete its pods",
+                uid,
+                ", ".join(lost),
+            )
+        elif devices:
+            yield _convert_claim(uid, devices, offered, tree)
+
+
+def _convert_claim(
+    uid: str, devices: tuple[_Device, ...], offered: Mapping[str, Offered], tree: Tree
+) -> InheritedClaim:
+    """Without the claim's name, which that driver does not write down."""
+    found = [offered[one.device] for one in devices]
+    allocated = tuple(AllocatedDevice(request=one.requests[-1], pool=one.pool, device=one.device) for one in devices)
+    holds = tuple(Hold(device=one.name, gpu=one.gpu.address, mode=one.mode, index=one.index) for one in found)
+    plan = build_plan(Entry(uid=uid, name="", holds=holds))
+    return InheritedClaim(
+        claim=Claim(uid=uid, namespace="", name="", devices=allocated, plan=plan),
+        prepared=tuple(
+            device.prepared(build_edits(device, one.partition, tree))
+            for device, one in zip(allocated, found, strict=True)
+            if one.partition is not None
+        ),
+    )
+
+
+def _find(device: _Device, offered: Mapping[str, Offered]) -> Offered | None:
+    found = offered.get(device.device)
+    return found if found is not None and found.partition is not None else None
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ClaimError(f"{path} cannot be read: {error.strerror}; is the plugin directory mounted?") from error
+
+
+async def _find_live_socket(directory: str) -> str | None:
+    """A socket in the directory that somebody accepts connections on; None when all are left over."""
+    for name in sorted(await asyncio.to_thread(os.listdir, directory)):
+        path = os.path.join(directory, name)
+        if name.endswith(".sock") and await _is_live(path):
+            return path
+    return None
+
+
+async def _is_live(path: str) -> bool:
+    try:
+        async with asyncio.timeout(_SOCKET_SECONDS):
+            _, writer = await asyncio.open_unix_connection(path)
+    except TimeoutError:
+        return True  # somebody holds it and is too busy to answer
+    except OSError:
+        return False
+    writer.close()
+    return True
