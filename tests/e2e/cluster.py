@@ -136,6 +136,15 @@ class Cluster:
         pod = await self.pod(name)
         return pod if (pod.get("status") or {}).get("phase") == phase else None
 
+    async def wait_health(self, pod: str, wanted: str, message: str = "") -> None:
+        """Wait until the status of a pod's first container shows a device of this health, with these words."""
+        await self.wait(f"{wanted} in the status of pod {pod}", lambda: self._shows_health(pod, wanted, message))
+
+    async def _shows_health(self, pod: str, wanted: str, message: str) -> bool:
+        statuses = (await self.pod(pod))["status"].get("containerStatuses") or [{}]
+        resources = [one for status in statuses[0].get("allocatedResourcesStatus") or () for one in status["resources"]]
+        return any(one["health"] == wanted and message in one.get("message", "") for one in resources)
+
     async def delete_pod(self, name: str) -> None:
         """Delete the pod and wait until it is gone, which the kubelet allows only after unprepare."""
         await self.client.delete(PODS, name, namespace=self.namespace)

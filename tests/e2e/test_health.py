@@ -25,10 +25,10 @@ async def test_a_sick_device_is_tainted_and_shown_in_the_pods_status(tmp_path: P
         await cluster.start_pod("app", STAY, resourceClaimName="accel")
         (tmp_path / "scenario.yaml").write_text(SICK)
         await cluster.wait("a taint in the slice", lambda: _tainted(cluster, True))
-        await cluster.wait("Unhealthy in the pod's status", lambda: _health(cluster, "Unhealthy"))
+        await cluster.wait_health("app", "Unhealthy")
         (tmp_path / "scenario.yaml").write_text(WELL)
         await cluster.wait("no taint any more", lambda: _tainted(cluster, False))
-        await cluster.wait("Healthy in the pod's status", lambda: _health(cluster, "Healthy"))
+        await cluster.wait_health("app", "Healthy")
 
 
 async def test_pods_leave_a_sick_device_where_the_admin_wants_that(tmp_path: Path) -> None:
@@ -63,10 +63,3 @@ async def test_an_admins_taint_rule_sends_a_pod_away_and_its_claim_is_unprepared
 
 async def _tainted(cluster: Cluster, wanted: bool) -> bool:
     return any("taints" in device for device in await cluster.devices()) is wanted
-
-
-async def _health(cluster: Cluster, wanted: str) -> bool:
-    pod = await cluster.pod("app")
-    statuses = pod["status"].get("containerStatuses") or [{}]
-    resources = [one for status in statuses[0].get("allocatedResourcesStatus") or () for one in status["resources"]]
-    return wanted in [one["health"] for one in resources]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
-from tests.e2e.cluster import STAY, Cluster
+from tests.e2e.cluster import STAY
 from tests.e2e.nvidia import TWO, NvidiaNode, allocated, open_node, partition
 
 SOON = ("--healthy-after", "0", "--rescan-period", "1")
@@ -19,13 +19,13 @@ async def test_an_xid_taints_the_gpu_and_its_partitions_until_it_has_been_well_f
         assert (await allocated(node.cluster, "part"))[0]["device"].startswith("gpu-0-mig-")
         node.inject.xid(0, 31)
         node.inject.xid(0, 48)
-        await node.cluster.wait("Unhealthy in the pod's status", lambda: _health(node.cluster, "Unhealthy", "XID 48"))
+        await node.cluster.wait_health("app", "Unhealthy", "XID 48")
         # XID 31, which an application caused, keeps nobody away.
         await wait_taints(node, {"gpu-0": {("gpu.nvidia.com/xid", "48", "NoSchedule")}})
         await node.cluster.create_claim("other", requests=[partition("7g.80gb")])
         await node.cluster.start_pod("other", STAY, resourceClaimName="other")
         assert (await allocated(node.cluster, "other"))[0]["device"].startswith("gpu-1-mig-")
-        await node.cluster.wait("Healthy in the pod's status", lambda: _health(node.cluster, "Healthy"))
+        await node.cluster.wait_health("app", "Healthy")
         await wait_taints(node, {})
 
 
@@ -67,9 +67,3 @@ async def taints(node: NvidiaNode) -> Taints:
                 gpu = device["name"].partition("-mig-")[0]
                 found.setdefault(gpu, set()).add((taint["key"], taint.get("value", ""), taint["effect"]))
     return found
-
-
-async def _health(cluster: Cluster, wanted: str, message: str = "") -> bool:
-    statuses = (await cluster.pod("app"))["status"].get("containerStatuses") or [{}]
-    resources = [one for status in statuses[0].get("allocatedResourcesStatus") or () for one in status["resources"]]
-    return any(one["health"] == wanted and message in one.get("message", "") for one in resources)

@@ -106,17 +106,34 @@ async def test_claims_as_for_googles_driver_and_its_device_plugin_get_a_host_or_
         assert nodes(found) == [*map(str, range(8)), "vfio"]
 
 
+async def test_a_chip_whose_node_is_gone_is_shown_by_its_pod_and_kept_from_others_until_it_is_back() -> None:
+    async with open_host() as (cluster, _, tree):
+        await start(cluster, "left", f"2x2.{DRIVER}", phase="Running")
+        node, aside = tree / "dev" / "vfio" / "3", tree / "vfio-3"
+        node.rename(aside)
+        await wait_tainted(cluster, {"chip-3", "1x2-2", "2x2-0", "2x4-0"})
+        await cluster.wait_health("left", "Unhealthy", "of chip 3")
+        await start(cluster, "right", f"2x2.{DRIVER}", phase="Running")
+        aside.rename(node)
+        await wait_tainted(cluster, set())
+        await cluster.wait_health("left", "Healthy")
+
+
 async def test_a_chip_that_a_process_of_the_node_has_open_is_kept_from_claims_where_the_agent_may_look() -> None:
     may_look = {"backends": {"tpu": {"hostPID": True, "capabilities": ["SYS_PTRACE"]}}}
     async with open_host(may_look) as (cluster, _, tree):
         descriptor = os.open(tree / "dev" / "vfio" / "5", os.O_RDONLY)
         try:
-            with_chip_5 = {"chip-5", "1x2-4", "2x2-4", "2x4-0"}
-            await cluster.wait("what has chip 5 is tainted", lambda: _tainted(cluster, with_chip_5))
+            await wait_tainted(cluster, {"chip-5", "1x2-4", "2x2-4", "2x4-0"})
         finally:
             os.close(descriptor)
-        await cluster.wait("nothing is tainted", lambda: _tainted(cluster, set()))
+        await wait_tainted(cluster, set())
 
 
-async def _tainted(cluster: Cluster, wanted: set[str]) -> bool:
-    return {one["name"] for one in await cluster.devices() if one.get("taints")} == wanted
+async def wait_tainted(cluster: Cluster, wanted: set[str]) -> None:
+    """Wait until these devices are tainted, and no others."""
+
+    async def look() -> bool:
+        return {one["name"] for one in await cluster.devices() if one.get("taints")} == wanted
+
+    await cluster.wait(f"the tainted devices are {wanted}", look)
