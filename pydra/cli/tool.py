@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pydra import __version__
@@ -71,6 +71,10 @@ def build_parser() -> argparse.ArgumentParser:
     backends.set_defaults(command=_backends)
 
     add_diagnosis(commands)
+    text = 'a script that completes commands, flags and backends: eval "$(pydra completion bash)"'
+    completion = commands.add_parser("completion", help=text, description=text)
+    completion.add_argument("shell", choices=("bash", "zsh"), help="the shell that reads it")
+    completion.set_defaults(command=_complete)
     _add_webhook(commands)
     _add_admission(commands)
     return parser
@@ -136,8 +140,8 @@ def _leave_stdout() -> None:
 
 
 def _needs_dev(command: str, error: ModuleNotFoundError) -> int:
-    """Say what to install for a command of pydra-dev, a distribution of its own, which no node has."""
-    if (error.name or "").partition(".")[0] != "pydra_dev":
+    """Say what to install for a command that needs pydra-dev or what comes with it, which no node has."""
+    if (error.name or "").partition(".")[0] not in ("pydra_dev", "shtab"):
         raise error
     print(f"pydra: `pydra {command}` needs the package pydra-dev; run: pip install 'pydra-dra[dev]'", file=sys.stderr)
     return 2
@@ -176,6 +180,32 @@ def _dev(parsed: argparse.Namespace) -> int:
     if parsed.in_process:
         return run_in_process(options, config)
     return run(options)
+
+
+def _complete(parsed: argparse.Namespace) -> int:
+    try:
+        import shtab  # noqa: PLC0415 - comes with pydra-dev
+    except ModuleNotFoundError as error:
+        return _needs_dev("completion", error)
+    from pydra.backends.discovery import list_backends  # noqa: PLC0415
+
+    parser = build_parser()
+    names = [one.name for one in list_backends()]
+    for action in _walk_actions(parser):
+        if action.metavar in ("FILE", "DIR"):
+            action.complete = shtab.FILE if action.metavar == "FILE" else shtab.DIRECTORY  # type: ignore[attr-defined]
+        elif (action.help or "").startswith(_BACKEND_HELP) or action.dest == "backends":
+            action.choices = names
+    print(shtab.complete(parser, shell=parsed.shell))
+    return 0
+
+
+def _walk_actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:  # noqa: SLF001 - argparse has no other way
+        yield action
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            for below in action.choices.values():
+                yield from _walk_actions(below)
 
 
 def _import_from(backend: str) -> str:

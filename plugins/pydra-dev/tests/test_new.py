@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import pydra
 from pydra_dev.new import TEMPLATE
 
+RUFF = shutil.which("ruff", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])) or "ruff"
 TOOL = (sys.executable, "-m", "pydra")
 
 
@@ -43,8 +45,8 @@ def test_a_new_plugin_is_installed_checked_and_run_at_once(tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["a", "npu", "a-name-of-20-letters"])
 def test_what_is_written_passes_the_linter_with_every_name(name: str, tmp_path: Path) -> None:
     run(*TOOL, "new", name, "--directory", "here", where=tmp_path)
-    run(sys.executable, "-m", "ruff", "check", "--no-cache", ".", where=tmp_path / "here")
-    run(sys.executable, "-m", "ruff", "format", "--no-cache", "--check", ".", where=tmp_path / "here")
+    run(RUFF, "check", "--no-cache", ".", where=tmp_path / "here")
+    run(RUFF, "format", "--no-cache", "--check", ".", where=tmp_path / "here")
     texts = [file.read_text() for file in (tmp_path / "here").rglob("*") if file.is_file()]
     assert not re.search("fpga", "".join(texts), re.IGNORECASE)
 

@@ -65,6 +65,35 @@ def test_the_installed_backends_are_listed_with_their_distributions() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("pydra ch", "check checkpoint"),
+        ("pydra dev --backend s", "sim"),
+        ("pydra explain claim --kubec", "--kubeconfig"),
+        ("pydra slices -o j", "json"),
+        ("pydra cdi validate /etc/host", "/etc/hosts"),
+    ],
+)
+def test_bash_completes_commands_flags_values_and_files(typed: str, completed: str, completion: Path) -> None:
+    script = f"source {completion}; COMP_WORDS=({typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); _shtab_pydra"
+    done = subprocess.run(
+        ["bash", "-c", f'{script}; echo "${{COMPREPLY[@]}}"'], capture_output=True, text=True, check=True
+    )
+    assert completed in done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("completion") / "pydra.bash"
+    file.write_text(run("pydra.cli.tool", "completion", "bash").stdout)
+    return file
+
+
+def test_zsh_gets_a_script_of_its_own() -> None:
+    assert run("pydra.cli.tool", "completion", "zsh").stdout.startswith("#compdef pydra\n")
+
+
 def test_python_runs_the_package_as_the_command() -> None:
     assert run("pydra", "--version").stdout == f"pydra {pydra.__version__}\n"
 
