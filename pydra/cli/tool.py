@@ -64,6 +64,7 @@ def build_parser() -> argparse.ArgumentParser:
     check.add_argument("backend", metavar="NAME", help=_BACKEND_HELP)
     text = "the agent's YAML file of settings: backendSettings, drivers, directories (PYDRA_CONFIG)"
     check.add_argument("--config", metavar="FILE", help=text)
+    add_output(check)
     check.set_defaults(command=_check)
 
     backends = commands.add_parser("backends", help="the installed backends")
@@ -222,9 +223,18 @@ def _check(parsed: argparse.Namespace) -> int:
     from pydra.testing import check_backend  # noqa: PLC0415 - loads the supervisor
 
     config = read_config(parsed.config, os.environ)
-    report = check_backend(_import_from(parsed.backend), config=config, progress=_print_check)
-    print(report.verdict)
+    is_json = parsed.output == "json"
+    progress = _ignore_check if is_json else _print_check
+    report = check_backend(_import_from(parsed.backend), config=config, progress=progress)
+    if is_json:
+        print_json({"backend": report.backend, "ok": report.ok, "checks": report.checks})
+    else:
+        print(report.verdict)
     return 0 if report.ok else 1
+
+
+def _ignore_check(title: str, check: Check | None) -> None:
+    """Print nothing: the report follows as one document."""
 
 
 def _print_check(title: str, check: Check | None) -> None:

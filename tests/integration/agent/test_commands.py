@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -159,8 +160,10 @@ def test_checking_a_backend_reads_its_settings_from_the_agents_file(tmp_path: Pa
     record.parent.mkdir(parents=True)
     record.touch()
     file.write_text(f'{{recordsDir: {tmp_path}/run, drivers: {{"tuned:": renamed.example.com}}}}')
-    done = run("pydra.cli.tool", "check", "tuned:", "--config", str(file), path=trouble)
-    assert f"an agent has prepared claims on this node ({record})" in done.stdout
+    done = run("pydra.cli.tool", "check", "tuned:", "--config", str(file), "-o", "json", path=trouble)
+    report = json.loads(done.stdout)
+    assert (report["backend"], report["ok"], done.returncode) == ("tuned", True, 0)
+    assert f"an agent has prepared claims on this node ({record})" in str(report["checks"])
     file.write_text("backendSettings: [tuned]")
     done = run("pydra.cli.tool", "check", "tuned:", "--config", str(file), path=trouble)
     assert done.returncode == 2
