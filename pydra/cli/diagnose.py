@@ -13,9 +13,10 @@ from pydra.cli.options import NODE_TOOL, add_options, read_node_settings
 from pydra.cli.output import Table, print_findings, print_json, print_tables
 from pydra.cli.process import Parser
 from pydra.diagnosis.findings import Finding, has_problems
-from pydra.errors import SettingsError
+from pydra.errors import ClaimError, SettingsError
 
 if TYPE_CHECKING:
+    from pydra.diagnosis.claims import Review
     from pydra.diagnosis.cluster import EventLine
     from pydra.diagnosis.records import ClaimRecord
 
@@ -115,7 +116,9 @@ def _explain_claim(parsed: argparse.Namespace) -> int:
 
     async def run() -> ClaimReport:
         async with open_cluster(settings) as client:
-            return await explain_claim(settings, client, namespace=namespace or "default", name=name)
+            return await explain_claim(
+                settings, client, namespace=namespace or "default", name=name, review=_load_review()
+            )
 
     report = asyncio.run(run())
     if parsed.output == "json":
@@ -128,8 +131,37 @@ def _explain_claim(parsed: argparse.Namespace) -> int:
         for one in report.devices
     ]
     columns = ("request", "driver", "pool", "device", "slice", "taints", "CDI")
-    print_tables(Table(columns, devices, "devices:"), _build_events(report.events))
+    reviews = [(one.request, one.node, _list_some(one.devices), one.reason or "can be had") for one in report.reviews]
+    print_tables(
+        Table(columns, devices, "devices:"),
+        Table(("request", "node", "devices", "why not"), reviews, "what a scheduler would find now:"),
+        _build_events(report.events),
+    )
     return 1 if has_problems(report.findings) else 0
+
+
+def _list_some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _load_review() -> Review | None:
+    """Return the judgement of the scheduler in pydra-dev, if that is installed."""
+    try:
+        from pydra_dev.allocator import AllocationError  # noqa: PLC0415 - a distribution of its own
+        from pydra_dev.scheduling import review_objects  # noqa: PLC0415
+        from pydra_dev.status import StatusError  # noqa: PLC0415
+    except ModuleNotFoundError:
+        return None
+    from pydra.diagnosis.claims import Judgement  # noqa: PLC0415
+
+    def review(claim: dict[str, Any], **objects: Any) -> list[Judgement]:
+        try:
+            found = review_objects(claim, **objects)
+        except (AllocationError, StatusError) as error:
+            raise ClaimError(str(error)) from error
+        return [Judgement(request=one.request, device=one.device[-1], reason=one.reason) for one in found]
+
+    return review
 
 
 def _add_slices(commands: Commands) -> None:

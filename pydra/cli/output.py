@@ -55,9 +55,10 @@ def _style(level: Level) -> str:
     text = f"{level.value:<7}"
     if not _is_rich():
         return text
-    from rich.style import Style  # noqa: PLC0415 - rich belongs to pydra-dev, and no node has it
+    from rich.console import Console  # noqa: PLC0415 - rich belongs to pydra-dev, and no node has it
+    from rich.style import Style  # noqa: PLC0415
 
-    return Style.parse(_STYLES[level]).render(text)
+    return text if Console().no_color else Style.parse(_STYLES[level]).render(text)
 
 
 def _print_plain(table: Table) -> None:

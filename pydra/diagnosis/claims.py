@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 
@@ -16,13 +18,16 @@ from pydra.diagnosis.cluster import EventLine, Reader
 from pydra.diagnosis.findings import Finding, Level
 from pydra.diagnosis.records import ClaimRecord, read_records
 from pydra.diagnosis.slices import PublishedDevice, find_results, judge_taints, parse_slices
-from pydra.errors import NotFound, PydraError, suggest
+from pydra.errors import ClaimError, KubeError, NotFound, PydraError, suggest
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+from pydra.kube.resources import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
 from pydra.settings import Settings
 
+_CLASS = "class"
 _PODS = 5
 """Pods whose Events are read; more of one claim have the same ones."""
+_NODES = 8
+"""Nodes whose devices are compared with a claim; more are much the same."""
 
 
 class ClaimDevice(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,6 +42,39 @@ class ClaimDevice(msgspec.Struct, frozen=True, kw_only=True):
     cdi: tuple[str, ...]
 
 
+class DeviceReview(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a request of a claim that is not allocated cannot have these devices; empty: it can."""
+
+    request: str
+    node: str
+    devices: tuple[str, ...]
+    reason: str
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scheduler says of one device for one request; the reason is empty if it can be had."""
+
+    request: str
+    device: str
+    reason: str
+
+
+class Review(Protocol):
+    """A scheduler's judgement of every device that a node reaches; pydra-dev has one."""
+
+    def __call__(
+        self,
+        claim: JsonObject,
+        *,
+        node: JsonObject,
+        claims: Sequence[JsonObject],
+        slices: Sequence[JsonObject],
+        classes: Sequence[JsonObject],
+    ) -> Sequence[Judgement]:
+        """Raises ClaimError for a mistake in the claim or its class."""
+        ...
+
+
 class ClaimReport(msgspec.Struct, frozen=True, kw_only=True):
     """How a claim is: findings in the order of its way, its devices, and Events of the claim and of its pods."""
 
@@ -44,12 +82,17 @@ class ClaimReport(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     findings: tuple[Finding, ...]
     devices: tuple[ClaimDevice, ...] = ()
+    reviews: tuple[DeviceReview, ...] = ()
     events: tuple[EventLine, ...] = ()
     last_error: str = ""
 
 
-async def explain_claim(settings: Settings, client: KubeClient, *, namespace: str, name: str) -> ClaimReport:
+async def explain_claim(
+    settings: Settings, client: KubeClient, *, namespace: str, name: str, review: Review | None = None
+) -> ClaimReport:
     """Find out how a claim is, as far as this user may read it and this machine is its node.
+
+    `review` says of a claim that is not allocated why not.
 
     Raises:
         KubeError: the claim cannot be read.
@@ -69,6 +112,7 @@ async def explain_claim(settings: Settings, client: KubeClient, *, namespace: st
     }
     findings: list[Finding] = []
     devices: list[ClaimDevice] = []
+    reviews: list[DeviceReview] = []
     pods: list[JsonObject] = []
     if body is None:
         findings.append(await _miss(reader, namespace, name, is_held=bool(mine)))
@@ -78,6 +122,11 @@ async def explain_claim(settings: Settings, client: KubeClient, *, namespace: st
         published = await _find_published(reader, body)
         findings += _judge_devices(body, published)
         devices = [_build_device(result, published, prepared) for result in find_results(body)]
+        if not devices and review is not None and not any(one.subject == _CLASS for one in findings):
+            try:
+                reviews = await _review_devices(reader, body, review)
+            except ClaimError as error:
+                findings.append(Finding(subject="request", level=Level.PROBLEM, found=str(error)))
     for record in mine:
         findings += await _judge_record(settings, record, is_wanted=bool(devices))
     findings += unknown
@@ -97,6 +146,7 @@ async def explain_claim(settings: Settings, client: KubeClient, *, namespace: st
         uid=uid,
         findings=(*findings, *reader.findings),
         devices=tuple(devices),
+        reviews=tuple(reviews),
         events=tuple(events),
         last_error=last_error,
     )
@@ -174,16 +224,35 @@ async def _judge_classes(reader: Reader, body: JsonObject) -> list[Finding]:
     wanted = [one for request in requests for one in (request.get("exactly"), *(request.get("firstAvailable") or ()))]
     names = sorted({one["deviceClassName"] for one in wanted if one and one.get("deviceClassName")})
     known = [one["metadata"]["name"] for one in await reader.list(DEVICE_CLASSES)]
+    if not reader.may_list(DEVICE_CLASSES):
+        return []
     return [
         Finding(
-            subject="class",
+            subject=_CLASS,
             level=Level.PROBLEM,
             found=f"there is no DeviceClass {name}{suggest(name, known)}",
             advice="kubectl get deviceclasses; the chart's value backends.NAME.deviceClasses makes them",
         )
         for name in names
-        if known and name not in known
+        if name not in known
     ]
+
+
+async def _review_devices(reader: Reader, body: JsonObject, review: Review) -> list[DeviceReview]:
+    slices = await reader.list(RESOURCE_SLICES)
+    claims, classes = await reader.list(RESOURCE_CLAIMS), await reader.list(DEVICE_CLASSES)
+    nodes = sorted({one["spec"].get("nodeName") or "" for one in slices} - {""})
+    reviews: list[DeviceReview] = []
+    for name in nodes[:_NODES]:
+        node: JsonObject = {"metadata": {"name": name, "labels": {}}}
+        with suppress(KubeError):  # labels matter only for devices that are not a node's own
+            node = await reader.client.get(NODES, name)
+        by_reason: dict[tuple[str, str], list[str]] = {}
+        for one in review(body, node=node, claims=claims, slices=slices, classes=classes):
+            by_reason.setdefault((one.request, one.reason), []).append(one.device)
+        for (request, reason), found in by_reason.items():
+            reviews.append(DeviceReview(request=request, node=name, devices=tuple(found), reason=reason))
+    return reviews
 
 
 def _find_node(body: JsonObject) -> str:

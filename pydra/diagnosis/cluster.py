@@ -60,12 +60,15 @@ class Reader:
             return (await self.client.list(resource, namespace=namespace, field_selector=field_selector)).items
         except KubeError as error:
             advice = "run it with a kubeconfig that may" if error.status == 403 else ""
-            known = [one.subject for one in self.findings]
-            if resource.plural not in known:
+            if self.may_list(resource):
                 self.findings.append(
                     Finding(subject=resource.plural, level=Level.UNKNOWN, found=str(error), advice=advice)
                 )
             return ()
+
+    def may_list(self, resource: Resource) -> bool:
+        """Return whether no list of the resource has failed."""
+        return all(one.subject != resource.plural for one in self.findings)
 
     async def list_events(self, kind: str, name: str, *, namespace: str = "default") -> Sequence[EventLine]:
         """Return the Events about one object, the oldest first."""

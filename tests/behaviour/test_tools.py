@@ -80,16 +80,29 @@ def test_a_claim_that_fails_is_explained_with_its_last_error(quiet: Node, tool: 
     assert "problem  last error  ClaimFailed: the board says no" in printed
 
 
-def test_a_claim_without_allocation_or_without_class_or_of_a_wrong_name_is_told_what_to_do(
-    quiet: Node, tool: Tool
-) -> None:
+def test_a_claim_that_is_not_allocated_is_compared_with_each_device(quiet: Node, tool: Tool) -> None:
+    taken = quiet.board.device()
+    quiet.api.create_claim(taken)
     claim = quiet.api.create_claim(name="waiting", allocated=False)
+    code, printed = tool.run("explain", "claim", claim.name)
+    assert code == 1
+    assert "there is no DeviceClass board\n" in printed
+    selector = {"cel": {"expression": "device.driver == 'board.example.com'"}}
+    body = {"metadata": {"name": "board"}, "spec": {"selectors": [selector]}}
+    quiet.api.request("POST", "/apis/resource.k8s.io/v1/deviceclasses", body)
     code, printed = tool.run("explain", "claim", claim.name)
     assert code == 0
     assert "not yet, since no pod uses the claim" in printed
-    code, printed = tool.run("explain", "claim", "default/wating")
+    reviews = {one["reason"]: one["devices"] for one in tool.json("explain", "claim", claim.name)["reviews"]}
+    assert "shared0" in reviews[""]
+    assert [reason for reason, devices in reviews.items() if taken in devices] == ["in use"]
+
+
+def test_a_claim_of_a_wrong_name_is_told_which_there_is(quiet: Node, tool: Tool) -> None:
+    quiet.api.create_claim(name="patient", allocated=False)
+    code, printed = tool.run("explain", "claim", "default/patent")
     assert code == 1
-    assert 'there is no claim wating in namespace default (did you mean "waiting"?)' in printed
+    assert 'there is no claim patent in namespace default (did you mean "patient"?)' in printed
 
 
 def test_a_claim_that_is_gone_while_the_node_holds_it_is_told(quiet: Node, tool: Tool) -> None:

@@ -52,7 +52,16 @@ def test_what_a_backends_process_imports_holds_nothing_of_kubernetes_or_grpc(mod
 
 
 def test_help_needs_neither_kubernetes_nor_grpc_nor_a_backend() -> None:
-    heavy = ("grpclib", "betterproto2", "kubernetes_asyncio", "aiohttp", "prometheus_client", "pydra_sim", "uvloop")
+    heavy = (
+        "grpclib",
+        "betterproto2",
+        "kubernetes_asyncio",
+        "aiohttp",
+        "prometheus_client",
+        "pydra_sim",
+        "uvloop",
+        "rich",
+    )
     code = (
         "import sys, pydra.cli.agent\n"
         "try: pydra.cli.agent.main(['--help'])\n"

@@ -6,7 +6,7 @@ it cannot do for a pod it says in the pod's `PodScheduled` condition and in an E
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 
@@ -130,7 +130,7 @@ class Scheduler:
                 [_name(claim) for claim in claims],
                 node=node,
                 slices=self._read_slices(),
-                classes=_read_classes(self._api),
+                classes=_parse_classes(self._api.list(DEVICE_CLASSES).items),
                 in_use=read_in_use(_parse_status(claim) for claim in self._api.list(RESOURCE_CLAIMS).items),
                 build_uid=lambda: build_uid(self._api.random),
                 lists=self._api.gates[LISTS],
@@ -256,14 +256,37 @@ def review_claim(api: Api, claim: JsonObject, node: str) -> tuple[Review, ...]:
 
     Raises AllocationError for a mistake in the claim or its class.
     """
-    others = [one for one in api.list(RESOURCE_CLAIMS).items if one["metadata"]["uid"] != claim["metadata"]["uid"]]
+    objects = {kind: api.list(kind).items for kind in (RESOURCE_CLAIMS, RESOURCE_SLICES, DEVICE_CLASSES)}
+    return review_objects(
+        claim,
+        node=api.get(NODES, node),
+        claims=objects[RESOURCE_CLAIMS],
+        slices=objects[RESOURCE_SLICES],
+        classes=objects[DEVICE_CLASSES],
+        rules=_read_taint_rules(api),
+        lists=api.gates[LISTS],
+    )
+
+
+def review_objects(
+    claim: JsonObject,
+    *,
+    node: JsonObject,
+    claims: Iterable[JsonObject],
+    slices: Iterable[JsonObject],
+    classes: Iterable[JsonObject],
+    rules: Sequence[schema.TaintRuleSpec] = (),
+    lists: bool = True,
+) -> tuple[Review, ...]:
+    """Do the same for objects of any cluster; raises StatusError, too, for one that cannot be read."""
+    others = [one for one in claims if one["metadata"]["uid"] != claim["metadata"]["uid"]]
     return review_devices(
         [_name(claim)],
-        node=api.get(NODES, node),
-        slices=add_taints(map(_parse_slice, api.list(RESOURCE_SLICES).items), _read_taint_rules(api)),
-        classes=_read_classes(api),
+        node=node,
+        slices=add_taints(map(_parse_slice, slices), rules),
+        classes=_parse_classes(classes),
         in_use=read_in_use(_parse_status(one) for one in others),
-        lists=api.gates[LISTS],
+        lists=lists,
     )
 
 
@@ -272,10 +295,10 @@ def _name(claim: JsonObject) -> NamedClaim:
     return NamedClaim(name, schema.parse_fields("ResourceClaim", schema.ClaimSpec, claim["spec"]))
 
 
-def _read_classes(api: Api) -> Mapping[str, schema.ClassSpec]:
+def _parse_classes(classes: Iterable[JsonObject]) -> Mapping[str, schema.ClassSpec]:
     return {
         one["metadata"]["name"]: schema.parse_fields("DeviceClass", schema.ClassSpec, one.get("spec") or {})
-        for one in api.list(DEVICE_CLASSES).items
+        for one in classes
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,16 @@ def completion(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_zsh_gets_a_script_of_its_own() -> None:
     assert run("pydra.cli.tool", "completion", "zsh").stdout.startswith("#compdef pydra\n")
+
+
+def test_a_terminal_gets_a_drawn_table_and_a_pipe_plain_columns() -> None:
+    reader, terminal = pty.openpty()
+    with open(terminal, "w", encoding="utf-8") as output:
+        assert run("pydra.cli.tool", "backends", stdout=output).returncode == 0
+        drawn = os.read(reader, 65536).decode()
+    os.close(reader)
+    assert ("─" in drawn, "pydra-sim" in drawn) == (True, True)
+    assert run("pydra.cli.tool", "backends").stdout.isascii()
 
 
 def test_python_runs_the_package_as_the_command() -> None:
