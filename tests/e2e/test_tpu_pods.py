@@ -119,15 +119,35 @@ async def test_a_chip_whose_node_is_gone_is_shown_by_its_pod_and_kept_from_other
         await cluster.wait_health("left", "Healthy")
 
 
-async def test_a_chip_that_a_process_of_the_node_has_open_is_kept_from_claims_where_the_agent_may_look() -> None:
+async def test_chips_that_processes_outside_of_claims_have_open_are_kept_from_claims_where_the_agent_may_look() -> None:
     may_look = {"backends": {"tpu": {"hostPID": True, "capabilities": ["SYS_PTRACE"]}}}
-    async with open_host(may_look) as (cluster, _, tree):
+    async with open_host(may_look) as (cluster, release, tree):
+        await cluster.create_claim("left", requests=ask(f"2x2.{DRIVER}"))
+        await cluster.start_pod("left", "exec 3</dev/vfio/0; sleep 1000", resourceClaimName="left")
         descriptor = os.open(tree / "dev" / "vfio" / "5", os.O_RDONLY)
         try:
             await wait_tainted(cluster, {"chip-5", "1x2-4", "2x2-4", "2x4-0"})
+            await release.upgrade(may_look, {"podAnnotations": {"upgrade": "1"}})
         finally:
             os.close(descriptor)
         await wait_tainted(cluster, set())
+
+
+async def test_no_chip_is_given_twice_when_the_admin_offers_other_devices_under_a_claim() -> None:
+    async with open_host() as (cluster, release, _):
+        await start(cluster, "left", f"2x2.{DRIVER}", phase="Running")
+        await release.upgrade({"backends": {"tpu": {"settings": {"offer": "chips"}}}})
+        await cluster.wait("chips are published", lambda: _published(cluster, [f"chip-{index}" for index in range(8)]))
+        await start(cluster, "one", DRIVER)
+        assert await cluster.wait_note("DeviceInUse", about="one")
+        assert (await cluster.pod("left"))["status"]["phase"] == "Running"
+        for name in ("one", "left"):
+            await cluster.delete_pod(name)
+        await cluster.wait_unprepared()
+
+
+async def _published(cluster: Cluster, names: list[str]) -> bool:
+    return [one["name"] for one in await cluster.devices()] == names
 
 
 async def wait_tainted(cluster: Cluster, wanted: set[str]) -> None:
