@@ -46,7 +46,7 @@ class AmdBackend:
 
     async def discover(self) -> Inventory:
         """Whole GPUs and partitions, with their health."""
-        reading = await self._telemetry.read()
+        reading = await self._telemetry.read_to_publish()
         assessments = await asyncio.to_thread(self._diagnose, reading)
         return build_inventory(reading, self._settings.partitioning, assessments)
 

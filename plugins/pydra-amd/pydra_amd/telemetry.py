@@ -31,16 +31,22 @@ class Telemetry:
         """All of the machine, as it is now."""
         return await asyncio.to_thread(self.read_here)
 
+    async def read_to_publish(self) -> Reading:
+        """The same; from now on `has_changed` says whether it still holds."""
+        signature = await asyncio.to_thread(read_signature, self._tree)  # what changes after it is noticed later
+        reading = await self.read()
+        self._signature = signature
+        return reading
+
     def read_here(self) -> Reading:
-        """The same in this thread."""
+        """As `read`, in this thread."""
         with self._lock:
-            self._signature = read_signature(self._tree)  # before the rest: what changes meanwhile is noticed later
             found = read_machine(self._tree)
             self._last = _merge(found, tuple(self._find_lost(found)))
             return self._last
 
     async def has_changed(self) -> bool:
-        """Whether something that is told by the cheap signature differs from the last reading."""
+        """Whether something differs from what was last published, as far as a cheap look tells."""
         return await asyncio.to_thread(read_signature, self._tree) != self._signature
 
     def _find_lost(self, found: Reading) -> Iterator[LostGpu]:

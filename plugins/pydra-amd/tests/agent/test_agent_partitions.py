@@ -72,6 +72,20 @@ class Scene:
         slices = (await self.node.client.list(RESOURCE_SLICES)).items
         return any(one["spec"].get("devices") for one in slices)
 
+    def lose(self, address: str) -> None:
+        """The GPU falls off the bus: all that is read of it is ones."""
+        gpus = self._state / "tree" / "sys" / "bus" / "pci" / "drivers" / "amdgpu"
+        (gpus / address / "config").write_bytes(b"\xff" * 64)
+
+    async def taints(self) -> dict[str, set[str]]:
+        """The keys of taints, with the names of the devices that have them."""
+        found: dict[str, set[str]] = {}
+        for one in (await self.node.client.list(RESOURCE_SLICES)).items:
+            for device in one["spec"].get("devices") or ():
+                for taint in device.get("taints") or ():
+                    found.setdefault(taint["key"], set()).add(device["name"])
+        return found
+
     async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
         """It holds before the deadline."""
         with anyio.move_on_after(DEADLINE):
@@ -92,6 +106,7 @@ async def scene(state: Path) -> AsyncIterator[Scene]:
             "PYDRA_AMD_SCENARIO": "mi300x-8",
             "PYDRA_AMD_STATE": str(state),
             "PYDRA_AMD_PARTITIONING": "compute",
+            "PYDRA_AMD_POLL_PERIOD": "0.2",
         }
         for name, spec in CLASSES.items():
             await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
@@ -103,7 +118,7 @@ async def scene(state: Path) -> AsyncIterator[Scene]:
             assert await agent.stop() == 0
 
 
-async def test_the_scheduler_chooses_each_gpus_mode_which_is_set_back_when_its_claims_have_ended(
+async def test_the_scheduler_chooses_each_gpus_mode_until_its_claims_have_ended_and_sees_when_a_gpu_is_lost(
     tmp_path: Path,
 ) -> None:
     async with scene(tmp_path) as node:
@@ -119,3 +134,11 @@ async def test_the_scheduler_chooses_each_gpus_mode_which_is_set_back_when_its_c
         assert node.modes()[1] == "CPX"
         await node.end("next")
         assert node.modes()[:2] == ["SPX", "SPX"]
+
+        async def is_tainted() -> bool:
+            found = await node.taints()
+            lost = found.get("gpu.amd.com/gpu-lost", set())
+            return len(lost) == 1 + 2 + 4 + 8 and all(name.startswith("gpu-9-136") for name in lost)
+
+        node.lose("0000:27:00.0")
+        await node.until(is_tainted, "the lost GPU's devices are tainted")

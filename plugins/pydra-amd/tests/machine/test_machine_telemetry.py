@@ -100,12 +100,13 @@ def test_a_gpu_that_sleeps_is_not_woken_to_ask_how_it_is(tmp_path: Path) -> None
     assert len(publish(Telemetry(tree)).devices) == 1
 
 
-async def test_only_what_has_changed_asks_for_another_reading(tmp_path: Path) -> None:
+async def test_only_what_has_changed_since_it_was_published_asks_for_another_reading(tmp_path: Path) -> None:
     tree = open_tree(tmp_path)
     telemetry = Telemetry(tree)
-    telemetry.read_here()
+    await telemetry.read_to_publish()
     assert not await telemetry.has_changed()
     tree.write(tree.sys(f"{BOUND}/{ADDRESS}/current_compute_partition"), "CPX")
+    assert (await telemetry.read()).gpus[1].mode == Mode("cpx", "nps1")  # as for a claim
     assert await telemetry.has_changed()
-    assert telemetry.read_here().gpus[1].mode == Mode("cpx", "nps1")
+    await telemetry.read_to_publish()
     assert not await telemetry.has_changed()
