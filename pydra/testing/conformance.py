@@ -39,6 +39,7 @@ from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, Prepare
 from pydra.devices import Capacity, Device, HealthStatus, Inventory, Quantity
 from pydra.errors import (
     BackendError,
+    BackendTimeout,
     BackendUnavailable,
     ClaimError,
     DeviceInUse,
@@ -54,6 +55,9 @@ from pydra.testing.report import Check, Report
 _ABSENT = "pydra-no-such-device"
 _POOL = "conformance"
 _DRIVER = "conformance.example.com"
+
+IMPATIENT_DEADLINE = 5.0
+"""Seconds for a call for a claim after one has timed out."""
 
 _Probe = Callable[[], Awaitable[list[str]]]
 
@@ -140,6 +144,7 @@ class _Run:
         progress: Progress,
     ) -> None:
         self._progress = progress
+        self._timed_out = False
         self._source = source
         self._config = config
         self._environ = environ
@@ -205,7 +210,11 @@ class _Run:
         """Unprepare what a failed check still holds; the report already has the failure."""
         for held in tuple(self._held.values()):
             with suppress(PydraError):
-                await supervisor.unprepare(held.claim, (), until=_claim_deadline())
+                await supervisor.unprepare(held.claim, (), until=self._deadline())
+
+    def _deadline(self) -> float:
+        """When a call for a claim must have ended; after one that timed out, the others get no such time again."""
+        return anyio.current_time() + (IMPATIENT_DEADLINE if self._timed_out else CLAIM_DEADLINE)
 
     async def _read(self, facts: BackendFacts) -> None:
         await self._probe("it names its driver", self._driver)
@@ -272,6 +281,7 @@ class _Run:
         except _Skipped as why:
             problems, skipped = [], str(why)
         except BackendError as error:
+            self._timed_out = self._timed_out or isinstance(error, BackendTimeout)
             problems = [f"{error}\n{error.details}".strip()]
         except SettingsError as error:
             problems = list(error.problems)
@@ -405,7 +415,7 @@ class _Run:
         """Plan, if it plans, and prepare, as the agent does: what is begun is held from before prepare on."""
         planned = await self._plan(claim)
         self._held.setdefault(claim.uid, HeldClaim(claim=planned, completed=False))
-        prepared = await self._backend.prepare(planned, until=_claim_deadline())
+        prepared = await self._backend.prepare(planned, until=self._deadline())
         self._held[claim.uid] = HeldClaim(claim=planned, prepared=prepared, completed=True)
         return prepared
 
@@ -414,13 +424,13 @@ class _Run:
         if self._facts is None or Method.PLAN not in self._facts.methods:
             return claim
         if claim.uid not in self._held:
-            plan = await self._backend.plan(claim, tuple(self._held.values()), until=_claim_deadline())
+            plan = await self._backend.plan(claim, tuple(self._held.values()), until=self._deadline())
             self._planned[claim.uid] = replace(claim, plan=plan)
         return self._planned[claim.uid]
 
     async def _release(self, claim: Claim, prepared: Sequence[PreparedDevice]) -> None:
         planned = self._planned.get(claim.uid, claim)
-        await self._backend.unprepare(planned, prepared, until=_claim_deadline())
+        await self._backend.unprepare(planned, prepared, until=self._deadline())
         self._held.pop(claim.uid, None)
 
     @asynccontextmanager
@@ -429,8 +439,8 @@ class _Run:
 
     async def _plan_again(self) -> list[str]:
         claim, held = self._claim("plan", self._device), tuple(self._held.values())
-        first = await self._backend.plan(claim, held, until=_claim_deadline())
-        again = await self._backend.plan(claim, held, until=_claim_deadline())
+        first = await self._backend.plan(claim, held, until=self._deadline())
+        again = await self._backend.plan(claim, held, until=self._deadline())
         return [] if first == again else [f"first {first}, then {again}"]
 
     async def _crash_after_plan(self) -> list[str]:
@@ -444,7 +454,7 @@ class _Run:
         return [f"{event.message}\n{event.details}" for event in self._events if isinstance(event, RestoreFailed)]
 
     async def _unprepare_nothing(self) -> list[str]:
-        await self._backend.unprepare(self._claim("never", self._device), (), until=_claim_deadline())
+        await self._backend.unprepare(self._claim("never", self._device), (), until=self._deadline())
         return []
 
     async def _prepare(self) -> list[str]:
@@ -542,10 +552,6 @@ def _find_agent_settings(backend: str, environ: Mapping[str, str], config: Mappi
     given = {key: environ.get(variable) or config.get(key) for key, variable in keys.items()}
     places = {key: path for key, path in given.items() if path}
     return parse_settings({"backends": [backend], "nodeName": "unknown", **places})
-
-
-def _claim_deadline() -> float:
-    return anyio.current_time() + CLAIM_DEADLINE
 
 
 def _is_usable(device: Device) -> bool:

@@ -78,7 +78,7 @@ FATAL = frozenset(
     | {"ClusterUnsupported", "DevicesStale", "RegistrationRefused"}
 )
 """The reasons of Events on the node after which nothing will be prepared before the backend changes."""
-AGENT_FLAGS = ("--stale-after", "0", "--healthy-after", "0", "--drain-grace", "2")
+AGENT_FLAGS = ("--stale-after", "0", "--healthy-after", "0", "--drain-grace", "0.5")
 """Nobody waits here for what might end by itself."""
 QUICK_DEATH = 5.0
 CONTAINER_SECONDS = 3.0
