@@ -7,7 +7,7 @@ Precedence: flag, then `PYDRA_*` variable, then file, then default. Imports noth
 from __future__ import annotations
 
 import argparse
-import socket
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -209,13 +209,16 @@ def read_values(
 def read_node_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
     """Read the agent's settings for a tool, which needs neither backends nor, where the host has its name, a node.
 
+    Variables that the agent would refuse are left alone: they may be those of backends, which are not named here.
+
     Raises:
         SettingsError: as for the agent.
     """
-    values = read_values(arguments, environ)
+    known = {f"{AGENT.prefix}CONFIG", *(variable_of(option) for option in AGENT.options)}
+    values = read_values(arguments, {name: text for name, text in environ.items() if name in known})
     if not values.get("backends"):
         values = {**values, "backends": (UNNAMED,), "backendSettings": {}}
-    return parse_settings({"nodeName": socket.gethostname().lower(), **values})
+    return parse_settings({"nodeName": os.uname().nodename.lower(), **values})
 
 
 def read_config(path: str | None, environ: Mapping[str, str]) -> dict[str, Any]:

@@ -82,7 +82,8 @@ def read_agent(settings: Settings) -> AgentState:
             ),
         )
     except (OSError, HTTPException, ValueError) as error:
-        return AgentState(problem=f"no agent answers at {settings.http_address}: {error}")
+        why = (getattr(error, "strerror", "") or str(error)).lower()
+        return AgentState(problem=f"no agent answers at {settings.http_address}: {why}")
 
 
 def judge_agent(state: AgentState) -> Iterator[Finding]:

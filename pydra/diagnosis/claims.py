@@ -92,17 +92,16 @@ async def explain_claim(
 ) -> ClaimReport:
     """Find out how a claim is, as far as this user may read it and this machine is its node.
 
-    `review` says of a claim that is not allocated why not.
-
-    Raises:
-        KubeError: the claim cannot be read.
+    `review` says of a claim that is not allocated why not. Without the API server, what the node has is explained.
     """
     reader = Reader(client)
     records, unknown = await _read_local(settings)
+    body: JsonObject | None = None
+    refusal: KubeError | None = None
     try:
-        body: JsonObject | None = await client.get(RESOURCE_CLAIMS, name, namespace=namespace)
-    except NotFound:
-        body = None
+        body = await client.get(RESOURCE_CLAIMS, name, namespace=namespace)
+    except KubeError as error:
+        refusal = error
     uid = body["metadata"]["uid"] if body is not None else ""
     mine = [one for one in records if (one.claim.uid == uid if uid else _names(one) == (namespace, name))]
     prepared = {
@@ -114,7 +113,10 @@ async def explain_claim(
     devices: list[ClaimDevice] = []
     reviews: list[DeviceReview] = []
     pods: list[JsonObject] = []
-    if body is None:
+    is_readable = refusal is None or isinstance(refusal, NotFound)
+    if not is_readable:
+        findings.append(Finding(subject="claim", level=Level.UNKNOWN, found=str(refusal)))
+    elif body is None:
         findings.append(await _miss(reader, namespace, name, is_held=bool(mine)))
     else:
         pods = [pod for pod in await reader.list(PODS, namespace=namespace) if name in find_claim_names(pod)]
@@ -128,17 +130,17 @@ async def explain_claim(
             except ClaimError as error:
                 findings.append(Finding(subject="request", level=Level.PROBLEM, found=str(error)))
     for record in mine:
-        findings += await _judge_record(settings, record, is_wanted=bool(devices))
+        findings += await _judge_record(settings, record, is_wanted=bool(devices) or not is_readable)
     findings += unknown
     if not mine and devices and body is not None:
         findings.append(_judge_absence(settings, body, is_known=not unknown))
-    events = [*await reader.list_events("ResourceClaim", name, namespace=namespace)]
+    events = [*await reader.list_events("ResourceClaim", name, namespace=namespace)] if is_readable else []
     for pod in pods[:_PODS]:
         events += await reader.list_events("Pod", pod["metadata"]["name"], namespace=namespace)
     events.sort(key=lambda event: event.time)
-    errors = [event for event in events if event.type == "Warning"]
+    errors = [event for event in events if event.type == "Warning" and _is_about_claim(event)]
     last_error = f"{errors[-1].reason}: {errors[-1].note}" if errors else ""
-    if errors and errors[-1] is events[-1] and not any(one.stage == Stage.COMPLETED.value for one in mine):
+    if errors and devices and not any(one.stage == Stage.COMPLETED.value for one in mine):
         advice = f"docs/events.md explains the reason; seen at {errors[-1].time}, {errors[-1].count} times"
         findings.append(Finding(subject="last error", level=Level.PROBLEM, found=last_error, advice=advice))
     return ClaimReport(
@@ -157,6 +159,12 @@ def find_claim_names(pod: JsonObject) -> set[str]:
     direct = {one.get("resourceClaimName") for one in pod["spec"].get("resourceClaims") or ()}
     made = {one.get("resourceClaimName") for one in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
     return {name for name in direct | made if name}
+
+
+def _is_about_claim(event: EventLine) -> bool:
+    """Return whether an Event of a claim or of its pod is about allocating or preparing: pods have other troubles."""
+    of_claim = event.object.startswith(f"{RESOURCE_CLAIMS.kind} ")
+    return of_claim or event.reason == "FailedScheduling" or "DynamicResources" in event.reason
 
 
 async def _read_local(settings: Settings) -> tuple[Sequence[ClaimRecord], Sequence[Finding]]:

@@ -17,6 +17,8 @@ from pydra.kube.resources import EVENTS, JsonObject, Resource
 from pydra.settings import Settings
 
 _DEADLINE = 5.0
+_RETRY_FOR = 2.0
+"""Seconds; somebody waits, and can repeat the command."""
 
 
 class EventLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,9 +43,8 @@ async def open_cluster(settings: Settings) -> AsyncIterator[KubeClient]:
     credentials = await load_credentials(
         environ=os.environ, kubeconfig=settings.kubeconfig, verify_x509_strict=settings.verify_x509_strict
     )
-    async with KubeClient(
-        credentials, user_agent=f"pydra/{__version__}", deadline=_DEADLINE, retry_for=_DEADLINE
-    ) as client:
+    agent = f"pydra/{__version__}"
+    async with KubeClient(credentials, user_agent=agent, deadline=_DEADLINE, retry_for=_RETRY_FOR) as client:
         yield client
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from glob import glob
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from pydra import atomic_files
 from pydra.agent.driver import read_boot_id
+from pydra.checkpoint.store import list_stored
 from pydra.claims.gc import read_kubelet_claims
 from pydra.diagnosis.cdi_files import SUFFIXES, check_spec_file
 from pydra.diagnosis.findings import Finding, Level
@@ -20,7 +24,6 @@ from pydra.settings import Settings
 _LEAST_FREE = 16 * 1024 * 1024
 """Bytes: thousands of records. Less is a disk that is about to be full."""
 _CONTAINERD = ("/etc/containerd/config.toml", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml")
-_CRIO = ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d")
 _CDI_DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 """What both runtimes read unless they are told otherwise."""
 _CRI = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
@@ -98,6 +101,9 @@ def _judge_sockets(settings: Settings, driver: str) -> Iterator[Finding]:
             plugin_directory=settings.plugin_directory(driver),
             pod_uid=settings.pod_uid,
         )
+        if not any(map(os.path.lexists, (paths.service, paths.registration))):
+            yield _judge_unserved(settings, driver)
+            return
         for path in (paths.service, paths.registration):
             is_served = is_listened_at(path)
             advice = "" if is_served else "no agent serves the driver, or one of another pod does (podUid): see its log"
@@ -112,6 +118,17 @@ def _judge_sockets(settings: Settings, driver: str) -> Iterator[Finding]:
         yield Finding(subject="socket", level=Level.UNKNOWN, found=found, advice="run it as root, in the agent's pod")
 
 
+def _judge_unserved(settings: Settings, driver: str) -> Finding:
+    """Judge a driver that has records here, and no socket: it may have been uninstalled, too early or in order."""
+    held = sum(len(list_stored(path)) for path in settings.claim_directories(driver))
+    if not held:
+        found = f"driver {driver} was served here before, and holds no claims"
+        return Finding(subject="socket", level=Level.NOTE, found=found)
+    advice = "start its agent again until the claims' pods have ended: pydra checkpoint list names them"
+    found = f"driver {driver} is not served, and holds claims: {held}"
+    return Finding(subject="socket", level=Level.PROBLEM, found=found, advice=advice)
+
+
 # The container runtime
 
 
@@ -122,52 +139,66 @@ def judge_runtime(settings: Settings, runtime: str) -> Finding:
     """
     name, _, version = runtime.partition("://")
     host = settings.host_root.rstrip("/")
-    if name == "containerd":
-        read, files, advice = _read_containerd, _CONTAINERD, "set cdi_spec_dirs and, for 1.7, enable_cdi in its file"
-    elif name == "cri-o":
-        read, files, advice = _read_crio, _CRIO, "set cdi_spec_dirs in a file of /etc/crio/crio.conf.d"
-    else:
-        found = f"it is not known where {runtime or 'the runtime'} reads CDI files"
-        return Finding(subject="runtime", level=Level.UNKNOWN, found=found)
     try:
-        enabled, directories = read([host + file for file in files], version)
+        if name == "containerd":
+            advice = "set cdi_spec_dirs and, for 1.7, enable_cdi in its file"
+            enabled, directories, file = _read_containerd(host, version)
+        elif name == "cri-o":
+            advice = "set cdi_spec_dirs in a file of /etc/crio/crio.conf.d"
+            enabled, directories, file = _read_crio(host)
+        else:
+            found = f"it is not known where {runtime or 'the runtime'} reads CDI files"
+            return Finding(subject="runtime", level=Level.UNKNOWN, found=found)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         found = f"the configuration of {runtime} cannot be read: {error}"
         return Finding(subject="runtime", level=Level.UNKNOWN, found=found)
     if not enabled:
-        found = f"{runtime} has CDI switched off"
+        found = f"{runtime} has CDI switched off ({file})"
         return Finding(subject="runtime", level=Level.PROBLEM, found=found, advice=advice)
     if _real(host, settings.cdi_dir) not in {_real(host, one) for one in directories}:
-        found = f"{runtime} reads CDI files in {', '.join(directories)}, and the agent writes {settings.cdi_dir}"
-        return Finding(
-            subject="runtime", level=Level.PROBLEM, found=found, advice=f"set cdiDir to one of them, or {advice}"
+        found = (
+            f"{runtime} reads CDI files in {', '.join(directories)}, and the agent writes {settings.cdi_dir} ({file})"
         )
-    return Finding(subject="runtime", level=Level.OK, found=f"{runtime} reads {settings.cdi_dir}")
+        advice = f"set cdiDir to one of them, or {advice}"
+        return Finding(subject="runtime", level=Level.PROBLEM, found=found, advice=advice)
+    return Finding(subject="runtime", level=Level.OK, found=f"{runtime} reads {settings.cdi_dir} ({file})")
 
 
-def _read_containerd(files: Sequence[str], version: str) -> tuple[bool, Sequence[str]]:
+def _read_containerd(host: str, version: str) -> tuple[bool, Sequence[str], str]:
+    """Return whether it reads CDI files, in which directories, and the file that says so."""
+    places = [host + place for place in (*_find_running_config("containerd"), *_CONTAINERD)]
+    file = next(filter(os.path.isfile, places), "")
     section: dict[str, Any] = {}
-    for file in filter(os.path.exists, files):
-        host = file.removesuffix(next(name for name in _CONTAINERD if file.endswith(name)))
-        document = _read_toml(file)
-        imported = [part for pattern in document.get("imports") or () for part in sorted(glob(host + pattern))]
-        for one in (document, *map(_read_toml, imported)):
-            plugins = one.get("plugins") or {}
-            for name in _CRI:
-                section.update(plugins.get(name) or {})
-        break
+    document = _read_toml(file) if file else {}
+    imported = [part for pattern in document.get("imports") or () for part in sorted(glob(host + pattern))]
+    for one in (document, *map(_read_toml, imported)):
+        for name in _CRI:
+            section.update((one.get("plugins") or {}).get(name) or {})
     enabled = section.get("enable_cdi", not version.startswith("1."))
-    return enabled, section.get("cdi_spec_dirs") or _CDI_DIRECTORIES
+    return enabled, section.get("cdi_spec_dirs") or _CDI_DIRECTORIES, file or "by default"
 
 
-def _read_crio(files: Sequence[str], version: str) -> tuple[bool, Sequence[str]]:
-    del version  # every release that pydra serves reads CDI
-    found: Sequence[str] = _CDI_DIRECTORIES
-    for file in files:
-        parts = [f"{file}/{name}" for name in sorted(os.listdir(file))] if os.path.isdir(file) else [file]
-        for part in filter(os.path.isfile, parts):
-            found = (_read_toml(part).get("crio") or {}).get("runtime", {}).get("cdi_spec_dirs") or found
-    return True, found
+def _find_running_config(name: str) -> Iterator[str]:
+    """Yield the value of `--config` of a running program, where its process is visible: not in most pods."""
+    for process in map(Path, glob("/proc/[0-9]*")):
+        with suppress(OSError, UnicodeDecodeError):
+            if (process / "comm").read_text().strip() != name:
+                continue
+            words = (process / "cmdline").read_text().split("\0")
+            values = [value for flag, value in pairwise(words) if flag in ("-c", "--config")]
+            values += [word.partition("=")[2] for word in words if word.startswith(("-c=", "--config="))]
+            folder = os.readlink(process / "cwd")
+            yield from (os.path.normpath(os.path.join(folder, value)) for value in values)
+
+
+def _read_crio(host: str) -> tuple[bool, Sequence[str], str]:
+    """Return the same; every release that pydra serves reads CDI files."""
+    found: tuple[Sequence[str], str] = _CDI_DIRECTORIES, "by default"
+    for part in (f"{host}/etc/crio/crio.conf", *sorted(glob(f"{host}/etc/crio/crio.conf.d/*"))):
+        if os.path.isfile(part):
+            directories = (_read_toml(part).get("crio") or {}).get("runtime", {}).get("cdi_spec_dirs")
+            found = (directories, part) if directories else found
+    return True, *found
 
 
 def _read_toml(path: str) -> dict[str, Any]:

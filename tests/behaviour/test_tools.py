@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +115,28 @@ def test_a_claim_that_is_gone_while_the_node_holds_it_is_told(quiet: Node, tool:
     assert code == 1
     assert "the API server has no such claim, and this node holds it" in printed
     quiet.kubelet.release(claim)
+
+
+def test_without_the_api_server_what_the_node_has_is_explained(quiet: Node, tool: Tool, tmp_path: Path) -> None:
+    claim = quiet.api.create_claim(quiet.board.device())
+    quiet.kubelet.prepare_one(claim)
+    gone = tmp_path / "kubeconfig"
+    gone.write_text(quiet.server.kubeconfig.read_text().replace(quiet.server.url, "http://127.0.0.1:1"))
+    assert main(["explain", "claim", claim.name, *tool.flags, "--kubeconfig", str(gone)]) == 0
+    printed = tool.output.readouterr().out
+    assert "unknown  claim     cannot read ResourceClaim" in printed
+    assert f"ok       prepared  by {DRIVER}" in printed
+    quiet.kubelet.release(claim)
+
+
+def test_a_driver_that_left_claims_behind_is_told_with_what_to_do(quiet: Node, tool: Tool) -> None:
+    left = quiet.root / "run" / "gone.example.com" / "claims"
+    left.mkdir(parents=True)
+    (left / "1.json").write_text("?")
+    code, printed = tool.run("doctor")
+    shutil.rmtree(left.parent)
+    assert code == 1
+    assert "driver gone.example.com is not served, and holds claims: 1" in printed
 
 
 def test_slices_show_devices_with_their_taints_and_claims(changing: Node, tool: Tool) -> None:

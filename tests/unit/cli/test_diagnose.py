@@ -160,7 +160,7 @@ SECTION = "[plugins.'io.containerd.cri.v1.runtime']\n"
             "cri-o://1.34.0",
             {"etc/crio/crio.conf.d/10.conf": "[crio.runtime]\ncdi_spec_dirs = ['/opt/cdi']"},
             "problem",
-            "reads CDI files in /opt/cdi, and the agent writes /var/run/cdi",
+            "reads CDI files in /opt/cdi, and the agent writes /var/run/cdi (",
         ),
         ("docker://28", {}, "unknown", "docker://28"),
     ],
