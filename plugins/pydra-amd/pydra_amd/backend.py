@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -41,12 +42,13 @@ class AmdBackend:
         self._telemetry = Telemetry(tree)
         self._health = HealthMonitor(tree)
         self._library = AmdsmiSession(importer, self._health.hear)
+        self._changing = Counter[str]()
         self._held = HeldEntries()
         self._executor = StepExecutor(tree, self._held)
 
     async def discover(self) -> Inventory:
         """Whole GPUs and partitions, with their health."""
-        reading = await self._telemetry.read_to_publish()
+        reading = await self._telemetry.read_to_publish(self._changing.keys())
         assessments = await asyncio.to_thread(self._diagnose, reading)
         return build_inventory(reading, self._settings.partitioning, assessments)
 
@@ -78,7 +80,7 @@ class AmdBackend:
     async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
         """Set the modes that the plan says, and say what containers get of the partitions that there are then."""
         entry = parse_entry(claim)
-        async with self._library_aside(entry):
+        async with self._change_modes(entry):
             await self._executor.carry_out(entry)
             try:
                 return await asyncio.to_thread(self._describe, claim, entry)
@@ -94,7 +96,7 @@ class AmdBackend:
             _log.warning("nothing is undone: %s", error)
             self._held.remove(claim.uid)
             return
-        async with self._library_aside(entry):
+        async with self._change_modes(entry):
             await self._executor.undo(entry)
 
     async def close(self) -> None:
@@ -102,13 +104,18 @@ class AmdBackend:
         await asyncio.to_thread(self._library.close)
 
     @asynccontextmanager
-    async def _library_aside(self, entry: Entry) -> AsyncIterator[None]:
-        """While modes change AMD's library is closed: it would keep the GPUs busy."""
+    async def _change_modes(self, entry: Entry) -> AsyncIterator[None]:
+        """While modes change AMD's library is closed, which would keep the GPUs busy, and nobody publishes the GPUs."""
         if not entry.steps:
             yield
             return
-        async with self._library.paused():
-            yield
+        gpus = [step.gpu for step in entry.steps]
+        self._changing.update(gpus)
+        try:
+            async with self._library.paused():
+                yield
+        finally:
+            self._changing -= Counter(gpus)
 
     def _diagnose(self, reading: Reading) -> Mapping[str, Assessment]:
         """How each GPU is, by address. Blocks."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from msgspec.structs import replace
 
-from pydra_amd.hardware_types import LostGpu, Reading
+from pydra_amd.hardware_types import Gpu, LostGpu, Reading
 from pydra_amd.host.amdgpu import is_on_bus, read_machine, read_signature
 from pydra_amd.host.filesystem import Tree
 
@@ -20,6 +20,7 @@ class Telemetry:
         self._tree = tree
         self._lock = threading.Lock()
         self._last = Reading()
+        self._published = Reading()
         self._signature: object = None
 
     @property
@@ -31,12 +32,16 @@ class Telemetry:
         """All of the machine, as it is now."""
         return await asyncio.to_thread(self.read_here)
 
-    async def read_to_publish(self) -> Reading:
-        """The same; from now on `has_changed` says whether it still holds."""
+    async def read_to_publish(self, changing: Collection[str] = ()) -> Reading:
+        """The same; from now on `has_changed` says whether it still holds.
+
+        GPUs at the addresses of `changing` are as they were published before: half of a change is no state.
+        """
         signature = await asyncio.to_thread(read_signature, self._tree)  # what changes after it is noticed later
         reading = await self.read()
-        self._signature = signature
-        return reading
+        self._signature = signature if not changing else None
+        self._published = _keep(reading, [gpu for gpu in self._published.gpus if gpu.address in changing])
+        return self._published
 
     def read_here(self) -> Reading:
         """As `read`, in this thread."""
@@ -58,6 +63,17 @@ class Telemetry:
                 yield LostGpu(gpu=gpu, why=found.problems[gpu.address])
             elif not is_on_bus(self._tree, gpu.address):
                 yield LostGpu(gpu=gpu, why="it is gone from the PCI bus")
+
+
+def _keep(reading: Reading, gpus: Collection[Gpu]) -> Reading:
+    """With these GPUs in the place of what was read of them."""
+    addresses = {gpu.address for gpu in gpus}
+    others = (gpu for gpu in reading.gpus if gpu.address not in addresses)
+    return replace(
+        reading,
+        gpus=tuple(sorted((*others, *gpus), key=lambda gpu: gpu.address)),
+        lost=tuple(one for one in reading.lost if one.gpu.address not in addresses),
+    )
 
 
 def _merge(found: Reading, lost: tuple[LostGpu, ...]) -> Reading:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 
 from pydra import ClaimError
-from pydra_amd.host.amdgpu import BOUND, COMPUTE, read_mode
+from pydra_amd.host.amdgpu import BOUND, COMPUTE, has_fallen, read_mode
 from pydra_amd.host.filesystem import Tree
 
 
@@ -25,16 +25,25 @@ class ModeRefused(ClaimError):
     reason = "ModeRefused"
 
 
+class GpuGone(ClaimError):
+    """The driver does not have the GPU any more, or it answers nothing."""
+
+    reason = "GpuGone"
+
+
 def set_compute_mode(tree: Tree, address: str, compute: str) -> None:
     """Set the mode, unless the GPU has it.
 
     Raises:
+        GpuGone: there is nothing whose mode could change.
         GpuBusy: a process uses the GPU; the mode is as it was.
         ModeRefused: with what the driver answered, and who can change that.
     """
+    if not tree.exists(tree.sys(f"{BOUND}/{address}")) or has_fallen(tree, address):
+        raise GpuGone(f"GPU {address} is gone: it is not bound to amdgpu, or does not answer on the PCI bus")
     found = read_mode(tree, address)
     if found is None:
-        raise ModeRefused(f"GPU {address} cannot be partitioned, or is no longer bound to amdgpu")
+        raise ModeRefused(f"GPU {address} cannot be partitioned")
     if found.compute == compute:
         return
     path = tree.sys(f"{BOUND}/{address}/{COMPUTE}")

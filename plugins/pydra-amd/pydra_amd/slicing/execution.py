@@ -6,14 +6,17 @@ A process that is killed anywhere leaves a plan that says at most too much, and 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from pydra import set_status
 from pydra_amd.held_claims import HeldEntries
 from pydra_amd.host.filesystem import Tree
-from pydra_amd.slicing.compute_mode import set_compute_mode
+from pydra_amd.slicing.compute_mode import GpuGone, set_compute_mode
 from pydra_amd.steps import Entry, Step
+
+_log = logging.getLogger(__name__)
 
 
 class StepExecutor:
@@ -47,7 +50,12 @@ class StepExecutor:
         for step in reversed(entry.steps):
             if step.gpu not in staying:
                 set_status(f"setting the mode of GPU {step.gpu} back to {step.before}")
-                await asyncio.to_thread(set_compute_mode, self._tree, step.gpu, step.before)
+                try:
+                    await asyncio.to_thread(set_compute_mode, self._tree, step.gpu, step.before)
+                except (
+                    GpuGone
+                ) as error:  # it comes back as the driver makes it, and the claim's pod must be able to end
+                    _log.warning("the mode of a GPU is not set back for claim %s: %s", entry.name, error)
 
     @asynccontextmanager
     async def _turn(self, steps: Iterable[Step]) -> AsyncIterator[None]:

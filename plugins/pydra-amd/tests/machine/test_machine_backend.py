@@ -243,6 +243,19 @@ async def test_numbers_of_a_gpu_are_measured_and_what_it_does_not_tell_is_left_o
     assert found["power_limit_watts",] == 750
 
 
+@pytest.mark.parametrize("lose", ["falls", "is removed"])
+async def test_a_claim_whose_gpu_is_lost_can_end_and_the_others_modes_are_set_back(lose: str, tmp_path: Path) -> None:
+    async with choosing(tmp_path) as backend:
+        held, prepared = await prepare(backend, f"{CPX}-0", "gpu-9-136-cpx-nps1-0")
+        if lose == "falls":
+            (tmp_path / GPUS / "0000:05:00.0" / "config").write_bytes(b"\xff" * 64)
+        else:
+            (tmp_path / GPUS / "0000:05:00.0").unlink()
+        await backend.unprepare(held.claim, prepared)
+        assert mode_of(tmp_path, "0000:27:00.0") == "SPX"
+        assert await backend.plan(claim_of("gpu-9-136", uid="uid-2"), [])
+
+
 async def test_a_machine_without_the_driver_has_no_devices(tmp_path: Path) -> None:
     async with machine(tmp_path) as backend:
         shutil.rmtree(tmp_path / "tree" / "sys" / "bus")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -110,3 +111,14 @@ async def test_only_what_has_changed_since_it_was_published_asks_for_another_rea
     assert await telemetry.has_changed()
     await telemetry.read_to_publish()
     assert not await telemetry.has_changed()
+
+
+async def test_a_gpu_whose_mode_is_changing_is_as_it_was_until_the_change_has_ended(tmp_path: Path) -> None:
+    tree = open_tree(tmp_path)
+    telemetry = Telemetry(tree)
+    before = await telemetry.read_to_publish()
+    shutil.rmtree(tree.sys("class/kfd/kfd/topology/nodes/3"))
+    during = await telemetry.read_to_publish({ADDRESS})
+    assert (during.find(ADDRESS), during.lost) == (before.find(ADDRESS), ())
+    assert await telemetry.has_changed()
+    assert [one.gpu.address for one in (await telemetry.read_to_publish()).lost] == [ADDRESS]
