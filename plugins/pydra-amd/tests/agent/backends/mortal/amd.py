@@ -1,0 +1,60 @@
+"""The AMD backend, killed at a moment in which it changes something that lasts.
+
+MORTAL names a directory. Its file `end` has the moment and who dies there, once: `agent before CPX` is the agent with
+its backend, `backend within SPX` the backend alone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+from pydra_amd import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, SETTINGS_TYPE, connect
+from pydra_amd.held_claims import HeldEntries
+from pydra_amd.host.filesystem import Tree
+from pydra_amd.simulation import machine
+
+__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
+
+_lock = threading.Lock()
+_end = Path(os.environ["MORTAL"], "end")
+
+
+def meet(moment: str) -> None:
+    """It has come."""
+    with _lock:
+        dies, _, when = (_end.read_text() if _end.exists() else "").partition(" ")
+        if when == moment:
+            _end.unlink()
+            if dies == "agent":
+                os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+_write, _write_topology, _remove = Tree.write, machine.write_topology, HeldEntries.remove
+
+
+def write(tree: Tree, path: str, text: str) -> None:
+    meet(f"before {text}")
+    _write(tree, path, text)
+    meet(f"after {text}")
+
+
+def write_topology(root: str, kind: Any, modes: Any) -> None:
+    """The file has the new mode, KFD has the old partitions."""
+    changed = set(modes) - set(machine.read_modes(root)) or {"spx"}
+    meet(f"within {changed.pop().upper()}")
+    _write_topology(root, kind, modes)
+
+
+def remove(held: HeldEntries, uid: str) -> None:
+    meet("before forgetting")
+    _remove(held, uid)
+
+
+Tree.write = write  # type: ignore[method-assign]
+machine.write_topology = write_topology
+HeldEntries.remove = remove  # type: ignore[method-assign]

@@ -1,0 +1,92 @@
+"""kill -9 at each step of a change of mode: the claim goes on with the next process, and nothing is left of it."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from amd_node import run_scene
+from pydra.kube.resources import PODS
+
+if TYPE_CHECKING:
+    from tests.integration.agent.process import Agent
+
+MORTAL = Path(__file__).with_name("backends")
+
+# Of calls in flight at the end of a process none is blamed, so nothing but claims calls the backend.
+FLAGS = ("--backend", "mortal.amd:", "--measure-period", "3600")
+ALONE = {"PYDRA_AMD_POLL_PERIOD": "3600", "PYDRA_AMD_AMDSMI": "false"}
+
+KILLS = [
+    ("before CPX", "before SPX"),
+    ("within CPX", "within SPX"),
+    ("after CPX", "before forgetting"),
+]
+"""Moments in the prepare and in the unprepare of a claim."""
+
+
+class Reaper:
+    """Ends processes at a moment of the backend's."""
+
+    def __init__(self, place: Path) -> None:
+        place.mkdir()
+        self._place = place
+        path = os.pathsep.join(filter(None, [str(MORTAL), os.environ.get("PYTHONPATH", "")]))
+        self.environ = {**ALONE, "MORTAL": str(place), "PYTHONPATH": path}
+
+    def come(self, moment: str) -> None:
+        draft = self._place / "draft"
+        draft.write_text(moment)
+        draft.replace(self._place / "end")
+
+    def has_come(self) -> bool:
+        return not (self._place / "end").exists()
+
+
+async def test_a_mode_changes_and_changes_back_when_agent_and_backend_are_killed_at_any_step(tmp_path: Path) -> None:
+    reaper = Reaper(tmp_path / "mortal")
+    async with run_scene(tmp_path) as node, AsyncExitStack() as ended:
+
+        async def start() -> Agent:
+            return await ended.enter_async_context(node.agent(*FLAGS, environ=reaper.environ))
+
+        agent = await start()
+        for number, (preparing, unpreparing) in enumerate(KILLS):
+            name = f"pod-{number}"
+            reaper.come(f"agent {preparing}")
+            await node.ask(name, "cpx")
+            await agent.process.wait()
+            agent = await start()
+            await node.wait_running(name)
+            assert node.modes()[0] == "CPX"
+            reaper.come(f"agent {unpreparing}")
+            await node.node.client.delete(PODS, name, namespace="default")
+            await agent.process.wait()
+            assert node.leftovers() != []
+            agent = await start()
+            await node.wait_ended(name)
+            await node.wait_clean()
+        reaper.come("agent within CPX")
+        await node.ask("gone", "cpx")
+        await agent.process.wait()
+        await node.node.client.delete(PODS, "gone", namespace="default")
+        await start()
+        await node.wait_clean()
+
+
+async def test_a_mode_changes_and_changes_back_when_the_backend_alone_is_killed_at_any_step(tmp_path: Path) -> None:
+    reaper = Reaper(tmp_path / "mortal")
+    async with run_scene(tmp_path) as node, node.agent(*FLAGS, environ=reaper.environ):
+        for number, (preparing, unpreparing) in enumerate(KILLS):
+            name = f"pod-{number}"
+            reaper.come(f"backend {preparing}")
+            await node.ask(name, "cpx")
+            await node.wait_running(name)
+            assert reaper.has_come()
+            assert node.modes()[0] == "CPX"
+            reaper.come(f"backend {unpreparing}")
+            await node.end(name)
+            await node.wait_clean()
+            assert reaper.has_come()
