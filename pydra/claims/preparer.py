@@ -301,7 +301,9 @@ class ClaimPreparer:
         is_routine = work.from_record is (operation is Operation.PREPARE)
         level = logging.DEBUG if is_routine else logging.INFO
         if _log.isEnabledFor(level):
-            _log.log(level, "%sd in %.0f ms", operation.value, seconds * 1000, extra={"fields": work.fields})
+            steps = ", ".join([f"{step} {took * 1000:.0f}" for step, took in work.timings.items()])
+            text = f"{operation.value}d in {seconds * 1000:.0f} ms" + (f" ({steps})" if steps else "")
+            _log.log(level, "%s", text, extra={"fields": work.fields})
         return OperationDone(
             driver=self._driver,
             operation=operation,

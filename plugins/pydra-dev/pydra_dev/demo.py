@@ -391,6 +391,8 @@ class DemoRun:
                 self._failures[step.pod] += 1
             case ContainerCreated() if self._containers is not None:
                 self._containers.start(step)
+            case Called():
+                self._tell_log()
         paragraph = describe_step(step)
         if paragraph is None or self._over:
             return
@@ -563,7 +565,9 @@ def describe_log(text: str) -> list[Paragraph]:
     paragraphs = []
     for record, lines in records:
         message = _LOG_FIELDS.sub("", record["text"])
-        if record["logger"].startswith("backend."):
+        if record["logger"] == "claims.preparer" and message.startswith("prepared in ") and message.endswith(")"):
+            paragraphs.append(Paragraph(headline=f"steps in ms: {message}"))
+        elif record["logger"].startswith("backend."):
             paragraphs.append(Paragraph(headline=f"{record['logger']}: {message}", details=tuple(lines)))
         elif lines:
             paragraphs.append(Paragraph(headline=f"traceback: {message}", details=tuple(lines)))

@@ -87,6 +87,7 @@ async def test_the_life_of_one_pod_is_shown_until_nothing_of_it_is_left() -> Non
             (at + 1 for at in range(position, len(headlines)) if headlines[at].startswith(expected)), len(headlines) + 1
         )
         assert position <= len(headlines), f"{expected!r} is missing in {headlines}"
+    assert re.search(r"steps in ms: prepared in \d+ ms \(fetch \d+, record \d+, backend \d+, cdi ", text)
     assert "env      SIM_ACCEL_4_CLOCK_MHZ=1200" in text
     assert "device   /dev/sim/accel-4 (c 1:3, rwm)" in text
     root = re.search(r"kubelet below (\S+)/kubelet", text)
@@ -295,7 +296,7 @@ def test_what_the_backend_says_and_tracebacks_are_told_of_the_agents_log() -> No
 04:22:59.252 WARNING claims.preparer: prepare failed: RuntimeError: boom  backend=mine
 Traceback (most recent call last):
 RuntimeError: boom
-04:22:59.253 INFO    claims.preparer: prepared in 6 ms  backend=mine
+04:22:59.253 INFO    claims.preparer: prepared in 6 ms (fetch 2, backend 4)  backend=mine
 """
     assert describe_log(log) == [
         Paragraph(headline="backend.mine.bus: opened"),
@@ -303,6 +304,7 @@ RuntimeError: boom
             headline="traceback: prepare failed: RuntimeError: boom",
             details=("Traceback (most recent call last):", "RuntimeError: boom"),
         ),
+        Paragraph(headline="steps in ms: prepared in 6 ms (fetch 2, backend 4)"),
     ]
 
 
