@@ -102,7 +102,8 @@ def _add_explain(commands: Commands) -> None:
     below = below.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     text = "whether a claim is allocated and prepared, by which slices and files, and what went wrong last"
     claim = _add(below, "claim", text, _explain_claim)
-    claim.add_argument("claim", metavar="CLAIM", help="NAMESPACE/NAME, or NAME in the namespace default")
+    claim.add_argument("claim", metavar="CLAIM", help="NAMESPACE/NAME, or NAME")
+    claim.add_argument("-n", "--namespace", default="default", metavar="NAMESPACE", help="that of NAME [default]")
 
 
 def _explain_claim(parsed: argparse.Namespace) -> int:
@@ -117,7 +118,7 @@ def _explain_claim(parsed: argparse.Namespace) -> int:
     async def run() -> ClaimReport:
         async with open_cluster(settings) as client:
             return await explain_claim(
-                settings, client, namespace=namespace or "default", name=name, review=_load_review()
+                settings, client, namespace=namespace or parsed.namespace, name=name, review=_load_review()
             )
 
     report = asyncio.run(run())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pydra import __version__
-from pydra.cli.diagnose import add_diagnosis, add_output
+from pydra.cli.diagnose import EXIT_CODES, add_diagnosis, add_output
 from pydra.cli.options import WEBHOOK, add_options, read_config, read_values
 from pydra.cli.output import Table, print_json, print_tables
 from pydra.cli.process import Parser, check_package_conflict, exit_on_sigterm, hide_tracebacks, print_errors
@@ -33,7 +33,12 @@ example:
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `pydra` and its subcommands."""
-    parser = Parser(prog="pydra", description="Write and try drivers for Kubernetes Dynamic Resource Allocation.")
+    parser = Parser(
+        prog="pydra",
+        description="Write, try and look after drivers for Kubernetes Dynamic Resource Allocation.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"pydra {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an internal error")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

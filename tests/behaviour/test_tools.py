@@ -129,6 +129,22 @@ def test_without_the_api_server_what_the_node_has_is_explained(quiet: Node, tool
     quiet.kubelet.release(claim)
 
 
+def test_what_the_agents_account_may_not_list_is_unknown_and_no_failure(quiet: Node, tool: Tool) -> None:
+    claim = quiet.api.create_claim(quiet.board.device())
+    quiet.kubelet.prepare_one(claim)
+    for resource in ("events", "pods"):
+        quiet.api_fault(verb="list", resource=resource, status=403, times=None)
+    try:
+        findings = tool.findings("explain", "claim", claim.name, "-n", "default")
+        code, printed = tool.run("explain", "claim", claim.name)
+    finally:
+        quiet.server.faults.clear()
+    assert (findings["events"], findings["pods"], findings["prepared"]) == ("unknown", "unknown", "ok")
+    assert code == 0
+    assert "-> run it with a kubeconfig that may" in printed
+    quiet.kubelet.release(claim)
+
+
 def test_a_driver_that_left_claims_behind_is_told_with_what_to_do(quiet: Node, tool: Tool) -> None:
     left = quiet.root / "run" / "gone.example.com" / "claims"
     left.mkdir(parents=True)
