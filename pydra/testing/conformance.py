@@ -485,9 +485,20 @@ class _Run:
             self._device, self._claims["one"] = device, claim
             driver = self._facts.driver if self._facts is not None else ""
             build_spec_file(driver or _DRIVER, claim.uid, self._prepared)
+            self._advise_bind_mounts()
             await self._look_for_host_paths()
             break
         return []
+
+    def _advise_bind_mounts(self) -> None:
+        """Advise the option that makes a mount of a host's path: CDI allows its absence, and no runtime mounts then."""
+        for one in self._prepared:
+            for mount in one.edits.mounts:
+                if mount.type in ("", "none") and not {"bind", "rbind"}.intersection(mount.options):
+                    self._notes.append(
+                        f"mount {mount.container_path}: its options {', '.join(mount.options)} have neither "
+                        "bind nor rbind; container runtimes refuse such a mount"
+                    )
 
     async def _look_for_host_paths(self) -> None:
         """Advise existing paths: the agent refuses the claim while one is missing, but this may not be the node."""

@@ -120,6 +120,24 @@ async def test_a_device_that_needs_configuration_is_prepared_with_what_it_is_giv
     assert "clock" in wrong.text
 
 
+async def test_a_mount_that_no_runtime_makes_is_advised_against(tmp_path: Path) -> None:
+    (tmp_path / "mounting.py").write_text(
+        "from pydra import *\n"
+        "DRIVER = 'mounting.example.com'\n"
+        "EDITS = ContainerEdits().with_mount('/etc/hostname', '/good')\n"
+        "EDITS = EDITS.with_mount('/etc/hostname', '/bad', options=['ro'])\n"
+        "async def discover(): return Inventory(devices=(Device(name='a'),))\n"
+        "async def prepare(claim): return [device.prepared(EDITS) for device in claim.devices]\n"
+        "async def unprepare(claim, prepared): pass\n"
+    )
+    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
+    report = await run_checks(BackendSource(name="mounting", target="mounting:"), environ=environ)
+    (check,) = (one for one in report.checks if one.title == "prepare answers, and its edits obey CDI's rules")
+    assert check.notes == (
+        "mount /bad: its options ro have neither bind nor rbind; container runtimes refuse such a mount",
+    )
+
+
 async def test_the_hardware_is_left_alone_on_request(tmp_path: Path) -> None:
     environ = {**ENVIRON, "FAULTY_DIR": str(tmp_path)}
     report = await run_checks(BackendSource(name="faulty", target="faulty"), environ=environ, prepare=False)
