@@ -254,6 +254,8 @@ def as_text(value: Any) -> str:
             return value
     if value in ((), {}, None):
         return ""
+    if isinstance(value, tuple):
+        return ",".join(map(as_text, value))
     raise ValueError(f"no text for the default {value!r}")
 
 

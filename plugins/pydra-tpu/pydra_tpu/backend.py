@@ -13,15 +13,20 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra import Claim, HeldClaim, Inventory, PreparedDevice
+from pydra import Claim, HeldClaim, Inventory, PreparedDevice, Sample
 from pydra_tpu.claims import plan_claim, prepare_claim
 from pydra_tpu.hardware import Host
 from pydra_tpu.health import find_unclaimed_users
 from pydra_tpu.host.tree import Tree
 from pydra_tpu.inventory import build_inventory, list_offered
 from pydra_tpu.reading import read_chip_users, read_host
+from pydra_tpu.runtime_metrics.ports import ask_runtimes
+from pydra_tpu.runtime_metrics.samples import build_samples
 from pydra_tpu.settings import Settings
 from pydra_tpu.sources.metadata_server import MetadataServer
+
+RUNTIME_DEADLINE = 2.0
+"""Seconds for all answers of a workload's TPU runtime, which is on the same machine."""
 
 
 class TpuBackend:
@@ -67,6 +72,19 @@ class TpuBackend:
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
         """Nothing was done. From now on, a process that has a chip open is not one of the claim's containers."""
         self._held.pop(claim.uid, None)
+
+    async def measure(self) -> list[Sample]:
+        """Memory and use of chips, while a workload's runtime serves them; nothing else is started for it."""
+        answers = await ask_runtimes(self._settings.runtime_metrics_ports, RUNTIME_DEADLINE)
+        host = self._seen
+        if not answers or host is None:
+            return []
+        offered = list_offered(host, self._settings.offer)
+        held = [
+            sorted({chip for name in names if name in offered for chip in offered[name].chips})
+            for names in self._held.values()
+        ]
+        return build_samples(answers, host, held)
 
     async def _read(self) -> Host:
         before = self._seen or Host()

@@ -20,6 +20,7 @@ from typing import Annotated
 import msgspec
 
 from pydra import Quantity, parse_quantity
+from pydra_tpu.settings import Port
 
 GROUP_VERSION = "tpu.resource.google.com/v1alpha1"
 PAGE = 4096
@@ -27,7 +28,6 @@ PAGE = 4096
 
 LogLevel = Annotated[int, msgspec.Meta(ge=0, le=3)]
 """0 for INFO, 1 for WARNING, 2 for ERROR, 3 for FATAL."""
-Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Argument = Annotated[str, msgspec.Meta(pattern="^--?[a-z][a-z0-9_]*(=[^ ]*)?$", max_length=512)]
 Directory = Annotated[str, msgspec.Meta(pattern="^(/.*|disabled)$", max_length=512)]
 Address = Annotated[

@@ -21,7 +21,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
     `name` begins TPU_ACCELERATOR_TYPE. `counts_cores`: the number in that counts cores, not chips. `labels` are values
     of GKE's label `cloud.google.com/gke-tpu-accelerator`. `host_chips`: how many chips a host may have. `jax`: the name
-    of its topologies in JAX.
+    of its topologies in JAX. `runtime_devices`: how many devices the TPU runtime makes of a chip; the cores of a v4
+    or v5p are one.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     host_chips: tuple[int, ...] = (4,)
     labels: tuple[str, ...] = ()
     jax: str
+    runtime_devices: int = 1
 
     def accelerator_type(self, chips: int) -> str:
         """The accelerator type of a slice of so many chips: `v5litepod-8`, `v4-8` for four chips."""
@@ -71,6 +73,7 @@ GENERATIONS = (
         dimensions=2,
         labels=("tpu-v2-device", "tpu-v2-podslice"),
         jax="v2",
+        runtime_devices=2,
     ),
     Generation(
         name="v3",
@@ -83,6 +86,7 @@ GENERATIONS = (
         dimensions=2,
         labels=("tpu-v3-device", "tpu-v3-slice", "tpu-v3-podslice"),
         jax="v3",
+        runtime_devices=2,
     ),
     Generation(
         name="v4",
@@ -140,6 +144,7 @@ GENERATIONS = (
         dimensions=3,
         labels=("tpu7x",),
         jax="tpu7x",
+        runtime_devices=2,
     ),
 )
 

@@ -16,6 +16,7 @@ import msgspec
 PREFIX = "PYDRA_TPU_"
 
 AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 TopologyOrEmpty = Annotated[str, msgspec.Meta(pattern="^([1-9][0-9]{0,2}x[1-9][0-9]{0,2}(x[1-9][0-9]{0,2})?)?$")]
 
 HOSTNAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.:]{0,251}[A-Za-z0-9])?")
@@ -75,6 +76,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The host's directory that containers have at `/tmp/tpu_logs`, for the logs of the TPU runtime."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Seconds between two looks for chips and device nodes that have come or gone."""
+    runtime_metrics_ports: tuple[Port, ...] = tuple(range(8431, 8439))
+    """The loopback ports on which TPU runtimes of workloads may serve their metrics. Empty: none is asked."""
 
     def __post_init__(self) -> None:
         if wrong := [name for name in self.worker_hostnames if not HOSTNAME.fullmatch(name)]:
