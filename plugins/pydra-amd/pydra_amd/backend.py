@@ -18,6 +18,7 @@ from pydra_amd.hardware_types import Partition, Reading
 from pydra_amd.health.diagnosis import Assessment, diagnose
 from pydra_amd.health.monitor import HealthMonitor
 from pydra_amd.held_claims import HeldEntries, PlanUnknown, build_plan, parse_entry
+from pydra_amd.host.amdgpu import is_asleep
 from pydra_amd.host.filesystem import Tree
 from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
 from pydra_amd.inventory.build import build_inventory
@@ -127,11 +128,12 @@ class AmdBackend:
         return self._library.read() if self._settings.amdsmi else {}
 
     def _measure(self) -> Sequence[Sample]:
-        """Of the GPUs of the last reading. Blocks."""
+        """Of the GPUs of the last reading that are awake. Blocks."""
         told = self._ask_library()
         return [
             sample
             for gpu in self._telemetry.last.gpus
+            if not is_asleep(self._tree, gpu.address)
             for sample in build_samples(
                 name_gpu(gpu),
                 read_sensors(self._tree, gpu.address),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pydra_amd.amdsmi.events import RESET_BEGINS, RESET_ENDS, THROTTLED, Event
 from pydra_amd.amdsmi.link_state import THERMAL, Told
 from pydra_amd.hardware_types import Condition, Gpu, Reading
+from pydra_amd.host.amdgpu import is_asleep
 from pydra_amd.host.filesystem import Tree
 from pydra_amd.host.sensors import read_bad_pages, read_errors
 
@@ -64,6 +65,8 @@ class HealthMonitor:
         return {gpu.address: self._read_gpu(gpu, told.get(gpu.address, Told())) for gpu in reading.gpus}
 
     def _read_gpu(self, gpu: Gpu, told: Told) -> Condition:
+        if is_asleep(self._tree, gpu.address):
+            return Condition()
         errors = read_errors(self._tree, gpu.address)
         with self._lock:
             self._count(gpu.address, told)

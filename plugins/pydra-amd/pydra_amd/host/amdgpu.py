@@ -67,12 +67,16 @@ def is_on_bus(tree: Tree, address: str) -> bool:
     return tree.exists(tree.sys(f"bus/pci/devices/{address}"))
 
 
+def is_asleep(tree: Tree, address: str) -> bool:
+    """Whether the kernel has switched the GPU off because nobody uses it; reading much of it would wake it."""
+    return tree.read(tree.sys(f"{BOUND}/{address}/power/runtime_status")) == "suspended"
+
+
 def has_fallen(tree: Tree, address: str) -> bool:
     """Whether the function is there in name only: all that is read from it is ones. One that sleeps is let sleep."""
-    folder = tree.sys(f"{BOUND}/{address}")
-    if tree.read(f"{folder}/power/runtime_status") == "suspended":
+    if is_asleep(tree, address):
         return False
-    return tree.read_bytes(f"{folder}/config", len(_GONE)) == _GONE
+    return tree.read_bytes(tree.sys(f"{BOUND}/{address}/config"), len(_GONE)) == _GONE
 
 
 def read_signature(tree: Tree) -> object:

@@ -56,6 +56,7 @@ MACHINE_TYPES = {
     "mi300a-4": MachineType(
         model=BY_DEVICE["0x74a0"], buses=(0x01, 0x41, 0x81, 0xC1), numa_nodes=4, memory_modes=("nps1", "nps4")
     ),
+    "mi300x-2": replace(_MI300X, buses=(0x05, 0x27)),
     "mi300x-8": _MI300X,
     "mi300x-8-cpx": replace(_MI300X, mode=Mode("cpx", "nps1")),
     "mi308x-8": MachineType(model=BY_DEVICE["0x74a2"], memory_modes=("nps1", "nps4")),

@@ -30,7 +30,7 @@ GPUS = Path("tree/sys/bus/pci/drivers/amdgpu")
 
 @asynccontextmanager
 async def machine(root: Path, **settings: object) -> AsyncIterator[AmdBackend]:
-    given = {"scenario": "mi300x-8", "state": str(root), "poll_period": 0.01, **settings}
+    given = {"scenario": "mi300x-2", "state": str(root), "poll_period": 0.01, **settings}
     async with pydra_amd.connect(Settings(**given)) as backend:  # type: ignore[arg-type]
         yield backend
 
@@ -60,7 +60,10 @@ def nodes_of(prepared: PreparedDevice) -> list[str]:
 
 @pytest.mark.parametrize(
     ("scenario", "partitioning"),
-    [*((name, Partitioning.EXISTING) for name in MACHINE_TYPES), ("mi300x-8", Partitioning.COMPUTE)],
+    [
+        *((name, Partitioning.EXISTING) for name in MACHINE_TYPES if name != "mi300x-2"),
+        ("mi300x-2", Partitioning.COMPUTE),
+    ],
 )
 def test_it_keeps_the_contract_on_every_machine(
     scenario: str, partitioning: Partitioning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -74,7 +77,7 @@ def test_it_keeps_the_contract_on_every_machine(
 
 async def test_a_whole_gpu_comes_with_its_nodes_and_the_environment_of_amds_driver(tmp_path: Path) -> None:
     async with machine(tmp_path) as backend:
-        assert len((await backend.discover()).devices) == 8
+        assert len((await backend.discover()).devices) == 2
         _, (prepared,) = await prepare(backend, "gpu-9-136")
     assert nodes_of(prepared) == ["/dev/kfd", "/dev/dri/card9", "/dev/dri/renderD136"]
     assert prepared.edits.env == {"DRA_RESOURCE_DRIVER_NAME": "gpu.amd.com", "KUBERNETES_NODE_NAME": "node"}
@@ -113,7 +116,7 @@ async def test_what_the_admin_set_is_left_as_it_is_and_its_partitions_are_device
         await prepare(backend, f"{CPX}-0")
     async with machine(tmp_path) as backend:
         names = [one.name for one in (await backend.discover()).devices]
-        assert len(names) == 15
+        assert len(names) == 9
         held, (prepared,) = await prepare(backend, "gpu-3-130")
         assert nodes_of(prepared) == ["/dev/kfd", "/dev/dri/card3", "/dev/dri/renderD130"]
         await backend.unprepare(held.claim, [prepared])
@@ -156,7 +159,7 @@ async def test_a_gpu_that_lacks_something_is_told_and_the_others_are_published(
             tmp_path / GPUS / "0000:27:00.0" / "drm" if lost == "drm" else sys / "class/kfd/kfd/topology/nodes/3"
         )
         inventory = await backend.discover()
-    assert len(inventory.devices) == 7
+    assert len(inventory.devices) == 1
     (text,) = inventory.unreadable
     assert f"GPU 0000:27:00.0 is bound to amdgpu and cannot be used: {words}" in text
 
@@ -194,8 +197,12 @@ async def test_a_reset_is_told_while_it_lasts_and_so_are_links_that_are_down(tmp
             await asyncio.wait_for(waiting, 30)
             health = next(one.health for one in (await backend.discover()).devices if one.name == FIRST)
             assert health.taint == f"gpu.amd.com/{taint}"
-        states = {one.labels["state"]: one.value for one in await backend.measure() if one.name == "xgmi_links"}
-    assert states["up"] == 7
+        states = {
+            one.labels["state"]: one.value
+            for one in await backend.measure()
+            if one.name == "xgmi_links" and one.device == FIRST
+        }
+    assert states == {"up": 6, "down": 1, "disabled": 1}
 
 
 async def test_without_health_and_library_all_devices_are_healthy(tmp_path: Path) -> None:
@@ -254,6 +261,17 @@ async def test_a_claim_whose_gpu_is_lost_can_end_and_the_others_modes_are_set_ba
         await backend.unprepare(held.claim, prepared)
         assert mode_of(tmp_path, "0000:27:00.0") == "SPX"
         assert await backend.plan(claim_of("gpu-9-136", uid="uid-2"), [])
+
+
+async def test_a_gpu_that_sleeps_is_published_and_not_woken_to_ask_how_it_is(tmp_path: Path) -> None:
+    async with machine(tmp_path, scenario="w7900") as backend:
+        folder = tmp_path / GPUS / "0000:03:00.0"
+        (folder / "config").write_bytes(b"\xff" * 64)
+        (folder / "power").mkdir()
+        (folder / "power" / "runtime_status").write_text("suspended\n")
+        (device,) = (await backend.discover()).devices
+        assert device.health.status is HealthStatus.HEALTHY
+        assert await backend.measure() == []
 
 
 async def test_a_machine_without_the_driver_has_no_devices(tmp_path: Path) -> None:

@@ -49,11 +49,11 @@ def leave(plugin: Path, **claims: list[str]) -> Path:
     return path
 
 
-def settings(root: Path, scenario: str = "mi300x-8", **fields: object) -> Settings:
+def settings(root: Path, scenario: str = "mi300x-2", **fields: object) -> Settings:
     return Settings(**{"scenario": scenario, "state": str(root), "amdsmi": False, **fields})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("scenario", ["mi300x-8", "mi300x-8-cpx"])
+@pytest.mark.parametrize("scenario", ["mi300x-2", "mi300x-8-cpx"])
 async def test_a_claim_keeps_its_devices_with_the_nodes_that_it_had(
     scenario: str, plugin: Path, tmp_path: Path
 ) -> None:
