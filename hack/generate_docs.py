@@ -19,6 +19,7 @@ from pydra.admission.webhook import AdmissionMetrics
 from pydra.backends.type_messages import describe
 from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of, key_of, variable_of
 from pydra.observability.metrics import Metrics
+from pydra.testing.rules import Rule
 from pydra_amd import settings as amd
 from pydra_amd.health import diagnosis as amd_diagnosis
 from pydra_nvidia import settings as nvidia
@@ -36,12 +37,34 @@ TPU_DOCS = ROOT / "plugins" / "pydra-tpu" / "docs"
 def pages() -> dict[Path, str]:
     """The pages as they should be."""
     return {
+        DOCS / "conformance.md": conformance_page(),
         DOCS / "settings.md": settings_page(),
         DOCS / "metrics.md": metrics_page(),
         AMD_DOCS / "settings.md": amd_settings_page(),
         NVIDIA_DOCS / "settings.md": nvidia_settings_page(),
         TPU_DOCS / "settings.md": tpu_settings_page(),
     }
+
+
+def conformance_page() -> str:
+    lines = [
+        "# Conformance rules",
+        "",
+        "What the conformance suite holds a backend to. It runs the backend in a process of its own, as the agent",
+        "does, and reports everything that is wrong at once. There are three ways to run it:",
+        "",
+        "- `pydra check NAME` prints each check as it is made; `-o json` prints the report as one document.",
+        "- `pytest --pydra-backend NAME` runs each rule as a test (pip installs the plugin with pydra).",
+        "- `pydra.testing.check_backend(NAME)` returns a `Report`, for a test of your own.",
+        "",
+        "| rule | what holds | why |",
+        "|---|---|---|",
+        *(f"| `{rule.value}` | {rule.sentence.format('each configuration type')} | {rule.reason} |" for rule in Rule),
+        "",
+        "The suite prepares the first healthy device that no claim holds. Where an agent has prepared claims with the",
+        "same backend, one that implements `restore` is only loaded.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def settings_page() -> str:

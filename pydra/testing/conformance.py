@@ -49,8 +49,10 @@ from pydra.errors import (
     SettingsError,
 )
 from pydra.pool import validate_inventory
+from pydra.quantity import parse_quantity
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE, Settings, parse_settings
 from pydra.testing.report import Check, Report
+from pydra.testing.rules import Rule
 
 _ABSENT = "pydra-no-such-device"
 _POOL = "conformance"
@@ -172,18 +174,18 @@ class _Run:
 
     async def run(self, supervisor: BackendSupervisor, *, connect: float, prepare: bool) -> tuple[Check, ...]:
         self._backend, self._connect_limit = supervisor, connect
-        await self._probe("it is loaded and connects", self._connect)
+        await self._probe(Rule.CONNECT, self._connect)
         if self._facts is not None and (prepared := self._find_prepared(self._facts)):
             # `restore` would end what no claim of this run explains: the work of running pods.
             why = f"an agent has prepared claims on this node ({prepared}); check the backend on a node without"
-            self._skip("the backend is called", why)
+            self._skip(Rule.CALLED, why)
         elif self._facts is not None:
             supervisor.restore_from(self._hold_all)
             await self._read(self._facts)
             await self._touch(prepare)
             if Method.RESTORE in self._facts.methods:
-                await self._probe("restore accepts what the node holds", self._restores)
-            await self._probe("its hints do not fail", self._hints)
+                await self._probe(Rule.RESTORE, self._restores)
+            await self._probe(Rule.HINTS, self._hints)
         return tuple(self._checks)
 
     def _find_prepared(self, facts: BackendFacts) -> str:
@@ -217,64 +219,66 @@ class _Run:
         return anyio.current_time() + (IMPATIENT_DEADLINE if self._timed_out else CLAIM_DEADLINE)
 
     async def _read(self, facts: BackendFacts) -> None:
-        await self._probe("it names its driver", self._driver)
+        await self._probe(Rule.DRIVER, self._driver)
         if facts.settings:
-            await self._probe("its settings are valid", self._settings)
+            await self._probe(Rule.SETTINGS, self._settings)
         if facts.reasons:
-            await self._probe("its errors have reasons that Events and metrics can take", self._reasons)
-        await self._probe("discover answers, and its devices obey the API's rules", self._discover)
+            await self._probe(Rule.REASONS, self._reasons)
+        await self._probe(Rule.DISCOVER, self._discover)
         if self._inventory is None:
-            self._skip("discover answers the same again", "discover failed")
+            self._skip(Rule.STABLE, "discover failed")
         else:
-            await self._probe("discover answers the same again", self._discover_again)
+            await self._probe(Rule.STABLE, self._discover_again)
+            await self._probe(Rule.COUNTERS, self._counters)
         if Method.MEASURE in facts.methods:
-            await self._probe("measure answers", self._measure)
+            await self._probe(Rule.MEASURE, self._measure)
         for kind in facts.config_kinds:
-            await self._probe(f"a misspelt field of {kind} is refused", lambda kind=kind: self._misspelt(kind))  # type: ignore[misc]
+            await self._probe(Rule.CONFIG, lambda kind=kind: self._misspelt(kind), kind)  # type: ignore[misc]
 
     async def _touch(self, prepare: bool) -> None:
-        probes: list[tuple[str, _Probe]] = [
-            ("a device that it does not have is refused", self._absent),
-            ("unprepare succeeds when nothing was prepared", self._unprepare_nothing),
-            ("prepare answers, and its edits obey CDI's rules", self._prepare),
-            ("prepare again answers the same", self._prepare_again),
-            ("prepare answers the same after a crash", self._prepare_after_crash),
-            ("unprepare succeeds", self._unprepare),
-            ("unprepare again succeeds", self._unprepare),
-            ("unprepare succeeds after a crash in prepare, with nothing remembered", self._unprepare_after_crash),
-            ("a prepare that was cancelled can be undone", self._cancel),
+        probes: list[tuple[Rule, _Probe]] = [
+            (Rule.UNKNOWN, self._absent),
+            (Rule.UNPREPARE_NOTHING, self._unprepare_nothing),
+            (Rule.PREPARE, self._prepare),
+            (Rule.PREPARE_AGAIN, self._prepare_again),
+            (Rule.PREPARE_AFTER_CRASH, self._prepare_after_crash),
+            (Rule.UNPREPARE, self._unprepare),
+            (Rule.UNPREPARE_AGAIN, self._unprepare),
+            (Rule.UNPREPARE_AFTER_CRASH, self._unprepare_after_crash),
+            (Rule.CONCURRENT, self._concurrent),
+            (Rule.CANCEL, self._cancel),
         ]
         if self._facts is not None and Method.PLAN in self._facts.methods:
             probes += [
-                ("plan answers the same again, and touches nothing", self._plan_again),
-                ("a claim that was planned before a crash can be unprepared", self._crash_after_plan),
+                (Rule.PLAN, self._plan_again),
+                (Rule.PLAN_CRASH, self._crash_after_plan),
             ]
         usable = self._usable()
         self._device = usable[0] if usable else self._device
-        for title, probe in probes:
+        for rule, probe in probes:
             if not prepare:
-                self._skip(title, "asked to leave the hardware alone")
+                self._skip(rule, "asked to leave the hardware alone")
             elif self._inventory is None:
-                self._skip(title, "discover failed")
+                self._skip(rule, "discover failed")
             elif not usable:
-                self._skip(title, "no healthy device")
+                self._skip(rule, "no healthy device")
             elif self._unprepared:
-                self._skip(title, self._unprepared)
+                self._skip(rule, self._unprepared)
             else:
-                await self._probe(title, probe)
+                await self._probe(rule, probe)
 
     def _usable(self) -> list[Device]:
         return [one for one in self._inventory.devices if _is_usable(one)] if self._inventory is not None else []
 
-    def _skip(self, title: str, why: str) -> None:
-        self._add(Check(title=title, skipped=why))
+    def _skip(self, rule: Rule, why: str) -> None:
+        self._add(Check(rule=rule.value, title=rule.sentence, skipped=why))
 
     def _add(self, check: Check) -> None:
         self._checks.append(check)
         self._progress(check.title, check)
 
-    async def _probe(self, title: str, probe: _Probe) -> None:
-        skipped = ""
+    async def _probe(self, rule: Rule, probe: _Probe, of: str = "") -> None:
+        title, skipped = rule.sentence.format(of), ""
         self._progress(title, None)
         try:
             problems = await probe()
@@ -288,6 +292,7 @@ class _Run:
         except PydraError as error:
             problems = [f"{type(error).__name__}: {error}"]
         check = Check(
+            rule=rule.value,
             title=title,
             problems=tuple(problems),
             skipped=skipped,
@@ -362,6 +367,19 @@ class _Run:
         if not problems and list(again) != list(before):
             problems.append("the devices come in another order")
         return problems
+
+    async def _counters(self) -> list[str]:
+        """Find devices that need more of a counter than there is; names and sets are `discover`'s to obey."""
+        inventory = self._inventory or Inventory()
+        sets = {one.name: one.counters for one in inventory.counter_sets}
+        return [
+            f"device {device.name} needs {amount} of counter {name} of set {one.counter_set}, which has {available}"
+            for device in inventory.devices
+            for one in device.consumes_counters
+            for name, amount in one.counters.items()
+            if (available := sets.get(one.counter_set, {}).get(name)) is not None
+            and parse_quantity(amount) > parse_quantity(available)
+        ]
 
     async def _measure(self) -> list[str]:
         """Advise known devices; but hardware that is not listed may have samples, such as a partitioned GPU."""
@@ -527,6 +545,32 @@ class _Run:
         await self._crash()
         await self._release(claim, ())
         return await self._still_prepares("after-crash")
+
+    async def _concurrent(self) -> list[str]:
+        others = [one for one in self._usable() if one.name != self._device.name and not one.consumes_counters]
+        if not others or self._device.consumes_counters:
+            raise _Skipped("there are no two devices that surely are independent of each other")
+        claims = [self._claim("left", self._device), self._claim("right", others[0])]
+        errors: list[PydraError] = []
+
+        async def hold(claim: Claim) -> None:
+            try:
+                await self._hold(claim)
+            except PydraError as error:
+                errors.append(error)
+
+        for claim in claims:  # the agent plans one after another
+            self._held.setdefault(claim.uid, HeldClaim(claim=await self._plan(claim), completed=False))
+        async with anyio.create_task_group() as tasks:
+            for claim in claims:
+                tasks.start_soon(hold, claim)
+        for claim in claims:
+            await self._release(claim, self._held[claim.uid].prepared)
+        for error in errors:
+            if isinstance(error, DeviceInUse | InvalidConfig):
+                raise _Skipped(str(error)) from error
+            raise error
+        return []
 
     async def _cancel(self) -> list[str]:
         claim = self._claim("three", self._device)

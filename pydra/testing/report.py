@@ -8,9 +8,11 @@ import msgspec
 class Check(msgspec.Struct, frozen=True, kw_only=True):
     """One check; `skipped` says why it was not made, `notes` are advice and not problems.
 
-    `found` is a short description of what was found, `lines` a long one.
+    `rule` is the id of a rule in docs/conformance.md, which the text shows of a failed check. `found` is a short
+    description of what was found, `lines` a long one.
     """
 
+    rule: str
     title: str
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -26,7 +28,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """One line for a terminal, and its problems indented below."""
-        beside = self.skipped or self.found
+        beside = self.skipped or (f"rule {self.rule}" if self.problems else self.found)
         lines = [f"{self.mark:<5} {self.title}" + (f" ({beside})" if beside else "")]
         for problem in (*self.problems, *self.notes, *self.lines):
             first, *more = problem.splitlines() or [""]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,8 @@ async def test_all_faults_of_a_sloppy_backend_are_found_at_once() -> None:
         "discover answers, and its devices obey the API's rules": "FAIL",
         "discover answers the same again": "FAIL",
         "measure answers": "note",
+        "no device needs more of a counter than its set has": "ok",
+        "two claims are prepared at once, each with its own devices": "ok",
         "a misspelt field of sloppy.example.com/v1/Lenient is refused": "ok",
         "a device that it does not have is refused": "note",
         "unprepare succeeds when nothing was prepared": "FAIL",
@@ -106,6 +110,44 @@ async def unprepare(claim, prepared): pass
 """
 
 
+async def test_devices_that_need_more_of_a_counter_than_there_is_are_told(tmp_path: Path) -> None:
+    (tmp_path / "greedy.py").write_text(
+        "from pydra import *\n"
+        "DRIVER = 'greedy.example.com'\n"
+        "def part(slots): return (CounterConsumption(counter_set='all', counters={'slots': slots}),)\n"
+        "async def discover():\n"
+        "    devices = tuple(Device(name=f'd{n}', consumes_counters=part(n)) for n in ('1', '2', '3'))\n"
+        "    return Inventory(devices=devices, counter_sets=(CounterSet(name='all', counters={'slots': '2'}),))\n"
+        "async def prepare(claim): return [one.prepared() for one in claim.devices]\n"
+        "async def unprepare(claim, prepared): pass\n"
+    )
+    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
+    report = await run_checks(BackendSource(name="greedy", target="greedy"), environ=environ)
+    assert report.problems == (
+        "no device needs more of a counter than its set has: "
+        "device d3 needs 3 of counter slots of set all, which has 2",
+    )
+
+
+def test_pytest_runs_each_rule_as_a_test(tmp_path: Path) -> None:
+    (tmp_path / "forgetful.py").write_text(
+        "from pydra import *\n"
+        "DRIVER = 'forgetful.example.com'\n"
+        "known = set()\n"
+        "async def discover(): return Inventory(devices=(Device(name='a'), Device(name='b')))\n"
+        "async def prepare(claim):\n"
+        "    known.add(claim.uid)\n"
+        "    return [one.prepared() for one in claim.devices]\n"
+        "async def unprepare(claim, prepared):\n"
+        "    known.remove(claim.uid)\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--pydra-backend", "forgetful:"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    failed = {line.split(" ")[1].rpartition(":")[2] for line in found.stdout.splitlines() if line.startswith("FAILED")}
+    assert failed == {"unprepare-nothing", "unprepare-again", "unprepare-after-crash"}, found.stdout
+    assert "why: the agent undoes what a crash may have begun" in found.stdout
+
+
 async def test_a_device_that_needs_configuration_is_prepared_with_what_it_is_given(tmp_path: Path) -> None:
     (tmp_path / "needy.py").write_text(NEEDY)
     source, environ = BackendSource(name="needy", target="needy:"), {**ENVIRON, "PYTHONPATH": str(tmp_path)}
@@ -114,7 +156,10 @@ async def test_a_device_that_needs_configuration_is_prepared_with_what_it_is_giv
     assert outcomes(without)["prepare answers, and its edits obey CDI's rules"] == "skip"
     assert "card-0 needs a Needed" in without.text
     given = {"apiVersion": "needy.example.com/v1", "kind": "Needed", "clock": 1}
-    assert set(outcomes(await run_checks(source, environ=environ, parameters=[given])).values()) == {"ok"}
+    found = outcomes(await run_checks(source, environ=environ, parameters=[given]))
+    assert {title for title, mark in found.items() if mark != "ok"} == {
+        "two claims are prepared at once, each with its own devices"  # there is one device
+    }
     wrong = await run_checks(source, environ=environ, parameters=[{**given, "clock": "fast"}])
     assert not wrong.ok
     assert "clock" in wrong.text
@@ -249,14 +294,14 @@ def test_an_object_that_no_other_process_could_import_is_refused() -> None:
 
 def test_the_text_shows_each_check_and_its_problems() -> None:
     checks = (
-        Check(title="one"),
-        Check(title="two", problems=("first\nsecond", "third")),
-        Check(title="three", skipped="no device"),
-        Check(title="four", notes=("advice",)),
+        Check(rule="one-rule", title="one"),
+        Check(rule="two-rule", title="two", problems=("first\nsecond", "third")),
+        Check(rule="three-rule", title="three", skipped="no device"),
+        Check(rule="four-rule", title="four", notes=("advice",)),
     )
     assert Report(backend="x", checks=checks).text.splitlines() == [
         "ok    one",
-        "FAIL  two",
+        "FAIL  two (rule two-rule)",
         "      - first",
         "        second",
         "      - third",

@@ -1,0 +1,104 @@
+"""The rules that the conformance checks hold a backend to. docs/conformance.md is generated from them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Rule(Enum):
+    """A rule: its value is the id, `sentence` what holds, `reason` why the agent or its users need it."""
+
+    sentence: str
+    reason: str
+
+    def __new__(cls, value: str, sentence: str, reason: str) -> Rule:
+        """Make a member of the id `value`."""
+        self = object.__new__(cls)
+        self._value_ = value
+        self.sentence, self.reason = sentence, reason
+        return self
+
+    CONNECT = "connect", "it is loaded and connects", "the agent replaces a process that is not ready in time"
+    CALLED = (
+        "called",
+        "the backend is called",
+        "not where an agent has prepared claims: `restore` would end what no claim of the run explains",
+    )
+    DRIVER = "driver", "it names its driver", "without `DRIVER` every admin must give a name"
+    SETTINGS = "settings", "its settings are valid", "the agent refuses invalid ones before anything else"
+    REASONS = (
+        "reasons",
+        "its errors have reasons that Events and metrics can take",
+        "a reason is CamelCase; otherwise pydra's own is used",
+    )
+    DISCOVER = (
+        "discover",
+        "discover answers, and its devices obey the API's rules",
+        "the API server refuses a ResourceSlice as a whole",
+    )
+    STABLE = (
+        "discover-stable",
+        "discover answers the same again",
+        "each difference is a write to the API server, by every node",
+    )
+    COUNTERS = (
+        "counters",
+        "no device needs more of a counter than its set has",
+        "such a device is never allocated, and no message says so",
+    )
+    MEASURE = "measure", "measure answers", "a failed measurement removes the samples from `/metrics`"
+    CONFIG = (
+        "config",
+        "a misspelt field of {} is refused",
+        "a field that is ignored is a setting that silently has no effect",
+    )
+    UNKNOWN = (
+        "unknown-device",
+        "a device that it does not have is refused",
+        "a device may have gone since the scheduler chose it",
+    )
+    UNPREPARE_NOTHING = (
+        "unprepare-nothing",
+        "unprepare succeeds when nothing was prepared",
+        "the agent undoes what a crash may have begun",
+    )
+    PREPARE = (
+        "prepare",
+        "prepare answers, and its edits obey CDI's rules",
+        "the runtime refuses a container with an invalid CDI spec",
+    )
+    PREPARE_AGAIN = (
+        "prepare-again",
+        "prepare again answers the same",
+        "the kubelet repeats calls, and containers of one pod start at different times",
+    )
+    PREPARE_AFTER_CRASH = (
+        "prepare-after-crash",
+        "prepare answers the same after a crash",
+        "the next process must find what the last one did",
+    )
+    UNPREPARE = "unprepare", "unprepare succeeds", "the pod stays until it does"
+    UNPREPARE_AGAIN = "unprepare-again", "unprepare again succeeds", "the kubelet repeats calls"
+    UNPREPARE_AFTER_CRASH = (
+        "unprepare-after-crash",
+        "unprepare succeeds after a crash in prepare, with nothing remembered",
+        "the agent undoes a prepare that did not end, and then another claim gets the device",
+    )
+    CONCURRENT = (
+        "concurrent",
+        "two claims are prepared at once, each with its own devices",
+        "the agent calls `prepare` for several claims at a time",
+    )
+    CANCEL = "cancel", "a prepare that was cancelled can be undone", "calls are cancelled at their deadline"
+    PLAN = (
+        "plan",
+        "plan answers the same again, and touches nothing",
+        "the plan is written down before anything is done",
+    )
+    PLAN_CRASH = (
+        "plan-crash",
+        "a claim that was planned before a crash can be unprepared",
+        "nothing of the plan may have been done",
+    )
+    RESTORE = "restore", "restore accepts what the node holds", "the agent calls nothing else until it has succeeded"
+    HINTS = "hints", "its hints do not fail", "without them, changes are noticed every `rescanPeriod` only"
