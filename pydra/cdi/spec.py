@@ -453,6 +453,9 @@ class _IntelRdt(_Json, frozen=True, kw_only=True):
     mem_bw_schema: str = ""
     schemata: tuple[str, ...] = ()
     enable_monitoring: bool = False
+    # Of versions before 1.1.0: other drivers may write them, pydra does not.
+    enable_cmt: bool = msgspec.field(default=False, name="enableCMT")
+    enable_mbm: bool = msgspec.field(default=False, name="enableMBM")
 
 
 class _Edits(_Json, frozen=True, kw_only=True):

@@ -203,6 +203,12 @@ def test_what_a_runtime_refuses_is_told_with_its_place(changes: dict[str, Any], 
     assert problem in found
 
 
+def test_what_other_drivers_write_for_older_runtimes_is_taken() -> None:
+    edits = {"intelRdt": {"closID": "c", "enableCMT": True}, "env": ["A=b"]}
+    spec = {"cdiVersion": "0.7.0", "kind": "example.com/gpu", "devices": [{"name": "a", "containerEdits": edits}]}
+    assert find_spec_problems(spec) == ()
+
+
 def test_files_are_checked_whatever_is_in_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = tmp_path / "good.yaml"
     good.write_text("{cdiVersion: 1.0.0, kind: a.com/b, devices: [{name: a, containerEdits: {env: [A=b]}}]}")
