@@ -6,6 +6,7 @@ import os
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -164,12 +165,22 @@ def describe_slices(slices: Iterable[Mapping[str, Any]]) -> Paragraph:
     columns = [name for name in columns if name not in common]
     if devices:
         rows = [[name, *(values.get(column, "-") for column in columns)] for name, values in devices.items()]
-        details += align([["DEVICE", *columns], *rows[:TABLE_ROWS]])
+        shown = [["DEVICE", *columns], *rows[:TABLE_ROWS]]
+        fitting = _count_fitting(shown)
+        details += align([row[:fitting] for row in shown])
+        if fitting <= len(columns):
+            details += textwrap.wrap(f"and of each {', '.join(columns[fitting - 1 :])}", TABLE_WIDTH)
     if len(devices) > TABLE_ROWS:
         details.append(f"and {len(devices) - TABLE_ROWS} more")
     return Paragraph(
         headline=f"published: {len(devices)} devices in {len(found)} ResourceSlices", details=tuple(details)
     )
+
+
+def _count_fitting(rows: Sequence[Sequence[str]]) -> int:
+    """How many of the columns, the first at least, fit into the width of a table."""
+    ends = accumulate(max(map(len, column)) + 2 for column in zip(*rows, strict=True))
+    return max(1, sum(1 for end in ends if end <= TABLE_WIDTH))
 
 
 def align(rows: Sequence[Sequence[str]]) -> tuple[str, ...]:

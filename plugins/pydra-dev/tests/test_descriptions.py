@@ -114,6 +114,16 @@ def test_published_devices_are_a_table_of_what_differs_between_them() -> None:
     )
 
 
+def test_columns_that_do_not_fit_are_named_below_the_table() -> None:
+    def device(name: str) -> dict[str, Any]:
+        return {"name": name, "attributes": {f"attribute-{one:02}": {"string": f"{name} {one}"} for one in range(12)}}
+
+    details = describe_slices([{"spec": {"devices": [device("a"), device("b")]}}]).details
+    assert max(map(len, details)) <= 110
+    assert details[-1] == "and of each attribute-07, attribute-08, attribute-09, attribute-10, attribute-11"
+    assert details[0].split() == ["DEVICE", *(f"attribute-{one:02}" for one in range(7))]
+
+
 def test_many_published_devices_are_counted() -> None:
     devices = [{"name": f"d{number}", "attributes": {"index": {"int": number}}} for number in range(40)]
     paragraph = describe_slices([{"spec": {"devices": devices}}])
