@@ -23,8 +23,10 @@ from pydra_amd.host.filesystem import Tree
 from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.inventory.samples import build_samples
+from pydra_amd.models import PARTITIONS
 from pydra_amd.offering import list_offered
 from pydra_amd.settings import Settings
+from pydra_amd.slicing.compute_mode import ModeRefused
 from pydra_amd.slicing.execution import StepExecutor
 from pydra_amd.slicing.plan import plan_claim
 from pydra_amd.steps import Entry, Hold
@@ -85,8 +87,8 @@ class AmdBackend:
             await self._executor.carry_out(entry)
             try:
                 return await asyncio.to_thread(self._describe, claim, entry)
-            except PydraError:
-                await self._executor.undo(entry)
+            except PydraError as error:
+                await self._executor.take_back(entry, error)
                 raise
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
@@ -157,12 +159,23 @@ class AmdBackend:
 
 
 def _find_partition(hold: Hold, reading: Reading) -> Partition:
-    """What exists of the hold. Raises UnknownDevice, also for admin access to a partition that nobody made."""
+    """What exists of the hold.
+
+    Raises:
+        UnknownDevice: it does not exist, also for admin access to a partition that nobody made.
+        ModeRefused: KFD has all of the GPU, in partitions of another mode.
+    """
     gpu = reading.find(hold.gpu)
     if gpu is None:
         raise UnknownDevice(f"device {hold.device} is gone: the driver has no GPU {hold.gpu} any more")
     if gpu.mode != hold.mode:
         raise UnknownDevice(f"device {hold.device} does not exist: GPU {hold.gpu} is in the mode {gpu.mode}")
+    count = PARTITIONS.get(gpu.xccs, {}).get(gpu.mode.compute) if gpu.mode else None
+    if count not in (None, len(gpu.partitions)):
+        raise ModeRefused(
+            f"GPU {hold.gpu} is in the mode {gpu.mode}, which has {count} partitions, and KFD shows "
+            f"{len(gpu.partitions)}; it is tried again, and the kernel's log says why if that goes on"
+        )
     for one in gpu.partitions:
         if one.index == hold.index:
             return one

@@ -44,6 +44,11 @@ class KfdNode(msgspec.Struct, frozen=True, kw_only=True):
     memory: int
 
 
+def read_processes(tree: Tree) -> tuple[int, ...]:
+    """The host's pids of the processes that have the driver open, sorted."""
+    return tuple(sorted(int(name) for name in tree.names(tree.sys(PROCESSES)) if name.isdecimal()))
+
+
 def read_nodes(tree: Tree) -> tuple[KfdNode, ...]:
     """The nodes of GPUs, in the order of their numbers; processors have nodes too, and are left out."""
     numbers = sorted(int(name) for name in tree.names(tree.sys(NODES)) if name.isdecimal())

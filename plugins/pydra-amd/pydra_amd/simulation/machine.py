@@ -14,6 +14,7 @@ from pydra_amd.host.amdgpu import COMPUTE
 from pydra_amd.host.filesystem import Roots, Tree
 from pydra_amd.host.kfd import PROCESSES
 from pydra_amd.settings import Settings
+from pydra_amd.simulation.faults import FALL, KEEP, STALE, take_fault
 from pydra_amd.simulation.machine_types import MACHINE_TYPES, MachineType
 from pydra_amd.simulation.tree import build_tree, read_modes, write_file, write_topology
 
@@ -62,12 +63,22 @@ class Driver:
 
     def _set_compute_mode(self, path: str, gpu: int, mode: str) -> None:
         modes = read_modes(self._root)
-        if self._is_used():
+        fault = take_fault(self._root, self._machine.addresses[gpu])
+        refusal = getattr(errno, fault, 0)
+        if fault == FALL:
+            with open(os.path.join(os.path.dirname(path), "config"), "wb") as file:
+                file.write(b"\xff" * 64)
+            refusal = errno.ENODEV
+        elif self._is_used():
+            refusal = errno.EBUSY
+        elif mode not in self._machine.compute_modes:
+            refusal = errno.EINVAL
+        if refusal or fault == KEEP:
             write_file(path, modes[gpu].upper())
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-        if mode not in self._machine.compute_modes:
-            write_file(path, modes[gpu].upper())
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        if refusal:
+            raise OSError(refusal, os.strerror(refusal))
+        if fault in (KEEP, STALE):
+            return
         write_topology(self._root, self._machine, [*modes[:gpu], mode, *modes[gpu + 1 :]])
         write_file(path, mode.upper())
 

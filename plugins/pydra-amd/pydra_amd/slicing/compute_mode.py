@@ -1,7 +1,8 @@
 """Gives a GPU another compute mode, through the kernel's file for it. Blocks: the driver may take seconds.
 
 Source: the kernel's drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c: the write returns when KFD has the new nodes, with EBUSY
-while a process uses the GPU, EINVAL for a mode that does not go with the memory mode.
+while a process uses the GPU, EINVAL for a mode that does not go with the memory mode. Some kernels answer EBUSY while
+any process has /dev/kfd open (kgd2kfd_check_and_lock_kfd in drivers/gpu/drm/amd/amdkfd/kfd_device.c).
 """
 
 from __future__ import annotations
@@ -9,8 +10,12 @@ from __future__ import annotations
 import errno
 
 from pydra import ClaimError
-from pydra_amd.host.amdgpu import BOUND, COMPUTE, has_fallen, read_mode
+from pydra_amd.host.amdgpu import BOUND, COMPUTE, KFD_NODE, has_fallen, read_mode
 from pydra_amd.host.filesystem import Tree
+from pydra_amd.host.kfd import PROCESSES, read_processes
+
+_NAMED = 10
+"""So many processes are named in an error."""
 
 
 class GpuBusy(ClaimError):
@@ -52,12 +57,22 @@ def set_compute_mode(tree: Tree, address: str, compute: str) -> None:
     except OSError as error:
         if error.errno == errno.EBUSY:
             raise GpuBusy(
-                f"GPU {address} is in use, so its mode cannot change from {found.compute} to {compute}; end what uses "
-                "it, monitoring agents too; it is tried again"
+                f"GPU {address} is in use, so its mode cannot change from {found.compute} to {compute}; "
+                f"{_name_users(tree)}; end what uses it, monitoring agents too; it is tried again"
             ) from error
         raise ModeRefused(f"writing {compute.upper()} to {path} failed: {_explain(error)}") from error
     if (after := read_mode(tree, address)) is None or after.compute != compute:
         raise ModeRefused(f"GPU {address} is in the mode {after} after {compute} was set; the kernel's log says why")
+
+
+def _name_users(tree: Tree) -> str:
+    """By the host's pids: in the agent's container they may mean other processes, so that names are not looked up."""
+    pids = read_processes(tree)
+    if not pids:
+        return f"no process is in {tree.sys(PROCESSES)}: one that has just ended, or something in the kernel, uses it"
+    more = f" and {len(pids) - _NAMED} more" if len(pids) > _NAMED else ""
+    named = ", ".join(map(str, pids[:_NAMED]))
+    return f"on this host these processes have {KFD_NODE} open: {named}{more} (`ps -p` tells what they are)"
 
 
 def _explain(error: OSError) -> str:
@@ -66,4 +81,4 @@ def _explain(error: OSError) -> str:
         return f"{text}; PYDRA_AMD_SYS_ROOT must be a place where the agent has the host's /sys writable"
     if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
         return f"{text}; the driver does not allow this mode now: a virtual machine's guest has none of its own"
-    return text
+    return f"{text}; the kernel's log says why, and a GPU that goes on failing needs a reset, or the node a reboot"

@@ -1,22 +1,33 @@
 """Carries out a claim's steps and undoes them. A shell: what the steps are is decided in `slicing.plan`.
 
-A process that is killed anywhere leaves a plan that says at most too much, and undoing what was not done is fine.
+A process that is killed anywhere leaves a plan that says at most too much, and undoing what was not done is fine. A
+step that cannot be undone stays the claim's, whose record the agent keeps until `unprepare` succeeds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from pydra import set_status
+from pydra import ClaimError, PydraError, set_status, time_left
 from pydra_amd.held_claims import HeldEntries
 from pydra_amd.host.filesystem import Tree
-from pydra_amd.slicing.compute_mode import GpuGone, set_compute_mode
+from pydra_amd.slicing.compute_mode import GpuBusy, GpuGone, set_compute_mode
 from pydra_amd.steps import Entry, Step
 
 _log = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.5
+"""Between two tries to change the mode of a GPU that is in use."""
+
+
+class UndoFailed(ClaimError):
+    """A mode that changed for the claim is not set back yet; it is tried again with the next call."""
+
+    reason = "UndoFailed"
 
 
 class StepExecutor:
@@ -28,34 +39,63 @@ class StepExecutor:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def carry_out(self, entry: Entry) -> None:
-        """Do the steps. Raises what a step raised, with the others undone."""
+        """Do the steps. Raises what a step raised, with the others undone, or UndoFailed."""
         self._held.write(entry)
-        async with self._turn(entry.steps):
-            for step in entry.steps:
-                try:
+        try:
+            async with self._turn(entry.steps):
+                for step in entry.steps:
                     set_status(f"setting the mode of GPU {step.gpu} to {step.target}")
-                    await asyncio.to_thread(set_compute_mode, self._tree, step.gpu, step.target)
-                except Exception:
-                    await self._undo(entry)
-                    raise
+                    await self._set_mode(step.gpu, step.target)
+        except Exception as error:
+            await self.take_back(entry, error)
+            raise
+
+    async def take_back(self, entry: Entry, error: Exception) -> None:
+        """Undo what was done for a claim that cannot be prepared for `error`. Raises UndoFailed, which tells both."""
+        try:
+            await self.undo(entry)
+        except PydraError as failed:
+            raise UndoFailed(f"{error}; and undoing what was done for the claim failed: {failed}") from error
 
     async def undo(self, entry: Entry) -> None:
-        """Undo the steps whose GPU no other claim holds, last first, then forget the claim."""
-        async with self._turn(entry.steps):
-            await self._undo(entry)
-        self._held.remove(entry.uid)
+        """Undo the steps whose GPU no other claim holds, last first, all although one fails; then forget the claim.
 
-    async def _undo(self, entry: Entry) -> None:
-        staying = {hold.gpu for other in self._held.others(entry.uid) for hold in other.holds if not hold.admin}
-        for step in reversed(entry.steps):
-            if step.gpu not in staying:
+        Raises UndoFailed; the claim then holds its devices as before.
+        """
+        problems: list[PydraError] = []
+        async with self._turn(entry.steps):
+            staying = {hold.gpu for other in self._held.others(entry.uid) for hold in other.holds if not hold.admin}
+            for step in reversed(entry.steps):
+                if step.gpu in staying:
+                    continue
                 set_status(f"setting the mode of GPU {step.gpu} back to {step.before}")
                 try:
-                    await asyncio.to_thread(set_compute_mode, self._tree, step.gpu, step.before)
-                except (
-                    GpuGone
-                ) as error:  # it comes back as the driver makes it, and the claim's pod must be able to end
+                    await self._set_mode(step.gpu, step.before)
+                except GpuGone as error:
+                    # It comes back as the driver makes it, and the claim's pod must be able to end.
                     _log.warning("the mode of a GPU is not set back for claim %s: %s", entry.name, error)
+                except PydraError as error:
+                    problems.append(error)
+        if problems:
+            raise UndoFailed("; ".join(map(str, problems)))
+        self._held.remove(entry.uid)
+
+    async def _set_mode(self, address: str, compute: str) -> None:
+        """Wait for a GPU that is in use, but no more than half of the call's time: the rest is for undoing and others.
+
+        KFD frees a GPU some time after its last process has ended.
+        """
+        patience = time_left() / 2
+        clock = asyncio.get_running_loop().time
+        end = clock() + (patience if math.isfinite(patience) else 0)
+        while True:
+            try:
+                return await asyncio.to_thread(set_compute_mode, self._tree, address, compute)
+            except GpuBusy as error:
+                if (left := end - clock()) <= 0:
+                    raise
+                set_status(str(error))
+            await asyncio.sleep(min(_LOOK_SECONDS, left))
 
     @asynccontextmanager
     async def _turn(self, steps: Iterable[Step]) -> AsyncIterator[None]:

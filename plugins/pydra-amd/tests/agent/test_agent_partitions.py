@@ -11,6 +11,10 @@ async def test_the_scheduler_chooses_each_gpus_mode_until_its_claims_have_ended_
     tmp_path: Path,
 ) -> None:
     async with run_scene(tmp_path) as node, node.agent(environ={"PYDRA_AMD_POLL_PERIOD": "0.2"}):
+        node.fault("0000:05:00.0", *["EBUSY"] * 2)
+        await node.run("waits", "cpx", count=8)
+        assert node.errors() == [], "it is waited for in the call"
+        await node.end("waits")
         assert await node.run("whole", "spx") == ["renderD128"]
         assert await node.run("eighth", "cpx") == ["renderD136"]
         assert await node.run("quarters", "qpx", count=3) == ["renderD144", "renderD145", "renderD146"]

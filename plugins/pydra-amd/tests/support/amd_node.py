@@ -12,7 +12,7 @@ import anyio
 from pydra.kube.resources import DEVICE_CLASSES, PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_SLICES, JsonObject
 from pydra_amd import DEVICE_CLASSES as CLASSES
 from pydra_amd import DRIVER
-from pydra_dev.kubelet.steps import ContainerCreated, PodEnded, PodRunning, Step
+from pydra_dev.kubelet.steps import Called, ContainerCreated, PodEnded, PodRunning, Step
 from pydra_dev.node import EmbeddedNode, run_node
 from tests.integration.agent.process import DEADLINE, Agent, run_agent
 
@@ -49,6 +49,16 @@ class Scene:
                 raise
             if agent.process.returncode is None:
                 assert await agent.stop() == 0
+
+    def fault(self, address: str, *faults: str) -> None:
+        """What goes wrong with the next changes of the GPU's mode."""
+        file = self._state / "faults" / address
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("\n".join(faults))
+
+    def errors(self) -> list[str]:
+        """What the kubelet was told of claims."""
+        return [one.error for one in self.steps if isinstance(one, Called) and one.error]
 
     def leftovers(self) -> list[str]:
         """What claims left on the node: modes, CDI files, records."""

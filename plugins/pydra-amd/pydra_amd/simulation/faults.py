@@ -1,0 +1,29 @@
+"""What goes wrong when a simulated machine's modes are changed, from files beside its tree.
+
+faults/0000:05:00.0     one line for each change that is tried, taken one by one
+
+EIO, EPERM, ...         the driver refuses with this error
+keep                    it accepts the change, and does nothing
+stale                   KFD goes on showing the partitions of before
+fall                    the GPU falls off the bus
+-                       nothing
+"""
+
+from __future__ import annotations
+
+import os
+
+NONE, KEEP, STALE, FALL = "-", "keep", "stale", "fall"
+
+
+def take_fault(root: str, address: str) -> str:
+    """What is to go wrong with this change of the GPU; `root` is that of the machine's tree."""
+    path = os.path.join(os.path.dirname(root), "faults", address)
+    try:
+        with open(path, encoding="utf-8") as file:
+            fault, *others = file.read().split() or [NONE]
+    except FileNotFoundError:
+        return NONE
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("\n".join(others))
+    return fault

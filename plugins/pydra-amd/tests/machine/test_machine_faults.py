@@ -1,0 +1,138 @@
+"""What goes wrong while modes change: an error of that claim which says what to do, and everything is undone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+import pydra_amd
+from amd_values import claim_of
+from pydra import Claim, ClaimError
+from pydra_amd import Settings
+from pydra_amd.settings import Partitioning
+
+if TYPE_CHECKING:
+    from pydra_amd.backend import AmdBackend
+
+ADDRESSES = ("0000:05:00.0", "0000:27:00.0")
+DEVICES = ("gpu-1-128-cpx-nps1-0", "gpu-9-136-cpx-nps1-0")
+GPUS = Path("tree/sys/bus/pci/drivers/amdgpu")
+
+
+class Node:
+    """A simulated machine with the backend, and a claim for a part of each of two GPUs."""
+
+    def __init__(self, root: Path, backend: AmdBackend) -> None:
+        self._root = root
+        self.backend = backend
+
+    async def plan(self) -> Claim:
+        claim = claim_of(*DEVICES)
+        return replace(claim, plan=await self.backend.plan(claim, []))
+
+    def fault(self, address: str, *faults: str) -> None:
+        """What goes wrong with the next changes of the GPU's mode."""
+        file = self._root / "faults" / address
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("\n".join(faults))
+
+    def use(self) -> int:
+        """Have this process use the driver."""
+        pid = os.getpid()
+        (self._root / "tree/sys/class/kfd/kfd/proc" / str(pid)).mkdir(parents=True)
+        return pid
+
+    def modes(self) -> list[str]:
+        files = (self._root / GPUS / address / "current_compute_partition" for address in ADDRESSES)
+        return [file.read_text().strip() for file in files]
+
+
+@asynccontextmanager
+async def machine(root: Path) -> AsyncIterator[Node]:
+    settings = Settings(scenario="mi300x-8", state=str(root), partitioning=Partitioning.COMPUTE, amdsmi=False)
+    async with pydra_amd.connect(settings) as backend:
+        yield Node(root, backend)
+
+
+FAULTS = {
+    "EBUSY": "GPU 0000:27:00.0 is in use, so its mode cannot change from spx to cpx; no process is in .*; end what",
+    "EPERM": "writing CPX to .* failed: Operation not permitted; PYDRA_AMD_SYS_ROOT must be",
+    "EROFS": "writing CPX to .* failed: Read-only file system; PYDRA_AMD_SYS_ROOT must be",
+    "EINVAL": "writing CPX to .* failed: Invalid argument; the driver does not allow this mode now",
+    "EIO": "writing CPX to .* failed: Input/output error; the kernel's log says why, and .* needs a reset",
+    "keep": "GPU 0000:27:00.0 is in the mode spx_nps1 after cpx was set; the kernel's log says why",
+}
+
+
+async def test_a_change_that_fails_says_what_to_do_and_takes_back_those_before_it(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        for fault, told in FAULTS.items():
+            claim = await node.plan()
+            node.fault(ADDRESSES[1], fault)
+            with pytest.raises(ClaimError, match=told):
+                await node.backend.prepare(claim)
+            assert node.modes() == ["SPX", "SPX"]
+            await node.backend.unprepare(claim, [])
+        assert len(await node.backend.prepare(await node.plan())) == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("stale", "is in the mode cpx_nps1, which has 8 partitions, and KFD shows 1"),
+        ("fall", "No such device; the kernel's log says why"),
+    ],
+)
+async def test_a_gpu_that_shows_the_old_or_nothing_after_the_change_is_the_claims_error(
+    fault: str, told: str, tmp_path: Path
+) -> None:
+    async with machine(tmp_path) as node:
+        claim = await node.plan()
+        node.fault(ADDRESSES[1], fault)
+        with pytest.raises(ClaimError, match=told):
+            await node.backend.prepare(claim)
+        assert node.modes() == ["SPX", "SPX"]
+        await node.backend.unprepare(claim, [])
+
+
+async def test_a_gpu_in_use_is_refused_with_the_processes_that_use_the_driver(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        claim = await node.plan()
+        pid = node.use()
+        with pytest.raises(ClaimError, match=rf"these processes have /dev/kfd open: {pid} \(`ps -p`") as caught:
+            await node.backend.prepare(claim)
+        assert caught.value.reason == "GpuBusy"
+
+
+async def test_a_mode_that_cannot_be_set_back_is_told_and_set_back_by_the_next_call(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        claim = await node.plan()
+        node.fault(ADDRESSES[0], "-", "EIO", "EIO")
+        node.fault(ADDRESSES[1], "EPERM")
+        told = "not permitted.*; and undoing what was done for the claim failed: writing SPX to .* failed: Input/output"
+        with pytest.raises(ClaimError, match=told) as caught:
+            await node.backend.prepare(claim)
+        assert caught.value.reason == "UndoFailed"
+        assert node.modes() == ["CPX", "SPX"]
+        with pytest.raises(ClaimError, match="writing SPX"):
+            await node.backend.unprepare(claim, [])
+        await node.backend.unprepare(claim, [])
+        assert node.modes() == ["SPX", "SPX"]
+
+
+async def test_one_gpu_that_keeps_its_mode_does_not_keep_the_others_from_changing_back(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        claim = await node.plan()
+        prepared = await node.backend.prepare(claim)
+        node.fault(ADDRESSES[1], "EBUSY")
+        with pytest.raises(ClaimError, match="cannot change from cpx to spx"):
+            await node.backend.unprepare(claim, prepared)
+        assert node.modes() == ["SPX", "CPX"]
+        await node.backend.unprepare(claim, prepared)
+        assert node.modes() == ["SPX", "SPX"]
