@@ -97,7 +97,7 @@ class Amdsmi:
         major = package.partition(".")[0]
         if major.isdecimal() and told["major"] not in _NATIVE_MAJORS.get(int(major), (int(major),)):
             raise AmdsmiMissing(f"amdsmi {package} does not go with {NATIVE} {native} of this node; {_ADVICE}")
-        return f"amdsmi {package} with {NATIVE} {native}"
+        return f"amdsmi {package} over {NATIVE} {native}"
 
 
 def _load(importer: Callable[[], Any]) -> Any:

@@ -32,6 +32,7 @@ class AmdsmiSession:
         self._paused = 0
         self._missing = False
         self._said = ""
+        self._version = ""
         self._library: Amdsmi | None = None
         self._handles: Mapping[str, Any] = {}
         self._watcher: EventWatcher | None = None
@@ -80,7 +81,9 @@ class AmdsmiSession:
         self._library = library = Amdsmi(self._importer)
         self._handles = _find_handles(library)
         self._watcher = EventWatcher(library, self._handles, self._tell)
-        _log.info("reading link states and events with %s", library.version)
+        if library.version != self._version:  # not again after each change of a mode
+            self._version = library.version
+            _log.info("reading link states and events with %s", library.version)
         return library
 
     def _close(self) -> None:
