@@ -20,6 +20,8 @@ from pydra_tpu.health import find_unclaimed_users
 from pydra_tpu.host.tree import Tree
 from pydra_tpu.inventory import build_inventory, list_offered
 from pydra_tpu.reading import read_chip_users, read_host
+from pydra_tpu.runtime_metrics.link_metrics import LinkMetrics
+from pydra_tpu.runtime_metrics.links import add_links, build_link_samples
 from pydra_tpu.runtime_metrics.ports import ask_runtimes
 from pydra_tpu.runtime_metrics.samples import build_samples
 from pydra_tpu.settings import Settings
@@ -35,10 +37,11 @@ class TpuBackend:
     That a device node is still there is checked by the agent, for each claim.
     """
 
-    def __init__(self, settings: Settings, tree: Tree, metadata: MetadataServer) -> None:
+    def __init__(self, settings: Settings, tree: Tree, metadata: MetadataServer, links: LinkMetrics) -> None:
         self._settings = settings
         self._tree = tree
         self._metadata = metadata
+        self._links = links
         self._seen: Host | None = None
         self._held: dict[str, frozenset[str]] = {}
 
@@ -74,17 +77,17 @@ class TpuBackend:
         self._held.pop(claim.uid, None)
 
     async def measure(self) -> list[Sample]:
-        """Memory and use of chips, while a workload's runtime serves them; nothing else is started for it."""
+        """Memory and use of chips, while a workload's runtime serves them; links and throttling as last told."""
         answers = await ask_runtimes(self._settings.runtime_metrics_ports, RUNTIME_DEADLINE)
         host = self._seen
-        if not answers or host is None:
+        if host is None:
             return []
         offered = list_offered(host, self._settings.offer)
         held = [
             sorted({chip for name in names if name in offered for chip in offered[name].chips})
             for names in self._held.values()
         ]
-        return build_samples(answers, host, held)
+        return [*build_samples(answers, host, held), *build_link_samples(host.chips, self._links.reading)]
 
     async def _read(self) -> Host:
         before = self._seen or Host()
@@ -95,7 +98,8 @@ class TpuBackend:
         held = held.union(*self._held.values())
         offered = list_offered(host, self._settings.offer)
         claimed = {chip for name in held if name in offered for chip in offered[name].chips}
-        return replace(host, chips=find_unclaimed_users(host.chips, users, claimed, before))
+        chips = add_links(host.chips, self._links.reading)
+        return replace(host, chips=find_unclaimed_users(chips, users, claimed, before))
 
 
 def _name_devices(claim: Claim) -> frozenset[str]:

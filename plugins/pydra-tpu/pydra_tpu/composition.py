@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from pydra import PydraError
 from pydra_tpu.backend import TpuBackend
 from pydra_tpu.host.tree import Tree
+from pydra_tpu.runtime_metrics.link_metrics import LinkMetrics, find_library
 from pydra_tpu.settings import Settings
 from pydra_tpu.sources.metadata_server import MetadataServer
+
+LOOKS_PER_LINK_LOOK = 6
+"""A look at the links costs half a second of a core: there is one for so many at chips and nodes."""
 
 
 class SimulationMissing(PydraError):
@@ -34,17 +38,24 @@ def needs_simulation() -> Iterator[None]:
 @asynccontextmanager
 async def open_backend(settings: Settings) -> AsyncIterator[TpuBackend]:
     """The backend. Raises SimulationMissing, ScenarioError."""
-    if settings.scenario:
-        # Imported only here: a node with hardware has no use for one without.
-        with needs_simulation():
-            from pydra_tpu.simulation.machine import open_machine  # noqa: PLC0415
+    async with AsyncExitStack() as stack:
+        library = find_library()
+        if settings.scenario:
+            # Imported only here: a node with hardware has no use for one without.
+            with needs_simulation():
+                from pydra_tpu.simulation.scenario import open_scenario  # noqa: PLC0415
 
-        settings = open_machine(settings)
-    tree = Tree(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root, dev=settings.dev_root)
-    metadata = MetadataServer(settings.metadata_server)
-    async with asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(metadata.run(), name="metadata server")
-        try:
-            yield TpuBackend(settings, tree, metadata)
-        finally:
-            asking.cancel()
+            settings, library = await stack.enter_async_context(open_scenario(settings))
+        tree = Tree(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root, dev=settings.dev_root)
+        metadata = MetadataServer(settings.metadata_server)
+        links = LinkMetrics(library, settings.link_metrics_port, settings.poll_period * LOOKS_PER_LINK_LOOK)
+        async with asyncio.TaskGroup() as tasks:
+            asking = (
+                tasks.create_task(metadata.run(), name="metadata server"),
+                tasks.create_task(links.run(), name="link metrics"),
+            )
+            try:
+                yield TpuBackend(settings, tree, metadata, links)
+            finally:
+                for task in asking:
+                    task.cancel()

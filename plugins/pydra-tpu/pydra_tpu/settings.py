@@ -38,7 +38,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings."""
 
     scenario: str = ""
-    """A simulated machine in the place of the node's hardware: the name of a bundled scenario, such as `v5e-8`."""
+    """A simulated machine in the place of the node's hardware: a bundled scenario, such as `v5e-8`, and faults, as in
+    `v5e-8+node-gone+throttled`."""
     state: AbsolutePath = "/run/pydra-tpu"
     """Where a simulated machine has its files."""
     host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
@@ -78,6 +79,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between two looks for chips and device nodes that have come or gone."""
     runtime_metrics_ports: tuple[Port, ...] = tuple(range(8431, 8439))
     """The loopback ports on which TPU runtimes of workloads may serve their metrics. Empty: none is asked."""
+    link_metrics_port: Port = 8353
+    """The loopback port of Google's agent on the host, which tells libtpu of links between chips and of throttling. It
+    is asked where libtpu is installed beside pydra-tpu."""
 
     def __post_init__(self) -> None:
         if wrong := [name for name in self.worker_hostnames if not HOSTNAME.fullmatch(name)]:

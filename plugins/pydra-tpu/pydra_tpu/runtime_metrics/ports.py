@@ -12,7 +12,7 @@ LOOPBACK = "127.0.0.1"
 
 async def ask_runtimes(ports: Sequence[int], deadline: float) -> tuple[RuntimeAnswer, ...]:
     """What each runtime answers within `deadline` seconds, in the order of `ports`; nothing where none listens."""
-    listening = await asyncio.gather(*(_listens(port, deadline) for port in ports))
+    listening = await asyncio.gather(*(is_listening(LOOPBACK, port, deadline) for port in ports))
     if not any(listening):
         return ()
     # Imported only here: 20 MB that a node without a workload has no use for.
@@ -22,10 +22,11 @@ async def ask_runtimes(ports: Sequence[int], deadline: float) -> tuple[RuntimeAn
     return tuple(await asyncio.gather(*(ask_runtime(LOOPBACK, port, deadline) for port in found)))
 
 
-async def _listens(port: int, deadline: float) -> bool:
+async def is_listening(host: str, port: int, deadline: float) -> bool:
+    """Whether somebody takes connections there."""
     try:
         async with asyncio.timeout(deadline):
-            _, writer = await asyncio.open_connection(LOOPBACK, port)
+            _, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError):
         return False
     writer.close()

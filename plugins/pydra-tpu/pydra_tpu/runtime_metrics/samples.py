@@ -29,7 +29,7 @@ def build_samples(answers: Sequence[RuntimeAnswer], host: Host, held: Sequence[S
 def _build(answer: RuntimeAnswer, chips: Sequence[int], host: Host) -> Iterator[Sample]:
     port = {"port": str(answer.port)}
     text = "Whether the TPU runtime on this port answered in time."
-    yield Sample(name="runtime_answered", value=answer.answered, help=text, labels=port)
+    yield Sample(name="runtime_answered", value=float(answer.answered), help=text, labels=port)
     cores = host.chips[0].generation.runtime_devices if host.chips else 1
     for name, text, values in (
         ("hbm_total_bytes", "Memory that the TPU runtime has of a chip.", _by_chip(answer.memory_total, cores)),

@@ -17,7 +17,8 @@ from pydra_tpu import Settings
 from pydra_tpu.backend import TpuBackend
 from pydra_tpu.geometry import HOST_BOUNDS
 from pydra_tpu.host.tree import Tree
-from pydra_tpu.simulation.machine import open_machine
+from pydra_tpu.runtime_metrics.link_metrics import LinkMetrics
+from pydra_tpu.simulation.scenario import open_scenario
 from pydra_tpu.sources.metadata_server import LIMIT, MetadataServer, NoAnswer, fetch_attributes
 from pydra_tpu.sources.told import ATTRIBUTES
 from tpu_metadata import FakeMetadataServer
@@ -32,14 +33,15 @@ WORKER = "ACCELERATOR_TYPE: 'v5litepod-32'\nTOPOLOGY: '4x8'\nWORKER_ID: '2'\n"
 @asynccontextmanager
 async def backend_that_asks(address: str, state: Path) -> AsyncIterator[TpuBackend]:
     """Over a machine with eight chips, of which only the metadata server tells anything."""
-    told_by_machine = open_machine(Settings(scenario="v5e-8", state=str(state)))
+    async with open_scenario(Settings(scenario="v5e-8", state=str(state))) as (told_by_machine, _):
+        pass
     fields = {name: getattr(told_by_machine, name) for name in ("host_root", "sys_root", "proc_root", "dev_root")}
     settings = Settings(**fields, tpu_env=told_by_machine.tpu_env, poll_period=60)
     tree = Tree(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root, dev=settings.dev_root)
     metadata = MetadataServer(address, first_pause=0.01, deadline=30)
     async with asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(metadata.run())
-        yield TpuBackend(settings, tree, metadata)
+        yield TpuBackend(settings, tree, metadata, LinkMetrics((), 1, period=60))
         asking.cancel()
 
 

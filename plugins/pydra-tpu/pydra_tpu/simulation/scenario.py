@@ -1,0 +1,162 @@
+"""Scenarios: a machine type, and what is wrong with it: `v5e-8`, `v5e-8+node-gone+throttled`.
+
+What is wrong with a chip is so with the machine's last one. Files of the machine are made once, so that a fault in them
+can be repaired; services run as long as the backend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from msgspec.structs import replace
+
+from pydra import PydraError
+from pydra_tpu.settings import Settings
+from pydra_tpu.simulation.machine import build_tree, chip_directory, default_state, node_path
+from pydra_tpu.simulation.machine_types import MACHINE_TYPES, MachineType
+from pydra_tpu.simulation.runtime import SimulatedRuntime, describe_workload, run_runtime
+
+LINKS = 4
+
+
+class ScenarioError(PydraError):
+    """There is no such scenario, or no place for its files."""
+
+    reason = "InvalidScenario"
+
+
+def _remove_node(root: str, machine: MachineType) -> None:
+    os.unlink(root + node_path(machine, machine.chips - 1))
+
+
+def _unbind_driver(root: str, machine: MachineType) -> None:
+    os.unlink(f"{root}/{chip_directory(machine.chips - 1)}/driver")
+    shutil.rmtree(f"{root}/sys/class/accel/accel{machine.chips - 1}", ignore_errors=True)
+
+
+def _remove_function(root: str, machine: MachineType) -> None:
+    shutil.rmtree(f"{root}/{chip_directory(machine.chips - 1)}")
+    os.unlink(f"{root}/sys/bus/pci/devices/{os.path.basename(chip_directory(machine.chips - 1))}")
+
+
+def _hold_chip(root: str, machine: MachineType) -> None:
+    os.makedirs(f"{root}/proc/4711/fd")
+    os.symlink(node_path(machine, machine.chips - 1), f"{root}/proc/4711/fd/5")
+    with open(f"{root}/proc/4711/stat", "w", encoding="utf-8") as file:
+        file.write(f"4711 (train.py) S 1 {'0 ' * 17}7 0 0\n")
+
+
+FILE_FAULTS: Mapping[str, Callable[[str, MachineType], None]] = {
+    "node-gone": _remove_node,
+    "driver-unbound": _unbind_driver,
+    "chip-gone": _remove_function,
+    "chip-held": _hold_chip,
+}
+LINK_FAULTS = ("link-down", "throttled")
+SERVICE_FAULTS = ("workload", "metrics-hang", "metadata-silent")
+"""`workload` is none: a runtime that serves its metrics."""
+
+
+@asynccontextmanager
+async def open_scenario(settings: Settings) -> AsyncIterator[tuple[Settings, Sequence[str]]]:
+    """The settings to read the machine with, and the command that stands for Google's library.
+
+    Raises ScenarioError.
+    """
+    name, *faults = settings.scenario.split("+")
+    machine = MACHINE_TYPES.get(name)
+    known = (*FILE_FAULTS, *LINK_FAULTS, *SERVICE_FAULTS)
+    if machine is None:
+        raise ScenarioError(f"there is no scenario {name}; bundled are: {', '.join(MACHINE_TYPES)}")
+    if unknown := [fault for fault in faults if fault not in known]:
+        raise ScenarioError(
+            f"{settings.scenario}: there is no {unknown[0]}; after a + there can be: {', '.join(known)}"
+        )
+    root = _make_files(settings, machine, faults)
+    settings = replace(
+        settings,
+        host_root="/",
+        sys_root=f"{root}/sys",
+        proc_root=f"{root}/proc",
+        dev_root=f"{root}/dev",
+        tpu_env=f"{root}/etc/tpu/tpu-env",
+        metadata_server="",
+        log_directory=f"{root}/logs",
+        accelerator=settings.accelerator or machine.accelerator,
+        topology=settings.topology or machine.topology,
+    )
+    async with AsyncExitStack() as services:
+        if {"workload", "metrics-hang"}.intersection(faults):
+            generation = machine.generation
+            metrics = describe_workload(machine.chips, generation.runtime_devices, generation.memory)
+            runtime = await services.enter_async_context(run_runtime(SimulatedRuntime(metrics)))
+            runtime.hangs = "metrics-hang" in faults
+            settings = replace(settings, runtime_metrics_ports=(runtime.port,))
+        if "metadata-silent" in faults:
+            port = await services.enter_async_context(_listen())
+            settings = replace(settings, metadata_server=f"127.0.0.1:{port}")
+        command: Sequence[str] = ()
+        if set(LINK_FAULTS).intersection(faults):
+            command = ("cat", f"{root}/library.json")
+            settings = replace(settings, link_metrics_port=await services.enter_async_context(_listen()))
+        yield settings, command
+
+
+def _make_files(settings: Settings, machine: MachineType, faults: Sequence[str]) -> str:
+    """The directory of the machine's files, which are made when they are not there. Raises ScenarioError."""
+    state = f"{default_state()}/{settings.scenario}" if settings.state == Settings().state else settings.state
+    root = os.path.join(os.path.realpath(state), "tree")
+    try:
+        if not os.path.exists(root):
+            build_tree(root, machine, lambda draft: _break(draft, machine, faults))
+    except OSError as error:
+        raise ScenarioError(
+            f"cannot write the simulated machine to {root}: {error.strerror}; set PYDRA_TPU_STATE to a directory of "
+            "your own"
+        ) from error
+    return root
+
+
+def _break(root: str, machine: MachineType, faults: Sequence[str]) -> None:
+    for fault in faults:
+        if fault in FILE_FAULTS:
+            FILE_FAULTS[fault](root, machine)
+    with open(f"{root}/library.json", "w", encoding="utf-8") as file:
+        json.dump(_describe_links(machine, faults), file)
+
+
+def _describe_links(machine: MachineType, faults: Sequence[str]) -> Mapping[str, Sequence[str]]:
+    """What Google's library would say, a tray of four chips after the other."""
+    last = machine.chips - 1
+    broken, throttled = ("link-down" in faults) * 10, ("throttled" in faults) * 3
+    return {
+        "ici_link_health": [
+            f"tray{1 + chip // 4}.chip{chip % 4}.ici{link}.int: {broken if (chip, link) == (last, 0) else 0}"
+            for chip in range(machine.chips)
+            for link in range(LINKS)
+        ],
+        "tpu_throttle_score": [f"{chip}-{throttled if chip == last else 0}" for chip in range(machine.chips)],
+        "tensorcore_util": ["20.00"] * machine.chips * machine.generation.cores,
+    }
+
+
+@asynccontextmanager
+async def _listen() -> AsyncIterator[int]:
+    """The port of a service that takes connections and says nothing."""
+    connections: list[asyncio.StreamWriter] = []
+
+    def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for writer in connections:
+            writer.close()

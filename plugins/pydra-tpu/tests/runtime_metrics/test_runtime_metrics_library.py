@@ -1,0 +1,80 @@
+"""Google's library in a process of its own: what it prints, and what happens when it does not."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pydra_tpu.runtime_metrics.link_metrics import LinkMetrics
+from pydra_tpu.runtime_metrics.links import LinkReading, add_links, build_link_samples
+from tpu_values import host_of
+
+GOOD = ("echo", '{"ici_link_health": ["tray1.chip0.ici0.int: 10"]}')
+TOLD = LinkReading(ici_link_health=("tray1.chip0.ici0.int: 10",))
+
+
+async def look(*commands: tuple[str, ...]) -> LinkReading:
+    """The reading after a look with each of these commands, while the agent's port is open."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        reading = LinkReading()
+        for command in commands:
+            links = LinkMetrics(command, server.getsockname()[1], 1, 0.5 if command[0] == "sleep" else 30)
+            links.reading = reading
+            await links.look()
+            reading = links.reading
+        return reading
+
+
+async def test_the_last_answer_stays_while_the_library_hangs_or_fails() -> None:
+    assert await look(GOOD, ("sleep", "1000"), ("false",), ("echo", "no JSON"), ("/no/such/program",)) == TOLD
+
+
+async def test_nothing_is_asked_and_known_while_the_port_is_closed(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    links = LinkMetrics(("touch", str(tmp_path / "asked")), port, 1)
+    links.reading = TOLD
+    await links.look()
+    assert links.reading == LinkReading()
+    assert not (tmp_path / "asked").exists()
+
+
+def test_the_program_prints_what_the_library_says(tmp_path: Path) -> None:
+    (tmp_path / "libtpu").mkdir()
+    (tmp_path / "libtpu" / "__init__.py").touch()
+    (tmp_path / "libtpu" / "sdk.py").write_text(
+        "class Metric:\n    def data(self): return ['0-3', 1.5]\n"
+        "class tpumonitoring:\n    get_metric = staticmethod(lambda name: Metric())\n"
+    )
+    command = [sys.executable, "-m", "pydra_tpu.runtime_metrics.library"]
+    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert '"tpu_throttle_score":["0-3","1.5"]' in done.stdout
+
+
+def test_links_are_left_out_where_they_may_be_of_other_chips() -> None:
+    chips = host_of("v5litepod", 4).chips
+    reading = LinkReading(ici_link_health=("tray1.chip3.ici0.int: 10",), tpu_throttle_score=("0-3",))
+    assert add_links(chips, reading) == chips
+
+
+NUMBERS = st.integers(0, 12)
+TEXTS = st.one_of(
+    st.text(max_size=8),
+    st.builds("tray{}.chip{}.ici{}.int: {}".format, NUMBERS, NUMBERS, NUMBERS, NUMBERS),
+    st.builds("{}-{}".format, NUMBERS, NUMBERS),
+)
+
+
+@given(texts=st.lists(TEXTS, max_size=12))
+def test_no_text_of_the_library_is_an_error(texts: list[str]) -> None:
+    told = tuple(texts)
+    reading = LinkReading(ici_link_health=told, tpu_throttle_score=told, tensorcore_util=told)
+    chips = add_links(host_of("v4", 4).chips, reading)
+    assert all(0 <= chip.throttle <= 10 for chip in chips)
+    assert all(sample.device for sample in build_link_samples(chips, reading))

@@ -1,0 +1,103 @@
+"""Simulated machines of every type, and their faults, as the backend reports them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import pydra_tpu
+from pydra import HealthStatus, Inventory, PydraError
+from pydra_tpu import Settings
+from pydra_tpu.simulation.machine_types import MACHINE_TYPES
+from tpu_values import claim_of
+
+
+def settings_of(scenario: str, state: Path) -> Settings:
+    return Settings(scenario=scenario, state=str(state), poll_period=0.01)
+
+
+def list_ill(inventory: Inventory) -> Mapping[str, str]:
+    return {one.name: one.health.reason for one in inventory.devices if one.health.status is HealthStatus.UNHEALTHY}
+
+
+@pytest.mark.parametrize("name", MACHINE_TYPES)
+async def test_each_machine_type_is_a_healthy_slice_by_itself(name: str, tmp_path: Path) -> None:
+    machine = MACHINE_TYPES[name]
+    async with pydra_tpu.connect(settings_of(name, tmp_path)) as backend:
+        inventory = await backend.discover()
+        [prepared] = await backend.prepare(claim_of(inventory.devices[0].name))
+    attributes = inventory.devices[0].attributes
+    assert inventory.unreadable == ()
+    assert list_ill(inventory) == {}
+    assert len(inventory.devices) == {1: 1, 4: 7, 8: 15}[machine.chips]
+    assert (attributes["wholeHost"], attributes["chipCount"]) == (True, machine.chips)
+    assert (attributes["topology"], attributes["tpuGen"]) == (machine.topology, machine.generation.name)
+    assert prepared.edits.env["TPU_TOPOLOGY"] == machine.topology
+    assert len([node for node in prepared.edits.device_nodes if node.path != "/dev/vfio/vfio"]) == machine.chips
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("node-gone", "NodeGone"), ("driver-unbound", "NoDriver"), ("chip-held", "InUse")],
+)
+@pytest.mark.parametrize("name", ["v4-8", "v6e-8"])
+async def test_a_fault_in_files_makes_the_last_chip_ill(name: str, fault: str, reason: str, tmp_path: Path) -> None:
+    async with pydra_tpu.connect(settings_of(f"{name}+{fault}", tmp_path)) as backend:
+        ill = list_ill(await backend.discover())
+    assert ill[f"chip-{MACHINE_TYPES[name].chips - 1}"] == reason
+    assert "chip-0" not in ill
+
+
+async def test_a_host_that_lacks_a_chip_from_the_start_offers_none(tmp_path: Path) -> None:
+    async with pydra_tpu.connect(settings_of("v5e-8+chip-gone", tmp_path)) as backend:
+        inventory = await backend.discover()
+    assert inventory.devices == ()
+    assert inventory.unreadable[0] == "this machine has 7 chips, a TPU v5e host has 1 or 4 or 8: none is offered"
+
+
+async def test_broken_links_and_throttling_taint_devices_until_they_are_over(tmp_path: Path) -> None:
+    async with pydra_tpu.connect(settings_of("v5e-8+link-down+throttled", tmp_path)) as backend:
+        while not (ill := list_ill(await backend.discover())):
+            await backend.wait_changed()
+        samples = {(one.name, one.device, *one.labels.values()): one.value for one in await backend.measure()}
+        library = tmp_path / "tree" / "library.json"
+        library.write_text(json.dumps({"ici_link_health": ["tray1.chip3.ici0.int: 0"], "tpu_throttle_score": ["?"]}))
+        await asyncio.wait_for(backend.wait_changed(), 60)
+        assert list_ill(await backend.discover()) == {}
+    assert ill == dict.fromkeys(("2x4-0", "2x2-4", "1x2-6"), "LinkDown") | {"chip-7": "Throttled"}
+    assert samples["ici_link_state", "chip-7", "ici0.int"] == 10
+    assert samples["throttle_ratio", "chip-7"] == 0.3
+    assert samples["tensorcore_use_ratio", "chip-0", "0"] == 0.2
+
+
+async def test_a_metrics_service_that_hangs_is_reported_and_holds_nothing_up(tmp_path: Path) -> None:
+    async with pydra_tpu.connect(settings_of("v5e-8+metrics-hang", tmp_path)) as backend:
+        await backend.discover()
+        measuring = asyncio.create_task(backend.measure())
+        await backend.prepare(claim_of("2x2-0"))
+        assert not measuring.done()
+        samples = await measuring
+    assert {(one.name, one.value) for one in samples} == {("runtime_answered", 0)}
+
+
+async def test_a_silent_metadata_server_holds_nothing_up(tmp_path: Path) -> None:
+    async with pydra_tpu.connect(settings_of("v5e-8+metadata-silent", tmp_path)) as backend:
+        assert len((await backend.discover()).devices) == 15
+        await backend.prepare(claim_of("2x2-0"))
+
+
+@pytest.mark.parametrize(
+    ("scenario", "text"),
+    [
+        ("v9-8", "there is no scenario v9-8; bundled are: .*v5e-8"),
+        ("v5e-8+fire", r"there is no fire; after a \+ there can be: node-gone"),
+    ],
+)
+async def test_what_cannot_be_simulated_is_refused_with_what_can(scenario: str, text: str, tmp_path: Path) -> None:
+    with pytest.raises(PydraError, match=text):
+        async with pydra_tpu.connect(settings_of(scenario, tmp_path)):
+            pass
