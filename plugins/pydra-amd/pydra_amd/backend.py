@@ -76,8 +76,9 @@ class AmdBackend:
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
         """What the claim will hold, and which modes change for it."""
         self._held.refresh(held)
+        others = self._held.others(claim.uid)  # before the reading: what ends meanwhile knows the mode to set back
         offered = list_offered(await self._telemetry.read(), self._settings.partitioning)
-        entry = plan_claim(claim, offered, entries=self._held.others(claim.uid), unread=self._held.unread.values())
+        entry = plan_claim(claim, offered, entries=others, unread=self._held.unread.values())
         return build_plan(entry)
 
     async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:

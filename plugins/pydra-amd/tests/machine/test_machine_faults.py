@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 import pydra_amd
-from amd_values import claim_of
+from amd_values import claim_of, held_claim
 from pydra import Claim, ClaimError
 from pydra_amd import Settings
 from pydra_amd.settings import Partitioning
@@ -123,6 +124,28 @@ async def test_a_mode_that_cannot_be_set_back_is_told_and_set_back_by_the_next_c
         with pytest.raises(ClaimError, match="writing SPX"):
             await node.backend.unprepare(claim, [])
         await node.backend.unprepare(claim, [])
+        assert node.modes() == ["SPX", "SPX"]
+
+
+async def test_a_claim_that_is_planned_while_another_ends_knows_the_mode_to_set_back(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        ending = await node.plan()
+        prepared = await node.backend.prepare(ending)
+        # The reading waits there, after it has read the mode of the first GPU.
+        pipe = tmp_path / GPUS / ADDRESSES[1] / "mem_info_vram_total"
+        pipe.unlink()
+        os.mkfifo(pipe)
+        claim = claim_of("gpu-1-128-cpx-nps1-5", uid="uid-2")
+        planning = asyncio.create_task(node.backend.plan(claim, [held_claim(ending)]))
+        writer = await asyncio.to_thread(os.open, pipe, os.O_WRONLY)
+        await node.backend.unprepare(ending, prepared)
+        assert node.modes() == ["SPX", "SPX"]
+        os.close(writer)
+        claim = replace(claim, plan=await planning)
+        pipe.unlink()
+        prepared = await node.backend.prepare(claim)
+        assert node.modes() == ["CPX", "SPX"]
+        await node.backend.unprepare(claim, prepared)
         assert node.modes() == ["SPX", "SPX"]
 
 
