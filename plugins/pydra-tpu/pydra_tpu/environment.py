@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from pydra import ClaimError
 from pydra_tpu.config import TpuConfig, VisibleChips, build_config_environment
-from pydra_tpu.geometry import Bounds, SubSlice, divide_bounds
+from pydra_tpu.geometry import SubSlice, divide_bounds
 from pydra_tpu.hardware import Host
 
 
@@ -23,43 +23,47 @@ class NoIciResiliency(ClaimError):
 def build_environment(host: Host, mesh: SubSlice, config: TpuConfig) -> Mapping[str, str]:
     """For all containers that have this mesh: a sub-slice of the host, or the whole of it.
 
-    A whole host of a larger slice is told of the slice. Everything else is a slice by itself, as is a host whose
-    topology it does not divide.
+    A whole host of a larger slice is told of the slice, and a part of a host is a slice by itself. A whole host whose
+    topology nobody told may be either: what follows from the topology is left out then, for the pod to set.
 
     Raises:
-        NoIciResiliency: the config asks for resilience, and this slice has none.
+        NoIciResiliency: the config asks for resilience, and this slice has none, or may have none.
     """
     generation, facts = host.chips[0].generation, host.facts
     is_whole = len(mesh.chips) == len(host.chips)
-    topology, hosts, rings, resiliency = mesh.bounds, Bounds(1, 1), None, None
-    if is_whole and facts.topology and (told := divide_bounds(facts.topology, mesh.bounds)):
-        topology, hosts, rings = facts.topology, told, facts.wrap
-        resiliency = facts.ici_resiliency if generation.has_ici_resiliency(topology) else None
-    wrap = ",".join(str(closed).lower() for closed in rings or generation.wrap(topology))
+    topology = facts.topology if is_whole else mesh.bounds
+    hosts = topology and divide_bounds(topology, mesh.bounds)
     environment = {
         "TPU_SKIP_MDS_QUERY": "true",
-        "TPU_ACCELERATOR_TYPE": generation.accelerator_type(topology.size),
-        "TPU_TOPOLOGY": generation.topology(topology),
-        **_with_twins("TPU_TOPOLOGY_ALT", "ALT", value="false"),
-        **_with_twins("TPU_TOPOLOGY_WRAP", "WRAP", value=wrap),
         **_with_twins(
             "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS", "CHIPS_PER_HOST_BOUNDS", value=str(mesh.bounds)
         ),
-        **_with_twins("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "HOST_BOUNDS", value=str(hosts)),
     }
-    if hosts.size == 1:
+    resilient = False
+    if topology and hosts:
+        rings = (facts.wrap if is_whole else None) or generation.wrap(topology)
+        resilient = generation.has_ici_resiliency(topology)
+        environment |= {
+            "TPU_ACCELERATOR_TYPE": generation.accelerator_type(topology.size),
+            "TPU_TOPOLOGY": generation.topology(topology),
+            **_with_twins("TPU_TOPOLOGY_ALT", "ALT", value="false"),
+            **_with_twins("TPU_TOPOLOGY_WRAP", "WRAP", value=",".join(str(closed).lower() for closed in rings)),
+            **_with_twins("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "HOST_BOUNDS", value=str(hosts)),
+        }
+    if hosts and hosts.size == 1:
         environment |= {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}
     elif facts.worker_id is not None:
         environment["TPU_WORKER_ID"] = str(facts.worker_id)
-        if len(facts.worker_hostnames) == hosts.size:
+        if hosts and len(facts.worker_hostnames) == hosts.size:
             environment["TPU_WORKER_HOSTNAMES"] = ",".join(facts.worker_hostnames)
-    if config.ici_resiliency and not generation.has_ici_resiliency(topology):
+    if config.ici_resiliency and not resilient:
+        shape = generation.topology(topology) if topology else "unknown topology"
         raise NoIciResiliency(
-            f"iciResiliency: a {generation.product} slice of {generation.topology(topology)} has none; leave it "
+            f"iciResiliency: a {generation.product} slice of {shape} has none; leave it "
             "out, or ask for whole hosts of a v4 or v5p slice with at least 4 chips in each dimension"
         )
-    if config.ici_resiliency is not None:
-        resiliency = config.ici_resiliency
+    told = facts.ici_resiliency if is_whole and resilient else None
+    resiliency = told if config.ici_resiliency is None else config.ici_resiliency
     if resiliency is not None:
         environment["ENABLE_ICI_RESILIENCY"] = str(resiliency).lower()
     if not is_whole and config.visible_chips is not VisibleChips.UNSET:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from pydra import ClaimError, DeviceInUse, UnknownDevice
 from pydra_tpu.claims import ChipUnusable, NotAMesh, Plan, plan_claim, prepare_claim
 from pydra_tpu.config import LoggingConfig, TpuConfig
 from pydra_tpu.environment import NoIciResiliency, build_environment
 from pydra_tpu.geometry import Bounds, list_sub_slices
-from pydra_tpu.hardware import Host
+from pydra_tpu.hardware import Host, SliceFacts
 from pydra_tpu.inventory import list_offered
 from pydra_tpu.settings import Offer, Settings
 from tpu_values import allocated_device, chip_of, claim_of, held_claim, host_of
@@ -51,7 +52,7 @@ def test_a_part_of_a_host_is_a_slice_by_itself_of_the_chips_that_its_containers_
     [
         (host_of("v4", 4, Bounds(2, 2, 1)), "v4-8", "2x2x1", "2,2,1", "1,1,1"),
         (host_of("v5p", 4, Bounds(4, 4, 4), worker_id=3), "v5p-128", "4x4x4", "2,2,1", "2,2,4"),
-        (host_of("v5litepod", 8), "v5litepod-8", "2x4", "2,4,1", "1,1,1"),
+        (host_of("v5litepod", 8, Bounds(2, 4)), "v5litepod-8", "2x4", "2,4,1", "1,1,1"),
         (host_of("v6e", 1, Bounds(1, 1)), "v6e-1", "1x1", "1,1,1", "1,1,1"),
         (host_of("tpu7x", 4, Bounds(2, 2, 1)), "tpu7x-8", "2x2x1", "2,2,1", "1,1,1"),
     ],
@@ -72,11 +73,21 @@ def test_single_chips_that_are_a_sub_slice_together_are_one_mesh() -> None:
     assert [one.edits.device_nodes[0].path for one in prepared] == [f"/dev/vfio/{index}" for index in range(8)]
 
 
-def test_a_host_whose_topology_it_does_not_divide_is_a_slice_by_itself() -> None:
-    host = host_of("v5p", 4, Bounds(2, 3, 4), worker_id=3)
-    environment = build_environment(host, list_sub_slices(4)[0], TpuConfig())
-    assert (environment["TPU_TOPOLOGY"], environment["TPU_HOST_BOUNDS"]) == ("2x2x1", "1,1,1")
-    assert (environment["TPU_ACCELERATOR_TYPE"], environment["TPU_WORKER_ID"]) == ("v5p-8", "0")
+@pytest.mark.parametrize("topology", [None, Bounds(2, 3, 4)])
+@pytest.mark.parametrize("generation", ["v4", "v5p", "v6e"])
+def test_a_whole_host_of_unknown_topology_is_told_its_own_bounds_only(generation: str, topology: Bounds | None) -> None:
+    host = host_of(generation, 4, topology, worker_id=3, worker_hostnames=("a", "b"))
+    whole, *parts = list_sub_slices(4)
+    assert dict(build_environment(host, whole, TpuConfig())) == {
+        "TPU_SKIP_MDS_QUERY": "true",
+        **dict.fromkeys(
+            ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS", "CHIPS_PER_HOST_BOUNDS"), "2,2,1"
+        ),
+        "TPU_WORKER_ID": "3",
+    }
+    with pytest.raises(NoIciResiliency, match="slice of unknown topology"):
+        build_environment(replace(host, facts=SliceFacts()), whole, TpuConfig(ici_resiliency=True))
+    assert build_environment(host, parts[0], TpuConfig())["TPU_WORKER_ID"] == "0"
 
 
 @pytest.mark.parametrize(
