@@ -22,9 +22,21 @@ from benchmarks.nvidia_calls import measure_nvidia_calls
 from benchmarks.path import measure_path
 from benchmarks.publishing import measure_idle, measure_publishing, measure_start
 from benchmarks.report import Report
+from benchmarks.tpu_calls import measure_tpu_calls
 from benchmarks.world import open_world
 
-PARTS = ("start", "claims", "path", "publishing", "rest", "allocation", "nvidia-calls", "nvidia-agent", "nvidia-rest")
+PARTS = (
+    "start",
+    "claims",
+    "path",
+    "publishing",
+    "rest",
+    "allocation",
+    "nvidia-calls",
+    "nvidia-agent",
+    "nvidia-rest",
+    "tpu-calls",
+)
 
 
 def main() -> None:
@@ -55,6 +67,7 @@ def main() -> None:
         "nvidia-calls": lambda: measure_nvidia_calls(report, rounds=rounds),
         "nvidia-agent": lambda: measure_nvidia_agent(report, rounds=rounds),
         "nvidia-rest": lambda: measure_nvidia_rest(report, seconds=30),
+        "tpu-calls": lambda: measure_tpu_calls(report, rounds=rounds),
     }
     within = True
     for name in arguments.parts or PARTS:
