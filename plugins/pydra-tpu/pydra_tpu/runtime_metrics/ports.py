@@ -15,7 +15,7 @@ async def ask_runtimes(ports: Sequence[int], deadline: float) -> tuple[RuntimeAn
     listening = await asyncio.gather(*(is_listening(LOOPBACK, port, deadline) for port in ports))
     if not any(listening):
         return ()
-    # Imported only here: 20 MB that a node without a workload has no use for.
+    # Imported only here: 4 MB that a node without a workload has no use for.
     from pydra_tpu.runtime_metrics.client import ask_runtime  # noqa: PLC0415
 
     found = [port for port, listens in zip(ports, listening, strict=True) if listens]
