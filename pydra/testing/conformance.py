@@ -566,11 +566,19 @@ class _Run:
                 tasks.start_soon(hold, claim)
         for claim in claims:
             await self._release(claim, self._held[claim.uid].prepared)
-        for error in errors:
-            if isinstance(error, DeviceInUse | InvalidConfig):
-                raise _Skipped(str(error)) from error
-            raise error
-        return []
+        if errors and all(isinstance(error, ClaimError) for error in errors):
+            for claim in claims:
+                await self._hold_alone(claim)
+        return [f"refused beside another claim, and not alone: {error}" for error in errors]
+
+    async def _hold_alone(self, claim: Claim) -> None:
+        """Prepare and unprepare the claim; what refuses it alone as well has nothing to do with other claims."""
+        try:
+            prepared = await self._hold(claim)
+        except ClaimError as error:
+            await self._release(claim, ())
+            raise _Skipped(str(error)) from error
+        await self._release(claim, prepared)
 
     async def _cancel(self) -> list[str]:
         claim = self._claim("three", self._device)

@@ -129,6 +129,30 @@ async def test_devices_that_need_more_of_a_counter_than_there_is_are_told(tmp_pa
     )
 
 
+async def test_a_claim_that_is_refused_only_beside_another_is_told(tmp_path: Path) -> None:
+    (tmp_path / "single.py").write_text(
+        "import asyncio\n"
+        "from pydra import *\n"
+        "DRIVER = 'single.example.com'\n"
+        "busy = False\n"
+        "async def discover(): return Inventory(devices=(Device(name='a'), Device(name='b')))\n"
+        "async def prepare(claim):\n"
+        "    global busy\n"
+        "    if busy: raise ClaimError('the card is busy')\n"
+        "    busy = True\n"
+        "    try: await asyncio.sleep(0.1)\n"
+        "    finally: busy = False\n"
+        "    return [one.prepared() for one in claim.devices]\n"
+        "async def unprepare(claim, prepared): pass\n"
+    )
+    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
+    report = await run_checks(BackendSource(name="single", target="single"), environ=environ)
+    assert report.problems == (
+        "two claims are prepared at once, each with its own devices: "
+        "refused beside another claim, and not alone: the card is busy",
+    )
+
+
 def test_pytest_runs_each_rule_as_a_test(tmp_path: Path) -> None:
     (tmp_path / "forgetful.py").write_text(
         "from pydra import *\n"
