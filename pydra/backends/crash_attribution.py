@@ -1,8 +1,8 @@
 """Determines which call crashed a backend process, and quarantines claims whose calls crash it again.
 
 If one call was in flight when a process ended, it caused the end. If there were several, each becomes a suspect and
-is tried again alone, so the one at fault is found and the others succeed. `wait_changed` is always in flight, and never
-suspected. The line of a diagnosis goes to the kubelet and into Events, its report to the log.
+is tried again alone, so the one at fault is found and the others succeed. `wait_changed` is in flight from the first
+`discover` on, and never suspected. The line of a diagnosis goes to the kubelet and into Events, its report to the log.
 """
 
 from __future__ import annotations
