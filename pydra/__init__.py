@@ -5,8 +5,8 @@ is private and may change in any release, except `pydra.testing`. Nothing of Kub
 here, so a backend's process stays small.
 """
 
+from pydra.backends.backend_settings import read_settings
 from pydra.backends.contract import Backend, Inherits, Measures, Plans, Restores, Watches, set_status, time_left
-from pydra.backends.settings import read_settings
 from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, Inheritance, InheritedClaim, PreparedDevice
 from pydra.devices import (

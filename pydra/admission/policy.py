@@ -32,8 +32,8 @@ from pydra.admission.cel_builder import (
     show_text,
     translate_pattern,
 )
+from pydra.admission.known_backends import KnownBackend
 from pydra.admission.review import OPERATIONS, PLACES, build_rules
-from pydra.admission.schema import KnownBackend
 from pydra.backends.type_check import EXAMPLES, is_quantity_type, read_type
 from pydra.backends.type_messages import LEAVES, describe
 
@@ -136,7 +136,7 @@ def _per_config(condition: str, check: str) -> str:
 
 
 def _header(kinds: list[str]) -> str:
-    """Build the check of apiVersion and kind, with the texts of `pydra.backends.config`, without a suggestion."""
+    """Build the check of apiVersion and kind, with the texts of `pydra.backends.claim_config`, without a suggestion."""
     allowed = ", ".join(kinds) or "none, this backend takes no configuration"
     at, ends = Path(("config.at",)), f", allowed (apiVersion/kind): {allowed}"
     absent = [

@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from pydra.admission.schema import KnownBackend
-from pydra.backends.config import find_config_problems
+from pydra.admission.known_backends import KnownBackend
+from pydra.backends.claim_config import find_config_problems
 from pydra.backends.type_messages import show
 from pydra.json_values import find_json_problems
 

@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.process_collector import ProcessCollector
 
 from pydra import __version__
+from pydra.admission.known_backends import read_backends
 from pydra.admission.review import (
     PLACES,
     RESULTS,
@@ -34,7 +35,6 @@ from pydra.admission.review import (
     parse_review,
     review_object,
 )
-from pydra.admission.schema import read_backends
 from pydra.admission.tls import Certificate, ServedCertificate
 from pydra.errors import SettingsError
 from pydra.observability.http import Limits, build_routes, serve_http, serve_routes

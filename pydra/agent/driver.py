@@ -24,14 +24,14 @@ from anyio.abc import TaskGroup
 from msgspec.structs import replace
 
 from pydra import atomic_files
-from pydra.agent.bootstrap import StartedBackend
+from pydra.agent.early_start import StartedBackend
+from pydra.agent.inherited_claims import Names, import_claims
 from pydra.agent.inventory_loop import InventoryLoop
 from pydra.agent.metrics_and_events import Reports
-from pydra.agent.migration import Names, import_claims
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
-from pydra.cdi.metadata import MetadataPaths, MetadataStore
+from pydra.cdi.metadata_files import MetadataPaths, MetadataStore
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.record import Stage
@@ -52,7 +52,7 @@ from pydra.observability.events import EventRequest
 from pydra.observability.logging import logging_fields
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
-from pydra.pool import HealthPolicy, Published
+from pydra.published_pool import HealthPolicy, Published
 from pydra.settings import HealthTaint, Settings
 from pydra.slices.reconciler import SliceReconciler, slice_selector
 

@@ -16,7 +16,7 @@ import msgspec
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import BackendError, PydraError
-from pydra.pool import HealthPolicy, Published, Snapshot, build_pool, mark_unavailable, observe, stale_key
+from pydra.published_pool import HealthPolicy, Published, Snapshot, build_pool, mark_unavailable, observe, stale_key
 
 _log = logging.getLogger(__name__)
 FIRST_RETRY = 1.0

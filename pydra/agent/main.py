@@ -1,6 +1,6 @@
 """Builds the agent's components, runs them in one task group, and stops them in order.
 
-`pydra.agent.bootstrap` has started the backends' processes by then. Order of stopping: sockets and calls in flight
+`pydra.agent.early_start` has started the backends' processes by then. Order of stopping: sockets and calls in flight
 first (each driver drains), then the connection to the API server, then the backends. What is prepared stays prepared,
 and what is published stays published.
 """
@@ -18,8 +18,8 @@ from ctypes import CDLL
 import anyio
 
 from pydra import __version__
-from pydra.agent.bootstrap import StartedBackend
 from pydra.agent.driver import AgentContext, Driver
+from pydra.agent.early_start import StartedBackend
 from pydra.agent.metrics_and_events import Reports
 from pydra.errors import KubeError, SettingsError, Unsupported
 from pydra.kube.client import KubeClient

@@ -36,7 +36,7 @@ from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.events import EventRequest, Subject
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
-from pydra.pool import Published
+from pydra.published_pool import Published
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, PoolPublished, PublishFailed, SliceWritten
 
 Record = Callable[[EventRequest], None]

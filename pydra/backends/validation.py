@@ -2,7 +2,7 @@
 
 Each function returns all violations at once, as sentences for the backend's author. The classes of return values are
 checked in the backend's process, where they are still Python objects; the rest is checked in the agent, which trusts
-nothing that comes from there. The rules for devices and counters are in `pydra.pool`.
+nothing that comes from there. The rules for devices and counters are in `pydra.device_rules`.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pydra.claim import (
     find_device_name_problem,
     find_name_problem,
 )
+from pydra.device_rules import check_attributes
 from pydra.devices import CounterSet, Device, Inventory, Sample
 from pydra.errors import find_similar
 from pydra.json_values import find_json_problems
 from pydra.limits import DRIVER_RULE, SUBDOMAIN, is_driver_name
-from pydra.pool import check_attributes
 
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
 OPTIONAL: dict[Method, tuple[str, ...]] = {

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 from pydra import atomic_files
-from pydra.cdi.metadata import MetadataStore
+from pydra.cdi.metadata_files import MetadataStore
 from pydra.cdi.spec import build_spec_file
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Record, Stage

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from pydra.cdi.metadata import MetadataPaths
+from pydra.cdi.metadata_files import MetadataPaths
 from pydra.cdi.spec import cdi_vendor
 from pydra.checkpoint.record import Metadata, Record
 from pydra.claim import Claim, ClaimRef, ContainerDevice, PreparedDevice

@@ -22,7 +22,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.cdi.host_path_checks import resolve
-from pydra.cdi.metadata import MetadataStore
+from pydra.cdi.metadata_files import MetadataStore
 from pydra.cdi.spec import build_spec_file, cdi_ids
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import PLAN, claim_offset

@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         exit_on_sigterm()
         # Imported only now: --help and a wrong flag must be quick.
-        from pydra.agent.bootstrap import run  # noqa: PLC0415
+        from pydra.agent.early_start import run  # noqa: PLC0415
 
         return run(settings, reread=lambda: read_settings(parsed, os.environ))
     except SettingsError as error:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from pydra.backends.backend_settings import service_prefixes
 from pydra.backends.discovery import variable_prefix
-from pydra.backends.settings import service_prefixes
 from pydra.errors import SettingsError, suggest
 from pydra.settings import Settings, WebhookSettings, find_value_problems, parse_settings
 

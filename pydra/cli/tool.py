@@ -1,4 +1,4 @@
-"""Command line of `pydra`: the commands for writers of backends and claims, and those of `pydra.cli.diagnose`."""
+"""Command line of `pydra`: commands for writers of backends and claims; others are in `diagnosis_commands`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pydra import __version__
-from pydra.cli.diagnose import EXIT_CODES, add_diagnosis, add_output
+from pydra.cli.diagnosis_commands import EXIT_CODES, add_diagnosis, add_output
 from pydra.cli.options import WEBHOOK, add_options, read_config, read_values
 from pydra.cli.output import Table, print_json, print_tables
 from pydra.cli.process import Parser, check_package_conflict, exit_on_sigterm, hide_tracebacks, print_errors
@@ -276,8 +276,8 @@ def _webhook(parsed: argparse.Namespace) -> int:
 
 
 def _policy(parsed: argparse.Namespace) -> int:
+    from pydra.admission.known_backends import read_backend  # noqa: PLC0415
     from pydra.admission.policy import build_policy, write_policy  # noqa: PLC0415 - for this command only
-    from pydra.admission.schema import read_backend  # noqa: PLC0415
 
     policy = build_policy(read_backend(_import_from(parsed.backend), driver=parsed.driver))
     driver = f" --driver {parsed.driver}" if parsed.driver else ""
@@ -286,7 +286,8 @@ def _policy(parsed: argparse.Namespace) -> int:
 
 
 def _schema(parsed: argparse.Namespace) -> int:
-    from pydra.admission.schema import build_schema, read_types  # noqa: PLC0415
+    from pydra.admission.known_backends import read_types  # noqa: PLC0415
+    from pydra.admission.schema import build_schema  # noqa: PLC0415
 
     schema = build_schema(read_types(_import_from(parsed.backend)), kind=parsed.kind)
     print(json.dumps(schema, indent=2, ensure_ascii=False))

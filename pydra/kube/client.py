@@ -27,7 +27,9 @@ from yarl import URL
 
 from pydra.errors import Gone, KubeError, Unavailable
 from pydra.kube.credentials import Credentials
-from pydra.kube.decoding import (
+from pydra.kube.errors import build_error, build_unanswered, describe, find_tls_error, parse_status, read_status
+from pydra.kube.resources import JsonObject, ObjectList, Resource, WatchEvent, WatchEventType
+from pydra.kube.tolerant_decoding import (
     LineSplitter,
     LineTooLong,
     NotJson,
@@ -38,8 +40,6 @@ from pydra.kube.decoding import (
     decode_object,
     decode_page,
 )
-from pydra.kube.errors import build_error, build_unanswered, describe, find_tls_error, parse_status, read_status
-from pydra.kube.resources import JsonObject, ObjectList, Resource, WatchEvent, WatchEventType
 from pydra.kube.transport import BURST_IDLE_SECONDS, IDLE_SECONDS, aiohttp, open_session
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from urllib.parse import unquote
 import msgspec
 
 from pydra.errors import Conflict, Gone, Invalid, KubeError, NotFound, Unavailable, Unreadable
-from pydra.kube.decoding import LineTooLong, NotJson, TooLarge, Undecodable, decode_document
 from pydra.kube.resources import JsonObject, Resource
+from pydra.kube.tolerant_decoding import LineTooLong, NotJson, TooLarge, Undecodable, decode_document
 from pydra.kube.transport import aiohttp
 
 ERROR_BY_STATUS: dict[int, type[KubeError]] = {

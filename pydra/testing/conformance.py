@@ -36,6 +36,7 @@ from pydra.backends.wire import Method
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec_file
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
+from pydra.device_rules import validate_inventory
 from pydra.devices import Capacity, Device, HealthStatus, Inventory, Quantity
 from pydra.errors import (
     BackendError,
@@ -48,7 +49,6 @@ from pydra.errors import (
     PydraError,
     SettingsError,
 )
-from pydra.pool import validate_inventory
 from pydra.quantity import parse_quantity
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE, Settings, parse_settings
 from pydra.testing.report import Check, Report

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 import pydra_sim
-from pydra.backends.settings import read_settings as read_backend_settings
+from pydra.backends.backend_settings import read_settings as read_backend_settings
 from pydra.cli.agent import build_parser, read_settings
 from pydra.settings import LogLevel, Settings
 from pydra_nvidia import settings as nvidia

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydra.backends.config import find_config_problems
+from pydra.backends.claim_config import find_config_problems
 from pydra.backends.discovery import list_backends
 from pydra.cli.tool import build_parser
 from tests.house.pages import PAGES, ROOT, find_yaml, read

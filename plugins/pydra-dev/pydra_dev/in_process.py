@@ -19,10 +19,10 @@ from typing import Any
 import anyio
 from msgspec.structs import replace
 
+from pydra.backends.backend_settings import read_settings
 from pydra.backends.child.loading import LoadError, load_object
-from pydra.backends.config import ConfigCheck, decode_claim, find_check
+from pydra.backends.claim_config import ConfigCheck, decode_claim, find_check
 from pydra.backends.discovery import find_backend, is_target, locate_file, variable_prefix
-from pydra.backends.settings import read_settings
 from pydra.backends.validation import (
     find_answer_type_violations,
     find_coroutine_violations,
@@ -35,7 +35,7 @@ from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice
 from pydra.claims.allocation import base_request, parse_allocation
 from pydra.devices import Inventory
 from pydra.errors import BackendError, ContractError, PydraError, SettingsError
-from pydra.pool import HealthPolicy, Snapshot, build_pool, observe
+from pydra.published_pool import HealthPolicy, Snapshot, build_pool, observe
 from pydra.slices.build import build_wanted
 from pydra_dev.allocator import AllocationError
 from pydra_dev.apiserver import serve_control_plane

@@ -24,7 +24,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from pydra.backends.child.logs import running_call
-from pydra.backends.config import ConfigCheck, decode_claim, decode_what_fits
+from pydra.backends.claim_config import ConfigCheck, decode_claim, decode_what_fits
 from pydra.backends.contract import call_deadline, call_status
 from pydra.backends.error_codec import Fault, FaultKind, build_fault
 from pydra.backends.validation import find_answer_type_violations

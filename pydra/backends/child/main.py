@@ -21,12 +21,12 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
+from pydra.backends.backend_settings import describe_settings, read_settings
 from pydra.backends.child.calls import CallServer, CallThreads
 from pydra.backends.child.loading import LoadError, load_object
 from pydra.backends.child.logs import forward_logs
-from pydra.backends.config import ConfigCheck, find_check
+from pydra.backends.claim_config import ConfigCheck, find_check
 from pydra.backends.error_codec import Fault, FaultKind, build_fault, find_custom_reasons
-from pydra.backends.settings import describe_settings, read_settings
 from pydra.backends.validation import (
     find_coroutine_violations,
     find_methods,

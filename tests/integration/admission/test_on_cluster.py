@@ -18,11 +18,11 @@ import anyio
 import msgspec
 import pytest
 
+from pydra.admission.known_backends import KnownBackend, read_backend
 from pydra.admission.policy import build_policy
-from pydra.admission.schema import KnownBackend, read_backend
 from pydra.admission.tls import ServedCertificate
 from pydra.admission.webhook import PATH, AdmissionMetrics, ReviewService, serve_reviews
-from pydra.backends.config import find_config_problems
+from pydra.backends.claim_config import find_config_problems
 from tests.integration.admission.certificates import Authority, SecretMount
 from tests.integration.api_handle import REAL_KUBECONFIG, ApiHandle, RawClient, Scratch
 from tests.unit.admission.configs import CASES, Case, sim

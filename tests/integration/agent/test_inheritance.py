@@ -9,7 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pydra.agent.migration import Names, import_claims
+from pydra.agent.inherited_claims import Names, import_claims
 from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from pydra import Claim, ContainerEdits, Device, HeldClaim, PreparedDevice
 from pydra.backends.supervisor import BackendSupervisor
-from pydra.cdi.metadata import MetadataPaths, MetadataStore
+from pydra.cdi.metadata_files import MetadataPaths, MetadataStore
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import InstanceLock
 from pydra.checkpoint.store import RecordStore, UnreadableRecord

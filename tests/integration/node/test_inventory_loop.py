@@ -16,7 +16,7 @@ from pydra.agent.inventory_loop import DevicesCurrent, DevicesStale, InventoryLo
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.devices import Device, Health, HealthStatus, Inventory, TaintEffect
 from pydra.errors import BackendUnavailable
-from pydra.pool import HealthPolicy, Published
+from pydra.published_pool import HealthPolicy, Published
 
 POLICY = HealthPolicy(
     effect=TaintEffect.NO_SCHEDULE,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pydra.admission.known_backends import KnownBackend, read_backend, read_backends
 from pydra.admission.review import (
     MAX_MESSAGE,
     MOST_PROBLEMS,
@@ -19,8 +20,7 @@ from pydra.admission.review import (
     parse_review,
     review_object,
 )
-from pydra.admission.schema import KnownBackend, read_backend, read_backends
-from pydra.backends.config import find_config_problems
+from pydra.backends.claim_config import find_config_problems
 from pydra.errors import SettingsError
 from tests.unit.admission.configs import CASES, Case, gpu, mps, sim
 from tests.unit.admission.questions import ask, build_body, encode, entry

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pydra import AllocatedDevice, AttributeValue, Claim, Device, Version
-from pydra.cdi.metadata import MetadataPaths
+from pydra.cdi.metadata_files import MetadataPaths
 from pydra.checkpoint.record import Record, Stage, build_record, parse_record
 from pydra.claims.metadata import build_metadata, build_metadata_files
 from pydra.errors import ContractError

@@ -12,7 +12,7 @@ from pydra.cdi.spec import find_spec_problems
 from pydra.checkpoint.record import Record, Stage, build_record
 from pydra.claim import AllocatedDevice, Claim
 from pydra.cli.tool import main
-from pydra.diagnosis.places import judge_runtime
+from pydra.diagnosis.node_paths import judge_runtime
 from pydra.settings import Settings
 
 DRIVER = "gpu.example.com"

@@ -24,7 +24,7 @@ from pydra.kubelet.plugin import KubeletEvent
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.events import EventRequest
 from pydra.observability.metrics import Metrics
-from pydra.pool import Published
+from pydra.published_pool import Published
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, SliceEvent
 
 DRIVER = "sim.pydra.dev"

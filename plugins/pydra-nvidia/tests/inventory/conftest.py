@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from pydra import Device, Inventory, TaintEffect
-from pydra.pool import HealthPolicy, Published, Snapshot, build_pool, observe
+from pydra.published_pool import HealthPolicy, Published, Snapshot, build_pool, observe
 from pydra_nvidia.hardware_types import (
     ComputeInstance,
     Driver,

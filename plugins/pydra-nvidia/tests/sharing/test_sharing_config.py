@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pydra.backends.config import find_config_problems
+from pydra.backends.claim_config import find_config_problems
 from pydra_nvidia.claim_config import (
     CONFIG_TYPES,
     GpuConfig,

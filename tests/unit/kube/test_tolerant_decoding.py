@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydra.kube.decoding import LineSplitter, LineTooLong, decode_document, decode_page
+from pydra.kube.tolerant_decoding import LineSplitter, LineTooLong, decode_document, decode_page
 
 lines = st.lists(st.binary(min_size=1, max_size=20).map(lambda b: b"x" + b.replace(b"\n", b"")), max_size=10)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from pydra.backends.config import decode_claim, decode_config, decode_what_fits, find_config_problems
+from pydra.backends.claim_config import decode_claim, decode_config, decode_what_fits, find_config_problems
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig
 from pydra.errors import InvalidConfig
 

@@ -16,9 +16,9 @@ from pydra.diagnosis.findings import Finding, has_problems
 from pydra.errors import ClaimError, SettingsError
 
 if TYPE_CHECKING:
+    from pydra.diagnosis.checkpoint import ClaimRecord
     from pydra.diagnosis.claims import Review
     from pydra.diagnosis.cluster import EventLine
-    from pydra.diagnosis.records import ClaimRecord
 
 EXIT_CODES = """\
 exit codes:
@@ -216,7 +216,7 @@ def _add_checkpoint(commands: Commands) -> None:
 
 
 def _list_records(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.records import read_records  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.checkpoint import read_records  # noqa: PLC0415 - loads the agent
 
     records = read_records(read_node_settings(parsed, os.environ), driver=parsed.only)
     if parsed.output == "json":
@@ -256,7 +256,7 @@ def _print_unreadable(records: Sequence[ClaimRecord], parsed: argparse.Namespace
 
 
 def _show_record(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.records import choose_records, read_records  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.checkpoint import choose_records, read_records  # noqa: PLC0415 - loads the agent
 
     records = choose_records(read_records(read_node_settings(parsed, os.environ), driver=parsed.only), parsed.claim)
     # A record is a document: there is no better table of it than its JSON, below its path.
@@ -270,7 +270,7 @@ def _show_record(parsed: argparse.Namespace) -> int:
 
 
 def _repair(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.records import repair_records  # noqa: PLC0415 - loads the agent
+    from pydra.diagnosis.checkpoint import repair_records  # noqa: PLC0415 - loads the agent
 
     settings = read_node_settings(parsed, os.environ)
     findings = asyncio.run(repair_records(settings, driver=parsed.only, discard=parsed.discard))

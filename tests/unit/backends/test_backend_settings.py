@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from pydra.backends.settings import describe_settings, read_settings, settings_schema
+from pydra.backends.backend_settings import describe_settings, read_settings, settings_schema
 from pydra.devices import Quantity
 from pydra.errors import SettingsError
 
