@@ -20,20 +20,14 @@ from pydra.limits import LABEL, SUBDOMAIN
 ConfigT = TypeVar("ConfigT")
 
 _NO_ATTRIBUTES: Mapping[str, AttributeValue] = {}
-_UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+CLAIM_UID = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+"""A claim's uid, which names files. The API server makes UUIDs; one from elsewhere must be as harmless: not a path, not
+hidden, and short enough for a prefix and a suffix.
+"""
 _SHARE_ID = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9]{0,62}[A-Za-z0-9])?")
 _REQUEST = re.compile(rf"{LABEL.pattern}(?:/{LABEL.pattern})?")
 _POOL = re.compile(rf"{SUBDOMAIN.pattern}(?:/{SUBDOMAIN.pattern})*")
 _LONGEST_NAME = 253
-
-
-def is_file_name(uid: str) -> bool:
-    """Return whether a claim's uid may name a file: letters, digits, '.', '-' and '_', at most 128 bytes.
-
-    The API server makes UUIDs. A uid from elsewhere must be as harmless: not a path, not hidden, and short enough for a
-    prefix and a suffix.
-    """
-    return _UID.fullmatch(uid) is not None
 
 
 def find_name_problem(uid: str, namespace: str, name: str) -> str:
@@ -41,7 +35,7 @@ def find_name_problem(uid: str, namespace: str, name: str) -> str:
 
     They become file names, CDI ids and URLs.
     """
-    if not is_file_name(uid):
+    if not CLAIM_UID.fullmatch(uid):
         rule = "letters, digits, '.', '-' and '_', with a letter or digit at both ends, of at most 128 bytes"
         return _explain("uid", uid, 128, rule)
     if not LABEL.fullmatch(namespace):

@@ -54,38 +54,44 @@ def cdi_vendor(driver: str) -> str:
     return driver if driver[:1].isalpha() else f"k8s.{driver}"
 
 
-def cdi_ids(driver: str, uid: str, device: PreparedDevice) -> tuple[str, ...]:
-    """Return the CDI ids for the kubelet; none for a device without edits, since CDI forbids empty devices.
+class ClaimSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim's CDI file, and the CDI ids of its prepared devices for the kubelet, in their order.
 
+    `content` is None when no device edits anything. A device without edits has no ids, since CDI forbids empty devices.
     An id is `<vendor>/claim=<claim uid>:<base request>:<device>[:<share id>]`.
     """
-    if _normal_edits(device.edits) == _NOTHING:
-        return ()
-    return (f"{cdi_vendor(driver)}/{CLASS}={_device_name(uid, device)}",)
+
+    content: bytes | None
+    ids: tuple[tuple[str, ...], ...]
 
 
-def build_spec_file(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -> bytes | None:
-    """Return the content of the claim's CDI file; None when no device edits anything.
+def build_spec(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -> ClaimSpec:
+    """Build the claim's CDI file, and name its CDI devices.
 
-    The order of `prepared` does not matter. It has passed `pydra.cdi.host_path_checks`, so nothing
+    The order of `prepared` does not matter for the content. It has passed `pydra.cdi.host_path_checks`, so nothing
     optional is in it that the host lacks. The same devices always give the same bytes.
 
     Raises:
         EditConflict: two devices set the same thing to different values; names both.
         ContractError: the backend's edits violate CDI's rules; all violations.
     """
+    kind = f"{cdi_vendor(driver)}/{CLASS}"
+    ids: list[tuple[str, ...]] = []
     editing: list[tuple[str, str, ContainerEdits]] = []
     violations: list[str] = []
     for one in prepared:
         normal = _normal_edits(one.edits)
         if normal == _NOTHING:
+            ids.append(())
             continue
+        name = f"{uid}:{one.request.partition('/')[0]}:{one.device}{'' if one.share_id is None else f':{one.share_id}'}"
+        ids.append((f"{kind}={name}",))
         owner = f"device {one.device} (request {one.request})"
         for problem in _find_edit_problems(one.edits):
             violations.append(f"{owner}: {problem}")
-        editing.append((_device_name(uid, one), owner, normal))
+        editing.append((name, owner, normal))
     if not editing:
-        return None
+        return ClaimSpec(content=None, ids=tuple(ids))
     editing.sort(key=itemgetter(0))
     names, owners, edits = zip(*editing, strict=True)
     if len(set(names)) < len(names):
@@ -100,16 +106,12 @@ def build_spec_file(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -
         devices.append(_Device(name=name, container_edits=_build_edits(own)))
     document = _Spec(
         cdi_version=_lowest_version(names, edits),
-        kind=f"{cdi_vendor(driver)}/{CLASS}",
+        kind=kind,
         devices=tuple(devices),
         container_edits=None if shared == _NOTHING else _build_edits(shared),
     )
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
-
-
-def _device_name(uid: str, device: PreparedDevice) -> str:
-    name = f"{uid}:{device.request.partition('/')[0]}:{device.device}"
-    return name if device.share_id is None else f"{name}:{device.share_id}"
+    content = msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return ClaimSpec(content=content, ids=tuple(ids))
 
 
 def find_spec_problems(document: object) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ from pydra.checkpoint.record import (
     parse_record,
     read_partial_record,
 )
-from pydra.claim import Claim, HeldClaim, is_file_name
+from pydra.claim import CLAIM_UID, Claim, HeldClaim
 from pydra.errors import CheckpointError
 
 _log = logging.getLogger(__name__)
@@ -487,7 +487,7 @@ def _read_stored(path: str, uid: str, set_aside: bool) -> StoredRecord:
 
 def _parse_stored(content: bytes, uid: str) -> Record:
     record = parse_record(content)
-    if not is_file_name(uid) or record.claim.uid != uid:
+    if not CLAIM_UID.fullmatch(uid) or record.claim.uid != uid:
         raise CheckpointError(f"the file holds the record of another claim, {record.claim.uid[:64]!r}")
     return record
 

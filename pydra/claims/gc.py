@@ -24,7 +24,7 @@ import msgspec
 
 from pydra import atomic_files
 from pydra.cdi.metadata_files import MetadataStore
-from pydra.cdi.spec import build_spec_file
+from pydra.cdi.spec import build_spec
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
@@ -338,7 +338,7 @@ class GarbageCollector:
 
     def _expected_file(self, record: Record) -> bytes | None:
         try:
-            return build_spec_file(self._driver, record.claim.uid, record.prepared)
+            return build_spec(self._driver, record.claim.uid, record.prepared).content
         except PydraError:
             return None  # then it is reconciled, and the error is reported for that claim
 

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.metadata_files import MetadataStore
-from pydra.cdi.spec import build_spec_file, cdi_ids
+from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.lock import PLAN, claim_offset
 from pydra.checkpoint.record import Metadata, Record, Stage
@@ -325,19 +325,19 @@ class ClaimPreparer:
             record = await self._begin(work, asked, until)
             work.mark("record", self._clock())
             if work.from_record:
-                await self._check_file(record)
+                spec, _ = await self._check_files(record)
             else:
-                record = await self._run_prepare(work, record, until)
+                record, spec = await self._run_prepare(work, record, until)
             devices = tuple(
                 [
                     ContainerDevice(
                         requests=(base_request(device.request),),
                         pool=device.pool,
                         device=device.device,
-                        cdi_ids=cdi_ids(self._driver, uid, device),
+                        cdi_ids=ids,
                         share_id=device.share_id,
                     )
-                    for device in record.prepared
+                    for device, ids in zip(record.prepared, spec.ids, strict=True)
                 ]
             )
             return devices if record.metadata is None else add_metadata_ids(devices, driver=self._driver, uid=uid)
@@ -436,7 +436,7 @@ class ClaimPreparer:
             raise
         return record
 
-    async def _run_prepare(self, work: _Work, record: Record, until: float) -> Record:
+    async def _run_prepare(self, work: _Work, record: Record, until: float) -> tuple[Record, ClaimSpec]:
         """Call the backend, write the CDI file and the *completed* record. Answer a failure before it is undone."""
         uid = record.claim.uid
         is_new = record.stage is Stage.STARTED
@@ -446,9 +446,9 @@ class ClaimPreparer:
             present = await resolve(record.prepared, root=self._host_root)
             # From here on the disk may have it as *completed*, even if the write fails: it must be set back first.
             record = replace(record, prepared=present, stage=Stage.COMPLETED, boot_id=self._boot_id)
-            content = build_spec_file(self._driver, uid, present)
-            if content is not None:
-                self._cdi.write(uid, content)
+            spec = build_spec(self._driver, uid, present)
+            if spec.content is not None:
+                self._cdi.write(uid, spec.content)
             if record.metadata is not None:
                 self._metadata.write(build_metadata_files(record, self._metadata.paths))
             work.mark("cdi", self._clock())
@@ -460,7 +460,7 @@ class ClaimPreparer:
             if is_new:  # what an earlier boot completed stays: the hardware remembers it, and may hold data
                 await self._roll_back(record, reached=error.reached_backend)
             raise
-        return record
+        return record, spec
 
     async def _roll_back(self, record: Record, *, reached: bool) -> None:
         try:
@@ -468,17 +468,17 @@ class ClaimPreparer:
         except PydraError as error:
             _log.warning("cannot undo what was started: %s; the next attempt or garbage collection will", error)
 
-    async def _check_file(self, record: Record) -> bool:
+    async def _check_files(self, record: Record) -> tuple[ClaimSpec, bool]:
         """Check the host paths and the files of a prepared claim; return whether one of these was restored."""
         await resolve(record.prepared, root=self._host_root)
-        content = build_spec_file(self._driver, record.claim.uid, record.prepared)
-        is_restored = content is not None and self._cdi.ensure(record.claim.uid, content)
+        spec = build_spec(self._driver, record.claim.uid, record.prepared)
+        is_restored = spec.content is not None and self._cdi.ensure(record.claim.uid, spec.content)
         if record.metadata is not None:
             files = build_metadata_files(record, self._metadata.paths)
             is_restored = self._metadata.ensure(files) or is_restored
         if is_restored:
             _log.warning("a CDI or metadata file of the claim was missing or changed, and was restored")
-        return is_restored
+        return spec, is_restored
 
     # Unprepare
 
@@ -557,7 +557,7 @@ class ClaimPreparer:
                     self._cdi.remove(uid)
                     self._metadata.remove(work.ref)
                     return Reconciled.FILE_REMOVED
-                case ReuseRecord(record=record) if await self._check_file(record):
+                case ReuseRecord(record=record) if (await self._check_files(record))[1]:
                     return Reconciled.FILE_RESTORED
             return Reconciled.NOTHING
         finally:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import msgspec
 
-from pydra.cdi.spec import build_spec_file, cdi_ids
+from pydra.cdi.spec import build_spec
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.record import Stage
 from pydra.claim import ClaimRef
@@ -104,11 +104,7 @@ async def explain_claim(
         refusal = error
     uid = body["metadata"]["uid"] if body is not None else ""
     mine = [one for one in records if (one.claim.uid == uid if uid else _names(one) == (namespace, name))]
-    prepared = {
-        (one.driver, device.pool, device.device): cdi_ids(one.driver, one.claim.uid, device)
-        for one in mine
-        for device in (one.stored.record.prepared if one.stored.record is not None else ())
-    }
+    prepared = {named: ids for one in mine for named, ids in _list_prepared(one)}
     findings: list[Finding] = []
     devices: list[ClaimDevice] = []
     reviews: list[DeviceReview] = []
@@ -173,6 +169,16 @@ async def _read_local(settings: Settings) -> tuple[Sequence[ClaimRecord], Sequen
     except PydraError as error:
         advice = "run it as root on the node, or in the agent's pod"
         return (), (Finding(subject="record", level=Level.UNKNOWN, found=str(error), advice=advice),)
+
+
+def _list_prepared(one: ClaimRecord) -> Iterator[tuple[tuple[str, str, str], tuple[str, ...]]]:
+    """Yield driver, pool and name of each prepared device, with its CDI ids; none where the record cannot be read."""
+    if one.stored.record is None:
+        return
+    with suppress(PydraError):  # of the file: it is reported with the file
+        prepared = one.stored.record.prepared
+        for device, ids in zip(prepared, build_spec(one.driver, one.claim.uid, prepared).ids, strict=True):
+            yield (one.driver, device.pool, device.device), ids
 
 
 def _names(record: ClaimRecord) -> tuple[str, str]:
@@ -352,7 +358,7 @@ async def _judge_file(settings: Settings, record: ClaimRecord) -> Finding:
     path = f"{store.base}{uid}.json"
     try:
         content = (await store.read()).get(uid)
-        expected = build_spec_file(record.driver, uid, kept.prepared) if kept is not None else None
+        expected = build_spec(record.driver, uid, kept.prepared).content if kept is not None else None
     except PydraError as error:
         return Finding(subject="CDI file", level=Level.UNKNOWN, found=str(error))
     if content == expected:

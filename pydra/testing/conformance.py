@@ -34,7 +34,7 @@ from pydra.backends.supervisor_events import (
 )
 from pydra.backends.wire import Method
 from pydra.cdi.host_path_checks import resolve
-from pydra.cdi.spec import build_spec_file
+from pydra.cdi.spec import build_spec
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
 from pydra.device_rules import validate_inventory
 from pydra.devices import Capacity, Device, HealthStatus, Inventory, Quantity
@@ -502,7 +502,7 @@ class _Run:
                 raise _Skipped(self._unprepared) from error
             self._device, self._claims["one"] = device, claim
             driver = self._facts.driver if self._facts is not None else ""
-            build_spec_file(driver or _DRIVER, claim.uid, self._prepared)
+            build_spec(driver or _DRIVER, claim.uid, self._prepared)
             self._advise_bind_mounts()
             await self._look_for_host_paths()
             break

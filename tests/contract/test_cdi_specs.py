@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra.cdi.edits import ContainerEdits
-from pydra.cdi.spec import build_spec_file, cdi_ids, find_spec_problems
+from pydra.cdi.spec import build_spec, find_spec_problems
 from pydra.claim import PreparedDevice
 from pydra.errors import EditConflict
 from pydra_dev import cdi_specs
@@ -21,10 +21,10 @@ def test_a_runtime_reads_every_spec_that_is_written(edits: ContainerEdits, uid: 
     second = PreparedDevice(request="gpu", pool="node-a", device="gpu-1", edits=edits.with_env("OWN", "1"))
     for prepared in ([first], [first, second]):
         try:
-            content = build_spec_file("gpu.example.com", uid, prepared)
+            built = build_spec("gpu.example.com", uid, prepared)
         except EditConflict:
             return
-        ids = [one for device in prepared for one in cdi_ids("gpu.example.com", uid, device)]
+        content, ids = built.content, [one for of_device in built.ids for one in of_device]
         if content is None:
             assert ids == []
             continue

@@ -30,7 +30,7 @@ from pydra.backends.validation import (
     find_prepared_violations,
 )
 from pydra.backends.wire import Method
-from pydra.cdi.spec import build_spec_file, cdi_ids
+from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice
 from pydra.claims.allocation import base_request, parse_allocation
 from pydra.devices import Inventory
@@ -216,11 +216,11 @@ class Session:
             self._say(self._describe(resource_claim))
             ref = ClaimRef(uid=resource_claim["metadata"]["uid"], namespace=namespace, name=str(claim_name))
             claim = parse_allocation(resource_claim, ref, self._backend.DRIVER).claim
-            prepared = await self._prepare(claim)
+            prepared, spec = await self._prepare(claim)
             ids[entry] = [
                 (base_request(one.request), cdi_id)
-                for one in prepared
-                for cdi_id in cdi_ids(self._backend.DRIVER, claim.uid, one)
+                for one, its_ids in zip(prepared, spec.ids, strict=True)
+                for cdi_id in its_ids
             ]
         for container in found["spec"]["containers"]:
             wanted = [
@@ -257,7 +257,7 @@ class Session:
             others = ()
         return replace(told, details=(*told.details, *others))
 
-    async def _prepare(self, claim: Claim) -> tuple[PreparedDevice, ...]:
+    async def _prepare(self, claim: Claim) -> tuple[tuple[PreparedDevice, ...], ClaimSpec]:
         claim = decode_claim(claim, self._types, self._check)
         if getattr(self._live, "plan", None) is not None:
             claim = replace(claim, plan=await self._call("plan", self._live.plan(claim, tuple(self._held))))
@@ -269,13 +269,13 @@ class Session:
         if violations := find_prepared_violations(claim, prepared):
             raise DemoError("prepare breaks the contract", violations)
         self._held.append(HeldClaim(claim=claim, prepared=prepared, completed=True))
-        content = build_spec_file(self._backend.DRIVER, claim.uid, prepared)
-        if content is not None:
+        spec = build_spec(self._backend.DRIVER, claim.uid, prepared)
+        if spec.content is not None:
             path = f"{self._cdi_directory}/{claim.uid}.json"
             with open(path, "wb") as file:  # noqa: ASYNC230 - nobody waits for it
-                file.write(content)
-            self._say(describe_cdi_spec(path, content))
-        return prepared
+                file.write(spec.content)
+            self._say(describe_cdi_spec(path, spec.content))
+        return prepared, spec
 
     async def _call(self, name: str, call: Coroutine[Any, Any, Any], method: Method | None = None) -> Any:
         try:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook
-from pydra.cdi.spec import build_spec_file, cdi_ids
+from pydra.cdi.spec import build_spec
 from pydra.claim import PreparedDevice
 from pydra.errors import ContractError, EditConflict
 from tests.unit.cdi import strategies
@@ -26,7 +26,7 @@ def _device(edits: ContainerEdits, name: str = "gpu-0", request: str = "gpu", **
 
 
 def _spec(*edits: ContainerEdits, driver: str = DRIVER, uid: str = UID) -> dict[str, Any]:
-    content = build_spec_file(driver, uid, [_device(one, f"gpu-{index}") for index, one in enumerate(edits)])
+    content = build_spec(driver, uid, [_device(one, f"gpu-{index}") for index, one in enumerate(edits)]).content
     assert content is not None
     spec: dict[str, Any] = json.loads(content)
     return spec
@@ -91,8 +91,9 @@ def test_the_file_has_the_names_of_the_specification() -> None:
 )
 def test_the_kubelets_id_names_a_device_in_the_file(driver: str, device: dict[str, str], cdi_id: str) -> None:
     prepared = _device(NOTHING.with_env("A", "1"), **device)
-    assert cdi_ids(driver, UID, prepared) == (cdi_id,)
-    spec = json.loads(build_spec_file(driver, UID, [prepared]) or b"")
+    built = build_spec(driver, UID, [prepared])
+    assert built.ids == ((cdi_id,),)
+    spec = json.loads(built.content or b"")
     assert f"{spec['kind']}={spec['devices'][0]['name']}" == cdi_id
 
 
@@ -101,16 +102,18 @@ def test_the_kubelets_id_names_a_device_in_the_file(driver: str, device: dict[st
 )
 def test_a_device_that_edits_nothing_has_no_id_and_is_left_out(edits: ContainerEdits) -> None:
     idle, busy = _device(edits), _device(NOTHING.with_env("A", "1"), "gpu-1")
-    assert cdi_ids(DRIVER, UID, idle) == ()
-    assert build_spec_file(DRIVER, UID, [idle]) is None
-    assert build_spec_file(DRIVER, UID, [idle, busy]) == build_spec_file(DRIVER, UID, [busy])
+    alone, beside = build_spec(DRIVER, UID, [idle]), build_spec(DRIVER, UID, [idle, busy])
+    assert (alone.content, alone.ids) == (None, ((),))
+    assert beside.content == build_spec(DRIVER, UID, [busy]).content
+    assert beside.ids[0] == ()
+    assert beside.ids[1]
 
 
 @given(edits=strategies.edits)
 def test_a_claim_has_a_file_exactly_when_its_devices_have_ids(edits: ContainerEdits) -> None:
     assume(not _conflicts(edits.with_env("SOME", "1")))
-    device = _device(edits)
-    assert (build_spec_file(DRIVER, UID, [device]) is None) == (cdi_ids(DRIVER, UID, device) == ())
+    built = build_spec(DRIVER, UID, [_device(edits)])
+    assert (built.content is None) == (built.ids == ((),))
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,7 @@ def test_a_text_that_only_looks_like_a_nul_byte_is_accepted() -> None:
 def test_a_device_prepared_twice_is_refused() -> None:
     device = _device(NOTHING.with_env("A", "1"))
     with pytest.raises(ContractError, match="prepared twice"):
-        build_spec_file(DRIVER, UID, [device, device])
+        build_spec(DRIVER, UID, [device, device])
 
 
 @pytest.mark.parametrize(
@@ -352,7 +355,7 @@ def test_the_bytes_do_not_depend_on_order(edits: ContainerEdits, data: st.DataOb
     )
     devices = [_device(edits), _device(edits, "gpu-1")]
     turned = [_device(shuffled, "gpu-1"), _device(shuffled)]
-    assert build_spec_file(DRIVER, UID, devices) == build_spec_file(DRIVER, UID, turned)
+    assert build_spec(DRIVER, UID, devices).content == build_spec(DRIVER, UID, turned).content
 
 
 @pytest.mark.parametrize(

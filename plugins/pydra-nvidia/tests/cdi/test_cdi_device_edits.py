@@ -12,7 +12,7 @@ import pytest
 from cdi_claims import HOOK, LIB, MIG, V, edits_of, gpu, nodes, partitioned, reading, settle, target
 from pydra import ClaimError
 from pydra.cdi.host_path_checks import resolve
-from pydra.cdi.spec import build_spec_file
+from pydra.cdi.spec import build_spec
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.cdi.hooks import find_hook
 from pydra_nvidia.cdi.libraries import DriverIncomplete
@@ -32,7 +32,7 @@ async def test_two_gpus_and_a_partition_of_one_claim_make_one_spec(machine: Any)
     prepared = [one.allocated.prepared(own) for one, own in zip(targets, maker.build(targets, seen), strict=True)]
     present = await resolve(prepared, root=str(machine.path))
     assert list(present) == prepared, "nothing that was found is missing"
-    content = build_spec_file("gpu.nvidia.com", "uid", present)
+    content = build_spec("gpu.nvidia.com", "uid", present).content
     assert content is not None
     spec = json.loads(content)
     shared = spec["containerEdits"]
@@ -62,7 +62,7 @@ async def test_two_gpus_and_a_partition_of_one_claim_make_one_spec(machine: Any)
     (hook,) = own[0]["hooks"]
     assert hook["args"][2:] == ["--link", "../card1::/dev/dri/by-path/pci-0000:00:00.0-card"]
     again = [one.allocated.prepared(edits_of(DeviceEdits(machine.tree, Settings()), one, seen)) for one in targets]
-    assert build_spec_file("gpu.nvidia.com", "uid", again[::-1]) == content
+    assert build_spec("gpu.nvidia.com", "uid", again[::-1]).content == content
 
 
 async def test_a_partition_opens_its_own_capabilities_only(machine: Any) -> None:

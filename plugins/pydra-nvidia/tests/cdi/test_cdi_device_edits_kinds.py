@@ -10,7 +10,7 @@ import pytest
 from cdi_claims import HOOK, LIB, edits_of, nodes, reading, settle, target
 from pydra import ClaimError
 from pydra.cdi.host_path_checks import resolve
-from pydra.cdi.spec import build_spec_file
+from pydra.cdi.spec import build_spec
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.cdi.hooks import HookMissing, describe_hooks, find_hook
 from pydra_nvidia.claim_config import Iommu, VfioDeviceConfig
@@ -30,7 +30,7 @@ async def test_without_the_hook_a_container_gets_names_and_a_path_and_the_log_a_
     assert "not on this node" in describe_hooks(find_hook(machine.tree, Settings()))
     assert not find_hook(machine.tree, Settings())
     present = await resolve([target("gpu-0", seen).allocated.prepared(edits)], root=str(machine.path))
-    assert build_spec_file("gpu.nvidia.com", "uid", present) is not None
+    assert build_spec("gpu.nvidia.com", "uid", present).content is not None
 
 
 @pytest.mark.parametrize("mode", [pytest.param(None, id="absent"), pytest.param(0o644, id="not executable")])
