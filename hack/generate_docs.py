@@ -1,12 +1,11 @@
-"""Writes the reference pages that follow from the code: docs/settings.md, docs/metrics.md, and backends' settings.
+"""Writes the reference pages that follow from the code, those of backends' settings among them.
 
 `--check` writes nothing and ends with 1 when a page is stale; a test in tests/house calls `pages`.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
+import argparse
 import sys
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -14,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from api_page import api_page, texts_below
 
 from pydra.admission.webhook import AdmissionMetrics
 from pydra.backends.type_messages import describe
 from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of, key_of, variable_of
+from pydra.cli.tool import build_parser
 from pydra.observability.metrics import Metrics
 from pydra.testing.rules import Rule
 from pydra_amd import settings as amd
@@ -37,6 +38,8 @@ TPU_DOCS = ROOT / "plugins" / "pydra-tpu" / "docs"
 def pages() -> dict[Path, str]:
     """The pages as they should be."""
     return {
+        DOCS / "api.md": api_page(),
+        DOCS / "commands.md": commands_page(),
         DOCS / "conformance.md": conformance_page(),
         DOCS / "settings.md": settings_page(),
         DOCS / "metrics.md": metrics_page(),
@@ -65,6 +68,50 @@ def conformance_page() -> str:
         "same backend, one that implements `restore` is only loaded.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def commands_page() -> str:
+    lines = [
+        "# Commands",
+        "",
+        "`pydra-agent` runs on nodes; its flags are its [settings](settings.md). `pydra` is for people; its commands",
+        "are below. Defaults are in brackets. `pydra --debug` shows the traceback of an internal error. Exit codes:",
+        "0 if nothing is wrong, 1 if something is, 2 if the command was called in a wrong way.",
+        *command_tables("pydra", build_parser()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def command_tables(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The parts about the commands of a parser, and about theirs."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            told = {one.dest: one.help for one in action._choices_actions}
+            for word, below in action.choices.items():
+                yield from ("", f"## `{name} {word}`", "", f"{sentence(str(below.description or told[word]))}")
+                yield from command_table(below)
+                yield from command_tables(f"{name} {word}", below)
+
+
+def command_table(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """The arguments of one command; flags that are settings have a page of their own."""
+    settings = {flag_of(option) for table in (AGENT, WEBHOOK) for option in table.options}
+    actions = [one for one in parser._actions if not isinstance(one, argparse._HelpAction | argparse._SubParsersAction)]
+    shared = [one for one in actions if len(settings.intersection(one.option_strings)) == 1]
+    # A backend or a driver is asked for by commands that have no other setting.
+    own = actions if len(shared) < 3 else [one for one in actions if one not in shared]
+    if own:
+        yield from ("", "| argument | |", "|---|---|")
+    for one in own:
+        flags = ", ".join(f"`{flag} {one.metavar}`" if one.metavar else f"`{flag}`" for flag in one.option_strings)
+        yield f"| {flags or f'`{one.metavar or one.dest}`'} | {sentence(one.help or '')} |"
+    if len(own) < len(actions):
+        yield from ("", "The other flags are [settings](settings.md).")
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    return f"{text[0].upper()}{text[1:].removesuffix('.')}."
 
 
 def settings_page() -> str:
@@ -237,31 +284,6 @@ def backend_settings_table(kind: type[msgspec.Struct], prefix: str) -> Iterator[
         default = f"`{text}`" if (text := as_text(getattr(defaults, field.name))) else "–"
         allowed = describe(msgspec.inspect.type_info(field.type)).replace("|", "\\|")
         yield f"| `{prefix}{field.name.upper()}` | {allowed} | {default} | {told[field.name]} |"
-
-
-def texts_below(kind: type) -> dict[str, str]:
-    """The string that stands below each field, or member, of a class; each must have one."""
-    (tree,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(tree, ast.ClassDef)
-    texts: dict[str, str] = {}
-    for one, below in zip(tree.body, [*tree.body[1:], ast.Pass()], strict=True):
-        name = _assigned(one)
-        if not name:
-            continue
-        match below:
-            case ast.Expr(value=ast.Constant(value=str(text))):
-                texts[name] = " ".join(text.split())
-            case _:
-                raise ValueError(f"{kind.__name__}.{name} has no text below it")
-    return texts
-
-
-def _assigned(statement: ast.stmt) -> str:
-    """The name that the statement gives a value; empty when it gives none."""
-    match statement:
-        case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
-            return name
-    return ""
 
 
 def as_text(value: Any) -> str:

@@ -77,21 +77,27 @@ class OpaqueConfig(msgspec.Struct, frozen=True, kw_only=True):
 class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One device that the scheduler gave to the claim.
 
-    `request` is the request's name, `parent/sub` for the chosen entry of firstAvailable.
-    `share_id` and `consumed_capacity` are set for a device that several claims may hold.
-    `configs` are ordered, weakest first (class, then claim), at most one of each kind: `OpaqueConfig`
-    values in the agent and on the wire, decoded values of the backend's CONFIG_TYPES in the backend. `explicit` says
-    of each whether the claim names this device's request for it.
+    In the agent and on the wire `configs` are `OpaqueConfig` values, which the backend's process decodes.
     """
 
     request: str
+    """The request's name in the claim; `parent/sub` for the chosen entry of `firstAvailable`."""
     pool: str
+    """The pool that the device is in: the node's name, unless settings say otherwise."""
     device: str
+    """The name from `Device.name`. It may be gone since the scheduler chose it: raise `UnknownDevice`."""
     share_id: str | None = None
+    """Which share of a device with `allow_multiple_allocations` this is; None for other devices."""
     consumed_capacity: Mapping[str, str] = {}
+    """How much of each capacity the share has, as a canonical quantity."""
     admin_access: bool = False
+    """Whether the claim may only look: other claims may hold the device, so change nothing."""
     configs: tuple[Any, ...] = ()
+    """The configurations that apply to it, decoded, weakest first (class, then claim), at most one of each kind. Use
+    `config`.
+    """
     explicit: tuple[bool, ...] = ()
+    """For each of `configs`, whether the claim names this device's request for it."""
 
     def config(self, kind: type[ConfigT]) -> ConfigT | None:
         """Return the configuration of this type that applies to this device, or None."""
@@ -124,47 +130,54 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that is ready for containers.
-
-    `request`, `pool`, `device` and `share_id` say which allocated device this is. `state` is any JSON
-    value; it is kept across restarts and handed to `unprepare`. `attributes` are what is only known now, such as the
-    UUID of a partition that was made: containers find them in the device's metadata file, beside those that `discover`
-    reported and instead of those with the same name.
-    """
+    """A device that is ready for containers; `AllocatedDevice.prepared` makes one."""
 
     request: str
+    """As in the allocated device."""
     pool: str
+    """As in the allocated device."""
     device: str
+    """As in the allocated device."""
     share_id: str | None = None
+    """As in the allocated device."""
     edits: ContainerEdits = ContainerEdits()
+    """What containers with this device get."""
     state: Any = None
+    """Any JSON value; it is kept across restarts and passed to `unprepare`."""
     attributes: Mapping[str, AttributeValue] = _NO_ATTRIBUTES
+    """What is only known now, such as the UUID of a partition that was created. Containers find them in the device's
+    metadata file; they replace published attributes of the same name.
+    """
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A ResourceClaim with this driver's devices only. At least one device.
-
-    `plan` is the JSON value that the backend's `plan` returned for it; None before that, and for a backend without.
-    """
+    """A ResourceClaim with this driver's devices only."""
 
     uid: str
+    """The claim's UID, which no other claim ever has. It can be part of a file's name."""
     namespace: str
+    """The claim's namespace."""
     name: str
+    """The claim's name."""
     devices: tuple[AllocatedDevice, ...]
+    """Its devices of this driver, in the order of the allocation; at least one."""
     plan: Any = None
+    """What the backend's `plan` returned; None before that, and for a backend without `plan`."""
 
 
 class HeldClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A claim whose devices this node holds.
 
-    `completed` is false while its prepare has begun and not ended: `prepared` is then empty, and what may have been
-    done is in `plan`. Of a claim whose record cannot be read neither is known, and of its devices only what the
-    record's bytes still tell; it may be in use.
+    Of a claim whose record cannot be read, neither plan nor prepared devices are known, and of its devices only what
+    the record's bytes still tell; it may be in use.
     """
 
     claim: Claim
+    """The claim, with its plan."""
     prepared: tuple[PreparedDevice, ...] = ()
+    """What `prepare` returned; empty while it has not ended."""
     completed: bool
+    """Whether `prepare` has ended. If not, something may have been done, as `plan` says."""
 
     @property
     def plan(self) -> Any:
@@ -173,24 +186,23 @@ class HeldClaim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InheritedClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """A claim that another driver prepared, as if this backend had: one entry for each of its devices.
-
-    A claim whose name that driver did not write down has an empty name and namespace; the agent looks it up.
-    """
+    """A claim that another driver prepared, as if this backend had."""
 
     claim: Claim
+    """The claim. Name and namespace are empty if that driver did not record them; the agent looks them up."""
     prepared: tuple[PreparedDevice, ...]
+    """One entry for each of its devices."""
 
 
 class Inheritance(msgspec.Struct, frozen=True, kw_only=True):
-    """What another driver of the same name left on the node.
-
-    `files` are that driver's own records in the plugin directory; once the claims are kept durably, they are renamed
-    to end in `.inherited`, so they are not read again and not lost.
-    """
+    """What another driver of the same name left on the node."""
 
     claims: tuple[InheritedClaim, ...] = ()
+    """The claims that the other driver had prepared."""
     files: tuple[str, ...] = ()
+    """That driver's records in the plugin directory. Once the claims are stored, they are renamed to end in
+    `.inherited`.
+    """
 
 
 # Between the kubelet plugin and the claims behind it

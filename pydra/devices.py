@@ -28,6 +28,7 @@ class Version(msgspec.Struct, frozen=True):
     """A version attribute: strict semantic versioning 2.0.0 (`1.2.3`), at most 64 bytes."""
 
     version: str
+    """`MAJOR.MINOR.PATCH`, with pre-release and build if there are any."""
 
 
 Scalar: TypeAlias = bool | int | str | Version
@@ -36,80 +37,102 @@ AttributeValue: TypeAlias = bool | int | str | Version | tuple[Scalar, ...]
 
 
 class CapacityRange(msgspec.Struct, frozen=True, kw_only=True):
-    """Amounts between `min` and `max` (default: the whole capacity), in steps of `step` above `min`."""
+    """Amounts between `min` and `max`, in steps of `step` above `min`."""
 
     min: Quantity
+    """The least that a claim can get; a request for less gets this much."""
     max: Quantity | None = None
+    """The most that a claim can get. None: the whole capacity."""
     step: Quantity | None = None
+    """Amounts are `min` plus a multiple of this; requests are rounded up to one. None: any amount."""
 
 
 class RequestPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """Which shares of a capacity a claim may ask for: `valid_values` or `valid_range`; `default` if it asks none."""
+    """Which shares of a capacity a claim can get: `valid_values` or `valid_range`, each of which needs a `default`."""
 
     default: Quantity | None = None
+    """What a claim that asks for no amount gets. None: the whole capacity. It must be an allowed amount."""
     valid_values: tuple[Quantity, ...] = ()
+    """The amounts that can be had, ascending, at most 10; a request is rounded up to one. Excludes `valid_range`."""
     valid_range: CapacityRange | None = None
+    """The range of amounts that can be had. Excludes `valid_values`."""
 
 
 class Capacity(msgspec.Struct, frozen=True):
-    """How much of something a device has; `policy` needs `allow_multiple_allocations` on the device."""
+    """How much of something a device has."""
 
     value: Quantity
+    """How much there is, in the unit that the name implies; bytes for memory."""
     policy: RequestPolicy | None = None
+    """Which shares can be requested. Needs `allow_multiple_allocations`; None: any amount up to the whole."""
 
 
 class CounterSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Resources that several devices (partitions) draw from; 1 to 32 counters."""
+    """Resources that several devices (partitions) draw from."""
 
     name: str
+    """A DNS label, unique in the pool."""
     counters: Mapping[str, Quantity]
+    """How much there is of each; 1 to 32, with DNS labels as names."""
 
 
 class CounterConsumption(msgspec.Struct, frozen=True, kw_only=True):
     """What a device takes from one counter set when it is allocated."""
 
     counter_set: str
+    """The name of a set in `Inventory.counter_sets`."""
     counters: Mapping[str, Quantity]
+    """How much of each counter the device takes."""
 
 
 class TaintEffect(Enum):
-    """A taint's effect: none, keep new pods away, or also evict running ones."""
+    """What a taint does."""
 
     NONE = "None"
+    """For information only."""
     NO_SCHEDULE = "NoSchedule"
+    """The scheduler allocates the device only to claims that tolerate the taint."""
     NO_EXECUTE = "NoExecute"
+    """Also, running pods whose claims do not tolerate it are evicted."""
 
 
 class Taint(msgspec.Struct, frozen=True, kw_only=True):
-    """A mark on a device that a claim must tolerate; `time_added` is RFC 3339 and set by the API server when absent."""
+    """A mark on a device that a claim must tolerate."""
 
     key: str
+    """A label key, such as `fpga.example.com/firmware-update`."""
     value: str = ""
+    """A label value: at most 63 bytes."""
     effect: TaintEffect = TaintEffect.NO_SCHEDULE
+    """What the taint does."""
     time_added: str | None = None
+    """RFC 3339. None: the API server sets it."""
 
 
 class HealthStatus(Enum):
     """A device's health, in the terms of the pod's status."""
 
     UNKNOWN = "Unknown"
+    """Nobody can say; no taint."""
     HEALTHY = "Healthy"
+    """The device works."""
     UNHEALTHY = "Unhealthy"
+    """The device does not work, or not as it should: it gets a taint."""
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """A device's health and, in `message`, why; at most 1024 bytes of it reach the pod's status.
-
-    `reason` is one word for the same (`XID79`), a label value; it becomes the value of the device's taint. `taint` is
-    the taint's key, below the driver's name unless it has a domain of its own. `effect` is the taint's effect where it
-    is to differ from the agent's `--health-taint`; where that is `none` there is no taint at all.
-    """
+    """A device's health: from it follow the device's taint, the kubelet's answer and a metric."""
 
     status: HealthStatus = HealthStatus.HEALTHY
+    """How the device is."""
     message: str = ""
+    """Why, for people. At most 1024 bytes of it reach the pod's status."""
     reason: str = ""
+    """One word for the same, such as `XID79`, of at most 63 bytes. It becomes the value of the taint."""
     taint: str = "unhealthy"
+    """The taint's key, below the driver's name unless it has a domain of its own."""
     effect: TaintEffect | None = None
+    """The taint's effect where it is to differ from `--health-taint` (with `none` there, there is no taint at all)."""
 
 
 HEALTHY = Health()
@@ -118,33 +141,43 @@ HEALTHY = Health()
 class Device(msgspec.Struct, frozen=True, kw_only=True):
     """One device that a claim can get.
 
-    `name` is a DNS label of at most 63 bytes, unique in the pool. Names of attributes and
-    capacities are C identifiers of at most 32 bytes, or `domain/identifier`; without a domain they
-    belong to the driver's. Source: Kubernetes API reference, resource.k8s.io/v1 Device.
+    Names of attributes and capacities are C identifiers of at most 32 bytes, or `domain/identifier`; without a domain
+    they belong to the driver's. Source: Kubernetes API reference, resource.k8s.io/v1 Device.
     """
 
     name: str
+    """A DNS label of at most 63 bytes, unique in the pool. The same hardware must always have the same name."""
     attributes: Mapping[str, AttributeValue] = {}
+    """What claims select by. With the capacities at most 32; strings of at most 64 bytes."""
     capacity: Mapping[str, Capacity] = {}
+    """How much the device has of something."""
     consumes_counters: tuple[CounterConsumption, ...] = ()
+    """What the device takes from counter sets when it is allocated; at most 2 sets."""
     allow_multiple_allocations: bool = False
+    """Whether several claims can hold the device at once, each with a share of its capacities."""
     taints: tuple[Taint, ...] = ()
+    """Marks that claims must tolerate, at most 16. For bad health use `health`."""
     health: Health = HEALTHY
+    """How the device is; a healthy one by default."""
     binds_to_node: bool = False
+    """Whether a claim with this device can only be used on this node, even if the device can be reached from others."""
     binding_conditions: tuple[str, ...] = ()
+    """Conditions of the claim's status that must be true before a pod is bound; at most 4."""
     binding_failure_conditions: tuple[str, ...] = ()
+    """Conditions of which one ends the attempt and starts a new allocation; at most 4."""
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """The complete inventory of a backend's hardware at one moment.
-
-    `unreadable` has one text for each piece of hardware that is there and cannot be a device, because too little of it
-    can be read: which one, and why. The text must stay the same while nothing changes.
-    """
+    """The complete inventory of a backend's hardware at one moment."""
 
     devices: tuple[Device, ...] = ()
+    """All devices, healthy or not. In this order the scheduler tries them."""
     counter_sets: tuple[CounterSet, ...] = ()
+    """The counter sets that devices draw from."""
     unreadable: tuple[str, ...] = ()
+    """One text for each piece of hardware that is there and cannot be a device because too little of it can be read:
+    which one, and why. It must stay the same while nothing changes.
+    """
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,19 +208,25 @@ class SampleKind(Enum):
     """How Prometheus should read a sample."""
 
     GAUGE = "gauge"
+    """A value that goes up and down."""
     COUNTER = "counter"
+    """A value that only grows until the backend's process ends."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured number for `/metrics`: `pydra_<backend>_<name>{device=..., **labels} value`.
-
-    `name` follows the Prometheus conventions (base units, `_total` for counters). `device` is empty for the whole
-    node; it may be one that `discover` does not list now, as a GPU whose partitions are what claims can have.
-    """
+    """One measured number for `/metrics`: `pydra_<backend>_<name>{device=..., **labels} value`."""
 
     name: str
+    """By the conventions of Prometheus: base units (`_bytes`, `_seconds`, `_celsius`), `_total` for counters."""
     value: float
+    """The number now."""
     help: str = ""
+    """What is measured, in a sentence; the same for all samples of a name."""
     kind: SampleKind = SampleKind.GAUGE
+    """How to read it."""
     device: str = ""
+    """The device that it belongs to; empty for the whole node. It may be one that `discover` does not list, such as a
+    GPU of which claims get partitions only.
+    """
     labels: Mapping[str, str] = {}
+    """Further labels."""

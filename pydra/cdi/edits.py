@@ -23,70 +23,101 @@ BIND_TYPES = ("", "bind", "none")
 
 
 class DeviceNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A device node in the container at `path`, taken from `host_path` (default: the same path) on the node.
-
-    `optional` says that the node may be absent on the host: it is then left out instead of failing the claim.
-    """
+    """A device node in the container, taken from the host's."""
 
     path: str
+    """Where the node is in the container; an absolute path."""
     host_path: str = ""
+    """Where it is on the host. Empty: the same path."""
     type: str = ""
+    """`b` (block), `c` or `u` (character), `p` (FIFO). Empty: that of the host's node."""
     major: int | None = None
+    """None: that of the host's node."""
     minor: int | None = None
+    """None: that of the host's node."""
     file_mode: int | None = None
+    """Permission bits, such as `0o660`. None: those of the host's node."""
     permissions: str = ""
+    """What the device cgroup allows: letters of `rwm`, or `none`. Empty: `rwm`."""
     uid: int | None = None
+    """The owner in the container. None: that of the host's node."""
     gid: int | None = None
+    """The group in the container. None: that of the host's node."""
     optional: bool = False
+    """Whether the host may lack the node: it is then left out instead of failing the claim."""
 
 
 class Mount(msgspec.Struct, frozen=True, kw_only=True):
-    """`host_path` of the node, seen in the container at `container_path`; read-only unless `options` say otherwise."""
+    """A file or directory of the host that the container sees."""
 
     host_path: str
+    """A file or directory of the host; an absolute path."""
     container_path: str
+    """Where the container sees it; an absolute path."""
     options: tuple[str, ...] = DEFAULT_MOUNT_OPTIONS
+    """As for `mount -o`. Read-only unless they say otherwise."""
     type: str = ""
+    """A file system such as `tmpfs`. Empty: a bind mount."""
     optional: bool = False
+    """Whether the host may lack the path: the mount is then left out instead of failing the claim."""
 
 
 class Hook(msgspec.Struct, frozen=True, kw_only=True):
-    """A program that the runtime runs; `timeout` in seconds, 0 for none."""
+    """A program of the host that the runtime runs."""
 
     hook_name: str
+    """When it runs: `prestart`, `createRuntime`, `createContainer`, `startContainer`, `poststart` or `poststop`."""
     path: str
+    """The program on the host; an absolute path."""
     args: tuple[str, ...] = ()
+    """Its arguments; the first is the program's name."""
     env: tuple[str, ...] = ()
+    """Its environment, as `NAME=VALUE`."""
     timeout: int = 0
+    """Seconds after which the runtime ends it; 0 for never."""
 
 
 class NetDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A network interface moved into the container and renamed."""
 
     host_interface_name: str
+    """The interface on the host."""
     name: str
+    """What the container calls it."""
 
 
 class IntelRdt(msgspec.Struct, frozen=True, kw_only=True):
     """Intel Resource Director Technology settings."""
 
     clos_id: str = ""
+    """The class of service: a directory in resctrl's file system."""
     l3_cache_schema: str = ""
+    """The schema for the L3 cache."""
     mem_bw_schema: str = ""
+    """The schema for memory bandwidth."""
     schemata: tuple[str, ...] = ()
+    """Lines for the `schemata` file."""
     enable_monitoring: bool = False
+    """Whether a monitoring group is created."""
 
 
 class ContainerEdits(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that changes in a container; the methods return a new value with one thing more."""
 
     env: Mapping[str, str] = {}
+    """Environment variables."""
     device_nodes: tuple[DeviceNode, ...] = ()
+    """Device nodes."""
     mounts: tuple[Mount, ...] = ()
+    """Mounts."""
     hooks: tuple[Hook, ...] = ()
+    """Programs of the host that the runtime runs."""
     net_devices: tuple[NetDevice, ...] = ()
+    """Network interfaces that are moved into the container."""
     intel_rdt: IntelRdt | None = None
+    """Resource Director Technology settings."""
     additional_gids: tuple[int, ...] = ()
+    """Further groups of the container's process."""
 
     def with_env(self, name: str, value: str) -> ContainerEdits:
         """Set the environment variable `name`; a former value in these edits is replaced."""

@@ -6,19 +6,22 @@ import msgspec
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One check; `skipped` says why it was not made, `notes` are advice and not problems.
-
-    `rule` is the id of a rule in docs/conformance.md, which the text shows of a failed check. `found` is a short
-    description of what was found, `lines` a long one.
-    """
+    """One check."""
 
     rule: str
+    """The id of a rule in docs/conformance.md."""
     title: str
+    """What was checked, as a statement that holds if there are no problems."""
     problems: tuple[str, ...] = ()
+    """What is wrong."""
     notes: tuple[str, ...] = ()
+    """Advice."""
     skipped: str = ""
+    """Why the check was not made; empty if it was."""
     found: str = ""
+    """What was found, in a few words."""
     lines: tuple[str, ...] = ()
+    """What was found, at length."""
 
     @property
     def mark(self) -> str:
@@ -40,7 +43,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Every check, in the order in which it was made."""
 
     backend: str
+    """The backend's name."""
     checks: tuple[Check, ...]
+    """Everything that was checked."""
 
     @property
     def ok(self) -> bool:
