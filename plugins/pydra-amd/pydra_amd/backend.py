@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 from pydra import Claim, HeldClaim, Inheritance, Inventory, PreparedDevice, PydraError, Sample, UnknownDevice
@@ -19,16 +19,17 @@ from pydra_amd.health.diagnosis import Assessment, diagnose
 from pydra_amd.health.monitor import HealthMonitor
 from pydra_amd.held_claims import HeldEntries, PlanUnknown, build_plan, parse_entry
 from pydra_amd.host.amdgpu import is_asleep
+from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.host.filesystem import Tree
 from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.inventory.samples import build_samples
 from pydra_amd.models import PARTITIONS
 from pydra_amd.offering import list_offered
-from pydra_amd.settings import Settings
+from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.slicing.compute_mode import ModeRefused
 from pydra_amd.slicing.execution import StepExecutor
-from pydra_amd.slicing.plan import plan_claim
+from pydra_amd.slicing.plan import find_memory_step, plan_claim
 from pydra_amd.steps import Entry, Hold
 from pydra_amd.takeover import inherit_claims
 from pydra_amd.telemetry import Telemetry
@@ -39,7 +40,7 @@ _log = logging.getLogger(__name__)
 class AmdBackend:
     """One node's AMD GPUs. Made by `composition.open_backend`."""
 
-    def __init__(self, settings: Settings, tree: Tree, importer: Callable[[], Any]) -> None:
+    def __init__(self, settings: Settings, tree: Tree, driver: DriverModule, importer: Callable[[], Any]) -> None:
         self._settings = settings
         self._tree = tree
         self._telemetry = Telemetry(tree)
@@ -47,17 +48,23 @@ class AmdBackend:
         self._library = AmdsmiSession(importer, self._health.hear)
         self._changing = Counter[str]()
         self._held = HeldEntries()
-        self._executor = StepExecutor(tree, self._held)
+        self._executor = StepExecutor(tree, driver, self._held)
+        self._kept: str | None = None
 
     async def discover(self) -> Inventory:
         """Whole GPUs and partitions, with their health."""
         reading = await self._telemetry.read_to_publish(self._changing.keys())
         assessments = await asyncio.to_thread(self._diagnose, reading)
-        return build_inventory(reading, self._settings.partitioning, assessments)
+        self._kept = kept = self._find_kept_memory()
+        memory = {gpu.address: kept or gpu.mode.memory for gpu in reading.known if gpu.mode and kept is not None}
+        return build_inventory(reading, self._settings.partitioning, assessments, memory)
 
     async def wait_changed(self) -> None:
-        """Return when a GPU, a partition or a device node has come or gone since `discover`, or a GPU is reset."""
-        while not await self._telemetry.has_changed():
+        """Return when a GPU, a partition or a device node has come or gone since `discover`, or a GPU is reset.
+
+        While modes change for a claim that is no news; the end of the change is.
+        """
+        while self._changing or (self._kept == self._find_kept_memory() and not await self._telemetry.has_changed()):
             if await self._health.wait_event(self._settings.poll_period):
                 return
 
@@ -77,7 +84,7 @@ class AmdBackend:
         """What the claim will hold, and which modes change for it."""
         self._held.refresh(held)
         others = self._held.others(claim.uid)  # before the reading: what ends meanwhile knows the mode to set back
-        offered = list_offered(await self._telemetry.read(), self._settings.partitioning)
+        offered = list_offered(await self._telemetry.read(self._changing.keys()), self._settings.partitioning)
         entry = plan_claim(claim, offered, entries=others, unread=self._held.unread.values())
         return build_plan(entry)
 
@@ -99,6 +106,7 @@ class AmdBackend:
         except PlanUnknown as error:
             _log.warning("nothing is undone: %s", error)
             self._held.remove(claim.uid)
+            self._health.wake()
             return
         async with self._change_modes(entry):
             await self._executor.undo(entry)
@@ -110,16 +118,25 @@ class AmdBackend:
     @asynccontextmanager
     async def _change_modes(self, entry: Entry) -> AsyncIterator[None]:
         """While modes change AMD's library is closed, which would keep the GPUs busy, and nobody publishes the GPUs."""
-        if not entry.steps:
-            yield
-            return
-        gpus = [step.gpu for step in entry.steps]
+        gpus = [address for step in entry.steps for address in step.gpus]
         self._changing.update(gpus)
         try:
-            async with self._library.paused():
+            async with self._library.paused() if gpus else nullcontext():
                 yield
         finally:
             self._changing -= Counter(gpus)
+            if gpus or self._kept != self._find_kept_memory():
+                self._health.wake()
+
+    def _find_kept_memory(self) -> str | None:
+        """The memory mode that the GPUs must have for the claims that there are.
+
+        Empty: the one that they have. None: no claim needs any.
+        """
+        if self._settings.partitioning is not Partitioning.MEMORY or not (self._held.entries or self._held.unread):
+            return None
+        step = find_memory_step(self._held.entries)
+        return step.target if step else ""
 
     def _diagnose(self, reading: Reading) -> Mapping[str, Assessment]:
         """How each GPU is, by address. Blocks."""

@@ -11,6 +11,7 @@ from typing import Any
 from pydra import PydraError
 from pydra_amd.amdsmi.library import import_amdsmi
 from pydra_amd.backend import AmdBackend
+from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.host.filesystem import Roots, Tree
 from pydra_amd.settings import Settings
 
@@ -43,11 +44,13 @@ async def open_backend(settings: Settings) -> AsyncIterator[AmdBackend]:
             from pydra_amd.simulation import library, machine  # noqa: PLC0415
 
         tree = machine.open_machine(settings)
+        driver: DriverModule = machine.SimulatedModule(tree, settings.scenario)
         importer = partial(library.import_amdsmi, os.path.dirname(tree.roots.sys), settings.scenario)
     else:
         tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, dev=settings.dev_root))
+        driver = DriverModule(tree)
         importer = import_amdsmi
-    backend = AmdBackend(settings, tree, importer)
+    backend = AmdBackend(settings, tree, driver, importer)
     try:
         yield backend
     finally:

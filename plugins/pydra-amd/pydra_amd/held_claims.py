@@ -87,6 +87,11 @@ class HeldEntries:
         self._entries.pop(uid, None)
         self.unread = {other: claim for other, claim in self.unread.items() if other != uid}
 
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """What all claims hold whose plan is known."""
+        return tuple(self._entries.values())
+
     def others(self, uid: str) -> tuple[Entry, ...]:
         """What all claims but this one hold."""
         return tuple(entry for other, entry in self._entries.items() if other != uid)

@@ -48,7 +48,9 @@ def list_offered(reading: Reading, partitioning: Partitioning) -> Mapping[str, O
 
 
 def _list_gpu(gpu: Gpu, partitioning: Partitioning) -> Iterator[Offered]:
-    modes = list_modes(gpu, gpu.mode.memory) if gpu.mode and partitioning is Partitioning.COMPUTE else {}
+    modes: Mapping[Mode, int] = {}
+    if gpu.mode is not None and partitioning is not Partitioning.EXISTING:
+        modes = list_modes(gpu, gpu.mode.memory if partitioning is Partitioning.COMPUTE else None)
     for mode, count in modes.items():
         for index in range(count):
             name = name_gpu(gpu) if mode.compute == WHOLE else name_partition(gpu, mode, index)

@@ -26,6 +26,10 @@ class Partitioning(Enum):
     COMPUTE = "compute"
     """The whole GPU and each partition of each compute mode that goes with the present memory mode. The mode is set
     when a claim gets one, and set back when the last of a GPU's claims has ended."""
+    MEMORY = "memory"
+    """As `compute`, in all memory modes that the model has. All GPUs of the node have one memory mode, and the driver
+    is loaded anew when it changes: only while no claim has any of them and no process uses one; see
+    [memory modes](memory-modes.md)."""
 
 
 class Signal(Enum):
@@ -80,8 +84,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the device nodes are, as the host sees it."""
 
     partitioning: Partitioning = Partitioning.EXISTING
-    """Which partitions of GPUs claims can have. `compute` needs the feature gate DRAPartitionableDevices; without it,
-    only whole GPUs are published."""
+    """Which partitions of GPUs claims can have. `compute` and `memory` need the feature gate DRAPartitionableDevices;
+    without it, only whole GPUs are published."""
     health: bool = True
     """Whether to watch how GPUs are. Off: all devices are healthy, whatever happens."""
     amdsmi: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -10,14 +11,37 @@ from pydra_amd.hardware_types import Mode
 
 
 class SetComputeMode(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="set-compute-mode"):
-    """Give the GPU at this address another compute mode. Undone by `before`, when no claim holds a part of it."""
+    """Give the GPU at this address another compute mode. Undone by `before`, when no claim holds a part of it.
+
+    `before` is None in a memory mode that changes for claims, which ends with the modes that all GPUs had.
+    """
 
     gpu: str
-    before: str
+    before: str | None
     target: str
 
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The addresses of the GPUs that change."""
+        return (self.gpu,)
 
-Step: TypeAlias = SetComputeMode
+
+class SetMemoryMode(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="set-memory-mode"):
+    """Give all GPUs of the node another memory mode, for which the driver is loaded anew.
+
+    `before` has the mode of each, by address. Undone by it, compute modes too, when no claim holds any of them.
+    """
+
+    before: Mapping[str, Mode]
+    target: str
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The addresses of the GPUs that change."""
+        return tuple(sorted(self.before))
+
+
+Step: TypeAlias = SetComputeMode | SetMemoryMode
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,19 +28,19 @@ class Telemetry:
         """What was read last; nothing before the first reading."""
         return self._last
 
-    async def read(self) -> Reading:
-        """All of the machine, as it is now."""
-        return await asyncio.to_thread(self.read_here)
+    async def read(self, changing: Collection[str] = ()) -> Reading:
+        """All of the machine, as it is now; half of a change is no state.
+
+        So GPUs at the addresses of `changing` are as they were published before.
+        """
+        reading = await asyncio.to_thread(self.read_here)
+        return _keep(reading, [gpu for gpu in self._published.gpus if gpu.address in changing])
 
     async def read_to_publish(self, changing: Collection[str] = ()) -> Reading:
-        """The same; from now on `has_changed` says whether it still holds.
-
-        GPUs at the addresses of `changing` are as they were published before: half of a change is no state.
-        """
+        """The same; from now on `has_changed` says whether it still holds."""
         signature = await asyncio.to_thread(read_signature, self._tree)  # what changes after it is noticed later
-        reading = await self.read()
+        self._published = await self.read(changing)
         self._signature = signature if not changing else None
-        self._published = _keep(reading, [gpu for gpu in self._published.gpus if gpu.address in changing])
         return self._published
 
     def read_here(self) -> Reading:

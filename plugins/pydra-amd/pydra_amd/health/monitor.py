@@ -50,6 +50,10 @@ class HealthMonitor:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             self._loop.call_soon_threadsafe(self._woken.set)
 
+    def wake(self) -> None:
+        """Have `wait_event` return, inside the event loop: something else asks for another look."""
+        self._woken.set()
+
     async def wait_event(self, seconds: float) -> bool:
         """Whether an event came within so many seconds."""
         try:

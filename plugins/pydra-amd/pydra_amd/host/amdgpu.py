@@ -62,6 +62,11 @@ def read_mode(tree: Tree, address: str) -> Mode | None:
     return Mode(compute, memory) if compute and memory else None
 
 
+def read_memory_modes(tree: Tree, address: str) -> tuple[str, ...]:
+    """The memory modes that the driver offers for the GPU."""
+    return _split(tree.read(tree.sys(f"{BOUND}/{address}/available_memory_partition")))
+
+
 def is_on_bus(tree: Tree, address: str) -> bool:
     """Whether the machine has the function, bound to whatever driver."""
     return tree.exists(tree.sys(f"bus/pci/devices/{address}"))
@@ -154,7 +159,7 @@ def _read_gpu(
         pcie_root=_find_root(tree.link(tree.sys(f"{BOUND}/{address}"))),
         mode=read_mode(tree, address),
         compute_modes=_split(read("available_compute_partition")),
-        memory_modes=_split(read("available_memory_partition")),
+        memory_modes=read_memory_modes(tree, address),
         memory=int(memory) if memory.isdecimal() else sum(one.memory for one in partitions),
         partitions=partitions,
     )

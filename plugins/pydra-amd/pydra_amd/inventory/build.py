@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydra import Capacity, Device, Inventory
+from pydra import Capacity, Device, Inventory, Taint, TaintEffect
+from pydra_amd.device_names import DRIVER
 from pydra_amd.hardware_types import Reading
 from pydra_amd.health.diagnosis import Assessment
 from pydra_amd.inventory.attributes import build_attributes
@@ -12,13 +13,21 @@ from pydra_amd.inventory.counters import build_consumption, build_counter_set
 from pydra_amd.offering import Offered, list_offered
 from pydra_amd.settings import Partitioning
 
+CONFLICT = f"{DRIVER}/memory-partition-conflict"
+"""AMD's taint for devices of a memory mode that the GPUs cannot have now. It also evicts: a pod that was given one in
+the moment before cannot start, and none that runs has one."""
+
 
 def build_inventory(
-    reading: Reading, partitioning: Partitioning, assessments: Mapping[str, Assessment] = {}
+    reading: Reading,
+    partitioning: Partitioning,
+    assessments: Mapping[str, Assessment] = {},
+    memory: Mapping[str, str] = {},
 ) -> Inventory:
     """The devices in the order in which a scheduler takes them, each GPU's counter set, and what cannot be used.
 
-    `assessments` are by a GPU's address; one that is missing is well.
+    `assessments` are by a GPU's address; one that is missing is well. `memory` has the memory mode that GPUs must keep
+    for claims, by address: devices of other memory modes are tainted, since no counter can say that of several GPUs.
 
     A cluster that has no counters publishes as many devices from the start of the list as do not overlap, so whole GPUs
     are first.
@@ -30,7 +39,10 @@ def build_inventory(
             chosen.setdefault(one.gpu.address, []).append(one)
     return Inventory(
         devices=tuple(
-            _build_device(one, chosen, reading, assessments.get(one.gpu.address, Assessment())) for one in offered
+            _build_device(
+                one, chosen, reading, assessments.get(one.gpu.address, Assessment()), memory.get(one.gpu.address)
+            )
+            for one in offered
         ),
         counter_sets=tuple(build_counter_set(chosen[address]) for address in sorted(chosen)),
         unreadable=tuple(
@@ -41,15 +53,21 @@ def build_inventory(
 
 
 def _build_device(
-    offered: Offered, chosen: Mapping[str, list[Offered]], reading: Reading, assessment: Assessment
+    offered: Offered,
+    chosen: Mapping[str, list[Offered]],
+    reading: Reading,
+    assessment: Assessment,
+    memory: str | None,
 ) -> Device:
+    conflict = Taint(key=CONFLICT, value=memory or "", effect=TaintEffect.NO_EXECUTE)
+    is_conflicting = memory is not None and offered.mode is not None and offered.mode.memory != memory
     return Device(
         name=offered.name,
         attributes=build_attributes(offered, reading),
         capacity=_build_capacity(offered),
         consumes_counters=(build_consumption(offered, chosen[offered.gpu.address]),) if offered.chosen else (),
         health=assessment.health,
-        taints=assessment.taints,
+        taints=(*assessment.taints, conflict) if is_conflicting else assessment.taints,
     )
 
 

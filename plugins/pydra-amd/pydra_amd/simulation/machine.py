@@ -8,15 +8,25 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+from itertools import product
 
 from pydra import PydraError
-from pydra_amd.host.amdgpu import COMPUTE
+from pydra_amd.host.amdgpu import BOUND, COMPUTE, MEMORY
+from pydra_amd.host.driver_module import MODULE, DriverModule, DriverReloadFailed
 from pydra_amd.host.filesystem import Roots, Tree
 from pydra_amd.host.kfd import PROCESSES
 from pydra_amd.settings import Settings
-from pydra_amd.simulation.faults import FALL, KEEP, STALE, take_fault
+from pydra_amd.simulation.faults import FALL, KEEP, MODULE_FAULTS, STALE, take_fault
 from pydra_amd.simulation.machine_types import MACHINE_TYPES, MachineType
-from pydra_amd.simulation.tree import build_tree, read_modes, write_file, write_topology
+from pydra_amd.simulation.tree import (
+    build_tree,
+    read_memory,
+    read_modes,
+    read_text,
+    write_file,
+    write_memory,
+    write_topology,
+)
 
 
 class ScenarioError(PydraError):
@@ -58,8 +68,66 @@ class Driver:
     def react(self, path: str, text: str) -> None:
         """After a write to a file below /sys. Raises OSError as the kernel does; the file is then as it was."""
         folder, name = os.path.split(path)
-        if name == COMPUTE:
-            self._set_compute_mode(path, self._machine.addresses.index(os.path.basename(folder)), text.strip().lower())
+        if name in (COMPUTE, MEMORY):
+            gpu = self._machine.addresses.index(os.path.basename(folder))
+            change = self._set_compute_mode if name == COMPUTE else self._request_memory_mode
+            change(path, gpu, text.strip().lower())
+
+    def is_used(self) -> bool:
+        """Whether a process that runs has the driver open."""
+        folder = f"{self._root}/sys/{PROCESSES}"
+        return os.path.isdir(folder) and any(os.path.exists(f"/proc/{pid}") for pid in os.listdir(folder))
+
+    def unload(self) -> None:
+        """What the driver shows is gone. Raises OSError."""
+        if self.is_used() or read_text(f"{self._root}/sys/{MODULE}/refcnt") != "0":
+            raise OSError(errno.EBUSY, "Module amdgpu is in use.")
+        os.makedirs(f"{self._root}/unloaded", exist_ok=True)
+        for name, path in self._shown().items():
+            os.rename(path, f"{self._root}/unloaded/{name}")
+
+    def load(self, *, keeps: bool) -> None:
+        """Show it again, with the memory mode that was requested, unless the GPUs keep theirs."""
+        shown = self._shown()
+        for name in [one for one in shown if os.path.exists(f"{self._root}/unloaded/{one}")]:
+            if name == "bound" and self._machine.mode:
+                self._take_memory_mode(keeps=keeps)
+            os.rename(f"{self._root}/unloaded/{name}", shown[name])
+
+    def _shown(self) -> dict[str, str]:
+        """What comes with the driver, in the order of coming: it counts as loaded when all of it is there."""
+        return {
+            "dev": f"{self._root}/dev",
+            "kfd": f"{self._root}/sys/class/kfd",
+            "bound": f"{self._root}/sys/{BOUND}",
+            "module": f"{self._root}/sys/{MODULE}",
+        }
+
+    def _take_memory_mode(self, *, keeps: bool) -> None:
+        present, requested = read_memory(self._root)
+        if keeps or present == requested:
+            write_memory(self._root, present, present)
+            return
+        compute, *others = self._machine.list_compute_modes(requested)
+        files = {
+            COMPUTE: compute,
+            MEMORY: requested,
+            "available_compute_partition": ", ".join([compute, *others]),
+        }
+        for address, (name, text) in product(self._machine.addresses, files.items()):
+            write_file(f"{self._root}/sys/bus/pci/devices/{address}/{name}", text.upper())
+        write_topology(self._root, self._machine, [compute] * len(self._machine.buses))
+        write_memory(self._root, requested, requested)
+
+    def _request_memory_mode(self, path: str, gpu: int, mode: str) -> None:
+        present, _ = read_memory(self._root)
+        fault = take_fault(self._root, self._machine.addresses[gpu])
+        refusal = getattr(errno, fault, 0 if mode in self._machine.memory_modes else errno.EINVAL)
+        write_file(path, present.upper())
+        if refusal:
+            raise OSError(refusal, os.strerror(refusal))
+        if mode != present:  # to ask for the present mode takes no request back
+            write_memory(self._root, present, mode)
 
     def _set_compute_mode(self, path: str, gpu: int, mode: str) -> None:
         modes = read_modes(self._root)
@@ -69,9 +137,9 @@ class Driver:
             with open(os.path.join(os.path.dirname(path), "config"), "wb") as file:
                 file.write(b"\xff" * 64)
             refusal = errno.ENODEV
-        elif self._is_used():
+        elif self.is_used():
             refusal = errno.EBUSY
-        elif mode not in self._machine.compute_modes:
+        elif mode not in self._machine.list_compute_modes(read_memory(self._root)[0]):
             refusal = errno.EINVAL
         if refusal or fault == KEEP:
             write_file(path, modes[gpu].upper())
@@ -82,7 +150,29 @@ class Driver:
         write_topology(self._root, self._machine, [*modes[:gpu], mode, *modes[gpu + 1 :]])
         write_file(path, mode.upper())
 
-    def _is_used(self) -> bool:
-        """Whether a process that runs has the driver open."""
-        folder = f"{self._root}/sys/{PROCESSES}"
-        return os.path.isdir(folder) and any(os.path.exists(f"/proc/{pid}") for pid in os.listdir(folder))
+
+class SimulatedModule(DriverModule):
+    """The module amdgpu of a simulated machine."""
+
+    def __init__(self, tree: Tree, scenario: str) -> None:
+        super().__init__(tree)
+        self._root = os.path.dirname(tree.roots.sys)
+        self._driver = Driver(self._root, MACHINE_TYPES[scenario])
+
+    async def unload(self) -> None:
+        """As modprobe -r."""
+        self._meet_fault("modprobe -r amdgpu")
+        try:
+            self._driver.unload()
+        except OSError as error:
+            raise DriverReloadFailed(f"modprobe -r amdgpu failed with 1: modprobe: FATAL: {error.strerror}") from error
+
+    async def load(self) -> None:
+        """As modprobe."""
+        self._driver.load(keeps=self._meet_fault("modprobe amdgpu") == KEEP)
+
+    def _meet_fault(self, command: str) -> str:
+        fault = take_fault(self._root, MODULE_FAULTS)
+        if code := getattr(errno, fault, 0):
+            raise DriverReloadFailed(f"{command} failed with 1: modprobe: ERROR: {os.strerror(code)}")
+        return fault

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra_amd.hardware_types import Mode
-from pydra_amd.models import BY_DEVICE, PARTITIONS, Model
+from pydra_amd.models import BY_DEVICE, MEMORY_MODES, PARTITIONS, Model
 
 FIRST_RENDER = 128
 CARDS_BEFORE = 1
@@ -38,10 +38,10 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True):
         """The PCI addresses of the GPUs."""
         return tuple(f"0000:{bus:02x}:00.0" for bus in self.buses)
 
-    @property
-    def compute_modes(self) -> tuple[str, ...]:
-        """The compute modes that the GPUs can have; empty for those without partition files."""
-        return tuple(PARTITIONS[self.model.xccs]) if self.mode else ()
+    def list_compute_modes(self, memory: str) -> tuple[str, ...]:
+        """The compute modes that the GPUs can have in a memory mode, and the first is the one that they start with."""
+        modes = MEMORY_MODES[self.model.gfx]
+        return tuple(mode for mode in PARTITIONS[self.model.xccs] if memory in modes[mode])
 
     def find_nodes(self, gpu: int, partition: int) -> tuple[int, int]:
         """The numbers of the card node and the render node. A GPU has them for as many partitions as it can have."""
@@ -49,7 +49,7 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True):
         return CARDS_BEFORE + number, FIRST_RENDER + number
 
 
-_MI300X = MachineType(model=BY_DEVICE["0x74a1"], memory_modes=("nps1", "nps4"))
+_MI300X = MachineType(model=BY_DEVICE["0x74a1"], memory_modes=("nps1", "nps2", "nps4"))
 
 MACHINE_TYPES = {
     "mi210-4": MachineType(model=BY_DEVICE["0x740f"], buses=(0x63, 0x43, 0x03, 0x26), mode=None),

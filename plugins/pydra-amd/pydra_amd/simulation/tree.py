@@ -35,11 +35,14 @@ def build_tree(root: str, machine: MachineType) -> None:
     draft = tempfile.mkdtemp(prefix=".tree-", dir=os.path.dirname(root))
     _draft_file(f"{draft}/sys/module/amdgpu/version", machine.driver_version)
     _draft_file(f"{draft}/sys/module/amdgpu/srcversion", "0D4DFC1B7F5A2C4E6B8A901")
+    _draft_file(f"{draft}/sys/module/amdgpu/refcnt", "0")
     for gpu in range(len(machine.buses)):
         _write_function(draft, machine, gpu)
         for partition in range(machine.model.xccs):
             _write_partition(draft, machine, gpu, partition)
     _link(f"{draft}{KFD_NODE}", "/dev/null")
+    if machine.mode:
+        write_memory(draft, machine.mode.memory, machine.mode.memory)
     write_topology(draft, machine, [machine.mode.compute if machine.mode else WHOLE] * len(machine.buses))
     os.chmod(draft, 0o755)  # noqa: S103 - as a machine's root is; mkdtemp makes it private
     try:
@@ -54,6 +57,17 @@ def read_modes(root: str) -> list[str]:
     """The compute modes that the GPUs have."""
     with open(f"{root}/modes.json", "rb") as file:
         return msgspec.json.decode(file.read(), type=list[str])
+
+
+def read_memory(root: str) -> tuple[str, str]:
+    """The memory mode that the GPUs have, and the one that they get when the driver is loaded anew."""
+    with open(f"{root}/memory.json", "rb") as file:
+        return msgspec.json.decode(file.read(), type=tuple[str, str])
+
+
+def write_memory(root: str, present: str, requested: str) -> None:
+    """The same, to be remembered."""
+    write_file(f"{root}/memory.json", msgspec.json.encode((present, requested)).decode())
 
 
 def write_topology(root: str, machine: MachineType, modes: Sequence[str]) -> None:
@@ -78,6 +92,12 @@ def write_topology(root: str, machine: MachineType, modes: Sequence[str]) -> Non
     generation = f"{root}/sys/{GENERATION}"
     write_file(generation, str(_read_number(generation) + 1))
     write_file(f"{root}/modes.json", msgspec.json.encode(list(modes)).decode())
+
+
+def read_text(path: str) -> str:
+    """The file's text without the white space around it."""
+    with open(path, encoding="utf-8") as file:
+        return file.read().strip()
 
 
 def write_file(path: str, text: str) -> None:
@@ -121,7 +141,7 @@ def _write_function(root: str, machine: MachineType, gpu: int) -> None:
         files |= {
             COMPUTE: machine.mode.compute.upper(),
             MEMORY: machine.mode.memory.upper(),
-            "available_compute_partition": ", ".join(machine.compute_modes).upper(),
+            "available_compute_partition": ", ".join(machine.list_compute_modes(machine.mode.memory)).upper(),
             "available_memory_partition": ", ".join(machine.memory_modes).upper(),
         }
     if machine.hive:

@@ -1,8 +1,10 @@
 """Gives a GPU another compute mode, through the kernel's file for it. Blocks: the driver may take seconds.
 
 Source: the kernel's drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c: the write returns when KFD has the new nodes, with EBUSY
-while a process uses the GPU, EINVAL for a mode that does not go with the memory mode. Some kernels answer EBUSY while
-any process has /dev/kfd open (kgd2kfd_check_and_lock_kfd in drivers/gpu/drm/amd/amdkfd/kfd_device.c).
+while a process uses the GPU, EINVAL for a mode that does not go with the memory mode. What uses a GPU is decided by
+kgd2kfd_check_and_lock_kfd in drivers/gpu/drm/amd/amdkfd/kfd_device.c: with the change of May 2025 ("allow compute
+partition mode switch with cgroup exclusions") a process that has /dev/kfd open counts for the GPUs whose render nodes
+it may open, which in a container are those of its claims; before it, for all GPUs of the node.
 """
 
 from __future__ import annotations
@@ -58,14 +60,14 @@ def set_compute_mode(tree: Tree, address: str, compute: str) -> None:
         if error.errno == errno.EBUSY:
             raise GpuBusy(
                 f"GPU {address} is in use, so its mode cannot change from {found.compute} to {compute}; "
-                f"{_name_users(tree)}; end what uses it, monitoring agents too; it is tried again"
+                f"{name_users(tree)}; end what uses it, monitoring agents too; it is tried again"
             ) from error
-        raise ModeRefused(f"writing {compute.upper()} to {path} failed: {_explain(error)}") from error
+        raise ModeRefused(f"writing {compute.upper()} to {path} failed: {explain(error)}") from error
     if (after := read_mode(tree, address)) is None or after.compute != compute:
         raise ModeRefused(f"GPU {address} is in the mode {after} after {compute} was set; the kernel's log says why")
 
 
-def _name_users(tree: Tree) -> str:
+def name_users(tree: Tree) -> str:
     """By the host's pids: in the agent's container they may mean other processes, so that names are not looked up."""
     pids = read_processes(tree)
     if not pids:
@@ -75,7 +77,8 @@ def _name_users(tree: Tree) -> str:
     return f"on this host these processes have {KFD_NODE} open: {named}{more} (`ps -p` tells what they are)"
 
 
-def _explain(error: OSError) -> str:
+def explain(error: OSError) -> str:
+    """What the kernel answered to a write, and who can change that."""
     text = error.strerror or str(error)
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return f"{text}; PYDRA_AMD_SYS_ROOT must be a place where the agent has the host's /sys writable"

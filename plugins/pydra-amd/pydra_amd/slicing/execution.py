@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from pydra import ClaimError, PydraError, set_status, time_left
 from pydra_amd.held_claims import HeldEntries
+from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.host.filesystem import Tree
 from pydra_amd.slicing.compute_mode import GpuBusy, GpuGone, set_compute_mode
-from pydra_amd.steps import Entry, Step
+from pydra_amd.slicing.memory_mode import set_memory_modes
+from pydra_amd.steps import Entry, SetMemoryMode, Step
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +35,9 @@ class UndoFailed(ClaimError):
 class StepExecutor:
     """One change at a time of each GPU."""
 
-    def __init__(self, tree: Tree, held: HeldEntries) -> None:
+    def __init__(self, tree: Tree, driver: DriverModule, held: HeldEntries) -> None:
         self._tree = tree
+        self._driver = driver
         self._held = held
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -44,8 +47,7 @@ class StepExecutor:
         try:
             async with self._turn(entry.steps):
                 for step in entry.steps:
-                    set_status(f"setting the mode of GPU {step.gpu} to {step.target}")
-                    await self._set_mode(step.gpu, step.target)
+                    await self._do(step)
         except Exception as error:
             await self.take_back(entry, error)
             raise
@@ -58,48 +60,78 @@ class StepExecutor:
             raise UndoFailed(f"{error}; and undoing what was done for the claim failed: {failed}") from error
 
     async def undo(self, entry: Entry) -> None:
-        """Undo the steps whose GPU no other claim holds, last first, all although one fails; then forget the claim.
+        """Undo the steps whose GPUs no other claim holds, last first, all although one fails; then forget the claim.
 
         Raises UndoFailed; the claim then holds its devices as before.
         """
         problems: list[PydraError] = []
         async with self._turn(entry.steps):
-            staying = {hold.gpu for other in self._held.others(entry.uid) for hold in other.holds if not hold.admin}
+            others = self._held.others(entry.uid)
+            staying = {hold.gpu for other in others for hold in other.holds if not hold.admin}
             for step in reversed(entry.steps):
-                if step.gpu in staying:
-                    continue
-                set_status(f"setting the mode of GPU {step.gpu} back to {step.before}")
-                try:
-                    await self._set_mode(step.gpu, step.before)
-                except GpuGone as error:
-                    # It comes back as the driver makes it, and the claim's pod must be able to end.
-                    _log.warning("the mode of a GPU is not set back for claim %s: %s", entry.name, error)
-                except PydraError as error:
-                    problems.append(error)
+                if staying.isdisjoint(step.gpus) and not (isinstance(step, SetMemoryMode) and self._held.unread):
+                    try:
+                        await self._undo(step)
+                    except PydraError as error:
+                        problems.append(error)
         if problems:
             raise UndoFailed("; ".join(map(str, problems)))
         self._held.remove(entry.uid)
 
-    async def _set_mode(self, address: str, compute: str) -> None:
-        """Wait for a GPU that is in use, but no more than half of the call's time: the rest is for undoing and others.
+    async def _do(self, step: Step) -> None:
+        if isinstance(step, SetMemoryMode):
+            await self._set_memory(dict.fromkeys(step.before, step.target))
+        else:
+            await self._set_compute(step.gpu, step.target)
 
-        KFD frees a GPU some time after its last process has ended.
-        """
-        patience = time_left() / 2
-        clock = asyncio.get_running_loop().time
-        end = clock() + (patience if math.isfinite(patience) else 0)
-        while True:
-            try:
-                return await asyncio.to_thread(set_compute_mode, self._tree, address, compute)
-            except GpuBusy as error:
-                if (left := end - clock()) <= 0:
-                    raise
-                set_status(str(error))
-            await asyncio.sleep(min(_LOOK_SECONDS, left))
+    async def _undo(self, step: Step) -> None:
+        if isinstance(step, SetMemoryMode):
+            with _let_go():
+                await self._set_memory({address: mode.memory for address, mode in step.before.items()})
+            for address, mode in step.before.items():
+                with _let_go():
+                    await self._set_compute(address, mode.compute)
+        elif step.before is not None:
+            with _let_go():
+                await self._set_compute(step.gpu, step.before)
+
+    async def _set_compute(self, address: str, compute: str) -> None:
+        set_status(f"setting the mode of GPU {address} to {compute}")
+        await _wait_unused(lambda: asyncio.to_thread(set_compute_mode, self._tree, address, compute))
+
+    async def _set_memory(self, targets: dict[str, str]) -> None:
+        await _wait_unused(lambda: set_memory_modes(self._tree, self._driver, targets))
 
     @asynccontextmanager
     async def _turn(self, steps: Iterable[Step]) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for address in sorted({step.gpu for step in steps}):
+            for address in sorted({address for step in steps for address in step.gpus}):
                 await stack.enter_async_context(self._locks.setdefault(address, asyncio.Lock()))
             yield
+
+
+@contextmanager
+def _let_go() -> Iterator[None]:
+    """A GPU that is gone comes back as the driver makes it, and the claim's pod must be able to end."""
+    try:
+        yield
+    except GpuGone as error:
+        _log.warning("a mode is not set back: %s", error)
+
+
+async def _wait_unused(change: Callable[[], Awaitable[None]]) -> None:
+    """Wait for a GPU that is in use, but no more than half of the call's time: the rest is for undoing and others.
+
+    KFD frees a GPU some time after its last process has ended.
+    """
+    patience = time_left() / 2
+    clock = asyncio.get_running_loop().time
+    end = clock() + (patience if math.isfinite(patience) else 0)
+    while True:
+        try:
+            return await change()
+        except GpuBusy as error:
+            if (left := end - clock()) <= 0:
+                raise
+            set_status(str(error))
+        await asyncio.sleep(min(_LOOK_SECONDS, left))

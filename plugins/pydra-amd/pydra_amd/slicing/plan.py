@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pydra import AllocatedDevice, Claim, ClaimError, DeviceInUse, UnknownDevice
 from pydra_amd.held_claims import PlanUnknown
 from pydra_amd.offering import Offered
-from pydra_amd.steps import Entry, Hold, SetComputeMode, Step
+from pydra_amd.steps import Entry, Hold, SetComputeMode, SetMemoryMode
 
 
 class ModeConflict(ClaimError):
@@ -28,7 +28,8 @@ def plan_claim(
     Raises:
         UnknownDevice: this node does not have one of the devices.
         DeviceInUse: another claim holds it, whatever the scheduler believed.
-        ModeConflict: another claim holds a part of the GPU in another mode, or this one asks for two modes of one GPU.
+        ModeConflict: another claim holds a part of the GPU in another mode, or any GPU where a memory mode is to
+            change; or this one asks for two modes of one GPU, or two memory modes.
         PlanUnknown: a claim whose plan cannot be read may hold a part of the GPU.
     """
     wanted = [(one, find_offered(one, offered)) for one in claim.devices]
@@ -36,11 +37,14 @@ def plan_claim(
         Hold(device=found.name, gpu=found.gpu.address, mode=found.mode, index=found.index, admin=one.admin_access)
         for one, found in wanted
     )
+    unread = tuple(unread)
     _refuse_conflicts(holds, entries)
     _refuse_unread(holds, unread, offered)
-    begun = [step for entry in entries for step in entry.steps]
-    steps = _plan_modes([found for one, found in wanted if not one.admin_access], begun)
-    return Entry(uid=claim.uid, name=f"{claim.namespace}/{claim.name}", holds=holds, steps=tuple(steps))
+    mine = [found for one, found in wanted if not one.admin_access]
+    memory = _plan_memory(mine, offered, entries, unread)
+    begun = [step for entry in entries for step in entry.steps if isinstance(step, SetComputeMode)]
+    steps = _plan_compute(mine, begun, changes_memory=bool(memory))
+    return Entry(uid=claim.uid, name=f"{claim.namespace}/{claim.name}", holds=holds, steps=(*memory, *steps))
 
 
 def find_offered(device: AllocatedDevice, offered: Mapping[str, Offered]) -> Offered:
@@ -86,10 +90,60 @@ def _refuse_unread(holds: Sequence[Hold], unread: Iterable[Claim], offered: Mapp
                 )
 
 
-def _plan_modes(wanted: Sequence[Offered], begun: Sequence[Step]) -> Iterator[SetComputeMode]:
+def _plan_memory(
+    wanted: Sequence[Offered], offered: Mapping[str, Offered], entries: Sequence[Entry], unread: Sequence[Claim]
+) -> tuple[SetMemoryMode, ...]:
+    """The change of the node's memory mode that these devices need, if any; one that was begun is this claim's too."""
+    asked = {one.mode.memory: one for one in wanted if one.mode is not None}
+    begun = find_memory_step(entries)
+    if begun is not None:
+        for memory, one in asked.items():
+            if memory != begun.target:
+                holder = next(entry.name for entry in entries if begun in entry.steps)
+                raise ModeConflict(
+                    f"{one.name} needs the memory mode {memory}, and all GPUs of this node are in {begun.target} as "
+                    f"long as claims need it, such as {holder}; ask for a device of {begun.target}, or for another node"
+                )
+        return (begun,) if wanted else ()
+    changing = [one for one in asked.values() if one.gpu.mode and one.mode and one.mode.memory != one.gpu.mode.memory]
+    if not changing:
+        return ()
+    if len(asked) > 1:
+        names = ", ".join(f"{one.name} ({memory})" for memory, one in sorted(asked.items()))
+        raise ModeConflict(f"all GPUs of a node have one memory mode, and this claim asks for several: {names}")
+    ((target, one),) = asked.items()
+    _refuse_reload(one, target, entries, unread)
+    modes = {every.gpu.address: every.gpu.mode for every in offered.values() if every.gpu.mode is not None}
+    return (SetMemoryMode(before=dict(sorted(modes.items())), target=target),)
+
+
+def _refuse_reload(one: Offered, target: str, entries: Sequence[Entry], unread: Sequence[Claim]) -> None:
+    """Nothing may have any GPU of the node, since all of them lose the driver for a moment."""
+    if unread:
+        raise PlanUnknown(
+            f"{one.name} needs the memory mode {target} of all GPUs, and the plan of the claim with uid "
+            f"{unread[0].uid} cannot be read; delete the pods that use that claim"
+        )
+    if others := sorted({entry.name for entry in entries if entry.holds}):
+        raise ModeConflict(
+            f"{one.name} needs the memory mode {target}, for which amdgpu is loaded anew for all GPUs of this node, "
+            f"and claims have some of them: {', '.join(others)}; it can change when they have ended, or ask for a "
+            "device of the present memory mode, or for another node"
+        )
+
+
+def find_memory_step(entries: Iterable[Entry]) -> SetMemoryMode | None:
+    """The change of the memory mode that claims need now; they all have the same."""
+    return next((step for entry in entries for step in entry.steps if isinstance(step, SetMemoryMode)), None)
+
+
+def _plan_compute(
+    wanted: Sequence[Offered], begun: Sequence[SetComputeMode], *, changes_memory: bool
+) -> Iterator[SetComputeMode]:
     """A step for each GPU whose mode is not what it must be; one that another claim began is this claim's too.
 
-    So the mode before is remembered as long as any claim needs the other, whichever of them ends last.
+    So the mode before is remembered as long as any claim needs the other, whichever of them ends last. Which mode a
+    GPU has after a change of the memory mode is the driver's choice, so that there is always a step then.
     """
     known = {step.gpu: step for step in begun}
     for address, one in sorted({one.gpu.address: one for one in wanted}.items()):
@@ -97,5 +151,7 @@ def _plan_modes(wanted: Sequence[Offered], begun: Sequence[Step]) -> Iterator[Se
             continue
         if (step := known.get(address)) is not None and step.target == one.mode.compute:
             yield step
+        elif changes_memory:
+            yield SetComputeMode(gpu=address, before=None, target=one.mode.compute)
         elif one.mode != one.gpu.mode:
             yield SetComputeMode(gpu=address, before=one.gpu.mode.compute, target=one.mode.compute)

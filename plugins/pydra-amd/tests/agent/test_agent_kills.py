@@ -90,3 +90,39 @@ async def test_a_mode_changes_and_changes_back_when_the_backend_alone_is_killed_
             await node.end(name)
             await node.wait_clean()
             assert reaper.has_come()
+
+
+RELOADS = [
+    ("after NPS4", "after NPS1"),
+    ("unloaded", "unloaded"),
+    ("loaded", "loaded"),
+    ("before CPX", "before forgetting"),
+]
+"""Moments in the prepare and in the unprepare of a claim that changes the memory mode."""
+
+
+async def test_a_memory_mode_changes_and_changes_back_when_the_agent_is_killed_at_any_step(tmp_path: Path) -> None:
+    reaper = Reaper(tmp_path / "mortal")
+    environ = {**reaper.environ, "PYDRA_AMD_SCENARIO": "mi300x-2", "PYDRA_AMD_PARTITIONING": "memory"}
+    async with run_scene(tmp_path) as node, AsyncExitStack() as ended:
+
+        async def start() -> Agent:
+            return await ended.enter_async_context(node.agent(*FLAGS, environ=environ))
+
+        agent = await start()
+        for number, (preparing, unpreparing) in enumerate(RELOADS):
+            name = f"pod-{number}"
+            reaper.come(f"agent {preparing}")
+            await node.ask(name, "cpx_nps4")
+            await agent.process.wait()
+            agent = await start()
+            await node.wait_running(name)
+            assert (node.modes()[0], node.memory_modes()) == ("CPX", {"NPS4"})
+            reaper.come(f"agent {unpreparing}")
+            await node.node.client.delete(PODS, name, namespace="default")
+            await agent.process.wait()
+            assert node.leftovers() != []
+            agent = await start()
+            await node.wait_ended(name)
+            await node.wait_clean()
+            assert node.memory_modes() == {"NPS1"}

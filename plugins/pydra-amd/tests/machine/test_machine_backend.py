@@ -63,6 +63,7 @@ def nodes_of(prepared: PreparedDevice) -> list[str]:
     [
         *((name, Partitioning.EXISTING) for name in MACHINE_TYPES if name != "mi300x-2"),
         ("mi300x-2", Partitioning.COMPUTE),
+        ("mi300x-2", Partitioning.MEMORY),
     ],
 )
 def test_it_keeps_the_contract_on_every_machine(

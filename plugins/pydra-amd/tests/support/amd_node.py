@@ -64,7 +64,7 @@ class Scene:
         """What claims left on the node: modes, CDI files, records."""
         records = Path(self.node.root, "run", DRIVER, "claims")
         return [
-            *(mode for mode in self.modes() if mode != "SPX"),
+            *(mode for mode in self.modes() or ["no driver"] if mode != "SPX"),
             *os.listdir(self.node.cdi_directory),
             *(one.name for one in records.glob("*") if one.stat().st_size),
         ]
@@ -86,7 +86,9 @@ class Scene:
         return [path.rpartition("/")[2] for path in paths if "renderD" in path]
 
     async def ask(self, name: str, mode: str, count: int = 1) -> None:
-        condition = f"device.attributes['{DRIVER}'].computePartition == '{mode}'"
+        """`mode` is a compute mode, or both as in `cpx_nps4`."""
+        attribute = "partitionProfile" if "_" in mode else "computePartition"
+        condition = f"device.attributes['{DRIVER}'].{attribute} == '{mode}'"
         exactly: JsonObject = {"deviceClassName": DRIVER, "count": count}
         exactly["selectors"] = [{"cel": {"expression": condition}}]
         devices = {"requests": [{"name": "gpus", "exactly": exactly}]}
@@ -120,9 +122,16 @@ class Scene:
         return said[0]
 
     def modes(self) -> list[str]:
-        """The compute modes of the machine's GPUs."""
+        """The compute modes of the machine's GPUs; none while the driver is not loaded."""
+        return self._read_modes("current_compute_partition")
+
+    def memory_modes(self) -> set[str]:
+        """The memory modes of the machine's GPUs."""
+        return {*self._read_modes("current_memory_partition")}
+
+    def _read_modes(self, file: str) -> list[str]:
         gpus = self._state / "tree" / "sys" / "bus" / "pci" / "drivers" / "amdgpu"
-        return [(one / "current_compute_partition").read_text().strip() for one in sorted(gpus.iterdir())]
+        return [(one / file).read_text().strip() for one in sorted(gpus.iterdir())] if gpus.exists() else []
 
     async def is_published(self) -> bool:
         """Whether any device is."""

@@ -35,6 +35,7 @@ def meet(moment: str) -> None:
 
 
 _write, _write_topology, _remove = Tree.write, machine.write_topology, HeldEntries.remove
+_unload, _load = machine.SimulatedModule.unload, machine.SimulatedModule.load
 
 
 def write(tree: Tree, path: str, text: str) -> None:
@@ -55,6 +56,18 @@ def remove(held: HeldEntries, uid: str) -> None:
     _remove(held, uid)
 
 
+async def unload(module: machine.SimulatedModule) -> None:
+    await _unload(module)
+    meet("unloaded")
+
+
+async def load(module: machine.SimulatedModule) -> None:
+    await _load(module)
+    meet("loaded")
+
+
+machine.SimulatedModule.unload = unload  # type: ignore[method-assign]
+machine.SimulatedModule.load = load  # type: ignore[method-assign]
 Tree.write = write  # type: ignore[method-assign]
 machine.write_topology = write_topology
 HeldEntries.remove = remove  # type: ignore[method-assign]

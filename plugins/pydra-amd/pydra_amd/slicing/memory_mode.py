@@ -1,0 +1,93 @@
+"""Gives the GPUs of the node another memory mode, for which the driver is loaded anew.
+
+The kernel's file takes a request for all GPUs of the hive. The driver passes it to them when it is unloaded, and they
+have the mode when it is loaded again. A request cannot be taken back, and one that is not carried out waits for the
+next reload, whoever asks for it; so it is not made while something uses the driver.
+Source: the kernel's drivers/gpu/drm/amd/amdgpu/amdgpu_gmc.c (current_memory_partition_store) and amdgpu_xgmi.c.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import msgspec
+
+from pydra import set_status
+from pydra_amd.host.amdgpu import BOUND, MEMORY, read_memory_modes, read_mode
+from pydra_amd.host.driver_module import DriverModule, DriverReloadFailed, is_in_use, is_loaded
+from pydra_amd.host.filesystem import Tree
+from pydra_amd.host.kfd import read_processes
+from pydra_amd.slicing.compute_mode import GpuBusy, GpuGone, ModeRefused, explain, name_users
+
+_log = logging.getLogger(__name__)
+
+
+class _Change(msgspec.Struct, frozen=True):
+    address: str
+    found: str
+    target: str
+
+
+async def set_memory_modes(tree: Tree, driver: DriverModule, targets: Mapping[str, str]) -> None:
+    """Have the GPUs, by address, in these memory modes; those that do not offer theirs keep what they have.
+
+    Loads the driver if it is not loaded, and ends without a reload if no mode differs.
+
+    Raises:
+        GpuBusy: something uses a GPU of the node; nothing has changed.
+        ModeRefused: the driver does not take the request, or the GPUs have another mode after the reload.
+        GpuGone: a GPU did not come back with the driver.
+        DriverReloadFailed: with what modprobe said.
+    """
+    if not await asyncio.to_thread(is_loaded, tree):
+        set_status("loading amdgpu, which is not loaded")
+        await driver.load()
+    changes = await asyncio.to_thread(_request, tree, targets)
+    if not changes:
+        return
+    told = ", ".join(sorted({f"{one.found} to {one.target}" for one in changes}))
+    set_status(f"loading amdgpu anew for all GPUs of the node, whose memory mode changes from {told}")
+    _log.info("the memory mode of %d GPUs changes from %s: amdgpu is loaded anew", len(changes), told)
+    try:
+        await driver.unload()
+    except DriverReloadFailed as error:
+        if await asyncio.to_thread(is_loaded, tree):
+            raise GpuBusy(
+                f"the memory mode cannot change from {told}: {error}; end what uses a GPU of this node, monitoring "
+                "agents too; it is tried again. The change waits for the next time that somebody reloads amdgpu"
+            ) from error
+        raise
+    await driver.load()
+    for one in changes:
+        mode = await asyncio.to_thread(read_mode, tree, one.address)
+        if mode is None:
+            raise GpuGone(f"GPU {one.address} is gone: amdgpu does not have it after it was loaded anew")
+        if mode.memory != one.target:
+            raise ModeRefused(
+                f"GPU {one.address} is in the mode {mode} after amdgpu was loaded anew for the memory mode "
+                f"{one.target}; the kernel's log says why"
+            )
+
+
+def _request(tree: Tree, targets: Mapping[str, str]) -> list[_Change]:
+    """Ask the driver for the modes that differ; what was asked. Raises GpuBusy, ModeRefused. Blocks."""
+    modes = {address: read_mode(tree, address) for address in targets}
+    changes = [
+        _Change(address, mode.memory, targets[address])
+        for address, mode in modes.items()
+        if mode is not None and mode.memory != targets[address] and targets[address] in read_memory_modes(tree, address)
+    ]
+    if changes and (read_processes(tree) or is_in_use(tree)):
+        raise GpuBusy(
+            f"a GPU of this node is in use, so amdgpu cannot be loaded anew for the memory mode {changes[0].target}; "
+            f"{name_users(tree)}; end what uses it, monitoring agents too; it is tried again"
+        )
+    for one in changes:
+        path = tree.sys(f"{BOUND}/{one.address}/{MEMORY}")
+        try:
+            tree.write(path, one.target.upper())
+        except OSError as error:
+            raise ModeRefused(f"writing {one.target.upper()} to {path} failed: {explain(error)}") from error
+    return changes

@@ -1,0 +1,181 @@
+"""Memory modes of a simulated machine: all GPUs change together, between claims and never below one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+import pydra_amd
+from amd_values import allocated_device, claim_of, held_claim
+from pydra import Claim, ClaimError, DeviceNode, HeldClaim, TaintEffect
+from pydra_amd import Settings
+from pydra_amd.settings import Partitioning
+
+if TYPE_CHECKING:
+    from pydra_amd.backend import AmdBackend
+
+CPX4, QPX4, CPX1 = "gpu-1-128-cpx-nps4-0", "gpu-9-136-qpx-nps4-2", "gpu-9-136-cpx-nps1-0"
+CONFLICT = "gpu.amd.com/memory-partition-conflict"
+BOUND = Path("tree/sys/bus/pci/drivers/amdgpu")
+
+
+class Node:
+    """A simulated machine with the backend, and the claims that it holds."""
+
+    def __init__(self, root: Path, backend: AmdBackend) -> None:
+        self.root = root
+        self.backend = backend
+        self.held: dict[str, HeldClaim] = {}
+
+    async def plan(self, *devices: object, uid: str = "uid-1") -> Claim:
+        claim = claim_of(*devices, uid=uid)  # type: ignore[arg-type]
+        claim = replace(claim, plan=await self.backend.plan(claim, tuple(self.held.values())))
+        self.held[uid] = held_claim(claim)
+        return claim
+
+    async def prepare(self, *devices: object, uid: str = "uid-1") -> tuple[DeviceNode, ...]:
+        (prepared, *_) = await self.backend.prepare(await self.plan(*devices, uid=uid))
+        return prepared.edits.device_nodes
+
+    async def end(self, uid: str = "uid-1") -> None:
+        await self.backend.unprepare(self.held[uid].claim, ())
+        del self.held[uid]
+
+    def fault(self, what: str, *faults: str) -> None:
+        file = self.root / "faults" / what
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("\n".join(faults))
+
+    def modes(self) -> list[str]:
+        files = ("current_compute_partition", "current_memory_partition")
+        return [
+            "_".join((gpu / file).read_text().strip() for file in files)
+            for gpu in sorted((self.root / BOUND).iterdir())
+        ]
+
+    async def tainted(self) -> set[str]:
+        """The modes of the devices that have the taint."""
+        return {
+            str(one.attributes["partitionProfile"])
+            for one in (await self.backend.discover()).devices
+            if any((taint.key, taint.effect) == (CONFLICT, TaintEffect.NO_EXECUTE) for taint in one.taints)
+        }
+
+
+@asynccontextmanager
+async def machine(root: Path) -> AsyncIterator[Node]:
+    settings = Settings(scenario="mi300x-2", state=str(root), partitioning=Partitioning.MEMORY)
+    async with pydra_amd.connect(settings) as backend:
+        yield Node(root, backend)
+
+
+async def test_all_gpus_change_for_the_first_claim_of_a_memory_mode_and_back_after_the_last(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        assert len((await node.backend.discover()).devices) == 2 * (1 + 2 + 2 + 4 + 4 + 8 + 8)
+        nodes = await node.prepare(CPX4)
+        assert [one.path for one in nodes] == ["/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD128"]
+        assert node.modes() == ["CPX_NPS4", "QPX_NPS4"]
+        nodes = await node.prepare(QPX4, uid="uid-2")
+        assert nodes[2].path == "/dev/dri/renderD138"
+        await node.end()
+        assert node.modes() == ["CPX_NPS4", "QPX_NPS4"]
+        await node.end("uid-2")
+        assert node.modes() == ["SPX_NPS1", "SPX_NPS1"]
+        await node.prepare(CPX1)
+        assert node.modes() == ["SPX_NPS1", "CPX_NPS1"]
+
+
+async def test_devices_of_other_memory_modes_are_tainted_as_long_as_a_claim_keeps_one(tmp_path: Path) -> None:
+    nps1 = {"spx_nps1", "dpx_nps1", "qpx_nps1", "cpx_nps1"}
+    nps4 = {"dpx_nps2", "qpx_nps4", "cpx_nps4"}
+    async with machine(tmp_path) as node:
+        assert await node.tainted() == set()
+        for device, others in ((CPX4, nps1 | {"dpx_nps2"}), ("gpu-1-128", nps4)):
+            waiting = asyncio.create_task(node.backend.wait_changed())
+            await node.prepare(device)
+            await asyncio.wait_for(waiting, 30)
+            assert await node.tainted() == others
+            waiting = asyncio.create_task(node.backend.wait_changed())
+            await node.end()
+            await asyncio.wait_for(waiting, 30)
+            assert await node.tainted() == set()
+
+
+async def test_a_memory_mode_does_not_change_below_a_claim(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        await node.prepare(allocated_device("gpu-9-136", admin_access=True), uid="looks")
+        told = (
+            r"amdgpu is loaded anew for all GPUs .* claims have some of them: default/claim-looks; it can change when"
+        )
+        with pytest.raises(ClaimError, match=told) as caught:
+            await node.plan(CPX4)
+        assert caught.value.reason == "ModeConflict"
+        await node.end("looks")
+        await node.prepare(CPX4)
+        with pytest.raises(ClaimError, match=r"are in nps4 as long as claims need it, such as default/claim-uid-1"):
+            await node.plan(CPX1, uid="uid-2")
+        await node.end()
+        with pytest.raises(ClaimError, match=r"claim asks for several: gpu-9-136-cpx-nps1-0 \(nps1\), gpu-1-128-cpx"):
+            await node.plan(CPX4, CPX1)
+        assert node.modes() == ["SPX_NPS1", "SPX_NPS1"]
+
+
+async def test_a_claim_whose_plan_cannot_be_read_keeps_the_memory_mode(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        node.held["lost"] = held_claim(claim_of("gpu-9-136", uid="lost"))
+        with pytest.raises(ClaimError, match="the plan of the claim with uid lost cannot be read"):
+            await node.plan(CPX4)
+
+
+FAULTS = {
+    ("0000:05:00.0", "EPERM"): "writing NPS4 to .* failed: Operation not permitted; PYDRA_AMD_SYS_ROOT must be",
+    ("driver", "EPERM"): "cannot change from nps1 to nps4: modprobe -r .* Operation not permitted; end what uses",
+    ("driver", "- EIO"): "modprobe amdgpu failed with 1: modprobe: ERROR: Input/output error",
+    ("driver", "- keep"): "is in the mode spx_nps1 after amdgpu was loaded anew for the memory mode nps4",
+}
+
+
+@pytest.mark.parametrize(("what", "fault"), FAULTS)
+async def test_a_reload_that_fails_is_the_claims_error_and_the_gpus_are_as_before(
+    what: str, fault: str, tmp_path: Path
+) -> None:
+    async with machine(tmp_path) as node:
+        claim = await node.plan(CPX4)
+        node.fault(what, *fault.split())
+        with pytest.raises(ClaimError, match=FAULTS[what, fault]):
+            await node.backend.prepare(claim)
+        assert node.modes() == ["SPX_NPS1", "SPX_NPS1"]
+        await node.end()
+
+
+async def test_the_driver_is_not_asked_while_a_process_uses_any_gpu(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        claim = await node.plan(CPX4)
+        process = tmp_path / "tree/sys/class/kfd/kfd/proc" / str(os.getpid())
+        process.mkdir(parents=True)
+        with pytest.raises(ClaimError, match=rf"these processes have /dev/kfd open: {os.getpid()}") as caught:
+            await node.backend.prepare(claim)
+        assert caught.value.reason == "GpuBusy"
+        process.rmdir()
+        (tmp_path / "tree/sys/module/amdgpu/refcnt").write_text("1")
+        with pytest.raises(ClaimError, match="a GPU of this node is in use"):
+            await node.backend.prepare(claim)
+        assert (tmp_path / "tree/memory.json").read_text().split() == ['["nps1","nps1"]']
+
+
+async def test_a_machine_without_driver_gets_it_back_when_the_claim_ends_that_took_it(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        claim = await node.plan(CPX4)
+        node.fault("driver", "-", "EIO", "EIO")
+        with pytest.raises(ClaimError, match=r"and undoing what was done .* failed: modprobe amdgpu failed"):
+            await node.backend.prepare(claim)
+        assert (await node.backend.discover()).devices == ()
+        await node.end()
+        assert node.modes() == ["SPX_NPS1", "SPX_NPS1"]
