@@ -116,6 +116,15 @@ chart: setup ## write what follows from the code in charts/pydra: its schema, it
 image: ## container images: the core's, and one for each backend (ENGINE, IMAGE, TAG, BACKENDS; ARGS goes to the engine)
 	@ENGINE="$(ENGINE)" IMAGE="$(IMAGE)" TAG="$(TAG)" BACKENDS="$(BACKENDS)" $(PYTHON) hack/image/build.py $(ARGS)
 
+.PHONY: release
+release: setup ## wheels, sdists, chart, images, SBOMs, provenance and checksums of the last commit in dist/ (ENGINE, IMAGE_ARGS, ARGS)
+	@ENGINE="$(ENGINE)" IMAGE_ARGS="$(IMAGE_ARGS)" $(BIN)/python hack/release.py $(ARGS)
+
+.PHONY: publish
+publish: setup ## push the images and the chart of dist/ to an OCI registry (REGISTRY, ENGINE, ARGS)
+	@test -n "$(REGISTRY)" || { echo "make publish needs REGISTRY, such as registry.example.com/team" >&2; exit 2; }
+	@ENGINE="$(ENGINE)" $(BIN)/python hack/publish.py $(REGISTRY) $(ARGS)
+
 .PHONY: format
 format: setup ## let ruff format and sort
 	$(BIN)/ruff check --fix --quiet .

@@ -59,6 +59,12 @@ def needs(names: Iterable[str]) -> set[str]:
     return needed & pins().keys()
 
 
+def own_needs(name: str) -> list[str]:
+    """The names of the distributions of this repository that this one needs, without its extras."""
+    requirements = [canonical(one) for one in metadata.requires(name) or () if "extra ==" not in one]
+    return [one for one in project_names() if canonical(one) in requirements]
+
+
 def pins() -> dict[str, str]:
     """The blocks of constraints.txt by name."""
     return {canonical(block): block for block in re.split(r"\n(?=\S)", ALL.read_text().strip())}
