@@ -57,7 +57,8 @@ class AmdBackend:
         assessments = await asyncio.to_thread(self._diagnose, reading)
         self._kept = kept = self._find_kept_memory()
         memory = {gpu.address: kept or gpu.mode.memory for gpu in reading.known if gpu.mode and kept is not None}
-        return build_inventory(reading, self._settings.partitioning, assessments, memory)
+        settings = self._settings
+        return build_inventory(reading, settings.partitioning, assessments, memory, sharing=settings.sharing)
 
     async def wait_changed(self) -> None:
         """Return when a GPU, a partition or a device node has come or gone since `discover`, or a GPU is reset.
@@ -169,10 +170,10 @@ class AmdBackend:
         found = [_find_partition(hold, reading) for hold in entry.holds]
         return [
             device.prepared(
-                build_edits(device, one, self._tree),
+                build_edits(device, one, self._tree, hold.units),
                 attributes={"cardIndex": one.card, "renderIndex": one.render},
             )
-            for device, one in zip(claim.devices, found, strict=True)
+            for device, hold, one in zip(claim.devices, entry.holds, found, strict=True)
         ]
 
 

@@ -13,13 +13,14 @@ from pydra_amd.device_names import name_device, name_gpu, name_partition
 from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
 from pydra_amd.models import WHOLE, list_modes
 from pydra_amd.settings import Partitioning
+from pydra_amd.sharing import is_shareable
 
 
 class Offered(msgspec.Struct, frozen=True, kw_only=True):
     """One device: the partition `index` of the `count` that the GPU has in `mode`.
 
     `mode` is None for a GPU that cannot be partitioned. `chosen`: the mode is set when a claim gets the device; else
-    it is the one that the GPU has.
+    it is the one that the GPU has. `shared`: several claims can have it.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Offered(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     count: int = 1
     chosen: bool = False
+    shared: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -42,12 +44,15 @@ class Offered(msgspec.Struct, frozen=True, kw_only=True):
         return next((one for one in self.gpu.partitions if one.index == self.index), None)
 
 
-def list_offered(reading: Reading, partitioning: Partitioning) -> Mapping[str, Offered]:
-    """The devices by name, each GPU's together: whole GPUs before partitions, and few partitions before many."""
-    return {one.name: one for gpu in reading.known for one in _list_gpu(gpu, partitioning)}
+def list_offered(reading: Reading, partitioning: Partitioning, *, sharing: bool = False) -> Mapping[str, Offered]:
+    """The devices by name, each GPU's together: whole GPUs before partitions, and few partitions before many.
+
+    With `sharing`, devices that exist are shared where they can be.
+    """
+    return {one.name: one for gpu in reading.known for one in _list_gpu(gpu, partitioning, sharing=sharing)}
 
 
-def _list_gpu(gpu: Gpu, partitioning: Partitioning) -> Iterator[Offered]:
+def _list_gpu(gpu: Gpu, partitioning: Partitioning, *, sharing: bool) -> Iterator[Offered]:
     modes: Mapping[Mode, int] = {}
     if gpu.mode is not None and partitioning is not Partitioning.EXISTING:
         modes = list_modes(gpu, gpu.mode.memory if partitioning is Partitioning.COMPUTE else None)
@@ -58,4 +63,6 @@ def _list_gpu(gpu: Gpu, partitioning: Partitioning) -> Iterator[Offered]:
     if not modes:
         for one in gpu.partitions:
             name = name_device(one.card, one.render)
-            yield Offered(name=name, gpu=gpu, mode=gpu.mode, index=one.index, count=len(gpu.partitions))
+            is_shared = sharing and is_shareable(gpu, one)
+            count = len(gpu.partitions)
+            yield Offered(name=name, gpu=gpu, mode=gpu.mode, index=one.index, count=count, shared=is_shared)

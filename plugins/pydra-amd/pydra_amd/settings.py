@@ -86,6 +86,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     partitioning: Partitioning = Partitioning.EXISTING
     """Which partitions of GPUs claims can have. `compute` and `memory` need the feature gate DRAPartitionableDevices;
     without it, only whole GPUs are published."""
+    sharing: bool = False
+    """Whether several claims can share a whole GPU, or a partition that exists, with compute units and memory of their
+    own; see [sharing](sharing.md). Needs `partitioning: existing` and the feature gate DRAConsumableCapacity."""
     health: bool = True
     """Whether to watch how GPUs are. Off: all devices are healthy, whatever happens."""
     amdsmi: bool = True
@@ -98,3 +101,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     100 MiB of memory."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     """Seconds between two looks for GPUs, partitions and device nodes that have come or gone."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be together: a scheduler does not count what shared devices draw from counters."""
+        if self.sharing and self.partitioning is not Partitioning.EXISTING:
+            raise ValueError(f"sharing needs partitioning existing, not {self.partitioning.value}")

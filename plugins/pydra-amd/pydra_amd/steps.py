@@ -43,11 +43,14 @@ class SetMemoryMode(msgspec.Struct, frozen=True, kw_only=True, tag_field="step",
 
 Step: TypeAlias = SetComputeMode | SetMemoryMode
 
+Units: TypeAlias = tuple[tuple[int, int], ...]
+"""Compute units of a partition: the first and the last of each range."""
+
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """That a claim has the partition `index` that the GPU at this address has in `mode`; None: all of the GPU.
 
-    Holds with `admin` only look.
+    Holds with `admin` only look. One with `units` is a share, which has these compute units, or all where it is empty.
     """
 
     device: str
@@ -55,6 +58,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode | None = None
     index: int = 0
     admin: bool = False
+    units: Units | None = None
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

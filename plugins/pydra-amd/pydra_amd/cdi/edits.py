@@ -10,13 +10,20 @@ from pydra_amd.device_names import DRIVER
 from pydra_amd.hardware_types import Partition
 from pydra_amd.host.amdgpu import list_nodes
 from pydra_amd.host.filesystem import Tree
+from pydra_amd.sharing import build_mask
+from pydra_amd.steps import Units
 
 
-def build_edits(device: AllocatedDevice, partition: Partition, tree: Tree) -> ContainerEdits:
-    """The edits for one device. Looks at the nodes for their groups; one that is missing is the agent's to tell."""
+def build_edits(
+    device: AllocatedDevice, partition: Partition, tree: Tree, units: Units | None = None
+) -> ContainerEdits:
+    """The edits for one device, or for the share of it that has these compute units.
+
+    Looks at the nodes for their groups; one that is missing is the agent's to tell.
+    """
     nodes = list_nodes(partition)
     return ContainerEdits(
-        env={"DRA_RESOURCE_DRIVER_NAME": DRIVER, "KUBERNETES_NODE_NAME": device.pool},
+        env={"DRA_RESOURCE_DRIVER_NAME": DRIVER, "KUBERNETES_NODE_NAME": device.pool, **build_mask(units or ())},
         device_nodes=tuple(DeviceNode(path=node, host_path=tree.host_node(node)) for node in nodes),
         additional_gids=tuple(sorted({gid for node in nodes if (gid := _find_group(tree, node))})),
     )

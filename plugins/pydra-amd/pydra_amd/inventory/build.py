@@ -12,6 +12,7 @@ from pydra_amd.inventory.attributes import build_attributes
 from pydra_amd.inventory.counters import build_consumption, build_counter_set
 from pydra_amd.offering import Offered, list_offered
 from pydra_amd.settings import Partitioning
+from pydra_amd.sharing import build_shared_capacity
 
 CONFLICT = f"{DRIVER}/memory-partition-conflict"
 """AMD's taint for devices of a memory mode that the GPUs cannot have now. It also evicts: a pod that was given one in
@@ -23,6 +24,8 @@ def build_inventory(
     partitioning: Partitioning,
     assessments: Mapping[str, Assessment] = {},
     memory: Mapping[str, str] = {},
+    *,
+    sharing: bool = False,
 ) -> Inventory:
     """The devices in the order in which a scheduler takes them, each GPU's counter set, and what cannot be used.
 
@@ -32,7 +35,7 @@ def build_inventory(
     A cluster that has no counters publishes as many devices from the start of the list as do not overlap, so whole GPUs
     are first.
     """
-    offered = sorted(list_offered(reading, partitioning).values(), key=lambda one: not one.is_whole)
+    offered = sorted(list_offered(reading, partitioning, sharing=sharing).values(), key=lambda one: not one.is_whole)
     chosen: dict[str, list[Offered]] = {}
     for one in offered:
         if one.chosen:
@@ -65,6 +68,7 @@ def _build_device(
         name=offered.name,
         attributes=build_attributes(offered, reading),
         capacity=_build_capacity(offered),
+        allow_multiple_allocations=offered.shared,
         consumes_counters=(build_consumption(offered, chosen[offered.gpu.address]),) if offered.chosen else (),
         health=assessment.health,
         taints=(*assessment.taints, conflict) if is_conflicting else assessment.taints,
@@ -78,6 +82,8 @@ def _build_capacity(offered: Offered) -> dict[str, Capacity]:
     """
     gpu, one = offered.gpu, offered.partition
     memory = one.memory if one and one.memory else gpu.memory // offered.count
+    if offered.shared and one is not None:
+        return build_shared_capacity(one, memory)
     found = {
         "memory": memory,
         "computeUnits": one.compute_units if one else gpu.compute_units // offered.count,

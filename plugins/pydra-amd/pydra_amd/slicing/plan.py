@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pydra import AllocatedDevice, Claim, ClaimError, DeviceInUse, UnknownDevice
 from pydra_amd.held_claims import PlanUnknown
 from pydra_amd.offering import Offered
+from pydra_amd.sharing import ShareRefused, choose_units
 from pydra_amd.steps import Entry, Hold, SetComputeMode, SetMemoryMode
 
 
@@ -31,20 +32,33 @@ def plan_claim(
         ModeConflict: another claim holds a part of the GPU in another mode, or any GPU where a memory mode is to
             change; or this one asks for two modes of one GPU, or two memory modes.
         PlanUnknown: a claim whose plan cannot be read may hold a part of the GPU.
+        ComputeUnitsTaken, ShareRefused: of a device that claims share.
     """
     wanted = [(one, find_offered(one, offered)) for one in claim.devices]
-    holds = tuple(
-        Hold(device=found.name, gpu=found.gpu.address, mode=found.mode, index=found.index, admin=one.admin_access)
-        for one, found in wanted
-    )
+    holds = tuple(_plan_hold(one, found, entries) for one, found in wanted)
     unread = tuple(unread)
     _refuse_conflicts(holds, entries)
+    _refuse_mixed_shares(holds)
     _refuse_unread(holds, unread, offered)
     mine = [found for one, found in wanted if not one.admin_access]
     memory = _plan_memory(mine, offered, entries, unread)
     begun = [step for entry in entries for step in entry.steps if isinstance(step, SetComputeMode)]
     steps = _plan_compute(mine, begun, changes_memory=bool(memory))
     return Entry(uid=claim.uid, name=f"{claim.namespace}/{claim.name}", holds=holds, steps=(*memory, *steps))
+
+
+def _plan_hold(device: AllocatedDevice, found: Offered, entries: Sequence[Entry]) -> Hold:
+    """A device with a share id is shared; one that cannot be any more is held as a whole."""
+    one = found.partition
+    is_share = device.share_id is not None and not device.admin_access
+    return Hold(
+        device=found.name,
+        gpu=found.gpu.address,
+        mode=found.mode,
+        index=found.index,
+        admin=device.admin_access,
+        units=choose_units(device, found.gpu, one, entries) if is_share and one is not None else None,
+    )
 
 
 def find_offered(device: AllocatedDevice, offered: Mapping[str, Offered]) -> Offered:
@@ -74,8 +88,19 @@ def _refuse_conflicts(holds: Sequence[Hold], entries: Sequence[Entry]) -> None:
                         f"{hold.device} needs the mode {hold.mode} of GPU {hold.gpu}, and claim {entry.name} has "
                         f"{held.device}, which needs {held.mode}; the mode can change when that claim has ended"
                     )
-                if held.index == hold.index:
+                if held.index == hold.index and None in (held.units, hold.units):
                     raise DeviceInUse(hold.device, entry.name)
+
+
+def _refuse_mixed_shares(holds: Sequence[Hold]) -> None:
+    """A mask names GPUs as a container counts them, which for several devices depends on which of them it has."""
+    for hold in holds:
+        if hold.units and len(holds) > 1:
+            others = ", ".join(other.device for other in holds if other is not hold)
+            raise ShareRefused(
+                f"the claim has a share of {hold.device}, and {others}; ask for a share in a claim of its own, which "
+                "no container uses beside another GPU"
+            )
 
 
 def _refuse_unread(holds: Sequence[Hold], unread: Iterable[Claim], offered: Mapping[str, Offered]) -> None:

@@ -13,8 +13,18 @@ import pytest
 from msgspec.structs import replace
 
 import pydra_amd
-from amd_values import GIB, claim_of, held_claim
-from pydra import Claim, ClaimError, HealthStatus, HeldClaim, PreparedDevice, PydraError, TaintEffect, UnknownDevice
+from amd_values import GIB, allocated_device, claim_of, held_claim
+from pydra import (
+    AllocatedDevice,
+    Claim,
+    ClaimError,
+    HealthStatus,
+    HeldClaim,
+    PreparedDevice,
+    PydraError,
+    TaintEffect,
+    UnknownDevice,
+)
 from pydra.testing import check_backend
 from pydra_amd import Settings
 from pydra_amd.settings import Partitioning
@@ -42,7 +52,7 @@ async def choosing(root: Path) -> AsyncIterator[AmdBackend]:
 
 
 async def prepare(
-    backend: AmdBackend, *devices: str, uid: str = "uid-1", held: tuple[HeldClaim, ...] = ()
+    backend: AmdBackend, *devices: str | AllocatedDevice, uid: str = "uid-1", held: tuple[HeldClaim, ...] = ()
 ) -> tuple[HeldClaim, list[PreparedDevice]]:
     """Plan and prepare a claim, as the agent does."""
     claim = claim_of(*devices, uid=uid)
@@ -64,14 +74,18 @@ def nodes_of(prepared: PreparedDevice) -> list[str]:
         *((name, Partitioning.EXISTING) for name in MACHINE_TYPES if name != "mi300x-2"),
         ("mi300x-2", Partitioning.COMPUTE),
         ("mi300x-2", Partitioning.MEMORY),
+        ("mi300x-2", "sharing"),
     ],
 )
 def test_it_keeps_the_contract_on_every_machine(
-    scenario: str, partitioning: Partitioning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scenario: str, partitioning: Partitioning | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYDRA_AMD_SCENARIO", scenario)
     monkeypatch.setenv("PYDRA_AMD_STATE", str(tmp_path))
-    monkeypatch.setenv("PYDRA_AMD_PARTITIONING", partitioning.value)
+    if isinstance(partitioning, Partitioning):
+        monkeypatch.setenv("PYDRA_AMD_PARTITIONING", partitioning.value)
+    else:
+        monkeypatch.setenv("PYDRA_AMD_SHARING", "true")
     report = check_backend("amd")
     assert report.ok, report.text
 
@@ -110,6 +124,23 @@ async def test_a_mode_that_a_killed_process_set_is_set_back_when_the_claim_ends(
         await backend.unprepare(held.claim, [])
         assert mode_of(tmp_path) == "SPX"
         await backend.unprepare(held.claim, [])
+
+
+async def test_claims_that_share_a_gpu_have_masks_of_their_own_that_a_restart_keeps(tmp_path: Path) -> None:
+    def share(units: int) -> AllocatedDevice:
+        consumed = {"computeUnits": str(units), "memory": "48Gi"}
+        return allocated_device(FIRST, share_id=f"share-{units}", consumed_capacity=consumed)
+
+    async with machine(tmp_path, sharing=True) as backend:
+        one, (first,) = await prepare(backend, share(152))
+        two, (second,) = await prepare(backend, share(72), uid="uid-2", held=(one,))
+        await backend.unprepare(one.claim, [first])
+    async with machine(tmp_path, sharing=True) as backend:
+        await backend.restore([two])
+        _, (third,) = await prepare(backend, share(160), uid="uid-3", held=(two,))
+    masks = [prepared.edits.env["HSA_CU_MASK"] for prepared in (first, second, third)]
+    assert masks == ["0:0-151", "0:152-223", "0:0-151,224-231"]
+    assert nodes_of(first) == nodes_of(second)
 
 
 async def test_what_the_admin_set_is_left_as_it_is_and_its_partitions_are_devices(tmp_path: Path) -> None:
