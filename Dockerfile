@@ -1,5 +1,5 @@
-# Images of pydra: Python, pydra, and with BACKENDS the backends in these folders of plugins/; no shell, no package
-# manager. `make image` builds all; docs/images.md is about them, and about building one with a backend of your own.
+# Images of pydra: Python, pydra, and with BACKENDS these folders of plugins/: backends, and what these need there; no
+# shell, no package manager. `make image` builds all; docs/images.md is about them, and about building one with a backend of your own.
 # Two builds of one commit are the same: what is installed is pinned by hash, times are those of SOURCE_DATE_EPOCH.
 
 # python:3.13.15-slim-trixie, for all platforms. Another base must be a Debian with Python in a prefix of its own.

@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 try:
@@ -53,14 +53,34 @@ def plan(image: str, tag: str, wanted: Sequence[str]) -> dict[str, tuple[str, ..
     images: dict[str, tuple[str, ...]] = {f"{image}:{tag}": ()}
     for one in wanted or sorted(known):
         names = one.split("+")
-        images[f"{image}-{'-'.join(sorted({*names}))}:{tag}"] = tuple(sorted({known[name] for name in names}))
+        folders = with_needed({known[name] for name in names})
+        images[f"{image}-{'-'.join(sorted({*names}))}:{tag}"] = tuple(sorted(folders))
     return images
+
+
+def with_needed(folders: Iterable[str]) -> set[str]:
+    """The folders of plugins/, and those of the distributions there that they need."""
+    projects = {path.parent.name: tomllib.loads(path.read_text())["project"] for path in find_projects()}
+    by_name = {project["name"]: folder for folder, project in projects.items()}
+    found: set[str] = set()
+    waiting = list(folders)
+    while waiting:
+        folder = waiting.pop()
+        found.add(folder)
+        needed = (re.split(r"[^\w.-]", one, maxsplit=1)[0] for one in projects[folder].get("dependencies", ()))
+        waiting += [by_name[name] for name in needed if by_name.get(name, folder) not in found]
+    return found
+
+
+def find_projects() -> list[Path]:
+    """What plugins/ has."""
+    return sorted(ROOT.glob("plugins/*/pyproject.toml"))
 
 
 def backends() -> dict[str, str]:
     """The folder of plugins/ that each backend is in, by the backend's name."""
     found: dict[str, str] = {}
-    for path in sorted(ROOT.glob("plugins/*/pyproject.toml")):
+    for path in find_projects():
         points = tomllib.loads(path.read_text())["project"].get("entry-points", {})
         found |= dict.fromkeys(points.get("pydra.backends", {}), path.parent.name)
     return found

@@ -20,7 +20,6 @@ from pydra_amd.health.monitor import HealthMonitor
 from pydra_amd.held_claims import HeldEntries, PlanUnknown, build_plan, parse_entry
 from pydra_amd.host.amdgpu import is_asleep
 from pydra_amd.host.driver_module import DriverModule
-from pydra_amd.host.filesystem import Tree
 from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.inventory.samples import build_samples
@@ -33,6 +32,7 @@ from pydra_amd.slicing.plan import find_memory_step, plan_claim
 from pydra_amd.steps import Entry, Hold
 from pydra_amd.takeover import inherit_claims
 from pydra_amd.telemetry import Telemetry
+from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from pydra import PydraError
 from pydra_amd.amdsmi.library import import_amdsmi
 from pydra_amd.backend import AmdBackend
 from pydra_amd.host.driver_module import DriverModule
-from pydra_amd.host.filesystem import Roots, Tree
 from pydra_amd.settings import Settings
+from pydra_pci import Roots, Tree
 
 
 class SimulationMissing(PydraError):

@@ -22,10 +22,10 @@ from pydra import AllocatedDevice, Claim, ClaimError, Inheritance, InheritedClai
 from pydra_amd.cdi.edits import build_edits
 from pydra_amd.hardware_types import Reading
 from pydra_amd.held_claims import build_plan
-from pydra_amd.host.filesystem import Tree
 from pydra_amd.offering import Offered, list_offered
 from pydra_amd.settings import Partitioning
 from pydra_amd.steps import Entry, Hold
+from pydra_pci import Tree
 
 FILE = "checkpoint.json"
 

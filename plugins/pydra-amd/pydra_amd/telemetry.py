@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pydra_amd.hardware_types import Gpu, LostGpu, Reading
 from pydra_amd.host.amdgpu import is_on_bus, read_machine, read_signature
-from pydra_amd.host.filesystem import Tree
+from pydra_pci import Tree
 
 
 class Telemetry:

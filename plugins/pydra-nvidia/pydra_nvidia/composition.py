@@ -16,7 +16,6 @@ from pydra_nvidia.health.incidents import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
-from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.mig.apply import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.node import Node
@@ -30,6 +29,7 @@ from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, SetTi
 from pydra_nvidia.takeover.takeover import VendorTakeover
 from pydra_nvidia.telemetry import Telemetry
 from pydra_nvidia.vfio.apply import BindVfioApplier
+from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
 

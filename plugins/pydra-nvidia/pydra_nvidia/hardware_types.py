@@ -11,6 +11,8 @@ from enum import IntEnum
 
 import msgspec
 
+from pydra_pci import PciFunction, VfioHost
+
 VGPU_GUEST = 2
 """NVML_GPU_VIRTUALIZATION_MODE_VGPU: the GPU is a share from a hypervisor, which decides on partitions."""
 
@@ -141,32 +143,6 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
     silence: str = ""
 
 
-class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """An NVIDIA display function as sysfs shows it; `address` as `0000:53:00.0`, ids as `0x10de`.
-
-    `driver` is the bound kernel driver, empty for none. `root` is the PCIe root complex (`pci0000:00`), `numa` -1 for
-    none. `addressable` is the sum of its 64-bit memory regions, rounded up to a power of two. `group` is the IOMMU
-    group, empty without an IOMMU. `is_virtual`: a virtual function; `has_virtual`: virtual functions of it exist.
-    `name` is what the host's pci.ids calls it, empty where that is not told. `vfio_driver` is the driver that
-    passthrough binds: `vfio-pci`, or the variant that the kernel has for it.
-    """
-
-    address: str
-    vendor: str
-    device: str
-    pci_class: str
-    driver: str = ""
-    root: str = ""
-    numa: int = -1
-    group: str = ""
-    addressable: int = 0
-    modalias: str = ""
-    name: str = ""
-    vfio_driver: str = "vfio-pci"
-    is_virtual: bool = False
-    has_virtual: bool = False
-
-
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU that the NVIDIA driver manages. `pci` is its address, the key of `Reading.functions`.
 
@@ -206,13 +182,6 @@ class LostGpu(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     last: Gpu | None = None
     pci: str = ""
-
-
-class VfioHost(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node can do for passthrough: an IOMMU that is on, the iommufd device."""
-
-    iommu: bool = False
-    iommufd: bool = False
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 
 from pydra import PydraError
 from pydra_nvidia.host.driver_root import find_driver_root
-from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.nvml.library import load_pynvml
 from pydra_nvidia.nvml.maintenance_gate import Gate
 from pydra_nvidia.settings import PREFIX, Settings, parse_settings
+from pydra_pci import Roots, Tree
 
 
 class SimulationMissing(PydraError):

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from pydra import ClaimError
+import pydra_pci
 from pydra_nvidia.hardware_types import Placement
 
 
@@ -78,18 +78,9 @@ class StartMps(_Step, frozen=True, tag="start-mps"):
     multi_user: bool = False
 
 
-class BindVfio(_Step, frozen=True, tag="bind-vfio"):
-    """Take the function from its kernel driver and bind it to vfio-pci or a variant. Undone by giving it back.
+class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
+    """Passthrough of a GPU. `persistence`: it gets its persistence mode back with its driver."""
 
-    `before` is the driver that has it, empty for none; the same as `target` where somebody else bound it to that, who
-    keeps it so. `override` is its driver_override before, empty for none. `persistence`: the GPU gets its persistence
-    mode back with its driver.
-    """
-
-    address: str
-    before: str
-    target: str
-    override: str = ""
     persistence: bool = False
 
 
@@ -134,7 +125,8 @@ def leave_behind(entry: Entry, steps: tuple[Step, ...]) -> Entry:
 class StepApplier(Protocol):
     """Does and undoes one kind of step; both may be repeated.
 
-    `apply` is all or nothing: when it raises a ClaimError, the hardware is as it was, unless it is a LeftBehind.
+    `apply` is all or nothing: when it raises a ClaimError, the hardware is as it was, unless it is
+    a `pydra_pci.LeftBehind`.
     `undo` succeeds when there is nothing to undo, and touches nothing that another claim or somebody else made.
     """
 
@@ -145,9 +137,3 @@ class StepApplier(Protocol):
     async def undo(self, step: Any, entry: Entry, /) -> None:
         """Undo it."""
         ...
-
-
-class LeftBehind(ClaimError):
-    """A step failed, and cleaning up after it failed too: it is undone with the steps before it."""
-
-    reason = "LeftBehind"

@@ -15,12 +15,11 @@ from msgspec.structs import replace
 
 from pydra_nvidia.deadlines import in_thread, turn
 from pydra_nvidia.devices import gpu_name
-from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, PciFunction, Reading
+from pydra_nvidia.hardware_types import Driver, Gpu, LostGpu, Mig, Reading
 from pydra_nvidia.health.lost_gpus import find_lost
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
-from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.host.kernel_driver import is_excluded, list_instances, read_module_version
-from pydra_nvidia.host.pci import DRIVER, PciBus, PciIds, is_vfio, read_vfio_host
+from pydra_nvidia.host.pci import DRIVER, PciIds, find_gpus
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.gpus import read_condition, read_driver, read_facts, read_monitored, read_persistence
 from pydra_nvidia.nvml.library import Nvml, address_of
@@ -37,7 +36,7 @@ from pydra_nvidia.nvml.mig_state import (
 from pydra_nvidia.nvml.nvlink import Ends, links_of, links_up, read_ends, read_fabric, read_link_states
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.vfio.drivers import VfioDrivers
+from pydra_pci import PciFunction, Tree, VfioDrivers, is_vfio, read_vfio_host
 
 GONE = LOST | {Code.GPU_NOT_FOUND}
 """The GPU is there no more, or answers nothing until it is reset; any other error may be over the next time."""
@@ -82,7 +81,7 @@ class Telemetry:
         self._settings = settings
         self._said: list[str] = []
         self._partly: set[str] = set()
-        self._bus = PciBus(tree)
+        self._bus = find_gpus(tree)
         self._names = PciIds(tree)
         self._vfio_drivers = VfioDrivers(tree)
         self._lock = threading.Lock()
@@ -393,7 +392,7 @@ class Telemetry:
 
 def read_without_driver(tree: Tree) -> Reading:
     """What the kernel tells of the hardware alone. Blocks."""
-    return Reading(functions=PciBus(tree).functions(), vfio=read_vfio_host(tree))
+    return Reading(functions=find_gpus(tree).functions(), vfio=read_vfio_host(tree))
 
 
 def _is_other(known: _Known, enabled: bool | None, handle: Any) -> bool:

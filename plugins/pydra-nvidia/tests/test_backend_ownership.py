@@ -18,7 +18,7 @@ from pydra_nvidia.node import find_node
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState, Process
 from pydra_nvidia.steps import BindVfio, Entry, MigModeOff, SetTimeSlice
-from pydra_nvidia.vfio.binding import bind_function
+from pydra_pci import bind_function
 from small_agent import SmallAgent, as_kept
 
 STARTED = Path(__file__).parent / "data" / "vendor-checkpoints" / "started.json"

@@ -8,17 +8,8 @@ from msgspec.structs import replace
 from gpu_values import gpu as h100
 from pydra import AllocatedDevice, PydraError, TerminalError, UnknownDevice
 from pydra_nvidia.devices import Partition, Passthrough, WholeGpu, find_targets, is_on_gpu
-from pydra_nvidia.hardware_types import (
-    ComputeInstance,
-    Gpu,
-    GpuInstance,
-    LostGpu,
-    Mig,
-    PciFunction,
-    Placement,
-    Profile,
-    Reading,
-)
+from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, LostGpu, Mig, Placement, Profile, Reading
+from pydra_pci import PciFunction
 
 SMALL = Profile(
     id=19,

@@ -13,6 +13,7 @@ import yaml
 
 import pydra
 import pydra_nvidia
+import pydra_pci
 from pydra_nvidia import DEVICE_CLASSES
 from pydra_nvidia.cdi.hooks import PLACES
 from pydra_nvidia.compute_domain.settings import Settings as ComputeDomainSettings
@@ -97,7 +98,8 @@ def test_the_page_of_containers_lists_the_places_in_the_order_of_looking(before:
 
 def templates() -> Iterator[str]:
     """Every string in the code, with a line break in the place of what is filled in."""
-    for path in [*CODE.rglob("*.py"), *Path(pydra.__file__).parent.rglob("*.py")]:
+    own = (CODE, Path(pydra_pci.__file__).parent, Path(pydra.__file__).parent)
+    for path in (file for folder in own for file in folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 yield "".join(str(one.value) if isinstance(one, ast.Constant) else "\n" for one in node.values)

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_values import gpu
-from pydra_nvidia.hardware_types import Gpu, LostGpu, PciFunction, Reading
+from pydra_nvidia.hardware_types import Gpu, LostGpu, Reading
 from pydra_nvidia.health.lost_gpus import find_lost
 from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_pci import PciFunction
 
 
 def functions(**drivers: str) -> dict[str, PciFunction]:

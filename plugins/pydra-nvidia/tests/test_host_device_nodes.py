@@ -15,8 +15,8 @@ from pydra_nvidia.host.device_nodes import (
     find_partition_nodes,
     read_majors,
 )
-from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.host.kernel_driver import list_instances, read_module_version
+from pydra_pci import Roots, Tree
 
 DEVICES = (
     "Character devices:\n  1 mem\n195 nvidia-frontend\n237 nvidia-caps\n\nBlock devices:\n259 blkext\n237 nvidia-caps\n"

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra_nvidia.host.driver_root import DriverMissing, find_cached, find_driver_root, find_library
-from pydra_nvidia.host.filesystem import Roots, Tree, resolve
+from pydra_nvidia.host.filesystem import resolve
 from pydra_nvidia.settings import Settings
+from pydra_pci import Roots, Tree
 
 ELF64, ELF32 = b"\x7fELF\x02", b"\x7fELF\x01"
 MODULE = (

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from persistenced import Daemon, run_persistenced
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot
-from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
+from pydra_pci import Roots, Tree
 
 GPU, OTHER, UNKNOWN = "0000:53:00.0", "0001:e4:1f.0", "0000:99:00.0"
 

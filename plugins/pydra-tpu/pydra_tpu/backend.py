@@ -14,10 +14,10 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra import Claim, HeldClaim, Inventory, PreparedDevice, Sample
+from pydra_pci import Tree
 from pydra_tpu.claims import plan_claim, prepare_claim
 from pydra_tpu.hardware import Host
 from pydra_tpu.health import find_unclaimed_users
-from pydra_tpu.host.tree import Tree
 from pydra_tpu.inventory import build_inventory, list_offered
 from pydra_tpu.reading import read_chip_users, read_host
 from pydra_tpu.runtime_metrics.link_metrics import LinkMetrics

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from pydra import PydraError
+from pydra_pci import Roots, Tree
 from pydra_tpu.backend import TpuBackend
-from pydra_tpu.host.tree import Tree
 from pydra_tpu.runtime_metrics.link_metrics import LinkMetrics, find_library
 from pydra_tpu.settings import Settings
 from pydra_tpu.sources.metadata_server import MetadataServer
@@ -46,7 +46,8 @@ async def open_backend(settings: Settings) -> AsyncIterator[TpuBackend]:
                 from pydra_tpu.simulation.scenario import open_scenario  # noqa: PLC0415
 
             settings, library = await stack.enter_async_context(open_scenario(settings))
-        tree = Tree(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root, dev=settings.dev_root)
+        roots = Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root, dev=settings.dev_root)
+        tree = Tree(roots)
         metadata = MetadataServer(settings.metadata_server)
         links = LinkMetrics(library, settings.link_metrics_port, settings.poll_period * LOOKS_PER_LINK_LOOK)
         async with asyncio.TaskGroup() as tasks:

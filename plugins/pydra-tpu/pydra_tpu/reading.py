@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from pydra_tpu.hardware import Chip, Host, Process, host_node
+from pydra_pci import Tree
+from pydra_tpu.hardware import Chip, Host, Process
 from pydra_tpu.host.pci import read_chips
-from pydra_tpu.host.tree import Tree, read_text
 from pydra_tpu.host.users import read_users
 from pydra_tpu.settings import Settings
 from pydra_tpu.sources.merge import merge_facts
@@ -22,12 +22,12 @@ def read_host(tree: Tree, settings: Settings, answers: Mapping[str, str], before
     """
     found, unknown = read_chips(tree)
     chips = keep_places(before.chips, found)
-    tpu_env = parse_tpu_env(read_text(tree.here(settings.tpu_env)), settings.tpu_env)
+    tpu_env = parse_tpu_env(tree.read(tree.here(settings.tpu_env)), settings.tpu_env)
     facts, problems = merge_facts((parse_settings(settings), tpu_env, *parse_attributes(answers)), chips)
     return Host(
         chips=chips,
         facts=facts,
-        uuid=read_text(f"{tree.sys}/class/dmi/id/product_uuid").lower(),
+        uuid=tree.read(tree.sys("class/dmi/id/product_uuid")).lower(),
         problems=unknown + problems,
     )
 
@@ -44,6 +44,5 @@ def keep_places(before: tuple[Chip, ...], found: tuple[Chip, ...]) -> tuple[Chip
 
 def read_chip_users(tree: Tree, chips: tuple[Chip, ...]) -> Mapping[int, tuple[Process, ...]]:
     """The processes that have each chip open, by its index."""
-    paths = {path: chip.index for chip in chips if chip.node for path in (chip.node, host_node(chip.node, tree.dev))}
-    users = read_users(tree, paths.keys()) if paths else {}
-    return {paths[path]: processes for path, processes in users.items()}
+    nodes = {chip.node: chip.index for chip in chips if chip.node}
+    return {nodes[node]: processes for node, processes in read_users(tree, nodes.keys()).items()}

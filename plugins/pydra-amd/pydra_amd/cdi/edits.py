@@ -9,9 +9,9 @@ from pydra import AllocatedDevice, ContainerEdits, DeviceNode
 from pydra_amd.device_names import DRIVER
 from pydra_amd.hardware_types import Partition
 from pydra_amd.host.amdgpu import list_nodes
-from pydra_amd.host.filesystem import Tree
 from pydra_amd.sharing import build_mask
 from pydra_amd.steps import Units
+from pydra_pci import Tree
 
 
 def build_edits(

@@ -12,8 +12,8 @@ from pydra_amd.amdsmi.events import RESET_BEGINS, RESET_ENDS, THROTTLED, Event
 from pydra_amd.amdsmi.link_state import THERMAL, Told
 from pydra_amd.hardware_types import Condition, Gpu, Reading
 from pydra_amd.host.amdgpu import is_asleep
-from pydra_amd.host.filesystem import Tree
 from pydra_amd.host.sensors import read_bad_pages, read_errors
+from pydra_pci import Tree
 
 _QUIET_SECONDS = 300.0
 """How long throttling is told after it was last seen: it comes and goes with the load."""

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
-from pydra_amd.host.filesystem import Tree
 from pydra_amd.host.kfd import GENERATION, NODES, KfdNode, read_neighbours, read_nodes
 from pydra_amd.models import BY_DEVICE
+from pydra_pci import Tree, read_numa_node, read_root
 
 BOUND = "bus/pci/drivers/amdgpu"
 COMPUTE, MEMORY = "current_compute_partition", "current_memory_partition"
@@ -51,7 +51,7 @@ def read_machine(tree: Tree) -> Reading:
         gpus=tuple(gpus),
         driver_version=tree.read(tree.sys("module/amdgpu/version")),
         source_version=tree.read(tree.sys("module/amdgpu/srcversion")),
-        missing=tuple(sorted({node for node in wanted if not tree.exists(tree.here(tree.host_node(node)))})),
+        missing=tuple(sorted({node for node in wanted if not tree.has_node(node)})),
         problems=problems,
     )
 
@@ -92,7 +92,7 @@ def read_signature(tree: Tree) -> object:
         tree.read(tree.sys(GENERATION)),
         tree.names(tree.sys(NODES)),
         tuple((address, read_mode(tree, address), has_fallen(tree, address)) for address in functions),
-        tree.exists(tree.here(tree.host_node(KFD_NODE))),
+        tree.has_node(KFD_NODE),
         tree.names(tree.here(tree.host_node("/dev/dri"))),
     )
 
@@ -142,7 +142,7 @@ def _read_gpu(
     def read(name: str) -> str:
         return tree.read(tree.sys(f"{BOUND}/{address}/{name}"))
 
-    device, numa, memory = read("device"), read("numa_node"), read("mem_info_vram_total")
+    device, memory = read("device"), read("mem_info_vram_total")
     model = BY_DEVICE.get(device)
     card, render = numbers
     return Gpu(
@@ -155,8 +155,8 @@ def _read_gpu(
         unique_id=nodes[0].unique_id,
         hive=nodes[0].hive,
         neighbours=_read_neighbours(tree, nodes[0], places),
-        numa_node=int(numa) if numa.isdecimal() else None,  # -1: the machine has one node, or does not say
-        pcie_root=_find_root(tree.link(tree.sys(f"{BOUND}/{address}"))),
+        numa_node=read_numa_node(tree, address),
+        pcie_root=read_root(tree, address),
         mode=read_mode(tree, address),
         compute_modes=_split(read("available_compute_partition")),
         memory_modes=read_memory_modes(tree, address),
@@ -189,10 +189,3 @@ def _build_partition(node: KfdNode, card: int) -> Partition:
 def _split(modes: str) -> tuple[str, ...]:
     """`SPX, DPX, CPX`, as the driver lists modes."""
     return tuple(re.findall(r"\w+", modes.lower()))
-
-
-def _find_root(link: str) -> str:
-    """The PCIe root complex, `pci0000:00`, in the link of a function's entry; empty when it names none."""
-    _, found, path = link.partition("/devices/")
-    first = path.split("/", 1)[0]
-    return first if found and first.startswith("pci") else ""

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 
 from pydra import ClaimError, time_left
-from pydra_amd.host.filesystem import Tree
+from pydra_pci import Tree
 
 MODULE = "module/amdgpu"
 

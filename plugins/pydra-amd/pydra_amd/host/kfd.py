@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from pydra_amd.host.filesystem import Tree
+from pydra_pci import Tree
 
 NODES = "class/kfd/kfd/topology/nodes"
 GENERATION = "class/kfd/kfd/topology/generation_id"

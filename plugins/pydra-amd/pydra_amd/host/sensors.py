@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 
 from pydra_amd.host.amdgpu import BOUND
-from pydra_amd.host.filesystem import Tree
+from pydra_pci import Tree
 
 XGMI = "xgmi_wafl"
 """The block whose errors are those of xGMI links."""

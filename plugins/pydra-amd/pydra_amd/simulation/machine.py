@@ -13,7 +13,6 @@ from itertools import product
 from pydra import PydraError
 from pydra_amd.host.amdgpu import BOUND, COMPUTE, MEMORY
 from pydra_amd.host.driver_module import MODULE, DriverModule, DriverReloadFailed
-from pydra_amd.host.filesystem import Roots, Tree
 from pydra_amd.host.kfd import PROCESSES
 from pydra_amd.settings import Settings
 from pydra_amd.simulation.faults import FALL, KEEP, MODULE_FAULTS, STALE, take_fault
@@ -27,6 +26,7 @@ from pydra_amd.simulation.tree import (
     write_memory,
     write_topology,
 )
+from pydra_pci import Roots, Tree
 
 
 class ScenarioError(PydraError):

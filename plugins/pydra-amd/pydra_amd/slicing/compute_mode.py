@@ -13,8 +13,8 @@ import errno
 
 from pydra import ClaimError
 from pydra_amd.host.amdgpu import BOUND, COMPUTE, KFD_NODE, has_fallen, read_mode
-from pydra_amd.host.filesystem import Tree
 from pydra_amd.host.kfd import PROCESSES, read_processes
+from pydra_pci import Tree
 
 _NAMED = 10
 """So many processes are named in an error."""

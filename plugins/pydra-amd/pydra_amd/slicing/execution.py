@@ -15,10 +15,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pydra import ClaimError, PydraError, set_status, time_left
 from pydra_amd.held_claims import HeldEntries
 from pydra_amd.host.driver_module import DriverModule
-from pydra_amd.host.filesystem import Tree
 from pydra_amd.slicing.compute_mode import GpuBusy, GpuGone, set_compute_mode
 from pydra_amd.slicing.memory_mode import set_memory_modes
 from pydra_amd.steps import Entry, SetMemoryMode, Step
+from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
 

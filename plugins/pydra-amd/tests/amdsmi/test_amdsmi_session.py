@@ -15,10 +15,10 @@ import pytest
 from pydra_amd.amdsmi.events import Event
 from pydra_amd.amdsmi.library import import_amdsmi
 from pydra_amd.amdsmi.session import AmdsmiSession
-from pydra_amd.host.filesystem import Tree
 from pydra_amd.settings import Settings
 from pydra_amd.simulation import library
 from pydra_amd.simulation.machine import open_machine
+from pydra_pci import Tree
 
 ADDRESS = "0000:27:00.0"
 COMPUTE = f"bus/pci/drivers/amdgpu/{ADDRESS}/current_compute_partition"

@@ -11,11 +11,11 @@ import pytest
 
 from pydra import Inventory
 from pydra_amd.hardware_types import Mode
-from pydra_amd.host.filesystem import Tree
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.simulation.machine import open_machine
 from pydra_amd.telemetry import Telemetry
+from pydra_pci import Tree
 
 ADDRESS = "0000:27:00.0"
 BOUND = "bus/pci/drivers/amdgpu"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydra_amd.host.filesystem import Roots, Tree
 from pydra_amd.host.kfd import NODES, KfdNode, read_nodes
+from pydra_pci import Roots, Tree
 
 PROCESSOR = {"cpu_cores_count": 96, "simd_count": 0, "drm_render_minor": 0}
 MI210 = {

@@ -23,8 +23,8 @@ from pydra_nvidia.host.driver_root import (
     is_settled,
     read_stamps,
 )
-from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.settings import Settings
+from pydra_pci import Tree
 
 _GSP = re.compile(r"gsp[A-Za-z0-9_.+-]*\.bin")
 
@@ -168,8 +168,8 @@ class DriverFileCache:
         files = find_driver_files(
             search,
             version,
-            firmware=self._tree.read(self._tree.sys("module/firmware_class/parameters/path")) or "",
-            kernel=self._tree.read(self._tree.proc("sys/kernel/osrelease")) or "",
+            firmware=self._tree.read(self._tree.sys("module/firmware_class/parameters/path")),
+            kernel=self._tree.read(self._tree.proc("sys/kernel/osrelease")),
         )
         newest = max((stamp[2] for stamp in search.seen.values() if stamp is not None), default=0)
         if is_settled(newest, self._clock()):

@@ -24,11 +24,10 @@ from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu
 from pydra_nvidia.hardware_types import Gpu, Reading
 from pydra_nvidia.host.device_nodes import COMMON, CONTROL, CapabilityNode, DevRoots, Node, find_partition_nodes
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.host.filesystem import Tree
-from pydra_nvidia.host.pci import list_vfio_nodes
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps_directory import find_directory
 from pydra_nvidia.steps import StartMps, Step
+from pydra_pci import Tree, list_vfio_nodes
 
 
 class _Driver(NamedTuple):

@@ -17,16 +17,17 @@ from pydra import HealthStatus, PydraError
 from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
 from pydra_nvidia.cli.arguments import add_node_arguments, node_of
 from pydra_nvidia.devices import gpu_name, mig_name
-from pydra_nvidia.hardware_types import Gpu, Mig, NvLinks, PciFunction, Reading
+from pydra_nvidia.hardware_types import Gpu, Mig, NvLinks, Reading
 from pydra_nvidia.health.diagnosis import WELL, Assessment, Diagnosis, diagnose
 from pydra_nvidia.health.incidents import FILE, Incident, IncidentStore, explain
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot, find_driver_root
 from pydra_nvidia.host.kernel_driver import read_module_version
-from pydra_nvidia.host.pci import DRIVER, is_vfio
+from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.node import Node
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.telemetry import Telemetry, read_without_driver
+from pydra_pci import PciFunction, is_vfio
 
 
 def add_command(commands: Any) -> None:
@@ -178,7 +179,7 @@ def _gpus(look: Look) -> Iterator[str]:
                 gpu.name,
                 gpu.uuid,
                 gpu.pci,
-                "-" if function is None or function.numa < 0 else str(function.numa),
+                "-" if function is None or function.numa is None else str(function.numa),
                 "-" if gpu.memory is None else f"{gpu.memory / GIB:.1f} GiB",
                 _mig(gpu.mig),
                 _links(gpu.links),

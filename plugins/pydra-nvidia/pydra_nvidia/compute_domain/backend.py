@@ -39,10 +39,11 @@ from pydra_nvidia.host.device_nodes import (
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.pci import DRIVER as KERNEL_DRIVER
-from pydra_nvidia.host.pci import PciBus, is_vfio
+from pydra_nvidia.host.pci import find_gpus
 from pydra_nvidia.node import Node
 from pydra_nvidia.nvml.maintenance_gate import InMaintenance
 from pydra_nvidia.nvml.session import NvmlSession
+from pydra_pci import is_vfio
 
 CHANNEL, DAEMON = "channel-0", "daemon-0"
 """What a node publishes, as NVIDIA's driver does: the other channels come with the first one, for claims for all."""
@@ -69,7 +70,7 @@ class ComputeDomainBackend:
         self._node = node
         self._tree = node.tree
         self._session = NvmlSession(node.load, node.gate)
-        self._bus = PciBus(node.tree)
+        self._bus = find_gpus(node.tree)
         self._edits = DeviceEdits(node.tree, node.settings)
         self._directories = DomainDirectories(node.settings.state)
         self._imex = ImexControl(lambda: find_driver_root(node.tree, node.settings))

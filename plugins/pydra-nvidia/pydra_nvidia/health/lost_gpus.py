@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware_types import Gpu, LostGpu, PciFunction, Reading
+from pydra_nvidia.hardware_types import Gpu, LostGpu, Reading
 from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_pci import PciFunction
 
 
 def find_lost(

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import msgspec
 
 from pydra import ClaimError
-from pydra_nvidia.host.filesystem import Tree, below
+from pydra_nvidia.host.filesystem import below
 from pydra_nvidia.host.kernel_driver import CAPABILITIES
-from pydra_nvidia.host.pci import function_path
+from pydra_pci import Tree, function_path
 
 _CAPS = "nvidia-caps"
 _CHANNELS = "nvidia-caps-imex-channels"
@@ -96,7 +96,7 @@ class DevRoots:
         name = os.path.basename(path)
         kind = {"/dev/dri": "drm", "/dev/vfio/devices": "vfio-dev", "/dev/vfio": "vfio"}.get(os.path.dirname(path))
         for place in (f"class/{kind}/{name}/dev", f"class/misc/{name}/dev"):
-            major, _, minor = (self._tree.read(self._tree.sys(place)) or "").partition(":")
+            major, _, minor = self._tree.read(self._tree.sys(place)).partition(":")
             if major.isdecimal() and minor.isdecimal():
                 return int(major), int(minor)
         return None
@@ -110,7 +110,7 @@ def find_group(mode: int, gid: int) -> int:
 def read_majors(tree: Tree) -> dict[str, int]:
     """The major numbers of character devices by driver name (`nvidia-caps`), from /proc/devices."""
     majors: dict[str, int] = {}
-    for line in (tree.read(tree.proc("devices")) or "").splitlines():
+    for line in tree.read(tree.proc("devices")).splitlines():
         if line.startswith("Block devices"):
             break
         number, _, name = line.strip().partition(" ")
@@ -155,7 +155,7 @@ def count_imex_channels(tree: Tree) -> int:
     """How many channels the driver has (NVreg_ImexChannelCount, 2048 by default); 0 for a driver without."""
     if _CHANNELS not in read_majors(tree):
         return 0
-    found = _CHANNEL_COUNT.search(tree.read(tree.proc("driver/nvidia/params")) or "")
+    found = _CHANNEL_COUNT.search(tree.read(tree.proc("driver/nvidia/params")))
     return int(found[1]) if found else 0
 
 
@@ -184,7 +184,7 @@ def _find_caps_major(tree: Tree) -> int:
 
 def _find_node(tree: Tree, major: int, name: str, otherwise: str) -> CapabilityNode:
     path = tree.proc(f"{CAPABILITIES}/{name}")
-    fields = dict(line.split(":", 1) for line in (tree.read(path) or "").splitlines() if ":" in line)
+    fields = dict(line.split(":", 1) for line in tree.read(path).splitlines() if ":" in line)
     try:
         minor, mode = int(fields["DeviceFileMinor"]), int(fields["DeviceFileMode"])
     except (KeyError, ValueError) as error:

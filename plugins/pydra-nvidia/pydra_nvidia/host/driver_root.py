@@ -17,9 +17,10 @@ from typing import TypeAlias
 import msgspec
 
 from pydra import PydraError
-from pydra_nvidia.host.filesystem import Links, Tree, below, is_program, is_socket, read_mode, resolve
+from pydra_nvidia.host.filesystem import Links, below, is_program, is_socket, read_mode, resolve
 from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.settings import Settings
+from pydra_pci import Tree
 
 NVML = "libnvidia-ml.so.1"
 LINKER_CACHE = "/etc/ld.so.cache"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pydra_nvidia.host.filesystem import Tree
+from pydra_pci import Tree
 
 CAPABILITIES = "driver/nvidia/capabilities"
 _VERSION = re.compile(r"\b\d{3}\.\d+(?:\.\d+)?\b")
@@ -15,7 +15,7 @@ def read_module_version(tree: Tree) -> str:
 
     Source: /proc/driver/nvidia/version, whose first line is NVRM's, in two wordings (open and closed module).
     """
-    text = tree.read(tree.proc("driver/nvidia/version")) or ""
+    text = tree.read(tree.proc("driver/nvidia/version"))
     found = _VERSION.search(text.partition("\n")[0])
     return found[0] if found else ""
 
@@ -27,7 +27,7 @@ def is_excluded(tree: Tree, address: str) -> bool:
 
 def read_gpu_information(tree: Tree, address: str) -> dict[str, str]:
     """What the driver tells of the GPU at this address, by its own words: `Model`, `Device Minor`; empty without it."""
-    text = tree.read(tree.proc(f"driver/nvidia/gpus/{address}/information")) or ""
+    text = tree.read(tree.proc(f"driver/nvidia/gpus/{address}/information"))
     pairs = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
 

@@ -1,20 +1,12 @@
-"""The node's NVIDIA display functions, from /sys/bus/pci, and the names of their products.
+"""Which PCI functions are NVIDIA GPUs, and the names of their products.
 
-Source: the kernel's Documentation/ABI/testing/sysfs-bus-pci. A node has hundreds of functions and the agent looks
-every few seconds, so which of them are NVIDIA's is remembered; the inode of an entry changes with the function.
 Products of data centres are known by name here, others from the host's pci.ids: some nodes have none, an old one lacks
 new GPUs, and a product's name should not depend on the node.
 """
 
 from __future__ import annotations
 
-import os
-import posixpath
-from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
-
-from pydra_nvidia.hardware_types import PciFunction, VfioHost
-from pydra_nvidia.host.filesystem import ParsedFile, Tree
+from pydra_pci import ParsedFile, PciBus, Tree
 
 VENDOR = "0x10de"
 DISPLAY_CLASSES = ("0x0300", "0x0302")
@@ -22,139 +14,10 @@ DISPLAY_CLASSES = ("0x0300", "0x0302")
 
 DRIVER = "nvidia"
 
-Entry: TypeAlias = tuple[str, int]
-"""A PCI address and the inode of its entry."""
 
-
-class PciBus:
-    """The functions below the tree's /sys. May be used by several threads."""
-
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self._known: dict[Entry, bool] = {}
-
-    def functions(self) -> dict[str, PciFunction]:
-        """All NVIDIA display functions by address, in its order."""
-        return {address: self._function(address) for address, _ in self._ours()}
-
-    def drivers(self) -> tuple[tuple[str, int, str], ...]:
-        """Address, inode and bound driver of each: what changes when a function comes, goes or is bound anew."""
-        return tuple((address, inode, read_driver(self._tree, address)) for address, inode in self._ours())
-
-    def _ours(self) -> list[Entry]:
-        try:
-            with os.scandir(self._tree.sys("bus/pci/devices")) as entries:
-                present = [(entry.name, entry.inode()) for entry in entries]
-        except OSError:  # a machine without PCI
-            present = []
-        known = self._known
-        self._known = {
-            entry: known[entry] if entry in known else self._is_display(entry[0]) for entry in sorted(present)
-        }
-        return [entry for entry, ours in self._known.items() if ours]
-
-    def _is_display(self, address: str) -> bool:
-        return self._read(address, "vendor") == VENDOR and self._read(address, "class").startswith(DISPLAY_CLASSES)
-
-    def _function(self, address: str) -> PciFunction:
-        tree = self._tree
-        return PciFunction(
-            address=address,
-            vendor=self._read(address, "vendor"),
-            device=self._read(address, "device"),
-            pci_class=self._read(address, "class"),
-            driver=read_driver(self._tree, address),
-            root=find_root(tree.link(function_path(tree, address)) or ""),
-            numa=_integer(self._read(address, "numa_node"), -1),
-            group=read_iommu_group(tree, address),
-            addressable=addressable_memory(self._read(address, "resource")),
-            modalias=self._read(address, "modalias"),
-            is_virtual=tree.link(function_path(tree, address, "physfn")) is not None,
-            has_virtual=count_virtual_functions(tree, address) > 0,
-        )
-
-    def _read(self, address: str, name: str) -> str:
-        return self._tree.read(function_path(self._tree, address, name)) or ""
-
-
-def function_path(tree: Tree, address: str, name: str = "") -> str:
-    """The function's entry in sysfs, or a file of it."""
-    return tree.sys(f"bus/pci/devices/{address}/{name}" if name else f"bus/pci/devices/{address}")
-
-
-def read_driver(tree: Tree, address: str) -> str:
-    """The kernel driver that the function is bound to now; empty for none."""
-    return posixpath.basename(tree.link(function_path(tree, address, "driver")) or "")
-
-
-def read_iommu_group(tree: Tree, address: str) -> str:
-    """The number of the function's IOMMU group; empty for none."""
-    return posixpath.basename(tree.link(function_path(tree, address, "iommu_group")) or "")
-
-
-def count_virtual_functions(tree: Tree, address: str) -> int:
-    """How many virtual functions of it exist."""
-    return _integer(tree.read(function_path(tree, address, "sriov_numvfs")) or "", 0)
-
-
-def list_vfio_nodes(tree: Tree, address: str) -> tuple[str, ...]:
-    """The paths of the function's own devices for vfio, made when it is bound to a driver for passthrough."""
-    names = tree.names(function_path(tree, address, "vfio-dev"))
-    return tuple(f"/dev/vfio/devices/{name}" for name in names if name.startswith("vfio"))
-
-
-def find_root(link: str) -> str:
-    """The PCIe root complex (`pci0000:00`) in the link of a function's entry; empty when it names none."""
-    _, found, path = link.partition("/devices/")
-    first = path.split("/", 1)[0]
-    return first if found and first.startswith("pci") else ""
-
-
-class Region(NamedTuple):
-    """A memory region of a function: its size in bytes, and its flags as the kernel has them (`IORESOURCE_*`)."""
-
-    size: int
-    flags: int
-
-
-def parse_regions(resource: str) -> Iterator[Region]:
-    """Source: lines `start end flags` of the file `resource`, whose first six are the base address registers."""
-    for line in resource.splitlines()[:6]:
-        try:
-            start, end, flags = (int(word, 16) for word in line.split())
-        except ValueError:
-            continue
-        if end > start:
-            yield Region(end - start + 1, flags)
-
-
-def addressable_memory(resource: str) -> int:
-    """The memory that the function's 64-bit regions address, in bytes, rounded up to a power of two; 0 for none.
-
-    The rounding is what NVIDIA's DRA driver publishes.
-    """
-    total = sum(region.size for region in parse_regions(resource) if region.flags & 0x06 == 0x04)
-    return 1 << (total - 1).bit_length() if total else 0
-
-
-def is_vfio(driver: str) -> bool:
-    """Whether it is vfio-pci or a variant of it, such as nvgrace-gpu-vfio-pci."""
-    return "vfio" in driver
-
-
-def _integer(text: str, otherwise: int) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        return otherwise
-
-
-def read_vfio_host(tree: Tree) -> VfioHost:
-    """An IOMMU is on when the kernel has put devices into groups; iommufd has a device of its own."""
-    return VfioHost(
-        iommu=bool(tree.names(tree.sys("kernel/iommu_groups"))),
-        iommufd=tree.exists(tree.here("/dev/iommu")),
-    )
+def find_gpus(tree: Tree) -> PciBus:
+    """The node's NVIDIA display functions."""
+    return PciBus(tree, VENDOR, DISPLAY_CLASSES)
 
 
 PCI_IDS_PATHS = (
@@ -216,7 +79,7 @@ class PciIds:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._file = ParsedFile(tree, parse_names)
+        self._file = ParsedFile(parse_names)
 
     def name(self, device: str) -> str:
         """The name of the device (`0x2330`); empty when it is not known."""

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterator
 
 from pydra import ClaimError
 from pydra_nvidia.host.driver_root import DriverMissing, DriverRoot
-from pydra_nvidia.host.filesystem import Tree, below, is_socket, resolve
+from pydra_nvidia.host.filesystem import below, is_socket, resolve
+from pydra_pci import Tree
 
 SOCKET = "nvidia-persistenced/socket"
 FOLDERS = ("/run", "/var/run")

@@ -31,7 +31,8 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from pydra import AttributeValue, Version
-from pydra_nvidia.hardware_types import Architecture, Gpu, PciFunction, Reading
+from pydra_nvidia.hardware_types import Architecture, Gpu, Reading
+from pydra_pci import PciFunction
 
 STANDARD = "resource.kubernetes.io"
 LONGEST = 64
@@ -118,7 +119,7 @@ def _describe_place(address: str, function: PciFunction | None) -> dict[str, Att
     place: dict[str, AttributeValue] = {f"{STANDARD}/pciBusID": address}
     if function is not None and function.root:
         place[f"{STANDARD}/pcieRoot"] = function.root
-    if function is not None and function.numa >= 0:
+    if function is not None and function.numa is not None:
         place[f"{STANDARD}/numaNode"] = function.numa
     return place
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pydra import AttributeValue, Capacity, CounterConsumption, CounterSet, Device, Inventory
 from pydra_nvidia.devices import counter_set_name, gpu_name, mig_name, passthrough_candidates, vfio_name
-from pydra_nvidia.hardware_types import Gpu, LostGpu, PciFunction, Placement, Profile, Reading
+from pydra_nvidia.hardware_types import Gpu, LostGpu, Placement, Profile, Reading
 from pydra_nvidia.health.diagnosis import WELL, Assessment, Diagnosis, join_assessments
 from pydra_nvidia.inventory.attributes import (
     describe_function,
@@ -21,10 +21,12 @@ from pydra_nvidia.inventory.capacities import (
     build_quantity,
     memory_figure,
     profile_figures,
+    round_up,
     share_capacities,
 )
 from pydra_nvidia.inventory.partitions import Adopted, Offer, Offering, build_table, decide_offering, with_removed
 from pydra_nvidia.settings import Settings, Shares
+from pydra_pci import PciFunction
 
 _DISPLAYS = ("DGX Display", "NVIDIA DGX Display")
 """Cards that only drive a workstation's screen; NVIDIA's driver does not count them either."""
@@ -120,7 +122,7 @@ def build_functions(
         yield Device(
             name=vfio_name(index),
             attributes=describe_function(function, iommufd=reading.vfio.iommufd),
-            capacity={"addressableMemory": Capacity(build_quantity(function.addressable))},
+            capacity={"addressableMemory": Capacity(build_quantity(round_up(function.addressable)))},
             consumes_counters=draw_all(gpu, offering) if gpu and offering else (),
             health=assessment.health,
             taints=assessment.taints,

@@ -20,6 +20,11 @@ from pydra_nvidia.settings import Shares
 MIB = 1024 * 1024
 
 
+def round_up(memory: int) -> int:
+    """The next power of two, as NVIDIA's driver publishes the memory that a function addresses; 0 for none."""
+    return 1 << (memory - 1).bit_length() if memory else 0
+
+
 def profile_figures(profile: Profile) -> dict[str, int]:
     """What one partition of this profile has; memory in bytes, the rest are counts."""
     return {

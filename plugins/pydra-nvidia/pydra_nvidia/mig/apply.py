@@ -34,7 +34,8 @@ from pydra_nvidia.nvml.mig_control import (
     set_mig_mode,
 )
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.steps import BindVfio, CreateMig, Entry, LeftBehind, MigModeOff, MigModeOn
+from pydra_nvidia.steps import BindVfio, CreateMig, Entry, MigModeOff, MigModeOn
+from pydra_pci import LeftBehind
 
 PATIENCE = 3.0
 """Seconds for processes to release a GPU: they do so a while after they were told to end."""

@@ -12,16 +12,15 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from pydra_nvidia.cdi.hooks import PLACES, HookMissing, find_hook
-from pydra_nvidia.hardware_types import PciFunction, VfioHost
 from pydra_nvidia.host.device_nodes import count_imex_channels
 from pydra_nvidia.host.driver_root import ROOTS, DriverMissing, find_driver_root
-from pydra_nvidia.host.filesystem import Tree, read_memory
+from pydra_nvidia.host.filesystem import read_memory
 from pydra_nvidia.host.kernel_driver import read_gpu_information, read_module_version
-from pydra_nvidia.host.pci import PCI_IDS_PATHS, VENDOR, function_path, parse_regions
+from pydra_nvidia.host.pci import PCI_IDS_PATHS, VENDOR
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.model import PciModel
 from pydra_nvidia.simulation.scenario import DriverPart, HostPart
-from pydra_nvidia.vfio.drivers import VFIO_PCI
+from pydra_pci import VFIO_PCI, PciFunction, Tree, VfioHost, function_path, parse_regions, read_attribute
 
 _RELEASE = re.compile(r"\d+\.\d+(?:\.\d+)?")
 _DEFAULTS = HostPart()
@@ -78,7 +77,7 @@ def _hook(tree: Tree, settings: Settings) -> str:
 
 def _cpus(tree: Tree) -> int:
     root = tree.sys("devices/system/node")
-    lists = (tree.read(f"{root}/{name}/cpulist") or "" for name in tree.names(root) if name.startswith("node"))
+    lists = (tree.read(f"{root}/{name}/cpulist") for name in tree.names(root) if name.startswith("node"))
     return sum(_count(text) for text in lists)
 
 
@@ -94,7 +93,7 @@ def _count(cpulist: str) -> int:
 
 def _kernel(tree: Tree) -> str:
     """The release without what its builder added, which may be the name of somebody."""
-    found = _RELEASE.match(tree.read(tree.proc("sys/kernel/osrelease")) or "")
+    found = _RELEASE.match(tree.read(tree.proc("sys/kernel/osrelease")))
     return found[0] if found else _DEFAULTS.kernel
 
 
@@ -127,11 +126,10 @@ def read_slots(tree: Tree, functions: tuple[PciFunction, ...]) -> tuple[Slot, ..
 
 
 def _read(tree: Tree, function: PciFunction) -> Slot:
+    def read(name: str) -> str:
+        return read_attribute(tree, function.address, name)
 
-    def read(name: str) -> str | None:
-        return tree.read(function_path(tree, function.address, name))
-
-    path = (tree.link(function_path(tree, function.address)) or "").split("/")[:-1]
+    path = tree.link(function_path(tree, function.address)).split("/")[:-1]
     told = read_gpu_information(tree, function.address)
     return Slot(
         function=function,
@@ -143,7 +141,7 @@ def _read(tree: Tree, function: PciFunction) -> Slot:
             subsystem_vendor=read("subsystem_vendor") or "0x10de",
             subsystem_device=read("subsystem_device") or "0x0000",
             revision=read("revision") or "0xa1",
-            regions=read_regions(read("resource") or ""),
+            regions=read_regions(read("resource")),
         ),
         model=told.get("Model", ""),
         minor=int(told["Device Minor"]) if told.get("Device Minor", "").isdecimal() else None,

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from pydra import PydraError
-from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.nvml.library import use_library
+from pydra_pci import Tree
 
 SESSION = frozenset({"nvmlInitWithFlags", "nvmlShutdown", "nvmlErrorString"})
 """Beginning and end of a session, which is this process's own."""

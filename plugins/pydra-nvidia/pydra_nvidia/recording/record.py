@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from pydra import PydraError
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.driver_root import DriverMissing
-from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.nvml.errors import Code, code_name
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.session import NvmlSession
@@ -37,6 +36,7 @@ from pydra_nvidia.simulation.scenario import Scenario
 from pydra_nvidia.simulation.scenario_file import bundled_model, bundled_models, parse_scenario
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.telemetry import Telemetry, read_without_driver
+from pydra_pci import Tree
 
 KEPT_SETTINGS = ("dynamic_mig", "orphans", "time_slicing", "mps", "consumable_shares", "vfio", "health", "signals")
 """What is published depends on them; paths and times are of the machine."""

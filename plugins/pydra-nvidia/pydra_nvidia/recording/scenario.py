@@ -111,7 +111,7 @@ def _group(slot: Slot, known: _Known, names: Names) -> GroupPart:
         "addresses": (address,),
         "roots": (function.root,) if function.root else (),
         "bridges": (slot.bridges,) if slot.bridges else (),
-        "numa": (function.numa,),
+        "numa": (-1 if function.numa is None else function.numa,),
         "iommu_groups": (int(function.group),) if function.group.isdecimal() else (),
         "driver": function.driver,
     }

@@ -17,7 +17,8 @@ from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons, find_recorded
 from pydra_nvidia.sharing.mps_directory import MpsBusy, MpsDirectory, find_directory, list_directories, trim_logs, turn
 from pydra_nvidia.sharing.mps_processes import Process, is_alive
-from pydra_nvidia.steps import Entry, LeftBehind, StartMps
+from pydra_nvidia.steps import Entry, StartMps
+from pydra_pci import LeftBehind
 
 FIRST_RETRY, LAST_RETRY = 5.0, 300.0
 """Seconds before a daemon that could not be restarted is tried again: at first, and at most."""

@@ -19,7 +19,7 @@ from pydra import ClaimError, PydraError
 from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.driver_programs import Program, ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.host.filesystem import Tree, find_own_namespaces, read_memory, shows_all_processes
+from pydra_nvidia.host.filesystem import read_memory
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps_directory import MpsDirectory, MpsRecord, require_nameable
 from pydra_nvidia.sharing.mps_launch import (
@@ -36,6 +36,7 @@ from pydra_nvidia.sharing.mps_launch import (
 )
 from pydra_nvidia.sharing.mps_processes import Process, end, find_marked, has_mark, identify, is_alive, wait_gone
 from pydra_nvidia.steps import StartMps
+from pydra_pci import Tree, find_own_namespaces, shows_all_processes
 
 KILL_DEADLINE = 5.0
 """Seconds that killed processes are waited for."""

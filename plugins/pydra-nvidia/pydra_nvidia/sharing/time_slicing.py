@@ -12,7 +12,8 @@ from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, f
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.nvml.compute_mode import DEFAULT, has_gpu, set_compute_mode
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.steps import Entry, LeftBehind, SetTimeSlice
+from pydra_nvidia.steps import Entry, SetTimeSlice
+from pydra_pci import LeftBehind
 
 _LEAST = 1.0
 """Seconds that nvidia-smi has although the call's time is used up."""

@@ -9,7 +9,6 @@ from types import ModuleType
 from typing import Any
 
 from pydra import PydraError
-from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.simulation.inject import Injector
@@ -17,6 +16,7 @@ from pydra_nvidia.simulation.library.library import Library
 from pydra_nvidia.simulation.machine import Machine, noted_scenario
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.tree.sync import build_tree
+from pydra_pci import Tree
 
 
 class NoMachine(PydraError):

@@ -21,25 +21,14 @@ from pydra import ClaimError, PydraError
 from pydra_nvidia.deadlines import doing
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverMissing
-from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.nvml.compute_mode import read_compute_mode
 from pydra_nvidia.nvml.errors import LOST, STALE, Code, NvmlError
 from pydra_nvidia.nvml.maintenance_gate import InMaintenance
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.steps import (
-    BindVfio,
-    CreateMig,
-    Entry,
-    LeftBehind,
-    SetTimeSlice,
-    StartMps,
-    Step,
-    StepApplier,
-    leave_behind,
-)
-from pydra_nvidia.vfio.binding import read_function
+from pydra_nvidia.steps import BindVfio, CreateMig, Entry, SetTimeSlice, StartMps, Step, StepApplier, leave_behind
+from pydra_pci import LeftBehind, Tree, read_function
 
 
 class UndoFailed(ClaimError):

@@ -18,8 +18,6 @@ from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, Prepa
 from pydra_nvidia.cdi.edits import DeviceEdits, merge, mps_client_edits
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.held_claims import HeldEntries, build_plan, build_state
-from pydra_nvidia.host.filesystem import Tree
-from pydra_nvidia.host.pci import is_vfio
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.slicing.execution import StepExecutor
 from pydra_nvidia.steps import Entry
@@ -32,7 +30,7 @@ from pydra_nvidia.takeover.vendor_checkpoint import (
 )
 from pydra_nvidia.takeover.vendor_claims import ConvertedClaim, convert_claim, plan_cleaning
 from pydra_nvidia.telemetry import Telemetry
-from pydra_nvidia.vfio.binding import read_function
+from pydra_pci import Tree, is_vfio, read_function
 
 _log = logging.getLogger(__name__)
 

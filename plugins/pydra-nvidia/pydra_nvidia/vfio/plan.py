@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pydra import ClaimError, TerminalError
 from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu
-from pydra_nvidia.hardware_types import Gpu, PciFunction, Reading
-from pydra_nvidia.host.pci import DRIVER, is_vfio
+from pydra_nvidia.hardware_types import Gpu, Reading
+from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.mig.plan import can_change_mode, leaves_mode
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio, Step
+from pydra_pci import PciFunction, find_problems, is_begun, is_vfio, plan_binding
 
 
 def plan_passthrough(
@@ -46,17 +47,12 @@ def plan_passthrough(
 
 
 def _bind(function: PciFunction, reading: Reading, known: Mapping[str, BindVfio]) -> BindVfio:
-    if _is_begun(function, known):
-        return known[function.address]
-    if is_vfio(function.driver):  # the admin's doing, who keeps it so
-        return BindVfio(address=function.address, before=function.driver, target=function.driver)
+    step = plan_binding(function, known.get(function.address))
+    if isinstance(step, BindVfio):
+        return step
     gpu = _gpu_at(function.address, reading)
-    return BindVfio(
-        address=function.address,
-        before=function.driver,
-        target=function.vfio_driver,
-        persistence=bool(gpu and gpu.persistence),
-    )
+    persistent = step.before != step.target and bool(gpu and gpu.persistence)
+    return BindVfio(address=step.address, before=step.before, target=step.target, persistence=persistent)
 
 
 def _refuse_doubles(wanted: Sequence[Passthrough], targets: Sequence[Target]) -> None:
@@ -75,25 +71,11 @@ def _find_problems(
 ) -> Iterator[str]:
     function = target.function
     where = f"{target.allocated.device} ({function.address})"
-    if not reading.vfio.iommu:
-        yield (
-            f"{where}: this node has no IOMMU that is on; switch it on in the firmware (VT-d, AMD-Vi) and the kernel"
-            " (intel_iommu=on or amd_iommu=on)"
-        )
-    elif not function.group:
-        yield f"{where}: the function is in no IOMMU group, so no guest can be given it"
-    if function.is_virtual:
-        yield f"{where}: a virtual function is not passed through; what made it decides who gets it"
-    if function.has_virtual:
-        yield f"{where}: virtual functions of it exist; the admin can remove them by writing 0 to its sriov_numvfs"
+    for problem in find_problems(function, reading.vfio, driver=DRIVER):
+        yield f"{where}: {problem}"
     if target.allocated.admin_access and not is_vfio(function.driver):
         yield f"{where}: admin access only looks, and no claim has the function passed through now"
-    elif not is_vfio(function.driver) and function.driver not in ("", DRIVER):
-        yield (
-            f"{where}: the function is bound to {function.driver}, which keeps it; allowed: {DRIVER}, vfio-pci or its"
-            " variants, no driver"
-        )
-    if not _is_begun(function, known):
+    if not is_begun(function, known.get(function.address)):
         yield from _find_gpu_problems(where, function, reading, settings)
 
 
@@ -113,11 +95,6 @@ def _find_gpu_problems(where: str, function: PciFunction, reading: Reading, sett
             f"{where}: the GPU is in MIG mode, or will be; the admin can leave it: nvidia-smi -i {gpu.uuid} -mig 0"
             f"{reset}{dynamic}"
         )
-
-
-def _is_begun(function: PciFunction, known: Mapping[str, BindVfio]) -> bool:
-    step = known.get(function.address)
-    return step is not None and (function.driver in ("", step.before) or is_vfio(function.driver))
 
 
 def _gpu_at(address: str, reading: Reading) -> Gpu | None:

@@ -12,8 +12,8 @@ import pytest
 
 from cdi_claims import HOOK, LIB
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
-from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.settings import Settings
+from pydra_pci import Roots, Tree
 
 VERSION = "580.105.08"
 PROC_DEVICES = """Character devices:

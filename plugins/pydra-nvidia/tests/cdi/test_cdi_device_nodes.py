@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pydra_nvidia.host.device_nodes import DevRoots, Node, find_group
-from pydra_nvidia.host.filesystem import Roots, Tree
+from pydra_pci import Roots, Tree
 
 
 def test_a_real_device_node_is_itself() -> None:

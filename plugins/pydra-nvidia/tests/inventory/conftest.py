@@ -10,21 +10,11 @@ from msgspec.structs import replace
 
 from pydra import Device, Inventory, TaintEffect
 from pydra.published_pool import HealthPolicy, Published, Snapshot, build_pool, observe
-from pydra_nvidia.hardware_types import (
-    ComputeInstance,
-    Driver,
-    Gpu,
-    GpuInstance,
-    Mig,
-    PciFunction,
-    Placement,
-    Profile,
-    Reading,
-    VfioHost,
-)
+from pydra_nvidia.hardware_types import ComputeInstance, Driver, Gpu, GpuInstance, Mig, Placement, Profile, Reading
 from pydra_nvidia.health.diagnosis import Diagnosis
 from pydra_nvidia.inventory.build import build_inventory
 from pydra_nvidia.settings import Settings
+from pydra_pci import PciFunction, VfioHost
 
 GIB = 1024**3
 

@@ -43,7 +43,7 @@ def test_a_whole_gpu_has_the_attributes_of_nvidias_driver(boards: Any) -> None:
 @pytest.mark.parametrize(
     ("gpu_changes", "function_changes", "absent"),
     [
-        pytest.param({}, {"numa": -1}, "resource.kubernetes.io/numaNode", id="no NUMA node"),
+        pytest.param({}, {"numa": None}, "resource.kubernetes.io/numaNode", id="no NUMA node"),
         pytest.param({}, {"root": ""}, "resource.kubernetes.io/pcieRoot", id="no PCIe root"),
         pytest.param({"addressing": None}, {}, "addressingMode", id="a driver that tells no addressing mode"),
         pytest.param({"addressing": 9}, {}, "addressingMode", id="an addressing mode from the future"),

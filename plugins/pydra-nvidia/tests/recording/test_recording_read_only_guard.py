@@ -10,7 +10,6 @@ from typing import Any
 import pynvml
 import pytest
 
-from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.nvml.errors import Code
 from pydra_nvidia.recording.read_only_guard import (
     ALLOWED,
@@ -26,6 +25,7 @@ from pydra_nvidia.recording.read_only_guard import (
     handle_address,
 )
 from pydra_nvidia.simulation.library.symbols import SYMBOLS
+from pydra_pci import Roots, Tree
 
 Simulate = Callable[..., Any]
 CHANGES = re.compile(r"Set|Create|Destroy|Clear|Register|Reset|Modify|Remove|Discover|Update|Freeze|Validate|Activate")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from pydra_nvidia.hardware_types import PciFunction, Reading
+from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.recording.host import Slot, read_regions
 from pydra_nvidia.recording.record import find_differences
 from pydra_nvidia.recording.scenario import guess, merge_groups, name_models, unify
 from pydra_nvidia.simulation.model import ComputeProfile, Model, PciModel
 from pydra_nvidia.simulation.scenario import GroupPart
 from pydra_nvidia.simulation.scenario_file import bundled_model
+from pydra_pci import PciFunction
 
 H100 = bundled_model("h100-80gb", "test")
 A100 = bundled_model("a100-40gb", "test")

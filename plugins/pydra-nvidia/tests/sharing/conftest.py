@@ -17,15 +17,15 @@ import pytest
 from mps_claims import make_applier
 from pydra import AllocatedDevice
 from pydra_nvidia.devices import Target, find_targets
-from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, Mig, PciFunction, Placement, Profile, Reading
+from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, Mig, Placement, Profile, Reading
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.host.filesystem import Roots, Tree
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_launch import MARK
 from pydra_nvidia.steps import Entry, Step
+from pydra_pci import PciFunction, Roots, Tree
 
 PROFILE = Profile(
     id=19,

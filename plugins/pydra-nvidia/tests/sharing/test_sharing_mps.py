@@ -18,7 +18,7 @@ from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsFailed
 from pydra_nvidia.sharing.mps_processes import identify, is_alive
-from pydra_nvidia.steps import LeftBehind
+from pydra_pci import LeftBehind
 
 
 async def test_a_daemon_runs_for_the_claims_gpus_and_has_them_to_itself(

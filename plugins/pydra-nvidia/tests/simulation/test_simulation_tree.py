@@ -18,12 +18,12 @@ from pydra_nvidia.cdi.driver_files import DriverFiles, find_driver_files
 from pydra_nvidia.host.device_nodes import COMMON, DevRoots, read_majors
 from pydra_nvidia.host.driver_root import DriverRoot, FileSearch, find_driver_root
 from pydra_nvidia.host.kernel_driver import read_module_version
-from pydra_nvidia.host.pci import PciBus, read_vfio_host
+from pydra_nvidia.host.pci import find_gpus
 from pydra_nvidia.settings import Settings, parse_settings
 from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile, bundled_scenarios
 from pydra_nvidia.simulation.tree.sync import TreeSync, build_tree
-from pydra_nvidia.vfio.drivers import VfioDrivers
+from pydra_pci import VfioDrivers, read_vfio_host
 
 OpenTree = Callable[..., TreeSync]
 
@@ -94,7 +94,7 @@ def test_all_links_below_sys_lead_somewhere(open_tree: OpenTree, scenario: str) 
 def test_readers_find_the_gpus_among_all_functions(open_tree: OpenTree, scenario: str) -> None:
     sync = open_tree(scenario)
     view = sync.machine.read()
-    functions = PciBus(sync.tree).functions()
+    functions = find_gpus(sync.tree).functions()
     boards = {board.address: board for board in view.boards.values()}
     assert functions.keys() == boards.keys()
     assert len(os.listdir(f"{sync.root}/sys/bus/pci/devices")) > len(boards) + 5
@@ -110,7 +110,7 @@ def test_boards_with_video_outputs_have_a_function_for_sound_too(open_tree: Open
         "models:\n  rtx: {name: RTX, architecture: 8, compute: [8, 9], memoryMiB: 1024,"
         " pci: {device: '0x2684', class: '0x030000'}}\ngpus:\n- {model: rtx}\n"
     )
-    (address,) = PciBus(sync.tree).functions()
+    (address,) = find_gpus(sync.tree).functions()
     audio = f"{address[:-1]}1"
     assert read(sync, f"sys/bus/pci/devices/{audio}/class") == "0x040300"
     gpu = Path(sync.root) / "sys/bus/pci/devices" / address
@@ -185,7 +185,7 @@ def test_device_nodes_can_be_handed_out(open_tree: OpenTree) -> None:
         assert stat.S_IMODE(status.st_mode) == 0o666
         if os.geteuid() == 0 and stat.S_ISCHR(status.st_mode):
             assert (os.major(status.st_rdev), os.minor(status.st_rdev)) == (1, 3)
-    (address, *_) = PciBus(sync.tree).functions()
+    (address, *_) = find_gpus(sync.tree).functions()
     assert [node.path for node in dev.find_drm(address)] == ["/dev/dri/card1", "/dev/dri/renderD128"]
     assert os.readlink(f"{sync.root}/dev/dri/by-path/pci-{address}-card") == "../card1"
 
@@ -194,7 +194,7 @@ def test_without_an_iommu_there_are_no_groups_and_no_vfio(open_tree: OpenTree) -
     sync = open_tree("host: {iommu: false, iommufd: false}\ngpus:\n- {model: t4}\n")
     vfio = read_vfio_host(sync.tree)
     assert (vfio.iommu, vfio.iommufd) == (False, False)
-    assert [function.group for function in PciBus(sync.tree).functions().values()] == [""]
+    assert [function.group for function in find_gpus(sync.tree).functions().values()] == [""]
     assert not os.path.exists(f"{sync.root}/sys/bus/pci/drivers/vfio-pci")
 
 
@@ -204,7 +204,7 @@ def test_the_kernel_knows_which_driver_passes_a_gpu_through(open_tree: OpenTree)
         "gpus:\n- {model: gb200-186gb}\n- {model: t4}\n"
     )
     drivers = VfioDrivers(sync.tree)
-    chosen = {one.device: drivers.choose(one.modalias) for one in PciBus(sync.tree).functions().values()}
+    chosen = {one.device: drivers.choose(one.modalias) for one in find_gpus(sync.tree).functions().values()}
     assert chosen == {"0x2941": "nvgrace_gpu_vfio_pci", "0x1eb8": "vfio-pci"}
 
 
@@ -263,7 +263,7 @@ def test_two_processes_may_make_it_at_once(tmp_path: Path, open_tree: OpenTree) 
     both = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
     said = [process.communicate()[1] for process in both]
     assert ([process.returncode for process in both], said) == ([0, 0], [b"", b""])
-    assert len(PciBus(open_tree("hgx-h100").tree).functions()) == 8
+    assert len(find_gpus(open_tree("hgx-h100").tree).functions()) == 8
     assert list(tmp_path.glob("**/*.draft")) == []
 
 
@@ -294,5 +294,5 @@ def test_the_installation_is_not_there_when_the_driver_is_absent(open_tree: Open
     sync = open_tree("driver: {state: absent}\ngpus:\n- {model: t4}\n")
     left: list[Any] = [*Path(sync.root).glob("**/libcuda*"), *Path(sync.root).glob("dev/nvidia*")]
     assert left == []
-    (function,) = PciBus(sync.tree).functions().values()
+    (function,) = find_gpus(sync.tree).functions().values()
     assert function.driver == ""

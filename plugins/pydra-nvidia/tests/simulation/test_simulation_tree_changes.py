@@ -15,15 +15,14 @@ from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.device_nodes import CapabilityMissing, find_partition_nodes
 from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
 from pydra_nvidia.host.kernel_driver import list_instances, read_module_version
-from pydra_nvidia.host.pci import PciBus, read_vfio_host
+from pydra_nvidia.host.pci import find_gpus
 from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.simulation.tree.sync import TreeSync, build_tree
-from pydra_nvidia.vfio.binding import bind_function, give_back, read_function
-from pydra_nvidia.vfio.device_users import find_users
+from pydra_pci import bind_function, find_users, give_back, read_function, read_vfio_host
 
 TWO = "gpus:\n- {model: h100-80gb, count: 2, minors: [1, 0]}\n"
 
@@ -54,7 +53,7 @@ class Site:
         }
 
     def bound(self) -> dict[str, str]:
-        return {address: one.driver for address, one in PciBus(self.tree).functions().items()}
+        return {address: one.driver for address, one in find_gpus(self.tree).functions().items()}
 
     def attached(self) -> int:
         return len(self.sync.machine.read().attached())
@@ -168,7 +167,7 @@ def test_a_gpu_that_is_bound_for_passthrough_is_gone_from_nvml_until_it_is_given
 async def test_a_container_gets_the_nodes_of_passthrough_from_the_tree(site: Callable[..., Site]) -> None:
     here = site()
     bind_function(here.tree, here.address, "vfio-pci", "nvidia")
-    reading = Reading(functions=PciBus(here.tree).functions(), vfio=read_vfio_host(here.tree))
+    reading = Reading(functions=find_gpus(here.tree).functions(), vfio=read_vfio_host(here.tree))
     device = AllocatedDevice(request="r", pool="node", device="gpu-vfio-0")
     (target,) = find_targets((device,), reading)
     (edits,) = DeviceEdits(here.tree, parse_settings({}, here.sync.settings())).build((target,), reading)
@@ -184,7 +183,7 @@ def test_the_tree_is_made_for_a_machine_whose_gpu_has_another_driver(site: Calla
         view.state.gpus[here.uuid].driver = driver
     fresh = build_tree(str(here.folder / "fresh"), here.sync.machine)
     for sync in (here.sync, fresh):
-        functions = PciBus(sync.tree).functions()
+        functions = find_gpus(sync.tree).functions()
         assert functions[here.address].driver == driver
         assert os.path.exists(f"{sync.root}/dev/vfio/{functions[here.address].group}") == (driver == "vfio-pci")
 

@@ -12,19 +12,9 @@ from gpu_values import gpu as h100
 from pydra import AllocatedDevice, ContainerEdits
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.devices import Target, find_targets
-from pydra_nvidia.hardware_types import (
-    ComputeInstance,
-    Driver,
-    Gpu,
-    GpuInstance,
-    Mig,
-    PciFunction,
-    Placement,
-    Profile,
-    Reading,
-    VfioHost,
-)
+from pydra_nvidia.hardware_types import ComputeInstance, Driver, Gpu, GpuInstance, Mig, Placement, Profile, Reading
 from pydra_nvidia.steps import Step
+from pydra_pci import PciFunction, VfioHost
 
 V = "580.105.08"
 LIB = "/usr/lib/x86_64-linux-gnu"

@@ -13,7 +13,7 @@ from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.slicing.execution import PriorState
 from pydra_nvidia.steps import BindVfio
-from pydra_nvidia.vfio.device_users import DeviceBusy
+from pydra_pci import DeviceBusy
 
 PID = 4711
 

@@ -12,10 +12,8 @@ import pytest
 
 from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.steps import LeftBehind
 from pydra_nvidia.vfio.apply import BindVfioApplier
-from pydra_nvidia.vfio.binding import KernelWaits, KernelWork
-from pydra_nvidia.vfio.device_users import DeviceBusy, ProcessesUnseen
+from pydra_pci import DeviceBusy, KernelWaits, KernelWork, LeftBehind, ProcessesUnseen
 
 NODE, CONTAINER = "pid:[4026531836]", "pid:[4026532999]"
 UNBIND = 2

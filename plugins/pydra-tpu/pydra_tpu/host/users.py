@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Mapping
 
+from pydra_pci import Tree, list_users
 from pydra_tpu.hardware import Process
-from pydra_tpu.host.tree import Tree, list_names, read_text
 
 
-def read_users(tree: Tree, paths: Collection[str]) -> Mapping[str, tuple[Process, ...]]:
-    """The processes that have each of these files open, in the order of their ids.
-
-    Paths are compared as the processes see them: containers have device nodes where the host has them.
-    """
+def read_users(tree: Tree, nodes: Collection[str]) -> Mapping[str, tuple[Process, ...]]:
+    """The processes that have each of these nodes open, in the order of their ids."""
     found: dict[str, list[Process]] = {}
-    for pid in sorted(int(name) for name in list_names(tree.proc) if name.isdecimal()):
-        for path in _list_open(f"{tree.proc}/{pid}/fd").intersection(paths):
-            if process := _read_process(tree, pid):
-                found.setdefault(path, []).append(process)
-    return {path: tuple(processes) for path, processes in found.items()}
-
-
-def _list_open(directory: str) -> set[str]:
-    """Where the links of the directory lead; a process may end, or not be ours to look at."""
-    opened = set()
-    try:
-        for name in os.listdir(directory):
-            try:
-                opened.add(os.readlink(f"{directory}/{name}"))
-            except OSError:
-                continue
-    except OSError:
-        return opened
-    return opened
+    for pid, used in list_users(tree, nodes):
+        if process := _read_process(tree, pid):
+            for node in sorted(used):
+                found.setdefault(node, []).append(process)
+    return {node: tuple(processes) for node, processes in found.items()}
 
 
 def _read_process(tree: Tree, pid: int) -> Process | None:
     """Its name is between the first and the last parenthesis, and may have any of them; field 22 is its start."""
-    before, _, after = read_text(f"{tree.proc}/{pid}/stat").rpartition(")")
+    before, _, after = tree.read(tree.proc(f"{pid}/stat")).rpartition(")")
     fields = after.split()
     if len(fields) < 20 or not fields[19].isdecimal():
         return None

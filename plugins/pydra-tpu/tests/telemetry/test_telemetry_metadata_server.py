@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pydra import AttributeValue
+from pydra_pci import Roots, Tree
 from pydra_tpu import Settings
 from pydra_tpu.backend import TpuBackend
 from pydra_tpu.geometry import HOST_BOUNDS
-from pydra_tpu.host.tree import Tree
 from pydra_tpu.runtime_metrics.link_metrics import LinkMetrics
 from pydra_tpu.simulation.scenario import open_scenario
 from pydra_tpu.sources.metadata_server import LIMIT, MetadataServer, NoAnswer, fetch_attributes
@@ -37,7 +37,8 @@ async def backend_that_asks(address: str, state: Path) -> AsyncIterator[TpuBacke
         pass
     fields = {name: getattr(told_by_machine, name) for name in ("host_root", "sys_root", "proc_root", "dev_root")}
     settings = Settings(**fields, tpu_env=told_by_machine.tpu_env, poll_period=60)
-    tree = Tree(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root, dev=settings.dev_root)
+    roots = Roots(host=settings.host_root, sys=settings.sys_root, proc=settings.proc_root, dev=settings.dev_root)
+    tree = Tree(roots)
     metadata = MetadataServer(address, first_pause=0.01, deadline=30)
     async with asyncio.TaskGroup() as tasks:
         asking = tasks.create_task(metadata.run())

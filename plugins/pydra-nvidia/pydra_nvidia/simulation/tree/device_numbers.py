@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from functools import cache
 
+from pydra_pci.simulation.kernel import VFIO, VFIO_DEVICE
+
 NVIDIA, UVM, CAPS, IMEX, NVLINK, NVSWITCH = 195, 510, 237, 236, 238, 239
-DRM, VFIO, VFIO_DEVICE = 226, 242, 243
+DRM = 226
 MISC = 10
 VFIO_CONTROL_MINOR, IOMMU_MINOR = 196, 124
 

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from pydra_nvidia.simulation.state import InstanceState
 from pydra_nvidia.simulation.tree import device_numbers
 from pydra_nvidia.simulation.tree.device_numbers import CONFIG, IMEX_MANAGEMENT, MONITOR, compute_minor, instance_minor
-from pydra_nvidia.simulation.tree.files import Files, device, folder, mig_minors, text
-from pydra_nvidia.simulation.tree.pci import driver_files, module_files
+from pydra_nvidia.simulation.tree.libraries import mig_minors
+from pydra_pci.simulation.files import Files, device, folder, text
+from pydra_pci.simulation.functions import driver_files, module_files
 
 COMMON_NODES = ("nvidiactl", "nvidia-modeset", "nvidia-uvm", "nvidia-uvm-tools")
 

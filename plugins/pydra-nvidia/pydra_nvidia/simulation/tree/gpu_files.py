@@ -9,8 +9,8 @@ import msgspec
 
 from pydra_nvidia.simulation.boards import Board
 from pydra_nvidia.simulation.tree import device_numbers
-from pydra_nvidia.simulation.tree.files import Files, device, link, text
-from pydra_nvidia.simulation.tree.pci import MIB, Function, Region, Slot, function_files
+from pydra_pci.simulation.files import Files, device, link, text
+from pydra_pci.simulation.functions import MIB, Function, Region, Slot, function_files
 
 AMPERE, HOPPER = 7, 9
 _SPEEDS = {3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe", 6: "64.0 GT/s PCIe"}

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pydra_nvidia.simulation.boards import derive_uuid
 from pydra_nvidia.simulation.scenario import HostPart
 from pydra_nvidia.simulation.tree.device_numbers import IOMMU_MINOR, MISC, VFIO_CONTROL_MINOR
-from pydra_nvidia.simulation.tree.files import Files, device, exact, folder, link, text
-from pydra_nvidia.simulation.tree.pci import driver_files, module_files
+from pydra_pci.simulation.files import Files, device, exact, folder, link, text
+from pydra_pci.simulation.functions import driver_files, module_files
 
 VFIO_PCI = "vfio-pci"
 BOOT_ID = "proc/sys/kernel/random/boot_id"

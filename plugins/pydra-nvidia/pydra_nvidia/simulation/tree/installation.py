@@ -15,8 +15,9 @@ from collections.abc import Mapping
 import msgspec
 
 import pydra_nvidia
-from pydra_nvidia.simulation.tree.files import AARCH64, X86_64, Files, exact, library, link, program, socket, text
 from pydra_nvidia.simulation.tree.host_files import usual_links
+from pydra_nvidia.simulation.tree.libraries import AARCH64, X86_64, library
+from pydra_pci.simulation.files import Files, exact, link, program, socket, text
 
 ARM = "aarch64"
 _FLAT = ("/home/kubernetes/bin/nvidia", "/usr/local/nvidia")

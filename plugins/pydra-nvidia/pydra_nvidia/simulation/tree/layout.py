@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
 
+from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.simulation.boards import Board
 from pydra_nvidia.simulation.machine import View
 from pydra_nvidia.simulation.state import GpuState, Process
 from pydra_nvidia.simulation.tree.driver_files import loaded_driver_files, majors_files, partition_files
-from pydra_nvidia.simulation.tree.files import Files, exact, link, text
 from pydra_nvidia.simulation.tree.gpu_files import GpuPlace, gpu_files
 from pydra_nvidia.simulation.tree.host_files import extra_files, host_files, self_link
 from pydra_nvidia.simulation.tree.installation import (
@@ -22,11 +22,11 @@ from pydra_nvidia.simulation.tree.installation import (
     installed_files,
 )
 from pydra_nvidia.simulation.tree.neighbours import has_switches, neighbour_files
+from pydra_pci.simulation.files import Files, exact, link, text
 
 Section: TypeAlias = tuple[str, object, Callable[[], Files]]
 """Its name, its key, and what makes its files."""
 
-GPU_DRIVER = "nvidia"
 _PROGRAMS = "nvidia_"
 """What faults of programs begin with."""
 _ATS = 2
@@ -36,7 +36,7 @@ _BLACKWELL = 10
 def wanted_driver(view: View, uuid: str) -> str:
     """The kernel driver that the GPU has to have; empty for none, and for a GPU that is not there."""
     gpu = view.state.gpus[uuid]
-    if not gpu.plugged or (gpu.driver == GPU_DRIVER and view.state.driver != "loaded"):
+    if not gpu.plugged or (gpu.driver == DRIVER and view.state.driver != "loaded"):
         return ""
     return gpu.driver
 
@@ -122,7 +122,7 @@ def _driver_sections(root: str, view: View, location: str, state: str) -> Iterat
 
 def _gpu_sections(view: View, index: int, board: Board, gpu: GpuState) -> Iterator[Section]:
     scenario, host = view.scenario, view.scenario.host
-    has = wanted_driver(view, board.uuid) == GPU_DRIVER
+    has = wanted_driver(view, board.uuid) == DRIVER
     version = view.driver_version() if has else ""
 
     def make_gpu() -> Files:

@@ -12,8 +12,8 @@ import msgspec
 
 from pydra_nvidia.simulation.boards import Board
 from pydra_nvidia.simulation.tree.device_numbers import DRM
-from pydra_nvidia.simulation.tree.files import Files, device, link, text
-from pydra_nvidia.simulation.tree.pci import Function, Region, Slot, driver_files, function_files
+from pydra_pci.simulation.files import Files, device, link, text
+from pydra_pci.simulation.functions import Function, Region, Slot, driver_files, function_files
 
 _ROOT = "pci0000:00"
 _MANAGEMENT = "0000:02:00.0"

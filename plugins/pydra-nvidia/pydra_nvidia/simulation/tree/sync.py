@@ -11,22 +11,30 @@ what somebody damaged on purpose stays damaged. All is done under the machine's 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from uuid import uuid4
 
 import msgspec
 
-from pydra_nvidia.host.filesystem import Roots, Tree
+from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.simulation.machine import Machine, View, release_gpu
-from pydra_nvidia.simulation.tree.files import Files, change_files, folder
 from pydra_nvidia.simulation.tree.host_files import BOOT_ID, boot_entry
 from pydra_nvidia.simulation.tree.installation import hook_path
 from pydra_nvidia.simulation.tree.layout import installation_root, list_sections, wanted_driver
-from pydra_nvidia.simulation.tree.pci_kernel import GPU_DRIVER, PciKernel
+from pydra_nvidia.simulation.tree.libraries import CONTENTS
+from pydra_pci import Roots, Tree
+from pydra_pci.simulation.files import Files, change_files, folder
+from pydra_pci.simulation.kernel import PciKernel
 
 _NOTES = ".made"
 _FUNCTIONS = "sys/bus/pci/devices/"
+IDS: Mapping[str, str] = {
+    DRIVER: "pci:v000010DEd*sv*sd*bc03sc0[02]i*",
+    "nouveau": "pci:v000010DEd*sv*sd*bc03sc*i*",
+    "snd_hda_intel": "pci:v*d*sv*sd*bc04sc03i*",
+}
+"""What drivers take of themselves."""
 
 
 class TreeSync:
@@ -41,8 +49,8 @@ class TreeSync:
         self._view: View | None = None
         sys = os.path.join(self.root, "sys")
         dev = os.path.join(self.root, "dev")
-        self._kernel = PciKernel(sys, dev)  # what it is told here, the machine knows
-        told = PciKernel(sys, dev, GpuListener(machine))
+        self._kernel = PciKernel(sys, dev, IDS)  # what it is told here, the machine knows
+        told = PciKernel(sys, dev, IDS, GpuListener(machine))
         self.tree: Tree = SyncedTree(Roots(host=self.root, sys=sys, proc=os.path.join(self.root, "proc")), told, self)
 
     def settings(self) -> dict[str, str]:
@@ -129,7 +137,7 @@ class TreeSync:
 
     def _bring(self, name: str, files: Files, *, anew: bool = False) -> None:
         before = self._made.get(name, {})
-        change_files(self.root, dict.fromkeys(before, folder()) if anew else before, files)
+        change_files(self.root, dict.fromkeys(before, folder()) if anew else before, files, CONTENTS)
         if before != files:
             self._made[name] = files
             self._write_note(name.replace("/", "."), msgspec.json.encode(files))
@@ -209,7 +217,7 @@ class GpuListener:
         if uuid := self._find(address):
             with self._machine.change() as view:
                 gpu = view.state.gpus[uuid]
-                if gpu.driver == GPU_DRIVER and driver != GPU_DRIVER:
+                if gpu.driver == DRIVER and driver != DRIVER:
                     release_gpu(view.boards[uuid], gpu)
                     gpu.persistence = False
                 gpu.driver = driver

@@ -14,8 +14,8 @@ from typing import Any
 
 from pydra_amd import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, SETTINGS_TYPE, connect
 from pydra_amd.held_claims import HeldEntries
-from pydra_amd.host.filesystem import Tree
 from pydra_amd.simulation import machine
+from pydra_pci import Tree
 
 __all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
 

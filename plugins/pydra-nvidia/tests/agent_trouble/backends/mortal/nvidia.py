@@ -15,10 +15,10 @@ from typing import Any
 
 from pydra_nvidia import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, SETTINGS_TYPE, connect
 from pydra_nvidia.held_claims import HeldEntries
-from pydra_nvidia.host.filesystem import Tree
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.sharing import mps_daemon, time_slicing
 from pydra_nvidia.sharing.mps_directory import MpsDirectory
+from pydra_pci import Tree
 
 __all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
 

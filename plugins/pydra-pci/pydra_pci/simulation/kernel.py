@@ -1,6 +1,6 @@
 """The kernel's part in binding drivers to PCI functions, over a tree of files: it does what a write asks for.
 
-    kernel = PciKernel(roots.sys, f"{roots.host}/dev", listener)
+    kernel = PciKernel(roots.sys, f"{roots.host}/dev", {"snd_hda_intel": "pci:v*d*sv*sd*bc04sc03i*"}, listener)
     tree = Tree(roots, wrote=kernel.wrote)  # Tree.write now answers as the kernel would
 
 Known writes, below /sys/bus/pci: `devices/<address>/driver_override`, `devices/<address>/driver/unbind`,
@@ -9,7 +9,8 @@ refuses raises OSError with its errno. The tree is the whole memory, so another 
 bound to what its `driver` links to. Links, vfio's entries in /sys and nodes in /dev come and go with it.
 
 The tree has for each function an entry in bus/pci/devices with `modalias`, and with `iommu_group` where there is an
-IOMMU; for each loaded driver a directory in bus/pci/drivers; /dev/iommu where there is iommufd. `tree.pci` makes them.
+IOMMU; for each loaded driver a directory in bus/pci/drivers; /dev/iommu where there is iommufd. `simulation.functions`
+makes them.
 
 Source: drivers/base/bus.c, drivers/base/dd.c, drivers/pci/pci-driver.c, drivers/vfio of Linux 6.
 """
@@ -24,16 +25,10 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Protocol
 
-from pydra_nvidia.simulation.tree.device_numbers import VFIO, VFIO_DEVICE
-from pydra_nvidia.simulation.tree.files import change_files, device
+from pydra_pci.simulation.files import change_files, device
 
-GPU_DRIVER = "nvidia"
-IDS: Mapping[str, str] = {
-    GPU_DRIVER: "pci:v000010DEd*sv*sd*bc03sc0[02]i*",
-    "nouveau": "pci:v000010DEd*sv*sd*bc03sc*i*",
-    "snd_hda_intel": "pci:v*d*sv*sd*bc04sc03i*",
-}
-"""What drivers take of themselves. Those for passthrough take what their name is written over for, and nothing else."""
+VFIO, VFIO_DEVICE = 242, 243
+"""Major numbers of the nodes of groups, and of functions."""
 
 PAGE = 4096
 
@@ -69,11 +64,16 @@ class Deaf:
 
 
 class PciKernel:
-    """The kernel of the machine whose /sys and /dev these directories are."""
+    """The kernel of the machine whose /sys and /dev these directories are.
 
-    def __init__(self, sys: str, dev: str, listener: Listener | None = None) -> None:
+    `ids` are patterns of the modalias of what drivers take of themselves. Those for passthrough take what their name is
+    written over for, and nothing else.
+    """
+
+    def __init__(self, sys: str, dev: str, ids: Mapping[str, str], listener: Listener | None = None) -> None:
         self._sys = sys
         self._dev = dev
+        self._ids = ids
         self._pci = os.path.join(sys, "bus/pci")
         self._listener = listener or Deaf()
 
@@ -162,7 +162,7 @@ class PciKernel:
         override = self._text(address, "driver_override")
         if override not in ("", "(null)"):
             return override == driver
-        return driver in IDS and fnmatchcase(self._text(address, "modalias"), IDS[driver])
+        return driver in self._ids and fnmatchcase(self._text(address, "modalias"), self._ids[driver])
 
     def _refuse_vfio(self, address: str) -> None:
         if not self._group(address):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_nvidia.vfio.drivers import (
+from pydra_pci.vfio_drivers import (
     Alias,
     DriverUnavailable,
     VfioDrivers,

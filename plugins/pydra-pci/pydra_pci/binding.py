@@ -15,18 +15,23 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from pydra import ClaimError
-from pydra_nvidia.deadlines import left
-from pydra_nvidia.host.filesystem import Tree
-from pydra_nvidia.host.pci import (
+from pydra_pci.filesystem import Tree
+from pydra_pci.functions import (
     count_virtual_functions,
     function_path,
     is_vfio,
     list_vfio_nodes,
+    read_attribute,
     read_driver,
     read_iommu_group,
 )
-from pydra_nvidia.steps import LeftBehind
-from pydra_nvidia.vfio.drivers import is_same
+from pydra_pci.vfio_drivers import is_same
+
+
+class LeftBehind(ClaimError):
+    """A step failed, and cleaning up after it failed too: it is undone with the steps before it."""
+
+    reason = "LeftBehind"
 
 
 class KernelRefused(ClaimError):
@@ -86,14 +91,14 @@ def require_nodes(tree: Tree, address: str) -> None:
     """See that the function, which is bound for passthrough, can be opened; raises KernelRefused."""
     function = read_function(tree, address)
     nodes = list_nodes(tree, function)
-    if not any(tree.exists(tree.here(node)) for node in nodes):
+    if not any(tree.has_node(node) for node in nodes):
         raise KernelRefused(
             f"{address} is bound to {function.driver}, but there is no {' or '.join(nodes)} to open it by;"
             " PYDRA_HOST_ROOT says where the node's files are"
         )
 
 
-def _unbind(tree: Tree, function: Function) -> None:
+def _unbind(tree: Tree, function: FunctionState) -> None:
     if function.driver:
         try:
             _write(tree, f"devices/{function.address}/driver/unbind", function.address)
@@ -143,10 +148,10 @@ class KernelWaits(LeftBehind):
 
 
 class KernelWork:
-    """One work at a time with each function, by its address."""
+    """One work at a time with each function, by its address; `limit` is the most seconds that one is waited for."""
 
     def __init__(self, limit: float = LIMIT) -> None:
-        self._limit = limit
+        self.limit = limit
         self._lock = threading.Lock()
         self._running: dict[str, threading.Thread] = {}
 
@@ -160,8 +165,8 @@ class KernelWork:
                 " open whom nobody sees, or the driver hangs, for which the node has to be rebooted"
             )
 
-    def run(self, address: str, work: Callable[[], None]) -> None:
-        """Do the work and raise what it raises. Blocks. Raises KernelWaits when it takes too long, and goes on."""
+    def run(self, address: str, work: Callable[[], None], limit: float) -> None:
+        """Do the work and raise what it raises. Blocks. Raises KernelWaits after `limit` seconds, and goes on."""
         self.require_none(address)
         problems: list[BaseException] = []
 
@@ -175,7 +180,7 @@ class KernelWork:
         with self._lock:
             self._running[address] = thread
         thread.start()
-        limit = min(self._limit, max(_LEAST, left(self._limit)))
+        limit = min(self.limit, max(_LEAST, limit))
         thread.join(limit)
         if thread.is_alive():
             raise KernelWaits(
@@ -191,7 +196,7 @@ HARMLESS = ("", "pci-stub", "pcieport")
 """Drivers that do not mind what else happens in their group; so does a function with none."""
 
 
-class Function(msgspec.Struct, frozen=True, kw_only=True):
+class FunctionState(msgspec.Struct, frozen=True, kw_only=True):
     """A function at one moment. `driver`, `override` and `group` are empty for none; `virtual` counts its functions."""
 
     address: str
@@ -202,10 +207,10 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     virtual: int
 
 
-def read_function(tree: Tree, address: str) -> Function:
+def read_function(tree: Tree, address: str) -> FunctionState:
     """The function as sysfs has it now."""
-    override = tree.read(function_path(tree, address, "driver_override")) or ""
-    return Function(
+    override = read_attribute(tree, address, "driver_override")
+    return FunctionState(
         address=address,
         present=tree.exists(function_path(tree, address)),
         driver=read_driver(tree, address),
@@ -215,7 +220,7 @@ def read_function(tree: Tree, address: str) -> Function:
     )
 
 
-def find_strangers(tree: Tree, function: Function, ours: Collection[str]) -> tuple[str, ...]:
+def find_strangers(tree: Tree, function: FunctionState, ours: Collection[str]) -> tuple[str, ...]:
     """`0000:53:00.1 (snd_hda_intel)`: what the host's drivers have in the group, which so cannot be opened.
 
     `ours` are addresses that the same claim passes through.
@@ -224,13 +229,13 @@ def find_strangers(tree: Tree, function: Function, ours: Collection[str]) -> tup
     found = []
     for address in members:
         driver = read_driver(tree, address)
-        bridge = (tree.read(function_path(tree, address, "class")) or "").startswith(BRIDGE_CLASS)
+        bridge = read_attribute(tree, address, "class").startswith(BRIDGE_CLASS)
         harmless = driver in HARMLESS or is_vfio(driver)
         if address not in (function.address, *ours) and not bridge and not harmless:
             found.append(f"{address} ({driver})")
     return tuple(found)
 
 
-def list_nodes(tree: Tree, function: Function) -> tuple[str, ...]:
+def list_nodes(tree: Tree, function: FunctionState) -> tuple[str, ...]:
     """The paths on the host by which a bound function can be opened: its group's, its own. They need not exist."""
     return (f"/dev/vfio/{function.group}", *list_vfio_nodes(tree, function.address))

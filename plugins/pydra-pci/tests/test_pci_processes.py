@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pydra_nvidia.vfio.device_users import DeviceBusy, find_users, own_pid, wait_until_idle
+from pydra_pci import DeviceBusy, find_users, own_pid, wait_until_idle
 
 
 @pytest.mark.parametrize(

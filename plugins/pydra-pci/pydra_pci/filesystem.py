@@ -1,18 +1,22 @@
-"""The kernel's files, read and written. Every path of the node goes through a `Tree`: another can stand for it."""
+"""The node's files, read and written. Every path goes through a `Tree`: a simulated machine can stand for the node."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
+
 
 class Roots(msgspec.Struct, frozen=True, kw_only=True):
-    """`host` (the node's `/`) and `sys` as this process sees them, `dev` as the host does."""
+    """Where things are: `host` (the node's `/`), `sys` and `proc` as this process sees them, `dev` as the host does."""
 
     host: str = "/"
     sys: str = "/sys"
+    proc: str = "/proc"
     dev: str = "/dev"
 
 
@@ -27,13 +31,21 @@ class Tree:
         """`bus/pci/devices` below /sys, as this process sees it."""
         return os.path.join(self.roots.sys, path)
 
+    def proc(self, path: str) -> str:
+        """`sys/kernel/osrelease` below /proc, as this process sees it."""
+        return os.path.join(self.roots.proc, path)
+
     def host_node(self, node: str) -> str:
-        """The host's path of the node that containers have at `/dev/...`."""
+        """The host's path of the device node that containers have at `/dev/...`."""
         return os.path.join(self.roots.dev, node.removeprefix("/dev/"))
 
     def here(self, host_path: str) -> str:
         """A path of the host, as this process sees it."""
         return host_path if self.roots.host == "/" else self.roots.host.rstrip("/") + host_path
+
+    def has_node(self, node: str) -> bool:
+        """Whether the host has the device node that containers have at `/dev/...`."""
+        return self.exists(self.here(self.host_node(node)))
 
     def read(self, path: str) -> str:
         """The file's text without the white space around it; empty when it cannot be read."""
@@ -75,3 +87,23 @@ class Tree:
     def exists(self, path: str) -> bool:
         """Whether something is there, followed through links."""
         return os.path.exists(path)
+
+
+class ParsedFile(Generic[T]):
+    """What a file says, parsed again when the file has changed."""
+
+    def __init__(self, parse: Callable[[str], T]) -> None:
+        self._parse = parse
+        self._known: tuple[object, T] | None = None
+
+    def read(self, path: str) -> T | None:
+        """What it says now; None when it cannot be read."""
+        try:
+            found = os.stat(path)
+            signature = path, found.st_mtime_ns, found.st_size
+            if self._known is None or self._known[0] != signature:
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    self._known = signature, self._parse(file.read())
+        except OSError:
+            return None
+        return self._known[1]

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vfio_process import work_on_step
 
-CONFTEST = str(Path(__file__).with_name("conftest.py"))
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pytest", *(f"pydra_nvidia.{name}" for name in ("composition", "vfio.apply"))])
-"""A new process each time, without the half second that the imports take."""
+PROCESSES.set_forkserver_preload(["pydra_pci", "pydra_pci.simulation.kernel"])
+"""A new process each time, without the time that the imports take."""
 
-POINTS = [(1, "before"), (1, "after"), (2, "after"), (3, "after")]
+POINTS = [(1, "after"), (2, "after"), (3, "after")]
 """Between the writes nothing else changes the hardware."""
 
 
@@ -27,7 +25,7 @@ def fork_server() -> None:
 
 
 async def kill(node: Any, what: str, write: int, when: str) -> None:
-    process = PROCESSES.Process(target=work_on_step, args=(CONFTEST, node.path, what, write, when))
+    process = PROCESSES.Process(target=work_on_step, args=(node.path, what, write, when))
     process.start()
     await asyncio.to_thread(process.join)
     assert process.exitcode == -signal.SIGKILL
@@ -39,7 +37,7 @@ async def test_what_was_half_done_is_given_back(node: Any, write: int, when: str
     before, step = node.picture(), node.step()
     await kill(node, "apply", write, when)
     assert node.picture() != before
-    await node.applier().undo(step, node.entry(step))
+    await node.undo(step)
     assert node.picture() == before
 
 
@@ -47,17 +45,17 @@ async def test_what_was_half_done_is_given_back(node: Any, write: int, when: str
 async def test_what_was_half_done_is_completed(node: Any, write: int, when: str) -> None:
     before, step = node.picture(), node.step()
     await kill(node, "apply", write, when)
-    await node.applier().apply(step, node.entry(step))
+    await node.apply(step)
     assert (node.driver(), node.override()) == ("vfio-pci", "vfio-pci")
-    await node.applier().undo(step, node.entry(step))
+    await node.undo(step)
     assert node.picture() == before
 
 
-@pytest.mark.parametrize(("write", "when"), POINTS[1:])
+@pytest.mark.parametrize(("write", "when"), POINTS)
 async def test_what_was_half_undone_is_given_back(node: Any, write: int, when: str) -> None:
     before, step = node.picture(), node.step()
-    await node.applier().apply(step, node.entry(step))
+    await node.apply(step)
     await kill(node, "undo", write, when)
     assert node.picture() != before
-    await node.applier().undo(step, node.entry(step))
+    await node.undo(step)
     assert node.picture() == before

@@ -1,21 +1,22 @@
 """Files as values, and what brings a directory from one set of them to another.
 
 A set maps paths below the tree's root to what is there, in a notation that is small to keep: a letter for the kind,
-then the text. What others changed in the tree stays as it is, until the same file has to change here.
+then the text. A simulator may have kinds of its own, whose content is made from the text when the file is written. What
+others changed in the tree stays as it is, until the same file has to change here.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import TypeAlias
 
-from pydra_nvidia.simulation.tree.device_numbers import describe_minors
-
 Files: TypeAlias = dict[str, str]
+Contents: TypeAlias = Mapping[str, Callable[[str], bytes]]
+"""What makes the content of a file from its text, by the letter of its kind."""
 
 NODE_MODE = 0o666
 _NULL_DEVICE = os.makedev(1, 3)
@@ -34,11 +35,6 @@ def exact(content: str) -> str:
 def program(content: str) -> str:
     """A file that can be run."""
     return f"x{content}"
-
-
-def library(soname: str, machine: int) -> str:
-    """A shared library with nothing in it but its SONAME; `machine` as the ELF header numbers processors."""
-    return f"e{machine} {soname}"
 
 
 def link(target: str) -> str:
@@ -64,15 +60,13 @@ def folder() -> str:
     return "d"
 
 
-def mig_minors() -> str:
-    """The file mig-minors, 4322 lines that are always the same."""
-    return "m"
-
-
-def change_files(root: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+def change_files(
+    root: str, before: Mapping[str, str], after: Mapping[str, str], contents: Contents = MappingProxyType({})
+) -> None:
     """Make the files below `root` those of `after`, where they were those of `before`; raises OSError.
 
-    Links go first and come last: a function is on the bus after its files are there, and until they go.
+    `contents` has the kinds of the simulator. Links go first and come last: a function is on the bus after its files
+    are there, and until they go.
     """
     gone = [
         path for path, entry in before.items() if entry != after.get(path) and _is_in_the_way(entry, after.get(path))
@@ -88,7 +82,7 @@ def change_files(root: str, before: Mapping[str, str], after: Mapping[str, str])
         if parent not in made:
             os.makedirs(parent, exist_ok=True)
             made.add(parent)
-        _make(full, after[path])
+        _make(full, after[path], contents)
 
 
 def _is_in_the_way(before: str, after: str | None) -> bool:
@@ -96,7 +90,7 @@ def _is_in_the_way(before: str, after: str | None) -> bool:
     return after is None or "d" in (before[0], after[0])
 
 
-def _make(path: str, entry: str) -> None:
+def _make(path: str, entry: str, contents: Contents) -> None:
     kind, content = entry[0], entry[1:]
     if kind == "l":
         _replace(path, lambda draft: os.symlink(content, draft))
@@ -107,14 +101,8 @@ def _make(path: str, entry: str) -> None:
     elif kind == "d":
         os.makedirs(path, exist_ok=True)
     else:
-        _write(path, _content(kind, content), 0o755 if kind == "x" else 0o644)
-
-
-def _content(kind: str, content: str) -> bytes:
-    if kind == "e":
-        machine, _, soname = content.partition(" ")
-        return build_library(soname, int(machine))
-    return describe_minors().encode() if kind == "m" else content.encode()
+        make = contents.get(kind, str.encode)
+        _write(path, make(content), 0o755 if kind == "x" else 0o644)
 
 
 def _write(path: str, content: bytes, mode: int) -> None:
@@ -176,50 +164,3 @@ def _prune(root: str, gone: list[str], *, keep: Mapping[str, str]) -> None:
                     os.rmdir(os.path.join(root, parent))
                     above.add(os.path.dirname(parent))
         parents = above
-
-
-X86_64, AARCH64 = 62, 183
-
-_SHARED_OBJECT = 3
-_LOAD, _DYNAMIC, _STACK = 1, 2, 0x6474E551
-_READ, _WRITE = 4, 2
-_HASH, _STRTAB, _SYMTAB, _STRSZ, _SYMENT, _SONAME = 4, 5, 6, 10, 11, 14
-_PAGE = 0x10000
-_HEADER_SIZE, _SEGMENT_SIZE, _SYMBOL_SIZE = 64, 56, 24
-
-
-def build_library(soname: str, machine: int = X86_64) -> bytes:
-    """The file; `machine` is the ELF header's number of the processor."""
-    strings = b"\0" + soname.encode() + b"\0"
-    strings += bytes(-len(strings) % 8)
-    symbols = bytes(_SYMBOL_SIZE)  # the one that every table begins with
-    hashes = struct.pack("<4I", 1, 1, 0, 0)  # one bucket, one chain, both empty
-    at_strings = _HEADER_SIZE + 4 * _SEGMENT_SIZE
-    at_symbols = at_strings + len(strings)
-    at_hashes = at_symbols + len(symbols)
-    end = at_hashes + len(hashes)
-    dynamic = b"".join(
-        struct.pack("<qQ", tag, value)
-        for tag, value in (
-            (_SONAME, 1),
-            (_HASH, at_hashes),
-            (_STRTAB, at_strings),
-            (_SYMTAB, at_symbols),
-            (_STRSZ, len(strings)),
-            (_SYMENT, _SYMBOL_SIZE),
-            (0, 0),
-        )
-    )
-    address = end + _PAGE  # what the loader writes to is on a page of its own
-    segments = (
-        (_LOAD, _READ, 0, 0, 0, end, end, _PAGE),
-        (_LOAD, _READ | _WRITE, end, address, address, len(dynamic), len(dynamic), _PAGE),
-        (_DYNAMIC, _READ | _WRITE, end, address, address, len(dynamic), len(dynamic), 8),
-        (_STACK, _READ | _WRITE, 0, 0, 0, 0, 0, 16),
-    )
-    identity = b"\x7fELF" + bytes([2, 1, 1]) + bytes(9)
-    header = identity + struct.pack(
-        "<HHIQQQIHHHHHH", _SHARED_OBJECT, machine, 1, 0, _HEADER_SIZE, 0, 0, _HEADER_SIZE, _SEGMENT_SIZE, 4, 0, 0, 0
-    )
-    table = b"".join(struct.pack("<IIQQQQQQ", *segment) for segment in segments)
-    return header + table + strings + symbols + hashes + dynamic

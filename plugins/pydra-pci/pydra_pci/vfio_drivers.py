@@ -17,9 +17,9 @@ from typing import TypeAlias
 import msgspec
 
 from pydra import ClaimError
-from pydra_nvidia.host.filesystem import ParsedFile, Tree
+from pydra_pci.filesystem import ParsedFile, Tree
+from pydra_pci.functions import VFIO_PCI
 
-VFIO_PCI = "vfio-pci"
 MODPROBE_SECONDS = 15.0
 
 Loader: TypeAlias = Callable[[str], Awaitable[None]]
@@ -48,11 +48,11 @@ class VfioDrivers:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._file = ParsedFile(tree, parse_aliases)
+        self._file = ParsedFile(parse_aliases)
 
     def choose(self, modalias: str) -> str:
         """The driver for the function with this modalias; vfio-pci when the kernel has no better one."""
-        release = self._tree.read(self._tree.proc("sys/kernel/osrelease")) or ""
+        release = self._tree.read(self._tree.proc("sys/kernel/osrelease"))
         path = self._tree.here(f"/lib/modules/{release}/modules.alias")
         return choose_driver(modalias, self._file.read(path) or ())
 

@@ -9,7 +9,7 @@ import posixpath
 
 import msgspec
 
-from pydra_nvidia.simulation.tree.files import Files, folder, link, text
+from pydra_pci.simulation.files import Files, folder, link, text
 
 MIB = 1 << 20
 _MEMORY, _WIDE, _PREFETCHED, _SIZE_ALIGNED = 0x200, 0x100000, 0x2000, 0x40000
@@ -46,7 +46,7 @@ class Slot(msgspec.Struct, frozen=True, kw_only=True):
 class Function(msgspec.Struct, frozen=True, kw_only=True):
     """A function. Ids and class as sysfs spells them; `group` None without an IOMMU.
 
-    `driver` is one that it has from the start, empty where `pci_kernel` binds it. `virtual` is how many virtual
+    `driver` is one that it has from the start, empty where `PciKernel` binds it. `virtual` is how many virtual
     functions it could have, None where it could have none at all.
     """
 

@@ -1,0 +1,99 @@
+"""For backends of PCI devices: the functions of a node, its files, who uses a device, and passthrough by VFIO.
+
+This is the public API; every other name below `pydra_pci` is private, except `pydra_pci.simulation`, which images leave
+out.
+"""
+
+from pydra_pci.binding import (
+    FunctionState,
+    KernelRefused,
+    KernelWaits,
+    KernelWork,
+    LeftBehind,
+    bind_function,
+    give_back,
+    read_function,
+)
+from pydra_pci.filesystem import ParsedFile, Roots, Tree
+from pydra_pci.functions import (
+    VFIO_PCI,
+    PciBus,
+    PciFunction,
+    function_path,
+    is_vfio,
+    list_vfio_nodes,
+    parse_regions,
+    read_attribute,
+    read_driver,
+    read_iommu_group,
+    read_numa_node,
+    read_root,
+)
+from pydra_pci.passthrough import (
+    BindVfio,
+    VfioBinder,
+    VfioHost,
+    find_problems,
+    is_begun,
+    plan_binding,
+    read_vfio_host,
+)
+from pydra_pci.processes import (
+    DeviceBusy,
+    ProcessesUnseen,
+    find_own_namespaces,
+    find_users,
+    list_users,
+    own_pid,
+    read_command,
+    require_all_seen,
+    shows_all_processes,
+    wait_until_idle,
+)
+from pydra_pci.vfio_drivers import DriverUnavailable, Loader, VfioDrivers
+
+__all__ = [
+    "VFIO_PCI",
+    "BindVfio",
+    "DeviceBusy",
+    "DriverUnavailable",
+    "FunctionState",
+    "KernelRefused",
+    "KernelWaits",
+    "KernelWork",
+    "LeftBehind",
+    "Loader",
+    "ParsedFile",
+    "PciBus",
+    "PciFunction",
+    "ProcessesUnseen",
+    "Roots",
+    "Tree",
+    "VfioBinder",
+    "VfioDrivers",
+    "VfioHost",
+    "bind_function",
+    "find_own_namespaces",
+    "find_problems",
+    "find_users",
+    "function_path",
+    "give_back",
+    "is_begun",
+    "is_vfio",
+    "list_users",
+    "list_vfio_nodes",
+    "own_pid",
+    "parse_regions",
+    "plan_binding",
+    "read_attribute",
+    "read_command",
+    "read_driver",
+    "read_function",
+    "read_iommu_group",
+    "read_numa_node",
+    "read_root",
+    "read_vfio_host",
+    "require_all_seen",
+    "shows_all_processes",
+    "wait_until_idle",
+]

@@ -1,0 +1,123 @@
+"""Who has a device open, from the links in /proc. Source: proc(5), namespaces(7).
+
+The kernel waits for them without end when it is told to take a driver from a device. Processes of containers are seen
+where the tree's /proc is the node's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+
+from pydra import ClaimError
+from pydra_pci.filesystem import Tree
+
+POLL_SECONDS = 0.5
+NAMED = 10
+"""So many processes are named in an error."""
+
+_FIRST_NAMESPACES = {"pid": "pid:[4026531836]", "cgroup": "cgroup:[4026531835]"}
+"""Those of the node itself. Source: the kernel's include/linux/proc_ns.h. A kernel without namespaces of a kind has no
+link for it, and all that runs there is the node's own."""
+
+
+class DeviceBusy(ClaimError):
+    """Processes still use the device."""
+
+    reason = "DeviceBusy"
+
+
+class ProcessesUnseen(ClaimError):
+    """Nobody can tell who uses a device: the kernel could wait without end for a process that is not seen here."""
+
+    reason = "ProcessesUnseen"
+
+
+def shows_all_processes(tree: Tree) -> bool:
+    """Whether the tree's /proc has the processes of the whole node."""
+    shown = tree.link(tree.proc("1/ns/pid")) or tree.link(tree.proc("self/ns/pid"))
+    return shown in ("", _FIRST_NAMESPACES["pid"])
+
+
+def find_own_namespaces(tree: Tree) -> tuple[str, ...]:
+    """The kinds of namespaces, of `pid` and `cgroup`, that this process does not have from the node."""
+    return tuple(
+        kind for kind, first in _FIRST_NAMESPACES.items() if tree.link(tree.proc(f"self/ns/{kind}")) not in ("", first)
+    )
+
+
+def require_all_seen(tree: Tree) -> None:
+    """Raises ProcessesUnseen where the tree's /proc is that of a container."""
+    if not shows_all_processes(tree):
+        raise ProcessesUnseen(
+            f"{tree.proc('')} has only the processes of the agent's container, so that a device cannot be taken from"
+            " its driver safely: a process that uses it would not be seen; the admin lets the agent's pod have hostPID"
+        )
+
+
+def list_users(tree: Tree, nodes: Collection[str]) -> Iterator[tuple[int, frozenset[str]]]:
+    """The processes that have one of the device nodes (`/dev/nvidia0`) open, by pid, and which.
+
+    A driver in a container has its nodes below another root, so only the end of a path counts. A process may end
+    meanwhile, or not be ours to look at.
+    """
+    ends = tuple(nodes)
+    pids = sorted(int(name) for name in tree.names(tree.proc("")) if name.isdecimal()) if ends else ()
+    for pid in pids:
+        folder = tree.proc(f"{pid}/fd")
+        links = (tree.link(f"{folder}/{name}").removesuffix(" (deleted)") for name in tree.names(folder))
+        if opened := [path for path in links if path.endswith(ends)]:
+            yield pid, frozenset(node for node in ends if any(path.endswith(node) for path in opened))
+
+
+def find_users(tree: Tree, nodes: Collection[str]) -> dict[int, str]:
+    """The command names of the processes that have one of the device nodes open, by pid."""
+    return {pid: read_command(tree, pid) for pid, _ in list_users(tree, nodes)}
+
+
+def own_pid(tree: Tree) -> int | None:
+    """This process in the tree's /proc, where it may have another pid than it knows of; None when it is not there."""
+    link = tree.link(tree.proc("self"))
+    return int(link) if link.isdecimal() else None
+
+
+def read_command(tree: Tree, pid: int) -> str:
+    """The process's command name."""
+    return tree.read(tree.proc(f"{pid}/comm")) or "a process"
+
+
+def advise_nothing(_users: Mapping[int, str]) -> str:
+    """There is nothing to add to who uses a device."""
+    return ""
+
+
+async def wait_until_idle(
+    attempt: Callable[[], Awaitable[Mapping[int, str]]],
+    *,
+    what: str,
+    variable: str,
+    deadline: float,
+    advise: Callable[[Mapping[int, str]], str] = advise_nothing,
+) -> None:
+    """Repeat `attempt`, which does what it can do once nobody uses the device, and returns who does.
+
+    `variable` is the setting of `deadline` (seconds); `advise` says what else to do about the users.
+
+    Raises:
+        DeviceBusy: somebody still does after `deadline` seconds.
+    """
+    clock = asyncio.get_running_loop().time
+    end = clock() + deadline
+    while users := await attempt():
+        if (left := end - clock()) <= 0:
+            raise DeviceBusy(
+                f"{what} is still in use after {deadline:.3g} s, by {_list(users)}; stop what uses it, monitoring"
+                f" agents too, or let {variable} be longer{advise(users)}"
+            )
+        await asyncio.sleep(min(POLL_SECONDS, left))
+
+
+def _list(users: Mapping[int, str]) -> str:
+    named = [f"{command} (pid {pid})" for pid, command in sorted(users.items())]
+    more = [f"{len(named) - NAMED} more"] if len(named) > NAMED else []
+    return ", ".join(named[:NAMED] + more)
