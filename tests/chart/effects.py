@@ -13,6 +13,17 @@ from tests.chart.rendering import NVIDIA, SIM, Object, Objects, at, by_name, ove
 
 TOLERATION = {"key": "mine", "operator": "Exists"}
 LINUX = {"kubernetes.io/os": "linux"}
+AFFINITY = {
+    "requiredDuringSchedulingIgnoredDuringExecution": {
+        "nodeSelectorTerms": [{"matchExpressions": [{"key": "role", "operator": "In", "values": ["infra"]}]}]
+    }
+}
+SLOW_START = {
+    "httpGet": {"path": "/healthz", "port": "metrics"},
+    "periodSeconds": 1,
+    "timeoutSeconds": 5,
+    "failureThreshold": 600,
+}
 RESOURCES = {"limits": {"memory": "1Gi"}}
 VARIABLE = {"name": "PIP_INDEX_URL", "valueFrom": {"secretKeyRef": {"name": "pip", "key": "url"}}}
 CA, OTHER_CA = (base64.b64encode(f"-----BEGIN CERTIFICATE-----\n{one}".encode()).decode() for one in ("one", "other"))
@@ -157,6 +168,16 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         "/run/x",
     ),
     (
+        f"{B}.volumes",
+        SIM,
+        [{"name": "licence", "mountPath": "/etc/licence", "readOnly": True, "secret": {"secretName": "licence"}}],
+        lambda objects: (by_name(objects.pod()["volumes"])["licence"], mount("licence")(objects)),
+        (
+            {"name": "licence", "secret": {"secretName": "licence"}},
+            {"name": "licence", "mountPath": "/etc/licence", "readOnly": True},
+        ),
+    ),
+    (
         f"{B}.settings",
         SIM,
         {"scenario": "shared"},
@@ -231,6 +252,7 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
     ("http.host", SIM, "::", settings, has({"httpAddress": "[::]:9464"})),
     ("http.port", SIM, 8080, settings, has({"httpAddress": "0.0.0.0:8080"})),
     ("http.port", SIM, 8080, agent("ports", "0", "containerPort"), 8080),
+    ("probes", SIM, {"startup": {"failureThreshold": 600}}, agent("startupProbe"), SLOW_START),
     ("nameOverride", SIM, "other", of("DaemonSet", "metadata", "name"), "pydra-other-sim"),
     ("fullnameOverride", SIM, "other", of("DaemonSet", "metadata", "name"), "other-sim"),
     ("namespaceOverride", SIM, "other", of("DaemonSet", "metadata", "namespace"), "other"),
@@ -388,4 +410,12 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
     ),
     ("webhook.nodeSelector", SECRET, {"a": "b"}, webhook_pod("nodeSelector"), LINUX | {"a": "b"}),
     ("webhook.tolerations", SECRET, [TOLERATION], webhook_pod("tolerations"), [TOLERATION]),
+    ("webhook.affinity", SECRET, {"nodeAffinity": AFFINITY}, webhook_pod("affinity"), {"nodeAffinity": AFFINITY}),
+    (
+        "webhook.probes",
+        SECRET,
+        {"startup": {"failureThreshold": 600}},
+        webhook_pod("containers", "0", "startupProbe"),
+        SLOW_START,
+    ),
 ]

@@ -13,6 +13,7 @@ from tests.chart.rendering import BOTH, NVIDIA, SIM, at, by_name, overlay, rende
 ONE_POD = overlay(BOTH, {"onePod": True})
 CLASSES = "deviceClasses"
 DIGEST = f"sha256:{'0' * 64}"
+CONFIG_MAP = {"name": "mine", "mountPath": "/mine", "configMap": {"name": "mine"}}
 
 
 def paths(*entries: Mapping[str, Any], backend: str = "sim") -> dict[str, Any]:
@@ -42,6 +43,31 @@ def paths(*entries: Mapping[str, Any], backend: str = "sim") -> dict[str, Any]:
             ),
             "backends.sim.hostPaths: /run/a is mounted otherwise by backends.nvidia.hostPaths, and a pod has it once",
             id="a path in two ways",
+        ),
+        *(
+            pytest.param(
+                overlay(SIM, at("backends.sim.volumes", [*volumes])), f"backends.sim.volumes: {words}", id=words
+            )
+            for volumes, words in (
+                (
+                    [CONFIG_MAP | {"mountPath": "/tmp/"}],
+                    "the pod has something else at /tmp; give mine another mountPath",
+                ),
+                (
+                    [CONFIG_MAP | {"mountPath": "/var/run/pydra-sim"}],
+                    "the pod has something else at /var/run/pydra-sim",
+                ),
+                (
+                    [CONFIG_MAP, CONFIG_MAP | {"name": "b"}],
+                    "the pod has something else at /mine; give b another mountPath",
+                ),
+                ([CONFIG_MAP | {"name": "token"}], "the pod has another volume token; give it another name"),
+                (
+                    [CONFIG_MAP | {"emptyDir": {}}],
+                    "mine must have one source, such as configMap; found configMap, emptyDir",
+                ),
+                ([{"name": "h", "mountPath": "/h", "hostPath": {"path": "/h"}}], "h is a directory of the host"),
+            )
         ),
         pytest.param(
             overlay(SIM, at("backends.sim.env", [{"name": "PYDRA_CONFIG", "value": "x"}])),

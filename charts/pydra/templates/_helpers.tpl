@@ -94,12 +94,56 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{- printf "%s-%s" (printf "host-%s" (regexReplaceAll "[^a-z0-9]+" (lower .) "-" | trimAll "-") | trunc 54 | trimSuffix "-") (sha256sum . | trunc 8) -}}
 {{- end -}}
 
-{{- /* The hostPaths of a set of backends by where they are mounted, as JSON. Args: root, backends. */ -}}
-{{- define "pydra.hostPaths" -}}
+{{- /* The probes of a container that serves /healthz and /readyz at its port `metrics`, with these times. */ -}}
+{{- define "pydra.probes" -}}
+startupProbe: {{ merge (dict "httpGet" (dict "path" "/healthz" "port" "metrics")) .startup | toJson }}
+livenessProbe: {{ merge (dict "httpGet" (dict "path" "/healthz" "port" "metrics")) .liveness | toJson }}
+readinessProbe: {{ merge (dict "httpGet" (dict "path" "/readyz" "port" "metrics")) .readiness | toJson }}
+{{- end -}}
+
+{{- /* Where an agent's pod has something of the chart itself, as a JSON list. Args: root, backends. */ -}}
+{{- define "pydra.takenPlaces" -}}
 {{- $kubelet := .root.Values.kubelet.root -}}
 {{- $records := .root.Values.records.path -}}
 {{- $taken := list "/" "/etc/pydra" "/tmp" "/host" "/packages" "/var/run/secrets/kubernetes.io/serviceaccount" (clean .root.Values.cdi.path) (clean (printf "%s/plugins_registry" $kubelet)) -}}
 {{- range .backends -}}{{- $taken = concat $taken (list (clean (printf "%s/plugins/%s" $kubelet .driver)) (clean (printf "%s/%s" $records .driver))) -}}{{- end -}}
+{{- toJson $taken -}}
+{{- end -}}
+
+{{- /* The volumes of a set of backends, as a JSON list. Args: root, backends, paths (of hostPaths). */ -}}
+{{- define "pydra.extraVolumes" -}}
+{{- $taken := include "pydra.takenPlaces" . | fromJsonArray -}}
+{{- $owners := dict -}}
+{{- $names := dict "config" "" "token" "" "tmp" "" "registry" "" "cdi" "" "host" "" "packages" "" -}}
+{{- range $name, $_ := .backends -}}{{- $_ := set $names (printf "plugin-%s" $name) "" -}}{{- $_ := set $names (printf "records-%s" $name) "" -}}{{- end -}}
+{{- range $place, $_ := .paths -}}{{- $_ := set $owners $place "hostPaths" -}}{{- $_ := set $names (include "pydra.volume" $place) "" -}}{{- end -}}
+{{- $volumes := list -}}
+{{- range $name, $backend := .backends -}}
+{{- range default list $backend.volumes -}}
+{{- $place := clean .mountPath -}}
+{{- if or (has $place $taken) (hasKey $owners $place) -}}
+{{- fail (printf "backends.%s.volumes: the pod has something else at %s; give %s another mountPath" $name $place .name) -}}
+{{- end -}}
+{{- if hasKey $names .name -}}
+{{- fail (printf "backends.%s.volumes: the pod has another volume %s; give it another name" $name .name) -}}
+{{- end -}}
+{{- if ne (len (omit . "name" "mountPath" "subPath" "readOnly")) 1 -}}
+{{- fail (printf "backends.%s.volumes: %s must have one source, such as configMap; found %s" $name .name (omit . "name" "mountPath" "subPath" "readOnly" | keys | sortAlpha | join ", " | default "none")) -}}
+{{- end -}}
+{{- if hasKey . "hostPath" -}}
+{{- fail (printf "backends.%s.volumes: %s is a directory of the host, which belongs in backends.%s.hostPaths" $name .name $name) -}}
+{{- end -}}
+{{- $_ := set $owners $place "volumes" -}}
+{{- $_ := set $names .name "" -}}
+{{- $volumes = append $volumes . -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $volumes -}}
+{{- end -}}
+
+{{- /* The hostPaths of a set of backends by where they are mounted, as JSON. Args: root, backends. */ -}}
+{{- define "pydra.hostPaths" -}}
+{{- $taken := include "pydra.takenPlaces" . | fromJsonArray -}}
 {{- $paths := dict -}}
 {{- $owners := dict -}}
 {{- range $name, $backend := .backends -}}

@@ -9,6 +9,7 @@
 {{- $hostNetwork := include "pydra.hostNetwork" .backends -}}
 {{- $capabilities := list -}}
 {{- $paths := include "pydra.hostPaths" (dict "root" .root "backends" .backends) | fromJson -}}
+{{- $extra := include "pydra.extraVolumes" (dict "root" .root "backends" .backends "paths" $paths) | fromJsonArray -}}
 {{- include "pydra.refuseTakenVariables" (dict "backends" .backends) -}}
 {{- $tolerations := $values.tolerations -}}
 {{- $terms := list -}}
@@ -111,9 +112,7 @@ containers:
       {{- end }}
     ports:
       - {name: metrics, containerPort: {{ $values.http.port }}}
-    startupProbe: {httpGet: {path: /healthz, port: metrics}, periodSeconds: 1, timeoutSeconds: 5, failureThreshold: 60}
-    livenessProbe: {httpGet: {path: /healthz, port: metrics}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 6}
-    readinessProbe: {httpGet: {path: /readyz, port: metrics}, periodSeconds: 5, timeoutSeconds: 5}
+    {{- include "pydra.probes" $values.probes | nindent 4 }}
     # Not below /dev, which may be the host's.
     terminationMessagePath: /tmp/termination-log
     terminationMessagePolicy: FallbackToLogsOnError
@@ -160,6 +159,9 @@ containers:
       {{- if $packages }}
       - {name: packages, mountPath: /packages, readOnly: true}
       {{- end }}
+      {{- range $extra }}
+      - {{ pick . "name" "mountPath" "subPath" "readOnly" | toJson }}
+      {{- end }}
       {{- range $place, $host := $paths }}
       - name: {{ include "pydra.volume" $place }}
         mountPath: {{ $place | quote }}
@@ -191,6 +193,9 @@ volumes:
   - {name: host, hostPath: {path: /, type: Directory}}
   {{- if $packages }}
   - {name: packages, emptyDir: {}}
+  {{- end }}
+  {{- range $extra }}
+  - {{ omit . "mountPath" "subPath" "readOnly" | toJson }}
   {{- end }}
   {{- range $place, $host := $paths }}
   - name: {{ include "pydra.volume" $place }}

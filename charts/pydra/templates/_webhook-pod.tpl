@@ -21,6 +21,10 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+{{- with $webhook.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 topologySpreadConstraints:
   - maxSkew: 1
     topologyKey: kubernetes.io/hostname
@@ -72,9 +76,7 @@ containers:
     ports:
       - {name: webhook, containerPort: {{ $webhook.port }}}
       - {name: metrics, containerPort: {{ $values.http.port }}}
-    startupProbe: {httpGet: {path: /healthz, port: metrics}, periodSeconds: 1, timeoutSeconds: 5, failureThreshold: 60}
-    livenessProbe: {httpGet: {path: /healthz, port: metrics}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 6}
-    readinessProbe: {httpGet: {path: /readyz, port: metrics}, periodSeconds: 5, timeoutSeconds: 5}
+    {{- include "pydra.probes" $webhook.probes | nindent 4 }}
     terminationMessagePolicy: FallbackToLogsOnError
     securityContext:
       allowPrivilegeEscalation: false
