@@ -16,6 +16,8 @@ from tests.house.scripts import load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [str(path.relative_to(ROOT)) for path in load(ROOT / "hack" / "site_pages.py").find_pages()]
+FOLLOWED = ["docs/tutorial.md", *(page for page in PAGES if page.startswith("docs/howto/"))]
+"""Those of which a test does what they say, with backends that only they have."""
 
 
 def read(page: str) -> str:
@@ -25,7 +27,7 @@ def read(page: str) -> str:
 
 def find_yaml(page: str) -> Iterator[Any]:
     """Every document of every block of YAML."""
-    for block in re.findall(r"^ *```yaml\n(.*?)```", read(page), flags=re.DOTALL | re.MULTILINE):
+    for block in re.findall(r"^ *```yaml[^\n]*\n(.*?)```", read(page), flags=re.DOTALL | re.MULTILINE):
         yield from yaml.load_all(block, yaml.CSafeLoader)
 
 
