@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import signal
 from typing import Any
 
 import pytest
 
+from tests.forked import PROCESSES
 from vfio_process import work_on_step
-
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["pydra_pci", "pydra_pci.simulation.kernel"])
-"""A new process each time, without the time that the imports take."""
 
 POINTS = [(1, "after"), (2, "after"), (3, "after")]
 """Between the writes nothing else changes the hardware."""

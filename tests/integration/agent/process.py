@@ -15,6 +15,7 @@ import anyio
 from anyio.abc import Process
 
 from pydra_dev.node import EmbeddedNode, free_port
+from tests.forked import ForkedAgent
 
 DEADLINE = 60.0
 BACKENDS = Path(__file__).parent / "backends"
@@ -23,7 +24,7 @@ BACKENDS = Path(__file__).parent / "backends"
 class Agent:
     """A running agent."""
 
-    def __init__(self, process: Process, log: Path, port: int) -> None:
+    def __init__(self, process: Process | ForkedAgent, log: Path, port: int) -> None:
         self.process = process
         self.log = log
         self.port = port
@@ -85,9 +86,12 @@ class Agent:
 
 @asynccontextmanager
 async def run_agent(
-    node: EmbeddedNode, *flags: str, environ: Mapping[str, str] = {}, name: str = "agent"
+    node: EmbeddedNode, *flags: str, environ: Mapping[str, str] = {}, name: str = "agent", forked: bool = False
 ) -> AsyncIterator[Agent]:
-    """The agent with these flags on the node; killed at the end if it still runs."""
+    """The agent with these flags on the node; killed at the end if it still runs.
+
+    It is a new interpreter, or `forked` from a process that has imported the agent: for tests of something else.
+    """
     log, port = Path(node.root, f"{name}.log"), free_port()
     arguments = [
         *("--node-name", node.settings.node_name, "--kubeconfig", str(node.server.kubeconfig)),
@@ -101,17 +105,22 @@ async def run_agent(
         **({"PYDRA_SIM_STATE": f"{node.root}/hardware"} if "sim" in flags else {}),
         **environ,
     }
+    process: Process | ForkedAgent
     with log.open("wb") as output:
-        process = await anyio.open_process(
-            [sys.executable, "-m", "pydra.cli.agent", *arguments],
-            stdin=None,
-            stdout=output,
-            stderr=output,
-            env=surroundings,
-        )
-    async with process:
-        try:
-            yield Agent(process, log, port)
-        finally:
-            if process.returncode is None:
-                process.kill()
+        if forked:
+            process = ForkedAgent(arguments, surroundings, output.name)
+        else:
+            process = await anyio.open_process(
+                [sys.executable, "-m", "pydra.cli.agent", *arguments],
+                stdin=None,
+                stdout=output,
+                stderr=output,
+                env=surroundings,
+            )
+    try:
+        yield Agent(process, log, port)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        with anyio.CancelScope(shield=True):
+            await process.wait()

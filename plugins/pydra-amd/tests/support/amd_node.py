@@ -39,7 +39,9 @@ class Scene:
             **environ,
         }
         backend = () if "--backend" in flags else ("--backend", "amd")
-        async with run_agent(self.node, *backend, *flags, environ=around, name=f"agent-{self._agents}") as agent:
+        async with run_agent(
+            self.node, *backend, *flags, environ=around, name=f"agent-{self._agents}", forked=True
+        ) as agent:
             await agent.wait_ready()
             await self.until(self.is_published, "devices are published")
             try:

@@ -391,7 +391,7 @@ class _Stage:
                 await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
             labels = {"resource.kubernetes.io/admin-access": "true"}
             await node.client.patch(NAMESPACES, NAMESPACE, {"metadata": {"labels": labels}})
-            async with run_agent(node, "--backend", "nvidia", environ=environ) as agent:
+            async with run_agent(node, "--backend", "nvidia", environ=environ, forked=True) as agent:
                 await agent.wait_ready()
                 await agent.wait_log(lambda text: "is published" in text)
                 yield node, agent, simulation

@@ -123,7 +123,7 @@ class Scene:
         around = {"PYDRA_NVIDIA_SCENARIO": str(self._file), "PYDRA_NVIDIA_STATE": str(self.path), **POLL, **environ}
         backend = () if "--backend" in flags else ("--backend", "nvidia")
         options = (*backend, "--boot-id-file", str(self.boot_id_file), *flags)
-        async with run_agent(self.node, *options, environ=around, name=f"agent-{self._agents}") as agent:
+        async with run_agent(self.node, *options, environ=around, name=f"agent-{self._agents}", forked=True) as agent:
             if ready:
                 await agent.wait_ready()
                 await agent.wait_log(lambda text: "is published" in text or "are published" in text)

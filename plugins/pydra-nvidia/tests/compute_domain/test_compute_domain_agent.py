@@ -145,7 +145,7 @@ async def scene(state: Path, **settings: str) -> AsyncIterator[Scene]:
         environ = {f"PYDRA_NVIDIA_COMPUTE_DOMAIN_{name.upper()}": value for name, value in given.items()}
         for name, spec in CLASSES.items():
             await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
-        async with run_agent(node, "--backend", "nvidia-compute-domain", environ=environ) as agent:
+        async with run_agent(node, "--backend", "nvidia-compute-domain", environ=environ, forked=True) as agent:
             await agent.wait_ready()
             found = Scene(node, steps, state)
 

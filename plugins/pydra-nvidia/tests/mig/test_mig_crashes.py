@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +12,12 @@ import pytest
 from claim_process import work_on_claim
 from pydra_nvidia.hardware_types import GpuInstance
 from pydra_nvidia.steps import Entry, MigModeOn, Step
+from tests.forked import PROCESSES
 
 if TYPE_CHECKING:
     from conftest import Node
 
 MakeNode = Callable[..., "Node"]
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    [f"pydra_nvidia.{name}" for name in ("mig.apply", "nvml.session", "simulation.simulation", "slicing.execution")]
-)
-"""A new process for each claim, without the half second that the imports take."""
 
 KILLED = (3, -9)
 DEATHS = ("exit", "drop-reply")

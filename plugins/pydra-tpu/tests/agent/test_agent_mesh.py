@@ -95,7 +95,7 @@ async def scene(tmp_path: Path, **settings: str) -> AsyncIterator[Scene]:
         }
         for name, spec in CLASSES.items():
             await node.client.create(DEVICE_CLASSES, {"metadata": {"name": name}, "spec": dict(spec)})
-        async with run_agent(node, "--backend", "tpu", environ=environ) as agent:
+        async with run_agent(node, "--backend", "tpu", environ=environ, forked=True) as agent:
             await agent.wait_ready()
             found = Scene(node)
             found.steps = steps
