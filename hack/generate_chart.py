@@ -53,9 +53,7 @@ def files() -> dict[Path, str]:
     """The files as they should be."""
     schema = json.loads(SCHEMA.read_text())
     schema["$defs"]["agentSettings"] = agent_settings()
-    schema["properties"]["backends"]["properties"] = {
-        name: {"properties": {"settings": backend_settings(name)}} for name in backends()
-    }
+    schema["properties"]["backends"]["properties"] = {name: refer_settings(name) for name in backends()}
     name_allowed(schema)
     made = {SCHEMA: json.dumps(schema, indent=2, ensure_ascii=False) + "\n"}
     made[CHART / "files" / "webhook-rules.json"] = json.dumps(build_rules(), indent=2) + "\n"
@@ -72,6 +70,13 @@ def backends() -> list[str]:
     projects = [tomllib.loads(path.read_text()) for path in ROOT.glob("plugins/*/pyproject.toml")]
     points = [one["project"].get("entry-points", {}) for one in projects]
     return sorted(name for one in points for name in one.get(ENTRY_POINT_GROUP, ()))
+
+
+def refer_settings(name: str) -> dict[str, Any]:
+    """Where the settings of a backend stand: for all its nodes, and for each pool of them."""
+    own = {"settings": backend_settings(name)}
+    pools = {"pools": {"additionalProperties": {"properties": own}}}
+    return {"properties": {**own, "nodePools": {"properties": pools}}}
 
 
 def describe_backend(name: str) -> str:

@@ -94,8 +94,8 @@ def count(kind: str) -> Look:
     return lambda objects: len(objects.all(kind))
 
 
-def find_terms(objects: Objects) -> Any:
-    required = objects.pod()["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+def find_terms(objects: Objects, daemon_set: str = "") -> Any:
+    required = objects.pod(daemon_set)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
     return required["nodeSelectorTerms"]
 
 
@@ -166,6 +166,22 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
             "path"
         ],
         "/run/x",
+    ),
+    (
+        f"{B}.nodePools",
+        overlay(SIM, at(f"{B}.settings", {"scenario": "shared"})),
+        {"label": "kind", "pools": {"big": {"values": ["b1", "b2"], "settings": {"scenario": "partitions"}}}},
+        lambda objects: {
+            name: (
+                [term["matchExpressions"] for term in find_terms(objects, name)],
+                yaml.safe_load(settings_file(objects, name))["backendSettings"]["sim"]["scenario"],
+            )
+            for name in ("pydra-sim", "pydra-sim-big")
+        },
+        {
+            "pydra-sim": ([[{"key": "kind", "operator": "NotIn", "values": ["b1", "b2"]}]], "shared"),
+            "pydra-sim-big": ([[{"key": "kind", "operator": "In", "values": ["b1", "b2"]}]], "partitions"),
+        },
     ),
     (
         f"{B}.volumes",

@@ -160,7 +160,7 @@ def test_nothing_of_the_file_is_left_to_fill_in() -> None:
         absent, ("gpu.nvidia.com", "sim.pydra.dev"), ("pydra-nvidia", "pydra-sim"), strict=True
     ):
         assert f'driver="{driver}"' in expression
-        assert f'daemonset="{daemon_set}"' in expression
+        assert f'daemonset=~"{daemon_set}"' in expression
 
 
 def test_every_alert_of_the_file_is_there_once_for_what_it_belongs_to() -> None:

@@ -16,6 +16,10 @@ DIGEST = f"sha256:{'0' * 64}"
 CONFIG_MAP = {"name": "mine", "mountPath": "/mine", "configMap": {"name": "mine"}}
 
 
+def pools(**of: Mapping[str, Any]) -> dict[str, Any]:
+    return at("backends.sim.nodePools", {"label": "kind", "pools": of})
+
+
 def paths(*entries: Mapping[str, Any], backend: str = "sim") -> dict[str, Any]:
     return at(f"backends.{backend}.hostPaths", [*entries])
 
@@ -68,6 +72,26 @@ def paths(*entries: Mapping[str, Any], backend: str = "sim") -> dict[str, Any]:
                 ),
                 ([{"name": "h", "mountPath": "/h", "hostPath": {"path": "/h"}}], "h is a directory of the host"),
             )
+        ),
+        pytest.param(
+            overlay(SIM, pools(a={"values": ["x"]}, b={"values": ["y", "x"]})),
+            "backends.sim.nodePools: nodes with kind=x are in the pools a and b, and a node has one agent of a driver",
+            id="a node in two pools",
+        ),
+        pytest.param(
+            overlay(ONE_POD, pools(a={"values": ["x"]})),
+            "backends.sim.nodePools: has no effect with onePod",
+            id="pools in one pod",
+        ),
+        pytest.param(
+            overlay(
+                at("backends.nvidia-compute-domain.enabled", True),
+                at("fullnameOverride", "x" * 32),
+                at("backends.nvidia-compute-domain.nodePools.label", "kind"),
+                at("backends.nvidia-compute-domain.nodePools.pools.largest-of-all.values", ["x"]),
+            ),
+            f"its DaemonSet would be called {'x' * 32}-nvidia-compute-domain-largest-of-all, which has 69 bytes",
+            id="a pool's name that is too long",
         ),
         pytest.param(
             overlay(SIM, at("backends.sim.env", [{"name": "PYDRA_CONFIG", "value": "x"}])),

@@ -322,6 +322,20 @@ def test_a_problem_that_may_pass_is_waited_for(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_pool_without_nodes_is_noted_and_no_pool_with_nodes_is_a_problem(tmp_path: Path) -> None:
+    values = overlay(VALUES, at("backends.sim.nodePools", {"label": "kind", "pools": {"big": {"values": ["big"]}}}))
+    big = f"{AGENTS}-big"
+    with serve_api({**WELL, AGENTS: daemons(0, 0), big: daemons(3)}, tmp_path) as environ:
+        done = run(environ, values)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "note: DaemonSet pydra-sim: no node is in this pool" in done.stdout
+    assert "driver sim.pydra.dev: 3 devices on 3 nodes" in done.stdout
+    with serve_api({**WELL, AGENTS: daemons(0, 0), big: daemons(0, 0)}, tmp_path) as environ:
+        done = run(environ, values)
+    assert done.returncode == 1
+    assert "DaemonSet pydra-sim-big: no node has the labels that it asks for" in done.stderr
+
+
 def test_a_pod_that_goes_is_no_reason(tmp_path: Path) -> None:
     going = pod("node-2", containerStatuses=[waits("Error")])
     going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -433,7 +447,7 @@ def test_the_script_is_handed_over_as_it_is() -> None:
         "gates": {"sim.pydra.dev": {}},
         "classes": {"partition.sim.pydra.dev": "", "sim.pydra.dev": ""},
         "port": 9464,
-        "webhook": False,
+        "webhooks": {},
     }
 
 

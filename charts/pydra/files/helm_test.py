@@ -2,7 +2,7 @@
 
 Standard library only, so that every image can run it. Its argument is a JSON object: `namespace`; `agents`, the drivers
 of each DaemonSet; `gates`, by driver and feature gate the setting that needs it; `classes`, the extended resource of
-each DeviceClass, or nothing; `port` of the agents' metrics; and `webhook`, whether there is one.
+each DeviceClass, or nothing; `port` of the agents' metrics; and `webhooks`, the drivers of each.
 """
 
 import json
@@ -92,21 +92,27 @@ def look(release):
             ),
         )
         return
+    nodes = {}
     for name, drivers in release["agents"].items():
-        nodes = set()
-        yield from look_at_agents(release, name, nodes)
+        pools = [other for other, served in release["agents"].items() if other != name and served == drivers]
+        mine = set()
+        yield from look_at_agents(release, name, pools, mine)
         for driver in drivers:
-            yield from look_at_slices(driver, nodes)
+            nodes.setdefault(driver, set()).update(mine)
+    for driver, its_nodes in nodes.items():
+        yield from look_at_slices(driver, its_nodes)
     for name, resource in release["classes"].items():
         yield from look_at_class(name, resource)
-    if release["webhook"]:
-        for name, drivers in release["agents"].items():
-            for driver in drivers:
-                yield from try_nonsense(release["namespace"], f"{name}.configs.pydra.dev", driver)
+    for name, drivers in release["webhooks"].items():
+        for driver in drivers:
+            yield from try_nonsense(release["namespace"], f"{name}.configs.pydra.dev", driver)
 
 
-def look_at_agents(release, name, nodes):
-    """Whether there are any, all are ready and of the last upgrade, and no gate lacks; adds the nodes of ready ones."""
+def look_at_agents(release, name, pools, nodes):
+    """Whether there are any, all are ready and of the last upgrade, and no gate lacks; adds the nodes of ready ones.
+
+    `pools` are the DaemonSets of the same drivers on other nodes: it is enough that one of them has nodes.
+    """
     namespace = release["namespace"]
     status, found = call(f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}")
     if status != 200:
@@ -123,6 +129,9 @@ def look_at_agents(release, name, nodes):
         )
         return
     wanted, ready = counts.get("desiredNumberScheduled", 0), counts.get("numberReady", 0)
+    if not wanted and any(count_nodes(namespace, other) for other in pools):
+        yield NOTE, f"DaemonSet {name}: no node is in this pool"
+        return
     if not wanted:
         yield (
             PERMANENT,
@@ -224,6 +233,12 @@ def find_refusals(namespace, name):
     _, listed = call(f"/api/v1/namespaces/{namespace}/events", fieldSelector=wanted)
     said = sorted({event.get("message", "") for event in listed.get("items", ())})
     return [f"no pod is made: {message}" for message in said[:1]]
+
+
+def count_nodes(namespace, name):
+    """How many nodes a DaemonSet is for."""
+    _, found = call(f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}")
+    return found.get("status", {}).get("desiredNumberScheduled", 0)
 
 
 def look_at_slices(driver, nodes):

@@ -127,7 +127,45 @@ What the chart knows of a backend is in files/backends/, written from the backen
 {{- toJson $classes -}}
 {{- end -}}
 
-{{- /* The backends of each DaemonSet, and of each webhook, by its name: one each, or all in one. As JSON. */ -}}
+{{- /* The backends of each DaemonSet by its name: one each, and one for each pool of nodes; or all in one. As JSON. */ -}}
+{{- define "pydra.daemonSets" -}}
+{{- $sets := include "pydra.sets" . | fromJson -}}
+{{- range $set, $backends := include "pydra.sets" . | fromJson -}}
+{{- range $name, $backend := $backends -}}
+{{- with $backend.nodePools -}}
+{{- if $.Values.onePod -}}
+{{- fail (printf "backends.%s.nodePools: has no effect with onePod, where all backends are in one DaemonSet; set onePod=false" $name) -}}
+{{- end -}}
+{{- $label := .label -}}
+{{- $owners := dict -}}
+{{- range $pool, $own := .pools -}}
+{{- range $own.values -}}
+{{- if hasKey $owners . -}}
+{{- fail (printf "backends.%s.nodePools: nodes with %s=%s are in the pools %s and %s, and a node has one agent of a driver; leave the value to one of them" $name $label . (get $owners .) $pool) -}}
+{{- end -}}
+{{- $_ := set $owners . $pool -}}
+{{- end -}}
+{{- $called := printf "%s-%s" $set $pool -}}
+{{- if gt (len $called) 63 -}}
+{{- fail (printf "backends.%s.nodePools.pools.%s: its DaemonSet would be called %s, which has %d bytes, and 63 are allowed; shorten the pool's name, or set fullnameOverride" $name $pool $called (len $called)) -}}
+{{- end -}}
+{{- $member := deepCopy $backend -}}
+{{- $_ := set $member "pool" $pool -}}
+{{- $_ := set $member "settings" (mergeOverwrite (dict) (deepCopy (default dict $backend.settings)) (deepCopy (default dict $own.settings))) -}}
+{{- $_ := set $member "agentSettings" (mergeOverwrite (dict) (deepCopy (default dict $backend.agentSettings)) (deepCopy (default dict $own.agentSettings))) -}}
+{{- with $own.resources -}}{{- $_ := set $member "resources" . -}}{{- end -}}
+{{- $_ := set $member "nodes" (dict "key" $label "operator" "In" "values" $own.values) -}}
+{{- $_ := set $sets $called (dict $name $member) -}}
+{{- end -}}
+{{- $_ := set $backend "nodes" (dict "key" $label "operator" "NotIn" "values" (keys $owners | sortAlpha)) -}}
+{{- $_ := set $sets $set (dict $name $backend) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- toJson $sets -}}
+{{- end -}}
+
+{{- /* The backends of each webhook, and the DaemonSets without their pools: one each, or all in one. As JSON. */ -}}
 {{- define "pydra.sets" -}}
 {{- $backends := include "pydra.backends" . | fromJson -}}
 {{- $sets := dict -}}

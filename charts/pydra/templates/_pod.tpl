@@ -29,6 +29,7 @@
 {{- range $key, $value := default dict $backend.nodeSelector -}}
 {{- $all = append $all (dict "key" $key "operator" "In" "values" (list $value)) -}}
 {{- end -}}
+{{- with $backend.nodes -}}{{- $all = append $all . -}}{{- end -}}
 {{- range default list $backend.nodeAffinity -}}{{- $terms = append $terms (dict "matchExpressions" (prepend $all .)) -}}{{- end -}}
 {{- if not $backend.nodeAffinity -}}
 {{- if $all -}}{{- $terms = append $terms (dict "matchExpressions" $all) -}}{{- else -}}{{- $everywhere = true -}}{{- end -}}
