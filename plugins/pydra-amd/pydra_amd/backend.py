@@ -186,7 +186,9 @@ def _find_partition(hold: Hold, reading: Reading) -> Partition:
     """
     gpu = reading.find(hold.gpu)
     if gpu is None:
-        raise UnknownDevice(f"device {hold.device} is gone: the driver has no GPU {hold.gpu} any more")
+        raise UnknownDevice(
+            f"device {hold.device} is gone: the driver has no GPU {hold.gpu} any more; delete the pod to have another"
+        )
     if gpu.mode != hold.mode:
         raise UnknownDevice(f"device {hold.device} does not exist: GPU {hold.gpu} is in the mode {gpu.mode}")
     count = PARTITIONS.get(gpu.xccs, {}).get(gpu.mode.compute) if gpu.mode else None

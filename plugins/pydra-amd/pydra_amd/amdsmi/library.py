@@ -14,9 +14,13 @@ from typing import Any
 
 NATIVE = "libamd_smi.so"
 
-_NATIVE_MAJORS = {6: (24, 25), 7: (26,)}
-"""The major versions of the native library that go with those of the package on PyPI; that of ROCm has the same as its
-library."""
+_NATIVE_MAJORS = {6: (24, 25), 7: (26,), 10: (27,)}
+"""The major versions of the native library that go with those of the package on PyPI, which has ROCm's version; the
+package that comes with ROCm has the same as its library.
+
+Source: the changelogs of ROCm, section AMD SMI: 24.7.1 in 6.3, 25.3.0 in 6.4.0, 26.1.0 in 7.1.0, 27.0.0 in 10.0.0
+(rocm.docs.amd.com/en/docs-6.4.0/release/changelog.html and so on).
+"""
 
 _ADVICE = "install the amdsmi of the ROCm that the node has"
 

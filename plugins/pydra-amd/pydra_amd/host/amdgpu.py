@@ -24,6 +24,7 @@ _GONE = b"\xff" * 4
 """Vendor and device id of a function that does not answer."""
 
 _ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+_MODE = re.compile(r"([sdtqc]px) (nps\d)")
 _CARD = re.compile(r"card(\d+)")
 _RENDER = re.compile(r"renderD(\d+)")
 
@@ -57,9 +58,9 @@ def read_machine(tree: Tree) -> Reading:
 
 
 def read_mode(tree: Tree, address: str) -> Mode | None:
-    """The mode that the GPU has now; None when it cannot be partitioned."""
-    compute, memory = (tree.read(tree.sys(f"{BOUND}/{address}/{name}")).lower() for name in (COMPUTE, MEMORY))
-    return Mode(compute, memory) if compute and memory else None
+    """The mode that the GPU has now; None when it cannot be partitioned, or the driver does not tell."""
+    match = _MODE.fullmatch(" ".join(_read_modes(tree, address)).lower())
+    return Mode(match[1], match[2]) if match else None
 
 
 def read_memory_modes(tree: Tree, address: str) -> tuple[str, ...]:
@@ -97,6 +98,10 @@ def read_signature(tree: Tree) -> object:
     )
 
 
+def _read_modes(tree: Tree, address: str) -> list[str]:
+    return [tree.read(tree.sys(f"{BOUND}/{address}/{name}")) for name in (COMPUTE, MEMORY)]
+
+
 def _list_functions(tree: Tree) -> Iterator[str]:
     """The PCI addresses of the functions that are bound to the driver."""
     return (name for name in tree.names(tree.sys(BOUND)) if _ADDRESS.fullmatch(name))
@@ -132,6 +137,10 @@ def _read_gpu(
     """The GPU, whose nodes of KFD these are; or what it lacks to be used. `places` has the addresses of all nodes."""
     if has_fallen(tree, address):
         return "it does not answer on the PCI bus"
+    mode = read_mode(tree, address)
+    if mode is None and all(tree.exists(tree.sys(f"{BOUND}/{address}/{name}")) for name in (COMPUTE, MEMORY)):
+        told = " and ".join(repr(text) for text in _read_modes(tree, address))
+        return f"the driver does not tell its mode ({COMPUTE} and {MEMORY} say {told})"
     numbers = _read_numbers(tree, f"{BOUND}/{address}")
     if numbers is None:
         return "it has no nodes in /dev/dri"
@@ -157,7 +166,7 @@ def _read_gpu(
         neighbours=_read_neighbours(tree, nodes[0], places),
         numa_node=read_numa_node(tree, address),
         pcie_root=read_root(tree, address),
-        mode=read_mode(tree, address),
+        mode=mode,
         compute_modes=_split(read("available_compute_partition")),
         memory_modes=read_memory_modes(tree, address),
         memory=int(memory) if memory.isdecimal() else sum(one.memory for one in partitions),

@@ -47,7 +47,10 @@ def set_compute_mode(tree: Tree, address: str, compute: str) -> None:
         ModeRefused: with what the driver answered, and who can change that.
     """
     if not tree.exists(tree.sys(f"{BOUND}/{address}")) or has_fallen(tree, address):
-        raise GpuGone(f"GPU {address} is gone: it is not bound to amdgpu, or does not answer on the PCI bus")
+        raise GpuGone(
+            f"GPU {address} is gone: it is not bound to amdgpu, or does not answer on the PCI bus; "
+            "the kernel's log says why; delete the pod to have another GPU"
+        )
     found = read_mode(tree, address)
     if found is None:
         raise ModeRefused(f"GPU {address} cannot be partitioned")
@@ -57,6 +60,11 @@ def set_compute_mode(tree: Tree, address: str, compute: str) -> None:
     try:
         tree.write(path, compute.upper())
     except OSError as error:
+        if not tree.exists(tree.sys(f"{BOUND}/{address}")) or has_fallen(tree, address):
+            raise GpuGone(
+                f"GPU {address} went away while its mode was set to {compute} ({error.strerror}): it fell off the PCI "
+                "bus or lost the driver, and the kernel's log says why; delete the pod to have another GPU"
+            ) from error
         if error.errno == errno.EBUSY:
             raise GpuBusy(
                 f"GPU {address} is in use, so its mode cannot change from {found.compute} to {compute}; "

@@ -113,3 +113,19 @@ async def test_a_gpu_whose_mode_is_changing_is_as_it_was_until_the_change_has_en
     assert (during.find(ADDRESS), during.lost) == (before.find(ADDRESS), ())
     assert await telemetry.has_changed()
     assert [one.gpu.address for one in (await telemetry.read_to_publish()).lost] == [ADDRESS]
+
+
+def test_a_file_that_says_n_a_costs_what_it_would_tell_and_no_other_gpu(tmp_path: Path) -> None:
+    tree = open_tree(tmp_path)
+    whole = publish(Telemetry(tree)).devices[0]
+    files = [one for one in (tmp_path / "tree/sys").rglob("*") if one.is_file() and not one.is_symlink()]
+    told = 0
+    for file in files:
+        before = file.read_text()
+        file.write_text("N/A\n")
+        found = publish(Telemetry(tree))
+        assert whole in found.devices or ADDRESS not in str(file), file
+        assert len(found.devices) + len(found.unreadable) == 2, file
+        told += len(found.unreadable)
+        file.write_text(before)
+    assert told == 2 * 2 + 2  # of each GPU two files of its mode, and its node of KFD
