@@ -30,10 +30,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
     theme = [file for file in files if file.src_dir != config.docs_dir]
     pages = find_pages()
-    linked = sorted({target for page in pages for target in find_files(page)} - set(pages))
+    linked = {target for page in pages for target in find_files(page)} - set(pages)
     ours = [
         File(str(path.relative_to(ROOT)), str(ROOT), config.site_dir, config.use_directory_urls)
-        for path in (*pages, *linked)
+        for path in (*pages, *sorted(linked), *sorted(ROOT.glob("docs/*.js")))
     ]
     return Files([*theme, *ours])
 
