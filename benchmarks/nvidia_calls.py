@@ -153,7 +153,7 @@ async def _measure(report: Report, state: str, stopwatch: Stopwatch, rounds: int
         discover, look, samples = (_Measured(name, stopwatch) for name in ("discover", "look for changes", "measure"))
         for _ in range(rounds):
             await discover.round(backend.discover)
-            await look.round(lambda: asyncio.to_thread(backend._telemetry.signature))  # noqa: SLF001
+            await look.round(lambda: asyncio.to_thread(backend._hardware.signature))  # noqa: SLF001
             await samples.round(backend.measure)
         for one in (discover, look, samples):
             one.tell(report)

@@ -24,7 +24,7 @@ from pydra.testing.rules import Rule
 from pydra_amd import settings as amd
 from pydra_amd.health import diagnosis as amd_diagnosis
 from pydra_nvidia import settings as nvidia
-from pydra_nvidia.compute_domain import settings as compute_domain
+from pydra_nvidia.compute_domain import configuration as compute_domain
 from pydra_nvidia.health import diagnosis as nvidia_diagnosis
 from pydra_tpu import settings as tpu
 

@@ -12,24 +12,24 @@ from typing import Any
 
 from pydra import Claim, ClaimError, HeldClaim, Inheritance, Inventory, PreparedDevice, PydraError, Sample, time_left
 from pydra_nvidia.cdi.edits import DeviceEdits
+from pydra_nvidia.claim_plan import find_absent, find_owned, find_vanished, plan_claim
 from pydra_nvidia.deadlines import Busy, call_time, in_thread
 from pydra_nvidia.devices import GpuName, MigName, VfioName, describe_prepared, find_targets, parse_name
+from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.health.diagnosis import add_vanished
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.held_claims import HeldEntries, PlanUnknown, build_plan, build_state, parse_entry
 from pydra_nvidia.inventory.build import build_inventory
-from pydra_nvidia.mig.reconcile import reconcile
+from pydra_nvidia.mig.reconcile_partitions import reconcile
 from pydra_nvidia.nvml.maintenance_gate import Gate, InMaintenance, Request
 from pydra_nvidia.nvml.metrics import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch
-from pydra_nvidia.slicing.execution import PriorState, StepExecutor
-from pydra_nvidia.slicing.plan import find_absent, find_owned, find_vanished, plan_claim
+from pydra_nvidia.step_executor import PriorState, StepExecutor
 from pydra_nvidia.steps import Entry, Step
 from pydra_nvidia.takeover.takeover import VendorTakeover
-from pydra_nvidia.telemetry import Telemetry
 
 _MEASURE_PATIENCE = 1.0
 """Seconds that a measurement waits for its turn with NVML."""
@@ -65,7 +65,7 @@ class NvidiaBackend:
         *,
         session: NvmlSession,
         gate: Gate,
-        telemetry: Telemetry,
+        hardware: HardwareReader,
         held: HeldEntries,
         prior_state: PriorState,
         executor: StepExecutor,
@@ -77,7 +77,7 @@ class NvidiaBackend:
         self._settings = settings
         self._session = session
         self._gate = gate
-        self._telemetry = telemetry
+        self._hardware = hardware
         self._held = held
         self._prior_state = prior_state
         self._executor = executor
@@ -212,7 +212,7 @@ class NvidiaBackend:
 
         It waits for nobody: while NVML is at work for others, the numbers of the last time are good enough.
         """
-        reading = self._telemetry.last
+        reading = self._hardware.last
         if reading.gpus:
             try:
                 work = partial(read_samples, reading=reading)
@@ -243,10 +243,10 @@ class NvidiaBackend:
         before, prepared = self._held.entries(), self._held.prepared()
         try:
             self._gate.check()
-            reading = self._telemetry.read_here()
+            reading = self._hardware.read_here()
             diagnosis = self._health.diagnose(reading)
         except InMaintenance as reason:
-            reading = self._telemetry.last
+            reading = self._hardware.last
             if reading == Reading():  # nothing can be told of what was never seen
                 raise
             diagnosis = self._health.recall(reading, str(reason))
@@ -290,22 +290,22 @@ class NvidiaBackend:
         """The hardware, with what can have changed of the claim's GPUs read anew: all of it, to take one from NVML."""
         names = [parse_name(device.device) for device in claim.devices]
         if any(isinstance(name, VfioName) for name in names):
-            reading = self._telemetry.read_here()
+            reading = self._hardware.read_here()
         else:
-            reading = self._telemetry.reread_here([name.minor for name in names if isinstance(name, GpuName | MigName)])
+            reading = self._hardware.reread_here([name.minor for name in names if isinstance(name, GpuName | MigName)])
         self._health.see(reading)
         return reading
 
     async def _reconcile(self) -> None:
         """Once, as soon as the hardware can be read: put right what a crash or somebody else left."""
-        reading = await self._telemetry.read()
+        reading = await self._hardware.read()
         report = await reconcile(self._session, self._held, reading, settings=self._settings, deciding=self._deciding)
         self._reconciled = True
         for line in report.lines():
             _log.warning("%s", line)
 
     def _signature(self) -> object:
-        return self._telemetry.signature(), self._gate.asked() is not None
+        return self._hardware.signature(), self._gate.asked() is not None
 
     @contextlib.contextmanager
     def _working(self) -> Generator[None]:

@@ -6,8 +6,8 @@
       strategy: MPS
       mpsConfig: {defaultActiveThreadPercentage: 50, defaultPinnedDeviceMemoryLimit: 10Gi}
 
-Decoded strictly, in the backend and in the webhook alike; what needs the hardware is checked in `sharing.plan` and
-`vfio.plan`. All that is wrong across fields is told at once. Absent and null mean the same.
+Decoded strictly, in the backend and in the webhook alike; what needs the hardware is checked in `sharing.plan_sharing`
+and `vfio.plan_passthrough`. All that is wrong across fields is told at once. Absent and null mean the same.
 Source: kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
 """
 

@@ -12,23 +12,23 @@ from pydra import ClaimError
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.cdi.edits import DeviceEdits
 from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
+from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.health.incidents import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
-from pydra_nvidia.mig.apply import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
+from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.node import Node
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.time_slicing import SetTimeSliceApplier
-from pydra_nvidia.slicing.execution import PriorState, StepExecutor
+from pydra_nvidia.step_executor import PriorState, StepExecutor
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps
 from pydra_nvidia.takeover.takeover import VendorTakeover
-from pydra_nvidia.telemetry import Telemetry
-from pydra_nvidia.vfio.apply import BindVfioApplier
+from pydra_nvidia.vfio.apply_passthrough import BindVfioApplier
 from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
     """The backend, with a session to NVML that begins when it is first needed and ends with the block."""
     settings, tree, gate = node.settings, node.tree, node.gate
     session = NvmlSession(node.load, gate)
-    telemetry = Telemetry(session, tree, settings=settings)
+    hardware = HardwareReader(session, tree, settings=settings)
     held = HeldEntries()
     health = HealthMonitor(session, IncidentStore(os.path.join(settings.state, FILE)), settings=settings)
 
@@ -47,7 +47,7 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
         return find_driver_root(tree, settings)
 
     daemons = MpsDaemons(settings, tree, find_root)
-    start_mps = StartMpsApplier(session, settings, held, daemons, telemetry.reread)
+    start_mps = StartMpsApplier(session, settings, held, daemons, hardware.reread)
     executor = StepExecutor(
         held,
         {
@@ -65,7 +65,7 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
         settings,
         session=session,
         gate=gate,
-        telemetry=telemetry,
+        hardware=hardware,
         held=held,
         prior_state=PriorState(session, tree, Persistenced(tree, find_root)),
         executor=executor,
@@ -75,7 +75,7 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
         takeover=VendorTakeover(
             settings=settings,
             tree=tree,
-            telemetry=telemetry,
+            hardware=hardware,
             held=held,
             executor=executor,
             edits=edits,

@@ -1,6 +1,6 @@
 """What is known of a node's NVIDIA hardware at one moment. Values only; who reads them is in `nvml` and `host`.
 
-A `Reading` is the whole of it: `inventory` decides from it what is published, `slicing` what a claim gets.
+A `Reading` is the whole of it: `inventory` decides from it what is published, `claim_plan` what a claim gets.
 Sizes of memory are in bytes unless a name says MiB. `None` means that this driver or GPU does not tell.
 """
 

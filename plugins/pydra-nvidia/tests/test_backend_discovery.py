@@ -37,7 +37,7 @@ async def test_a_gpu_that_leaves_while_the_machine_is_read_is_not_called_lost(tm
         held = asyncio.create_task(backend._session.run(hold))
         await asyncio.to_thread(reached.wait, 20)
         discovering = asyncio.create_task(backend.discover())
-        await asyncio.to_thread(wait_locked, backend._telemetry._lock)
+        await asyncio.to_thread(wait_locked, backend._hardware._lock)
         simulation.inject.unplug(3)
         go_on.set()
         await held

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pydra import HealthStatus
+from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.health.diagnosis import Diagnosis
 from pydra_nvidia.health.incidents import IncidentStore
@@ -16,7 +17,6 @@ from pydra_nvidia.health.monitor import HealthMonitor
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import parse_settings
 from pydra_nvidia.simulation.simulation import open_simulation
-from pydra_nvidia.telemetry import Telemetry
 
 DEADLINE = 60.0
 QUIET = 300.0
@@ -42,7 +42,7 @@ class Ward:
         self.memory = path / "health.json"
         self.now = 1000.0
         self.session = NvmlSession(self.simulation.load)
-        self.hardware = Telemetry(self.session, self.simulation.tree, settings=self.settings)
+        self.hardware = HardwareReader(self.session, self.simulation.tree, settings=self.settings)
         self.monitor = self.admit()
 
     def admit(self) -> HealthMonitor:

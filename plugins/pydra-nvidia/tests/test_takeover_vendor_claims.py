@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Placement, Reading
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
@@ -16,7 +17,6 @@ from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOn, SetTimeSlice
 from pydra_nvidia.takeover.vendor_checkpoint import VendorClaim, VendorDevice, VendorResult
 from pydra_nvidia.takeover.vendor_claims import convert_claim, plan_cleaning
-from pydra_nvidia.telemetry import Telemetry
 
 STATIC = Settings(state="/s")
 DYNAMIC = Settings(state="/s", dynamic_mig=True)
@@ -58,7 +58,7 @@ async def node(tmp_path: Path) -> Reading:
     path.write_text(json.dumps({"gpus": GROUPS, "settings": {"vfio": True}}))
     simulation: Simulation = open_simulation(str(path), str(tmp_path / "machine"))
     session = NvmlSession(simulation.load)
-    reading = await Telemetry(session, simulation.tree, settings=STATIC).read()
+    reading = await HardwareReader(session, simulation.tree, settings=STATIC).read()
     session.close()
     values = {name: getattr(reading, name) for name in reading.__struct_fields__}
     return Node(**values)

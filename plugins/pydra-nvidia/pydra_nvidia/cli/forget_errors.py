@@ -11,10 +11,10 @@ from typing import Any
 from pydra import PydraError
 from pydra_nvidia.cli.arguments import add_node_arguments, node_of
 from pydra_nvidia.devices import GpuName, gpu_name, parse_name
+from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.health.incidents import FILE, IncidentStore, explain
 from pydra_nvidia.node import Node
 from pydra_nvidia.nvml.session import NvmlSession
-from pydra_nvidia.telemetry import Telemetry
 
 
 class ErrorsKept(PydraError):
@@ -63,7 +63,7 @@ def _uuid(node: Node, text: str) -> str:
         raise ErrorsKept(f"{text!r} is not a GPU: give its UUID, or its minor number as 3 or gpu-3")
     session = NvmlSession(node.load, node.gate)
     try:
-        reading = asyncio.run(Telemetry(session, node.tree, settings=node.settings).read())
+        reading = asyncio.run(HardwareReader(session, node.tree, settings=node.settings).read())
     finally:
         session.close()
     for gpu in reading.gpus:

@@ -38,7 +38,7 @@ def add_command(commands: Any) -> None:
 def run(parsed: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Raises PydraError, OSError."""
     with needs_simulation():
-        from pydra_nvidia.recording.record import record  # noqa: PLC0415 - the simulation, for this command only
+        from pydra_nvidia.simulation.recording.record import record  # noqa: PLC0415 - the simulation, for this command only
 
     node = node_of(parsed, environ)
     salt = parsed.salt.encode() if parsed.salt else secrets.token_bytes(_SALT_BYTES)

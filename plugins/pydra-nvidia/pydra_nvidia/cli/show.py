@@ -17,6 +17,7 @@ from pydra import HealthStatus, PydraError
 from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
 from pydra_nvidia.cli.arguments import add_node_arguments, node_of
 from pydra_nvidia.devices import gpu_name, mig_name
+from pydra_nvidia.hardware_reader import HardwareReader, read_without_driver
 from pydra_nvidia.hardware_types import Gpu, Mig, NvLinks, Reading
 from pydra_nvidia.health.diagnosis import WELL, Assessment, Diagnosis, diagnose
 from pydra_nvidia.health.incidents import FILE, Incident, IncidentStore, explain
@@ -26,7 +27,6 @@ from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.node import Node
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.telemetry import Telemetry, read_without_driver
 from pydra_pci import PciFunction, is_vfio
 
 
@@ -60,7 +60,7 @@ async def look_at(node: Node) -> Look:
     problems: list[str] = []
     session = NvmlSession(node.load, node.gate)
     try:
-        reading = await Telemetry(session, node.tree, settings=node.settings).read()
+        reading = await HardwareReader(session, node.tree, settings=node.settings).read()
     except PydraError as error:
         problems.append(str(error))
         reading = await asyncio.to_thread(read_without_driver, node.tree)

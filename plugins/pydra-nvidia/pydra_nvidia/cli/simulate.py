@@ -11,7 +11,7 @@ from pydra_nvidia.node import needs_simulation
 from pydra_nvidia.settings import PREFIX
 
 if TYPE_CHECKING:
-    from pydra_nvidia.simulation.inject import Injector
+    from pydra_nvidia.simulation.simulation import Injector
 
 
 class Event(NamedTuple):
@@ -40,14 +40,14 @@ VALUES = _argument("values", metavar="NAME=NUMBER", nargs="+", help="such as rem
 
 
 def _start_process(inject: Injector, given: argparse.Namespace) -> None:
-    from pydra_nvidia.simulation.state import Process  # noqa: PLC0415
+    from pydra_nvidia.simulation.simulation import Process  # noqa: PLC0415
 
     process = Process(pid=given.pid, name=given.name, memory=given.memory, kind=given.kind, gi=given.gi, ci=given.ci)
     inject.start_process(given.gpu, process)
 
 
 def _numbers(pairs: list[str]) -> dict[str, int]:
-    from pydra_nvidia.simulation.inject import InjectionError  # noqa: PLC0415
+    from pydra_nvidia.simulation.simulation import InjectionError  # noqa: PLC0415
 
     found: dict[str, int] = {}
     for pair in pairs:

@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from pydra_nvidia.compute_domain.config import CONFIG_TYPES
-from pydra_nvidia.compute_domain.settings import Settings
+from pydra_nvidia.compute_domain.configuration import CONFIG_TYPES, Settings
 
 if TYPE_CHECKING:
     from pydra_nvidia.compute_domain.backend import ComputeDomainBackend

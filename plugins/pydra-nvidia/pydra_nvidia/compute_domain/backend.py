@@ -24,24 +24,29 @@ from pydra import (
     set_status,
 )
 from pydra_nvidia.cdi.edits import VOID, DeviceEdits, capability_edits, merge
-from pydra_nvidia.compute_domain.config import ComputeDomainChannelConfig, ComputeDomainDaemonConfig, find_config
-from pydra_nvidia.compute_domain.fabric import Fabric, find_fabric, read_fabrics
+from pydra_nvidia.compute_domain.configuration import (
+    ComputeDomainChannelConfig,
+    ComputeDomainDaemonConfig,
+    Imex,
+    Settings,
+    find_config,
+)
 from pydra_nvidia.compute_domain.imex import DomainDirectories, DomainNotReady, ImexControl
-from pydra_nvidia.compute_domain.settings import Imex, Settings
 from pydra_nvidia.deadlines import call_time, doing, in_thread, left
-from pydra_nvidia.host.device_nodes import (
+from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
+from pydra_nvidia.host.kernel_driver import (
     CapabilityMissing,
     count_imex_channels,
     find_imex_channels,
     find_imex_management,
     read_majors,
+    read_module_version,
 )
-from pydra_nvidia.host.driver_root import DriverMissing, find_driver_root
-from pydra_nvidia.host.kernel_driver import read_module_version
 from pydra_nvidia.host.pci import DRIVER as KERNEL_DRIVER
 from pydra_nvidia.host.pci import find_gpus
 from pydra_nvidia.node import Node
 from pydra_nvidia.nvml.maintenance_gate import InMaintenance
+from pydra_nvidia.nvml.nvlink import NodeFabric, find_fabric, read_fabrics
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_pci import is_vfio
 
@@ -139,7 +144,7 @@ class ComputeDomainBackend:
             raise TerminalError(f"{DAEMON} cannot be had with adminAccess: a node runs one IMEX daemon")
         return await in_thread(self._prepare_daemon, config, fabric)
 
-    async def _prepare_channels(self, config: ComputeDomainChannelConfig, fabric: Fabric) -> ContainerEdits:
+    async def _prepare_channels(self, config: ComputeDomainChannelConfig, fabric: NodeFabric) -> ContainerEdits:
         if not fabric.clique:
             return ContainerEdits()
         is_drivers = self._settings.imex is Imex.DRIVER_MANAGED
@@ -162,7 +167,7 @@ class ComputeDomainBackend:
             await asyncio.sleep(_LOOK_AGAIN)
         return capability_edits(nodes)
 
-    def _prepare_daemon(self, config: ComputeDomainDaemonConfig, fabric: Fabric) -> ContainerEdits:
+    def _prepare_daemon(self, config: ComputeDomainDaemonConfig, fabric: NodeFabric) -> ContainerEdits:
         # What may fail comes first: the directory of a daemon that is not prepared would stay.
         driver = self._edits.build_management(read_module_version(self._tree))
         management = capability_edits([find_imex_management(self._tree)]) if fabric.clique else ContainerEdits()
@@ -197,12 +202,12 @@ class ComputeDomainBackend:
             )
         )
 
-    def _read_fabric(self) -> Fabric:
+    def _read_fabric(self) -> NodeFabric:
         """Raises DriverMissing, NvmlError, InMaintenance."""
         drivers = [driver for _, _, driver in self._bus.drivers()]
         if KERNEL_DRIVER not in drivers:
             if all(is_vfio(driver) for driver in drivers):
-                return Fabric()
+                return NodeFabric()
             raise DriverMissing("the node's NVIDIA hardware has no driver: the NVIDIA kernel driver is not loaded yet")
         try:
             return find_fabric(self._session.run_here(read_fabrics))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
 
 from pydra_nvidia.hardware_types import Architecture, Condition, Driver, Gpu
-from pydra_nvidia.nvml.errors import Code, NvmlError
+from pydra_nvidia.nvml.errors import LOST, Code, NvmlError
 from pydra_nvidia.nvml.library import Nvml, read_fields
+from pydra_nvidia.nvml.session import NvmlSession
 
 RECOVERY_FIELD = 230
 XID_EVENT = 0x8
@@ -155,3 +158,76 @@ def _find(nvml: Nvml, address: str) -> Any:
         if error.code in _UNSEEN:
             return None
         raise
+
+
+DEFAULT = 0
+EXCLUSIVE_PROCESS = 3
+
+FORGOTTEN = LOST | {Code.NOT_FOUND, Code.GPU_NOT_FOUND, Code.DRIVER_NOT_LOADED, Code.LIBRARY_NOT_FOUND}
+"""The GPU, or its driver, is not there: what was set on it is forgotten, and there is nothing to undo."""
+
+
+def read_compute_mode(nvml: Nvml, uuid: str) -> int | None:
+    """As NVML counts; None where it does not tell. Raises NvmlError."""
+    handle = nvml.find(uuid)
+    mode = nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid)
+    return None if mode is None else int(mode)
+
+
+async def has_gpu(session: NvmlSession, uuid: str) -> bool:
+    """Whether the GPU answers. Raises NvmlError for anything but that it is gone."""
+
+    def ask(nvml: Nvml) -> bool:
+        handle = nvml.find(uuid)
+        nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid)
+        return True
+
+    try:
+        return await session.run(ask)
+    except NvmlError as error:
+        if error.code in FORGOTTEN:
+            return False
+        raise
+
+
+async def set_compute_mode(session: NvmlSession, uuid: str, mode: int) -> None:
+    """Set the compute mode where it is another; nothing where the GPU has none. Raises NvmlError."""
+
+    def set_it(nvml: Nvml) -> None:
+        if read_compute_mode(nvml, uuid) not in (None, mode):
+            handle = nvml.find(uuid)
+            nvml.call("nvmlDeviceSetComputeMode", handle, mode, subject=uuid)
+
+    await session.run(set_it)
+
+
+async def set_exclusive(session: NvmlSession, uuids: Iterable[str]) -> None:
+    """Let each GPU have one process only, in order; raises NvmlError at the first that refuses."""
+
+    def take(nvml: Nvml) -> None:
+        for uuid in uuids:
+            handle = nvml.find(uuid)
+            nvml.call("nvmlDeviceSetComputeMode", handle, EXCLUSIVE_PROCESS, subject=uuid)
+
+    await session.run(take)
+
+
+async def restore_compute_modes(
+    session: NvmlSession, uuids: Iterable[str], modes: Mapping[str, int] = MappingProxyType({})
+) -> None:
+    """Restore those GPUs that are there and were taken over; other modes are somebody else's.
+
+    `modes` are what they had before, where it is known; else all processes may have them again.
+    """
+
+    def give(nvml: Nvml, uuid: str) -> None:
+        handle = nvml.find(uuid)
+        if nvml.ask("nvmlDeviceGetComputeMode", handle, subject=uuid) == EXCLUSIVE_PROCESS:
+            nvml.call("nvmlDeviceSetComputeMode", handle, modes.get(uuid, DEFAULT), subject=uuid)
+
+    for uuid in uuids:
+        try:
+            await session.run(partial(give, uuid=uuid))
+        except NvmlError as error:
+            if error.code not in FORGOTTEN:
+                raise

@@ -1,16 +1,21 @@
-"""NVLink: how many links carry traffic, where they end, their errors, and the fabric that spans nodes."""
+"""NVLink: how many links carry traffic, where they end, their errors, and the fabric that spans nodes.
+
+The clique of a node: the GPUs of a multi-node fabric that can reach each other's memory. All GPUs of a node are in the
+same clique, or the node cannot be part of a ComputeDomain.
+Source: nvml.h, nvmlGpuFabricInfo_v3_t; the rules are those of NVIDIA's driver with CrashOnNVLinkFabricErrors.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import uuid as uuids
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
 
 from pydra_nvidia.hardware_types import Architecture, Fabric, Gpu, NvLinks
-from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, NvmlError
+from pydra_nvidia.nvml.errors import LOST, STALE, UNAVAILABLE, NvmlError, code_name
 from pydra_nvidia.nvml.gpus import parse_bus_id
 from pydra_nvidia.nvml.library import Nvml, read_fields
 
@@ -162,3 +167,65 @@ def read_link_errors(nvml: Nvml, handle: Any, gpu: Gpu) -> dict[str, float]:
         if value is not None:
             sums[kind] = sums.get(kind, 0.0) + value
     return sums
+
+
+_NOT_SUPPORTED = 0
+_STATES = {1: "has not begun to join", 2: "is joining"}
+
+
+class GpuFabric(msgspec.Struct, frozen=True, kw_only=True):
+    """What one GPU says: its `clique`, empty for a GPU outside any multi-node fabric, or the `problem` with it.
+
+    A GPU that is `lost` says nothing: the others go on in their fabric.
+    """
+
+    clique: str = ""
+    problem: str = ""
+    lost: bool = False
+
+
+class NodeFabric(msgspec.Struct, frozen=True, kw_only=True):
+    """`clique` is `<cluster>.<clique>`, empty for a node outside any; it counts while there is no `problem`."""
+
+    clique: str = ""
+    problem: str = ""
+
+
+def read_fabrics(nvml: Nvml) -> tuple[GpuFabric, ...]:
+    """One for each GPU that NVML counts. Raises NvmlError when there is no talking to NVML."""
+    return tuple(_read_gpu_fabric(nvml, index) for index in range(nvml.call("nvmlDeviceGetCount")))
+
+
+def find_fabric(gpus: Iterable[GpuFabric]) -> NodeFabric:
+    """The node's, from what its GPUs say."""
+    gpus = tuple(gpus)
+    asked = [gpu for gpu in gpus if not gpu.lost] or gpus
+    if problem := "; ".join(gpu.problem for gpu in asked if gpu.problem):
+        return NodeFabric(problem=problem)
+    cliques = sorted({gpu.clique for gpu in gpus if gpu.clique})
+    if len(cliques) > 1:
+        return NodeFabric(problem=f"the node's GPUs are in several cliques of NVLink fabrics: {', '.join(cliques)}")
+    return NodeFabric(clique=cliques[0]) if cliques else NodeFabric()
+
+
+def _read_gpu_fabric(nvml: Nvml, index: int) -> GpuFabric:
+    subject = f"GPU {index}"
+    try:
+        handle = nvml.call("nvmlDeviceGetHandleByIndex", index, subject=subject)
+        subject = nvml.call("nvmlDeviceGetUUID", handle, subject=subject)
+        info = ask_fabric_info(nvml, handle, subject=subject)
+    except NvmlError as error:
+        if error.code in STALE:
+            raise
+        return GpuFabric(problem=str(error), lost=error.code in LOST)
+    if info is None or info.state == _NOT_SUPPORTED:
+        return GpuFabric()
+    if info.state != _COMPLETED:
+        state = _STATES.get(info.state, f"is in the unknown state {info.state} of joining")
+        return GpuFabric(problem=f"GPU {subject} {state} its NVLink fabric; is the fabric manager ready?")
+    if info.status != 0:
+        error_name = f"NVML_ERROR_{code_name(info.status)} ({info.status})"
+        return GpuFabric(problem=f"GPU {subject} could not join its NVLink fabric: {error_name}")
+    if not any(info.clusterUuid):  # NVSwitches of this node alone, as HGX boards have
+        return GpuFabric()
+    return GpuFabric(clique=f"{uuids.UUID(bytes=bytes(info.clusterUuid))}.{info.cliqueId}")

@@ -11,7 +11,7 @@ from pydra import ClaimError, PydraError, Sample, SampleKind
 from pydra_nvidia.deadlines import left, time_for, undoing
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.held_claims import HeldEntries
-from pydra_nvidia.nvml.compute_mode import restore_compute_modes, set_exclusive
+from pydra_nvidia.nvml.gpus import restore_compute_modes, set_exclusive
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons, find_recorded
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class StartMpsApplier:
-    """`reread` reads these GPUs' partitions anew (`telemetry.Telemetry.reread`)."""
+    """`reread` reads these GPUs' partitions anew (`hardware.HardwareReader.reread`)."""
 
     def __init__(
         self,

@@ -22,19 +22,25 @@ from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.host.filesystem import read_memory
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps_directory import MpsDirectory, MpsRecord, require_nameable
-from pydra_nvidia.sharing.mps_launch import (
+from pydra_nvidia.sharing.mps_processes import (
     MARK,
     Launch,
     LaunchContext,
+    Process,
+    end,
     find_context,
+    find_marked,
     find_mounts,
+    has_mark,
     has_memory,
+    identify,
+    is_alive,
     plan_daemon,
     plan_mount,
     plan_unmount,
     reach_pipe,
+    wait_gone,
 )
-from pydra_nvidia.sharing.mps_processes import Process, end, find_marked, has_mark, identify, is_alive, wait_gone
 from pydra_nvidia.steps import StartMps
 from pydra_pci import Tree, find_own_namespaces, shows_all_processes
 

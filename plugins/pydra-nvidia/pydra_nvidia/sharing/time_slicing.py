@@ -10,7 +10,7 @@ from pydra_nvidia.deadlines import left, undoing
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_programs import ProgramFailed, find_environment, find_program, run_program
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.nvml.compute_mode import DEFAULT, has_gpu, set_compute_mode
+from pydra_nvidia.nvml.gpus import DEFAULT, has_gpu, set_compute_mode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.steps import Entry, SetTimeSlice
 from pydra_pci import LeftBehind

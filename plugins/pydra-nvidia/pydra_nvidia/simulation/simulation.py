@@ -1,4 +1,7 @@
-"""Opens a simulation: pynvml over the fake library, the tree of files, the settings that go with the scenario."""
+"""Opens a simulation: pynvml over the fake library, the tree of files, the settings that go with the scenario.
+
+The door for all that is no part of the simulation; recordings have one of their own, `recording.record`.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,24 @@ from typing import Any
 from pydra import PydraError
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.library import use_library
-from pydra_nvidia.simulation.inject import Injector
+from pydra_nvidia.simulation.inject import InjectionError, Injector
 from pydra_nvidia.simulation.library.library import Library
 from pydra_nvidia.simulation.machine import Machine, noted_scenario
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
+from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.simulation.tree.sync import build_tree
 from pydra_pci import Tree
+
+__all__ = [
+    "InjectionError",
+    "Injector",
+    "NoMachine",
+    "Process",
+    "Simulation",
+    "default_state",
+    "open_simulation",
+    "reopen_simulation",
+]
 
 
 class NoMachine(PydraError):

@@ -16,10 +16,11 @@ from msgspec.structs import replace
 
 from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, PreparedDevice
 from pydra_nvidia.cdi.edits import DeviceEdits, merge, mps_client_edits
+from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.held_claims import HeldEntries, build_plan, build_state
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.slicing.execution import StepExecutor
+from pydra_nvidia.step_executor import StepExecutor
 from pydra_nvidia.steps import Entry
 from pydra_nvidia.takeover.vendor_checkpoint import (
     FILE,
@@ -29,7 +30,6 @@ from pydra_nvidia.takeover.vendor_checkpoint import (
     parse_vendor_checkpoint,
 )
 from pydra_nvidia.takeover.vendor_claims import ConvertedClaim, convert_claim, plan_cleaning
-from pydra_nvidia.telemetry import Telemetry
 from pydra_pci import Tree, is_vfio, read_function
 
 _log = logging.getLogger(__name__)
@@ -51,14 +51,14 @@ class VendorTakeover:
         *,
         settings: Settings,
         tree: Tree,
-        telemetry: Telemetry,
+        hardware: HardwareReader,
         held: HeldEntries,
         executor: StepExecutor,
         edits: DeviceEdits,
     ) -> None:
         self._settings = settings
         self._tree = tree
-        self._telemetry = telemetry
+        self._hardware = hardware
         self._held = held
         self._executor = executor
         self._edits = edits
@@ -78,7 +78,7 @@ class VendorTakeover:
         checkpoint = self._parse(path, text)
         if checkpoint is None or not await asyncio.to_thread(self._is_of_this_boot, path, checkpoint):
             return Inheritance(files=(path,))
-        reading = await self._telemetry.read()
+        reading = await self._hardware.read()
         completed = [vendor for vendor in checkpoint.claims if vendor.completed and vendor.devices]
         overridden = await asyncio.to_thread(self._find_overridden, reading)
         planned = [

@@ -8,11 +8,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import msgspec
 
 from pydra import AllocatedDevice, Claim, ClaimError
+from pydra_nvidia.claim_plan import find_holds
 from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu, find_targets
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.slicing.conflicts import find_holds
 from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Hold, MigModeOn, SetTimeSlice, Step, leave_behind
 from pydra_nvidia.takeover.vendor_checkpoint import VendorClaim, VendorDevice
 from pydra_pci import PciFunction, is_vfio

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pydra_nvidia.sharing.mps_launch import MARK
-from pydra_nvidia.sharing.mps_processes import find_marked
+from pydra_nvidia.sharing.mps_processes import MARK, find_marked
 
 if TYPE_CHECKING:
     from conftest import Scene

@@ -26,8 +26,7 @@ from pydra_nvidia import DEVICE_CLASSES as CLASSES
 from pydra_nvidia import DRIVER
 from pydra_nvidia.claim_config import GROUP_VERSION
 from pydra_nvidia.cli import main
-from pydra_nvidia.sharing.mps_launch import MARK
-from pydra_nvidia.sharing.mps_processes import find_marked
+from pydra_nvidia.sharing.mps_processes import MARK, find_marked
 from pydra_nvidia.simulation.inject import Injector
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState

@@ -19,7 +19,7 @@ from pydra_nvidia.cdi.libraries import DriverIncomplete
 from pydra_nvidia.hardware_types import (
     Reading,
 )
-from pydra_nvidia.host.device_nodes import CapabilityMissing
+from pydra_nvidia.host.kernel_driver import CapabilityMissing
 from pydra_nvidia.settings import Settings
 
 

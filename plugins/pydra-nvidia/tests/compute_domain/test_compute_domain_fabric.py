@@ -24,10 +24,9 @@ from pydra import (
 from pydra.testing import check_backend
 from pydra_nvidia import compute_domain
 from pydra_nvidia.compute_domain.backend import ComputeDomainBackend
-from pydra_nvidia.compute_domain.config import ComputeDomainChannelConfig, ComputeDomainDaemonConfig
-from pydra_nvidia.compute_domain.fabric import Fabric, GpuFabric, find_fabric
-from pydra_nvidia.compute_domain.settings import Settings
+from pydra_nvidia.compute_domain.configuration import ComputeDomainChannelConfig, ComputeDomainDaemonConfig, Settings
 from pydra_nvidia.nvml.maintenance_gate import Gate
+from pydra_nvidia.nvml.nvlink import GpuFabric, NodeFabric, find_fabric
 
 ID = "0f4a1c5e-7d0b-4f38-9d3a-5a0c4f7e2b11"
 RACK = {"cluster": "5a4f3c1e-9d27-4b86-a0c5-7e1f2b3d4c5a", "clique": 2}
@@ -154,14 +153,14 @@ async def test_a_fabric_that_is_not_ready_makes_the_devices_unhealthy_until_it_i
 @pytest.mark.parametrize(
     ("said", "fabric"),
     [
-        ([], Fabric()),
-        ([GpuFabric(), GpuFabric(clique="a.1")], Fabric(clique="a.1")),
-        ([GpuFabric(problem="gone", lost=True), GpuFabric(clique="a.1")], Fabric(clique="a.1")),
-        ([GpuFabric(problem="gone", lost=True)], Fabric(problem="gone")),
-        ([GpuFabric(problem="one"), GpuFabric(problem="two")], Fabric(problem="one; two")),
+        ([], NodeFabric()),
+        ([GpuFabric(), GpuFabric(clique="a.1")], NodeFabric(clique="a.1")),
+        ([GpuFabric(problem="gone", lost=True), GpuFabric(clique="a.1")], NodeFabric(clique="a.1")),
+        ([GpuFabric(problem="gone", lost=True)], NodeFabric(problem="gone")),
+        ([GpuFabric(problem="one"), GpuFabric(problem="two")], NodeFabric(problem="one; two")),
     ],
 )
-def test_lost_gpus_leave_the_others_in_their_clique(said: list[GpuFabric], fabric: Fabric) -> None:
+def test_lost_gpus_leave_the_others_in_their_clique(said: list[GpuFabric], fabric: NodeFabric) -> None:
     assert find_fabric(said) == fabric
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pydra import ClaimError
-from pydra_nvidia.mig.apply import GpuBusy, PlaceTaken
+from pydra_nvidia.claim_plan import find_owned
+from pydra_nvidia.mig.apply_partitions import GpuBusy, PlaceTaken
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.mig_state import MAKING
 from pydra_nvidia.simulation.state import Process
-from pydra_nvidia.slicing.execution import UndoFailed
-from pydra_nvidia.slicing.plan import find_owned
+from pydra_nvidia.step_executor import UndoFailed
 from pydra_nvidia.steps import Entry, Hold, MigModeOn
 
 if TYPE_CHECKING:

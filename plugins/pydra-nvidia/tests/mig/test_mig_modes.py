@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from pydra_nvidia.held_claims import HeldEntries
-from pydra_nvidia.mig.apply import GpuBusy, MigModeOffApplier, MigModeOnApplier, PlaceTaken
+from pydra_nvidia.mig.apply_partitions import GpuBusy, MigModeOffApplier, MigModeOnApplier, PlaceTaken
 from pydra_nvidia.nvml.errors import NvmlError
 from pydra_nvidia.nvml.mig_control import ModePending
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.state import Process
-from pydra_nvidia.slicing.execution import UndoFailed
+from pydra_nvidia.step_executor import UndoFailed
 from pydra_nvidia.steps import Entry, MigModeOff, MigModeOn
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pydra import AllocatedDevice, ClaimError, TerminalError
 from pydra_nvidia.devices import Passthrough, find_targets, mig_name
 from pydra_nvidia.hardware_types import VGPU_GUEST, ComputeInstance, Gpu, GpuInstance, Mig, Placement, Profile, Reading
-from pydra_nvidia.mig.plan import plan_partitions
+from pydra_nvidia.mig.plan_partitions import plan_partitions
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.scenario_file import bundled_model
 from pydra_nvidia.steps import CreateMig, MigModeOff, MigModeOn, Step

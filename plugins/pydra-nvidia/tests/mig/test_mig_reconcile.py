@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pydra import AllocatedDevice, Claim, HeldClaim
 from pydra_nvidia.hardware_types import Placement, Reading
-from pydra_nvidia.mig.reconcile import Report, plan_cleanup, reconcile
+from pydra_nvidia.mig.reconcile_partitions import Report, plan_cleanup, reconcile
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.simulation.state import Process
 from pydra_nvidia.steps import Entry, Hold, MigModeOn

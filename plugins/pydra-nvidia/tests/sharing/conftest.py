@@ -23,7 +23,7 @@ from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import StartMpsApplier
-from pydra_nvidia.sharing.mps_launch import MARK
+from pydra_nvidia.sharing.mps_processes import MARK
 from pydra_nvidia.steps import Entry, Step
 from pydra_pci import PciFunction, Roots, Tree
 

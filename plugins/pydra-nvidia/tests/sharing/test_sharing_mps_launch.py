@@ -23,18 +23,19 @@ from pydra_nvidia.sharing import mps_exec
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.mps_directory import MpsDirectory, find_directory
-from pydra_nvidia.sharing.mps_launch import (
+from pydra_nvidia.sharing.mps_processes import (
     Launch,
     LaunchContext,
     find_context,
     find_mounts,
     has_memory,
+    identify,
     plan_daemon,
     plan_mount,
     plan_unmount,
     reach_pipe,
+    wait_gone,
 )
-from pydra_nvidia.sharing.mps_processes import identify, wait_gone
 from pydra_nvidia.steps import StartMps
 
 PLACE = find_directory(Settings(state="/run/pydra-nvidia"), "u1-abcde")

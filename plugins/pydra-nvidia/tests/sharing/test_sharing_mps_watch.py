@@ -18,8 +18,7 @@ from pydra_nvidia.settings import Orphans
 from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.mps_directory import LOG_LIMIT, find_directory, turn
-from pydra_nvidia.sharing.mps_launch import MARK
-from pydra_nvidia.sharing.mps_processes import Process, find_marked, identify, is_alive
+from pydra_nvidia.sharing.mps_processes import MARK, Process, find_marked, identify, is_alive
 from pydra_nvidia.steps import StartMps
 
 STEP = StartMps(

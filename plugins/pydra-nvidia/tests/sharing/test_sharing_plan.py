@@ -21,7 +21,7 @@ from pydra_nvidia.claim_config import (
 )
 from pydra_nvidia.hardware_types import Placement
 from pydra_nvidia.settings import Settings, Shares
-from pydra_nvidia.sharing.plan import plan_sharing
+from pydra_nvidia.sharing.plan_sharing import plan_sharing
 from pydra_nvidia.steps import SetTimeSlice, StartMps, Step
 
 SETTINGS = Settings()

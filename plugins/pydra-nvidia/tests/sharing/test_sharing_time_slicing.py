@@ -13,7 +13,7 @@ from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.host.driver_programs import ProgramFailed, ProgramMissing
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.time_slicing import SetTimeSliceApplier
-from pydra_nvidia.slicing.execution import LeftBehind, StepExecutor
+from pydra_nvidia.step_executor import LeftBehind, StepExecutor
 from pydra_nvidia.steps import SetTimeSlice
 
 STEP = SetTimeSlice(gpu="GPU-1", interval=3)

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 
 from pydra_nvidia.held_claims import HeldEntries
-from pydra_nvidia.mig.apply import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
+from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.simulation import open_simulation
-from pydra_nvidia.slicing.execution import StepExecutor
+from pydra_nvidia.step_executor import StepExecutor
 from pydra_nvidia.steps import CreateMig, Entry, MigModeOff, MigModeOn, StepApplier
 
 

@@ -7,8 +7,7 @@ from typing import Any
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.mps_directory import MpsDirectory, find_directory
-from pydra_nvidia.sharing.mps_launch import MARK
-from pydra_nvidia.sharing.mps_processes import Process, find_marked
+from pydra_nvidia.sharing.mps_processes import MARK, Process, find_marked
 from pydra_nvidia.steps import StartMps
 
 STEP = StartMps(id="u1-abcde", devices=("GPU-1", "GPU-2"), exclusive=("GPU-1", "GPU-2"))

@@ -20,7 +20,7 @@ from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.state import GpuState
 from pydra_nvidia.simulation.tree.sync import GpuListener
 from pydra_nvidia.steps import BindVfio, Entry
-from pydra_nvidia.vfio.apply import BindVfioApplier
+from pydra_nvidia.vfio.apply_passthrough import BindVfioApplier
 
 SCENARIO = f"gpus:\n- {{model: h100-80gb, count: 2, addresses: ['{GPU}', '{OTHER}']}}\n"
 

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from pydra import AllocatedDevice, Claim
+from pydra_nvidia.claim_plan import plan_claim
 from pydra_nvidia.devices import find_targets
+from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
@@ -15,11 +17,9 @@ from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.simulation import Simulation
 from pydra_nvidia.simulation.tree.sync import build_tree
-from pydra_nvidia.slicing.execution import StepExecutor
-from pydra_nvidia.slicing.plan import plan_claim
+from pydra_nvidia.step_executor import StepExecutor
 from pydra_nvidia.steps import BindVfio
-from pydra_nvidia.telemetry import Telemetry
-from pydra_nvidia.vfio.apply import BindVfioApplier
+from pydra_nvidia.vfio.apply_passthrough import BindVfioApplier
 
 CLAIM = Claim(
     uid="c1",
@@ -45,7 +45,7 @@ async def test_a_claim_takes_a_gpu_and_gives_it_back(tmp_path: Path, scenario: s
     sync = build_tree(str(tmp_path / "tree"), machine)
     settings = Settings(vfio=True, state=str(tmp_path), **sync.settings())
     session = NvmlSession(Simulation(machine, sync.tree, {}).load)
-    hardware = Telemetry(session, sync.tree, settings=settings)
+    hardware = HardwareReader(session, sync.tree, settings=settings)
     held = HeldEntries()
     executor = StepExecutor(held, {BindVfio: BindVfioApplier(sync.tree, settings, session)})
 

@@ -12,7 +12,7 @@ from pydra_nvidia.devices import Passthrough, WholeGpu
 from pydra_nvidia.hardware_types import VGPU_GUEST, Architecture, Gpu, GpuInstance, LostGpu, Mig, Placement, Reading
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.steps import BindVfio
-from pydra_nvidia.vfio.plan import plan_passthrough
+from pydra_nvidia.vfio.plan_passthrough import plan_passthrough
 from pydra_pci import PciFunction, VfioHost
 
 ADDRESS = "0000:53:00.0"

@@ -12,7 +12,7 @@ import pytest
 
 from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.vfio.apply import BindVfioApplier
+from pydra_nvidia.vfio.apply_passthrough import BindVfioApplier
 from pydra_pci import DeviceBusy, KernelWaits, KernelWork, LeftBehind, ProcessesUnseen
 
 NODE, CONTAINER = "pid:[4026531836]", "pid:[4026532999]"

@@ -1,0 +1,126 @@
+"""What the admin decides for `nvidia-compute-domain` (SETTINGS_TYPE), and what its claims say (CONFIG_TYPES).
+
+What stands below a field or a mode of the settings is its text in docs/settings.md, which is generated (`make docs`).
+Claims have NVIDIA's own kinds, field for field:
+
+    apiVersion: resource.nvidia.com/v1beta1
+    kind: ComputeDomainChannelConfig
+    domainID: 0f4a1c5e-7d0b-4f38-9d3a-5a0c4f7e2b11
+    allocationMode: Single
+
+The ComputeDomain's controller writes them into the templates that it makes. Decoded strictly, in the backend and in the
+webhook alike. Absent, null and empty mean the same for the mode.
+Source: kubernetes-sigs/dra-driver-nvidia-gpu, api/nvidia.com/resource/v1beta1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from pydra import AllocatedDevice, InvalidConfig
+from pydra_nvidia import settings as nvidia
+from pydra_nvidia.claim_config import GROUP_VERSION
+from pydra_nvidia.settings import AbsolutePath, NoPathOrAbsolute
+
+PREFIX = "PYDRA_NVIDIA_COMPUTE_DOMAIN_"
+
+
+class Imex(Enum):
+    """Who runs the IMEX daemon of a node."""
+
+    DRIVER_MANAGED = "driverManaged"
+    """A pod for each ComputeDomain and node, which NVIDIA's controller makes; it has `daemon-0`."""
+    HOST_MANAGED = "hostManaged"
+    """The host, as a service. No `daemon-0` is published, claims for all channels get channel 0, and ComputeDomains are
+    not isolated from each other."""
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings. Those that `pydra_nvidia.settings.Settings` has too mean the same."""
+
+    scenario: str = ""
+    """A simulated machine in the place of the node's hardware: the path of a scenario, or the name of a bundled one."""
+    state: AbsolutePath = nvidia.Settings().state
+    """Where the directories of IMEX daemons are, and requests for maintenance: the same as `PYDRA_NVIDIA_STATE`. A
+    reboot must empty it; it has the same path on the host."""
+    host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
+    """Where the host's `/` is seen from here. Default: `PYDRA_HOST_ROOT`, where that is set."""
+    sys_root: AbsolutePath = "/sys"
+    """Where the host's `/sys` is seen from here."""
+    proc_root: AbsolutePath = "/proc"
+    """Where the host's `/proc` is seen from here."""
+    driver_root: NoPathOrAbsolute = ""
+    """Where the driver is installed, as the host sees it. Empty: looked for (see [containers](containers.md))."""
+    dev_root: NoPathOrAbsolute = ""
+    """The directory whose `dev` has the device nodes, as the host sees it. Empty: the driver's root, or `/`."""
+    cdi_hook: NoPathOrAbsolute = ""
+    """The program `nvidia-cdi-hook`, as the host sees it. Empty: looked for (see [containers](containers.md))."""
+
+    imex: Imex = Imex.DRIVER_MANAGED
+    """Who runs the IMEX daemon of the node (see [ComputeDomains](compute-domains.md#who-runs-the-imex-daemon))."""
+    imex_socket: AbsolutePath = "/etc/nvidia-imex/imex_ctrl.sock"
+    """Where the host's IMEX daemon answers, inside the driver's root: its `IMEX_CMD_UNIX_DOMAIN_PATH`."""
+    ready_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
+    """Seconds that one call waits for the IMEX daemon to be ready, before the kubelet tries again. Two thirds of the
+    agent's `prepareDeadline` at most."""
+    poll_period: Annotated[float, msgspec.Meta(gt=0)] = 5.0
+    """Seconds between two looks for what changed from outside, and at a fabric that is not ready."""
+
+    def of_node(self) -> nvidia.Settings:
+        """What the rooms that both backends use have to know of the node."""
+        own = {field.name for field in msgspec.structs.fields(nvidia.Settings)} & set(self.__struct_fields__)
+        return nvidia.Settings(**{name: getattr(self, name) for name in own})
+
+
+DomainId = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$")]
+"""The UID of a ComputeDomain, which becomes the name of a directory."""
+
+
+class ComputeDomainChannelConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """For channels: the ComputeDomain whose memory the claim may import, and whether by one channel or by all."""
+
+    domain: DomainId = msgspec.field(name="domainID")
+    mode: Literal["", "Single", "All"] | None = msgspec.field(name="allocationMode", default=None)
+
+
+class ComputeDomainDaemonConfig(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """For daemons: the ComputeDomain that the IMEX daemon serves on its node."""
+
+    domain: DomainId = msgspec.field(name="domainID")
+
+
+Config: TypeAlias = ComputeDomainChannelConfig | ComputeDomainDaemonConfig
+
+CONFIG_TYPES: Mapping[str, type] = {
+    f"{GROUP_VERSION}/{kind.__name__}": kind for kind in (ComputeDomainChannelConfig, ComputeDomainDaemonConfig)
+}
+
+KINDS: Mapping[str, type[Config]] = {"channel": ComputeDomainChannelConfig, "daemon": ComputeDomainDaemonConfig}
+"""The kind of configuration for each kind of device."""
+
+
+def find_config(device: AllocatedDevice) -> Config:
+    """What the claim says for this device, `channel-0` or `daemon-0`. Raises InvalidConfig."""
+    kind = KINDS[device.device.partition("-")[0]]
+    problems = [
+        f"request {device.request}: found a {type(other).__name__}, allowed for {device.device}: a {kind.__name__}"
+        for other in device.misplaced(kind)
+    ]
+    config = device.config(kind)
+    if config is None:
+        problems.append(
+            f"request {device.request}: {device.device} needs a {kind.__name__} with the domainID of its ComputeDomain;"
+            " use the ResourceClaimTemplate that the ComputeDomain names in spec.channel.resourceClaimTemplate"
+        )
+    if problems or config is None:
+        raise InvalidConfig(problems)
+    return config

@@ -1,0 +1,208 @@
+"""What the held claims and the hardware disagree on when the backend starts, and what is done about it.
+
+Partitions without an owner are published as they are, or removed where the admin chose that. Claims whose partition
+vanished (a reset, an admin) need nothing: unpreparing them finds nothing to undo.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+
+import msgspec
+
+from pydra import ClaimError
+from pydra_nvidia.hardware_types import Gpu, GpuInstance, Reading
+from pydra_nvidia.held_claims import HeldEntries
+from pydra_nvidia.mig.plan_partitions import can_change_mode, describe
+from pydra_nvidia.nvml.library import Nvml
+from pydra_nvidia.nvml.mig_control import destroy_instance, find_all, find_instance, set_mig_mode
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.settings import Orphans, Settings
+from pydra_nvidia.steps import CreateMig, Entry, Hold
+
+
+class Orphan(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU instance that no claim has or made; half made without a compute instance. `name` is for people."""
+
+    gpu: str
+    address: str
+    instance: GpuInstance
+    name: str
+
+
+class Cleanup(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do: remove these, leave those.
+
+    `empty` are GPUs that can leave MIG mode when that is done. `vanished` says, for people, which claims have lost a
+    partition.
+    """
+
+    remove: tuple[Orphan, ...] = ()
+    leave: tuple[Orphan, ...] = ()
+    empty: tuple[Gpu, ...] = ()
+    vanished: tuple[str, ...] = ()
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done. `left` and `problems` are in words; `modes_off` are UUIDs of GPUs that left MIG mode."""
+
+    removed: tuple[Orphan, ...] = ()
+    left: tuple[str, ...] = ()
+    modes_off: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def lines(self) -> tuple[str, ...]:
+        """For the log; empty when all was in order."""
+        return (
+            *(f"removed {one.name}, which no claim has" for one in self.removed),
+            *self.left,
+            *(f"{gpu} left MIG mode: no partition is on it" for gpu in self.modes_off),
+            *self.problems,
+        )
+
+
+def plan_cleanup(
+    reading: Reading,
+    entries: Mapping[str, Entry],
+    *,
+    complete: bool,
+    settings: Settings,
+) -> Cleanup:
+    """Decide. Without `complete` entries (the plan of a claim is not known) nothing is called ownerless."""
+    certain = settings.dynamic_mig and complete
+    remove: list[Orphan] = []
+    leave: list[Orphan] = []
+    empty: list[Gpu] = []
+    for gpu in reading.gpus:
+        if gpu.mig is None or not gpu.mig.enabled:
+            continue
+        orphans = [
+            Orphan(
+                gpu=gpu.uuid,
+                address=gpu.pci,
+                instance=one,
+                name=f"{describe(one, gpu.mig.profiles)}, of gpu-{gpu.minor}",
+            )
+            for one in gpu.mig.instances
+            if not _has_owner((gpu.uuid, gpu.pci), one, entries.values())
+        ]
+        removes = certain and settings.orphans is Orphans.REMOVE
+        (remove if removes else leave).extend(orphans)
+        stays = len(gpu.mig.instances) - len(orphans if removes else ())
+        if certain and can_change_mode(gpu) and not stays and not _is_held((gpu.uuid, gpu.pci), entries.values()):
+            empty.append(gpu)
+    return Cleanup(
+        remove=tuple(remove),
+        leave=tuple(leave),
+        empty=tuple(empty),
+        vanished=_vanished(reading, entries.values()),
+    )
+
+
+async def reconcile(
+    session: NvmlSession,
+    held: HeldEntries,
+    reading: Reading,
+    *,
+    settings: Settings,
+    deciding: asyncio.Lock | None = None,
+) -> Report:
+    """Clean up before anything is served; what fails is reported, and tried again at the next start.
+
+    `deciding` is held for each change, so that no claim is decided on what is about to go.
+    """
+    lock = deciding or asyncio.Lock()
+    cleanup = plan_cleanup(reading, held.entries(), complete=not held.unread, settings=settings)
+    removed: list[Orphan] = []
+    modes_off: list[str] = []
+    problems = [*cleanup.vanished]
+    for orphan in cleanup.remove:
+        try:
+            async with lock:
+                if await session.run(partial(_remove, held=held, orphan=orphan)):
+                    removed.append(orphan)
+        except ClaimError as error:
+            problems.append(f"{orphan.name}, which no claim has, could not be removed: {error}")
+    for gpu in cleanup.empty:
+        try:
+            async with lock:
+                if await session.run(partial(_leave_mode, held=held, gpu=gpu)):
+                    modes_off.append(gpu.uuid)
+        except ClaimError as error:
+            problems.append(f"{gpu.uuid} has no partition, and could not leave MIG mode: {error}")
+    return Report(
+        removed=tuple(removed),
+        left=tuple(map(_say_left, cleanup.leave)),
+        modes_off=tuple(modes_off),
+        problems=tuple(problems),
+    )
+
+
+def _has_owner(gpu: tuple[str, str], instance: GpuInstance, entries: Iterable[Entry]) -> bool:
+    """Whether a claim made it, or has it although somebody else made it. `gpu` is its UUID and its address."""
+    for entry in entries:
+        for step in entry.steps:
+            if isinstance(step, CreateMig) and _is_at(step, gpu[0], instance):
+                return True
+        for hold in _holds_of(gpu, (entry,)):
+            if hold.place is None or hold.place.overlaps(instance.placement):
+                return True
+    return False
+
+
+def _is_held(gpu: tuple[str, str], entries: Iterable[Entry]) -> bool:
+    return any(_holds_of(gpu, entries))
+
+
+def _holds_of(gpu: tuple[str, str], entries: Iterable[Entry]) -> Iterator[Hold]:
+    """Who has admin access only looks, and has nothing."""
+    for entry in entries:
+        for hold in entry.holds:
+            if hold.hardware in gpu and not hold.admin:
+                yield hold
+
+
+def _is_at(step: CreateMig, gpu: str, instance: GpuInstance) -> bool:
+    return (step.gpu, step.profile, step.placement) == (gpu, instance.profile, instance.placement)
+
+
+def _vanished(reading: Reading, entries: Iterable[Entry]) -> tuple[str, ...]:
+    lines: list[str] = []
+    for entry in entries:
+        for step in entry.steps:
+            gpu = reading.gpu(step.gpu) if isinstance(step, CreateMig) else None
+            if gpu is None or gpu.mig is None or not isinstance(step, CreateMig) or entry.ownerless:
+                continue
+            if not any(_is_at(step, gpu.uuid, one) and one.compute for one in gpu.mig.instances):
+                lines.append(
+                    f"the partition {step.profile_name} at memory slice {step.placement.start} of gpu-{gpu.minor}, made"
+                    f" for claim {entry.namespace}/{entry.name}, is not there: it was not finished, the GPU was reset,"
+                    " or somebody removed it"
+                )
+    return tuple(lines)
+
+
+def _say_left(orphan: Orphan) -> str:
+    if orphan.instance.compute:
+        return f"{orphan.name}, is adopted: no claim has it"
+    return f"{orphan.name}, is left as it is: no claim has it, and without a compute instance nothing can use it"
+
+
+def _remove(nvml: Nvml, held: HeldEntries, orphan: Orphan) -> bool:
+    """Whether it went: it stays when it is no longer what was decided on, or has an owner by now."""
+    place = orphan.instance.placement
+    found = find_instance(nvml, orphan.gpu, orphan.instance.profile, place.start)
+    if found != orphan.instance or _has_owner((orphan.gpu, orphan.address), found, held.entries().values()):
+        return False
+    destroy_instance(nvml, orphan.gpu, found)
+    return True
+
+
+def _leave_mode(nvml: Nvml, held: HeldEntries, gpu: Gpu) -> bool:
+    # Another process may have begun a claim since the decision.
+    if find_all(nvml, gpu.uuid)[0] or _is_held((gpu.uuid, gpu.pci), held.entries().values()):
+        return False
+    set_mig_mode(nvml, gpu.uuid, on=False)
+    return True

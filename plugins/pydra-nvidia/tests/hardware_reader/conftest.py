@@ -1,0 +1,57 @@
+"""Simulated machines, and the hardware of them as the backend reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pydra import Sample
+from pydra_nvidia.hardware_reader import HardwareReader
+from pydra_nvidia.hardware_types import Reading
+from pydra_nvidia.nvml.metrics import read_samples
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.simulation.simulation import Simulation, open_simulation
+
+
+class Node:
+    """A simulated machine, and the hardware of it as the backend reads it."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.inject = simulation.inject
+        self.session = NvmlSession(simulation.load)
+        self.settings = Settings(**simulation.settings)
+        self.hardware = HardwareReader(self.session, simulation.tree, settings=self.settings)
+
+    async def samples(self, reading: Reading) -> tuple[Sample, ...]:
+        return await self.session.run(lambda nvml: read_samples(nvml, reading))
+
+    def bind(self, address: str, driver: str) -> None:
+        """As an admin does it, through sysfs; the kernel takes no GPU from its driver while somebody uses it."""
+        self.session.close()
+        tree = self.simulation.tree
+        function = f"bus/pci/devices/{address}"
+        if tree.link(tree.sys(f"{function}/driver")):
+            tree.write(tree.sys(f"{function}/driver/unbind"), address)
+        if driver:
+            tree.write(tree.sys(f"{function}/driver_override"), driver)
+            tree.write(tree.sys("bus/pci/drivers_probe"), address)
+
+
+Open = Callable[[str], Node]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Open:
+    """Opens a bundled scenario by name, or one given as YAML."""
+
+    def open_(scenario: str) -> Node:
+        if ":" in scenario:
+            (tmp_path / "scenario.yaml").write_text(scenario)
+            scenario = str(tmp_path / "scenario.yaml")
+        return Node(open_simulation(scenario, str(tmp_path / "state")))
+
+    return open_

@@ -1,0 +1,73 @@
+"""The plan of a claim: what stands in its way is told before anything is begun, and which partitions are ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pydra import AllocatedDevice, Claim, InvalidConfig
+from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
+from pydra_nvidia.claim_plan import find_owned, plan_claim
+from pydra_nvidia.devices import find_targets
+from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, Mig, Placement, Reading
+from pydra_nvidia.settings import Settings
+from pydra_nvidia.steps import CreateMig, Entry
+
+PLACE = Placement(0, 1)
+PART = CreateMig(gpu="GPU-0", profile=19, profile_name="1g.10gb", placement=PLACE)
+GPU = Gpu(
+    index=0,
+    minor=0,
+    uuid="GPU-0",
+    name="Tesla T4",
+    brand=2,
+    architecture=6,
+    compute=(7, 5),
+    pci="0000:19:00.0",
+    memory=16 << 30,
+)
+
+
+def plan(*configs: Any, explicit: tuple[bool, ...]) -> object:
+    device = AllocatedDevice(request="r", pool="n", device="gpu-0", configs=configs, explicit=explicit)
+    claim, reading = Claim(uid="u", namespace="ns", name="c", devices=(device,)), Reading(gpus=(GPU,))
+    return plan_claim(claim, find_targets(claim.devices, reading), reading, entries={}, settings=Settings())
+
+
+def test_configs_of_other_kinds_that_are_for_all_requests_are_passed_over() -> None:
+    plan(GpuConfig(), MigDeviceConfig(), VfioDeviceConfig(), explicit=(True, False, False))
+
+
+def test_configs_given_by_name_to_devices_of_another_kind_are_all_told() -> None:
+    with pytest.raises(InvalidConfig) as told:
+        plan(MigDeviceConfig(), VfioDeviceConfig(), explicit=(True, True))
+    assert told.value.problems == (
+        "request r: found a MigDeviceConfig, allowed for gpu-0, which is a whole GPU: GpuConfig",
+        "request r: found a VfioDeviceConfig, allowed for gpu-0, which is a whole GPU: GpuConfig",
+    )
+
+
+def test_a_partition_of_another_profile_where_ours_was_is_not_ours() -> None:
+    def reading(profile: int) -> Reading:
+        part = GpuInstance(
+            id=1, profile=profile, placement=PLACE, compute=(ComputeInstance(id=0, uuid="MIG-1", slices=1),)
+        )
+        mig = Mig(enabled=True, pending=True, resetless=True, profiles=(), instances=(part,))
+        gpu = Gpu(
+            index=0,
+            minor=0,
+            uuid="GPU-0",
+            name="NVIDIA H100",
+            brand=2,
+            architecture=9,
+            compute=(9, 0),
+            pci="0000:0f:00.0",
+            memory=80 << 30,
+            mig=mig,
+        )
+        return Reading(gpus=(gpu,))
+
+    entries = {"one": Entry(uid="one", namespace="default", name="claim", steps=(PART,))}
+    assert find_owned(entries, reading(19)) == find_owned(entries, Reading()) == {("GPU-0", PLACE)}
+    assert find_owned(entries, reading(20)) == frozenset()
