@@ -25,11 +25,15 @@ def _select(condition: str) -> dict[str, Any]:
     return {"selectors": [{"cel": {"expression": condition}}]}
 
 
+_TYPE = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type"
+
 DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {
-    DRIVER: {**_select(f"device.driver == '{DRIVER}'"), "extendedResourceName": "amd.com/gpu"},
-    f"{DRIVER}-spx": _select(f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'amdgpu'"),
+    DRIVER: {**_select(f"{_TYPE} != 'vfio'"), "extendedResourceName": "amd.com/gpu"},
+    f"{DRIVER}-spx": _select(f"{_TYPE} == 'amdgpu'"),
+    f"vfio.{DRIVER}": _select(f"{_TYPE} == 'vfio'"),
 }
-"""Specs by name, both AMD's: all devices, which the device plugin's resource stands for too, and whole GPUs."""
+"""Specs by name: all devices of containers, which the device plugin's resource stands for too, and whole GPUs, both as
+AMD's; and GPUs for virtual machines."""
 
 
 @asynccontextmanager

@@ -9,10 +9,20 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
-from pydra import Claim, HeldClaim, Inheritance, Inventory, PreparedDevice, PydraError, Sample, UnknownDevice
+from pydra import (
+    AllocatedDevice,
+    Claim,
+    HeldClaim,
+    Inheritance,
+    Inventory,
+    PreparedDevice,
+    PydraError,
+    Sample,
+    UnknownDevice,
+)
 from pydra_amd.amdsmi.link_state import Told
 from pydra_amd.amdsmi.session import AmdsmiSession
-from pydra_amd.cdi.edits import build_edits
+from pydra_amd.cdi.edits import build_edits, build_function_edits
 from pydra_amd.device_names import name_gpu
 from pydra_amd.hardware_types import Partition, Reading
 from pydra_amd.health.diagnosis import Assessment, diagnose
@@ -24,10 +34,11 @@ from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.inventory.samples import build_samples
 from pydra_amd.models import PARTITIONS
-from pydra_amd.offering import list_offered
+from pydra_amd.offering import list_functions, list_offered
 from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.slicing.compute_mode import ModeRefused
 from pydra_amd.slicing.execution import StepExecutor
+from pydra_amd.slicing.passthrough import Passthrough, read_policy
 from pydra_amd.slicing.plan import find_memory_step, plan_claim
 from pydra_amd.steps import Entry, Hold
 from pydra_amd.takeover import inherit_claims
@@ -43,12 +54,12 @@ class AmdBackend:
     def __init__(self, settings: Settings, tree: Tree, driver: DriverModule, importer: Callable[[], Any]) -> None:
         self._settings = settings
         self._tree = tree
-        self._telemetry = Telemetry(tree)
+        self._telemetry = Telemetry(tree, vfio=settings.vfio)
         self._health = HealthMonitor(tree)
         self._library = AmdsmiSession(importer, self._health.hear)
         self._changing = Counter[str]()
         self._held = HeldEntries()
-        self._executor = StepExecutor(tree, driver, self._held)
+        self._executor = StepExecutor(tree, driver, Passthrough(tree, settings.vfio_idle_deadline), self._held)
         self._kept: str | None = None
 
     async def discover(self) -> Inventory:
@@ -85,8 +96,15 @@ class AmdBackend:
         """What the claim will hold, and which modes change for it."""
         self._held.refresh(held)
         others = self._held.others(claim.uid)  # before the reading: what ends meanwhile knows the mode to set back
-        offered = list_offered(await self._telemetry.read(self._changing.keys()), self._settings.partitioning)
-        entry = plan_claim(claim, offered, entries=others, unread=self._held.unread.values())
+        reading = await self._telemetry.read(self._changing.keys())
+        entry = plan_claim(
+            claim,
+            list_offered(reading, self._settings.partitioning),
+            list_functions(reading),
+            host=reading.vfio,
+            entries=others,
+            unread=self._held.unread.values(),
+        )
         return build_plan(entry)
 
     async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
@@ -167,14 +185,17 @@ class AmdBackend:
     def _describe(self, claim: Claim, entry: Entry) -> list[PreparedDevice]:
         """What containers get, from the hardware as it is now. Blocks."""
         reading = self._telemetry.read_here()
-        found = [_find_partition(hold, reading) for hold in entry.holds]
-        return [
-            device.prepared(
-                build_edits(device, one, self._tree, hold.units),
-                attributes={"cardIndex": one.card, "renderIndex": one.render},
-            )
-            for device, hold, one in zip(claim.devices, entry.holds, found, strict=True)
-        ]
+        return [self._describe_device(*pair, reading) for pair in zip(claim.devices, entry.holds, strict=True)]
+
+    def _describe_device(self, device: AllocatedDevice, hold: Hold, reading: Reading) -> PreparedDevice:
+        if hold.passthrough:
+            uses_iommufd = read_policy(device) != "LegacyOnly" and reading.vfio.iommufd
+            return device.prepared(build_function_edits(device, hold.gpu, self._tree, iommufd=uses_iommufd))
+        one = _find_partition(hold, reading)
+        return device.prepared(
+            build_edits(device, one, self._tree, hold.units),
+            attributes={"cardIndex": one.card, "renderIndex": one.render},
+        )
 
 
 def _find_partition(hold: Hold, reading: Reading) -> Partition:

@@ -47,7 +47,9 @@ async def open_backend(settings: Settings) -> AsyncIterator[AmdBackend]:
         driver: DriverModule = machine.SimulatedModule(tree, settings.scenario)
         importer = partial(library.import_amdsmi, os.path.dirname(tree.roots.sys), settings.scenario)
     else:
-        tree = Tree(Roots(host=settings.host_root, sys=settings.sys_root, dev=settings.dev_root))
+        tree = Tree(
+            Roots(host=settings.host_root, sys=settings.sys_root, dev=settings.dev_root, proc=settings.proc_root)
+        )
         driver = DriverModule(tree)
         importer = import_amdsmi
     backend = AmdBackend(settings, tree, driver, importer)

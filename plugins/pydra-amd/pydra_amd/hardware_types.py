@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from pydra_pci import PciFunction, VfioHost
+
 
 class Mode(msgspec.Struct, frozen=True, order=True):
     """How a GPU is partitioned: `compute` is spx, dpx, tpx, qpx or cpx, `memory` nps1, nps2, nps4 or nps8."""
@@ -109,7 +111,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     `lost` are GPUs that were usable in a reading before, and that nobody took from the driver. `problems` says why
     others that the driver has are not usable, by address.
     `driver_version` and `source_version` are empty for a driver of the kernel itself, which has none. `missing` has the
-    paths of device nodes that should be there.
+    paths of device nodes that should be there. `functions` are AMD's GPUs whatever driver has them, and `vfio` what the
+    node can do for their passthrough; nothing where that is switched off.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -117,6 +120,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     driver_version: str = ""
     source_version: str = ""
     missing: tuple[str, ...] = ()
+    functions: tuple[PciFunction, ...] = ()
+    vfio: VfioHost = VfioHost()
     problems: Mapping[str, str] = {}
 
     @property

@@ -13,6 +13,8 @@ import msgspec
 from pydra_amd.hardware_types import Gpu, Mode
 
 VENDOR = "0x1002"
+CLASSES = ("0x1200", "0x0380", "0x0300")
+"""PCI classes of GPUs: processing accelerators, and display controllers with and without a display."""
 
 WHOLE = "spx"
 """The compute mode in which a GPU is one device."""

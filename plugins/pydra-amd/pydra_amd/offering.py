@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from pydra_amd.device_names import name_device, name_gpu, name_partition
+from pydra_amd.device_names import AMDGPU, name_device, name_function, name_gpu, name_partition
 from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
 from pydra_amd.models import WHOLE, list_modes
 from pydra_amd.settings import Partitioning
 from pydra_amd.sharing import is_shareable
+from pydra_pci import PciFunction, is_vfio
 
 
 class Offered(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,29 @@ class Offered(msgspec.Struct, frozen=True, kw_only=True):
         if self.mode != self.gpu.mode:
             return None
         return next((one for one in self.gpu.partitions if one.index == self.index), None)
+
+
+class OfferedFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU, or a virtual function of one, as a device for guests; `gpu` is what containers have of it, if anything."""
+
+    name: str
+    function: PciFunction
+    gpu: Gpu | None
+
+
+def list_functions(reading: Reading) -> Mapping[str, OfferedFunction]:
+    """The functions that can be passed through, by device name: amdgpu has them, vfio-pci or a variant, or nothing.
+
+    Those of other drivers are numbered too: a name does not depend on who has which.
+    """
+    gpus = {gpu.address: gpu for gpu in reading.known}
+    found: dict[str, OfferedFunction] = {}
+    for index, one in enumerate(reading.functions):
+        gpu = gpus.get(one.address)
+        is_free = one.driver == "" or is_vfio(one.driver) or (one.driver == AMDGPU and gpu is not None)
+        if is_free and one.group and not one.has_virtual:
+            found[name_function(index)] = OfferedFunction(name=name_function(index), function=one, gpu=gpu)
+    return found
 
 
 def list_offered(reading: Reading, partitioning: Partitioning, *, sharing: bool = False) -> Mapping[str, Offered]:

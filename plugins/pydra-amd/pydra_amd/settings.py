@@ -82,6 +82,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Where the host's `/sys` is seen from here; changes of partition modes are written to it."""
     dev_root: AbsolutePath = "/dev"
     """Where the device nodes are, as the host sees it."""
+    proc_root: AbsolutePath = "/proc"
+    """Where the host's `/proc` is seen from here; passthrough looks there for who uses a GPU."""
 
     partitioning: Partitioning = Partitioning.EXISTING
     """Which partitions of GPUs claims can have. `compute` and `memory` need the feature gate DRAPartitionableDevices;
@@ -89,6 +91,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sharing: bool = False
     """Whether several claims can share a whole GPU, or a partition that exists, with compute units and memory of their
     own; see [sharing](sharing.md). Needs `partitioning: existing` and the feature gate DRAConsumableCapacity."""
+    vfio: bool = False
+    """Whether GPUs, and virtual functions that exist, are also offered to virtual machines; see
+    [passthrough](passthrough.md). Needs the feature gate DRAPartitionableDevices."""
+    vfio_idle_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
+    """How many seconds passthrough waits for the users of a GPU to end."""
     health: bool = True
     """Whether to watch how GPUs are. Off: all devices are healthy, whatever happens."""
     amdsmi: bool = True
@@ -106,3 +113,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse what cannot be together: a scheduler does not count what shared devices draw from counters."""
         if self.sharing and self.partitioning is not Partitioning.EXISTING:
             raise ValueError(f"sharing needs partitioning existing, not {self.partitioning.value}")
+        if self.sharing and self.vfio:
+            raise ValueError("sharing and vfio exclude each other")

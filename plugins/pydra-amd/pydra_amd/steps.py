@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
+import pydra_pci
 from pydra_amd.hardware_types import Mode
 
 
@@ -41,7 +42,16 @@ class SetMemoryMode(msgspec.Struct, frozen=True, kw_only=True, tag_field="step",
         return tuple(sorted(self.before))
 
 
-Step: TypeAlias = SetComputeMode | SetMemoryMode
+class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
+    """Take the function from amdgpu for a guest."""
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The addresses of the GPUs that change."""
+        return (self.address,)
+
+
+Step: TypeAlias = SetComputeMode | SetMemoryMode | BindVfio
 
 Units: TypeAlias = tuple[tuple[int, int], ...]
 """Compute units of a partition: the first and the last of each range."""
@@ -50,6 +60,7 @@ Units: TypeAlias = tuple[tuple[int, int], ...]
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """That a claim has the partition `index` that the GPU at this address has in `mode`; None: all of the GPU.
 
+    With `passthrough` it has the function.
     Holds with `admin` only look. One with `units` is a share, which has these compute units, or all where it is empty.
     """
 
@@ -59,6 +70,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
     admin: bool = False
     units: Units | None = None
+    passthrough: bool = False
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,14 +10,18 @@ from msgspec.structs import replace
 
 from pydra_amd.hardware_types import Gpu, LostGpu, Reading
 from pydra_amd.host.amdgpu import is_on_bus, read_machine, read_signature
-from pydra_pci import Tree
+from pydra_amd.models import CLASSES, VENDOR
+from pydra_pci import PciBus, Tree, VfioDrivers, read_vfio_host
 
 
 class Telemetry:
     """The node's GPUs. One reading at a time, each in a thread, since the kernel may take long for a file."""
 
-    def __init__(self, tree: Tree) -> None:
+    def __init__(self, tree: Tree, *, vfio: bool = False) -> None:
+        """With `vfio` functions are read too, whatever driver has them."""
         self._tree = tree
+        self._bus = PciBus(tree, VENDOR, CLASSES) if vfio else None
+        self._vfio_drivers = VfioDrivers(tree)
         self._lock = threading.Lock()
         self._last = Reading()
         self._published = Reading()
@@ -38,7 +42,7 @@ class Telemetry:
 
     async def read_to_publish(self, changing: Collection[str] = ()) -> Reading:
         """The same; from now on `has_changed` says whether it still holds."""
-        signature = await asyncio.to_thread(read_signature, self._tree)  # what changes after it is noticed later
+        signature = await asyncio.to_thread(self._read_signature)  # what changes after it is noticed later
         self._published = await self.read(changing)
         self._signature = signature if not changing else None
         return self._published
@@ -46,13 +50,23 @@ class Telemetry:
     def read_here(self) -> Reading:
         """As `read`, in this thread."""
         with self._lock:
-            found = read_machine(self._tree)
+            found = self._add_functions(read_machine(self._tree))
             self._last = _merge(found, tuple(self._find_lost(found)))
             return self._last
 
     async def has_changed(self) -> bool:
         """Whether something differs from what was last published, as far as a cheap look tells."""
-        return await asyncio.to_thread(read_signature, self._tree) != self._signature
+        return await asyncio.to_thread(self._read_signature) != self._signature
+
+    def _read_signature(self) -> object:
+        return read_signature(self._tree), self._bus and self._bus.drivers()
+
+    def _add_functions(self, reading: Reading) -> Reading:
+        if self._bus is None:
+            return reading
+        choose = self._vfio_drivers.choose
+        functions = (replace(one, vfio_driver=choose(one.modalias)) for one in self._bus.functions().values())
+        return replace(reading, functions=tuple(functions), vfio=read_vfio_host(self._tree))
 
     def _find_lost(self, found: Reading) -> Iterator[LostGpu]:
         """What was usable once. A function that is on the bus, and not the driver's any more, was taken away."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import stat
 
-from pydra import AllocatedDevice, ContainerEdits, DeviceNode
+from pydra import AllocatedDevice, ClaimError, ContainerEdits, DeviceNode
 from pydra_amd.device_names import DRIVER
 from pydra_amd.hardware_types import Partition
 from pydra_amd.host.amdgpu import list_nodes
 from pydra_amd.sharing import build_mask
 from pydra_amd.steps import Units
-from pydra_pci import Tree
+from pydra_pci import Tree, list_vfio_nodes, read_iommu_group
 
 
 def build_edits(
@@ -26,6 +26,25 @@ def build_edits(
         env={"DRA_RESOURCE_DRIVER_NAME": DRIVER, "KUBERNETES_NODE_NAME": device.pool, **build_mask(units or ())},
         device_nodes=tuple(DeviceNode(path=node, host_path=tree.host_node(node)) for node in nodes),
         additional_gids=tuple(sorted({gid for node in nodes if (gid := _find_group(tree, node))})),
+    )
+
+
+def build_function_edits(device: AllocatedDevice, address: str, tree: Tree, *, iommufd: bool) -> ContainerEdits:
+    """The nodes by which a guest's monitor opens the function, which is bound: as AMD's driver has them.
+
+    Raises ClaimError: the function has none.
+    """
+    group, own = read_iommu_group(tree, address), list_vfio_nodes(tree, address)
+    opened = own[:1] if iommufd else (f"/dev/vfio/{group}",) if group else ()
+    if not opened:
+        raise ClaimError(
+            f"{device.device} ({address}) has no node below /dev/vfio: is the IOMMU on, and the function bound to a "
+            "vfio driver?"
+        )
+    nodes = (*opened, "/dev/vfio/vfio", *(("/dev/iommu",) if iommufd else ()))
+    return ContainerEdits(
+        env={"DRA_RESOURCE_DRIVER_NAME": DRIVER, "KUBERNETES_NODE_NAME": device.pool},
+        device_nodes=tuple(DeviceNode(path=node, host_path=tree.host_node(node)) for node in nodes),
     )
 
 

@@ -5,7 +5,7 @@ Source: the kernel's drivers/gpu/drm/amd/amdkfd/kfd_topology.c.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
@@ -47,6 +47,18 @@ class KfdNode(msgspec.Struct, frozen=True, kw_only=True):
 def read_processes(tree: Tree) -> tuple[int, ...]:
     """The host's pids of the processes that have the driver open, sorted."""
     return tuple(sorted(int(name) for name in tree.names(tree.sys(PROCESSES)) if name.isdecimal()))
+
+
+def read_users(tree: Tree, numbers: Collection[int]) -> tuple[int, ...]:
+    """The host's pids of the processes that compute on the GPUs of these nodes: KFD has a file for each such pair."""
+    ids = {tree.read(tree.sys(f"{NODES}/{number}/gpu_id")) for number in numbers} - {"", "0"}
+    found = (pid for pid in read_processes(tree) if not ids.isdisjoint(_list_gpu_ids(tree, pid)))
+    return tuple(found)
+
+
+def _list_gpu_ids(tree: Tree, pid: int) -> Iterator[str]:
+    names = tree.names(tree.sys(f"{PROCESSES}/{pid}"))
+    return (name.removeprefix("vram_") for name in names if name.startswith("vram_"))
 
 
 def read_nodes(tree: Tree) -> tuple[KfdNode, ...]:

@@ -9,7 +9,9 @@ import re
 
 from pydra import AttributeValue, Version
 from pydra_amd.hardware_types import Reading
+from pydra_amd.models import BY_DEVICE
 from pydra_amd.offering import Offered
+from pydra_pci import PciFunction
 
 _FAMILIES = {9: "AI", 10: "NV"}
 """AMDGPU_FAMILY_* by the major version of the instruction set, as far as AMD's old driver has a name."""
@@ -44,6 +46,25 @@ def build_attributes(offered: Offered, reading: Reading) -> dict[str, AttributeV
         "resource.kubernetes.io/pciBusID": gpu.address,
         "resource.kubernetes.io/pcieRoot": gpu.pcie_root or None,
         "resource.kubernetes.io/numaNode": gpu.numa_node,
+    }
+    return {key: value for key, value in attributes.items() if value is not None}
+
+
+def build_function_attributes(function: PciFunction) -> dict[str, AttributeValue]:
+    """Of a function for guests: what is known whatever driver has it. The product of a virtual function is not."""
+    model = BY_DEVICE.get(function.device)
+    attributes: dict[str, AttributeValue | None] = {
+        "type": "vfio",
+        "pciAddr": function.address,
+        "deviceID": function.device or None,
+        "vendorID": function.vendor,
+        "productName": model.name.replace(" ", "_") if model else None,
+        "iommuGroup": function.group,
+        "isVF": function.is_virtual,
+        "numaNode": function.numa,
+        "resource.kubernetes.io/pciBusID": function.address,
+        "resource.kubernetes.io/pcieRoot": function.root or None,
+        "resource.kubernetes.io/numaNode": function.numa,
     }
     return {key: value for key, value in attributes.items() if value is not None}
 

@@ -8,9 +8,9 @@ from pydra import Capacity, Device, Inventory, Taint, TaintEffect
 from pydra_amd.device_names import DRIVER
 from pydra_amd.hardware_types import Reading
 from pydra_amd.health.diagnosis import Assessment
-from pydra_amd.inventory.attributes import build_attributes
-from pydra_amd.inventory.counters import build_consumption, build_counter_set
-from pydra_amd.offering import Offered, list_offered
+from pydra_amd.inventory.attributes import build_attributes, build_function_attributes
+from pydra_amd.inventory.counters import build_consumption, build_counter_set, build_whole_consumption
+from pydra_amd.offering import Offered, OfferedFunction, list_functions, list_offered
 from pydra_amd.settings import Partitioning
 from pydra_amd.sharing import build_shared_capacity
 
@@ -36,18 +36,25 @@ def build_inventory(
     are first.
     """
     offered = sorted(list_offered(reading, partitioning, sharing=sharing).values(), key=lambda one: not one.is_whole)
-    chosen: dict[str, list[Offered]] = {}
+    functions = list_functions(reading).values()
+    passed = {one.gpu.address for one in functions if one.gpu}
+    drawing: dict[str, list[Offered]] = {}
     for one in offered:
-        if one.chosen:
-            chosen.setdefault(one.gpu.address, []).append(one)
+        if one.chosen or one.gpu.address in passed:
+            drawing.setdefault(one.gpu.address, []).append(one)
+
+    def assess(address: str) -> Assessment:
+        return assessments.get(address, Assessment())
+
     return Inventory(
-        devices=tuple(
-            _build_device(
-                one, chosen, reading, assessments.get(one.gpu.address, Assessment()), memory.get(one.gpu.address)
-            )
-            for one in offered
+        devices=(
+            *(
+                _build_device(one, drawing, reading, assess(one.gpu.address), memory.get(one.gpu.address))
+                for one in offered
+            ),
+            *(_build_function(one, drawing, assess(one.function.address)) for one in functions),
         ),
-        counter_sets=tuple(build_counter_set(chosen[address]) for address in sorted(chosen)),
+        counter_sets=tuple(build_counter_set(drawing[address]) for address in sorted(drawing)),
         unreadable=tuple(
             f"GPU {address} is bound to amdgpu and cannot be used: {why}; the kernel's log says more"
             for address, why in sorted(reading.problems.items())
@@ -57,11 +64,12 @@ def build_inventory(
 
 def _build_device(
     offered: Offered,
-    chosen: Mapping[str, list[Offered]],
+    drawing: Mapping[str, list[Offered]],
     reading: Reading,
     assessment: Assessment,
     memory: str | None,
 ) -> Device:
+    devices = drawing.get(offered.gpu.address)
     conflict = Taint(key=CONFLICT, value=memory or "", effect=TaintEffect.NO_EXECUTE)
     is_conflicting = memory is not None and offered.mode is not None and offered.mode.memory != memory
     return Device(
@@ -69,9 +77,21 @@ def _build_device(
         attributes=build_attributes(offered, reading),
         capacity=_build_capacity(offered),
         allow_multiple_allocations=offered.shared,
-        consumes_counters=(build_consumption(offered, chosen[offered.gpu.address]),) if offered.chosen else (),
+        consumes_counters=(build_consumption(offered, devices),) if devices else (),
         health=assessment.health,
         taints=(*assessment.taints, conflict) if is_conflicting else assessment.taints,
+    )
+
+
+def _build_function(offered: OfferedFunction, drawing: Mapping[str, list[Offered]], assessment: Assessment) -> Device:
+    """It takes all of its GPU, which it draws from nothing any more once it is taken: nobody else sees it then."""
+    gpu = offered.gpu
+    return Device(
+        name=offered.name,
+        attributes=build_function_attributes(offered.function),
+        consumes_counters=(build_whole_consumption(gpu, drawing[gpu.address]),) if gpu else (),
+        health=assessment.health,
+        taints=assessment.taints,
     )
 
 

@@ -3,7 +3,8 @@
 There is a counter for each partition of each mode, but for the mode with most partitions. It holds `FULL`. The
 partition that it is named after takes all of it; a partition of another mode takes its share: all partitions of that
 mode together take no more than there is. So partitions of one mode fit beside each other, and any two of different
-modes do not, because one of them needs all of a counter of which the other has a share.
+modes do not, because one of them needs all of a counter of which the other has a share. What exists already has a
+counter each, which only passthrough needs: the whole function takes all of every counter.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from pydra import CounterConsumption, CounterSet
 from pydra_amd.device_names import name_counter, name_counter_set
-from pydra_amd.hardware_types import Mode
+from pydra_amd.hardware_types import Gpu, Mode
 from pydra_amd.offering import Offered
 
 FULL = 24
@@ -21,21 +22,32 @@ FULL = 24
 
 def build_counter_set(devices: Sequence[Offered]) -> CounterSet:
     """The counter set of the GPU whose devices these are, all of them; 21 counters at most."""
-    counters = {name_counter(mode, index): FULL for mode, index in _list_counters(devices)}
-    return CounterSet(name=name_counter_set(devices[0].gpu), counters=counters)
+    return CounterSet(name=name_counter_set(devices[0].gpu), counters=_list_amounts(devices))
+
+
+def build_whole_consumption(gpu: Gpu, devices: Sequence[Offered]) -> CounterConsumption:
+    """What takes the GPU, whose devices these are, from all of them."""
+    return CounterConsumption(counter_set=name_counter_set(gpu), counters=_list_amounts(devices))
 
 
 def build_consumption(device: Offered, devices: Sequence[Offered]) -> CounterConsumption:
     """What a device takes of its GPU's counter set, where `devices` are all of that GPU."""
     taken = {
-        name_counter(mode, index): FULL if mode == device.mode else FULL // device.count
+        name_counter(mode, index): FULL if mode == device.mode or not device.chosen else FULL // device.count
         for mode, index in _list_counters(devices)
-        if mode != device.mode or index == device.index
+        if index == device.index or (device.chosen and mode != device.mode)
     }
     return CounterConsumption(counter_set=name_counter_set(device.gpu), counters=taken)
 
 
-def _list_counters(devices: Sequence[Offered]) -> Iterator[tuple[Mode, int]]:
+def _list_amounts(devices: Sequence[Offered]) -> dict[str, int]:
+    return {name_counter(mode, index): FULL for mode, index in _list_counters(devices)}
+
+
+def _list_counters(devices: Sequence[Offered]) -> Iterator[tuple[Mode | None, int]]:
+    if not devices[0].chosen:
+        yield from ((None, one.index) for one in devices)
+        return
     without = max(devices, key=lambda one: one.count).mode
     for one in devices:
         if one.mode is not None and one.mode != without:

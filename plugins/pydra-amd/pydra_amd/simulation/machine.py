@@ -27,6 +27,10 @@ from pydra_amd.simulation.tree import (
     write_topology,
 )
 from pydra_pci import Roots, Tree
+from pydra_pci.simulation.kernel import PciKernel
+
+DRIVER_IDS = {"amdgpu": "pci:v00001002d*sv*sd*bc12sc00i*"}
+"""What the driver takes of itself, when a function is free."""
 
 
 class ScenarioError(PydraError):
@@ -50,7 +54,13 @@ def open_machine(settings: Settings) -> Tree:
             f"cannot write the simulated machine to {root}: {error.strerror}; set PYDRA_AMD_STATE to a directory of "
             "your own"
         ) from error
-    return Tree(Roots(sys=f"{root}/sys", dev=f"{root}/dev"), Driver(root, machine).react)
+    driver, kernel = Driver(root, machine), PciKernel(f"{root}/sys", f"{root}/dev", DRIVER_IDS)
+
+    def react(path: str, text: str) -> None:
+        driver.react(path, text)
+        kernel.wrote(path, text)
+
+    return Tree(Roots(sys=f"{root}/sys", dev=f"{root}/dev", proc=f"{root}/proc"), react)
 
 
 def default_state() -> str:

@@ -21,9 +21,17 @@ PCIE = 2
 RESERVED = 16 << 20
 """Bytes of a GPU's memory that the driver keeps; the last partition has so much less."""
 
+PCI_CLASS = "0x120000"
 PROCESSORS = 2
 RAS_BLOCKS = ("umc", "sdma", "gfx", "mmhub", "xgmi_wafl")
 """The blocks that count errors; a workstation card has none of them."""
+
+
+def build_modalias(device: str) -> str:
+    """How modules.alias matches a GPU of AMD's with this device id."""
+    ids = (VENDOR, device, VENDOR, "0x0")
+    words = [f"{name}{int(one, 16):08X}" for name, one in zip(("v", "d", "sv", "sd"), ids, strict=True)]
+    return f"pci:{''.join(words)}bc{PCI_CLASS[2:4]}sc{PCI_CLASS[4:6]}i{PCI_CLASS[6:8]}"
 
 
 def build_tree(root: str, machine: MachineType) -> None:
@@ -40,7 +48,11 @@ def build_tree(root: str, machine: MachineType) -> None:
         _write_function(draft, machine, gpu)
         for partition in range(machine.model.xccs):
             _write_partition(draft, machine, gpu, partition)
-    _link(f"{draft}{KFD_NODE}", "/dev/null")
+    for name in ("bind", "unbind"):
+        _draft_file(f"{draft}/sys/bus/pci/drivers/vfio-pci/{name}", "")
+    for node in (KFD_NODE, "/dev/vfio/vfio", "/dev/iommu"):
+        _link(f"{draft}{node}", "/dev/null")
+    os.makedirs(f"{draft}/proc")
     if machine.mode:
         write_memory(draft, machine.mode.memory, machine.mode.memory)
     write_topology(draft, machine, [machine.mode.compute if machine.mode else WHOLE] * len(machine.buses))
@@ -124,7 +136,9 @@ def _write_function(root: str, machine: MachineType, gpu: int) -> None:
     files = {
         "vendor": VENDOR,
         "device": machine.model.device,
-        "class": "0x120000",
+        "class": PCI_CLASS,
+        "modalias": build_modalias(machine.model.device),
+        "driver_override": "(null)",
         "numa_node": str(gpu * machine.numa_nodes // len(machine.buses)),
         "mem_info_vram_total": str(memory),
         "mem_info_vram_used": str(memory // 100),
@@ -152,6 +166,9 @@ def _write_function(root: str, machine: MachineType, gpu: int) -> None:
     _link(f"{root}/sys/bus/pci/devices/{address}", f"../../../{place}")
     _link(f"{root}/sys/{BOUND}/{address}", f"../../../../{place}")
     _link(f"{root}/sys/{place}/driver", f"../../../{BOUND}")
+    group = f"kernel/iommu_groups/{gpu + 17}"
+    _link(f"{root}/sys/{place}/iommu_group", f"../../../{group}")
+    _link(f"{root}/sys/{group}/devices/{address}", f"../../../../{place}")
 
 
 def _write_partition(root: str, machine: MachineType, gpu: int, partition: int) -> None:
@@ -183,6 +200,7 @@ def _write_node(folder: str, machine: MachineType, gpu: int, partition: int, cou
         "num_xcc": model.xccs // count,
     }
     _draft_file(f"{folder}/properties", "\n".join(f"{name} {value}" for name, value in properties.items()))
+    _draft_file(f"{folder}/gpu_id", str(gpu << 8 | partition + 1))
     memory = model.memory * GIB // count - (RESERVED if partition == count - 1 else 0)
     _draft_file(f"{folder}/mem_banks/0/properties", f"heap_type 1\nsize_in_bytes {memory}")
 

@@ -17,7 +17,8 @@ from pydra_amd.held_claims import HeldEntries
 from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.slicing.compute_mode import GpuBusy, GpuGone, set_compute_mode
 from pydra_amd.slicing.memory_mode import set_memory_modes
-from pydra_amd.steps import Entry, SetMemoryMode, Step
+from pydra_amd.slicing.passthrough import Passthrough
+from pydra_amd.steps import BindVfio, Entry, SetMemoryMode, Step
 from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
@@ -35,9 +36,10 @@ class UndoFailed(ClaimError):
 class StepExecutor:
     """One change at a time of each GPU."""
 
-    def __init__(self, tree: Tree, driver: DriverModule, held: HeldEntries) -> None:
+    def __init__(self, tree: Tree, driver: DriverModule, passthrough: Passthrough, held: HeldEntries) -> None:
         self._tree = tree
         self._driver = driver
+        self._passthrough = passthrough
         self._held = held
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -47,7 +49,7 @@ class StepExecutor:
         try:
             async with self._turn(entry.steps):
                 for step in entry.steps:
-                    await self._do(step)
+                    await self._do(step, entry)
         except Exception as error:
             await self.take_back(entry, error)
             raise
@@ -78,14 +80,20 @@ class StepExecutor:
             raise UndoFailed("; ".join(map(str, problems)))
         self._held.remove(entry.uid)
 
-    async def _do(self, step: Step) -> None:
-        if isinstance(step, SetMemoryMode):
+    async def _do(self, step: Step, entry: Entry) -> None:
+        if isinstance(step, BindVfio):
+            set_status(f"binding {step.address} to {step.target}")
+            await self._passthrough.apply(step, {one.address for one in entry.steps if isinstance(one, BindVfio)})
+        elif isinstance(step, SetMemoryMode):
             await self._set_memory(dict.fromkeys(step.before, step.target))
         else:
             await self._set_compute(step.gpu, step.target)
 
     async def _undo(self, step: Step) -> None:
-        if isinstance(step, SetMemoryMode):
+        if isinstance(step, BindVfio):
+            set_status(f"giving {step.address} back to {step.before or 'no driver'}")
+            await self._passthrough.undo(step)
+        elif isinstance(step, SetMemoryMode):
             with _let_go():
                 await self._set_memory({address: mode.memory for address, mode in step.before.items()})
             for address, mode in step.before.items():

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pydra import AllocatedDevice, Claim, ClaimError, DeviceInUse, UnknownDevice
+from pydra import AllocatedDevice, Claim, ClaimError, DeviceInUse, InvalidConfig, TerminalError, UnknownDevice
+from pydra_amd.claim_config import GpuConfig, VfioDeviceConfig
 from pydra_amd.held_claims import PlanUnknown
-from pydra_amd.offering import Offered
+from pydra_amd.offering import Offered, OfferedFunction
 from pydra_amd.sharing import ShareRefused, choose_units
+from pydra_amd.slicing.passthrough import plan_passthrough
 from pydra_amd.steps import Entry, Hold, SetComputeMode, SetMemoryMode
+from pydra_pci import VfioHost
 
 
 class ModeConflict(ClaimError):
@@ -20,11 +23,15 @@ class ModeConflict(ClaimError):
 def plan_claim(
     claim: Claim,
     offered: Mapping[str, Offered],
+    functions: Mapping[str, OfferedFunction] = {},
     *,
+    host: VfioHost = VfioHost(),  # noqa: B008 - frozen
     entries: Sequence[Entry],
     unread: Iterable[Claim] = (),
 ) -> Entry:
     """The claim's entry. `entries` is what the other claims hold, `unread` are those of which that is not known.
+
+    `functions` are the devices for guests, by name, and `host` what the node can do for them.
 
     Raises:
         UnknownDevice: this node does not have one of the devices.
@@ -34,21 +41,26 @@ def plan_claim(
         PlanUnknown: a claim whose plan cannot be read may hold a part of the GPU.
         ComputeUnitsTaken, ShareRefused: of a device that claims share.
     """
-    wanted = [(one, find_offered(one, offered)) for one in claim.devices]
+    wanted = [(one, _find_offered(one, {**offered, **functions})) for one in claim.devices]
+    _refuse_misplaced(wanted)
     holds = tuple(_plan_hold(one, found, entries) for one, found in wanted)
     unread = tuple(unread)
     _refuse_conflicts(holds, entries)
     _refuse_mixed_shares(holds)
-    _refuse_unread(holds, unread, offered)
-    mine = [found for one, found in wanted if not one.admin_access]
-    memory = _plan_memory(mine, offered, entries, unread)
+    _refuse_unread(holds, unread, {**offered, **functions})
+    mine = [found for one, found in wanted if not one.admin_access and isinstance(found, Offered)]
+    memory = _plan_memory(mine, offered, entries, unread) if any(not hold.admin for hold in holds) else ()
     begun = [step for entry in entries for step in entry.steps if isinstance(step, SetComputeMode)]
     steps = _plan_compute(mine, begun, changes_memory=bool(memory))
-    return Entry(uid=claim.uid, name=f"{claim.namespace}/{claim.name}", holds=holds, steps=(*memory, *steps))
+    bound = plan_passthrough(wanted, host, entries)
+    return Entry(uid=claim.uid, name=f"{claim.namespace}/{claim.name}", holds=holds, steps=(*memory, *steps, *bound))
 
 
-def _plan_hold(device: AllocatedDevice, found: Offered, entries: Sequence[Entry]) -> Hold:
+def _plan_hold(device: AllocatedDevice, found: Offered | OfferedFunction, entries: Sequence[Entry]) -> Hold:
     """A device with a share id is shared; one that cannot be any more is held as a whole."""
+    if isinstance(found, OfferedFunction):
+        admin = device.admin_access
+        return Hold(device=found.name, gpu=found.function.address, admin=admin, passthrough=True)
     one = found.partition
     is_share = device.share_id is not None and not device.admin_access
     return Hold(
@@ -61,7 +73,9 @@ def _plan_hold(device: AllocatedDevice, found: Offered, entries: Sequence[Entry]
     )
 
 
-def find_offered(device: AllocatedDevice, offered: Mapping[str, Offered]) -> Offered:
+def _find_offered(
+    device: AllocatedDevice, offered: Mapping[str, Offered | OfferedFunction]
+) -> Offered | OfferedFunction:
     """What the device means. Raises UnknownDevice."""
     found = offered.get(device.device)
     if found is None:
@@ -74,6 +88,11 @@ def _refuse_conflicts(holds: Sequence[Hold], entries: Sequence[Entry]) -> None:
     mine = [hold for hold in holds if not hold.admin]
     for position, hold in enumerate(mine):
         for other in mine[:position]:
+            if other.gpu == hold.gpu and other.passthrough != hold.passthrough:
+                raise TerminalError(
+                    f"devices {other.device} and {hold.device} of this claim are one GPU ({hold.gpu}), which is either "
+                    "passed through or used by containers"
+                )
             if other.gpu == hold.gpu and other.mode != hold.mode:
                 raise ModeConflict(
                     f"devices {other.device} and {hold.device} of this claim are of one GPU ({hold.gpu}) and need "
@@ -83,6 +102,8 @@ def _refuse_conflicts(holds: Sequence[Hold], entries: Sequence[Entry]) -> None:
             for held in entry.holds:
                 if held.admin or held.gpu != hold.gpu:
                     continue
+                if held.passthrough or hold.passthrough:
+                    raise DeviceInUse(hold.device, entry.name)
                 if held.mode != hold.mode:
                     raise ModeConflict(
                         f"{hold.device} needs the mode {hold.mode} of GPU {hold.gpu}, and claim {entry.name} has "
@@ -103,14 +124,31 @@ def _refuse_mixed_shares(holds: Sequence[Hold]) -> None:
             )
 
 
-def _refuse_unread(holds: Sequence[Hold], unread: Iterable[Claim], offered: Mapping[str, Offered]) -> None:
+def _refuse_misplaced(wanted: Iterable[tuple[AllocatedDevice, Offered | OfferedFunction]]) -> None:
+    for device, found in wanted:
+        fitting = VfioDeviceConfig if isinstance(found, OfferedFunction) else GpuConfig
+        for config in device.misplaced(fitting):
+            raise InvalidConfig(
+                [
+                    f"request {device.request} has a {type(config).__name__}, and {device.device} takes a "
+                    f"{fitting.__name__}; name the requests in the claim's config that it is for"
+                ]
+            )
+
+
+def _refuse_unread(
+    holds: Sequence[Hold], unread: Iterable[Claim], offered: Mapping[str, Offered | OfferedFunction]
+) -> None:
     mine = {hold.gpu: hold for hold in holds if not hold.admin}
     for claim in unread:
         for one in claim.devices:
             found = offered.get(one.device)
-            if found is not None and found.gpu.address in mine and not one.admin_access:
+            if found is None or one.admin_access:
+                continue
+            address = found.function.address if isinstance(found, OfferedFunction) else found.gpu.address
+            if address in mine:
                 raise PlanUnknown(
-                    f"{mine[found.gpu.address].device} cannot be prepared: the claim with uid {claim.uid} has "
+                    f"{mine[address].device} cannot be prepared: the claim with uid {claim.uid} has "
                     f"{one.device} of the same GPU, and its plan cannot be read; delete the pods that use that claim"
                 )
 
@@ -129,7 +167,7 @@ def _plan_memory(
                     f"{one.name} needs the memory mode {memory}, and all GPUs of this node are in {begun.target} as "
                     f"long as claims need it, such as {holder}; ask for a device of {begun.target}, or for another node"
                 )
-        return (begun,) if wanted else ()
+        return (begun,)
     changing = [one for one in asked.values() if one.gpu.mode and one.mode and one.mode.memory != one.gpu.mode.memory]
     if not changing:
         return ()

@@ -128,3 +128,36 @@ async def test_a_memory_mode_changes_and_changes_back_when_the_agent_is_killed_a
             await node.wait_ended(name)
             await node.wait_clean()
             assert node.memory_modes() == {"NPS1"}
+
+
+TAKES = [
+    ("after vfio-pci", "after amdgpu"),
+    ("after 0000:05:00.0", "after 0000:05:00.0"),
+]
+"""Moments in the prepare and in the unprepare of a claim for a guest: who may have the GPU is written, it has none."""
+
+
+async def test_a_gpu_is_taken_and_given_back_when_the_agent_is_killed_at_any_step(tmp_path: Path) -> None:
+    reaper = Reaper(tmp_path / "mortal")
+    environ = {**reaper.environ, "PYDRA_AMD_SCENARIO": "mi300x-2", "PYDRA_AMD_VFIO": "true"}
+    async with run_scene(tmp_path) as node, AsyncExitStack() as ended:
+
+        async def start() -> Agent:
+            return await ended.enter_async_context(node.agent(*FLAGS, environ=environ))
+
+        agent = await start()
+        for number, (preparing, unpreparing) in enumerate(TAKES):
+            name = f"guest-{number}"
+            reaper.come(f"agent {preparing}")
+            await node.ask(name, "vfio")
+            await agent.process.wait()
+            agent = await start()
+            await node.wait_running(name)
+            assert node.driver("0000:05:00.0") == "vfio-pci"
+            reaper.come(f"agent {unpreparing}")
+            await node.node.client.delete(PODS, name, namespace="default")
+            await agent.process.wait()
+            agent = await start()
+            await node.wait_ended(name)
+            await node.wait_clean()
+            assert node.driver("0000:05:00.0") == "amdgpu"

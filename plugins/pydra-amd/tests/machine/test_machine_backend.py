@@ -75,6 +75,7 @@ def nodes_of(prepared: PreparedDevice) -> list[str]:
         ("mi300x-2", Partitioning.COMPUTE),
         ("mi300x-2", Partitioning.MEMORY),
         ("mi300x-2", "sharing"),
+        ("mi300x-2", "vfio"),
     ],
 )
 def test_it_keeps_the_contract_on_every_machine(
@@ -85,7 +86,7 @@ def test_it_keeps_the_contract_on_every_machine(
     if isinstance(partitioning, Partitioning):
         monkeypatch.setenv("PYDRA_AMD_PARTITIONING", partitioning.value)
     else:
-        monkeypatch.setenv("PYDRA_AMD_SHARING", "true")
+        monkeypatch.setenv(f"PYDRA_AMD_{partitioning.upper()}", "true")
     report = check_backend("amd")
     assert report.ok, report.text
 

@@ -62,11 +62,12 @@ class Scene:
         """What the kubelet was told of claims."""
         return [one.error for one in self.steps if isinstance(one, Called) and one.error]
 
-    def leftovers(self) -> list[str]:
+    def leftovers(self) -> list[object]:
         """What claims left on the node: modes, CDI files, records."""
         records = Path(self.node.root, "run", DRIVER, "claims")
         return [
             *(mode for mode in self.modes() or ["no driver"] if mode != "SPX"),
+            *(self._state / "tree/dev/vfio").glob("[0-9]*"),
             *os.listdir(self.node.cdi_directory),
             *(one.name for one in records.glob("*") if one.stat().st_size),
         ]
@@ -88,10 +89,10 @@ class Scene:
         return [path.rpartition("/")[2] for path in paths if "renderD" in path]
 
     async def ask(self, name: str, mode: str, count: int = 1) -> None:
-        """`mode` is a compute mode, or both as in `cpx_nps4`."""
-        attribute = "partitionProfile" if "_" in mode else "computePartition"
+        """`mode` is a compute mode, both as in `cpx_nps4`, or `vfio`."""
+        attribute = "type" if mode == "vfio" else "partitionProfile" if "_" in mode else "computePartition"
         condition = f"device.attributes['{DRIVER}'].{attribute} == '{mode}'"
-        exactly: JsonObject = {"deviceClassName": DRIVER, "count": count}
+        exactly: JsonObject = {"deviceClassName": f"vfio.{DRIVER}" if mode == "vfio" else DRIVER, "count": count}
         exactly["selectors"] = [{"cel": {"expression": condition}}]
         devices = {"requests": [{"name": "gpus", "exactly": exactly}]}
         template = {"metadata": {"name": name}, "spec": {"spec": {"devices": devices}}}
@@ -127,13 +128,18 @@ class Scene:
         """The compute modes of the machine's GPUs; none while the driver is not loaded."""
         return self._read_modes("current_compute_partition")
 
+    def driver(self, address: str) -> str:
+        """The kernel's driver that has the GPU; empty for none."""
+        link = self._state / "tree/sys/bus/pci/devices" / address / "driver"
+        return link.readlink().name if link.is_symlink() else ""
+
     def memory_modes(self) -> set[str]:
         """The memory modes of the machine's GPUs."""
         return {*self._read_modes("current_memory_partition")}
 
     def _read_modes(self, file: str) -> list[str]:
         gpus = self._state / "tree" / "sys" / "bus" / "pci" / "drivers" / "amdgpu"
-        return [(one / file).read_text().strip() for one in sorted(gpus.iterdir())] if gpus.exists() else []
+        return [(one / file).read_text().strip() for one in sorted(gpus.glob("*:*"))] if gpus.exists() else []
 
     async def is_published(self) -> bool:
         """Whether any device is."""

@@ -1,0 +1,199 @@
+"""GPUs for guests: taken from amdgpu when nobody uses them, and given back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+
+import pydra_amd
+from amd_values import allocated_device, claim_of, held_claim
+from pydra import Claim, ClaimError, Device, DeviceInUse, HeldClaim, InvalidConfig, TerminalError
+from pydra_amd import Settings
+from pydra_amd.claim_config import GpuConfig, Iommu, VfioDeviceConfig
+from pydra_amd.settings import Partitioning
+
+if TYPE_CHECKING:
+    from pydra_amd.backend import AmdBackend
+
+GUEST, WHOLE, OTHER = "gpu-vfio-0", "gpu-1-128", "gpu-9-136"
+ADDRESS = "0000:05:00.0"
+
+
+class Node:
+    """A simulated machine with the backend, and the claims that it holds."""
+
+    def __init__(self, root: Path, backend: AmdBackend) -> None:
+        self.root = root / "tree"
+        self.backend = backend
+        self.held: dict[str, HeldClaim] = {}
+
+    async def plan(self, *devices: object, uid: str = "uid-1") -> Claim:
+        claim = claim_of(*devices, uid=uid)  # type: ignore[arg-type]
+        claim = replace(claim, plan=await self.backend.plan(claim, tuple(self.held.values())))
+        self.held[uid] = held_claim(claim)
+        return claim
+
+    async def prepare(self, *devices: object, uid: str = "uid-1") -> list[str]:
+        (prepared, *_) = await self.backend.prepare(await self.plan(*devices, uid=uid))
+        return [one.path for one in prepared.edits.device_nodes]
+
+    async def end(self, uid: str = "uid-1") -> None:
+        await self.backend.unprepare(self.held.pop(uid).claim, ())
+
+    async def devices(self) -> dict[str, Device]:
+        return {one.name: one for one in (await self.backend.discover()).devices}
+
+    def driver(self) -> str:
+        link = self.root / "sys/bus/pci/devices" / ADDRESS / "driver"
+        return link.readlink().name if link.is_symlink() else ""
+
+    def use(self, pid: int, node: str) -> None:
+        folder = self.root / "proc" / str(pid)
+        (folder / "fd").mkdir(parents=True)
+        (folder / "fd" / "3").symlink_to(node)
+        (folder / "comm").write_text("python3\n")
+
+
+@asynccontextmanager
+async def machine(root: Path, **settings: object) -> AsyncIterator[Node]:
+    given = {"scenario": "mi300x-2", "state": str(root), "vfio": True, "vfio_idle_deadline": 0.01, **settings}
+    async with pydra_amd.connect(Settings(**given)) as backend:  # type: ignore[arg-type]
+        yield Node(root, backend)
+
+
+async def test_a_gpu_is_bound_for_a_guest_and_given_back_when_the_claim_ends(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        before = await node.devices()
+        assert before[GUEST].attributes == {
+            "type": "vfio",
+            "pciAddr": ADDRESS,
+            "deviceID": "0x74a1",
+            "vendorID": "0x1002",
+            "productName": "AMD_Instinct_MI300X",
+            "iommuGroup": "17",
+            "isVF": False,
+            "numaNode": 0,
+            "resource.kubernetes.io/pciBusID": ADDRESS,
+            "resource.kubernetes.io/pcieRoot": "pci0000:00",
+            "resource.kubernetes.io/numaNode": 0,
+        }
+        assert before[GUEST].consumes_counters == before[WHOLE].consumes_counters != ()
+        assert await node.prepare(GUEST) == ["/dev/vfio/17", "/dev/vfio/vfio"]
+        assert node.driver() == "vfio-pci"
+        assert {*await node.devices()} == {OTHER, GUEST, "gpu-vfio-1"}
+        await node.end()
+        assert node.driver() == "amdgpu"
+        assert await node.devices() == before
+
+
+async def test_a_guest_and_a_container_never_have_one_gpu(tmp_path: Path) -> None:
+    async with machine(tmp_path, partitioning=Partitioning.COMPUTE) as node:
+        devices = await node.devices()
+        sets = {one.counter_set for one in devices[GUEST].consumes_counters}
+        taken = {**devices[GUEST].consumes_counters[0].counters}
+        for name, one in devices.items():
+            if name.startswith(WHOLE):
+                (drawn,) = one.consumes_counters
+                assert {drawn.counter_set} == sets
+                assert any(taken[counter] == 24 and int(amount) for counter, amount in drawn.counters.items())
+        await node.prepare(f"{WHOLE}-cpx-nps1-0")
+        with pytest.raises(DeviceInUse):
+            await node.plan(GUEST, uid="uid-2")
+        await node.end()
+        await node.prepare(GUEST)
+        with pytest.raises(DeviceInUse):
+            await node.plan(GUEST, uid="uid-2")
+        with pytest.raises(TerminalError, match="either passed through or used by containers"):
+            await node.plan("gpu-vfio-1", OTHER, uid="uid-2")
+
+
+async def test_a_gpu_is_not_taken_from_a_process_that_uses_it(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        node.use(4242, "/dev/dri/renderD128")
+        claim = await node.plan(GUEST)
+        with pytest.raises(
+            ClaimError, match=r"still in use after 0.01 s, by python3 \(pid 4242\); .*VFIO_IDLE_DEADLINE"
+        ):
+            await node.backend.prepare(claim)
+        assert node.driver() == "amdgpu"
+        (node.root / "proc/4242/fd/3").unlink()
+        number = (node.root / "sys/class/kfd/kfd/topology/nodes/2/gpu_id").read_text().strip()
+        computes = node.root / f"sys/class/kfd/kfd/proc/{os.getpid()}"
+        computes.mkdir(parents=True)
+        (computes / f"vram_{number}").write_text("0\n")
+        with pytest.raises(ClaimError, match=rf"still in use .* \(pid {os.getpid()}\)"):
+            await node.backend.prepare(claim)
+        (computes / f"vram_{number}").unlink()
+        assert await node.backend.prepare(claim)
+
+
+async def test_a_gpu_that_a_killed_process_left_half_way_is_given_back(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        claim = await node.plan(GUEST)
+    function = tmp_path / "tree/sys/bus/pci/devices" / ADDRESS
+    (function / "driver_override").write_text("vfio-pci\n")
+    (tmp_path / "tree/sys/bus/pci/drivers/amdgpu" / ADDRESS).unlink()
+    (function / "driver").unlink()
+    async with machine(tmp_path) as node:
+        await node.backend.restore([replace(held_claim(claim), completed=False)])
+        await node.backend.unprepare(claim, ())
+        assert node.driver() == "amdgpu"
+        assert (function / "driver_override").read_text().strip() == "(null)"
+
+
+async def test_a_virtual_function_is_offered_beside_its_gpu_that_another_driver_has(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        function = node.root / "sys/bus/pci/devices" / ADDRESS
+        (node.root / "sys/bus/pci/drivers/gim").mkdir()
+        (node.root / "sys/bus/pci/drivers/amdgpu" / ADDRESS).unlink()
+        (function / "driver").unlink()
+        (function / "driver").symlink_to(node.root / "sys/bus/pci/drivers/gim")
+        (function / "sriov_numvfs").write_text("1\n")
+        virtual = function.resolve().parent / "0000:05:02.0"
+        virtual.mkdir()
+        for name in ("vendor", "class", "numa_node", "modalias", "driver_override"):
+            (virtual / name).write_text((function / name).read_text())
+        (virtual / "device").write_text("0x74b5\n")
+        (virtual / "physfn").symlink_to(function.resolve())
+        group = node.root / "sys/kernel/iommu_groups/99"
+        (group / "devices").mkdir(parents=True)
+        (group / "devices" / "0000:05:02.0").symlink_to(virtual)
+        (virtual / "iommu_group").symlink_to(group)
+        (node.root / "sys/bus/pci/devices/0000:05:02.0").symlink_to(virtual)
+        devices = await node.devices()
+        assert {*devices} == {OTHER, "gpu-vfio-1", "gpu-vfio-2"}
+        assert (devices["gpu-vfio-1"].attributes["isVF"], devices["gpu-vfio-1"].consumes_counters) == (True, ())
+        assert await node.prepare("gpu-vfio-1") == ["/dev/vfio/99", "/dev/vfio/vfio"]
+        await node.end()
+
+
+async def test_the_interface_to_the_iommu_is_the_claims_choice(tmp_path: Path) -> None:
+    def guest(policy: str) -> object:
+        config = VfioDeviceConfig(iommu=Iommu(backend_policy=policy))  # type: ignore[arg-type]
+        return allocated_device(GUEST, configs=(config,), explicit=(True,))
+
+    async with machine(tmp_path) as node:
+        assert await node.prepare(guest("PreferIommuFD")) == ["/dev/vfio/devices/vfio0", "/dev/vfio/vfio", "/dev/iommu"]
+        await node.end()
+        (node.root / "dev/iommu").unlink()
+        assert (await node.prepare(guest("PreferIommuFD")))[0] == "/dev/vfio/17"
+        await node.end()
+        with pytest.raises(
+            ClaimError, match=r"requires iommufd, and this node has no /dev/iommu; ask for PreferIommuFD"
+        ):
+            await node.plan(guest("RequireIommuFD"))
+        with pytest.raises(InvalidConfig, match="has a GpuConfig, and gpu-vfio-0 takes a VfioDeviceConfig"):
+            await node.plan(allocated_device(GUEST, configs=(GpuConfig(),), explicit=(True,)))
+
+
+async def test_without_an_iommu_no_gpu_is_offered_to_guests(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        for link in (node.root / "sys/devices").glob("*/*/iommu_group"):
+            link.unlink()
+        assert {*await node.devices()} == {WHOLE, OTHER}
