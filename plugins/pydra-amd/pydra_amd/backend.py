@@ -36,6 +36,7 @@ from pydra_amd.inventory.samples import build_samples
 from pydra_amd.models import PARTITIONS
 from pydra_amd.offering import list_functions, list_offered
 from pydra_amd.settings import Partitioning, Settings
+from pydra_amd.sharing import MASK, build_mask
 from pydra_amd.slicing.compute_mode import ModeRefused
 from pydra_amd.slicing.execution import StepExecutor
 from pydra_amd.slicing.passthrough import Passthrough, read_policy
@@ -192,6 +193,14 @@ class AmdBackend:
             uses_iommufd = read_policy(device) != "LegacyOnly" and reading.vfio.iommufd
             return device.prepared(build_function_edits(device, hold.gpu, self._tree, iommufd=uses_iommufd))
         one = _find_partition(hold, reading)
+        if hold.units:
+            memory = device.consumed_capacity.get("memory", "no amount")
+            _log.info(
+                "%s is shared: its compute units %s are kept to by ROCm, and %s of its memory are counted only",
+                device.device,
+                build_mask(hold.units)[MASK],
+                memory,
+            )
         return device.prepared(
             build_edits(device, one, self._tree, hold.units),
             attributes={"cardIndex": one.card, "renderIndex": one.render},

@@ -13,8 +13,6 @@ from __future__ import annotations
 from pydra_amd.hardware_types import Gpu, Mode
 
 DRIVER = "gpu.amd.com"
-AMDGPU = "amdgpu"
-"""The kernel's driver."""
 
 
 def name_device(card: int, render: int) -> str:

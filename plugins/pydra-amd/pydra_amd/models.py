@@ -13,6 +13,8 @@ import msgspec
 from pydra_amd.hardware_types import Gpu, Mode
 
 VENDOR = "0x1002"
+AMDGPU = "amdgpu"
+"""The kernel's driver."""
 CLASSES = ("0x1200", "0x0380", "0x0300")
 """PCI classes of GPUs: processing accelerators, and display controllers with and without a display."""
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from pydra_amd.device_names import AMDGPU, name_device, name_function, name_gpu, name_partition
+from pydra_amd.device_names import name_device, name_function, name_gpu, name_partition
 from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
-from pydra_amd.models import WHOLE, list_modes
+from pydra_amd.models import AMDGPU, WHOLE, list_modes
 from pydra_amd.settings import Partitioning
 from pydra_amd.sharing import is_shareable
 from pydra_pci import PciFunction, is_vfio

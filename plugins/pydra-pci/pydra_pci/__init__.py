@@ -50,7 +50,7 @@ from pydra_pci.processes import (
     shows_all_processes,
     wait_until_idle,
 )
-from pydra_pci.vfio_drivers import DriverUnavailable, Loader, VfioDrivers
+from pydra_pci.vfio_drivers import DriverUnavailable, Loader, VfioDrivers, run_modprobe
 
 __all__ = [
     "VFIO_PCI",
@@ -94,6 +94,7 @@ __all__ = [
     "read_root",
     "read_vfio_host",
     "require_all_seen",
+    "run_modprobe",
     "shows_all_processes",
     "wait_until_idle",
 ]

@@ -98,10 +98,9 @@ async def require_driver(tree: Tree, name: str, load: Loader) -> str:
 
 def modprobe_in(host_root: str, seconds: float = MODPROBE_SECONDS) -> Loader:
     """Loads modules with the node's own modprobe, so that its blacklists and options count."""
-    prefix = [] if host_root == "/" else ["chroot", host_root]
 
     async def load(module: str) -> None:
-        if problem := await _run([*prefix, "modprobe", module], seconds):
+        if problem := await run_modprobe(host_root, [module], seconds):
             raise DriverUnavailable(
                 f"this node has no driver {module} for passthrough, and loading it failed: {problem};"
                 f" have it loaded at boot, with a line `{module}` in a file below /etc/modules-load.d"
@@ -110,8 +109,9 @@ def modprobe_in(host_root: str, seconds: float = MODPROBE_SECONDS) -> Loader:
     return load
 
 
-async def _run(command: Sequence[str], seconds: float) -> str:
-    """Why the command failed; empty when it did not."""
+async def run_modprobe(host_root: str, arguments: Sequence[str], seconds: float) -> str:
+    """Run the node's own modprobe, in the node's root. Why it failed; empty when it did not."""
+    command = [*([] if host_root == "/" else ["chroot", host_root]), "modprobe", *arguments]
     line = " ".join(command)
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/bin", "/sbin", "/bin"])
     try:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-from collections.abc import Sequence
-
 from pydra import ClaimError, time_left
-from pydra_pci import Tree
+from pydra_amd.models import AMDGPU
+from pydra_pci import Tree, run_modprobe
 
-MODULE = "module/amdgpu"
+MODULE = f"module/{AMDGPU}"
 
-_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 _AFTER_SECONDS = 3.0
 """Of the call's time, for what follows."""
 
@@ -27,45 +22,23 @@ class DriverModule:
     """The module of a node whose root is where `tree` sees it."""
 
     def __init__(self, tree: Tree) -> None:
-        root = tree.roots.host
-        self._prefix = [] if root == "/" else ["chroot", root]
+        self._root = tree.roots.host
 
     async def unload(self) -> None:
-        """Take the driver from all GPUs. Raises DriverReloadFailed; the driver is then loaded as before."""
-        await self._run(["modprobe", "-r", "amdgpu"])
+        """Take the driver from all GPUs. Raises DriverReloadFailed; where that is so, it may be loaded as before."""
+        await self._run("-r", AMDGPU)
 
     async def load(self) -> None:
         """Give the GPUs the driver; nothing to do is fine. Raises DriverReloadFailed."""
-        await self._run(["modprobe", "amdgpu"])
+        await self._run(AMDGPU)
 
-    async def _run(self, command: Sequence[str]) -> None:
-        line = " ".join([*self._prefix, *command])
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._prefix,
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE,
-                env={**os.environ, "PATH": _PATH},
-            )
-        except OSError as error:
-            raise DriverReloadFailed(f"{line} cannot be started: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(max(time_left() - _AFTER_SECONDS, 0)):
-                _, told = await process.communicate()
-        except TimeoutError as error:
+    async def _run(self, *arguments: str) -> None:
+        """What goes on in the kernel cannot be ended: it goes on there."""
+        if problem := await run_modprobe(self._root, arguments, max(time_left() - _AFTER_SECONDS, 0.0)):
             raise DriverReloadFailed(
-                f"{line} did not end in time; allow more with the agent's settings prepareDeadline and "
-                "unprepareDeadline, such as 180"
-            ) from error
-        finally:
-            if process.returncode is None:  # in the kernel no signal reaches it: it goes on there
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-        if process.returncode:
-            words = " ".join(told.decode(errors="replace").split())
-            raise DriverReloadFailed(f"{line} failed with {process.returncode}: {words or 'it says nothing'}")
+                f"{problem}; the kernel's log says more, and how long it may take are the agent's settings "
+                "prepareDeadline and unprepareDeadline, such as 180"
+            )
 
 
 def is_loaded(tree: Tree) -> bool:

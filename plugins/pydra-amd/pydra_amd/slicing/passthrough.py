@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from pydra import AllocatedDevice, ClaimError, time_left
 from pydra_amd.claim_config import Iommu, VfioDeviceConfig
-from pydra_amd.device_names import AMDGPU
 from pydra_amd.host.amdgpu import list_nodes, read_machine
 from pydra_amd.host.kfd import read_users
+from pydra_amd.models import AMDGPU
 from pydra_amd.offering import Offered, OfferedFunction
 from pydra_amd.steps import BindVfio, Entry
 from pydra_pci import (

@@ -16,7 +16,9 @@ import pydra_amd
 from amd_values import allocated_device, claim_of, held_claim
 from pydra import Claim, ClaimError, DeviceNode, HeldClaim, TaintEffect
 from pydra_amd import Settings
+from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.settings import Partitioning
+from pydra_pci import Roots, Tree
 
 if TYPE_CHECKING:
     from pydra_amd.backend import AmdBackend
@@ -179,3 +181,17 @@ async def test_a_machine_without_driver_gets_it_back_when_the_claim_ends_that_to
         assert (await node.backend.discover()).devices == ()
         await node.end()
         assert node.modes() == ["SPX_NPS1", "SPX_NPS1"]
+
+
+async def test_the_driver_is_unloaded_and_loaded_with_the_nodes_own_modprobe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "chroot"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\ntest "$3" != -r || {{ echo in use >&2; exit 1; }}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    driver = DriverModule(Tree(Roots(host="/host")))
+    await driver.load()
+    with pytest.raises(ClaimError, match=r"chroot /host modprobe -r amdgpu ended with 1: in use; .*prepareDeadline"):
+        await driver.unload()
+    assert (tmp_path / "told").read_text() == "/host modprobe amdgpu\n/host modprobe -r amdgpu\n"
