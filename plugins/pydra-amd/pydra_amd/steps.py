@@ -43,7 +43,12 @@ class SetMemoryMode(msgspec.Struct, frozen=True, kw_only=True, tag_field="step",
 
 
 class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
-    """Take the function from amdgpu for a guest."""
+    """Take the function from amdgpu for a guest.
+
+    Given back, the GPU gets the mode `compute`; empty: what the driver chooses.
+    """
+
+    compute: str = ""
 
     @property
     def gpus(self) -> tuple[str, ...]:

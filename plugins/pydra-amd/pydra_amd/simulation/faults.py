@@ -1,6 +1,6 @@
 """What goes wrong when a simulated machine's modes are changed, from files beside its tree.
 
-faults/0000:05:00.0     one line for each change that is tried, taken one by one
+faults/0000:05:00.0     one line for each change of its mode or driver that is tried, taken one by one
 faults/driver           one line for each time that the driver is unloaded or loaded
 
 EIO, EPERM, ...         the driver refuses with this error

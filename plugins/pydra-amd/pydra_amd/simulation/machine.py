@@ -14,6 +14,7 @@ from pydra import PydraError
 from pydra_amd.host.amdgpu import BOUND, COMPUTE, MEMORY
 from pydra_amd.host.driver_module import MODULE, DriverModule, DriverReloadFailed
 from pydra_amd.host.kfd import PROCESSES
+from pydra_amd.models import AMDGPU
 from pydra_amd.settings import Settings
 from pydra_amd.simulation.faults import FALL, KEEP, MODULE_FAULTS, STALE, take_fault
 from pydra_amd.simulation.machine_types import MACHINE_TYPES, MachineType
@@ -54,13 +55,26 @@ def open_machine(settings: Settings) -> Tree:
             f"cannot write the simulated machine to {root}: {error.strerror}; set PYDRA_AMD_STATE to a directory of "
             "your own"
         ) from error
-    driver, kernel = Driver(root, machine), PciKernel(f"{root}/sys", f"{root}/dev", DRIVER_IDS)
+    driver = Driver(root, machine)
+    kernel = PciKernel(f"{root}/sys", f"{root}/dev", DRIVER_IDS, driver)
 
     def react(path: str, text: str) -> None:
         driver.react(path, text)
+        if (address := _find_bound(path, text)) and (code := getattr(errno, take_fault(root, address), 0)):
+            raise OSError(code, os.strerror(code))
         kernel.wrote(path, text)
 
     return Tree(Roots(sys=f"{root}/sys", dev=f"{root}/dev", proc=f"{root}/proc"), react)
+
+
+def _find_bound(path: str, text: str) -> str:
+    """The address of the function that is bound, taken away or reserved by this write; empty for another."""
+    match path.split("/")[-4:]:
+        case [*_, "devices", address, "driver_override"] | ["devices", address, "driver", "unbind"]:
+            return address
+        case [*_, "drivers", _, "bind" | "unbind"]:
+            return text.strip()
+    return ""
 
 
 def default_state() -> str:
@@ -82,6 +96,19 @@ class Driver:
             gpu = self._machine.addresses.index(os.path.basename(folder))
             change = self._set_compute_mode if name == COMPUTE else self._request_memory_mode
             change(path, gpu, text.strip().lower())
+
+    def users(self, _address: str) -> tuple[int, ...]:
+        """Who has the GPU open, as far as the kernel waits for them."""
+        return ()
+
+    def moved(self, address: str, driver: str) -> None:
+        """A GPU that the driver gets has the mode in which it starts."""
+        if driver == AMDGPU and self._machine.mode:
+            memory, _ = read_memory(self._root)
+            self._give_mode(self._machine.addresses.index(address), self._machine.list_compute_modes(memory)[0])
+
+    def overridden(self, address: str, driver: str) -> None:
+        """Nothing follows."""
 
     def is_used(self) -> bool:
         """Whether a process that runs has the driver open."""
@@ -157,8 +184,12 @@ class Driver:
             raise OSError(refusal, os.strerror(refusal))
         if fault in (KEEP, STALE):
             return
+        self._give_mode(gpu, mode)
+
+    def _give_mode(self, gpu: int, mode: str) -> None:
+        modes = read_modes(self._root)
         write_topology(self._root, self._machine, [*modes[:gpu], mode, *modes[gpu + 1 :]])
-        write_file(path, mode.upper())
+        write_file(f"{self._root}/sys/bus/pci/devices/{self._machine.addresses[gpu]}/{COMPUTE}", mode.upper())
 
 
 class SimulatedModule(DriverModule):

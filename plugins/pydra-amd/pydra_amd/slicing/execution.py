@@ -93,6 +93,9 @@ class StepExecutor:
         if isinstance(step, BindVfio):
             set_status(f"giving {step.address} back to {step.before or 'no driver'}")
             await self._passthrough.undo(step)
+            if step.compute:
+                with _let_go():
+                    await self._set_compute(step.address, step.compute)
         elif isinstance(step, SetMemoryMode):
             with _let_go():
                 await self._set_memory({address: mode.memory for address, mode in step.before.items()})

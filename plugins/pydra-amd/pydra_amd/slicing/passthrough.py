@@ -45,13 +45,20 @@ def plan_passthrough(
     Raises ClaimError: what stands in the way of each function, and who can remove it.
     """
     begun = {step.address: step for entry in entries for step in entry.steps if isinstance(step, BindVfio)}
-    functions = [(device, found.function) for device, found in wanted if isinstance(found, OfferedFunction)]
-    if problems := [text for device, one in functions for text in _find_problems(device, one, host)]:
+    functions = [(device, found) for device, found in wanted if isinstance(found, OfferedFunction)]
+    if problems := [text for device, one in functions for text in _find_problems(device, one.function, host)]:
         raise ClaimError("; ".join(problems))
-    planned = (plan_binding(one, begun.get(one.address)) for device, one in functions if not device.admin_access)
-    return tuple(
-        BindVfio(address=one.address, before=one.before, target=one.target, override=one.override) for one in planned
-    )
+    mine = (one for device, one in functions if not device.admin_access)
+    return tuple(_plan_step(one, begun.get(one.function.address)) for one in mine)
+
+
+def _plan_step(offered: OfferedFunction, begun: BindVfio | None) -> BindVfio:
+    step = plan_binding(offered.function, begun)
+    if isinstance(step, BindVfio):
+        return step
+    mode = offered.gpu.mode if offered.gpu else None
+    compute = mode.compute if mode and step.before != step.target else ""
+    return BindVfio(address=step.address, before=step.before, target=step.target, compute=compute)
 
 
 def _find_problems(device: AllocatedDevice, function: PciFunction, host: VfioHost) -> Iterator[str]:

@@ -92,6 +92,17 @@ async def test_a_gpu_is_bound_for_a_guest_and_given_back_when_the_claim_ends(tmp
         assert await node.devices() == before
 
 
+async def test_a_gpu_that_is_given_back_has_the_mode_again_that_the_admin_set(tmp_path: Path) -> None:
+    async with machine(tmp_path, partitioning=Partitioning.COMPUTE, vfio=False) as node:
+        await node.prepare(f"{WHOLE}-cpx-nps1-0")
+    async with machine(tmp_path) as node:
+        before = await node.devices()
+        assert len(before) == 8 + 1 + 2
+        await node.prepare(GUEST)
+        await node.end()
+        assert await node.devices() == before
+
+
 async def test_a_guest_and_a_container_never_have_one_gpu(tmp_path: Path) -> None:
     async with machine(tmp_path, partitioning=Partitioning.COMPUTE) as node:
         devices = await node.devices()
@@ -131,6 +142,22 @@ async def test_a_gpu_is_not_taken_from_a_process_that_uses_it(tmp_path: Path) ->
             await node.backend.prepare(claim)
         (computes / f"vram_{number}").unlink()
         assert await node.backend.prepare(claim)
+
+
+@pytest.mark.parametrize("faults", [["EIO"], ["-", "EIO"]], ids=["override", "unbind"])
+async def test_a_gpu_that_the_kernel_does_not_move_is_the_claims_error_and_stays(
+    faults: list[str], tmp_path: Path
+) -> None:
+    async with machine(tmp_path) as node:
+        claim = await node.plan(GUEST)
+        file = tmp_path / "faults" / ADDRESS
+        file.parent.mkdir()
+        file.write_text("\n".join(faults))
+        with pytest.raises(ClaimError, match="failed: Input/output error") as caught:
+            await node.backend.prepare(claim)
+        assert caught.value.reason == "KernelRefused"
+        assert node.driver() == "amdgpu"
+        await node.end()
 
 
 async def test_a_gpu_that_a_killed_process_left_half_way_is_given_back(tmp_path: Path) -> None:
