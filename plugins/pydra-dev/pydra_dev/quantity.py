@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 
 _NUMBER = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))([a-zA-Z]*[+-]?[0-9]*)")
@@ -22,6 +23,7 @@ _EXPONENT = re.compile(r"[eE]([+-]?[0-9]+)")
 BINARY, DECIMAL, EXPONENT = "BinarySI", "DecimalSI", "DecimalExponent"
 
 
+@lru_cache(maxsize=4096, typed=True)  # a scheduler reads the same few again and again
 def _read(text: str | int) -> tuple[Fraction, str]:
     match = _NUMBER.fullmatch(str(text))
     if match is None or isinstance(text, bool):
