@@ -120,10 +120,10 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     result = yield
     descriptors, children = item.stash[_BEFORE]
-    if _descriptors() - descriptors:
+    if leaked := _descriptors() - descriptors:
         gc.collect()
-    # Looked at twice: one that a thread of the interpreter is about to close is none.
-    if (leaked := _descriptors() - descriptors) and (leaked := (leaked - _shared(item)) & _descriptors()):
+    # Looked at again: one that a thread of the interpreter is about to close is none.
+    if leaked and (leaked := _descriptors() - descriptors) and (leaked := (leaked - _shared(item)) & _descriptors()):
         pytest.fail(f"file descriptors outlive the test: {[_target(fd) for fd in sorted(leaked)]}")
     if (orphans := _children() - children) and (orphans := orphans - _shared(item)):
         pytest.fail(f"child processes outlive the test: {sorted(orphans)}")

@@ -327,7 +327,7 @@ class Scene:
         """It holds before the deadline; else `what` does not."""
         with anyio.move_on_after(DEADLINE):
             while not await holds():  # noqa: ASYNC110 - what it waits for is in files and in other processes
-                await anyio.sleep(0.02)
+                await anyio.sleep(0.05)  # to ask the API server costs a tenth of that
             return
         pytest.fail(f"not in time: {what if isinstance(what, str) else what()}")
 

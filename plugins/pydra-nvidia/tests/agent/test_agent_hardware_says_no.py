@@ -92,6 +92,19 @@ async def test_a_code_of_nvml_that_nobody_expects_is_told_and_undone(stage: Stag
         await scene.undone()
 
 
+async def test_a_function_that_the_driver_turns_out_to_lack_is_told_by_its_name(stage: Stage, ask_for: Ask) -> None:
+    symbol = "nvmlGpuInstanceCreateComputeInstance"
+    fault = {"op": symbol, "do": "raise", "code": "FUNCTION_NOT_FOUND"}
+    async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True, rescan=1.0) as scene:
+        await scene.ask("part", ask_for("mig", profile="1g.10gb"))
+        words = (
+            rf"{symbol} for GPU-\S+ failed with NVML_ERROR_FUNCTION_NOT_FOUND \(13\): .* too old for this; update it"
+        )
+        await scene.event("part", "NvmlError", words)
+        await scene.undone()
+        await scene.run("whole", ask_for("gpu"))
+
+
 async def test_a_gpu_in_use_is_not_passed_through(stage: Stage, ask_for: Ask) -> None:
     async with stage([{"model": "t4", "minors": [0]}], vfio=True, vfio_idle_deadline=0.3) as scene:
         scene.inject.start_process(0, Process(pid=4711, name="python3"))
@@ -135,16 +148,3 @@ async def test_without_permission_a_time_slice_is_refused_with_the_programs_word
             "refused", "DriverProgramFailed", r"nvidia-smi.*Insufficient Permissions.*the backend needs root"
         )
         await scene.undone()
-
-
-async def test_a_function_that_the_driver_turns_out_to_lack_is_told_by_its_name(stage: Stage, ask_for: Ask) -> None:
-    symbol = "nvmlGpuInstanceCreateComputeInstance"
-    fault = {"op": symbol, "do": "raise", "code": "FUNCTION_NOT_FOUND"}
-    async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True) as scene:
-        await scene.ask("part", ask_for("mig", profile="1g.10gb"))
-        words = (
-            rf"{symbol} for GPU-\S+ failed with NVML_ERROR_FUNCTION_NOT_FOUND \(13\): .* too old for this; update it"
-        )
-        await scene.event("part", "NvmlError", words)
-        await scene.undone()
-        await scene.run("whole", ask_for("gpu"))

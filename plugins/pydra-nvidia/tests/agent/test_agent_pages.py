@@ -46,6 +46,18 @@ CLAIMS = {
 }
 
 
+async def test_the_pod_of_the_readme_runs(stage: Stage) -> None:
+    kinds = {"Pod": PODS, "ResourceClaimTemplate": RESOURCE_CLAIM_TEMPLATES}
+    wanted = [one for one in documents(README) if one["kind"] in kinds]
+    assert [one["kind"] for one in wanted] == ["ResourceClaimTemplate", "Pod"]
+    async with stage("hgx-h100") as scene:
+        for one in wanted:
+            await scene.node.client.create(kinds[one["kind"]], one, namespace="default")
+        await scene.running("train")
+        await scene.drop("train")
+        await scene.undone()
+
+
 @pytest.mark.parametrize("where", sorted({STAGES.get(name, PLAIN) for name in CLAIMS}), ids=str)
 async def test_the_claims_of_the_pages_are_prepared_and_undone(stage: Stage, where: tuple[str, Any]) -> None:
     machine, settings = where
@@ -57,16 +69,4 @@ async def test_the_claims_of_the_pages_are_prepared_and_undone(stage: Stage, whe
             await scene.pod(name)
         await scene.running(*names)
         await scene.leave(*names)
-        await scene.undone()
-
-
-async def test_the_pod_of_the_readme_runs(stage: Stage) -> None:
-    kinds = {"Pod": PODS, "ResourceClaimTemplate": RESOURCE_CLAIM_TEMPLATES}
-    wanted = [one for one in documents(README) if one["kind"] in kinds]
-    assert [one["kind"] for one in wanted] == ["ResourceClaimTemplate", "Pod"]
-    async with stage("hgx-h100") as scene:
-        for one in wanted:
-            await scene.node.client.create(kinds[one["kind"]], one, namespace="default")
-        await scene.running("train")
-        await scene.drop("train")
         await scene.undone()

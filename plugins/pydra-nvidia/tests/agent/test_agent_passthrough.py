@@ -45,22 +45,6 @@ async def test_a_gpu_is_bound_for_the_claim_and_is_a_gpu_again_when_it_leaves(st
         await scene.undone()
 
 
-async def test_metadata_has_the_address_of_a_function_and_the_uuid_of_a_partition_made_for_the_claim(
-    stage: Stage, ask_for: Ask
-) -> None:
-    async with stage([T4, HOPPER], vfio=True, dynamic_mig=True, metadata=True) as scene:
-        address = ask_for("vfio", "device.attributes['gpu.nvidia.com'].deviceID == '0x1eb8'")
-        await scene.claim("both", address, ask_for("mig", profile="1g.10gb", name="part"), template=True)
-        await scene.pod("guest", template="both")
-        await scene.running("guest")
-        found = scene.metadata("guest")
-        assert found["it"]["resource.kubernetes.io/pciBusID"] == {"string": scene.address(0)}
-        assert found["part"]["uuid"]["string"].startswith("MIG-")
-        assert found["part"]["profile"] == {"string": "1g.10gb"}
-        await scene.drop("guest")
-        await scene.undone()
-
-
 @pytest.mark.parametrize(
     ("iommufd", "policy", "api", "nodes"),
     [
@@ -83,6 +67,22 @@ async def test_a_guests_monitor_gets_the_interface_that_it_asks_for(
         told["group"] = any(path.removeprefix("/dev/vfio/").isdecimal() for path in found)
         assert told == nodes
         await scene.leave("guest")
+        await scene.undone()
+
+
+async def test_metadata_has_the_address_of_a_function_and_the_uuid_of_a_partition_made_for_the_claim(
+    stage: Stage, ask_for: Ask
+) -> None:
+    async with stage([T4, HOPPER], vfio=True, dynamic_mig=True, metadata=True) as scene:
+        address = ask_for("vfio", "device.attributes['gpu.nvidia.com'].deviceID == '0x1eb8'")
+        await scene.claim("both", address, ask_for("mig", profile="1g.10gb", name="part"), template=True)
+        await scene.pod("guest", template="both")
+        await scene.running("guest")
+        found = scene.metadata("guest")
+        assert found["it"]["resource.kubernetes.io/pciBusID"] == {"string": scene.address(0)}
+        assert found["part"]["uuid"]["string"].startswith("MIG-")
+        assert found["part"]["profile"] == {"string": "1g.10gb"}
+        await scene.drop("guest")
         await scene.undone()
 
 

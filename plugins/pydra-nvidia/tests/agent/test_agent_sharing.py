@@ -130,8 +130,8 @@ async def test_claims_that_share_a_gpu_have_one_time_slice(stage: Stage, ask_for
 @pytest.mark.parametrize(
     ("shares", "requests", "pods", "consumed"),
     [
-        pytest.param("memory", {"memory": "6Gi"}, 2, {"memory": "6Gi"}, id="memory"),
         pytest.param("unlimited", None, 5, {"memory": "0"}, id="unlimited"),
+        pytest.param("memory", {"memory": "6Gi"}, 2, {"memory": "6Gi"}, id="memory"),
         pytest.param("2", None, 2, {"memory": "0", "shares": "1"}, id="number"),
     ],
 )

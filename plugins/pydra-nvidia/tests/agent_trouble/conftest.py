@@ -33,6 +33,8 @@ from pydra_nvidia.simulation.state import GpuState
 from tests.integration.agent.process import Agent, run_agent
 
 DEADLINE = 60.0
+LOOK_PERIOD = 0.05
+"""Seconds between two questions to the API server, each of which costs a tenth of that."""
 TWO_H100 = ({"model": "h100-80gb", "count": 2},)
 POLL = {"PYDRA_NVIDIA_POLL_PERIOD": "0.1"}
 
@@ -250,7 +252,7 @@ class Scene:
     async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
         with anyio.fail_after(DEADLINE):
             while not await holds():  # noqa: ASYNC110 - it is in other processes
-                await anyio.sleep(0.02)
+                await anyio.sleep(LOOK_PERIOD)
 
     async def wait_running(self, *names: str) -> None:
         pods = {f"default/{name}" for name in names}
@@ -273,7 +275,7 @@ class Scene:
         """Exactly these taints, of all devices."""
         with anyio.move_on_after(DEADLINE) as scope:
             while await self.taints() != wanted:  # noqa: ASYNC110 - it is in other processes
-                await anyio.sleep(0.02)
+                await anyio.sleep(LOOK_PERIOD)
         if scope.cancelled_caught:
             assert await self.taints() == wanted
 
@@ -281,7 +283,7 @@ class Scene:
         wanted = set(names)
         with anyio.move_on_after(DEADLINE) as scope:
             while set(await self.devices()) != wanted:  # noqa: ASYNC110 - it is in other processes
-                await anyio.sleep(0.02)
+                await anyio.sleep(LOOK_PERIOD)
         if scope.cancelled_caught:
             assert set(await self.devices()) == wanted
 

@@ -15,7 +15,6 @@ import pydra_tpu
 from pydra import HealthStatus, PydraError
 from pydra.testing import check_backend
 from pydra_tpu import Settings
-from pydra_tpu.simulation.machine_types import MACHINE_TYPES
 
 if TYPE_CHECKING:
     from pydra_tpu.backend import TpuBackend
@@ -28,7 +27,7 @@ async def machine(root: Path, **settings: object) -> AsyncIterator[TpuBackend]:
         yield backend
 
 
-@pytest.mark.parametrize("scenario", [*MACHINE_TYPES, "v5e-8+node-gone+link-down+throttled+metrics-hang"])
+@pytest.mark.parametrize("scenario", ["v5e-1", "v4-8", "v5e-8+node-gone+link-down+throttled+metrics-hang"])
 def test_it_keeps_the_contract(scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYDRA_TPU_SCENARIO", scenario)
     monkeypatch.setenv("PYDRA_TPU_STATE", str(tmp_path))
