@@ -53,9 +53,9 @@ class RequestPolicy(msgspec.Struct, frozen=True, kw_only=True):
     default: Quantity | None = None
     """What a claim that asks for no amount gets. None: the whole capacity. It must be an allowed amount."""
     valid_values: tuple[Quantity, ...] = ()
-    """The amounts that can be had, ascending, at most 10; a request is rounded up to one. Excludes `valid_range`."""
+    """The allowed amounts, ascending, at most 10; a request is rounded up to the next. Excludes `valid_range`."""
     valid_range: CapacityRange | None = None
-    """The range of amounts that can be had. Excludes `valid_values`."""
+    """The allowed range. Excludes `valid_values`."""
 
 
 class Capacity(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class HealthStatus(Enum):
     """A device's health, in the terms of the pod's status."""
 
     UNKNOWN = "Unknown"
-    """Nobody can say; no taint."""
+    """Not known; there is no taint."""
     HEALTHY = "Healthy"
     """The device works."""
     UNHEALTHY = "Unhealthy"
@@ -124,7 +124,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """A device's health: from it follow the device's taint, the kubelet's answer and a metric."""
 
     status: HealthStatus = HealthStatus.HEALTHY
-    """How the device is."""
+    """The state."""
     message: str = ""
     """Why, for people. At most 1024 bytes of it reach the pod's status."""
     reason: str = ""
@@ -158,7 +158,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     taints: tuple[Taint, ...] = ()
     """Marks that claims must tolerate, at most 16. For bad health use `health`."""
     health: Health = HEALTHY
-    """How the device is; a healthy one by default."""
+    """The device's health."""
     binds_to_node: bool = False
     """Whether a claim with this device can only be used on this node, even if the device can be reached from others."""
     binding_conditions: tuple[str, ...] = ()
@@ -171,7 +171,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     """The complete inventory of a backend's hardware at one moment."""
 
     devices: tuple[Device, ...] = ()
-    """All devices, healthy or not. In this order the scheduler tries them."""
+    """All devices, healthy or not. The scheduler tries them in this order."""
     counter_sets: tuple[CounterSet, ...] = ()
     """The counter sets that devices draw from."""
     unreadable: tuple[str, ...] = ()
@@ -223,7 +223,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     help: str = ""
     """What is measured, in a sentence; the same for all samples of a name."""
     kind: SampleKind = SampleKind.GAUGE
-    """How to read it."""
+    """Whether it can go down."""
     device: str = ""
     """The device that it belongs to; empty for the whole node. It may be one that `discover` does not list, such as a
     GPU of which claims get partitions only.
