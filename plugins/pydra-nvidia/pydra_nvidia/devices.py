@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
@@ -53,8 +54,13 @@ def gpu_name(minor: int) -> str:
 
 def mig_name(minor: int, profile_name: str, profile_id: int, start: int) -> str:
     """The device name of a partition. `+me` and `-me` are spelt alike; the id tells them apart."""
-    spelling = re.sub(r"[^0-9a-z]+", "-", profile_name.lower().replace(".", "")).strip("-")
-    return f"gpu-{minor}-mig-{spelling}-{profile_id}-{start}"
+    return f"gpu-{minor}-mig-{_spell(profile_name)}-{profile_id}-{start}"
+
+
+@lru_cache(maxsize=256)
+def _spell(profile_name: str) -> str:
+    """As a device's name has it: `1g10gb-me`. A node has few profiles, and hundreds of places for them."""
+    return re.sub(r"[^0-9a-z]+", "-", profile_name.lower().replace(".", "")).strip("-")
 
 
 def vfio_name(index: int) -> str:

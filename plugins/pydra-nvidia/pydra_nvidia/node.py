@@ -25,11 +25,14 @@ class SimulationMissing(PydraError):
 
 @contextmanager
 def needs_simulation() -> Iterator[None]:
-    """Around imports of `pydra_nvidia.simulation`, which images for nodes leave out. Raises SimulationMissing."""
+    """Around imports of `pydra_nvidia.simulation`, which images for nodes leave out, as they do what it needs.
+
+    Raises SimulationMissing.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
-        if not f"{error.name}.".startswith("pydra_nvidia.simulation."):
+        if not f"{error.name}.".startswith(("pydra_nvidia.simulation.", "pydra_pci.simulation.")):
             raise
         message = "the simulation is not part of this image; it comes with `pip install pydra-nvidia`"
         raise SimulationMissing(message) from None

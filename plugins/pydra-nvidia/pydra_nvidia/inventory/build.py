@@ -228,12 +228,15 @@ def _assess(gpu: Gpu, placement: Placement | None, diagnosis: Diagnosis) -> Asse
 
     What was wrong with memory slices is wrong with them in whatever shape they are offered next.
     """
+    whole = diagnosis.gpus.get(gpu.uuid, WELL)
+    if not diagnosis.partitions:  # as nearly always, for hundreds of places
+        return whole
     parts = (
         assessment
         for (uuid, place), assessment in sorted(diagnosis.partitions.items(), key=lambda one: one[0])
         if uuid == gpu.uuid and (placement is None or placement.overlaps(place))
     )
-    return join_assessments(diagnosis.gpus.get(gpu.uuid, WELL), *parts)
+    return join_assessments(whole, *parts)
 
 
 def _size(profile: Profile) -> tuple[int, int]:

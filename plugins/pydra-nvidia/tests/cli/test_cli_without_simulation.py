@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import pydra_nvidia
+import pydra_pci
 
 MISSING = "the simulation is not part of this image; it comes with `pip install pydra-nvidia`"
 
@@ -18,9 +19,13 @@ MISSING = "the simulation is not part of this image; it comes with `pip install 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with pydra_nvidia as images have it."""
-    root = tmp_path_factory.mktemp("image")
-    left_out = shutil.ignore_patterns("simulation", "__pycache__")
-    shutil.copytree(Path(pydra_nvidia.__file__).parent, root / "pydra_nvidia", ignore=left_out)
+    return copy_packages(tmp_path_factory.mktemp("image"), "simulation")
+
+
+def copy_packages(root: Path, *left_out: str) -> Path:
+    for package, ignored in ((pydra_pci, ("simulation",)), (pydra_nvidia, left_out)):
+        ignore = shutil.ignore_patterns("__pycache__", *ignored)
+        shutil.copytree(Path(package.__file__).parent, root / package.__name__, ignore=ignore)
     return root
 
 
@@ -34,6 +39,11 @@ def run(packages: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("arguments", [("show",), ("record",), ("simulate", "lose", "0")], ids=lambda one: one[0])
 def test_a_command_that_needs_it_says_that_it_is_missing(packages: Path, arguments: tuple[str, ...]) -> None:
     done = run(packages, "pydra_nvidia.cli", *arguments)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"pydra-nvidia: {MISSING}\n")
+
+
+def test_an_image_that_has_it_without_what_it_needs_of_pydra_pci_says_so_too(tmp_path: Path) -> None:
+    done = run(copy_packages(tmp_path), "pydra_nvidia.cli", "show")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"pydra-nvidia: {MISSING}\n")
 
 

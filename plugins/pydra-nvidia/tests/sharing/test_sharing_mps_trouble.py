@@ -219,7 +219,7 @@ import asyncio, sys
 import msgspec
 from types import SimpleNamespace
 from pydra_nvidia.host.driver_root import DriverRoot
-from pydra_nvidia.host.filesystem import Roots, Tree
+from pydra_pci import Roots, Tree
 from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
