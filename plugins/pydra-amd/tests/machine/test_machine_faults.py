@@ -56,7 +56,7 @@ class Node:
 
 @asynccontextmanager
 async def machine(root: Path) -> AsyncIterator[Node]:
-    settings = Settings(scenario="mi300x-8", state=str(root), partitioning=Partitioning.COMPUTE, amdsmi=False)
+    settings = Settings(scenario="mi300x-2", state=str(root), partitioning=Partitioning.COMPUTE, amdsmi=False)
     async with pydra_amd.connect(settings) as backend:
         yield Node(root, backend)
 
