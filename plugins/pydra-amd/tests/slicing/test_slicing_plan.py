@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from amd_values import allocated_device, claim_of, gpu_of, reading_of
 from pydra import Claim, ClaimError, DeviceInUse, UnknownDevice
 from pydra_amd.hardware_types import Mode, Reading
 from pydra_amd.held_claims import PlanUnknown
-from pydra_amd.offering import list_offered
+from pydra_amd.offering import list_functions, list_offered
 from pydra_amd.settings import Partitioning
 from pydra_amd.slicing.plan import ModeConflict, plan_claim
-from pydra_amd.steps import Entry, Hold, SetComputeMode
+from pydra_amd.steps import Entry, Hold, SetComputeMode, SetMemoryMode
+from pydra_pci import PciFunction, VfioHost
 
 READING = reading_of(gpu_of(), gpu_of(index=1))
 CPX = "gpu-0-128-cpx-nps1"
@@ -73,3 +78,57 @@ def test_a_claim_whose_plan_cannot_be_read_keeps_its_gpu() -> None:
 def test_what_cannot_be_is_refused(claim: Claim, error: type[ClaimError], words: str) -> None:
     with pytest.raises(error, match=words):
         plan_claim(claim, list_offered(READING, Partitioning.COMPUTE), entries=())
+
+
+ADDRESSES = ("0000:05:00.0", "0000:25:00.0")
+MACHINE = reading_of(
+    gpu_of(),
+    gpu_of(index=1),
+    functions=tuple(
+        PciFunction(address=address, vendor="0x1002", device="0x74a1", pci_class="0x120000", driver="amdgpu", group="7")
+        for address in ADDRESSES
+    ),
+    vfio=VfioHost(iommu=True),
+)
+OFFERED, FUNCTIONS = list_offered(MACHINE, Partitioning.MEMORY), list_functions(MACHINE)
+NAMES = [
+    *FUNCTIONS,
+    *("gpu-0-128", f"{CPX}-0", "gpu-0-128-cpx-nps4-0", "gpu-0-128-cpx-nps4-1", "gpu-0-128-dpx-nps2-0"),
+    *("gpu-8-136", "gpu-8-136-cpx-nps1-0", "gpu-8-136-qpx-nps4-0", "gpu-8-136-cpx-nps4-0"),
+]
+ASKED = st.lists(st.tuples(st.sampled_from(NAMES), st.booleans()), min_size=1, max_size=2, unique_by=lambda one: one[0])
+
+
+@given(st.lists(st.one_of(ASKED, st.integers(0, 9)), min_size=4, max_size=12))
+def test_whatever_claims_come_and_go_no_gpu_has_two_modes_and_the_last_claim_knows_what_to_undo(
+    happens: list[list[tuple[str, bool]] | int],
+) -> None:
+    entries: list[Entry] = []
+    for number, one in enumerate(happens):
+        if isinstance(one, int):  # a claim ends
+            del entries[one : one + 1]
+            continue
+        claim = claim_of(*(allocated_device(name, admin_access=admin) for name, admin in one), uid=f"uid-{number}")
+        with contextlib.suppress(ClaimError):
+            entries.append(plan_claim(claim, OFFERED, FUNCTIONS, host=MACHINE.vfio, entries=entries))
+        held = [hold for entry in entries for hold in entry.holds if not hold.admin]
+        owners = [entry for entry in entries if any(not hold.admin for hold in entry.holds)]
+        for gpu in {hold.gpu for hold in held}:
+            own = [hold for hold in held if hold.gpu == gpu]
+            assert len({(hold.mode, hold.passthrough) for hold in own}) == 1
+            assert len({hold.index for hold in own}) == len(own)
+        changes = [[step for step in entry.steps if isinstance(step, SetMemoryMode)] for entry in owners]
+        assert all(one == changes[0] for one in changes), "all claims, or none, undo a change of the memory mode"
+        assert len({hold.mode.memory for hold in held if hold.mode}) <= 1
+
+
+def test_a_guest_beside_a_memory_mode_that_claims_chose_may_be_the_one_that_ends_last() -> None:
+    first, second = "gpu-0-128-cpx-nps4-0", "gpu-vfio-1"
+    entries: tuple[Entry, ...] = ()
+    for uid, name in enumerate((first, second)):
+        claim = claim_of(name, uid=f"uid-{uid}")
+        entries = (*entries, plan_claim(claim, OFFERED, FUNCTIONS, host=MACHINE.vfio, entries=entries))
+    changes = [one.steps[0] for one in entries]
+    assert (
+        changes[0] == changes[1] == SetMemoryMode(before=dict.fromkeys(ADDRESSES, Mode("spx", "nps1")), target="nps4")
+    )
