@@ -143,8 +143,9 @@ def name_of(node: ast.stmt) -> str:
 
 
 def assert_prints(said: str, expected: str) -> None:
-    """Each line of the page is a line of the output, in order; what stands between them does not matter."""
-    lines = iter(said.splitlines())
-    for line in filter(lambda one: one.strip() not in ("", "..."), expected.splitlines()):
-        pattern = ".*".join(map(re.escape, line.strip().split("...")))
-        assert any(re.search(pattern, one) for one in lines), f"not printed: {line}\nprinted:\n{said}"
+    """Lines of the page are lines of the output in the same order; before and after dots they may come in any."""
+    for part in re.split(r"^ *\.\.\.\n", expected, flags=re.MULTILINE):
+        lines = iter(said.splitlines())
+        for line in part.splitlines():
+            pattern = ".*".join(map(re.escape, line.strip().split("...")))
+            assert any(re.search(pattern, one) for one in lines), f"not printed: {line}\nprinted:\n{said}"
