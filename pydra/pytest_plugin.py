@@ -8,6 +8,7 @@ nothing of pydra before it has something to do.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,9 +36,13 @@ class BackendRules(pytest.Collector):
     @cached_property
     def report(self) -> Report:
         """The report of all checks, which are made now. Raises SettingsError."""
+        from pydra.backends.discovery import locate_file  # noqa: PLC0415
         from pydra.testing.conformance import check_backend  # noqa: PLC0415
 
-        return check_backend(self.name)
+        target, directory = locate_file(self.name)
+        if directory:
+            sys.path.insert(0, directory)
+        return check_backend(target)
 
 
 class RuleItem(pytest.Item):
@@ -76,7 +81,7 @@ class RuleItem(pytest.Item):
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--pydra-backend`."""
     group = parser.getgroup("pydra", "conformance of pydra backends")
-    text = "check an installed backend, or module:attribute, against the conformance rules"
+    text = "check an installed backend, a file, or module:attribute, against the conformance rules"
     group.addoption("--pydra-backend", action="append", default=[], metavar="NAME", help=text)
 
 
