@@ -194,7 +194,7 @@ def _is_backend(path: str) -> bool:
 
 def _file(path: str) -> str:
     """The path of a file of this repository without what is the same for all."""
-    return path.removeprefix(f"{ROOT}/").removeprefix("plugins/").removeprefix("pydra-nvidia/")
+    return re.sub(r"^plugins/[^/]+/", "", path.removeprefix(f"{ROOT}/"))
 
 
 def _package(path: str) -> str:
