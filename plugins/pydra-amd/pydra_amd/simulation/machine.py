@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import tempfile
+import threading
 from itertools import product
 
 from pydra import PydraError
@@ -58,7 +59,13 @@ def open_machine(settings: Settings) -> Tree:
     driver = Driver(root, machine)
     kernel = PciKernel(f"{root}/sys", f"{root}/dev", DRIVER_IDS, driver)
 
+    lock = threading.Lock()
+
     def react(path: str, text: str) -> None:
+        with lock:  # the files are its memory, and claims are prepared side by side
+            do(path, text)
+
+    def do(path: str, text: str) -> None:
         driver.react(path, text)
         if (address := _find_bound(path, text)) and (code := getattr(errno, take_fault(root, address), 0)):
             raise OSError(code, os.strerror(code))

@@ -20,6 +20,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -76,10 +77,14 @@ class PciKernel:
         self._ids = ids
         self._pci = os.path.join(sys, "bus/pci")
         self._listener = listener or Deaf()
+        self._lock = threading.RLock()
 
     def wrote(self, path: str, text: str) -> None:
-        """Do what was written; raises OSError."""
-        name = os.path.relpath(path, self._pci).split("/")
+        """Do what was written, one write after the other; raises OSError."""
+        with self._lock:
+            self._do(os.path.relpath(path, self._pci).split("/"), path, text)
+
+    def _do(self, name: Sequence[str], path: str, text: str) -> None:
         word = text.strip()
         match name:
             case ["devices", address, "driver_override"]:
