@@ -22,7 +22,7 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True):
     for none.
 
     `mode` is how the machine starts; None for GPUs without partition files. `memory_modes` are those that the driver
-    offers.
+    offers. With `virtual`, a device id, the GPUs are gim's, which has made a virtual function of each.
     """
 
     model: Model
@@ -32,6 +32,7 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode | None = Mode("spx", "nps1")
     memory_modes: tuple[str, ...] = ("nps1",)
     driver_version: str = "6.12.12"
+    virtual: str = ""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -57,6 +58,7 @@ MACHINE_TYPES = {
         model=BY_DEVICE["0x74a0"], buses=(0x01, 0x41, 0x81, 0xC1), numa_nodes=4, memory_modes=("nps1", "nps4")
     ),
     "mi300x-2": replace(_MI300X, buses=(0x05, 0x27)),
+    "mi300x-2-sriov": replace(_MI300X, buses=(0x05, 0x27), mode=None, virtual="0x74b5"),
     "mi300x-8": _MI300X,
     "mi300x-8-cpx": replace(_MI300X, mode=Mode("cpx", "nps1")),
     "mi308x-8": MachineType(model=BY_DEVICE["0x74a2"], memory_modes=("nps1", "nps4")),

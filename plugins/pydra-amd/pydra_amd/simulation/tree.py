@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -22,6 +22,9 @@ RESERVED = 16 << 20
 """Bytes of a GPU's memory that the driver keeps; the last partition has so much less."""
 
 PCI_CLASS = "0x120000"
+GIM = "bus/pci/drivers/gim"
+"""AMD's driver for hosts whose GPUs are divided for guests."""
+
 PROCESSORS = 2
 RAS_BLOCKS = ("umc", "sdma", "gfx", "mmhub", "xgmi_wafl")
 """The blocks that count errors; a workstation card has none of them."""
@@ -46,8 +49,10 @@ def build_tree(root: str, machine: MachineType) -> None:
     _draft_file(f"{draft}/sys/module/amdgpu/refcnt", "0")
     for gpu in range(len(machine.buses)):
         _write_function(draft, machine, gpu)
-        for partition in range(machine.model.xccs):
+        for partition in range(0 if machine.virtual else machine.model.xccs):
             _write_partition(draft, machine, gpu, partition)
+        if machine.virtual:
+            _write_virtual(draft, machine, gpu)
     for name in ("bind", "unbind"):
         _draft_file(f"{draft}/sys/bus/pci/drivers/vfio-pci/{name}", "")
     for node in (KFD_NODE, "/dev/vfio/vfio", "/dev/iommu"):
@@ -90,7 +95,8 @@ def write_topology(root: str, machine: MachineType, modes: Sequence[str]) -> Non
     os.chmod(nodes, 0o755)  # noqa: S103 - as above
     for number in range(PROCESSORS):
         _draft_file(f"{nodes}/{number}/properties", "cpu_cores_count 96\nsimd_count 0\ndrm_render_minor 0")
-    counts = [PARTITIONS[machine.model.xccs][mode] if machine.mode else 1 for mode in modes]
+    modes_shown = [] if machine.virtual else modes
+    counts = [PARTITIONS[machine.model.xccs][mode] if machine.mode else 1 for mode in modes_shown]
     firsts = [PROCESSORS + sum(counts[:gpu]) for gpu in range(len(counts))]
     for gpu, count in enumerate(counts):
         for partition in range(count):
@@ -130,9 +136,10 @@ def _draft_file(path: str, text: str) -> None:
 
 
 def _write_function(root: str, machine: MachineType, gpu: int) -> None:
-    """A PCI function below a root complex of its own, bound to amdgpu."""
-    address, bus, memory = machine.addresses[gpu], machine.buses[gpu], machine.model.memory * GIB - RESERVED
-    place = f"devices/pci0000:{bus & 0xE0:02x}/{address}"
+    """A PCI function below a root complex of its own, bound to amdgpu, or to gim where that has made others of it."""
+    address, memory = machine.addresses[gpu], machine.model.memory * GIB - RESERVED
+    bound = GIM if machine.virtual else BOUND
+    place = _find_place(machine, gpu)
     files = {
         "vendor": VENDOR,
         "device": machine.model.device,
@@ -161,14 +168,42 @@ def _write_function(root: str, machine: MachineType, gpu: int) -> None:
     if machine.hive:
         files |= {f"ras/{block}_err_count": "ue: 0\nce: 0" for block in RAS_BLOCKS}
         files |= {"ras/gpu_vram_bad_pages": "", "product_name": f"{machine.model.name} OAM"}
+    if machine.virtual:
+        files["sriov_numvfs"] = "1"
+    _place_function(root, place, files, group=gpu + 17)
+    _link(f"{root}/sys/{bound}/{address}", f"../../../../{place}")
+    _link(f"{root}/sys/{place}/driver", f"../../../{bound}")
+
+
+def _write_virtual(root: str, machine: MachineType, gpu: int) -> None:
+    """The virtual function of a GPU, which no driver has."""
+    parent = _find_place(machine, gpu)
+    place = parent.replace(":00.0", ":02.0")
+    files = {
+        "vendor": VENDOR,
+        "device": machine.virtual,
+        "class": PCI_CLASS,
+        "modalias": build_modalias(machine.virtual),
+        "driver_override": "(null)",
+        "numa_node": str(gpu * machine.numa_nodes // len(machine.buses)),
+    }
+    _place_function(root, place, files, group=gpu + 117)
+    _link(f"{root}/sys/{place}/physfn", f"../{os.path.basename(parent)}")
+
+
+def _place_function(root: str, place: str, files: Mapping[str, str], *, group: int) -> None:
+    """Its files, and what leads to it: the bus, and an IOMMU group of its own."""
+    address, members = os.path.basename(place), f"kernel/iommu_groups/{group}"
     for name, text in files.items():
         _draft_file(f"{root}/sys/{place}/{name}", text)
     _link(f"{root}/sys/bus/pci/devices/{address}", f"../../../{place}")
-    _link(f"{root}/sys/{BOUND}/{address}", f"../../../../{place}")
-    _link(f"{root}/sys/{place}/driver", f"../../../{BOUND}")
-    group = f"kernel/iommu_groups/{gpu + 17}"
-    _link(f"{root}/sys/{place}/iommu_group", f"../../../{group}")
-    _link(f"{root}/sys/{group}/devices/{address}", f"../../../../{place}")
+    _link(f"{root}/sys/{place}/iommu_group", f"../../../{members}")
+    _link(f"{root}/sys/{members}/devices/{address}", f"../../../../{place}")
+
+
+def _find_place(machine: MachineType, gpu: int) -> str:
+    """The function's directory below /sys."""
+    return f"devices/pci0000:{machine.buses[gpu] & 0xE0:02x}/{machine.addresses[gpu]}"
 
 
 def _write_partition(root: str, machine: MachineType, gpu: int, partition: int) -> None:

@@ -174,30 +174,15 @@ async def test_a_gpu_that_a_killed_process_left_half_way_is_given_back(tmp_path:
         assert (function / "driver_override").read_text().strip() == "(null)"
 
 
-async def test_a_virtual_function_is_offered_beside_its_gpu_that_another_driver_has(tmp_path: Path) -> None:
-    async with machine(tmp_path) as node:
-        function = node.root / "sys/bus/pci/devices" / ADDRESS
-        (node.root / "sys/bus/pci/drivers/gim").mkdir()
-        (node.root / "sys/bus/pci/drivers/amdgpu" / ADDRESS).unlink()
-        (function / "driver").unlink()
-        (function / "driver").symlink_to(node.root / "sys/bus/pci/drivers/gim")
-        (function / "sriov_numvfs").write_text("1\n")
-        virtual = function.resolve().parent / "0000:05:02.0"
-        virtual.mkdir()
-        for name in ("vendor", "class", "numa_node", "modalias", "driver_override"):
-            (virtual / name).write_text((function / name).read_text())
-        (virtual / "device").write_text("0x74b5\n")
-        (virtual / "physfn").symlink_to(function.resolve())
-        group = node.root / "sys/kernel/iommu_groups/99"
-        (group / "devices").mkdir(parents=True)
-        (group / "devices" / "0000:05:02.0").symlink_to(virtual)
-        (virtual / "iommu_group").symlink_to(group)
-        (node.root / "sys/bus/pci/devices/0000:05:02.0").symlink_to(virtual)
+async def test_virtual_functions_are_offered_beside_gpus_that_another_driver_has(tmp_path: Path) -> None:
+    async with machine(tmp_path, scenario="mi300x-2-sriov") as node:
         devices = await node.devices()
-        assert {*devices} == {OTHER, "gpu-vfio-1", "gpu-vfio-2"}
-        assert (devices["gpu-vfio-1"].attributes["isVF"], devices["gpu-vfio-1"].consumes_counters) == (True, ())
-        assert await node.prepare("gpu-vfio-1") == ["/dev/vfio/99", "/dev/vfio/vfio"]
+        assert {*devices} == {"gpu-vfio-1", "gpu-vfio-3"}
+        assert {one.attributes["isVF"] for one in devices.values()} == {True}
+        assert devices["gpu-vfio-1"].consumes_counters == ()
+        assert await node.prepare("gpu-vfio-1") == ["/dev/vfio/117", "/dev/vfio/vfio"]
         await node.end()
+        assert await node.devices() == devices
 
 
 async def test_the_interface_to_the_iommu_is_the_claims_choice(tmp_path: Path) -> None:
