@@ -50,7 +50,7 @@ class Telemetry:
     def read_here(self) -> Reading:
         """As `read`, in this thread."""
         with self._lock:
-            found = self._add_functions(read_machine(self._tree))
+            found = self._set_aside(self._add_functions(read_machine(self._tree)))
             self._last = _merge(found, tuple(self._find_lost(found)))
             return self._last
 
@@ -67,6 +67,19 @@ class Telemetry:
         choose = self._vfio_drivers.choose
         functions = (replace(one, vfio_driver=choose(one.modalias)) for one in self._bus.functions().values())
         return replace(reading, functions=tuple(functions), vfio=read_vfio_host(self._tree))
+
+    def _set_aside(self, found: Reading) -> Reading:
+        """Without GPUs that had a mode and tell none now, as in a reset: they would seem to be of another kind."""
+        had = {gpu.address for gpu in self._last.known if gpu.mode}
+        silent = {gpu.address for gpu in found.gpus if gpu.mode is None and gpu.address in had}
+        return replace(
+            found,
+            gpus=tuple(gpu for gpu in found.gpus if gpu.address not in silent),
+            problems={
+                **found.problems,
+                **dict.fromkeys(silent, "the driver does not tell its partition mode any more"),
+            },
+        )
 
     def _find_lost(self, found: Reading) -> Iterator[LostGpu]:
         """What was usable once. A function that is on the bus, and not the driver's any more, was taken away."""

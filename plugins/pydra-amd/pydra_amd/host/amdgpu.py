@@ -138,9 +138,9 @@ def _read_gpu(
     if has_fallen(tree, address):
         return "it does not answer on the PCI bus"
     mode = read_mode(tree, address)
-    if mode is None and all(tree.exists(tree.sys(f"{BOUND}/{address}/{name}")) for name in (COMPUTE, MEMORY)):
+    if mode is None and len(nodes) > 1:
         told = " and ".join(repr(text) for text in _read_modes(tree, address))
-        return f"the driver does not tell its mode ({COMPUTE} and {MEMORY} say {told})"
+        return f"it has {len(nodes)} partitions, and the driver does not tell its mode ({told})"
     numbers = _read_numbers(tree, f"{BOUND}/{address}")
     if numbers is None:
         return "it has no nodes in /dev/dri"

@@ -128,4 +128,21 @@ def test_a_file_that_says_n_a_costs_what_it_would_tell_and_no_other_gpu(tmp_path
         assert len(found.devices) + len(found.unreadable) == 2, file
         told += len(found.unreadable)
         file.write_text(before)
-    assert told == 2 * 2 + 2  # of each GPU two files of its mode, and its node of KFD
+    assert told == 2  # of each GPU its node of KFD
+
+
+@pytest.mark.parametrize("text", ["UNKNOWN\n", ""])
+def test_a_gpu_that_does_not_tell_its_mode_any_more_stays_what_it_was_and_is_lost_until_it_does(
+    text: str, tmp_path: Path
+) -> None:
+    tree = open_tree(tmp_path)
+    telemetry = Telemetry(tree)
+    before = publish(telemetry).devices
+    file = Path(tree.sys(f"{BOUND}/{ADDRESS}/current_memory_partition"))
+    file.write_text(text)
+    assert publish(telemetry).devices == before
+    assert [one.why for one in telemetry.last.lost] == ["the driver does not tell its partition mode any more"]
+    assert publish(Telemetry(tree)).devices[1].attributes.get("partitionProfile") is None
+    file.write_text("NPS1\n")
+    publish(telemetry)
+    assert telemetry.last.lost == ()
