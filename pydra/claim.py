@@ -116,8 +116,10 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
         edits: ContainerEdits = ContainerEdits(),  # noqa: B008 - frozen
         state: Any = None,
         attributes: Mapping[str, AttributeValue] = _NO_ATTRIBUTES,
+        *,
+        own_container: bool = False,
     ) -> PreparedDevice:
-        """Return this device as prepared; edits, state and attributes are those of `PreparedDevice`."""
+        """Return this device as prepared; the arguments are fields of `PreparedDevice`."""
         return PreparedDevice(
             request=self.request,
             pool=self.pool,
@@ -126,6 +128,7 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
             edits=edits,
             state=state,
             attributes=attributes,
+            own_container=own_container,
         )
 
 
@@ -147,6 +150,10 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
     attributes: Mapping[str, AttributeValue] = _NO_ATTRIBUTES
     """What is only known now, such as the UUID of a partition that was created. Containers find them in the device's
     metadata file; they replace published attributes of the same name.
+    """
+    own_container: bool = False
+    """Whether a container has this device's request alone, and not the claim's other requests. Only then may the edits
+    of two requests set one thing to different values; a container that takes the whole claim would get the last.
     """
 
 

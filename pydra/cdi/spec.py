@@ -5,7 +5,8 @@ uid, so no name is ever reused with other content; runtimes cache specs and woul
 
 A container may get all devices of a claim, and in a runtime the last setting wins. So each setting is
 recorded with the device that made it, and a second device with another value is an error that
-names both: the order of devices never decides.
+names both: the order of devices never decides. A backend may say that a request is for a container of its own;
+then only the devices that this container gets are compared.
 
 Source: CDI specification 1.1.0, and the rules that its Go library enforces in every runtime. Stricter on
 purpose where a container would fail later anyway: paths are absolute, and no string contains a NUL byte.
@@ -77,28 +78,33 @@ def build_spec(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -> Cla
     """
     kind = f"{cdi_vendor(driver)}/{CLASS}"
     ids: list[tuple[str, ...]] = []
-    editing: list[tuple[str, str, ContainerEdits]] = []
+    editing: list[tuple[str, str, ContainerEdits, str]] = []
     violations: list[str] = []
     for one in prepared:
         normal = _normal_edits(one.edits)
         if normal == _NOTHING:
             ids.append(())
             continue
-        name = f"{uid}:{one.request.partition('/')[0]}:{one.device}{'' if one.share_id is None else f':{one.share_id}'}"
+        request = one.request.partition("/")[0]
+        name = f"{uid}:{request}:{one.device}{'' if one.share_id is None else f':{one.share_id}'}"
         ids.append((f"{kind}={name}",))
         owner = f"device {one.device} (request {one.request})"
         for problem in _find_edit_problems(one.edits):
             violations.append(f"{owner}: {problem}")
-        editing.append((name, owner, normal))
+        editing.append((name, owner, normal, request if one.own_container else ""))
     if not editing:
         return ClaimSpec(content=None, ids=tuple(ids))
     editing.sort(key=itemgetter(0))
-    names, owners, edits = zip(*editing, strict=True)
+    names, owners, edits, alone = zip(*editing, strict=True)
     if len(set(names)) < len(names):
         violations.append(f"a device was prepared twice; the CDI devices would be {', '.join(names)}")
     if violations:
         raise ContractError(driver, violations)
-    if conflicts := _find_conflicts(zip(owners, edits, strict=True)):
+    conflicts: dict[str, None] = {}
+    for request in dict.fromkeys(alone):  # a container has one of these beside what has no container of its own
+        beside = zip(owners, edits, alone, strict=True)
+        conflicts |= dict.fromkeys(_find_conflicts((owner, own) for owner, own, of in beside if of in ("", request)))
+    if conflicts:
         raise EditConflict(*conflicts)
     shared, kept = (_NOTHING, edits) if len(edits) == 1 else _share_edits(edits)
     devices: list[_Device] = []

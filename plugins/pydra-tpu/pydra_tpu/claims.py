@@ -24,6 +24,7 @@ from pydra_tpu.config import TpuConfig
 from pydra_tpu.environment import build_environment
 from pydra_tpu.geometry import SubSlice, find_sub_slice
 from pydra_tpu.hardware import VFIO_CONTROL, Host, host_node
+from pydra_tpu.processes import find_processes
 from pydra_tpu.settings import Settings
 
 LOGS = "/tmp/tpu_logs"  # noqa: S108 - where libtpu writes
@@ -87,6 +88,7 @@ def prepare_claim(
         UnknownDevice: a device is not offered any more.
         NotAMesh: as in `plan_claim`.
         ChipUnusable: a chip has no device node.
+        NotProcesses: each request is to be a process, and they have no equal parts of the mesh.
     """
     return [_prepare_device(claim, one, host, offered, settings) for one in claim.devices]
 
@@ -105,10 +107,12 @@ def _prepare_device(
         )
     nodes = [chip.node for chip in own] + ([VFIO_CONTROL] if any(chip.uses_vfio for chip in own) else [])
     config = device.config(TpuConfig) or TpuConfig()
+    processes = {} if device.admin_access else find_processes(claim, offered, mesh, len(host.chips))
+    process = processes.get(device.request.partition("/")[0])
     return device.prepared(
         ContainerEdits(
             env={
-                **build_environment(host, mesh, config),
+                **build_environment(host, mesh, config, process),
                 f"TPU_DEVICE_{device.device.replace('-', '_')}_RESOURCE_CLAIM": claim.uid,
             },
             device_nodes=tuple(DeviceNode(path=node, host_path=host_node(node, settings.dev_root)) for node in nodes),
@@ -120,7 +124,8 @@ def _prepare_device(
                     optional=True,
                 ),
             ),
-        )
+        ),
+        own_container=process is not None,
     )
 
 

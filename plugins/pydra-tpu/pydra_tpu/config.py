@@ -81,6 +81,15 @@ class Megascale(_Part, frozen=True):
             raise ValueError(f"megascale.slice: {self.slice} must be less than slices, which is {self.slices}")
 
 
+class Processes(_Part, frozen=True):
+    """Each request of the claim is a process of its own on the mesh that the whole claim is.
+
+    They find each other on the pod's loopback address: the first at `first_port`, the others at the ports after it.
+    """
+
+    first_port: Annotated[int, msgspec.Meta(ge=1024, le=65528)] = 8476
+
+
 class VisibleChips(Enum):
     """How TPU_VISIBLE_CHIPS counts the chips of a part of a host."""
 
@@ -107,6 +116,7 @@ class TpuConfig(_Part, frozen=True):
     ici_resiliency: bool | None = None
     megascale: Megascale | None = None
     visible_chips: VisibleChips | None = None
+    processes: Processes | None = None
     arguments: tuple[Argument, ...] | None = None
 
     def __post_init__(self) -> None:

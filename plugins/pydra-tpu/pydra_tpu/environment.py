@@ -12,6 +12,10 @@ from pydra import ClaimError
 from pydra_tpu.config import TpuConfig, VisibleChips, build_config_environment
 from pydra_tpu.geometry import SubSlice, divide_bounds
 from pydra_tpu.hardware import Host
+from pydra_tpu.processes import MeshProcess, NotProcesses
+
+_CHIP_BOUNDS = ("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS", "CHIPS_PER_HOST_BOUNDS")
+_PROCESS_BOUNDS = ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "HOST_BOUNDS")
 
 
 class NoIciResiliency(ClaimError):
@@ -20,14 +24,17 @@ class NoIciResiliency(ClaimError):
     reason = "NoIciResiliency"
 
 
-def build_environment(host: Host, mesh: SubSlice, config: TpuConfig) -> Mapping[str, str]:
-    """For all containers that have this mesh: a sub-slice of the host, or the whole of it.
+def build_environment(
+    host: Host, mesh: SubSlice, config: TpuConfig, process: MeshProcess | None = None
+) -> Mapping[str, str]:
+    """For all containers that have this mesh, a sub-slice of the host or the whole of it; or for one process on it.
 
     A whole host of a larger slice is told of the slice, and a part of a host is a slice by itself. A whole host whose
     topology nobody told may be either: what follows from the topology is left out then, for the pod to set.
 
     Raises:
         NoIciResiliency: the config asks for resilience, and this slice has none, or may have none.
+        NotProcesses: the mesh is, or may be, one host of a larger slice, whose other processes nobody told.
     """
     generation, facts = host.chips[0].generation, host.facts
     is_whole = len(mesh.chips) == len(host.chips)
@@ -35,9 +42,7 @@ def build_environment(host: Host, mesh: SubSlice, config: TpuConfig) -> Mapping[
     hosts = topology and divide_bounds(topology, mesh.bounds)
     environment = {
         "TPU_SKIP_MDS_QUERY": "true",
-        **_with_twins(
-            "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_CHIPS_PER_HOST_BOUNDS", "CHIPS_PER_HOST_BOUNDS", value=str(mesh.bounds)
-        ),
+        **_with_twins(*_CHIP_BOUNDS, value=str(mesh.bounds)),
     }
     resilient = False
     if topology and hosts:
@@ -48,7 +53,7 @@ def build_environment(host: Host, mesh: SubSlice, config: TpuConfig) -> Mapping[
             "TPU_TOPOLOGY": generation.topology(topology),
             **_with_twins("TPU_TOPOLOGY_ALT", "ALT", value="false"),
             **_with_twins("TPU_TOPOLOGY_WRAP", "WRAP", value=",".join(str(closed).lower() for closed in rings)),
-            **_with_twins("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS", "HOST_BOUNDS", value=str(hosts)),
+            **_with_twins(*_PROCESS_BOUNDS, value=str(hosts)),
         }
     if hosts and hosts.size == 1:
         environment |= {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}
@@ -66,11 +71,26 @@ def build_environment(host: Host, mesh: SubSlice, config: TpuConfig) -> Mapping[
     resiliency = told if config.ici_resiliency is None else config.ici_resiliency
     if resiliency is not None:
         environment["ENABLE_ICI_RESILIENCY"] = str(resiliency).lower()
-    if not is_whole and config.visible_chips is not VisibleChips.UNSET:
+    if process is not None:
+        if not hosts or hosts.size > 1:
+            raise NotProcesses("processes: these chips are, or may be, one host of a larger slice; leave processes out")
+        environment |= _build_process_environment(process)
+    seen = mesh if process is None else process.part
+    if len(seen.chips) < len(host.chips) and config.visible_chips is not VisibleChips.UNSET:
         # Containers have the nodes of their chips only; whether libtpu counts these from 0 is documented nowhere.
-        visible = mesh.chips if config.visible_chips is VisibleChips.HOST else range(len(mesh.chips))
+        visible = seen.chips if config.visible_chips is VisibleChips.HOST else range(len(seen.chips))
         environment["TPU_VISIBLE_CHIPS"] = ",".join(map(str, visible))
     return {**environment, **build_config_environment(config)}
+
+
+def _build_process_environment(process: MeshProcess) -> Mapping[str, str]:
+    return {
+        **_with_twins(*_CHIP_BOUNDS, value=str(process.part.bounds)),
+        **_with_twins(*_PROCESS_BOUNDS, value=str(process.grid)),
+        "TPU_PROCESS_ADDRESSES": ",".join(f"localhost:{port}" for port in process.ports),
+        "TPU_PROCESS_PORT": str(process.ports[process.rank]),
+        "CLOUD_TPU_TASK_ID": str(process.rank),
+    }
 
 
 def _with_twins(*names: str, value: str) -> Mapping[str, str]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook
-from pydra.cdi.spec import build_spec
+from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.claim import PreparedDevice
 from pydra.errors import ContractError, EditConflict
 from tests.unit.cdi import strategies
@@ -252,6 +252,24 @@ def test_two_devices_that_want_different_things_are_both_named_with_what_they_wa
 def test_one_device_can_conflict_with_itself() -> None:
     (conflict,) = _conflicts(NOTHING.with_mount("/a", "/m").with_mount("/b", "/m"))
     assert conflict.startswith("mount at /m: device gpu-0 (request gpu) sets")
+
+
+def test_requests_for_containers_of_their_own_may_differ_from_each_other_and_from_nothing_else() -> None:
+    def build(*devices: tuple[str, str, bool]) -> ClaimSpec:
+        return build_spec(
+            DRIVER,
+            UID,
+            [
+                _device(NOTHING.with_env("RANK", rank), f"gpu-{index}", request=request, own_container=own)
+                for index, (request, rank, own) in enumerate(devices)
+            ],
+        )
+
+    spec = json.loads(build(("one", "0", True), ("two", "1", True)).content or b"")
+    assert [device["containerEdits"]["env"] for device in spec["devices"]] == [["RANK=0"], ["RANK=1"]]
+    for others in ([("one", "1", True)], [("all", "1", False)], [("two", "1", True), ("all", "0", False)]):
+        with pytest.raises(EditConflict, match="environment variable RANK"):
+            build(("one", "0", True), *others)
 
 
 def test_a_third_device_conflicts_with_the_first_that_set_the_value() -> None:

@@ -48,11 +48,12 @@ class Scene:
         await self.node.client.delete(PODS, name, namespace=NAMESPACE)
         await self.until(lambda: _ready(PodEnded(pod=f"{NAMESPACE}/{name}") in self.steps), f"{name} ended")
 
-    async def environment(self, name: str) -> dict[str, str]:
-        """Of the container of a pod, once it runs."""
+    async def environment(self, name: str, container: str = "") -> dict[str, str]:
+        """Of the container of a pod, or of the one of a name, once it runs."""
         await self.until(lambda: _ready(PodRunning(pod=f"{NAMESPACE}/{name}") in self.steps), f"{name} runs")
         created = (one for one in self.steps if isinstance(one, ContainerCreated) and one.pod == f"{NAMESPACE}/{name}")
-        return dict(line.split("=", 1) for line in next(created).after.env)
+        wanted = next(one for one in created if container in ("", one.container))
+        return dict(line.split("=", 1) for line in wanted.after.env)
 
     async def pending(self, name: str) -> str:
         """Why the scheduler leaves the pod alone."""
@@ -127,13 +128,16 @@ async def test_the_scheduler_cuts_the_mesh_and_pods_that_do_not_fit_are_told_why
 
 async def test_the_pod_of_the_page_has_what_the_page_says(tmp_path: Path) -> None:
     text = PAGE.read_text()
-    (manifest,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
-    told = dict(re.findall(r"^    (TPU_\w+)=(.+)$", text, flags=re.MULTILINE))
-    assert told["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
+    text, processes = text.split("## Several processes on one mesh")
     async with scene(tmp_path) as node:
-        await node.apply(*yaml.safe_load_all(manifest))
-        environment = await node.environment("hello-jax")
-    assert told.items() <= environment.items()
+        for part, pod, container in ((text, "hello-jax", "jax"), (processes, "two-processes", "second")):
+            (manifest,) = re.findall(r"```yaml\n(.*?)```", part, flags=re.DOTALL)
+            told = dict(re.findall(r"^    ((?:CLOUD_)?TPU_\w+)=(.+)$", part, flags=re.MULTILINE))
+            await node.apply(*yaml.safe_load_all(manifest))
+            environment = await node.environment(pod, container)
+            assert told.items() <= environment.items()
+            assert environment["TPU_VISIBLE_CHIPS"] == "0,1,2,3"
+            await node.end(pod)
 
 
 async def test_claims_for_all_chips_of_googles_class_get_the_whole_host(tmp_path: Path) -> None:

@@ -6,13 +6,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pydra import ClaimError, DeviceInUse, UnknownDevice
+from pydra import Claim, ClaimError, DeviceInUse, UnknownDevice
+from pydra.cdi.spec import build_spec
+from pydra_tpu import DRIVER
 from pydra_tpu.claims import ChipUnusable, NotAMesh, Plan, plan_claim, prepare_claim
-from pydra_tpu.config import LoggingConfig, TpuConfig
+from pydra_tpu.config import LoggingConfig, Processes, TpuConfig
 from pydra_tpu.environment import NoIciResiliency, build_environment
 from pydra_tpu.geometry import Bounds, list_sub_slices
 from pydra_tpu.hardware import Host, SliceFacts
 from pydra_tpu.inventory import list_offered
+from pydra_tpu.processes import NotProcesses
 from pydra_tpu.settings import Offer, Settings
 from tpu_values import allocated_device, chip_of, claim_of, held_claim, host_of
 
@@ -224,3 +227,58 @@ def test_a_chip_without_a_device_node_is_refused_with_its_driver() -> None:
 def test_a_wrong_config_is_refused(config: dict[str, object], words: str) -> None:
     with pytest.raises(msgspec.ValidationError, match=words):
         msgspec.convert(config, TpuConfig)
+
+
+def processes_of(**requests: str) -> Claim:
+    config = TpuConfig(processes=Processes(first_port=9000))
+    return claim_of(
+        *(replace(allocated_device(name, configs=(config,)), request=request) for request, name in requests.items())
+    )
+
+
+@pytest.mark.parametrize(
+    ("requests", "chip_bounds", "process_bounds", "ranks"),
+    [
+        ({"a": "chip-0", "b": "chip-1", "c": "chip-2", "d": "chip-3"}, "1,1,1", "2,2,1", "0123"),
+        ({"a": "1x2-2", "b": "1x2-0"}, "1,2,1", "2,1,1", "10"),
+        ({"a": "2x2-4", "b": "2x2-0"}, "2,2,1", "1,2,1", "10"),
+    ],
+)
+def test_each_request_is_a_process_in_the_order_of_the_chips(
+    requests: dict[str, str], chip_bounds: str, process_bounds: str, ranks: str
+) -> None:
+    prepared = prepare_claim(processes_of(**requests), V5E, OFFERED, Settings())
+    for one, rank in zip(prepared, ranks, strict=True):
+        environment = one.edits.env
+        assert environment["CLOUD_TPU_TASK_ID"] == rank
+        assert environment["TPU_PROCESS_PORT"] == f"900{rank}"
+        assert environment["TPU_PROCESS_ADDRESSES"].split(",") == [f"localhost:900{port}" for port in sorted(ranks)]
+        assert (environment["TPU_CHIPS_PER_PROCESS_BOUNDS"], environment["TPU_PROCESS_BOUNDS"]) == (
+            chip_bounds,
+            process_bounds,
+        )
+    assert build_spec(DRIVER, "uid-1", prepared).content is not None
+
+
+@pytest.mark.parametrize(
+    ("claim", "host", "told"),
+    [
+        pytest.param(processes_of(a="2x2-0"), V5E, "there must be at least two", id="one"),
+        pytest.param(processes_of(a="1x2-0", b="chip-2", c="chip-3"), V5E, "a: 0, 1; b: 2; c: 3", id="unequal"),
+        pytest.param(
+            claim_of(*processes_of(a="2x2-0").devices, replace(allocated_device("2x2-4"), request="b")),
+            V5E,
+            "request b has another value or none",
+            id="a config for one",
+        ),
+        pytest.param(
+            processes_of(a="2x2-0", b="2x2-4"),
+            host_of("v5litepod", 8, Bounds(4, 4)),
+            "one host of a larger slice",
+            id="a larger slice",
+        ),
+    ],
+)
+def test_requests_that_are_no_processes_of_one_mesh_are_refused(claim: Claim, host: Host, told: str) -> None:
+    with pytest.raises(NotProcesses, match=told):
+        prepare_claim(claim, host, list_offered(V5E, Offer.SUB_SLICES), Settings())
