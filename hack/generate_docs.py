@@ -20,6 +20,7 @@ from pydra.backends.type_messages import describe
 from pydra.cli.options import AGENT, WEBHOOK, OptionTable, default_text, flag_of, key_of, variable_of
 from pydra.cli.tool import build_parser
 from pydra.observability.metrics import Metrics
+from pydra.testing.interruptions import POINTS
 from pydra.testing.rules import Rule
 from pydra_amd import settings as amd
 from pydra_amd.health import diagnosis as amd_diagnosis
@@ -63,6 +64,9 @@ def conformance_page() -> str:
         "| rule | what holds | why |",
         "|---|---|---|",
         *(f"| `{rule.value}` | {rule.sentence.format('each configuration type')} | {rule.reason} |" for rule in Rule),
+        "",
+        f"`prepare`, `unprepare` and `restore` are interrupted wherever they wait (at most at {POINTS} places) and",
+        "when they have ended. What `plan` changes is seen where Python makes it, not in a native library.",
         "",
         "The suite prepares the first healthy device that no claim holds. Where an agent has prepared claims with the",
         "same backend, one that implements `restore` is only loaded.",

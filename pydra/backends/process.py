@@ -53,6 +53,9 @@ from pydra.errors import BackendError, BackendTimeout, BackendUnavailable, Pydra
 Outcome: TypeAlias = Reply | Failure | Involvement | PydraError
 """Of a call: the backend's answer; or, if its process ended, the error, or an Involvement that says to call again."""
 
+CHILD = "pydra.backends.child.main"
+"""The module that a backend's process runs."""
+
 MAX_UNSOLICITED = 100
 """Unsolicited answers that a process may send before it is killed."""
 
@@ -232,7 +235,7 @@ async def connect_pipe(reader: int, protocol: asyncio.Protocol) -> asyncio.ReadT
     return transport
 
 
-def build_command(target: str, fd: int, *, parent: int) -> list[str]:
+def build_command(target: str, fd: int, *, parent: int, program: str = CHILD) -> list[str]:
     """Return the command line of a backend's process.
 
     `-u`: its last output is seen even if it crashes. `-P`: its module path has PYTHONPATH, but not the working
@@ -240,7 +243,7 @@ def build_command(target: str, fd: int, *, parent: int) -> list[str]:
     """
     return [
         *(sys.executable, "-X", "faulthandler", "-u", "-P"),
-        *("-m", "pydra.backends.child.main", str(fd), str(parent), target),
+        *("-m", program, str(fd), str(parent), target),
     ]
 
 
@@ -268,6 +271,7 @@ class BackendProcess:
         timeouts: ProcessTimeouts,
         environ: Mapping[str, str] | None,
         settings: Mapping[str, Any],
+        program: str,
         on_change: Callable[[], None],
         on_ready: Callable[[BackendProcess, Hello], None],
         on_unsolicited: Callable[[int], None],
@@ -277,6 +281,7 @@ class BackendProcess:
         self._timeouts = timeouts
         self._environ = environ
         self._settings = settings
+        self._program = program
         self._on_change = on_change
         self._on_ready = on_ready
         self._on_unsolicited = on_unsolicited
@@ -487,7 +492,7 @@ class BackendProcess:
                 writers.append(writer)
                 self._transports.append(await connect_pipe(reader, pipe))
             self._process = await asyncio.create_subprocess_exec(
-                *build_command(self._source.target, theirs.fileno(), parent=os.getpid()),
+                *build_command(self._source.target, theirs.fileno(), parent=os.getpid(), program=self._program),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writers[0],
                 stderr=writers[1],

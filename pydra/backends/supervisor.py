@@ -30,7 +30,7 @@ from pydra.backends.crash_attribution import (
 )
 from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import FaultKind, parse_fault
-from pydra.backends.process import BackendProcess, Outcome, ProcessTimeouts
+from pydra.backends.process import CHILD, BackendProcess, Outcome, ProcessTimeouts
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
@@ -133,10 +133,11 @@ class BackendSupervisor:
         restarts: RestartPolicy = RestartPolicy(),  # noqa: B008 - frozen
         environ: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] = {},
+        program: str = CHILD,
         refresh: Callable[[BackendSource], BackendSource] = refresh_source,
         report: Callable[[BackendEvent], None] = ignore_event,
     ) -> None:
-        """`settings` are the backend's own, from the agent's settings file."""
+        """`settings` are the backend's own, from the agent's settings file; `program` is what its process runs."""
         self._source = source
         self._name = source.name
         self._deadlines = deadlines
@@ -144,6 +145,7 @@ class BackendSupervisor:
         self._restarts = restarts
         self._environ = environ
         self._settings = settings
+        self._program = program
         self._refresh = refresh
         self._report = report
         self._attribution = CrashAttribution(restarts.crashes)
@@ -451,6 +453,7 @@ class BackendSupervisor:
             timeouts=self._timeouts,
             environ=self._environ,
             settings=self._settings,
+            program=self._program,
             on_change=self._note_change,
             on_ready=self._handle_hello,
             on_unsolicited=self._reject_unsolicited,

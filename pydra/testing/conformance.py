@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import tempfile
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from glob import iglob
 from types import ModuleType
 from typing import Any
 
 import anyio
-from msgspec.structs import replace
 
+from pydra.backends.child.observed import VARIABLE
 from pydra.backends.discovery import BackendSource, choose_backend, extend_module_path, find_backend, variable_prefix
 from pydra.backends.error_codec import MAX_REASON, is_reason
+from pydra.backends.process import ProcessTimeouts
 from pydra.backends.supervisor import BackendSupervisor, Deadlines, RestartPolicy
 from pydra.backends.supervisor_events import (
     BackendEnded,
@@ -35,13 +34,11 @@ from pydra.backends.supervisor_events import (
 from pydra.backends.wire import Method
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec
-from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
+from pydra.claim import Claim, HeldClaim, OpaqueConfig, PreparedDevice
 from pydra.device_rules import validate_inventory
-from pydra.devices import Capacity, Device, HealthStatus, Inventory, Quantity
+from pydra.devices import Device, HealthStatus, Inventory
 from pydra.errors import (
     BackendError,
-    BackendTimeout,
-    BackendUnavailable,
     ClaimError,
     DeviceInUse,
     HostPathMissing,
@@ -51,15 +48,14 @@ from pydra.errors import (
 )
 from pydra.quantity import parse_quantity
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE, Settings, parse_settings
-from pydra.testing.report import Check, Report
+from pydra.testing.interruptions import Leaks, cancel_everywhere, crash_in_prepare, crash_in_restore, crash_in_unprepare
+from pydra.testing.report import Check, Report, fold_alike
 from pydra.testing.rules import Rule
+from pydra.testing.session import ABSENT, Session
 
-_ABSENT = "pydra-no-such-device"
-_POOL = "conformance"
 _DRIVER = "conformance.example.com"
-
-IMPATIENT_DEADLINE = 5.0
-"""Seconds for a call for a claim after one has timed out."""
+_HINTS = 3
+_IDLE_SECONDS = 1.0
 
 _Probe = Callable[[], Awaitable[list[str]]]
 
@@ -104,29 +100,38 @@ async def run_checks(
     *,
     prepare: bool = True,
     deadlines: Deadlines = Deadlines(connect=CONNECT_DEADLINE, discover=DISCOVER_DEADLINE),  # noqa: B008 - frozen
+    timeouts: ProcessTimeouts = ProcessTimeouts(),  # noqa: B008 - frozen
     environ: Mapping[str, str] | None = None,
     config: Mapping[str, Any] = {},
     parameters: Sequence[Mapping[str, Any]] = (),
     progress: Progress = lambda _title, _check: None,
 ) -> Report:
     """Do what `check_backend` does, inside an event loop."""
-    run = _Run(source, os.environ if environ is None else environ, config, parameters, progress)
-    supervisor = BackendSupervisor(
-        source,
-        deadlines=deadlines,
-        restarts=RestartPolicy(first=0.05, cap=1.0),
-        environ=environ,
-        settings=config.get("backendSettings", {}).get(source.configured_name, {}),
-        report=run.hear,
-    )
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(supervisor.run)
-        try:
-            checks = await run.run(supervisor, connect=deadlines.connect, prepare=prepare)
-        finally:
-            with anyio.move_on_after(CLAIM_DEADLINE, shield=True):
-                await run.undo(supervisor)
-        tasks.cancel_scope.cancel()
+    run = _Run(source, os.environ if environ is None else environ, config, progress, timeouts)
+    with tempfile.TemporaryDirectory(prefix="pydra-observed-") as directory:
+        supervisor = BackendSupervisor(
+            source,
+            deadlines=deadlines,
+            timeouts=timeouts,
+            restarts=RestartPolicy(first=0.05, cap=0.05),
+            environ={**(os.environ if environ is None else environ), VARIABLE: directory},
+            settings=config.get("backendSettings", {}).get(source.configured_name, {}),
+            program="pydra.backends.child.observed",
+            report=run.hear,
+        )
+        configs = tuple(
+            OpaqueConfig(source="FromClaim", position=f"parameters[{place}]", parameters=one)
+            for place, one in enumerate(parameters)
+        )
+        session = Session(supervisor, configs, directory=directory, connect_limit=deadlines.connect)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(supervisor.run)
+            try:
+                checks = await run.run(session, connect=deadlines.connect, prepare=prepare)
+            finally:
+                with anyio.move_on_after(CLAIM_DEADLINE, shield=True):
+                    await run.undo(session)
+            tasks.cancel_scope.cancel()
     return Report(backend=source.name, checks=checks)
 
 
@@ -137,55 +142,54 @@ class _Skipped(Exception):
 class _Run:
     """One conformance run: the checks, each of which returns the problems that it found."""
 
+    _session: Session
+
     def __init__(
         self,
         source: BackendSource,
         environ: Mapping[str, str],
         config: Mapping[str, Any],
-        parameters: Sequence[Mapping[str, Any]],
         progress: Progress,
+        timeouts: ProcessTimeouts,
     ) -> None:
         self._progress = progress
-        self._timed_out = False
+        self._timeouts = timeouts
         self._source = source
         self._config = config
         self._environ = environ
         self._agent = _find_agent_settings(source.name, environ, config)
-        self._backend: BackendSupervisor
         self._connect_limit = 0.0
         self._events: list[BackendEvent] = []
         self._starting: anyio.CancelScope | None = None
+        self._probing: anyio.CancelScope | None = None
         self._checks: list[Check] = []
         self._notes: list[str] = []
         self._lines: list[str] = []
         self._found = ""
-        self._unprepared = ""
-        self._parameters = tuple(
-            OpaqueConfig(source="FromClaim", position=f"parameters[{place}]", parameters=one)
-            for place, one in enumerate(parameters)
-        )
-        self._facts: BackendFacts | None = None
+        self._hopeless = ""
+        self._invalid_settings: SettingsError | None = None
         self._inventory: Inventory | None = None
-        self._device = Device(name=_ABSENT)
-        self._claims: dict[str, Claim] = {}
-        self._planned: dict[str, Claim] = {}
-        self._held: dict[str, HeldClaim] = {}
         self._prepared: tuple[PreparedDevice, ...] = ()
+        self._leaks = Leaks()
+        self._late: list[str] = []
 
-    async def run(self, supervisor: BackendSupervisor, *, connect: float, prepare: bool) -> tuple[Check, ...]:
-        self._backend, self._connect_limit = supervisor, connect
+    async def run(self, session: Session, *, connect: float, prepare: bool) -> tuple[Check, ...]:
+        self._session, self._connect_limit = session, connect
         await self._probe(Rule.CONNECT, self._connect)
-        if self._facts is not None and (prepared := self._find_prepared(self._facts)):
+        facts = session.facts
+        if self._invalid_settings is not None or (facts is not None and facts.settings):
+            await self._probe(Rule.SETTINGS, self._settings)
+        if facts is None:
+            return tuple(self._checks)
+        if prepared := self._find_prepared(facts):
             # `restore` would end what no claim of this run explains: the work of running pods.
             why = f"an agent has prepared claims on this node ({prepared}); check the backend on a node without"
             self._skip(Rule.CALLED, why)
-        elif self._facts is not None:
-            supervisor.restore_from(self._hold_all)
-            await self._read(self._facts)
-            await self._touch(prepare)
-            if Method.RESTORE in self._facts.methods:
-                await self._probe(Rule.RESTORE, self._restores)
-            await self._probe(Rule.HINTS, self._hints)
+            return tuple(self._checks)
+        session.backend.restore_from(session.hold_all)
+        await self._read(facts)
+        await self._touch(prepare)
+        await self._conclude(facts)
         return tuple(self._checks)
 
     def _find_prepared(self, facts: BackendFacts) -> str:
@@ -207,21 +211,19 @@ class _Run:
         self._events.append(event)
         if self._starting is not None and isinstance(event, BackendStartFailed | BackendEnded):
             self._starting.cancel()
+        if isinstance(event, RestoreFailed):  # no call is made before it succeeds
+            self._hopeless = "restore failed"
+            if self._probing is not None:
+                self._probing.cancel()
 
-    async def undo(self, supervisor: BackendSupervisor) -> None:
+    async def undo(self, session: Session) -> None:
         """Unprepare what a failed check still holds; the report already has the failure."""
-        for held in tuple(self._held.values()):
+        for held in tuple(session.held.values()) if self._hopeless != "restore failed" else ():
             with suppress(PydraError):
-                await supervisor.unprepare(held.claim, (), until=self._deadline())
-
-    def _deadline(self) -> float:
-        """When a call for a claim must have ended; after one that timed out, the others get no such time again."""
-        return anyio.current_time() + (IMPATIENT_DEADLINE if self._timed_out else CLAIM_DEADLINE)
+                await session.backend.unprepare(held.claim, (), until=session.deadline())
 
     async def _read(self, facts: BackendFacts) -> None:
         await self._probe(Rule.DRIVER, self._driver)
-        if facts.settings:
-            await self._probe(Rule.SETTINGS, self._settings)
         if facts.reasons:
             await self._probe(Rule.REASONS, self._reasons)
         await self._probe(Rule.DISCOVER, self._discover)
@@ -230,31 +232,40 @@ class _Run:
         else:
             await self._probe(Rule.STABLE, self._discover_again)
             await self._probe(Rule.COUNTERS, self._counters)
+            if Method.WAIT_CHANGED in facts.methods:
+                await self._probe(Rule.IDLE, self._idle)
         if Method.MEASURE in facts.methods:
             await self._probe(Rule.MEASURE, self._measure)
         for kind in facts.config_kinds:
             await self._probe(Rule.CONFIG, lambda kind=kind: self._misspelt(kind), kind)  # type: ignore[misc]
+        if facts.config_kinds:
+            await self._probe(Rule.CONFIG_TYPES, self._untyped)
+            await self._probe(Rule.CONFIG_RULES, self._failing_rules)
 
     async def _touch(self, prepare: bool) -> None:
+        session = self._session
         probes: list[tuple[Rule, _Probe]] = [
             (Rule.UNKNOWN, self._absent),
             (Rule.UNPREPARE_NOTHING, self._unprepare_nothing),
             (Rule.PREPARE, self._prepare),
+            (Rule.EDITS, self._edits),
             (Rule.PREPARE_AGAIN, self._prepare_again),
             (Rule.PREPARE_AFTER_CRASH, self._prepare_after_crash),
             (Rule.UNPREPARE, self._unprepare),
-            (Rule.UNPREPARE_AGAIN, self._unprepare),
-            (Rule.UNPREPARE_AFTER_CRASH, self._unprepare_after_crash),
+            (Rule.UNPREPARE_AGAIN, self._unprepare_again),
             (Rule.CONCURRENT, self._concurrent),
             (Rule.CANCEL, self._cancel),
+            (Rule.DEADLINE, self._deadline),
+            (Rule.UNPREPARE_AFTER_CRASH, lambda: crash_in_prepare(session)),
+            (Rule.UNPREPARE_CRASH, lambda: crash_in_unprepare(session)),
         ]
-        if self._facts is not None and Method.PLAN in self._facts.methods:
+        if session.has(Method.PLAN):
             probes += [
                 (Rule.PLAN, self._plan_again),
                 (Rule.PLAN_CRASH, self._crash_after_plan),
             ]
         usable = self._usable()
-        self._device = usable[0] if usable else self._device
+        session.device = usable[0] if usable else session.device
         for rule, probe in probes:
             if not prepare:
                 self._skip(rule, "asked to leave the hardware alone")
@@ -262,10 +273,44 @@ class _Run:
                 self._skip(rule, "discover failed")
             elif not usable:
                 self._skip(rule, "no healthy device")
-            elif self._unprepared:
-                self._skip(rule, self._unprepared)
             else:
-                await self._probe(rule, probe)
+                await self._probe_safely(rule, probe)
+
+    async def _probe_safely(self, rule: Rule, probe: _Probe) -> None:
+        """Make a check so that its failure is not that of those that follow.
+
+        Without an answer of prepare, and without unprepare, there is nothing to follow.
+        """
+        await self._probe(rule, probe)
+        if not self._checks[-1].problems or self._hopeless:
+            return
+        if rule in (Rule.PREPARE, Rule.UNPREPARE):
+            self._hopeless = f"{rule.value} failed"
+        elif rule in (Rule.CONCURRENT, Rule.CANCEL):  # what they left in the process would fail the next calls
+            with suppress(PydraError):
+                await self._session.crash()
+
+    async def _conclude(self, facts: BackendFacts) -> None:
+        """Report what can only be told at the end."""
+        if Method.RESTORE in facts.methods:
+            await self._probe(Rule.RESTORE, self._restores)
+        if Method.WAIT_CHANGED in facts.methods:
+            self._conclude_one(Rule.HINTS, self._describe_events(HintsFailed))
+        observed = self._session.observations()
+        self._conclude_one(
+            Rule.BLOCKING, [f"it was blocked for {one.blocked:.1f} s: {one.place}" for one in observed if one.blocked]
+        )
+        self._conclude_one(Rule.LEAKED_TASKS, self._leaks.tasks)
+        self._conclude_one(Rule.LEAKED_THREADS, self._leaks.threads)
+        self._conclude_one(Rule.LEAKED_DESCRIPTORS, self._leaks.descriptors)
+
+    def _conclude_one(self, rule: Rule, problems: Iterable[str]) -> None:
+        self._add(Check(rule=rule.value, title=rule.sentence, problems=tuple(dict.fromkeys(problems))))
+
+    async def _look_for_leaks(self, method: Method, name: str, call: Callable[[int], Awaitable[object]]) -> None:
+        """Repeat a call; whether it fails is for other rules to tell."""
+        with anyio.CancelScope() as self._probing, suppress(PydraError):
+            await self._leaks.look(self._session, method, name, call)
 
     def _usable(self) -> list[Device]:
         return [one for one in self._inventory.devices if _is_usable(one)] if self._inventory is not None else []
@@ -278,38 +323,51 @@ class _Run:
         self._progress(check.title, check)
 
     async def _probe(self, rule: Rule, probe: _Probe, of: str = "") -> None:
-        title, skipped = rule.sentence.format(of), ""
+        title, skipped, problems = rule.sentence.format(of), "", list[str]()
         self._progress(title, None)
-        try:
-            problems = await probe()
-        except _Skipped as why:
-            problems, skipped = [], str(why)
-        except BackendError as error:
-            self._timed_out = self._timed_out or isinstance(error, BackendTimeout)
-            problems = [f"{error}\n{error.details}".strip()]
-        except SettingsError as error:
-            problems = list(error.problems)
-        except PydraError as error:
-            problems = [f"{type(error).__name__}: {error}"]
+        with anyio.CancelScope() as self._probing:
+            try:
+                if self._hopeless and rule is not Rule.RESTORE:
+                    raise _Skipped(self._hopeless)
+                problems = await probe()
+            except _Skipped as why:
+                skipped = str(why)
+            except BackendError as error:
+                self._session.note(error)
+                problems = [f"{error}\n{error.details}".strip()]
+            except SettingsError as error:
+                problems = list(error.problems)
+            except PydraError as error:
+                problems = [f"{type(error).__name__}: {error}"]
+        if self._probing is not None and self._probing.cancelled_caught:
+            skipped = self._hopeless
+        self._probing = None
         check = Check(
             rule=rule.value,
             title=title,
-            problems=tuple(problems),
+            problems=fold_alike(problems, self._names()),
             skipped=skipped,
-            notes=tuple(self._notes),
+            notes=fold_alike(self._notes, self._names()),
             found=self._found,
             lines=tuple(self._lines),
         )
         self._add(check)
         self._notes, self._lines, self._found = [], [], ""
 
+    def _names(self) -> list[str]:
+        return [one.name for one in self._inventory.devices] if self._inventory is not None else []
+
     # Reading
 
     async def _connect(self) -> list[str]:
         with anyio.move_on_after(self._connect_limit) as self._starting:
-            self._facts = await self._backend.wait_ready()
+            try:
+                self._session.facts = await self._session.backend.wait_ready()
+            except SettingsError as error:
+                self._invalid_settings = error
+                raise _Skipped("its settings are invalid") from error
         self._starting = None
-        if self._facts is not None:
+        if self._session.facts is not None:
             return []
         failed = [
             f"{event.message}\n{event.details}" for event in self._events if isinstance(event, BackendStartFailed)
@@ -319,24 +377,25 @@ class _Run:
 
     async def _driver(self) -> list[str]:
         """Advise a DRIVER: without it, the agent needs a name in its settings."""
-        driver = self._facts.driver if self._facts is not None else ""
-        if not driver:
+        if not self._driver_name():
             name = self._source.configured_name
             self._notes.append(f"DRIVER is absent, so every admin must give one: --driver {name}=NAME")
         return []
 
     async def _settings(self) -> list[str]:
         """Show the settings; the agent refuses invalid ones before anything else."""
+        if self._invalid_settings is not None:
+            raise self._invalid_settings
         self._lines += [
             f"{one.name} = {one.value} (allowed: {one.allowed}; default: {one.default}; from: {one.source}; "
             f"variable: {one.variable})"
-            for one in (self._facts.settings if self._facts is not None else ())
+            for one in (self._session.facts.settings if self._session.facts is not None else ())
         ]
         return []
 
     async def _reasons(self) -> list[str]:
         """Advise valid reasons: otherwise pydra's own reason is used for the error."""
-        reasons = self._facts.reasons if self._facts is not None else {}
+        reasons = self._session.facts.reasons if self._session.facts is not None else {}
         usable = sorted({reason for reason in reasons.values() if is_reason(reason)})
         self._found = ", ".join(usable)
         self._notes += [
@@ -348,25 +407,36 @@ class _Run:
         return []
 
     async def _discover(self) -> list[str]:
-        self._inventory = inventory = await self._backend.discover()
+        inventory = await self._session.backend.discover()
         self._notes += [f"hardware cannot be read: {text}" for text in inventory.unreadable]
         valid = validate_inventory(inventory)
+        self._inventory = Inventory(devices=valid.devices, counter_sets=valid.counter_sets)
         return [*valid.problems, *valid.dropped]
 
     async def _discover_again(self) -> list[str]:
-        again = {device.name: device for device in (await self._backend.discover()).devices}
+        valid = validate_inventory(await self._session.backend.discover())
+        again = {device.name: device for device in valid.devices}
         before = {device.name: device for device in self._inventory.devices} if self._inventory is not None else {}
         problems = [f"device {name} is gone" for name in sorted(before.keys() - again.keys())]
         problems += [f"device {name} is new" for name in sorted(again.keys() - before.keys())]
         for name in sorted(before.keys() & again.keys()):
-            problems += [
-                f"device {name}: {field} changed from {getattr(before[name], field)} to {getattr(again[name], field)}"
-                for field in ("attributes", "capacity", "consumes_counters", "allow_multiple_allocations")
-                if getattr(before[name], field) != getattr(again[name], field)
-            ]
+            problems += [f"device {name}: {change}" for change in _find_changes(before[name], again[name])]
         if not problems and list(again) != list(before):
             problems.append("the devices come in another order")
+        await self._look_for_leaks(Method.DISCOVER, "discover", lambda _place: self._session.backend.discover())
         return problems
+
+    async def _idle(self) -> list[str]:
+        """Find hints that come one after the other although nothing changes; one may be left from the start."""
+        before = await self._session.backend.discover()
+        for _ in range(_HINTS + 1):
+            with anyio.move_on_after(_IDLE_SECONDS) as waiting:
+                await self._session.backend.wait_changed()
+            if waiting.cancelled_caught:
+                return []
+        if await self._session.backend.discover() != before:
+            return []
+        return [f"it returned {_HINTS} times in a row, each within {_IDLE_SECONDS:g} s, and discover answered the same"]
 
     async def _counters(self) -> list[str]:
         """Find devices that need more of a counter than there is; names and sets are `discover`'s to obey."""
@@ -383,7 +453,8 @@ class _Run:
 
     async def _measure(self) -> list[str]:
         """Advise known devices; but hardware that is not listed may have samples, such as a partitioned GPU."""
-        measured = {sample.device: None for sample in await self._backend.measure()}
+        await self._look_for_leaks(Method.MEASURE, "measure", lambda _place: self._session.backend.measure())
+        measured = {sample.device: None for sample in await self._session.backend.measure()}
         if self._inventory is None:
             return []
         known = {device.name for device in self._inventory.devices} | {""}
@@ -398,81 +469,72 @@ class _Run:
         api_version, _, name = kind.rpartition("/")
         parameters = {"apiVersion": api_version, "kind": name, "pydraNoSuchField": 1}
         config = OpaqueConfig(source="FromClaim", position="config[0]", parameters=parameters)
-        claim = self._claim(f"misspelt-{name}", Device(name=_ABSENT), config)
+        claim = self._session.claim(f"misspelt-{kind}", Device(name=ABSENT), config)
         try:
-            await self._hold(claim)
+            await self._session.hold(claim)
         except InvalidConfig as error:
-            self._held.pop(claim.uid, None)
+            self._session.held.pop(claim.uid, None)
             return [] if "pydraNoSuchField" in str(error) else [f"the error does not name the field: {error}"]
         return ["it was accepted"]
 
+    async def _untyped(self) -> list[str]:
+        observed = self._session.observations()
+        return sorted({f"{field} takes a value of any type" for one in observed for field in one.untyped})
+
+    async def _failing_rules(self) -> list[str]:
+        return sorted({problem for one in self._session.observations() for problem in one.failing_rules})
+
     async def _absent(self) -> list[str]:
         """Advise UnknownDevice: it happens only with a device that disappeared after it was published."""
-        claim = self._claim("absent", Device(name=_ABSENT))
+        claim = self._session.claim("absent", Device(name=ABSENT))
         try:
-            await self._hold(claim)
+            await self._session.hold(claim)
         except ClaimError:
-            self._held.pop(claim.uid, None)
+            self._session.held.pop(claim.uid, None)
             return []
         self._notes.append(
-            f"prepare of device {_ABSENT} succeeded; a device may have gone since the scheduler chose it: "
+            f"prepare of device {ABSENT} succeeded; a device may have gone since the scheduler chose it: "
             "raise pydra.UnknownDevice, so the pod's Events show it"
         )
-        await self._release(claim, ())
+        await self._session.release(claim, ())
         return []
 
     # Touching
 
-    def _claim(self, name: str, device: Device, *configs: OpaqueConfig) -> Claim:
-        """Return the claim of this name, with a uid that no other run has used."""
-        if name not in self._claims:
-            self._claims[name] = _build_claim(name, device, configs or self._parameters)
-        return self._claims[name]
-
-    async def _hold(self, claim: Claim) -> tuple[PreparedDevice, ...]:
-        """Plan, if it plans, and prepare, as the agent does: what is begun is held from before prepare on."""
-        planned = await self._plan(claim)
-        self._held.setdefault(claim.uid, HeldClaim(claim=planned, completed=False))
-        prepared = await self._backend.prepare(planned, until=self._deadline())
-        self._held[claim.uid] = HeldClaim(claim=planned, prepared=prepared, completed=True)
-        return prepared
-
-    async def _plan(self, claim: Claim) -> Claim:
-        """Return the claim with its plan; a held claim keeps its plan."""
-        if self._facts is None or Method.PLAN not in self._facts.methods:
-            return claim
-        if claim.uid not in self._held:
-            plan = await self._backend.plan(claim, tuple(self._held.values()), until=self._deadline())
-            self._planned[claim.uid] = replace(claim, plan=plan)
-        return self._planned[claim.uid]
-
-    async def _release(self, claim: Claim, prepared: Sequence[PreparedDevice]) -> None:
-        planned = self._planned.get(claim.uid, claim)
-        await self._backend.unprepare(planned, prepared, until=self._deadline())
-        self._held.pop(claim.uid, None)
-
-    @asynccontextmanager
-    async def _hold_all(self) -> AsyncIterator[Sequence[HeldClaim]]:
-        yield tuple(self._held.values())
-
     async def _plan_again(self) -> list[str]:
-        claim, held = self._claim("plan", self._device), tuple(self._held.values())
-        first = await self._backend.plan(claim, held, until=self._deadline())
-        again = await self._backend.plan(claim, held, until=self._deadline())
-        return [] if first == again else [f"first {first}, then {again}"]
+        claim, held = self._session.claim("plan"), tuple(self._session.held.values())
+        first = await self._session.backend.plan(claim, held, until=self._session.deadline())
+        again = await self._session.backend.plan(claim, held, until=self._session.deadline())
+        changed = [
+            f"plan changes {change}"
+            for one in self._session.observations()
+            if one.method is Method.PLAN
+            for change in one.changes
+        ]
+        return [*dict.fromkeys(changed), *([] if first == again else [f"first {first}, then {again}"])]
 
     async def _crash_after_plan(self) -> list[str]:
-        claim = self._claim("planned", self._device)
-        self._held[claim.uid] = HeldClaim(claim=await self._plan(claim), completed=False)
-        await self._crash()
-        await self._release(claim, ())
-        return await self._still_prepares("after-plan")
+        claim = self._session.claim("planned")
+        self._session.held[claim.uid] = HeldClaim(claim=await self._session.plan(claim), completed=False)
+        await self._session.crash()
+        await self._session.release(claim, ())
+        await self._session.use("after-plan")
+        return []
 
     async def _restores(self) -> list[str]:
-        return [f"{event.message}\n{event.details}" for event in self._events if isinstance(event, RestoreFailed)]
+        problems = []
+        if self._prepared and not self._hopeless:
+            with anyio.CancelScope() as self._probing:  # by an event that is told below
+                problems = await crash_in_restore(self._session)
+        return self._describe_events(RestoreFailed) or problems
+
+    def _describe_events(self, kind: type[HintsFailed | RestoreFailed]) -> list[str]:
+        found = [f"{event.message}\n{event.details}".strip() for event in self._events if isinstance(event, kind)]
+        return list(dict.fromkeys(found))
 
     async def _unprepare_nothing(self) -> list[str]:
-        await self._backend.unprepare(self._claim("never", self._device), (), until=self._deadline())
+        claim = self._session.claim("never")
+        await self._session.backend.unprepare(claim, (), until=self._session.deadline())
         return []
 
     async def _prepare(self) -> list[str]:
@@ -482,31 +544,37 @@ class _Run:
         """
         usable = self._usable()
         for place, device in enumerate(usable, start=1):
-            claim = _build_claim("one", device, self._parameters)
+            claim = self._session.build_claim("one", device)
             try:
-                self._prepared = await self._hold(claim)
+                self._prepared = await self._session.hold(claim)
             except DeviceInUse as error:
                 if place == len(usable):
                     raise
-                self._held.pop(claim.uid, None)
+                self._session.held.pop(claim.uid, None)
                 self._notes.append(f"{error}; the next one is taken")
                 continue
             except InvalidConfig as error:
-                self._held.pop(claim.uid, None)
+                self._session.held.pop(claim.uid, None)
                 if place < len(usable):
                     continue
-                if self._parameters or self._facts is None or not self._facts.config_kinds:
+                if self._session.configs or self._session.facts is None or not self._session.facts.config_kinds:
                     raise
-                self._unprepared = "no device is prepared without configuration; give check_backend parameters"
+                self._hopeless = "no device is prepared without configuration; give check_backend parameters"
                 self._notes.append(str(error))
-                raise _Skipped(self._unprepared) from error
-            self._device, self._claims["one"] = device, claim
-            driver = self._facts.driver if self._facts is not None else ""
-            build_spec(driver or _DRIVER, claim.uid, self._prepared)
-            self._advise_bind_mounts()
-            await self._look_for_host_paths()
+                raise _Skipped(self._hopeless) from error
+            self._session.device = device
+            self._session.remember("one", claim)
             break
         return []
+
+    async def _edits(self) -> list[str]:
+        build_spec(self._driver_name() or _DRIVER, self._session.claim("one").uid, self._prepared)
+        self._advise_bind_mounts()
+        await self._look_for_host_paths()
+        return []
+
+    def _driver_name(self) -> str:
+        return self._session.facts.driver if self._session.facts is not None else ""
 
     def _advise_bind_mounts(self) -> None:
         """Advise the option that makes a mount of a host's path: CDI allows its absence, and no runtime mounts then."""
@@ -528,44 +596,44 @@ class _Run:
             self._notes.append(str(error))
 
     async def _prepare_again(self) -> list[str]:
-        again = await self._hold(self._claim("one", self._device))
+        again = await self._session.hold(self._session.claim("one"))
         return [] if again == self._prepared else [f"first {self._prepared}, then {again}"]
 
     async def _prepare_after_crash(self) -> list[str]:
-        await self._crash()
+        await self._session.crash()
         return await self._prepare_again()
 
     async def _unprepare(self) -> list[str]:
-        await self._release(self._claim("one", self._device), self._prepared)
+        await self._session.release(self._session.claim("one"), self._prepared)
         return []
 
-    async def _unprepare_after_crash(self) -> list[str]:
-        claim = self._claim("two", self._device)
-        await self._hold(claim)
-        await self._crash()
-        await self._release(claim, ())
-        return await self._still_prepares("after-crash")
+    async def _unprepare_again(self) -> list[str]:
+        await self._unprepare()
+        await self._look_for_leaks(
+            Method.UNPREPARE, "prepare and unprepare", lambda place: self._session.use(f"leak-{place}")
+        )
+        return []
 
     async def _concurrent(self) -> list[str]:
-        others = [one for one in self._usable() if one.name != self._device.name and not one.consumes_counters]
-        if not others or self._device.consumes_counters:
+        others = [one for one in self._usable() if one.name != self._session.device.name and not one.consumes_counters]
+        if not others or self._session.device.consumes_counters:
             raise _Skipped("there are no two devices that surely are independent of each other")
-        claims = [self._claim("left", self._device), self._claim("right", others[0])]
+        claims = [self._session.claim("left"), self._session.claim("right", others[0])]
         errors: list[PydraError] = []
 
         async def hold(claim: Claim) -> None:
             try:
-                await self._hold(claim)
+                await self._session.hold(claim)
             except PydraError as error:
                 errors.append(error)
 
         for claim in claims:  # the agent plans one after another
-            self._held.setdefault(claim.uid, HeldClaim(claim=await self._plan(claim), completed=False))
+            self._session.held.setdefault(claim.uid, HeldClaim(claim=await self._session.plan(claim), completed=False))
         async with anyio.create_task_group() as tasks:
             for claim in claims:
                 tasks.start_soon(hold, claim)
         for claim in claims:
-            await self._release(claim, self._held[claim.uid].prepared)
+            await self._session.release(claim, self._session.held[claim.uid].prepared)
         if errors and all(isinstance(error, ClaimError) for error in errors):
             for claim in claims:
                 await self._hold_alone(claim)
@@ -574,39 +642,32 @@ class _Run:
     async def _hold_alone(self, claim: Claim) -> None:
         """Prepare and unprepare the claim; what refuses it alone as well has nothing to do with other claims."""
         try:
-            prepared = await self._hold(claim)
+            prepared = await self._session.hold(claim)
         except ClaimError as error:
-            await self._release(claim, ())
+            await self._session.release(claim, ())
             raise _Skipped(str(error)) from error
-        await self._release(claim, prepared)
+        await self._session.release(claim, prepared)
 
     async def _cancel(self) -> list[str]:
-        claim = self._claim("three", self._device)
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            await self._hold(claim)
-        with anyio.move_on_after(0.001):
-            await self._hold(claim)
-        await self._release(claim, ())
-        return await self._still_prepares("after-cancel")
+        problems, self._late = await cancel_everywhere(self._session, self._timeouts.cancel_timeout)
+        waits = {method: self._session.waits(method) for method in (Method.PREPARE, Method.UNPREPARE)}
+        self._found = ", ".join(f"{method.value} waits {count} times" for method, count in waits.items())
+        return problems
 
-    async def _still_prepares(self, name: str) -> list[str]:
-        claim = self._claim(name, self._device)
-        await self._release(claim, await self._hold(claim))
-        return []
+    async def _deadline(self) -> list[str]:
+        return self._late
 
-    async def _crash(self) -> None:
-        await self._backend.wait_ready()
-        before = self._backend.statistics()
-        os.kill(before.pid, signal.SIGKILL)
-        with anyio.move_on_after(self._connect_limit):
-            while self._backend.statistics().starts == before.starts:
-                await self._backend.wait_changed()
-            return
-        raise BackendUnavailable(self._source.name, f"did not come back within {self._connect_limit:g} s after a crash")
 
-    async def _hints(self) -> list[str]:
-        return [f"{event.message}\n{event.details}" for event in self._events if isinstance(event, HintsFailed)]
+def _find_changes(before: Device, after: Device) -> Iterator[str]:
+    """Yield what differs, single attributes and capacities by name."""
+    for what in ("attributes", "capacity"):
+        old, new = getattr(before, what), getattr(after, what)
+        for name in sorted(old.keys() | new.keys()):
+            if old.get(name) != new.get(name):
+                yield f"{what}: {name} changed from {old.get(name)!r} to {new.get(name)!r}"
+    for field in ("consumes_counters", "allow_multiple_allocations"):
+        if getattr(before, field) != getattr(after, field):
+            yield f"{field} changed from {getattr(before, field)} to {getattr(after, field)}"
 
 
 def _find_agent_settings(backend: str, environ: Mapping[str, str], config: Mapping[str, Any]) -> Settings:
@@ -619,25 +680,6 @@ def _find_agent_settings(backend: str, environ: Mapping[str, str], config: Mappi
 
 def _is_usable(device: Device) -> bool:
     return device.health.status is not HealthStatus.UNHEALTHY and not device.taints
-
-
-def _build_claim(name: str, device: Device, configs: tuple[OpaqueConfig, ...]) -> Claim:
-    shared = device.allow_multiple_allocations
-    allocated = AllocatedDevice(
-        request="device",
-        pool=_POOL,
-        device=device.name,
-        share_id=str(uuid.uuid4()) if shared else None,
-        consumed_capacity={name: str(_share(one)) for name, one in device.capacity.items()} if shared else {},
-        configs=configs,
-    )
-    return Claim(uid=str(uuid.uuid4()), namespace="default", name=f"conformance-{name}", devices=(allocated,))
-
-
-def _share(capacity: Capacity) -> Quantity:
-    """Return what a claim gets that requests no amount."""
-    default = capacity.policy.default if capacity.policy is not None else None
-    return capacity.value if default is None else default
 
 
 def _locate(backend: object) -> BackendSource:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 import msgspec
 
 
@@ -68,3 +71,23 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """For a terminal: each check, the result at the end."""
         return "\n".join([*(check.text for check in self.checks), self.verdict])
+
+
+def fold_alike(texts: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    """Make one text of those that differ only in the names of devices and in words with digits."""
+    known = "|".join(re.escape(one) for one in sorted(names, key=len, reverse=True))
+    words = re.compile(rf"(?<![\w.-])(?:{known})(?![\w-])|[\w.-]*\d[\w.-]*" if known else r"[\w.-]*\d[\w.-]*")
+    alike: dict[str, list[str]] = {}
+    for text in texts:
+        alike.setdefault(words.sub("#", text), []).append(text)
+    return tuple(one if not rest else _fold(one, rest, words) for one, *rest in alike.values())
+
+
+def _fold(one: str, rest: list[str], words: re.Pattern[str]) -> str:
+    """Append for what else it holds, by the first word in which the texts differ."""
+    columns = zip(*(words.findall(text) for text in (one, *rest)), strict=True)
+    differing = next((column for column in columns if len(set(column)) > 1), ())
+    others = list(dict.fromkeys(differing[1:]))
+    shown = ", ".join(others[:2]) + (f" ... {others[-1]}" if len(others) > 2 else "")
+    first, newline, details = one.partition("\n")
+    return f"{first} (and {len(rest)} more like this: {shown}){newline}{details}"

@@ -46,11 +46,26 @@ class Rule(Enum):
         "no device needs more of a counter than its set has",
         "such a device is never allocated, and no message says so",
     )
+    IDLE = (
+        "hints-idle",
+        "wait_changed waits until something has changed",
+        "the agent calls `discover` whenever it returns, many times a second",
+    )
     MEASURE = "measure", "measure answers", "a failed measurement removes the samples from `/metrics`"
     CONFIG = (
         "config",
         "a misspelt field of {} is refused",
         "a field that is ignored is a setting that silently has no effect",
+    )
+    CONFIG_TYPES = (
+        "config-types",
+        "each field of its configuration has a type",
+        "a field that takes anything lets mistakes through to the hardware, and the webhook cannot refuse them",
+    )
+    CONFIG_RULES = (
+        "config-rules",
+        "its own rules for configuration refuse, and do not fail",
+        "the claim's author reads what the rule says, not an exception",
     )
     UNKNOWN = (
         "unknown-device",
@@ -64,7 +79,12 @@ class Rule(Enum):
     )
     PREPARE = (
         "prepare",
-        "prepare answers, and its edits obey CDI's rules",
+        "prepare answers for each device of the claim",
+        "the pod waits until it does; nothing further is checked without it",
+    )
+    EDITS = (
+        "edits",
+        "its container edits obey CDI's rules",
         "the runtime refuses a container with an invalid CDI spec",
     )
     PREPARE_AGAIN = (
@@ -81,15 +101,29 @@ class Rule(Enum):
     UNPREPARE_AGAIN = "unprepare-again", "unprepare again succeeds", "the kubelet repeats calls"
     UNPREPARE_AFTER_CRASH = (
         "unprepare-after-crash",
-        "unprepare succeeds after a crash in prepare, with nothing remembered",
+        "unprepare succeeds after a crash anywhere in prepare, with nothing remembered",
         "the agent undoes a prepare that did not end, and then another claim gets the device",
+    )
+    UNPREPARE_CRASH = (
+        "unprepare-crash",
+        "unprepare succeeds after a crash anywhere in unprepare",
+        "the agent calls it again until it has ended",
     )
     CONCURRENT = (
         "concurrent",
         "two claims are prepared at once, each with its own devices",
         "the agent calls `prepare` for several claims at a time",
     )
-    CANCEL = "cancel", "a prepare that was cancelled can be undone", "calls are cancelled at their deadline"
+    CANCEL = (
+        "cancel",
+        "prepare and unprepare can be cancelled anywhere, and undone",
+        "calls are cancelled at their deadline",
+    )
+    DEADLINE = (
+        "deadline",
+        "a call that is cancelled ends soon",
+        "otherwise its process is replaced, and other calls with it; threads have to end, too (`pydra.time_left`)",
+    )
     PLAN = (
         "plan",
         "plan answers the same again, and touches nothing",
@@ -100,5 +134,25 @@ class Rule(Enum):
         "a claim that was planned before a crash can be unprepared",
         "nothing of the plan may have been done",
     )
-    RESTORE = "restore", "restore accepts what the node holds", "the agent calls nothing else until it has succeeded"
+    RESTORE = (
+        "restore",
+        "restore accepts what the node holds, also after a crash in restore",
+        "the agent calls nothing else until it has succeeded",
+    )
     HINTS = "hints", "its hints do not fail", "without them, changes are noticed every `rescanPeriod` only"
+    BLOCKING = (
+        "blocking",
+        "the event loop is not blocked",
+        "no other call goes on meanwhile, and after 15 s the process is replaced; use `asyncio.to_thread`",
+    )
+    LEAKED_TASKS = "leaked-tasks", "repeated calls leave no tasks behind", "the agent calls it for months"
+    LEAKED_THREADS = (
+        "leaked-threads",
+        "repeated calls leave no threads behind",
+        "their number is limited",
+    )
+    LEAKED_DESCRIPTORS = (
+        "leaked-descriptors",
+        "repeated calls leave no descriptors open",
+        "at their limit every call fails",
+    )

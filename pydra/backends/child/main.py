@@ -60,7 +60,7 @@ class _StartupError(Exception):
         super().__init__(refusal.fault.message)
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str], calls: type[CallServer] = CallServer) -> None:
     """Serve until the agent closes the connection. Never returns, so threads that hang cannot delay the exit."""
     fd, parent, target = arguments
     _set_parent_death_signal(int(parent))
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> None:
     sock.set_inheritable(False)  # a program that the backend starts must not keep the connection open
     sys.argv = [f"pydra backend {target}"]
     with asyncio.Runner() as runner:
-        runner.run(_serve(sock, target))
+        runner.run(_serve(sock, target, calls))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -88,7 +88,7 @@ def _prepare_for_crashes() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True, chain=False)
 
 
-async def _serve(sock: socket.socket, target: str) -> None:
+async def _serve(sock: socket.socket, target: str, calls: type[CallServer]) -> None:
     loop = asyncio.get_running_loop()
     loop.set_default_executor(CallThreads(thread_name_prefix="backend"))
     over = asyncio.Event()
@@ -114,7 +114,7 @@ async def _serve(sock: socket.socket, target: str) -> None:
     forward_logs(channel, start.log_level)
     try:
         async with _open_backend(target, start) as (backend, live, settings, check), asyncio.TaskGroup() as tasks:
-            server = CallServer(live, getattr(backend, "CONFIG_TYPES", {}), channel.send, tasks, check)
+            server = calls(live, getattr(backend, "CONFIG_TYPES", {}), channel.send, tasks, check)
             channel.send(_hello(backend, live, settings))
             await over.wait()
             server.cancel_all()

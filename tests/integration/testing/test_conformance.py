@@ -32,24 +32,19 @@ async def test_all_faults_of_a_sloppy_backend_are_found_at_once() -> None:
     report = await run_checks(BackendSource(name="sloppy", target="sloppy"), environ=ENVIRON)
     assert not report.ok
     found = outcomes(report)
-    del found["a prepare that was cancelled can be undone"]  # by chance: it may not have begun
-    assert found == {
-        "it is loaded and connects": "ok",
+    assert {title: mark for title, mark in found.items() if mark != "ok"} == {
         "it names its driver": "note",
         "discover answers, and its devices obey the API's rules": "FAIL",
         "discover answers the same again": "FAIL",
         "measure answers": "note",
-        "no device needs more of a counter than its set has": "ok",
-        "two claims are prepared at once, each with its own devices": "ok",
-        "a misspelt field of sloppy.example.com/v1/Lenient is refused": "ok",
+        "two claims are prepared at once, each with its own devices": "skip",
         "a device that it does not have is refused": "note",
         "unprepare succeeds when nothing was prepared": "FAIL",
-        "prepare answers, and its edits obey CDI's rules": "FAIL",
+        "its container edits obey CDI's rules": "FAIL",
         "prepare again answers the same": "FAIL",
         "prepare answers the same after a crash": "FAIL",
-        "unprepare succeeds": "ok",
         "unprepare again succeeds": "FAIL",
-        "unprepare succeeds after a crash in prepare, with nothing remembered": "FAIL",
+        "unprepare succeeds after a crash anywhere in prepare, with nothing remembered": "FAIL",
         "its hints do not fail": "FAIL",
     }
     assert "KeyError" in report.text, "the traceback is there"
@@ -110,49 +105,6 @@ async def unprepare(claim, prepared): pass
 """
 
 
-async def test_devices_that_need_more_of_a_counter_than_there_is_are_told(tmp_path: Path) -> None:
-    (tmp_path / "greedy.py").write_text(
-        "from pydra import *\n"
-        "DRIVER = 'greedy.example.com'\n"
-        "def part(slots): return (CounterConsumption(counter_set='all', counters={'slots': slots}),)\n"
-        "async def discover():\n"
-        "    devices = tuple(Device(name=f'd{n}', consumes_counters=part(n)) for n in ('1', '2', '3'))\n"
-        "    return Inventory(devices=devices, counter_sets=(CounterSet(name='all', counters={'slots': '2'}),))\n"
-        "async def prepare(claim): return [one.prepared() for one in claim.devices]\n"
-        "async def unprepare(claim, prepared): pass\n"
-    )
-    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
-    report = await run_checks(BackendSource(name="greedy", target="greedy"), environ=environ)
-    assert report.problems == (
-        "no device needs more of a counter than its set has: "
-        "device d3 needs 3 of counter slots of set all, which has 2",
-    )
-
-
-async def test_a_claim_that_is_refused_only_beside_another_is_told(tmp_path: Path) -> None:
-    (tmp_path / "single.py").write_text(
-        "import asyncio\n"
-        "from pydra import *\n"
-        "DRIVER = 'single.example.com'\n"
-        "busy = False\n"
-        "async def discover(): return Inventory(devices=(Device(name='a'), Device(name='b')))\n"
-        "async def prepare(claim):\n"
-        "    global busy\n"
-        "    if busy: raise ClaimError('the card is busy')\n"
-        "    busy = True\n"
-        "    try: await asyncio.sleep(0.1)\n"
-        "    finally: busy = False\n"
-        "    return [one.prepared() for one in claim.devices]\n"
-        "async def unprepare(claim, prepared): pass\n"
-    )
-    environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
-    report = await run_checks(BackendSource(name="single", target="single"), environ=environ)
-    assert report.problems == (
-        "two claims are prepared at once, each with its own devices: "
-        "refused beside another claim, and not alone: the card is busy",
-    )
-
-
 def test_pytest_runs_each_rule_as_a_test(tmp_path: Path) -> None:
     (tmp_path / "forgetful.py").write_text(
         "from pydra import *\n"
@@ -177,7 +129,7 @@ async def test_a_device_that_needs_configuration_is_prepared_with_what_it_is_giv
     source, environ = BackendSource(name="needy", target="needy:"), {**ENVIRON, "PYTHONPATH": str(tmp_path)}
     without = await run_checks(source, environ=environ)
     assert without.ok, without.text
-    assert outcomes(without)["prepare answers, and its edits obey CDI's rules"] == "skip"
+    assert outcomes(without)["prepare answers for each device of the claim"] == "skip"
     assert "card-0 needs a Needed" in without.text
     given = {"apiVersion": "needy.example.com/v1", "kind": "Needed", "clock": 1}
     found = outcomes(await run_checks(source, environ=environ, parameters=[given]))
@@ -201,7 +153,7 @@ async def test_a_mount_that_no_runtime_makes_is_advised_against(tmp_path: Path) 
     )
     environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
     report = await run_checks(BackendSource(name="mounting", target="mounting:"), environ=environ)
-    (check,) = (one for one in report.checks if one.title == "prepare answers, and its edits obey CDI's rules")
+    (check,) = (one for one in report.checks if one.title == "its container edits obey CDI's rules")
     assert check.notes == (
         "mount /bad: its options ro have neither bind nor rbind; container runtimes refuse such a mount",
     )
@@ -246,7 +198,7 @@ async def test_a_device_that_is_in_use_is_stepped_over(tmp_path: Path) -> None:
     environ = {**ENVIRON, "PYTHONPATH": str(tmp_path)}
     report = await run_checks(BackendSource(name="possessive", target="possessive:"), environ=environ)
     assert report.ok, report.text
-    assert outcomes(report)["prepare answers, and its edits obey CDI's rules"] == "note"
+    assert outcomes(report)["prepare answers for each device of the claim"] == "note"
     assert "a is still prepared for claim uid of-a-killed-check" in report.text
 
 
@@ -265,14 +217,14 @@ async def test_what_the_agent_would_not_find_on_the_node_is_noted(tmp_path: Path
     report = await run_checks(BackendSource(name="elsewhere", target="elsewhere:"), environ=environ)
     assert report.ok, report.text
     notes = {one.title: one.notes for one in report.checks if one.mark == "note"}
-    (note,) = notes.pop("prepare answers, and its edits obey CDI's rules")
+    (note,) = notes.pop("its container edits obey CDI's rules")
     assert note.startswith("the node has no device node /dev/no-such-node (no such file or directory)")
     assert list(notes.values()) == [("hardware cannot be read: board 3: no answer",)]
 
 
 async def test_what_a_failing_backend_holds_is_given_back(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
-    scenario.write_text("faults: [{call: unprepare, do: raise, count: 3}]")
+    scenario.write_text("faults: [{call: unprepare, do: raise, count: 2}]")
     environ = {**ENVIRON, "PYDRA_SIM_STATE": str(tmp_path), "PYDRA_SIM_SCENARIO": str(scenario)}
     report = await run_checks(find_backend("sim"), environ=environ)
     assert "a simulated fault" in report.text

@@ -1,0 +1,357 @@
+"""A backend's process as the conformance checks start it: the agent's, with observation and interruptions.
+
+    python -m pydra.backends.child.observed FD PARENT MODULE:[ATTRIBUTE]
+
+The directory that the variable PYDRA_OBSERVED names connects it with the checks: `order.json` says what to do with the
+next call of a coroutine, and `observed` gets a line for each call that has ended. Nothing of the backend's is patched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from enum import Enum
+from types import FrameType
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from pydra.backends.child.calls import CallServer
+from pydra.backends.child.main import main
+from pydra.backends.claim_config import ConfigCheck, ConfigTypes, find_config_problems
+from pydra.backends.wire import Call, Method, ToAgent, ToBackend, build_held
+from pydra.claim import HeldClaim
+
+VARIABLE = "PYDRA_OBSERVED"
+BLOCKED_SECONDS = 1.0
+"""For how long one callback may keep the event loop before that is reported."""
+
+_BEAT_SECONDS = 0.1
+_SAMPLES: tuple[Any, ...] = (None, True, -1, 0, 1.5, "", "pydra-no-such-value", (), {}, {"pydraNoSuchField": 1})
+_CHANGES = {
+    "os.mkdir",
+    "os.remove",
+    "os.rename",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+    "os.chown",
+    "os.kill",
+    "os.setxattr",
+}
+"""Events of `sys.addaudithook` for calls that change something outside of the process."""
+
+_changes: ContextVar[list[str] | None] = ContextVar("pydra_observed_changes", default=None)
+"""What the running `plan` has changed."""
+
+
+class Interruption(Enum):
+    """What happens when a call waits for the nth time."""
+
+    KILL = "kill"
+    """The process is killed."""
+    CANCEL = "cancel"
+    """The call is cancelled, as at its deadline."""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What to do with the next call of a coroutine."""
+
+    method: Method
+    interruption: Interruption | None = None
+    at: int = 1
+    """At which of the call's waits it is interrupted, from 1."""
+    count: bool = False
+    """Whether to count what is open when it has ended."""
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was seen during one call, or, without a method, of the whole process."""
+
+    method: Method | None = None
+    waits: int = 0
+    """How often the coroutine gave the event loop away."""
+    cancelled: float = 0.0
+    """When the call was cancelled, on the clock of `time.monotonic`; 0 if it was not."""
+    changes: tuple[str, ...] = ()
+    """What `plan` has changed, by its events; and whether it changed the held claims."""
+    tasks: tuple[str, ...] | None = None
+    threads: tuple[str, ...] | None = None
+    descriptors: tuple[str, ...] | None = None
+    """What was open after the call, if that was asked for."""
+    blocked: float = 0.0
+    """For how many seconds the event loop could do nothing else."""
+    place: str = ""
+    """Where it was then: `FILE:LINE, in FUNCTION`."""
+    failing_rules: tuple[str, ...] = ()
+    """Values for which the backend's own rules for configuration fail instead of refusing them."""
+    untyped: tuple[str, ...] = ()
+    """Fields of configuration types that take any value."""
+
+
+def write_order(directory: str, order: Order) -> None:
+    """Give the next call of the coroutine to the process, whichever serves it."""
+    temporary = f"{directory}/order.new"
+    with open(temporary, "wb") as file:
+        file.write(msgspec.json.encode(order))
+    os.rename(temporary, f"{directory}/order.json")
+
+
+def drop_order(directory: str) -> bool:
+    """Take back an order; return whether it was still there."""
+    try:
+        os.unlink(f"{directory}/order.json")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def read_observations(directory: str) -> list[Observation]:
+    """Read everything that was observed since the directory was made."""
+    try:
+        with open(f"{directory}/observed", "rb") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return []
+    return [msgspec.json.decode(line, type=Observation) for line in lines]
+
+
+class ObservedCalls(CallServer):
+    """Serves calls as the agent's process does, and says what they did."""
+
+    def __init__(
+        self,
+        backend: Any,
+        config_types: ConfigTypes,
+        send: Callable[[ToAgent], None],
+        tasks: asyncio.TaskGroup,
+        check: ConfigCheck | None = None,
+    ) -> None:
+        super().__init__(backend, config_types, send, tasks, check)
+        self._directory = os.environ[VARIABLE]
+        self._watch = _LoopWatch(self._observe)
+        self._given: tuple[msgspec.Raw, ...] = ()
+        for kind, config_type in config_types.items():
+            self._observe(_try_config_type(kind, config_type, check))
+
+    def receive(self, message: ToBackend) -> None:
+        """Start the watch with the first call: what happens at the import keeps nobody waiting."""
+        self._watch.start()
+        super().receive(message)
+
+    async def _perform(self, call: Call) -> Any:
+        order = self._take_order(call.method)
+        changes: list[str] = []
+        if call.method is Method.PLAN:
+            _changes.set(changes)
+        steps = _Steps(super()._perform(call), order)
+        try:
+            return await steps
+        finally:
+            _changes.set(None)
+            if call.method is Method.PLAN and build_held(self._held.values()) != self._given:
+                changes.append("the held claims that it was given")
+            seen = Observation(
+                method=call.method,
+                waits=steps.waits,
+                cancelled=steps.cancelled,
+                changes=tuple(dict.fromkeys(changes)),
+            )
+            self._observe(self._count(seen) if order.count else seen)
+
+    def _decode_changed(self, contents: Sequence[msgspec.Raw]) -> tuple[HeldClaim, ...]:
+        held = super()._decode_changed(contents)
+        self._given = build_held(held)
+        return held
+
+    def _take_order(self, method: Method) -> Order:
+        none = Order(method=method)
+        try:
+            with open(f"{self._directory}/order.json", "rb") as file:
+                order = msgspec.json.decode(file.read(), type=Order)
+        except FileNotFoundError:
+            return none
+        if order.method is not method:
+            return none
+        os.unlink(f"{self._directory}/order.json")
+        return order
+
+    def _count(self, seen: Observation) -> Observation:
+        gc.collect()
+        mine = {asyncio.current_task(), *self._running.values()}
+        return replace(
+            seen,
+            tasks=tuple(sorted(_name_task(one) for one in asyncio.all_tasks() - mine)),
+            threads=tuple(sorted(_name_threads())),
+            descriptors=tuple(sorted(_name_descriptors())),
+        )
+
+    def _observe(self, observation: Observation) -> None:
+        with open(f"{self._directory}/observed", "ab", buffering=0) as file:
+            file.write(msgspec.json.encode(observation) + b"\n")
+
+
+class _Steps:
+    """Awaits a coroutine step by step, and interrupts it where the order says."""
+
+    def __init__(self, coroutine: Any, order: Order) -> None:
+        self.cr_await = coroutine  # so that a stack of the call goes on below
+        self._order = order
+        self._step = coroutine.send
+        self._argument: Any = None
+        self.waits = 0
+        self.cancelled = 0.0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        while True:
+            try:
+                future = self._step(self._argument)
+            except StopIteration as end:
+                return end.value
+            self.waits += 1
+            if self.waits == self._order.at:
+                self._interrupt()
+            try:
+                self._step, self._argument = self.cr_await.send, (yield future)
+            except BaseException as error:  # noqa: BLE001 - thrown into the coroutine instead
+                self._step, self._argument = self.cr_await.throw, error
+
+    def _interrupt(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        match self._order.interruption:
+            case Interruption.KILL:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case Interruption.CANCEL:
+                self.cancelled = time.monotonic()
+                asyncio.get_running_loop().call_soon(task.cancel)  # once it waits for what the coroutine yielded
+
+
+class _LoopWatch:
+    """Notices when the event loop runs nothing but one callback for long, and where that is.
+
+    Time for which the kernel let another process run instead does not count.
+    """
+
+    def __init__(self, observe: Any) -> None:
+        self._observe = observe
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._schedstat = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+        self._place = ""
+        self._started = False
+
+    def start(self) -> None:
+        if not self._started:
+            self._started = True
+            self._last = self._now()
+            self._loop.call_later(_BEAT_SECONDS, self._beat)
+            threading.Thread(target=self._look, name="pydra-observer", daemon=True).start()
+
+    def _beat(self) -> None:
+        blocked = self._now() - self._last - _BEAT_SECONDS
+        if blocked >= BLOCKED_SECONDS:
+            self._observe(Observation(blocked=blocked, place=self._place))
+        self._place, self._last = "", self._now()
+        self._loop.call_later(_BEAT_SECONDS, self._beat)
+
+    def _look(self) -> None:
+        """Note where the loop is when it is late, in a thread."""
+        while True:
+            time.sleep(BLOCKED_SECONDS / 4)
+            if not self._place and self._now() - self._last >= BLOCKED_SECONDS / 2:
+                self._place = _format_place(sys._current_frames().get(self._thread))  # noqa: SLF001 - the only way
+
+    def _now(self) -> float:
+        """Return seconds, less those that the loop's thread has waited for a processor."""
+        try:
+            with open(self._schedstat, encoding="ascii") as file:
+                waited = int(file.read().split()[1]) / 1e9
+        except (OSError, IndexError):
+            waited = 0.0
+        return time.monotonic() - waited
+
+
+def _format_place(frame: FrameType | None) -> str:
+    """Format the innermost frame outside of the standard library, else the innermost of all."""
+    stack = traceback.extract_stack(frame)
+    library = os.path.dirname(asyncio.__file__).removesuffix("asyncio")
+    own = [one for one in stack if not one.filename.startswith((library, os.path.dirname(__file__), "<frozen"))]
+    last = (own or stack)[-1]
+    return f"{last.filename}:{last.lineno}, in {last.name}"
+
+
+def _note_change(event: str, arguments: tuple[Any, ...]) -> None:
+    """Note what a `plan` changes: an audit hook, called for much that Python does."""
+    if event != "open" and event not in _CHANGES:
+        return
+    changes = _changes.get()
+    if changes is None:
+        return
+    subject = os.fsdecode(arguments[0]) if isinstance(arguments[0], str | bytes) else str(arguments[0])
+    if "__pycache__" in subject or subject.startswith("/dev/"):  # an import; a device is opened to be read, too
+        return
+    if event == "open":
+        flags = arguments[2] if isinstance(arguments[2], int) else 0
+        if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
+            return
+    changes.append(f"{event} {subject}")
+
+
+def _name_task(task: asyncio.Task[Any]) -> str:
+    coroutine = task.get_coro()
+    return f"{task.get_name()} ({getattr(coroutine, '__qualname__', coroutine)})"
+
+
+def _name_threads() -> Iterator[str]:
+    """Yield the names of threads, those without Python included, except those of `asyncio.to_thread`."""
+    names = {one.native_id: one.name for one in threading.enumerate()}
+    for task in os.listdir("/proc/self/task"):
+        name = names.get(int(task), "one that is not Python's")
+        if not name.startswith("backend_"):
+            yield name
+
+
+def _name_descriptors() -> Iterator[str]:
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            yield os.readlink(f"/proc/self/fd/{descriptor}")
+        except OSError:  # that of the listing
+            continue
+
+
+def _try_config_type(kind: str, config_type: type[Any], check: ConfigCheck | None) -> Observation:
+    """Return for which values of single fields the type's own rules fail, and which fields take any value."""
+    api_version, _, name = kind.rpartition("/")
+    header: Mapping[str, Any] = {"apiVersion": api_version, "kind": name}
+    failing, untyped = [], []
+    for field in config_type.__struct_encode_fields__:
+        refused = 0
+        for sample in _SAMPLES:
+            problems = find_config_problems({**header, field: sample}, {kind: config_type}, check)
+            # What other fields lack is not this one's fault.
+            refused += any(problem.startswith((f"$.{field}", "$:")) for problem in problems)
+            failing += [
+                f"{name} with {field} {msgspec.json.encode(sample).decode()}: {problem}"
+                for problem in problems
+                if "the backend's own rules fail with" in problem
+            ]
+        if not refused:
+            untyped.append(f"{kind}: {field}")
+    return Observation(failing_rules=tuple(failing), untyped=tuple(untyped))
+
+
+if __name__ == "__main__":
+    sys.addaudithook(_note_change)
+    main(sys.argv[1:], ObservedCalls)

@@ -1,0 +1,176 @@
+"""Conformance checks that interrupt a backend's coroutines wherever they wait, and count what they leave behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from itertools import pairwise
+
+import anyio
+
+from pydra.backends.child.observed import Interruption, Observation, Order
+from pydra.backends.wire import Method
+from pydra.errors import BackendDied, BackendTimeout, PydraError
+from pydra.testing.session import Session
+
+POINTS = 8
+"""At how many of its waits a coroutine is interrupted at most: each crash costs a process."""
+
+_CYCLES = 4
+_SETTLE_SECONDS = 1.0
+
+
+def choose_points(waits: int, limit: int = POINTS) -> list[int]:
+    """Return which of so many waits to interrupt, from 1: all, or the first, the last and some between."""
+    if waits <= limit:
+        return list(range(1, waits + 1))
+    return [1 + place * (waits - 1) // (limit - 1) for place in range(limit)]
+
+
+async def crash_in_prepare(session: Session) -> list[str]:
+    """Kill the process at the waits of prepare, and after its end; nothing of it is remembered then."""
+    problems = []
+    waits = session.waits(Method.PREPARE)
+    for at in choose_points(waits):
+        claim = session.claim(f"crash-{at}")
+        with session.ordered(Order(method=Method.PREPARE, interruption=Interruption.KILL, at=at)):
+            try:
+                prepared = await session.hold(claim)
+            except BackendDied:
+                prepared = ()
+        problems += await _try(f"after a crash at wait {at} of {waits} in prepare", session.release(claim, prepared))
+    claim = session.claim("two")
+    await session.hold(claim)
+    await session.crash()
+    problems += await _try("after a crash when prepare had ended", session.release(claim))
+    return problems or await _try("the next claim, after crashes", session.use("after-crash"))
+
+
+async def crash_in_unprepare(session: Session) -> list[str]:
+    """Kill the process at the waits of unprepare, which is called again."""
+    problems = []
+    waits = session.waits(Method.UNPREPARE)
+    for at in choose_points(waits):
+        claim = session.claim(f"undo-{at}")
+        prepared = await session.hold(claim)
+        with session.ordered(Order(method=Method.UNPREPARE, interruption=Interruption.KILL, at=at)):
+            try:
+                await session.release(claim, prepared)
+            except BackendDied:
+                where = f"after a crash at wait {at} of {waits} in unprepare"
+                problems += await _try(where, session.release(claim, prepared))
+    return problems or await _try("the next claim, after crashes", session.use("after-undo"))
+
+
+async def crash_in_restore(session: Session) -> list[str]:
+    """Kill the process at the waits of restore while a claim is held, which must still be there."""
+    claim = session.claim("restored")
+    prepared = await session.hold(claim)
+    await session.crash()
+    again = await session.hold(claim)
+    for at in choose_points(session.waits(Method.RESTORE)):
+        with session.ordered(Order(method=Method.RESTORE, interruption=Interruption.KILL, at=at)):
+            await session.crash()
+            again = await session.hold(claim)
+    await session.release(claim, prepared)
+    return [] if again == prepared else [f"prepare answered {prepared}, and {again} after crashes in restore"]
+
+
+async def cancel_everywhere(session: Session, limit: float) -> tuple[list[str], list[str]]:
+    """Cancel prepare and unprepare at their waits.
+
+    Return what could not be undone afterwards, and what went on for longer than `limit` seconds.
+    """
+    problems, late = [], []
+    for at in choose_points(session.waits(Method.PREPARE)):
+        claim = session.claim(f"cancel-{at}")
+        with session.ordered(Order(method=Method.PREPARE, interruption=Interruption.CANCEL, at=at)):
+            late += await _time_cancelled(session, Method.PREPARE, session.hold(claim), limit)
+        held = session.held.get(claim.uid)
+        undo = session.release(claim, held.prepared if held is not None else ())
+        problems += await _try(f"after prepare was cancelled at wait {at}", undo)
+    for at in choose_points(session.waits(Method.UNPREPARE)):
+        claim = session.claim(f"stay-{at}")
+        prepared = await session.hold(claim)
+        with session.ordered(Order(method=Method.UNPREPARE, interruption=Interruption.CANCEL, at=at)):
+            late += await _time_cancelled(session, Method.UNPREPARE, session.release(claim, prepared), limit)
+        problems += await _try(f"after unprepare was cancelled at wait {at}", session.release(claim, prepared))
+    return problems or await _try("the next claim, after calls were cancelled", session.use("after-cancel")), late
+
+
+async def _time_cancelled(session: Session, method: Method, call: Awaitable[object], limit: float) -> list[str]:
+    """Make a call that is cancelled; whatever it answers, it must end soon."""
+    before = len(session.observations())
+    try:
+        await call
+    except BackendTimeout as error:
+        session.note(error)
+        return [f"{method.value} was cancelled, and did not end: {error}"]
+    except PydraError:
+        pass  # as it should be; that it can be undone is another rule
+    ended = anyio.current_time()
+    cancelled = max((one.cancelled for one in session.observations()[before:]), default=0.0)
+    if not cancelled or ended - cancelled <= limit:
+        return []
+    seconds = f"{ended - cancelled:.1f} s"
+    return [f"{method.value} went on for {seconds} after it was cancelled; at most {limit:g} s are allowed"]
+
+
+async def _try(when: str, call: Awaitable[object]) -> list[str]:
+    try:
+        await call
+    except PydraError as error:
+        return [f"{when}: {error}"]
+    return []
+
+
+class Leaks:
+    """What repeated calls leave behind: tasks, threads and descriptors, each a problem if every call adds to them."""
+
+    def __init__(self) -> None:
+        self.tasks: list[str] = []
+        self.threads: list[str] = []
+        self.descriptors: list[str] = []
+
+    async def look(self, session: Session, method: Method, name: str, call: Callable[[int], Awaitable[object]]) -> None:
+        """Make the call several times, the last of whose coroutines is `method`, and compare what is open after each.
+
+        What is still open a while later is left behind.
+        """
+        counts = [await self._count(session, method, call, place) for place in range(_CYCLES)]
+        if any(_grows(counts)):
+            await anyio.sleep(_SETTLE_SECONDS)
+            counts = [counts[0], *counts[2:], await self._count(session, method, call, _CYCLES)]
+        tasks, threads, descriptors = _grows(counts)
+        self.tasks += _describe(name, tasks)
+        self.threads += _describe(name, threads)
+        self.descriptors += _describe(name, descriptors)
+
+    async def _count(
+        self, session: Session, method: Method, call: Callable[[int], Awaitable[object]], place: int
+    ) -> Observation:
+        with session.ordered(Order(method=method, count=True)):
+            await call(place)
+        return session.last(method)
+
+
+def _grows(counts: list[Observation]) -> tuple[list[str], list[str], list[str]]:
+    """Return which tasks, threads and descriptors there are more of after each of the calls."""
+    return (
+        _find_growth([one.tasks or () for one in counts]),
+        _find_growth([one.threads or () for one in counts]),
+        _find_growth([one.descriptors or () for one in counts]),
+    )
+
+
+def _find_growth(counts: list[tuple[str, ...]]) -> list[str]:
+    if not all(len(before) < len(after) for before, after in pairwise(counts)):
+        return []
+    return sorted((Counter(counts[-1]) - Counter(counts[0])).elements())
+
+
+def _describe(name: str, left: list[str]) -> list[str]:
+    if not left:
+        return []
+    more = f" and {len(left) - 3} others" if len(left) > 3 else ""
+    return [f"{name}, done several times, left {len(left)} more: {', '.join(left[:3])}{more}"]

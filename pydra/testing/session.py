@@ -1,0 +1,155 @@
+"""What a conformance run holds, and the calls that it makes as the agent would."""
+
+from __future__ import annotations
+
+import os
+import signal
+import uuid
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+
+import anyio
+from msgspec.structs import replace
+
+from pydra.backends.child.observed import Observation, Order, drop_order, read_observations, write_order
+from pydra.backends.supervisor import BackendSupervisor
+from pydra.backends.supervisor_events import BackendFacts
+from pydra.backends.wire import Method
+from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
+from pydra.devices import Capacity, Device, Quantity
+from pydra.errors import BackendTimeout, BackendUnavailable
+from pydra.settings import CLAIM_DEADLINE
+
+ABSENT = "pydra-no-such-device"
+IMPATIENT_DEADLINE = 5.0
+"""Seconds for a call for a claim after one has timed out."""
+
+_POOL = "conformance"
+
+
+class Session:
+    """A backend, and the claims that it holds for the run."""
+
+    def __init__(
+        self, backend: BackendSupervisor, configs: tuple[OpaqueConfig, ...], *, directory: str, connect_limit: float
+    ) -> None:
+        """`directory` is where the backend's process looks for orders and writes what it observes."""
+        self.backend = backend
+        self.facts: BackendFacts | None = None
+        self.device = Device(name=ABSENT)
+        self.configs = configs
+        self.held: dict[str, HeldClaim] = {}
+        self._directory = directory
+        self._connect_limit = connect_limit
+        self._claims: dict[str, Claim] = {}
+        self._planned: dict[str, Claim] = {}
+        self._timed_out = False
+
+    def has(self, method: Method) -> bool:
+        """Whether the backend has the coroutine."""
+        return self.facts is not None and method in self.facts.methods
+
+    # Claims
+
+    def claim(self, name: str, device: Device | None = None, *configs: OpaqueConfig) -> Claim:
+        """Return the claim of this name, with a uid that no other run has used."""
+        if name not in self._claims:
+            self._claims[name] = self.build_claim(name, device or self.device, *configs)
+        return self._claims[name]
+
+    def build_claim(self, name: str, device: Device, *configs: OpaqueConfig) -> Claim:
+        """Return a new claim for the device, with the run's configuration unless another is given."""
+        shared = device.allow_multiple_allocations
+        allocated = AllocatedDevice(
+            request="device",
+            pool=_POOL,
+            device=device.name,
+            share_id=str(uuid.uuid4()) if shared else None,
+            consumed_capacity={name: str(_share(one)) for name, one in device.capacity.items()} if shared else {},
+            configs=configs or self.configs,
+        )
+        return Claim(uid=str(uuid.uuid4()), namespace="default", name=f"conformance-{name}", devices=(allocated,))
+
+    def remember(self, name: str, claim: Claim) -> None:
+        """Make it the claim of this name."""
+        self._claims[name] = claim
+
+    async def plan(self, claim: Claim) -> Claim:
+        """Return the claim with its plan, if the backend plans; a held claim keeps its plan."""
+        if not self.has(Method.PLAN):
+            return claim
+        if claim.uid not in self.held:
+            plan = await self.backend.plan(claim, tuple(self.held.values()), until=self.deadline())
+            self._planned[claim.uid] = replace(claim, plan=plan)
+        return self._planned[claim.uid]
+
+    async def hold(self, claim: Claim) -> tuple[PreparedDevice, ...]:
+        """Plan, if it plans, and prepare, as the agent does: what is begun is held from before prepare on."""
+        planned = await self.plan(claim)
+        self.held.setdefault(claim.uid, HeldClaim(claim=planned, completed=False))
+        prepared = await self.backend.prepare(planned, until=self.deadline())
+        self.held[claim.uid] = HeldClaim(claim=planned, prepared=prepared, completed=True)
+        return prepared
+
+    async def release(self, claim: Claim, prepared: Sequence[PreparedDevice] = ()) -> None:
+        """Unprepare; without `prepared` as if `prepare` had not ended."""
+        await self.backend.unprepare(self._planned.get(claim.uid, claim), prepared, until=self.deadline())
+        self.held.pop(claim.uid, None)
+
+    async def use(self, name: str) -> None:
+        """Prepare and unprepare a claim of this name for the device."""
+        claim = self.claim(name)
+        await self.release(claim, await self.hold(claim))
+
+    @asynccontextmanager
+    async def hold_all(self) -> AsyncIterator[Sequence[HeldClaim]]:
+        """Yield everything that is held, for `restore`."""
+        yield tuple(self.held.values())
+
+    def deadline(self) -> float:
+        """When a call for a claim must have ended; after one that timed out, the others get no such time again."""
+        return anyio.current_time() + (IMPATIENT_DEADLINE if self._timed_out else CLAIM_DEADLINE)
+
+    def note(self, error: Exception) -> None:
+        """Take note of a timeout."""
+        self._timed_out = self._timed_out or isinstance(error, BackendTimeout)
+
+    # The process
+
+    async def crash(self) -> None:
+        """Kill the process, and wait until the next one has been started. Raises BackendUnavailable."""
+        await self.backend.wait_ready()
+        before = self.backend.statistics()
+        os.kill(before.pid, signal.SIGKILL)
+        with anyio.move_on_after(self._connect_limit):
+            while self.backend.statistics().starts == before.starts:
+                await self.backend.wait_changed()
+            return
+        raise BackendUnavailable(self.backend.name, f"did not come back within {self._connect_limit:g} s after a crash")
+
+    @contextmanager
+    def ordered(self, order: Order) -> Iterator[None]:
+        """Give the order to the next call of its coroutine, inside the context only."""
+        write_order(self._directory, order)
+        try:
+            yield
+        finally:
+            drop_order(self._directory)
+
+    def observations(self) -> list[Observation]:
+        """Return everything that the backend's processes have observed."""
+        return read_observations(self._directory)
+
+    def last(self, method: Method) -> Observation:
+        """Return what was observed of the last call of the coroutine that ended."""
+        return next((one for one in reversed(self.observations()) if one.method is method), Observation(method=method))
+
+    def waits(self, method: Method) -> int:
+        """Return how often a call of the coroutine has waited at most."""
+        return max((one.waits for one in self.observations() if one.method is method), default=0)
+
+
+def _share(capacity: Capacity) -> Quantity:
+    """Return what a claim gets that requests no amount."""
+    default = capacity.policy.default if capacity.policy is not None else None
+    return capacity.value if default is None else default

@@ -1,0 +1,256 @@
+"""Each conformance rule is proved by a backend that breaks just it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pydra.backends.discovery import BackendSource
+from pydra.backends.process import ProcessTimeouts
+from pydra.testing import Report, run_checks
+from pydra.testing.rules import Rule
+from tests.integration.backends.harness import ENVIRON
+
+GOOD = """
+import asyncio, os, threading, time
+from typing import Any
+import msgspec
+from pydra import *
+
+DRIVER = "proof.example.com"
+DISK = os.environ["PROOF_DISK"]
+
+async def discover():
+    return Inventory(devices=(Device(name="a"), Device(name="b")))
+
+async def prepare(claim):
+    if claim.devices[0].device not in "ab":
+        raise UnknownDevice("no such device")
+    return [one.prepared() for one in claim.devices]
+
+async def unprepare(claim, prepared):
+    pass
+
+good = prepare
+def known(path): return os.path.exists(f"{DISK}/{path}")
+def remember(path): open(f"{DISK}/{path}", "w").close()
+"""
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """What is different from the good backend."""
+
+    code: str = ""
+    environ: dict[str, str] = {}
+    records: bool = False
+    says: str = ""
+
+
+def config(fields: str) -> str:
+    head = f"class Mode(msgspec.Struct, frozen=True{', array_like=True' if fields == 'array' else ''}):\n"
+    body = "    n: int = 0" if fields == "array" else fields
+    return f"{head}{body}\nCONFIG_TYPES = {{'proof.example.com/v1/Mode': Mode}}"
+
+
+SETTINGS = """
+import contextlib, sys
+class Settings(msgspec.Struct, frozen=True):
+    level: int = 0
+SETTINGS_TYPE = Settings
+@contextlib.asynccontextmanager
+async def connect(settings):
+    yield sys.modules[__name__]
+"""
+
+PROOFS = {
+    Rule.CONNECT: Proof("del discover", says="discover is missing"),
+    Rule.CALLED: Proof("async def restore(held): pass", records=True),
+    Rule.DRIVER: Proof("DRIVER = ''", says="DRIVER is absent"),
+    Rule.SETTINGS: Proof(SETTINGS, environ={"PYDRA_PROOF_LEVEL": "high"}, says="high"),
+    Rule.REASONS: Proof("class Odd(ClaimError): reason = 'the board is busy'", says="CamelCase"),
+    Rule.DISCOVER: Proof(
+        "async def discover():\n"
+        "    wrong = [Device(name=f'B{n}') for n in range(64)]\n"
+        "    return Inventory(devices=(Device(name='a'), *wrong, Device(name='b')))",
+        says="63 more like this",
+    ),
+    Rule.STABLE: Proof(
+        "from itertools import count\n"
+        "seen = count()\n"
+        "async def discover():\n"
+        "    n = next(seen)\n"
+        "    return Inventory(devices=tuple(Device(name=f'a-{i}', attributes={'seen': n + i}) for i in range(64)))\n"
+        "async def prepare(claim):\n"
+        "    if claim.devices[0].device.startswith('pydra'): raise UnknownDevice('no such device')\n"
+        "    return [one.prepared() for one in claim.devices]",
+        says="device a-0: attributes: seen changed from 0 to 1 (and 63 more like this: a-1, a-10 ... a-9)",
+    ),
+    Rule.COUNTERS: Proof(
+        "async def discover():\n"
+        "    took = (CounterConsumption(counter_set='all', counters={'slots': 3}),)\n"
+        "    return Inventory(devices=(Device(name='a'), Device(name='b', consumes_counters=took)),\n"
+        "        counter_sets=(CounterSet(name='all', counters={'slots': 2}),))",
+        says="device b needs 3 of counter slots of set all, which has 2",
+    ),
+    Rule.IDLE: Proof("async def wait_changed(): pass", says="3 times in a row"),
+    Rule.MEASURE: Proof("async def measure(): return [1]", says="measure"),
+    Rule.CONFIG: Proof(config("array"), says="does not name the field"),
+    Rule.CONFIG_TYPES: Proof(config("    n: Any = None"), says="Mode: n takes a value of any type"),
+    Rule.CONFIG_RULES: Proof(
+        config("    n: int = 1\n    def __post_init__(self): 1 // self.n"), says="Mode with n 0: $: cannot be checked"
+    ),
+    Rule.UNKNOWN: Proof("async def prepare(claim): return [one.prepared() for one in claim.devices]"),
+    Rule.UNPREPARE_NOTHING: Proof(
+        "async def prepare(claim):\n"
+        "    done = await good(claim)\n"
+        "    remember('used')\n"
+        "    return done\n"
+        "async def unprepare(claim, prepared):\n"
+        "    if not known('used'): raise RuntimeError('nothing was prepared')"
+    ),
+    Rule.PREPARE: Proof(
+        "async def prepare(claim):\n    return [one.prepared() for one in await good(claim)]", says="AttributeError"
+    ),
+    Rule.EDITS: Proof(
+        "async def prepare(claim):\n"
+        "    await good(claim)\n"
+        "    return [one.prepared(ContainerEdits(env={'': 'x'})) for one in claim.devices]"
+    ),
+    Rule.PREPARE_AGAIN: Proof(
+        "calls = {}\n"
+        "async def prepare(claim):\n"
+        "    await good(claim)\n"
+        "    calls[claim.uid] = calls.get(claim.uid, 0) + 1\n"
+        "    return [one.prepared(state=calls[claim.uid]) for one in claim.devices]"
+    ),
+    Rule.PREPARE_AFTER_CRASH: Proof(
+        "async def prepare(claim):\n"
+        "    await good(claim)\n"
+        "    return [one.prepared(state=os.getpid()) for one in claim.devices]"
+    ),
+    Rule.UNPREPARE: Proof("async def unprepare(claim, prepared):\n    if prepared: raise RuntimeError('no')"),
+    Rule.UNPREPARE_AGAIN: Proof(
+        "ended = set()\n"
+        "async def unprepare(claim, prepared):\n"
+        "    if claim.uid in ended: raise RuntimeError('it has ended')\n"
+        "    ended.add(claim.uid)"
+    ),
+    Rule.UNPREPARE_AFTER_CRASH: Proof(
+        "async def prepare(claim):\n"
+        "    remember(claim.uid)\n"
+        "    await asyncio.to_thread(time.sleep, 0)\n"
+        "    done = await good(claim)\n"
+        "    os.unlink(f'{DISK}/{claim.uid}')\n"
+        "    return done\n"
+        "mine = prepare\n"
+        "async def prepare(claim):\n"
+        "    try: return await mine(claim)\n"
+        "    except BaseException:\n"
+        "        os.unlink(f'{DISK}/{claim.uid}')\n"
+        "        raise\n"
+        "async def unprepare(claim, prepared):\n"
+        "    if known(claim.uid): raise RuntimeError('half done')",
+        says="after a crash at wait 1 of 1 in prepare: backend proof: unprepare failed: RuntimeError: half done",
+    ),
+    Rule.UNPREPARE_CRASH: Proof(
+        "async def unprepare(claim, prepared):\n"
+        "    if known(claim.uid): raise RuntimeError('half undone')\n"
+        "    remember(claim.uid)\n"
+        "    try: await asyncio.sleep(0)\n"
+        "    finally: os.unlink(f'{DISK}/{claim.uid}')",
+        says="half undone",
+    ),
+    Rule.CONCURRENT: Proof(
+        "busy = False\n"
+        "async def prepare(claim):\n"
+        "    global busy\n"
+        "    if busy: raise ClaimError('the card is busy')\n"
+        "    busy = True\n"
+        "    try: await asyncio.sleep(0.05)\n"
+        "    finally: busy = False\n"
+        "    return await good(claim)",
+        says="the card is busy",
+    ),
+    Rule.CANCEL: Proof(
+        "busy = set()\n"
+        "async def prepare(claim):\n"
+        "    name = claim.devices[0].device\n"
+        "    if name in busy: raise ClaimError('the card is busy')\n"
+        "    busy.add(name)\n"
+        "    await asyncio.sleep(0)\n"
+        "    busy.discard(name)\n"
+        "    return await good(claim)",
+        says="the card is busy",
+    ),
+    Rule.DEADLINE: Proof(
+        "async def prepare(claim):\n"
+        "    try: await asyncio.sleep(0)\n"
+        "    except asyncio.CancelledError: await asyncio.sleep(1.2)\n"
+        "    return await good(claim)",
+        says="s after it was cancelled; at most 1 s are allowed",
+    ),
+    Rule.PLAN: Proof(
+        "async def plan(claim, held):\n    await asyncio.to_thread(remember, claim.uid)", says="plan changes open /"
+    ),
+    Rule.PLAN_CRASH: Proof(
+        "async def plan(claim, held): return 1\n"
+        "async def prepare(claim):\n"
+        "    remember(claim.uid)\n"
+        "    return await good(claim)\n"
+        "async def unprepare(claim, prepared):\n"
+        "    if claim.plan and not known(claim.uid): raise RuntimeError('nothing was begun')",
+        says="nothing was begun",
+    ),
+    Rule.RESTORE: Proof(
+        "async def restore(held):\n    if held: raise RuntimeError('an unknown claim')", says="an unknown claim"
+    ),
+    Rule.HINTS: Proof("async def wait_changed(): raise RuntimeError('no udev')", says="no udev"),
+    Rule.BLOCKING: Proof("async def measure():\n    time.sleep(1.3)\n    return []", says=", in measure"),
+    Rule.LEAKED_TASKS: Proof(
+        "left = []\n"
+        "async def prepare(claim):\n"
+        "    left.append(asyncio.create_task(asyncio.Event().wait(), name='poller'))\n"
+        "    return await good(claim)",
+        says="poller (Event.wait)",
+    ),
+    Rule.LEAKED_THREADS: Proof(
+        "async def discover():\n"
+        "    threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "    return Inventory(devices=(Device(name='a'), Device(name='b')))",
+        says="discover, done several times, left ",
+    ),
+    Rule.LEAKED_DESCRIPTORS: Proof(
+        "async def unprepare(claim, prepared):\n    os.open('/dev/null', os.O_RDONLY)", says="/dev/null"
+    ),
+}
+
+
+async def check(proof: Proof, directory: Path) -> Report:
+    (directory / "proof.py").write_text(GOOD + proof.code + "\n")
+    (directory / "disk").mkdir()
+    records = directory / "run"
+    if proof.records:
+        (records / "proof.example.com" / "claims").mkdir(parents=True)
+        (records / "proof.example.com" / "claims" / "uid.json").touch()
+    places = {"PYTHONPATH": str(directory), "PROOF_DISK": str(directory / "disk"), "PYDRA_RECORDS_DIR": str(records)}
+    source, timeouts = BackendSource(name="proof", target="proof:"), ProcessTimeouts(cancel_timeout=1.0)
+    return await run_checks(source, timeouts=timeouts, environ={**ENVIRON, **places, **proof.environ})
+
+
+async def test_a_good_backend_breaks_no_rule(tmp_path: Path) -> None:
+    report = await check(Proof(), tmp_path)
+    assert {check.rule for check in report.checks if check.mark != "ok"} == set(), report.text
+
+
+@pytest.mark.parametrize("rule", list(Rule), ids=lambda rule: rule.value)
+async def test_a_rule_is_broken_alone(rule: Rule, tmp_path: Path) -> None:
+    proof = PROOFS[rule]
+    report = await check(proof, tmp_path)
+    if rule is Rule.CALLED:
+        found = {check.rule for check in report.checks if check.skipped}
+    else:
+        found = {check.rule for check in report.checks if check.problems or check.notes}
+    assert found == {rule.value}, report.text
+    assert proof.says in report.text, report.text
