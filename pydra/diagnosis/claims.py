@@ -20,7 +20,15 @@ from pydra.diagnosis.findings import Finding, Level
 from pydra.diagnosis.slices import PublishedDevice, find_results, judge_taints, parse_slices
 from pydra.errors import ClaimError, KubeError, NotFound, PydraError, suggest
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject
+from pydra.kube.resources import (
+    DEVICE_CLASSES,
+    DEVICE_TAINT_RULES,
+    NODES,
+    PODS,
+    RESOURCE_CLAIMS,
+    RESOURCE_SLICES,
+    JsonObject,
+)
 from pydra.settings import Settings
 
 _CLASS = "class"
@@ -70,6 +78,7 @@ class Review(Protocol):
         claims: Sequence[JsonObject],
         slices: Sequence[JsonObject],
         classes: Sequence[JsonObject],
+        rules: Sequence[JsonObject],
     ) -> Sequence[Judgement]:
         """Raises ClaimError for a mistake in the claim or its class."""
         ...
@@ -122,7 +131,7 @@ async def explain_claim(
         devices = [_build_device(result, published, prepared) for result in find_results(body)]
         if not devices and review is not None and not any(one.subject == _CLASS for one in findings):
             try:
-                reviews = await _review_devices(reader, body, review)
+                reviews = await _review_devices(reader, body, pods, review)
             except ClaimError as error:
                 findings.append(Finding(subject="request", level=Level.PROBLEM, found=str(error)))
     for record in mine:
@@ -252,21 +261,52 @@ async def _judge_classes(reader: Reader, body: JsonObject) -> list[Finding]:
     ]
 
 
-async def _review_devices(reader: Reader, body: JsonObject, review: Review) -> list[DeviceReview]:
+async def _review_devices(
+    reader: Reader, body: JsonObject, pods: Sequence[JsonObject], review: Review
+) -> list[DeviceReview]:
     slices = await reader.list(RESOURCE_SLICES)
     claims, classes = await reader.list(RESOURCE_CLAIMS), await reader.list(DEVICE_CLASSES)
-    nodes = sorted({one["spec"].get("nodeName") or "" for one in slices} - {""})
+    rules = await _read_taint_rules(reader)
+    own = {name for one in slices if (name := one["spec"].get("nodeName"))}
+    listed = {one["metadata"]["name"]: one for one in await reader.list(NODES)}
+    everywhere = any(not one["spec"].get("nodeName") for one in slices)  # some devices are for the nodes of a selector
+    nodes = {name: listed.get(name) or {"metadata": {"name": name}} for name in {*own, *(listed if everywhere else ())}}
     reviews: list[DeviceReview] = []
-    for name in nodes[:_NODES]:
-        node: JsonObject = {"metadata": {"name": name, "labels": {}}}
-        with suppress(KubeError):  # labels matter only for devices that are not a node's own
-            node = await reader.client.get(NODES, name)
+    for name, node in sorted(nodes.items())[:_NODES]:
+        if refused := _find_refusal(node, pods):
+            reviews.append(DeviceReview(request="", node=name, devices=(), reason=refused))
+            continue
         by_reason: dict[tuple[str, str], list[str]] = {}
-        for one in review(body, node=node, claims=claims, slices=slices, classes=classes):
+        for one in review(body, node=node, claims=claims, slices=slices, classes=classes, rules=rules):
             by_reason.setdefault((one.request, one.reason), []).append(one.device)
         for (request, reason), found in by_reason.items():
             reviews.append(DeviceReview(request=request, node=name, devices=tuple(found), reason=reason))
     return reviews
+
+
+async def _read_taint_rules(reader: Reader) -> Sequence[JsonObject]:
+    """Read the DeviceTaintRules in the newest version that is served; most clusters serve none."""
+    for resource in DEVICE_TAINT_RULES:
+        try:
+            return (await reader.client.list(resource)).items
+        except NotFound:
+            continue
+        except KubeError as error:
+            found = f"{error}; taints that they give are not considered"
+            reader.findings.append(Finding(subject=resource.plural, level=Level.UNKNOWN, found=found))
+            break
+    return ()
+
+
+def _find_refusal(node: JsonObject, pods: Sequence[JsonObject]) -> str:
+    """Return why none of the claim's pods, if there are any, can be on the node; empty if one can."""
+    labels = node["metadata"].get("labels") or {}
+    refusals = [
+        f"pod {pod['metadata']['name']} wants a node with {', '.join(f'{key}={value}' for key, value in missing)}"
+        for pod in pods
+        if (missing := sorted((pod["spec"].get("nodeSelector") or {}).items() - labels.items()))
+    ]
+    return refusals[0] if pods and len(refusals) == len(pods) else ""
 
 
 def _find_node(body: JsonObject) -> str:

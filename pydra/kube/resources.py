@@ -87,6 +87,11 @@ RESOURCE_CLAIM_TEMPLATES = Resource(
 )
 RESOURCE_SLICES = Resource(group=RESOURCE_GROUP, version="v1", plural="resourceslices", kind="ResourceSlice")
 DEVICE_CLASSES = Resource(group=RESOURCE_GROUP, version="v1", plural="deviceclasses", kind="DeviceClass")
+DEVICE_TAINT_RULES = tuple(
+    Resource(group=RESOURCE_GROUP, version=version, plural="devicetaintrules", kind="DeviceTaintRule")
+    for version in ("v1", "v1beta2", "v1alpha3")
+)
+"""Newest first: Kubernetes 1.37, 1.36, 1.33; the last two are switched off by default."""
 NODES = Resource(version="v1", plural="nodes", kind="Node")
 PODS = Resource(version="v1", plural="pods", kind="Pod", namespaced=True)
 NAMESPACES = Resource(version="v1", plural="namespaces", kind="Namespace")

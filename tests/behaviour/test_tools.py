@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,16 @@ def tool(quiet: Node, quiet_agent: Agent, capsys: pytest.CaptureFixture[str]) ->
     return Tool(quiet, quiet_agent, capsys)
 
 
+@pytest.fixture
+def board_class(quiet: Node) -> Iterator[None]:
+    """The class that claims which are not allocated ask for."""
+    selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
+    body = {"metadata": {"name": "board"}, "spec": {"selectors": [selector]}}
+    quiet.api.request("POST", "/apis/resource.k8s.io/v1/deviceclasses", body)
+    yield
+    quiet.api.request("DELETE", "/apis/resource.k8s.io/v1/deviceclasses/board")
+
+
 def test_a_claim_is_explained_from_its_allocation_to_its_file(quiet: Node, tool: Tool) -> None:
     device = quiet.board.device()
     claim = quiet.api.create_claim(device)
@@ -82,22 +93,49 @@ def test_a_claim_that_fails_is_explained_with_its_last_error(quiet: Node, tool: 
     assert "problem  last error  ClaimFailed: the board says no" in printed
 
 
-def test_a_claim_that_is_not_allocated_is_compared_with_each_device(quiet: Node, tool: Tool) -> None:
+def test_a_claim_that_is_not_allocated_is_compared_with_each_device(
+    quiet: Node, tool: Tool, request: pytest.FixtureRequest
+) -> None:
     taken = quiet.board.device()
     quiet.api.create_claim(taken)
     claim = quiet.api.create_claim(name="waiting", allocated=False)
     code, printed = tool.run("explain", "claim", claim.name)
     assert code == 1
     assert "there is no DeviceClass board\n" in printed
-    selector = {"cel": {"expression": "device.driver == 'board.example.com'"}}
-    body = {"metadata": {"name": "board"}, "spec": {"selectors": [selector]}}
-    quiet.api.request("POST", "/apis/resource.k8s.io/v1/deviceclasses", body)
+    request.getfixturevalue("board_class")
     code, printed = tool.run("explain", "claim", claim.name)
     assert code == 0
     assert "not yet, since no pod uses the claim" in printed
     reviews = {one["reason"]: one["devices"] for one in tool.json("explain", "claim", claim.name)["reviews"]}
     assert "shared0" in reviews[""]
     assert [reason for reason, devices in reviews.items() if taken in devices] == ["in use"]
+
+
+@pytest.mark.usefixtures("board_class")
+def test_taints_of_rules_and_node_selectors_of_pods_are_seen_as_the_scheduler_sees_them(
+    quiet: Node, tool: Tool
+) -> None:
+    device = quiet.board.device()
+    claim = quiet.api.create_claim(name="choosy", allocated=False)
+    taint = {"key": "board.example.com/repair", "effect": "NoSchedule"}
+    rule = {"metadata": {"name": "repair"}, "spec": {"deviceSelector": {"device": device}, "taint": taint}}
+    quiet.api.request("POST", "/apis/resource.k8s.io/v1beta2/devicetaintrules", rule)
+    reviews = tool.json("explain", "claim", claim.name)["reviews"]
+    (reason,) = (one["reason"] for one in reviews if device in one["devices"])
+    assert "board.example.com/repair" in reason
+    pod = {
+        "metadata": {"name": "choosy"},
+        "spec": {
+            "nodeSelector": {"disk": "ssd"},
+            "containers": [{"name": "main", "image": "none"}],
+            "resourceClaims": [{"name": "it", "resourceClaimName": claim.name}],
+        },
+    }
+    quiet.api.request("POST", "/api/v1/namespaces/default/pods", pod)
+    assert [(one["devices"], one["reason"]) for one in tool.json("explain", "claim", claim.name)["reviews"]] == [
+        ([], "pod choosy wants a node with disk=ssd")
+    ]
+    quiet.api.request("DELETE", "/api/v1/namespaces/default/pods/choosy")
 
 
 def test_a_claim_of_a_wrong_name_is_told_which_there_is(quiet: Node, tool: Tool) -> None:

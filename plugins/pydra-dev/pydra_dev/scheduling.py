@@ -143,7 +143,7 @@ class Scheduler:
     def _read_slices(self) -> Sequence[NamedSlice]:
         slices = self._api.list(RESOURCE_SLICES).items
         known = [self._parse_version(one["metadata"]["name"], one["metadata"]["resourceVersion"]) for one in slices]
-        return add_taints(known, _read_taint_rules(self._api))
+        return add_taints(known, _parse_taint_rules(self._api.list(DEVICE_TAINT_RULES).items))
 
     def _parse_slice_version(self, name: str, _version: str) -> NamedSlice:
         return _parse_slice(self._api.get(RESOURCE_SLICES, name))
@@ -263,7 +263,7 @@ def review_claim(api: Api, claim: JsonObject, node: str) -> tuple[Review, ...]:
         claims=objects[RESOURCE_CLAIMS],
         slices=objects[RESOURCE_SLICES],
         classes=objects[DEVICE_CLASSES],
-        rules=_read_taint_rules(api),
+        rules=api.list(DEVICE_TAINT_RULES).items,
         lists=api.gates[LISTS],
     )
 
@@ -275,7 +275,7 @@ def review_objects(
     claims: Iterable[JsonObject],
     slices: Iterable[JsonObject],
     classes: Iterable[JsonObject],
-    rules: Sequence[schema.TaintRuleSpec] = (),
+    rules: Iterable[JsonObject] = (),
     lists: bool = True,
 ) -> tuple[Review, ...]:
     """Do the same for objects of any cluster; raises StatusError, too, for one that cannot be read."""
@@ -283,7 +283,7 @@ def review_objects(
     return review_devices(
         [_name(claim)],
         node=node,
-        slices=add_taints(map(_parse_slice, slices), rules),
+        slices=add_taints(map(_parse_slice, slices), _parse_taint_rules(rules)),
         classes=_parse_classes(classes),
         in_use=read_in_use(_parse_status(one) for one in others),
         lists=lists,
@@ -302,11 +302,8 @@ def _parse_classes(classes: Iterable[JsonObject]) -> Mapping[str, schema.ClassSp
     }
 
 
-def _read_taint_rules(api: Api) -> list[schema.TaintRuleSpec]:
-    return [
-        schema.parse_fields("DeviceTaintRule", schema.TaintRuleSpec, one.get("spec") or {})
-        for one in api.list(DEVICE_TAINT_RULES).items
-    ]
+def _parse_taint_rules(rules: Iterable[JsonObject]) -> list[schema.TaintRuleSpec]:
+    return [schema.parse_fields("DeviceTaintRule", schema.TaintRuleSpec, one.get("spec") or {}) for one in rules]
 
 
 def _parse_slice(obj: JsonObject) -> NamedSlice:
