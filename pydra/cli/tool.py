@@ -123,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hide_tracebacks("pydra")
     try:
         check_package_conflict()
-        code = command(parsed)
+        code = _call(command, parsed)
         sys.stdout.flush()
     except SettingsError as error:
         return print_errors("pydra", error.problems, code=2)
@@ -138,6 +138,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _leave_stdout()
         return print_errors("pydra", [str(error)], code=1)
     return code
+
+
+def _call(command: Callable[[argparse.Namespace], int], parsed: argparse.Namespace) -> int:
+    """Call the command. An expected error of one of its tasks is raised as itself."""
+    try:
+        return command(parsed)
+    except ExceptionGroup as group:
+        expected: BaseException | None = group.subgroup((PydraError, OSError))
+        if expected is None:
+            raise
+        while isinstance(expected, BaseExceptionGroup):
+            expected = expected.exceptions[0]
+        raise expected from group
 
 
 def _leave_stdout() -> None:

@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from pydra_dev.kubelet.pods import StopContainers
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings
 from pydra_dev.kubelet.steps import Report
 
+_PORTS_TRIED = 1000
 STOP_DEADLINE = 30.0
 """Seconds that the agent gets to drain; then it is killed."""
 LOG_TAIL, LOG_WIDTH = 20, 300
@@ -211,9 +212,19 @@ def scenario_environment(backend: str, scenario: str | None, root: str) -> dict[
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below those that Linux gives to clients, which could take it until it is bound."""
-    while True:
+    """A port that nobody listens on, below those that Linux gives to clients, which could take it until it is bound.
+
+    Raises OSError with what to do.
+    """
+    why = ""
+    for _ in range(_PORTS_TRIED):
         port = random.randrange(10_000, 32_000)  # noqa: S311 - not a secret
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                probe.listen()
+            except OSError as error:
+                why = error.strerror or str(error)
+            else:
+                return port
+    raise OSError(f"no port of 127.0.0.1 can be listened on ({why}); end what listens there, or `ip link set lo up`")

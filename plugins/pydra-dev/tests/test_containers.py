@@ -65,9 +65,12 @@ def test_the_configuration_has_what_the_devices_changed(tmp_path: Path) -> None:
     assert allowed == {"allow": True, "type": "c", "major": 1, "minor": 3, "access": "rw"}
 
 
-def test_a_runtime_that_is_not_installed_is_named() -> None:
-    with pytest.raises(SettingsError, match="there is no nosuch on PATH"):
-        find_runtime("nosuch")
+def test_a_runtime_that_is_not_installed_or_not_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SettingsError, match="podman is not one of runc, crun, which podman comes with"):
+        find_runtime("podman")
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(SettingsError, match="there is no runc or crun on PATH"):
+        find_runtime("")
 
 
 needs_runc = pytest.mark.skipif(shutil.which("runc") is None or os.geteuid() != 0, reason="needs root and runc")
