@@ -165,3 +165,36 @@ def test_attributes_can_be_lists_where_that_feature_is_on() -> None:
         f"{OWN}.ports.includes(1) && {OWN}.index.includes(1) && !{OWN}.ports.includes(3)",
     ):
         assert evaluate(compile_selector(expression, lists=True), attributes=attributes) is True
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        'ip("192.168.0.1").family() == 4 && ip("fd00::1").family() == 6',
+        'isIP("::1") && !isIP("127.0.0.01") && !isIP("::ffff:1.2.3.4") && !isIP("fe80::1%eth0")',
+        'ip.isCanonical("fd00::1") && !ip.isCanonical("fd00:0::1")',
+        'ip("127.0.0.1").isLoopback() && ip("::").isUnspecified() && ip("10.0.0.1").isGlobalUnicast()',
+        'ip("224.0.0.7").isLinkLocalMulticast() && ip("ff02::1").isLinkLocalMulticast()',
+        'ip("169.254.1.1").isLinkLocalUnicast() && !ip("255.255.255.255").isGlobalUnicast()',
+        'cidr("10.1.2.3/16").containsIP("10.1.9.9") && cidr("10.0.0.0/8").containsIP(ip("10.9.9.9"))',
+        'cidr("10.0.0.0/8").containsCIDR("10.1.0.0/16") && !cidr("10.1.0.0/16").containsCIDR(cidr("10.0.0.0/8"))',
+        'cidr("10.1.2.3/16").ip() == ip("10.1.2.3") && cidr("10.1.2.3/16").prefixLength() == 16',
+        'cidr("10.1.2.3/16").masked() == cidr("10.1.0.0/16") && !cidr("::/0").containsIP("1.2.3.4")',
+        'isCIDR("::/0") && !isCIDR("10.0.0.0") && !isCIDR("10.0.0.0/33") && !isCIDR("10.0.0.0/08")',
+        'url("https://u@[::1]:8080/a%20b?k=1&k=2#f").getHost() == "[::1]:8080"',
+        'url("https://[::1]:8080/").getHostname() == "::1" && url("https://[::1]:8080/").getPort() == "8080"',
+        'url("https://x/a%20b?k=1").getEscapedPath() == "/a%20b" && url("https://x").getScheme() == "https"',
+        'url("/p?k=1&k=a%20b").getQuery()["k"] == ["1", "a b"] && url("/p").getHost() == ""',
+        'isURL("/x") && !isURL("x/y") && !isURL("https://a b/") && !isURL("/%zz")',
+    ],
+)
+def test_urls_and_addresses_are_read_as_by_kubernetes(expression: str) -> None:
+    assert evaluate(compile_selector(expression)), expression
+
+
+def test_addresses_have_types() -> None:
+    for expression in ('ip("::1") > 3', 'cidr("::/0").family() == 6', 'url("/").isLoopback()', "ip(3) == ip(3)"):
+        with pytest.raises(CompileError):
+            compile_selector(expression)
+    with pytest.raises(EvaluationError, match="zone"):
+        evaluate(compile_selector('ip("fe80::1%eth0").family() == 6'))

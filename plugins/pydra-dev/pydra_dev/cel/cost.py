@@ -198,7 +198,7 @@ def _sort_cost(sizes: _Sizes, kinds: _Kinds) -> tuple[int, Size]:
 
 
 def _equal_cost(sizes: _Sizes, kinds: _Kinds) -> tuple[int, Size]:
-    if kinds[0].startswith("kubernetes."):
+    if kinds[0].startswith(("kubernetes.", "net.")):
         return 1, _ONE
     return _share(min(size.most for size in sizes), _TRAVERSAL), _ONE
 
@@ -227,7 +227,9 @@ _FUNCTIONS: Mapping[str, _Cost] = {
     "includes": lambda _sizes, _kinds: (48, _ONE),
     **dict.fromkeys(("_==_", "_!=_"), _equal_cost),
     **dict.fromkeys(("_<_", "_<=_", "_>_", "_>=_"), _order_cost),
-    **dict.fromkeys(("quantity", "isQuantity", "semver", "isSemver"), _traverse(0)),
+    **dict.fromkeys(("quantity", "isQuantity", "semver", "isSemver", "url", "isURL"), _traverse(0)),
+    **dict.fromkeys(("isIP", "ip.isCanonical", "cidr", "isCIDR"), _traverse(0)),
+    "ip": lambda sizes, kinds: (1, Size()) if kinds[0] == "net.CIDR" else _traverse(0)(sizes, kinds),
     **dict.fromkeys(("startsWith", "endsWith"), _traverse(1)),
     **dict.fromkeys(("lowerAscii", "upperAscii", "substring", "trim"), _traverse(0, keeps=True)),
     "replace": _traverse(0, 2),

@@ -20,7 +20,7 @@ from cel_expr_python import cel
 
 from pydra_dev import schema
 from pydra_dev.cel.cost import DEVICE, MAX_COST, UNKNOWN, estimate_cost
-from pydra_dev.cel.functions import DECLARATIONS, QUANTITY, SEMVER, build_quantity, build_semver
+from pydra_dev.cel.functions import DECLARATIONS, QUANTITY, TAGS, build_quantity, build_semver
 from pydra_dev.cel.tree import (
     CALL,
     CONSTANT,
@@ -219,19 +219,21 @@ def _functions(*, runtime: bool) -> Mapping[str, cel.FunctionDecl]:
         assert match is not None, declaration.text
         if runtime and match["name"].startswith("_"):
             continue
-        target = [match["target"]] if match["target"] else []
+        is_namespace = match["target"] == "ip"  # no type
+        name = f"{match['target']}.{match['name']}" if is_namespace else match["name"]
+        target = [match["target"]] if match["target"] and not is_namespace else []
         names = [*target, *(match["types"].split(", ") if match["types"] else [])]
         # At run time only kinds are told apart: a map is a quantity or a version, a list is a list of anything.
-        kinds = ["map" if name in {QUANTITY, SEMVER} else name.partition("(")[0] for name in names]
+        kinds = ["map" if one in TAGS else one.partition("(")[0] for one in names]
         key = ", ".join(kinds if runtime else names)
         overload = partial(
             cel.Overload,
-            f"{match['name']} {key} {bool(target)}",
+            f"{name} {key} {bool(target)}",
             return_type=_type("dyn" if runtime else match["result"]),
-            parameters=[_type(name) for name in (kinds if runtime else names)],
+            parameters=[_type(one) for one in (kinds if runtime else names)],
             is_member=bool(target),
         )
-        own = overloads.setdefault(match["name"], {})
+        own = overloads.setdefault(name, {})
         own.setdefault(key, overload(impl=declaration.run) if runtime else overload())
     return {name: cel.FunctionDecl(name, list(by_types.values())) for name, by_types in overloads.items()}
 
@@ -242,7 +244,7 @@ def _type(text: str) -> cel.Type:
         return cel.Type.Map(_type(key), _type(value))
     if text.startswith("list("):
         return cel.Type.List(_type(text[5:-1]))
-    if text in {QUANTITY, SEMVER}:
+    if text in TAGS:
         return cel.Type.AbstractType(text)
     known: cel.Type = getattr(cel.Type, text.upper())
     return known

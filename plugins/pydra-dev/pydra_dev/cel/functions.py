@@ -1,4 +1,4 @@
-"""What Kubernetes adds to CEL for DRA selectors: quantities, versions, regular expressions and lists. Pure.
+"""What Kubernetes adds to CEL for DRA selectors: quantities, versions, regular expressions, lists, networks. Pure.
 
 The library's values cannot be Python objects, so a quantity and a version travel as maps of one entry, whose key is
 the type's name: `{"kubernetes.Quantity": 42949672960}`, `{"kubernetes.Semver": "1.2.3"}`. Equal values are equal
@@ -17,9 +17,13 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from pydra_dev.cel import network
+from pydra_dev.cel.network import CIDR, IP, URL
 from pydra_dev.quantity import parse_quantity
 
 QUANTITY, SEMVER = "kubernetes.Quantity", "kubernetes.Semver"
+TAGS = frozenset({QUANTITY, SEMVER, URL, IP, CIDR})
+"""Types whose values are maps."""
 _MAX_INT = 2**63 - 1
 
 Value: TypeAlias = Any
@@ -215,6 +219,30 @@ DECLARATIONS: Sequence[Declaration] = (
     Declaration(f"{SEMVER}.major() int", _part(0)),
     Declaration(f"{SEMVER}.minor() int", _part(1)),
     Declaration(f"{SEMVER}.patch() int", _part(2)),
+    Declaration(f"url(string) {URL}", network.build_url),
+    Declaration("isURL(string) bool", _holds(network.build_url)),
+    Declaration(f"{URL}.getScheme() string", lambda one: network.split(one).scheme),
+    Declaration(f"{URL}.getHost() string", network.read_host),
+    Declaration(f"{URL}.getHostname() string", network.read_hostname),
+    Declaration(f"{URL}.getPort() string", network.read_port),
+    Declaration(f"{URL}.getEscapedPath() string", lambda one: network.split(one).path),
+    Declaration(f"{URL}.getQuery() map", network.read_query),
+    Declaration(f"ip(string) {IP}", network.build_ip),
+    Declaration("isIP(string) bool", _holds(network.build_ip)),
+    Declaration("ip.isCanonical(string) bool", network.is_canonical),
+    Declaration(f"{IP}.family() int", lambda one: network.parse_ip(one[IP]).version),
+    Declaration(f"{IP}.isUnspecified() bool", lambda one: network.parse_ip(one[IP]).is_unspecified),
+    Declaration(f"{IP}.isLoopback() bool", lambda one: network.parse_ip(one[IP]).is_loopback),
+    Declaration(f"{IP}.isLinkLocalMulticast() bool", network.is_link_local_multicast),
+    Declaration(f"{IP}.isLinkLocalUnicast() bool", network.is_link_local_unicast),
+    Declaration(f"{IP}.isGlobalUnicast() bool", network.is_global_unicast),
+    Declaration(f"cidr(string) {CIDR}", network.build_cidr),
+    Declaration("isCIDR(string) bool", _holds(network.build_cidr)),
+    *(Declaration(f"{CIDR}.containsIP({one}) bool", network.contains_ip) for one in (IP, "string")),
+    *(Declaration(f"{CIDR}.containsCIDR({one}) bool", network.contains_cidr) for one in (CIDR, "string")),
+    Declaration(f"{CIDR}.ip() {IP}", lambda one: network.build_ip(one[CIDR].partition("/")[0])),
+    Declaration(f"{CIDR}.masked() {CIDR}", network.mask),
+    Declaration(f"{CIDR}.prefixLength() int", lambda one: int(one[CIDR].partition("/")[2])),
     Declaration("string.find(string) string", _find),
     Declaration("string.findAll(string) list", _find_all),
     Declaration("string.findAll(string, int) list", _find_all),
