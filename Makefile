@@ -99,6 +99,10 @@ e2e: setup ## the tests against the cluster that KUBECONFIG names (hack/kind.py 
 bench: setup ## what the claims of speed and memory are measured with
 	$(BIN)/python -m benchmarks $(ARGS)
 
+.PHONY: fleet
+fleet: setup ## what the agents of many nodes ask of the API server that KUBECONFIG names (ARGS="--nodes 250 1000 --agents 24")
+	@$(BIN)/python -m benchmarks.fleet $(ARGS)
+
 .PHONY: soak
 soak: setup ## the agent on the node of the cluster that KUBECONFIG names while all that can fail does (ARGS="--minutes 60")
 	@$(BIN)/python -m tests.soak $(ARGS)
