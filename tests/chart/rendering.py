@@ -74,12 +74,13 @@ UniqueKeys.add_implicit_resolver(
 
 def render_files(*values: Mapping[str, Any], name: str = "pydra", namespace: str = NAMESPACE) -> dict[str, str]:
     """The text of each template by its path in the chart, for these values, later ones over earlier."""
-    files = _load_chart().render(overlay(*values), name=name, namespace=namespace)
+    files = load_chart().render(overlay(*values), name=name, namespace=namespace)
     return {path.removeprefix("pydra/templates/"): text for path, text in files.items()}
 
 
 @cache
-def _load_chart() -> helm_python.Chart:
+def load_chart() -> helm_python.Chart:
+    """The chart, read once."""
     return helm_python.Chart.load(CHART)
 
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,6 @@ CASES: list[Object] = yaml.load(CASES_FILE.read_text(), yaml.CSafeLoader)["tests
 RELEASE_OF_CASES = overlay(SIM, at("alerts.create", True), at("webhook.enabled", True))
 PROMTOOL = shutil.which("promtool")
 ON = overlay(BOTH, at("alerts.create", True), at("webhook.enabled", True))
-RULES: list[Object] = [rule for group in render(ON).one("PrometheusRule")["spec"]["groups"] for rule in group["rules"]]
-IDS = [f"{number}-{rule['alert']}" for number, rule in enumerate(RULES)]
 
 TARGET = {"namespace", "pod", "node"}
 """Labels that the Prometheus operator and the chart's monitor give to every series."""
@@ -37,7 +36,18 @@ KUBE_STATE = {
 }
 """Series of kube-state-metrics, by its docs."""
 
-SERIES = {**{name: labels | TARGET for name, labels in find_series().items()}, **KUBE_STATE}
+
+# Not made when this file is imported: each worker does that, and one of them has the tests.
+@cache
+def series() -> Mapping[str, set[str]]:
+    """The labels of each series."""
+    return {**{name: labels | TARGET for name, labels in find_series().items()}, **KUBE_STATE}
+
+
+def rules(*values: Mapping[str, Any], **release: Any) -> list[Object]:
+    """The alerts of a release."""
+    groups = render(*(values or (ON,)), **release).one("PrometheusRule")["spec"]["groups"]
+    return [rule for group in groups for rule in group["rules"]]
 
 
 def parts(expression: str) -> list[promql.Expr]:
@@ -69,55 +79,54 @@ def labels_of(part: promql.Expr) -> set[str]:
         case promql.MatrixSelector(vector_selector=selector):
             return labels_of(selector)
         case promql.VectorSelector(name=name):
-            return SERIES[str(name)]
+            return series()[str(name)]
     return set()
 
 
-@pytest.mark.parametrize("rule", RULES, ids=IDS)
-def test_every_series_that_is_asked_for_exists_with_those_labels(rule: Object) -> None:
-    asked = list(selectors(rule["expr"]))
-    assert asked
-    for name, matchers in asked:
-        assert set(matchers) <= SERIES[name], name
-        assert matchers["namespace"] == "pydra-system", "releases in other namespaces have alerts of their own"
-    for part in parts(rule["expr"]):
-        if isinstance(part, promql.AggregateExpr):
-            assert part.modifier is not None
-            (name, *_) = [name for name, _ in selectors(part.prettify())]
-            assert set(part.modifier.labels) <= SERIES[name]
+def test_every_series_that_is_asked_for_exists_with_those_labels() -> None:
+    for rule in rules():
+        asked = list(selectors(rule["expr"]))
+        assert asked, rule
+        for name, matchers in asked:
+            assert set(matchers) <= series()[name], rule
+            assert matchers["namespace"] == "pydra-system", "releases in other namespaces have alerts of their own"
+        for part in parts(rule["expr"]):
+            if isinstance(part, promql.AggregateExpr):
+                assert part.modifier is not None
+                (name, *_) = [name for name, _ in selectors(part.prettify())]
+                assert set(part.modifier.labels) <= series()[name], rule
 
 
-@pytest.mark.parametrize("rule", RULES, ids=IDS)
-def test_it_says_what_is_wrong_and_what_to_do_by_labels_that_it_has(rule: Object) -> None:
-    annotations = rule["annotations"]
-    assert set(annotations) == {"summary", "description"}
-    assert annotations["summary"].endswith(".")
-    assert len(annotations["description"]) > 80
-    text = " ".join(annotations.values())
-    assert re.findall(r"{{.*?}}", text) == re.findall(r"{{ \$(?:labels\.\w+|value(?: \| humanize\w*)?) }}", text)
-    assert set(re.findall(r"\$labels\.(\w+)", text)) <= labels_of(promql.parse(rule["expr"]))
+def test_it_says_what_is_wrong_and_what_to_do_by_labels_that_it_has() -> None:
+    for rule in rules():
+        annotations = rule["annotations"]
+        assert set(annotations) == {"summary", "description"}, rule
+        assert annotations["summary"].endswith("."), rule
+        assert len(annotations["description"]) > 80, rule
+        text = " ".join(annotations.values())
+        assert re.findall(r"{{.*?}}", text) == re.findall(r"{{ \$(?:labels\.\w+|value(?: \| humanize\w*)?) }}", text)
+        assert set(re.findall(r"\$labels\.(\w+)", text)) <= labels_of(promql.parse(rule["expr"])), rule
 
 
-@pytest.mark.parametrize("rule", RULES, ids=IDS)
-def test_it_is_a_rule_as_the_operator_takes_it(rule: Object) -> None:
-    assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}
-    assert re.fullmatch("Pydra[A-Z][A-Za-z]+", rule["alert"])
-    assert re.fullmatch("[0-9]+[mh]", rule.get("for", "1m"))
-    assert rule["labels"]["severity"] in ("critical", "warning", "info")
+def test_it_is_a_rule_as_the_operator_takes_it() -> None:
+    for rule in rules():
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"}, rule
+        assert re.fullmatch("Pydra[A-Z][A-Za-z]+", rule["alert"])
+        assert re.fullmatch("[0-9]+[mh]", rule.get("for", "1m")), rule
+        assert rule["labels"]["severity"] in ("critical", "warning", "info"), rule
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_an_alert_fires_for_what_is_wrong_and_for_nothing_else(case: Object) -> None:
-    groups = render(RELEASE_OF_CASES, namespace="pydra").one("PrometheusRule")["spec"]["groups"]
-    rules = [rule for group in groups for rule in group["rules"] if rule["alert"] == case["name"].split()[0]]
-    assert rules
-    assert list(find_mismatches(case, rules)) == []
+    found = [one for one in rules(RELEASE_OF_CASES, namespace="pydra") if one["alert"] == case["name"].split()[0]]
+    assert found
+    assert list(find_mismatches(case, found)) == []
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool: tests/chart/promql.py evaluates the same cases")
 def test_promtool_finds_the_same(tmp_path: Path) -> None:
-    rules = render(RELEASE_OF_CASES, namespace="pydra").one("PrometheusRule")["spec"]
-    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    spec = render(RELEASE_OF_CASES, namespace="pydra").one("PrometheusRule")["spec"]
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(spec))
     cases = shutil.copy(CASES_FILE, tmp_path)
     done = subprocess.run([str(PROMTOOL), "test", "rules", cases], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -131,7 +140,7 @@ def test_each_alert_has_a_case_that_fires_it_and_one_that_does_not() -> None:
         results = [check["exp_samples"] for check in case["promql_expr_test"]]
         fires |= {alert for result in results if result}
         does_not |= {alert for result in results if not result}
-    assert fires == does_not == {rule["alert"] for rule in RULES}
+    assert fires == does_not == {rule["alert"] for rule in rules()}
 
 
 def test_reasons_of_errors_in_the_expressions_are_reasons() -> None:
@@ -140,7 +149,7 @@ def test_reasons_of_errors_in_the_expressions_are_reasons() -> None:
     }
     asked = {
         value
-        for rule in RULES
+        for rule in rules()
         for _, matchers in selectors(rule["expr"])
         for label in ("result", "reason")
         for value in matchers.get(label, "ok").split("|")
@@ -150,12 +159,12 @@ def test_reasons_of_errors_in_the_expressions_are_reasons() -> None:
 
 
 def test_nothing_of_the_file_is_left_to_fill_in() -> None:
-    for rule in RULES:
+    for rule in rules():
         assert not re.search("NAMESPACE|DAEMONSET|DRIVER|WEBHOOK", rule["expr"])
-    expressions = {rule["alert"]: rule["expr"] for rule in RULES}
+    expressions = {rule["alert"]: rule["expr"] for rule in rules()}
     assert 'daemonset=~"pydra-nvidia|pydra-sim"' in expressions["PydraAgentNotReady"]
     assert 'deployment=~"pydra-nvidia-webhook|pydra-sim-webhook"' in expressions["PydraWebhookDown"]
-    absent = [rule["expr"] for rule in RULES if rule["alert"] == "PydraAgentsAbsent"]
+    absent = [rule["expr"] for rule in rules() if rule["alert"] == "PydraAgentsAbsent"]
     for expression, driver, daemon_set in zip(
         absent, ("gpu.nvidia.com", "sim.pydra.dev"), ("pydra-nvidia", "pydra-sim"), strict=True
     ):
@@ -168,7 +177,7 @@ def test_every_alert_of_the_file_is_there_once_for_what_it_belongs_to() -> None:
     names = [one["alert"] for part in ("agent", "driver", "webhook") for one in known[part]]
     assert set(known) == {"agent", "driver", "webhook"}
     assert len(names) == len(set(names))
-    assert sorted(rule["alert"] for rule in RULES) == sorted([*names, *(one["alert"] for one in known["driver"])])
+    assert sorted(rule["alert"] for rule in rules()) == sorted([*names, *(one["alert"] for one in known["driver"])])
 
 
 def test_without_a_webhook_nothing_is_asked_of_it() -> None:

@@ -11,15 +11,14 @@ import helm_python
 import pytest
 
 from tests.chart.cluster import ADDED, KINDS, Kinds, open_cluster
-from tests.chart.rendering import CHART, NAMESPACE, NVIDIA, SIM, Object, Objects, at, overlay, parse, render
+from tests.chart.rendering import CHART, NAMESPACE, NVIDIA, SIM, Object, Objects, at, load_chart, overlay, parse, render
 
 DAY = 86400
 WEBHOOK = overlay(SIM, at("webhook.enabled", True))
 
 
 def render_in(config: helm_python.Config, values: Mapping[str, Any], *, upgrade: bool = False) -> Objects:
-    with helm_python.Chart.load(CHART) as chart:
-        files = config.render(chart, dict(values), name="pydra", namespace=NAMESPACE, is_upgrade=upgrade)
+    files = config.render(load_chart(), dict(values), name="pydra", namespace=NAMESPACE, is_upgrade=upgrade)
     return Objects(one for path, text in files.items() if path.endswith(".yaml") for one in parse(text))
 
 
