@@ -76,11 +76,11 @@ def run_tests(environment: Path, tree: Path, arguments: list[str]) -> None:
     for part in (found for name in ("tests", "docs", "README.md") for found in ROOT.glob(f"plugins/*/{name}")):
         copy(part, tree / part.relative_to(ROOT))
     command = [str(environment / "bin" / "python"), "-m", "pytest", "-q", "--ignore=tests/house", *arguments]
-    side_by_side = ("-n", "3", "--dist", "worksteal")  # one of the three waits for a process most of the time
+    side_by_side = ("-n", "4", "--dist", "worksteal")  # two of the four wait for a process most of the time
     # The tests start hundreds of processes, and each would compile all that it imports.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    # Each of the three would compile all tests, which takes longer than to import them.
+    # Each of the four would compile all tests, which takes longer than to import them.
     subprocess.run([*command, "--collect-only"], cwd=tree, env=environ, check=False, timeout=300, capture_output=True)
     done = subprocess.run([*command, *side_by_side], cwd=tree, env=environ, check=False, timeout=1500)
     if done.returncode:
