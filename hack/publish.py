@@ -70,16 +70,17 @@ def group(folder: Path) -> dict[str, list[Path]]:
 def push_image(name: str, archives: Sequence[Path], *, plain_http: bool) -> str:
     """Push the archives as one image index; its digest."""
     engine = os.environ.get("ENGINE", "") or next(one for one in ("buildah", "podman") if shutil.which(one))
-    index = f"localhost/pydra-release/{name.rpartition('/')[2]}"
-    subprocess.run([engine, "manifest", "rm", index], check=False, capture_output=True)  # of an earlier run
+    index = f"localhost/pydra-release-{os.getpid()}/{name.rpartition('/')[2]}"  # one user's engines share their store
     with tempfile.TemporaryDirectory() as scratch:
         digest = Path(scratch, "digest")
         release.run(engine, "manifest", "create", index)
-        for archive in archives:
-            release.run(engine, "manifest", "add", index, f"oci-archive:{archive}")
-        tls = "--tls-verify=false" if plain_http else "--tls-verify=true"
-        release.run(engine, "manifest", "push", "--all", tls, "--digestfile", digest, index, f"docker://{name}")
-        release.run(engine, "manifest", "rm", index)
+        try:
+            for archive in archives:
+                release.run(engine, "manifest", "add", index, f"oci-archive:{archive}")
+            tls = "--tls-verify=false" if plain_http else "--tls-verify=true"
+            release.run(engine, "manifest", "push", "--all", tls, "--digestfile", digest, index, f"docker://{name}")
+        finally:
+            subprocess.run([engine, "manifest", "rm", index], check=False, capture_output=True)
         return digest.read_text().strip()
 
 
