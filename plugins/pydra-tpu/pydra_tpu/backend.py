@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from pydra import Claim, HeldClaim, Inventory, PreparedDevice, Sample
 from pydra_pci import Tree
 from pydra_tpu.claims import plan_claim, prepare_claim
+from pydra_tpu.config import TpuConfig
 from pydra_tpu.hardware import Host
 from pydra_tpu.health import find_unclaimed_users
 from pydra_tpu.inventory import build_inventory, list_offered
@@ -23,7 +24,7 @@ from pydra_tpu.reading import read_chip_users, read_host
 from pydra_tpu.runtime_metrics.link_metrics import LinkMetrics
 from pydra_tpu.runtime_metrics.links import add_links, build_link_samples
 from pydra_tpu.runtime_metrics.ports import ask_runtimes
-from pydra_tpu.runtime_metrics.samples import build_samples
+from pydra_tpu.runtime_metrics.samples import HeldChips, build_samples
 from pydra_tpu.settings import Settings
 from pydra_tpu.sources.metadata_server import MetadataServer
 
@@ -44,10 +45,12 @@ class TpuBackend:
         self._links = links
         self._seen: Host | None = None
         self._held: dict[str, frozenset[str]] = {}
+        self._ports: dict[str, tuple[int, ...]] = {}
 
     async def restore(self, held: Sequence[HeldClaim], /) -> None:
         """Remember who holds what: the processes of these claims may have their chips open."""
         self._held = {one.claim.uid: _name_devices(one.claim) for one in held}
+        self._ports = {one.claim.uid: _list_ports(one.claim) for one in held}
 
     async def discover(self) -> Inventory:
         """The whole host and its sub-slices, with their health."""
@@ -70,11 +73,13 @@ class TpuBackend:
         host = self._seen or await self._read()
         prepared = prepare_claim(claim, host, list_offered(host, self._settings.offer), self._settings)
         self._held[claim.uid] = _name_devices(claim)
+        self._ports[claim.uid] = _list_ports(claim)
         return prepared
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
         """Nothing was done. From now on, a process that has a chip open is not one of the claim's containers."""
         self._held.pop(claim.uid, None)
+        self._ports.pop(claim.uid, None)
 
     async def measure(self) -> list[Sample]:
         """Memory and use of chips, while a workload's runtime serves them; links and throttling as last told."""
@@ -84,8 +89,11 @@ class TpuBackend:
             return []
         offered = list_offered(host, self._settings.offer)
         held = [
-            sorted({chip for name in names if name in offered for chip in offered[name].chips})
-            for names in self._held.values()
+            HeldChips(
+                chips=tuple(sorted({chip for name in names if name in offered for chip in offered[name].chips})),
+                ports=self._ports[uid],
+            )
+            for uid, names in self._held.items()
         ]
         return [*build_samples(answers, host, held), *build_link_samples(host.chips, self._links.reading)]
 
@@ -104,3 +112,10 @@ class TpuBackend:
 
 def _name_devices(claim: Claim) -> frozenset[str]:
     return frozenset(one.device for one in claim.devices)
+
+
+def _list_ports(claim: Claim) -> tuple[int, ...]:
+    """The metrics ports that the claim's config names for all its devices; none where one has no such config."""
+    configs = [device.config(TpuConfig) for device in claim.devices if not device.admin_access]
+    ports = [(config and config.metrics_ports) or () for config in configs]
+    return tuple(sorted({port for some in ports for port in some})) if all(ports) else ()

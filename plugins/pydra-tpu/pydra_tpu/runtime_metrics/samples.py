@@ -21,8 +21,15 @@ class RuntimeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     duty_percent: Mapping[int, float] = {}
 
 
-def build_samples(answers: Sequence[RuntimeAnswer], host: Host, held: Sequence[Sequence[int]]) -> list[Sample]:
-    """The samples of all runtimes of this host. `held` are the chips of each claim that is held."""
+class HeldChips(msgspec.Struct, frozen=True, kw_only=True):
+    """The chips that a claim holds, and the ports that its config gives to its runtimes, if it does."""
+
+    chips: tuple[int, ...]
+    ports: tuple[int, ...] = ()
+
+
+def build_samples(answers: Sequence[RuntimeAnswer], host: Host, held: Sequence[HeldChips]) -> list[Sample]:
+    """The samples of all runtimes of this host, of which the claims hold `held`."""
     return [sample for answer in answers for sample in _build(answer, _find_chips(answer, answers, host, held), host)]
 
 
@@ -56,15 +63,20 @@ def _by_chip(values: Mapping[int, float], cores: int, unit: int = 1) -> list[flo
 
 
 def _find_chips(
-    answer: RuntimeAnswer, answers: Sequence[RuntimeAnswer], host: Host, held: Sequence[Sequence[int]]
+    answer: RuntimeAnswer, answers: Sequence[RuntimeAnswer], host: Host, held: Sequence[HeldChips]
 ) -> Sequence[int]:
     """The runtime's chips, in its order; none where it could have others: no source tells which are whose.
 
     A runtime with as many chips as the host has them all. With fewer, they are those of the only claim, if there is no
-    other runtime, and no user of a chip without a claim.
+    other runtime; or of the only claim whose config names the port, if each claim's config names ports. In both cases
+    nobody may use a chip without a claim.
     """
-    if any(chip.unclaimed_users for chip in host.chips) or len(answers) != 1:
-        held = ()
     count = len(answer.duty_percent)
-    meshes = [sorted(chips) for chips in held] if len(held) == 1 else []
-    return next((chips for chips in ([*range(len(host.chips))], *meshes) if len(chips) == count), ())
+    if count == len(host.chips):
+        return range(count)
+    if any(chip.unclaimed_users for chip in host.chips):
+        return ()
+    owners = held if len(held) == len(answers) == 1 else ()
+    if all(one.ports for one in held):
+        owners = [one for one in held if answer.port in one.ports]
+    return owners[0].chips if len(owners) == 1 and len(owners[0].chips) == count else ()

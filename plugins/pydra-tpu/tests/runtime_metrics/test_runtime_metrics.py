@@ -14,12 +14,13 @@ from msgspec.structs import replace
 import pydra_tpu
 from pydra import Sample
 from pydra_tpu import Settings
+from pydra_tpu.config import TpuConfig
 from pydra_tpu.hardware import Process
 from pydra_tpu.runtime_metrics.client import DUTY_CYCLE
 from pydra_tpu.runtime_metrics.ports import ask_runtimes
-from pydra_tpu.runtime_metrics.samples import RuntimeAnswer, build_samples
+from pydra_tpu.runtime_metrics.samples import HeldChips, RuntimeAnswer, build_samples
 from pydra_tpu.simulation.runtime import GIB, SimulatedRuntime, describe_workload, run_runtime
-from tpu_values import chip_of, claim_of, host_of
+from tpu_values import allocated_device, chip_of, claim_of, host_of
 
 
 def by_chip(samples: list[Sample], name: str) -> Mapping[tuple[str, str], float]:
@@ -49,6 +50,25 @@ async def test_a_workload_on_a_sub_slice_is_measured_on_the_chips_of_its_claim(t
             unknown = by_chip(list(await backend.measure()), "duty_cycle_ratio")
     assert [*mine] == [("chip-4", "0"), ("chip-5", "1"), ("chip-6", "2"), ("chip-7", "3")]
     assert [*unknown] == [("", "0"), ("", "1"), ("", "2"), ("", "3")]
+
+
+async def test_two_workloads_are_measured_on_the_chips_of_the_claims_that_name_their_ports(tmp_path: Path) -> None:
+    workload = describe_workload(4, 1, 16)
+    async with run_runtime(SimulatedRuntime(workload)) as one, run_runtime(SimulatedRuntime(workload)) as other:
+        settings = Settings(scenario="v5e-8", state=str(tmp_path), runtime_metrics_ports=(one.port, other.port))
+        async with pydra_tpu.connect(settings) as backend:
+            await backend.discover()
+            for uid, device, port in (("a", "2x2-4", one.port), ("b", "2x2-0", other.port)):
+                configs = (TpuConfig(metrics_ports=(port,)),)
+                await backend.prepare(claim_of(allocated_device(device, configs=configs), uid=uid))
+            samples = [one for one in await backend.measure() if one.name == "duty_cycle_ratio"]
+            await backend.prepare(claim_of("1x2-0", uid="c"))  # its runtime could be at either port
+            unknown = by_chip(list(await backend.measure()), "duty_cycle_ratio")
+    assert {(sample.labels["port"], sample.device) for sample in samples} == {
+        *((str(one.port), f"chip-{n}") for n in range(4, 8)),
+        *((str(other.port), f"chip-{n}") for n in range(4)),
+    }
+    assert {device for device, _ in unknown} == {""}
 
 
 async def test_a_service_that_hangs_costs_its_deadline_and_not_the_event_loop() -> None:
@@ -107,7 +127,7 @@ def test_chips_are_not_named_where_a_runtime_without_a_claim_may_have_others() -
     stranger = chip_of("v5litepod", 7, unclaimed_users=(Process(pid=1, started=1),))
     answer = RuntimeAnswer(port=8431, answered=True, duty_percent={0: 50.0})
     for found, device in ((host, "chip-2"), (replace(host, chips=(*host.chips[:7], stranger)), "")):
-        samples = build_samples([answer], found, [[2]])
+        samples = build_samples([answer], found, [HeldChips(chips=(2,))])
         assert [one.device for one in samples if one.name == "duty_cycle_ratio"] == [device]
 
 
