@@ -159,7 +159,7 @@ class Run:
         try:
             detail = await self._faults.by_name[planned.kind](random.Random(planned.number))
             await self._node.wait_serving()
-        except (TimeoutError, OSError, subprocess.CalledProcessError, KubeError) as error:
+        except (OSError, KubeError) as error:
             detail = f"{type(error).__name__}: {error}"
             self._findings.append(f"{at} after {planned.kind}: {detail}")
         event = Event(at=at, seconds=seconds, kind=planned.kind, detail=detail, lasted=self._now - seconds)

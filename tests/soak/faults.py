@@ -7,7 +7,6 @@ import os
 import random
 import shlex
 import signal
-import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -141,8 +140,14 @@ class Faults:
         return f"for {seconds:.0f} s"
 
     def _restart(self, command: list[str]) -> Fault:
+        said = self._node.hardware.parent / "restart.log"  # a pipe would stay open in what the command has started
+
         async def restart(_: random.Random) -> str:
-            await anyio.run_process(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            with said.open("wb") as output:
+                status = (await anyio.run_process(command, stdout=output, stderr=output, check=False)).returncode
+            if status:
+                words = said.read_text(errors="replace").strip()
+                raise ChildProcessError(f"{shlex.join(command)} ended with status {status}: {words}")
             return shlex.join(command)
 
         return restart
