@@ -110,6 +110,8 @@ def _build_attributes(name: str, sub_slice: SubSlice, host: Host, chips: list[Ch
         "shape": generation.topology(sub_slice.bounds),
         "wholeHost": len(chips) == len(host.chips),
         "workerId": facts.worker_id,
+        # A longer string is not valid in the API, and a part of it could be another slice's name.
+        "sliceName": facts.slice_name if len(facts.slice_name or "") <= 64 else None,
         **_build_coordinates(sub_slice, host),
         "resource.kubernetes.io/pciBusID": chips[0].address if len(chips) == 1 else None,
         "resource.kubernetes.io/pcieRoot": _common([chip.pcie_root or None for chip in chips]),

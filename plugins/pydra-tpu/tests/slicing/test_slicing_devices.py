@@ -108,3 +108,10 @@ def test_chips_that_cannot_be_a_mesh_are_not_offered_and_it_is_said_why(host: Ho
 def test_a_machine_without_chips_is_an_empty_inventory() -> None:
     assert build_inventory(Host()) == build_inventory(Host(), Offer.CHIPS)
     assert build_inventory(Host()).unreadable == ()
+
+
+def test_hosts_of_a_slice_can_be_lined_up_by_its_name_and_their_worker_ids() -> None:
+    for name, told in (("train-1", "train-1"), (None, None), ("x" * 65, None)):
+        host = host_of("v5p", 4, Bounds(2, 2, 4), worker_id=3, slice_name=name)
+        for device in build_inventory(host).devices:
+            assert (device.attributes.get("sliceName"), device.attributes["workerId"]) == (told, 3)
