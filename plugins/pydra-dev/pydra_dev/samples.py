@@ -45,20 +45,19 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_sample(backend: str, driver: str, classes: Mapping[str, JsonObject] = {}) -> tuple[Manifest, ...]:
-    """The objects for a backend: its own sample, or the one that suits every driver, and its DeviceClasses."""
+    """The objects for a backend: its own sample, or the one that suits every driver, and its DeviceClasses.
+
+    A class of the sample gives way to the backend's of the same name, which is what the chart installs.
+    """
     folder = files("pydra_dev").joinpath("samples")
     own = folder.joinpath(f"{backend}.yaml")
     # Its own sample speaks of its own driver name; under another name only the general one is right.
     if not (own.is_file() and f": {driver}\n" in (text := own.read_text())):
         text = folder.joinpath("any.yaml").read_text().replace("DRIVER", driver)
     sample = [Manifest(source="the sample", body=body) for body in yaml.safe_load_all(text)]
-    present = {one.body["metadata"]["name"] for one in sample if one.body["kind"] == DEVICE_CLASSES.kind}
-    added = [
-        Manifest(source="DEVICE_CLASSES", body=_build_class(name, spec))
-        for name, spec in classes.items()
-        if name not in present
-    ]
-    return (*added, *sample)
+    added = [Manifest(source="DEVICE_CLASSES", body=_build_class(name, spec)) for name, spec in classes.items()]
+    declared = {one.name for one in added}
+    return (*added, *(one for one in sample if one.name not in declared))
 
 
 def _build_class(name: str, spec: JsonObject) -> JsonObject:

@@ -169,6 +169,20 @@ async def test_the_manifests_are_applied_instead_of_the_sample_with_the_backends
     assert "applied: Pod sample" not in text
 
 
+async def test_a_class_of_the_backend_is_used_instead_of_the_samples_of_the_same_name(tmp_path: Path) -> None:
+    backend = tmp_path / "mine.py"
+    two = 'Device(name="whole", attributes={"part": False}), Device(name="part", attributes={"part": True})'
+    only_parts = "device.attributes['mine.example.com'].part"
+    backend.write_text(
+        BACKEND.replace("large.mine", "mine")
+        .replace("'large' in device.attributes", only_parts)
+        .replace('Device(name="one")', two)
+    )
+    code, text = await tell(backend=str(backend), once=True)
+    assert code == 0, text
+    assert "request device gets device part of pool" in text
+
+
 async def test_a_change_of_the_backend_starts_everything_again(tmp_path: Path) -> None:
     backend = tmp_path / "mine.py"
     backend.write_text(BACKEND + CONNECT)
