@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tests.e2e.cluster import STAY
 from tests.e2e.hardware import allocated, ask, open_hardware
 from tests.e2e.release import IMAGE
 from tests.e2e.test_chart_node import create_plain_pod
+from tests.e2e.watched_files import react_to_writes
 
 pytestmark = pytest.mark.skipif(not IMAGE, reason="PYDRA_E2E_CHART_IMAGE names no image that is on the node")
 
@@ -48,26 +48,10 @@ def list_mode_files(tree: Path) -> list[Path]:
     return [tree / "sys" / BOUND / address / COMPUTE for address in MACHINE.addresses]
 
 
-@contextmanager
-def run_driver(tree: Path) -> Iterator[None]:
-    """A driver that does what is written to its files; the kernel's would before the write returns."""
-    ended = threading.Event()
-
-    def watch() -> None:
-        modes = {path: path.read_text() for path in list_mode_files(tree)}
-        while not ended.wait(0.001):
-            for path, mode in modes.items():
-                if (now := path.read_text()) and now != mode:
-                    Driver(str(tree), MACHINE).react(str(path), now)
-                    modes[path] = path.read_text()
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+def run_driver(tree: Path) -> AbstractContextManager[None]:
+    """A driver that has done what is written to its files before anybody looks."""
+    driver = Driver(str(tree), MACHINE)
+    return react_to_writes(list_mode_files(tree), lambda path, text: driver.react(str(path), text))
 
 
 async def test_a_partition_and_a_whole_gpu_are_used_side_by_side() -> None:
