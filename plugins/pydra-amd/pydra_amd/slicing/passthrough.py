@@ -14,6 +14,7 @@ from pydra_amd.host.amdgpu import list_nodes, read_machine
 from pydra_amd.host.kfd import read_users
 from pydra_amd.models import AMDGPU
 from pydra_amd.offering import Offered, OfferedFunction
+from pydra_amd.slicing.compute_mode import GpuGone
 from pydra_amd.steps import BindVfio, Entry
 from pydra_pci import (
     FunctionState,
@@ -99,6 +100,11 @@ class Passthrough:
 
     async def _take(self, step: BindVfio, found: FunctionState, driver: str) -> None:
         gpu = (await asyncio.to_thread(read_machine, self._tree)).find(step.address) if found.driver else None
+        if found.driver and gpu is None:
+            raise GpuGone(
+                f"GPU {step.address} is bound to {found.driver}, which does not show it any more: who uses it cannot be "
+                "told, and the kernel would wait for them without end; the kernel's log says why"
+            )
         partitions = gpu.partitions if gpu else ()
         nodes = sorted({node for one in partitions for node in list_nodes(one)[1:]})
         numbers = [one.kfd_node for one in partitions]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -142,6 +143,16 @@ async def test_a_gpu_is_not_taken_from_a_process_that_uses_it(tmp_path: Path) ->
             await node.backend.prepare(claim)
         (computes / f"vram_{number}").unlink()
         assert await node.backend.prepare(claim)
+
+
+async def test_a_gpu_whose_users_nobody_can_tell_is_not_taken(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        node.use(4242, "/dev/dri/renderD128")
+        claim = await node.plan(GUEST)
+        shutil.rmtree(node.root / "sys/class/kfd/kfd/topology/nodes/2")
+        with pytest.raises(ClaimError, match="bound to amdgpu, which does not show it any more: who uses it cannot be"):
+            await node.backend.prepare(claim)
+        assert node.driver() == "amdgpu"
 
 
 @pytest.mark.parametrize("faults", [["EIO"], ["-", "EIO"]], ids=["override", "unbind"])
