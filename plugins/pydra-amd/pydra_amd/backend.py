@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
@@ -40,7 +40,7 @@ from pydra_amd.sharing import MASK, build_mask
 from pydra_amd.slicing.compute_mode import ModeRefused
 from pydra_amd.slicing.execution import StepExecutor
 from pydra_amd.slicing.passthrough import Passthrough, read_policy
-from pydra_amd.slicing.plan import find_memory_step, plan_claim
+from pydra_amd.slicing.plan import find_memory_step, find_unread, plan_claim
 from pydra_amd.steps import Entry, Hold
 from pydra_amd.takeover import inherit_claims
 from pydra_amd.telemetry import Telemetry
@@ -60,7 +60,8 @@ class AmdBackend:
         self._library = AmdsmiSession(importer, self._health.hear)
         self._changing = Counter[str]()
         self._held = HeldEntries()
-        self._executor = StepExecutor(tree, driver, Passthrough(tree, settings.vfio_idle_deadline), self._held)
+        passthrough = Passthrough(tree, settings.vfio_idle_deadline)
+        self._executor = StepExecutor(tree, driver, passthrough, self._held, self._find_unread)
         self._kept: str | None = None
 
     async def discover(self) -> Inventory:
@@ -147,6 +148,14 @@ class AmdBackend:
             self._changing -= Counter(gpus)
             if gpus or self._kept != self._find_kept_memory():
                 self._health.wake()
+
+    async def _find_unread(self) -> Collection[str]:
+        """The addresses of the GPUs that claims have whose plans cannot be read."""
+        if not self._held.unread:
+            return ()
+        reading = await self._telemetry.read(self._changing.keys())
+        offered = {**list_offered(reading, self._settings.partitioning), **list_functions(reading)}
+        return {address for address, *_ in find_unread(self._held.unread.values(), offered)}
 
     def _find_kept_memory(self) -> str | None:
         """The memory mode that the GPUs must have for the claims that there are.

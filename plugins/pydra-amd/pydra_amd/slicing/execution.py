@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
 from pydra import ClaimError, PydraError, set_status, time_left
@@ -34,21 +34,32 @@ class UndoFailed(ClaimError):
 
 
 class StepExecutor:
-    """One change at a time of each GPU."""
+    """One change at a time of each GPU. `find_unread` gives the addresses of those that claims without a plan have."""
 
-    def __init__(self, tree: Tree, driver: DriverModule, passthrough: Passthrough, held: HeldEntries) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        driver: DriverModule,
+        passthrough: Passthrough,
+        held: HeldEntries,
+        find_unread: Callable[[], Awaitable[Collection[str]]],
+    ) -> None:
         self._tree = tree
         self._driver = driver
         self._passthrough = passthrough
         self._held = held
+        self._find_unread = find_unread
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def carry_out(self, entry: Entry) -> None:
-        """Do the steps. Raises what a step raised, with the others undone, or UndoFailed."""
+        """Do the steps. Raises what a step raised, with the others undone, or UndoFailed.
+
+        A claim that only looks has a change of the memory mode to undo, if it ends last, and none to do.
+        """
         self._held.write(entry)
         try:
             async with self._turn(entry.steps):
-                for step in entry.steps:
+                for step in entry.steps if any(not hold.admin for hold in entry.holds) else ():
                     await self._do(step, entry)
         except Exception as error:
             await self.take_back(entry, error)
@@ -68,10 +79,9 @@ class StepExecutor:
         """
         problems: list[PydraError] = []
         async with self._turn(entry.steps):
-            others = self._held.others(entry.uid)
-            staying = {hold.gpu for other in others for hold in other.holds if not hold.admin}
+            unread = await self._find_unread() if entry.steps else ()
             for step in reversed(entry.steps):
-                if staying.isdisjoint(step.gpus) and not (isinstance(step, SetMemoryMode) and self._held.unread):
+                if not self._is_needed(step, entry, unread):
                     try:
                         await self._undo(step)
                     except PydraError as error:
@@ -79,6 +89,13 @@ class StepExecutor:
         if problems:
             raise UndoFailed("; ".join(map(str, problems)))
         self._held.remove(entry.uid)
+
+    def _is_needed(self, step: Step, entry: Entry, unread: Collection[str]) -> bool:
+        """Whether another claim needs what the step did: a reload takes the driver from all GPUs, whoever has one."""
+        holds = [hold for other in self._held.others(entry.uid) for hold in other.holds]
+        if isinstance(step, SetMemoryMode):
+            return bool(holds or self._held.unread)
+        return not {*unread, *(hold.gpu for hold in holds if not hold.admin)}.isdisjoint(step.gpus)
 
     async def _do(self, step: Step, entry: Entry) -> None:
         if isinstance(step, BindVfio):

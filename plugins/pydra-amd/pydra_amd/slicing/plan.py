@@ -49,7 +49,7 @@ def plan_claim(
     _refuse_mixed_shares(holds)
     _refuse_unread(holds, unread, {**offered, **functions})
     mine = [found for one, found in wanted if not one.admin_access and isinstance(found, Offered)]
-    memory = _plan_memory(mine, offered, entries, unread) if any(not hold.admin for hold in holds) else ()
+    memory = _plan_memory(mine, offered, entries, unread)
     begun = [step for entry in entries for step in entry.steps if isinstance(step, SetComputeMode)]
     steps = _plan_compute(mine, begun, changes_memory=bool(memory))
     bound = plan_passthrough(wanted, host, entries)
@@ -140,23 +140,33 @@ def _refuse_unread(
     holds: Sequence[Hold], unread: Iterable[Claim], offered: Mapping[str, Offered | OfferedFunction]
 ) -> None:
     mine = {hold.gpu: hold for hold in holds if not hold.admin}
+    for address, claim, device in find_unread(unread, offered):
+        if address in mine:
+            raise PlanUnknown(
+                f"{mine[address].device} cannot be prepared: the claim with uid {claim.uid} has {device} of the same "
+                "GPU, and its plan cannot be read; delete the pods that use that claim"
+            )
+
+
+def find_unread(
+    unread: Iterable[Claim], offered: Mapping[str, Offered | OfferedFunction]
+) -> Iterator[tuple[str, Claim, str]]:
+    """The addresses of the GPUs that claims have whose plans are not known, as far as their devices' names tell."""
     for claim in unread:
         for one in claim.devices:
             found = offered.get(one.device)
-            if found is None or one.admin_access:
-                continue
-            address = found.function.address if isinstance(found, OfferedFunction) else found.gpu.address
-            if address in mine:
-                raise PlanUnknown(
-                    f"{mine[address].device} cannot be prepared: the claim with uid {claim.uid} has "
-                    f"{one.device} of the same GPU, and its plan cannot be read; delete the pods that use that claim"
-                )
+            if found is not None and not one.admin_access:
+                address = found.function.address if isinstance(found, OfferedFunction) else found.gpu.address
+                yield address, claim, one.device
 
 
 def _plan_memory(
     wanted: Sequence[Offered], offered: Mapping[str, Offered], entries: Sequence[Entry], unread: Sequence[Claim]
 ) -> tuple[SetMemoryMode, ...]:
-    """The change of the node's memory mode that these devices need, if any; one that was begun is this claim's too."""
+    """The change of the node's memory mode that these devices need, if any; one that was begun is this claim's too.
+
+    A claim with admin access has it as well: it may be the last that ends.
+    """
     asked = {one.mode.memory: one for one in wanted if one.mode is not None}
     begun = find_memory_step(entries)
     if begun is not None:

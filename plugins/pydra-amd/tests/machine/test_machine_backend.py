@@ -119,6 +119,15 @@ async def test_the_mode_is_set_for_the_first_claim_of_a_gpu_and_set_back_after_t
     assert nodes_of(beside)[1:] == ["/dev/dri/card9", "/dev/dri/renderD136"]
 
 
+async def test_a_claim_whose_plan_cannot_be_read_keeps_the_mode_of_its_gpu(tmp_path: Path) -> None:
+    async with choosing(tmp_path) as backend:
+        held, _ = await prepare(backend, f"{CPX}-0", "gpu-9-136-cpx-nps1-0")
+    async with choosing(tmp_path) as backend:
+        await backend.restore([held, held_claim(claim_of(f"{CPX}-1", uid="lost"))])
+        await backend.unprepare(held.claim, [])
+        assert (mode_of(tmp_path), mode_of(tmp_path, "0000:27:00.0")) == ("CPX", "SPX")
+
+
 async def test_a_mode_that_a_killed_process_set_is_set_back_when_the_claim_ends(tmp_path: Path) -> None:
     async with choosing(tmp_path) as backend:
         held, _ = await prepare(backend, f"{CPX}-0")

@@ -129,6 +129,21 @@ async def test_a_memory_mode_does_not_change_below_a_claim(tmp_path: Path) -> No
         assert node.modes() == ["SPX_NPS1", "SPX_NPS1"]
 
 
+async def test_the_driver_is_not_loaded_anew_below_a_claim_that_only_looks(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        await node.prepare(CPX4)
+        await node.prepare(allocated_device(CPX4, admin_access=True), uid="looks")
+        await node.end()
+        assert node.modes() == ["CPX_NPS4", "QPX_NPS4"]
+        await node.end("looks")
+        assert node.modes() == ["SPX_NPS1", "SPX_NPS1"]
+        await node.prepare(CPX4)
+        await node.plan(allocated_device(CPX4, admin_access=True), uid="looks")
+        await node.end()
+        with pytest.raises(ClaimError, match="does not exist: GPU .* is in the mode spx_nps1"):
+            await node.backend.prepare(node.held["looks"].claim)
+
+
 async def test_a_claim_whose_plan_cannot_be_read_keeps_the_memory_mode(tmp_path: Path) -> None:
     async with machine(tmp_path) as node:
         node.held["lost"] = held_claim(claim_of("gpu-9-136", uid="lost"))

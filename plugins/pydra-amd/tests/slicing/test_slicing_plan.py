@@ -112,12 +112,11 @@ def test_whatever_claims_come_and_go_no_gpu_has_two_modes_and_the_last_claim_kno
         with contextlib.suppress(ClaimError):
             entries.append(plan_claim(claim, OFFERED, FUNCTIONS, host=MACHINE.vfio, entries=entries))
         held = [hold for entry in entries for hold in entry.holds if not hold.admin]
-        owners = [entry for entry in entries if any(not hold.admin for hold in entry.holds)]
         for gpu in {hold.gpu for hold in held}:
             own = [hold for hold in held if hold.gpu == gpu]
             assert len({(hold.mode, hold.passthrough) for hold in own}) == 1
             assert len({hold.index for hold in own}) == len(own)
-        changes = [[step for step in entry.steps if isinstance(step, SetMemoryMode)] for entry in owners]
+        changes = [[step for step in entry.steps if isinstance(step, SetMemoryMode)] for entry in entries]
         assert all(one == changes[0] for one in changes), "all claims, or none, undo a change of the memory mode"
         assert len({hold.mode.memory for hold in held if hold.mode}) <= 1
 
