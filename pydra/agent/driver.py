@@ -301,8 +301,8 @@ class DriverService:
             writes_metadata=settings.device_metadata,
             host_root=settings.host_root,
             deadlines=Deadlines(
-                prepare=settings.prepare_deadline,
-                unprepare=settings.unprepare_deadline,
+                prepare=max(settings.prepare_deadline, self._facts.deadline),
+                unprepare=max(settings.unprepare_deadline, self._facts.deadline),
                 fetch=settings.fetch_deadline,
             ),
             report=self._report,

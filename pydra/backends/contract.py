@@ -17,6 +17,8 @@ Beside the coroutines it may have:
   parameters of that kind are decoded into, strictly;
 - `DEVICE_CLASSES: Mapping[str, Mapping]`, from the name of a DeviceClass to its spec, for the chart;
 - `SURVIVES_REBOOT = True`, if the hardware keeps across a reboot of the node what `prepare` did to it;
+- `DEADLINE: float`, beside the coroutines: the seconds that a `prepare` or `unprepare` may take where the agent's
+  settings give less. The kubelet gives up after 45 s, and its next call joins the work;
 - `connect() -> AsyncContextManager[Backend]`, for handles and sessions that stay open: the object that it yields
   has the coroutines instead;
 - `SETTINGS_TYPE: type`, a msgspec Struct with a default for each field; `connect(settings)` is then given one, filled

@@ -490,6 +490,7 @@ class BackendSupervisor:
             device_classes=hello.device_classes,
             reasons=hello.reasons,
             survives_reboot=hello.survives_reboot,
+            deadline=hello.deadline,
             settings=hello.settings,
         )
         self._incompatible = self._facts.find_changes(facts) if self._facts is not None else ()

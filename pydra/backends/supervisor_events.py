@@ -17,8 +17,9 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A backend that can be called. `driver` is its default driver name, empty when the settings must give one.
 
     `reasons` are those of its errors that have one of their own, by the name of the class, whether they can be used
-    or not. `survives_reboot`: the hardware keeps what `prepare` did to it across a reboot of the node. `settings` are
-    its own, where it has a SETTINGS_TYPE.
+    or not. `survives_reboot`: the hardware keeps what `prepare` did to it across a reboot of the node. `deadline` is
+    how many seconds a call for a claim may take, where the agent's settings give less. `settings` are its own, where it
+    has a SETTINGS_TYPE.
     """
 
     name: str
@@ -30,6 +31,7 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     device_classes: Mapping[str, Any]
     reasons: Mapping[str, str]
     survives_reboot: bool = False
+    deadline: float = 0.0
     settings: tuple[SettingValue, ...] = ()
 
     def find_changes(self, new: BackendFacts) -> tuple[str, ...]:
@@ -37,6 +39,7 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
         things = (
             ("DRIVER", self.driver, new.driver),
             ("SURVIVES_REBOOT", self.survives_reboot, new.survives_reboot),
+            ("DEADLINE", self.deadline, new.deadline),
             ("plan", Method.PLAN in self.methods, Method.PLAN in new.methods),
         )
         return tuple(

@@ -8,6 +8,7 @@ nothing that comes from there. The rules for devices and counters are in `pydra.
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,6 +96,9 @@ def _check_violations(check: Any, settings_type: Any) -> Iterator[str]:
 
 
 def _coroutine_violations(backend: Any) -> Iterator[str]:
+    deadline = getattr(backend, "DEADLINE", 0)
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 <= deadline < math.inf:
+        yield f"DEADLINE is {deadline!r}; it must be a number of seconds, 0 or more"
     for method, arguments in (REQUIRED | OPTIONAL).items():
         name = method.value
         function = getattr(backend, name, None)

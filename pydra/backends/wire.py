@@ -113,6 +113,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     device_classes: Mapping[str, Any] = {}
     reasons: Mapping[str, str] = {}
     survives_reboot: bool = False
+    deadline: float = 0.0
     settings: tuple[SettingValue, ...] = ()
 
 

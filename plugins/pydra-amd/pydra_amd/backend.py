@@ -53,6 +53,7 @@ class AmdBackend:
     """One node's AMD GPUs. Made by `composition.open_backend`."""
 
     def __init__(self, settings: Settings, tree: Tree, driver: DriverModule, importer: Callable[[], Any]) -> None:
+        self.DEADLINE = settings.reload_deadline if settings.partitioning is Partitioning.MEMORY else 0.0
         self._settings = settings
         self._tree = tree
         self._telemetry = Telemetry(tree, vfio=settings.vfio)

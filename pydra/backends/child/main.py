@@ -187,6 +187,7 @@ def _hello(backend: Any, live: Any, settings: tuple[SettingValue, ...]) -> Hello
         device_classes=dict(sorted(getattr(backend, "DEVICE_CLASSES", {}).items())),
         reasons=find_custom_reasons(),
         survives_reboot=getattr(backend, "SURVIVES_REBOOT", False),
+        deadline=getattr(live, "DEADLINE", 0.0),
         settings=settings,
     )
 

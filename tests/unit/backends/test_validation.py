@@ -218,6 +218,7 @@ def test_a_backend_that_keeps_the_contract_has_no_violations(good: Any) -> None:
         (backend(wait_changed=3), ["wait_changed is a int, not a coroutine"]),
         (backend(DRIVER="Gpu_Example"), ['DRIVER is "Gpu_Example"; it must be a lower-case DNS subdomain']),
         (backend(DRIVER=3), ["DRIVER is a int"]),
+        (backend(DEADLINE="3 min"), ["DEADLINE is '3 min'; it must be a number of seconds, 0 or more"]),
         (backend(CONFIG_TYPES=[]), ["CONFIG_TYPES is a list"]),
         (backend(CONFIG_TYPES={"K": dict}), ["CONFIG_TYPES has the key 'K'", "CONFIG_TYPES['K'] is not a msgspec"]),
         (backend(CONFIG_TYPES={"g/v1/K": Unresolvable}), ["cannot be decoded into: name 'Nowhere' is not defined"]),

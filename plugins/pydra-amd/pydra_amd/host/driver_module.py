@@ -36,8 +36,7 @@ class DriverModule:
         """What goes on in the kernel cannot be ended: it goes on there."""
         if problem := await run_modprobe(self._root, arguments, max(time_left() - _AFTER_SECONDS, 0.0)):
             raise DriverReloadFailed(
-                f"{problem}; the kernel's log says more, and how long it may take are the agent's settings "
-                "prepareDeadline and unprepareDeadline, such as 180"
+                f"{problem}; the kernel's log says more, and PYDRA_AMD_RELOAD_DEADLINE is how long it may take"
             )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from amd_node import run_scene
 from pydra.kube.resources import PODS
+from pydra.settings import KUBELET_CALL_DEADLINE
 
 if TYPE_CHECKING:
     from tests.integration.agent.process import Agent
@@ -42,6 +43,10 @@ class Reaper:
         draft = self._place / "draft"
         draft.write_text(moment)
         draft.replace(self._place / "end")
+
+    def seconds(self) -> float:
+        """How long the call still had in which the driver was loaded last."""
+        return float((self._place / "seconds").read_text())
 
     def has_come(self) -> bool:
         return not (self._place / "end").exists()
@@ -120,6 +125,7 @@ async def test_a_memory_mode_changes_and_changes_back_when_the_agent_is_killed_a
             agent = await start()
             await node.wait_running(name)
             assert (node.modes()[0], node.memory_modes()) == ("CPX", {"NPS4"})
+            assert reaper.seconds() > KUBELET_CALL_DEADLINE
             reaper.come(f"agent {unpreparing}")
             await node.node.client.delete(PODS, name, namespace="default")
             await agent.process.wait()

@@ -140,7 +140,7 @@ async def test_the_driver_is_not_loaded_anew_below_a_claim_that_only_looks(tmp_p
         await node.prepare(CPX4)
         await node.plan(allocated_device(CPX4, admin_access=True), uid="looks")
         await node.end()
-        with pytest.raises(ClaimError, match="does not exist: GPU .* is in the mode spx_nps1"):
+        with pytest.raises(ClaimError, match=r"does not exist: GPU .* is in the mode spx_nps1"):
             await node.backend.prepare(node.held["looks"].claim)
 
 
@@ -207,6 +207,6 @@ async def test_the_driver_is_unloaded_and_loaded_with_the_nodes_own_modprobe(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     driver = DriverModule(Tree(Roots(host="/host")))
     await driver.load()
-    with pytest.raises(ClaimError, match=r"chroot /host modprobe -r amdgpu ended with 1: in use; .*prepareDeadline"):
+    with pytest.raises(ClaimError, match=r"chroot /host modprobe -r amdgpu ended with 1: in use; .*PYDRA_AMD_RELOAD_DEADLINE"):
         await driver.unload()
     assert (tmp_path / "told").read_text() == "/host modprobe amdgpu\n/host modprobe -r amdgpu\n"

@@ -1,7 +1,7 @@
 """The AMD backend, killed at a moment in which it changes something that lasts.
 
 MORTAL names a directory. Its file `end` has the moment and who dies there, once: `agent before CPX` is the agent with
-its backend, `backend within SPX` the backend alone.
+its backend, `backend within SPX` the backend alone. `seconds` has how long the call had when the driver was loaded.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from pydra import time_left
 from pydra_amd import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, SETTINGS_TYPE, connect
 from pydra_amd.held_claims import HeldEntries
 from pydra_amd.simulation import machine
@@ -62,6 +63,7 @@ async def unload(module: machine.SimulatedModule) -> None:
 
 
 async def load(module: machine.SimulatedModule) -> None:
+    _end.with_name("seconds").write_text(str(time_left()))
     await _load(module)
     meet("loaded")
 
