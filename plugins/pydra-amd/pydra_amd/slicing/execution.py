@@ -23,6 +23,7 @@ from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
 
+_PATIENCE_SECONDS = 20.0
 _LOOK_SECONDS = 0.5
 """Between two tries to change the mode of a GPU that is in use."""
 
@@ -150,11 +151,12 @@ def _let_go() -> Iterator[None]:
 async def _wait_unused(change: Callable[[], Awaitable[None]]) -> None:
     """Wait for a GPU that is in use, but no more than half of the call's time: the rest is for undoing and others.
 
-    KFD frees a GPU some time after its last process has ended.
+    KFD frees a GPU some time after its last process has ended. A longer wait would end after the kubelet's call, whose
+    error is what the pod's events tell.
     """
-    patience = time_left() / 2
+    half = time_left() / 2
     clock = asyncio.get_running_loop().time
-    end = clock() + (patience if math.isfinite(patience) else 0)
+    end = clock() + (min(half, _PATIENCE_SECONDS) if math.isfinite(half) else 0)
     while True:
         try:
             return await change()
