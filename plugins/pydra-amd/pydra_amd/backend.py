@@ -34,7 +34,7 @@ from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.inventory.samples import build_samples
 from pydra_amd.models import PARTITIONS
-from pydra_amd.offering import list_functions, list_offered
+from pydra_amd.offering import Offered, OfferedFunction, list_functions, list_offered
 from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.sharing import MASK, build_mask
 from pydra_amd.slicing.compute_mode import ModeRefused
@@ -155,7 +155,8 @@ class AmdBackend:
         if not self._held.unread:
             return ()
         reading = await self._telemetry.read(self._changing.keys())
-        offered = {**list_offered(reading, self._settings.partitioning), **list_functions(reading)}
+        offered: dict[str, Offered | OfferedFunction] = {**list_offered(reading, self._settings.partitioning)}
+        offered.update(list_functions(reading))
         return {address for address, *_ in find_unread(self._held.unread.values(), offered)}
 
     def _find_kept_memory(self) -> str | None:

@@ -89,8 +89,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Which partitions of GPUs claims can have. `compute` and `memory` need the feature gate DRAPartitionableDevices;
     without it, only whole GPUs are published."""
     reload_deadline: Annotated[float, msgspec.Meta(gt=0)] = 180.0
-    """With `partitioning: memory`, how many seconds preparing or ending a claim may take, since the driver may be loaded
-    anew for it."""
+    """With `partitioning: memory`, how many seconds preparing or ending a claim may take, since the driver may be
+    loaded anew for it."""
     sharing: bool = False
     """Whether several claims can share a whole GPU, or a partition that exists, with compute units and memory of their
     own; see [sharing](sharing.md). Needs `partitioning: existing` and the feature gate DRAConsumableCapacity."""

@@ -207,6 +207,6 @@ async def test_the_driver_is_unloaded_and_loaded_with_the_nodes_own_modprobe(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     driver = DriverModule(Tree(Roots(host="/host")))
     await driver.load()
-    with pytest.raises(ClaimError, match=r"chroot /host modprobe -r amdgpu ended with 1: in use; .*PYDRA_AMD_RELOAD_DEADLINE"):
+    with pytest.raises(ClaimError, match=r"chroot /host modprobe -r amdgpu ended with 1: in use; .*_RELOAD_DEADLINE"):
         await driver.unload()
     assert (tmp_path / "told").read_text() == "/host modprobe amdgpu\n/host modprobe -r amdgpu\n"
