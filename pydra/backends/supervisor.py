@@ -484,14 +484,7 @@ class BackendSupervisor:
             name=source.name,
             distribution=source.distribution,
             version=source.version,
-            driver=hello.driver,
-            methods=hello.methods,
-            config_kinds=hello.config_kinds,
-            device_classes=hello.device_classes,
-            reasons=hello.reasons,
-            survives_reboot=hello.survives_reboot,
-            deadline=hello.deadline,
-            settings=hello.settings,
+            **msgspec.structs.asdict(hello),
         )
         self._incompatible = self._facts.find_changes(facts) if self._facts is not None else ()
         if self._incompatible:
