@@ -56,21 +56,16 @@ class AmdsmiSession:
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
         """While the body runs nothing is open; what is read then is nothing."""
-        await asyncio.to_thread(self._pause)
+        self._paused += 1  # by the event loop alone
         try:
+            await asyncio.to_thread(self.close)
             yield
         finally:
-            with self._lock:
-                self._paused -= 1
+            self._paused -= 1
 
     def close(self) -> None:
         """End it. Blocks until the thread that waits for events has ended."""
         with self._lock:
-            self._close()
-
-    def _pause(self) -> None:
-        with self._lock:
-            self._paused += 1
             self._close()
 
     def _open(self) -> Amdsmi:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import re
 import threading
@@ -90,6 +92,16 @@ async def test_while_modes_change_nothing_is_open_and_afterwards_handles_are_fre
         node.tree.write(node.tree.sys(COMPUTE), "CPX")
         assert node.session.read() == {}
     assert node.told == [None]
+    assert node.session.read()[ADDRESS].links
+
+
+async def test_a_call_that_is_cancelled_while_the_library_closes_does_not_keep_it_closed(node: Node) -> None:
+    node.session.read()
+    pausing = asyncio.create_task(contextlib.AsyncExitStack().enter_async_context(node.session.paused()))
+    await asyncio.sleep(0)  # its thread waits for the one that waits for events
+    pausing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pausing
     assert node.session.read()[ADDRESS].links
 
 
