@@ -10,11 +10,14 @@ it may open, which in a container are those of its claims; before it, for all GP
 from __future__ import annotations
 
 import errno
+import logging
 
 from pydra import ClaimError
 from pydra_amd.host.amdgpu import BOUND, COMPUTE, KFD_NODE, has_fallen, read_mode
 from pydra_amd.host.kfd import PROCESSES, read_processes
 from pydra_pci import Tree
+
+_log = logging.getLogger(__name__)
 
 _NAMED = 10
 """So many processes are named in an error."""
@@ -73,6 +76,7 @@ def set_compute_mode(tree: Tree, address: str, compute: str) -> None:
         raise ModeRefused(f"writing {compute.upper()} to {path} failed: {explain(error)}") from error
     if (after := read_mode(tree, address)) is None or after.compute != compute:
         raise ModeRefused(f"GPU {address} is in the mode {after} after {compute} was set; the kernel's log says why")
+    _log.info("the mode of GPU %s changed from %s to %s", address, found, after)
 
 
 def name_users(tree: Tree) -> str:
