@@ -41,8 +41,9 @@ class DriverModule:
 
 
 def is_loaded(tree: Tree) -> bool:
-    """Whether the kernel has the driver."""
-    return tree.exists(tree.sys(MODULE))
+    """Whether the kernel has the driver, and all of it: while it comes or goes, GPUs are missing that are not gone."""
+    state = tree.read(tree.sys(f"{MODULE}/initstate"))  # which a driver that is part of the kernel does not have
+    return tree.exists(tree.sys(MODULE)) and state in ("live", "")
 
 
 def is_in_use(tree: Tree) -> bool:

@@ -5,6 +5,7 @@ faults/driver           one line for each time that the driver is unloaded or lo
 
 EIO, EPERM, ...         the driver refuses with this error
 keep                    it accepts the change, and does nothing; loaded, the GPUs have the memory mode of before
+slow                    loading the driver takes longer than anybody waits, and ends when it is loaded again
 stale                   KFD goes on showing the partitions of before
 fall                    the GPU falls off the bus
 -                       nothing
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import os
 
-NONE, KEEP, STALE, FALL = "-", "keep", "stale", "fall"
+NONE, KEEP, STALE, FALL, SLOW = "-", "keep", "stale", "fall", "slow"
 MODULE_FAULTS = "driver"
 
 

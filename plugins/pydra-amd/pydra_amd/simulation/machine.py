@@ -17,7 +17,7 @@ from pydra_amd.host.driver_module import MODULE, DriverModule, DriverReloadFaile
 from pydra_amd.host.kfd import PROCESSES
 from pydra_amd.models import AMDGPU
 from pydra_amd.settings import Settings
-from pydra_amd.simulation.faults import FALL, KEEP, MODULE_FAULTS, STALE, take_fault
+from pydra_amd.simulation.faults import FALL, KEEP, MODULE_FAULTS, SLOW, STALE, take_fault
 from pydra_amd.simulation.machine_types import MACHINE_TYPES, MachineType
 from pydra_amd.simulation.tree import (
     build_tree,
@@ -130,6 +130,12 @@ class Driver:
         for name, path in self._shown().items():
             os.rename(path, f"{self._root}/unloaded/{name}")
 
+    def begin_loading(self) -> None:
+        """The kernel has the module, and no GPU yet."""
+        place = self._shown()["module"]
+        os.rename(f"{self._root}/unloaded/module", place)
+        write_file(f"{place}/initstate", "coming")
+
     def load(self, *, keeps: bool) -> None:
         """Show it again, with the memory mode that was requested, unless the GPUs keep theirs."""
         shown = self._shown()
@@ -137,6 +143,7 @@ class Driver:
             if name == "bound" and self._machine.mode:
                 self._take_memory_mode(keeps=keeps)
             os.rename(f"{self._root}/unloaded/{name}", shown[name])
+        write_file(f"{shown['module']}/initstate", "live")
 
     def _shown(self) -> dict[str, str]:
         """What comes with the driver, in the order of coming: it counts as loaded when all of it is there."""
@@ -217,10 +224,15 @@ class SimulatedModule(DriverModule):
 
     async def load(self) -> None:
         """As modprobe."""
-        self._driver.load(keeps=self._meet_fault("modprobe amdgpu") == KEEP)
+        fault = self._meet_fault("modprobe amdgpu")
+        if fault == SLOW:
+            self._driver.begin_loading()
+            raise DriverReloadFailed("modprobe amdgpu did not end within 177 s")
+        self._driver.load(keeps=fault == KEEP)
 
     def _meet_fault(self, command: str) -> str:
         fault = take_fault(self._root, MODULE_FAULTS)
         if code := getattr(errno, fault, 0):
-            raise DriverReloadFailed(f"{command} failed with 1: modprobe: ERROR: {os.strerror(code)}")
+            told = "FATAL: Module amdgpu is in use." if code == errno.EBUSY else f"ERROR: {os.strerror(code)}"
+            raise DriverReloadFailed(f"{command} failed with 1: modprobe: {told}")
         return fault

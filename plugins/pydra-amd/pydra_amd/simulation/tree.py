@@ -47,6 +47,7 @@ def build_tree(root: str, machine: MachineType) -> None:
     _draft_file(f"{draft}/sys/module/amdgpu/version", machine.driver_version)
     _draft_file(f"{draft}/sys/module/amdgpu/srcversion", "0D4DFC1B7F5A2C4E6B8A901")
     _draft_file(f"{draft}/sys/module/amdgpu/refcnt", "0")
+    _draft_file(f"{draft}/sys/module/amdgpu/initstate", "live")
     for gpu in range(len(machine.buses)):
         _write_function(draft, machine, gpu)
         for partition in range(0 if machine.virtual else machine.model.xccs):

@@ -42,7 +42,7 @@ async def set_memory_modes(tree: Tree, driver: DriverModule, targets: Mapping[st
         DriverReloadFailed: with what modprobe said.
     """
     if not await asyncio.to_thread(is_loaded, tree):
-        set_status("loading amdgpu, which is not loaded")
+        set_status("loading amdgpu, which is not loaded, or waiting for who does")
         await driver.load()
     changes = await asyncio.to_thread(_request, tree, targets)
     if not changes:
@@ -53,7 +53,7 @@ async def set_memory_modes(tree: Tree, driver: DriverModule, targets: Mapping[st
     try:
         await driver.unload()
     except DriverReloadFailed as error:
-        if await asyncio.to_thread(is_loaded, tree):
+        if "in use" in str(error) and await asyncio.to_thread(is_loaded, tree):
             raise GpuBusy(
                 f"the memory mode cannot change from {told}: {error}; end what uses a GPU of this node, monitoring "
                 "agents too; it is tried again. The change waits for the next time that somebody reloads amdgpu"

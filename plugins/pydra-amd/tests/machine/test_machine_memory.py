@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import pydra_amd
 from amd_values import allocated_device, claim_of, held_claim
-from pydra import Claim, ClaimError, DeviceNode, HeldClaim, TaintEffect
+from pydra import Claim, ClaimError, DeviceNode, HeldClaim, PydraError, TaintEffect
 from pydra_amd import Settings
 from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.settings import Partitioning
@@ -153,7 +153,8 @@ async def test_a_claim_whose_plan_cannot_be_read_keeps_the_memory_mode(tmp_path:
 
 FAULTS = {
     ("0000:05:00.0", "EPERM"): "writing NPS4 to .* failed: Operation not permitted; PYDRA_AMD_SYS_ROOT must be",
-    ("driver", "EPERM"): "cannot change from nps1 to nps4: modprobe -r .* Operation not permitted; end what uses",
+    ("driver", "EPERM"): "^modprobe -r amdgpu failed with 1: modprobe: ERROR: Operation not permitted",
+    ("driver", "EBUSY"): "cannot change from nps1 to nps4: modprobe -r .* in use.; end what uses",
     ("driver", "- EIO"): "modprobe amdgpu failed with 1: modprobe: ERROR: Input/output error",
     ("driver", "- keep"): "is in the mode spx_nps1 after amdgpu was loaded anew for the memory mode nps4",
 }
@@ -196,6 +197,38 @@ async def test_a_machine_without_driver_gets_it_back_when_the_claim_ends_that_to
         assert (await node.backend.discover()).devices == ()
         await node.end()
         assert node.modes() == ["SPX_NPS1", "SPX_NPS1"]
+
+
+async def test_a_driver_that_still_loads_when_the_call_is_over_is_waited_for_to_undo_the_claim(tmp_path: Path) -> None:
+    async with machine(tmp_path) as node:
+        claim = await node.plan(CPX4)
+        node.fault("driver", "-", "slow", "EIO")
+        with pytest.raises(
+            ClaimError, match=r"did not end within 177 s; and undoing .* failed: modprobe amdgpu failed"
+        ):
+            await node.backend.prepare(claim)
+    async with machine(tmp_path) as other:
+        await other.backend.restore([replace(held_claim(claim), completed=False)])
+        await other.backend.unprepare(claim, ())
+        assert other.modes() == ["SPX_NPS1", "SPX_NPS1"]
+
+
+async def test_without_the_capabilities_for_it_memory_modes_are_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    status = tmp_path / "self" / "status"
+    told = (
+        r"needs the capabilities SYS_CHROOT and SYS_MODULE, .*\(in the chart backends.amd.capabilities\), or partition"
+    )
+    for host, capabilities, words in (
+        ("/host", "0000000000000000", told),
+        ("/", "0000000000040000", "needs the capabilities SYS_MODULE"),
+        ("/host", "0000000000050000", ""),
+    ):
+        status.write_text(f"Name:\tpython3\nCapEff:\t{capabilities}\n")
+        settings = Settings(partitioning=Partitioning.MEMORY, host_root=host, sys_root=str(tmp_path), amdsmi=False)
+        with pytest.raises(PydraError, match=words) if words else nullcontext():
+            async with pydra_amd.connect(replace(settings, proc_root=str(tmp_path))):
+                pass
 
 
 async def test_the_driver_is_unloaded_and_loaded_with_the_nodes_own_modprobe(
