@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from pydra import PydraError
 from pydra_amd.amdsmi.library import import_amdsmi
 from pydra_amd.backend import AmdBackend
 from pydra_amd.host.driver_module import DriverModule
-from pydra_amd.settings import Settings
+from pydra_amd.settings import Partitioning, Settings
 from pydra_pci import Roots, Tree
 
 
@@ -20,6 +21,39 @@ class SimulationMissing(PydraError):
     """A simulated machine was asked for where `pydra_amd.simulation` is not installed."""
 
     reason = "SimulationMissing"
+
+
+class RightsMissing(PydraError):
+    """What the admin has switched on needs more than this process may do."""
+
+    reason = "RightsMissing"
+
+
+_SYS_MODULE, _SYS_CHROOT = 16, 18
+"""Numbers of capabilities. Source: capabilities(7), the kernel's include/uapi/linux/capability.h."""
+
+
+def find_missing_rights(tree: Tree, settings: Settings) -> Iterator[str]:
+    """What the node's files cannot be changed for, and who can change that; found out before anything is done."""
+    if settings.partitioning is not Partitioning.EXISTING or settings.vfio:
+        with suppress(OSError):
+            if os.statvfs(tree.roots.sys).f_flag & os.ST_RDONLY:
+                yield (
+                    f"partitioning {settings.partitioning.value} and vfio {str(settings.vfio).lower()} need the host's "
+                    f"/sys writable, and {tree.roots.sys} is read-only: mount it at another place (in the chart "
+                    "backends.amd.hostPaths), and set PYDRA_AMD_SYS_ROOT to that"
+                )
+    if settings.partitioning is Partitioning.MEMORY:
+        held = int(
+            (re.findall(r"^CapEff:\s*(\w+)$", tree.read(tree.proc("self/status")), re.MULTILINE) or ["0"])[0], 16
+        )
+        needed = {"SYS_MODULE": _SYS_MODULE} | ({"SYS_CHROOT": _SYS_CHROOT} if tree.roots.host != "/" else {})
+        if missing := sorted(name for name, number in needed.items() if not held >> number & 1):
+            yield (
+                f"partitioning memory needs the capabilities {' and '.join(missing)}, to load amdgpu anew with the "
+                "node's modprobe: give them to the agent (in the chart backends.amd.capabilities), or partitioning "
+                "compute"
+            )
 
 
 @contextmanager
@@ -36,7 +70,7 @@ def needs_simulation() -> Iterator[None]:
 
 @asynccontextmanager
 async def open_backend(settings: Settings) -> AsyncIterator[AmdBackend]:
-    """The backend. Raises SimulationMissing, ScenarioError."""
+    """The backend. Raises SimulationMissing, ScenarioError, RightsMissing."""
     importer: Callable[[], Any]
     if settings.scenario:
         # Imported only here: a node with hardware has no use for one without.
@@ -50,6 +84,8 @@ async def open_backend(settings: Settings) -> AsyncIterator[AmdBackend]:
         tree = Tree(
             Roots(host=settings.host_root, sys=settings.sys_root, dev=settings.dev_root, proc=settings.proc_root)
         )
+        if problems := "; ".join(find_missing_rights(tree, settings)):
+            raise RightsMissing(problems)
         driver = DriverModule(tree)
         importer = import_amdsmi
     backend = AmdBackend(settings, tree, driver, importer)
