@@ -1,16 +1,18 @@
-"""AMD GPUs through the chart, with no right more than it gives: partitions that are there, or that claims choose."""
+"""AMD GPUs through the chart, with no right more than it gives: partitions that exist, modes that claims choose."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pydra_amd import DRIVER
-from pydra_amd.host.amdgpu import BOUND, COMPUTE
+from pydra_amd.host.amdgpu import BOUND, COMPUTE, MEMORY
 from pydra_amd.simulation.machine import Driver
 from pydra_amd.simulation.machine_types import MACHINE_TYPES
 from pydra_amd.simulation.tree import build_tree
@@ -43,15 +45,52 @@ def build_host(tree: Path) -> Mapping[str, Any]:
     }
 
 
-def list_mode_files(tree: Path) -> list[Path]:
-    """Where the driver has the GPUs' compute modes."""
-    return [tree / "sys" / BOUND / address / COMPUTE for address in MACHINE.addresses]
+def list_mode_files(tree: Path, name: str = COMPUTE) -> list[Path]:
+    """Where the driver has the GPUs' compute modes, or memory modes."""
+    return [tree / "sys" / BOUND / address / name for address in MACHINE.addresses]
 
 
-def run_driver(tree: Path) -> AbstractContextManager[None]:
+def run_driver(tree: Path) -> AbstractContextManager[Callable[[], None]]:
     """A driver that has done what is written to its files before anybody looks."""
     driver = Driver(str(tree), MACHINE)
-    return react_to_writes(list_mode_files(tree), lambda path, text: driver.react(str(path), text))
+    files = [*list_mode_files(tree), *list_mode_files(tree, MEMORY)]
+    return react_to_writes(files, lambda path, text: driver.react(str(path), text))
+
+
+def write_modprobe(folder: Path) -> None:
+    """A program for the node's own modprobe, which asks the test: the host's files are read-only for it."""
+    folder.mkdir()
+    for name in ("asked", "answered"):
+        os.mkfifo(folder / name, 0o600)
+    program = folder / "modprobe"
+    program.write_text(f'#!/bin/sh\necho "$@" >{folder}/asked\nread -r code <{folder}/answered\nexit "$code"\n')
+    program.chmod(0o755)
+
+
+@contextmanager
+def serve_modprobe(tree: Path, loaded: Callable[[], None]) -> Iterator[list[str]]:
+    """What `modprobe` was called with; it does that to the driver, and `loaded` is called after each loading."""
+    driver, folder, calls = Driver(str(tree), MACHINE), tree / "bin", list[str]()
+
+    def serve() -> None:
+        while arguments := (folder / "asked").read_text().strip():
+            if arguments == "-r amdgpu":
+                read_all(list_mode_files(tree, MEMORY))  # which has the driver take what was written there
+                driver.unload()
+            else:
+                driver.load(keeps=False)
+                loaded()
+            calls.append(arguments)
+            (folder / "answered").write_text("0\n")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield calls
+    finally:
+        with suppress(OSError):  # it may not listen, when the agent has ended a modprobe
+            os.write(os.open(folder / "asked", os.O_WRONLY | os.O_NONBLOCK), b"\n")
+        thread.join(5)
 
 
 async def test_a_partition_and_a_whole_gpu_are_used_side_by_side() -> None:
@@ -90,3 +129,37 @@ async def test_a_claim_chooses_the_mode_of_its_gpu_which_is_set_back_without_any
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
             await cluster.delete_pod("eighth")
             assert list_mode_files(tree)[0].read_text().strip() == "SPX"
+
+
+async def test_a_claim_chooses_the_memory_mode_of_all_gpus_for_which_the_nodes_own_modprobe_reloads_the_driver() -> (
+    None
+):
+    async with open_hardware(DRIVER, LABEL, build_host) as (cluster, release, tree):
+        write_modprobe(tree / "bin")
+        path = {"name": "PATH", "value": f"{tree}/bin:/usr/local/bin:/usr/sbin:/usr/bin"}
+        sys_root = {"name": "PYDRA_AMD_SYS_ROOT", "value": "/host-sys"}
+        own = {"settings": {"partitioning": "memory"}, "capabilities": ["SYS_MODULE", "SYS_CHROOT"]}
+        with run_driver(tree) as loaded, serve_modprobe(tree, loaded) as calls:
+            await release.install({"backends": {"amd": {**own, "env": [path, sys_root]}}})
+            await cluster.require("consumesCounters", "DRAPartitionableDevices")
+            profile = f"device.attributes['{DRIVER}'].partitionProfile == 'cpx_nps4'"
+            await cluster.create_claim("eighth", requests=ask(DRIVER, selectors=[{"cel": {"expression": profile}}]))
+            await cluster.start_pod("eighth", STAY, resourceClaimName="eighth")
+            assert await allocated(cluster, "eighth") == ["gpu-1-128-cpx-nps4-0"]
+            assert read_all(list_mode_files(tree, MEMORY)) == {"NPS4"}
+            assert list_mode_files(tree)[0].read_text().strip() == "CPX"
+
+            async def is_tainted() -> bool:
+                devices = {one["name"]: one.get("taints", ()) for one in await cluster.devices()}
+                return [one["key"] for one in devices["gpu-9-136"]] == [f"{DRIVER}/memory-partition-conflict"]
+
+            await cluster.wait("GPUs of the other memory mode are tainted", is_tainted)
+            await cluster.delete_pod("eighth")
+            assert read_all(list_mode_files(tree, MEMORY)) == {"NPS1"}
+            assert read_all(list_mode_files(tree)) == {"SPX"}
+            assert calls == ["-r amdgpu", "amdgpu"] * 2
+
+
+def read_all(paths: list[Path]) -> set[str]:
+    """What the files say."""
+    return {path.read_text().strip() for path in paths}

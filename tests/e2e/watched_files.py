@@ -26,11 +26,13 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @contextmanager
-def react_to_writes(paths: Iterable[Path], react: Callable[[Path, str], None]) -> Iterator[None]:
+def react_to_writes(paths: Iterable[Path], react: Callable[[Path, str], None]) -> Iterator[Callable[[], None]]:
     """Call `react(path, text)`, from a thread, for each new text before anything opens the file again.
 
-    `react` may replace the file, but not open it. Raises OSError without root, or where the kernel does not ask.
+    `react` may replace the file, but not open it. The body gets what is to be called when something else has replaced
+    the files. Raises OSError without root, or where the kernel does not ask.
     """
+    paths = tuple(paths)
     watch = _check(_libc.fanotify_init(_CLASS_CONTENT | _CLOEXEC, os.O_RDONLY | os.O_CLOEXEC))
     found: dict[tuple[int, int], tuple[Path, str]] = {}
 
@@ -56,13 +58,16 @@ def react_to_writes(paths: Iterable[Path], react: Callable[[Path, str], None]) -
             for _, _, _, _, _, opened, _ in _EVENT.iter_unpack(events):
                 answer(opened)
 
-    for path in paths:
-        mark(path)
+    def mark_all() -> None:
+        for path in paths:
+            mark(path)
+
+    mark_all()
     ended, end = os.pipe()
     thread = threading.Thread(target=serve, args=(ended,))
     thread.start()
     try:
-        yield
+        yield mark_all
     finally:
         os.close(end)
         thread.join()
