@@ -296,6 +296,7 @@ class DriverService:
             store=self._store,
             backend=self._supervisor,
             plans=Method.PLAN in self._facts.methods,
+            tells_held=self._facts.takes_held,
             cdi=self._cdi,
             metadata=self._metadata,
             writes_metadata=settings.device_metadata,

@@ -86,6 +86,9 @@ class Backend(Protocol):
 
         `prepared` is what `prepare` returned, or empty when the process died inside `prepare`: undo
         what may have been begun, which `claim.plan` says where the backend plans.
+
+        With a third parameter, `held`, it is given all other claims that this node holds, as `plan` is. Two agents
+        overlap in an upgrade, and what claims share must stay for one that the other agent has prepared.
         """
         ...
 

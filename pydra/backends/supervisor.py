@@ -232,10 +232,12 @@ class BackendSupervisor:
         self._reject(Method.PREPARE, find_prepared_violations(claim, prepared), claim)
         return sort_prepared(claim, prepared)
 
-    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
-        """Undo `prepare`."""
-        call = Call(id=next(self._ids), method=Method.UNPREPARE, claim=claim, prepared=tuple(prepared), until=until)
-        await self._ask(call)
+    async def unprepare(
+        self, claim: Claim, prepared: Sequence[PreparedDevice], *, held: Sequence[HeldClaim] = (), until: float
+    ) -> None:
+        """Undo `prepare`. `held` is for backends that take it."""
+        given: dict[str, Any] = {"claim": claim, "prepared": tuple(prepared), "held": build_held(held)}
+        await self._ask(Call(id=next(self._ids), method=Method.UNPREPARE, **given, until=until))
 
     async def measure(self) -> tuple[Sample, ...]:
         """Return samples for `/metrics`; none if the backend does not measure."""

@@ -18,8 +18,8 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `reasons` are those of its errors that have one of their own, by the name of the class, whether they can be used
     or not. `survives_reboot`: the hardware keeps what `prepare` did to it across a reboot of the node. `deadline` is
-    how many seconds a call for a claim may take, where the agent's settings give less. `settings` are its own, where it
-    has a SETTINGS_TYPE.
+    how many seconds a call for a claim may take, where the agent's settings give less. `takes_held`: so does
+    `unprepare`. `settings` are its own, where it has a SETTINGS_TYPE.
     """
 
     name: str
@@ -32,6 +32,7 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     reasons: Mapping[str, str]
     survives_reboot: bool = False
     deadline: float = 0.0
+    takes_held: bool = False
     settings: tuple[SettingValue, ...] = ()
 
     def find_changes(self, new: BackendFacts) -> tuple[str, ...]:
@@ -39,6 +40,7 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
         things = (
             ("DRIVER", self.driver, new.driver),
             ("SURVIVES_REBOOT", self.survives_reboot, new.survives_reboot),
+            ("unprepare's held", self.takes_held, new.takes_held),
             ("DEADLINE", self.deadline, new.deadline),
             ("plan", Method.PLAN in self.methods, Method.PLAN in new.methods),
         )

@@ -58,6 +58,15 @@ def find_coroutine_violations(backend: Any) -> tuple[str, ...]:
     return tuple(_coroutine_violations(backend))
 
 
+def takes_held(backend: Any) -> bool:
+    """Return whether `unprepare` of the object, which has no violations, has the parameter `held`."""
+    unprepare: Any = getattr(backend, "unprepare", None)
+    try:
+        return "held" in inspect.signature(unprepare).parameters
+    except (TypeError, ValueError):  # written in C: no signature to read
+        return False
+
+
 def find_methods(backend: Any) -> tuple[Method, ...]:
     """Return the coroutines that the backend has."""
     return tuple(method for method in Method if getattr(backend, method.value, None) is not None)
@@ -139,6 +148,8 @@ def _signature_violations(name: str, function: Any, arguments: tuple[str, ...]) 
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # written in C: no signature to read
         return
+    if name == Method.UNPREPARE.value and "held" in signature.parameters:
+        arguments = (*arguments, "held")
     try:
         signature.bind(*arguments)
     except TypeError as error:

@@ -64,9 +64,9 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=True):
     """Agent to backend: run a coroutine.
 
-    `claim` for plan, prepare and unprepare, `prepared` for unprepare, `directory` for inherit. `held`, for plan and
-    restore, has each claim encoded by itself: the child decodes only those that it has not had before. `until` is the
-    deadline on the clock of `time.monotonic`, which both processes share.
+    `claim` for plan, prepare and unprepare, `prepared` for unprepare, `directory` for inherit. `held`, for plan,
+    restore and an unprepare that takes it, has each claim encoded by itself: for plan the child decodes only those that
+    it has not had before. `until` is the deadline on the clock of `time.monotonic`, which both processes share.
     """
 
     id: int
@@ -114,6 +114,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     reasons: Mapping[str, str] = {}
     survives_reboot: bool = False
     deadline: float = 0.0
+    takes_held: bool = False
     settings: tuple[SettingValue, ...] = ()
 
 

@@ -32,6 +32,7 @@ from pydra.claim import (
     Claim,
     ClaimRef,
     ContainerDevice,
+    HeldClaim,
     PodRef,
     PrepareOutcome,
     UnprepareOutcome,
@@ -151,8 +152,9 @@ class _Work(msgspec.Struct, kw_only=True, eq=False):
 class ClaimPreparer:
     """Prepares and unprepares the claims of one driver. Ending the event loop at any moment is as safe as a crash.
 
-    `writes_metadata`: claims that are prepared from now on get metadata files. Those that have them keep them.
-    `on_conflict` is called when a claim is refused since another one holds its device, which may be gone from the API.
+    `tells_held`: `unprepare` is given what other claims hold. `writes_metadata`: claims that are prepared from now on
+    get metadata files. Those that have them keep them. `on_conflict` is called when a claim is refused since another
+    one holds its device, which may be gone from the API.
     """
 
     def __init__(
@@ -164,6 +166,7 @@ class ClaimPreparer:
         store: RecordStore,
         backend: BackendSupervisor,
         plans: bool,
+        tells_held: bool = False,
         cdi: CdiStore,
         metadata: MetadataStore,
         writes_metadata: bool = False,
@@ -180,6 +183,7 @@ class ClaimPreparer:
         self._lock = store.lock
         self._backend = backend
         self._plans = plans
+        self._tells_held = tells_held
         self._planning = asyncio.Lock()
         self._cdi = cdi
         self._metadata = metadata
@@ -527,7 +531,11 @@ class ClaimPreparer:
         claim = record.claim
         if backend:
             until = self._clock() + self._deadlines.unprepare
-            await self._backend.unprepare(claim, record.prepared, until=until)
+            held: tuple[HeldClaim, ...] = ()
+            if self._tells_held:
+                async with self._store:  # what other instances wrote is known now
+                    held = self._store.held(but=claim.uid)
+            await self._backend.unprepare(claim, record.prepared, held=held, until=until)
         async with self._store:
             await self._store.remove(claim.uid)
 

@@ -93,7 +93,9 @@ class Session:
 
     async def release(self, claim: Claim, prepared: Sequence[PreparedDevice] = ()) -> None:
         """Unprepare; without `prepared` as if `prepare` had not ended."""
-        await self.backend.unprepare(self._planned.get(claim.uid, claim), prepared, until=self.deadline())
+        others = [one for uid, one in self.held.items() if uid != claim.uid]
+        planned = self._planned.get(claim.uid, claim)
+        await self.backend.unprepare(planned, prepared, held=others, until=self.deadline())
         self.held.pop(claim.uid, None)
 
     async def use(self, name: str) -> None:

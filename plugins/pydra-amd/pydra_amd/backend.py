@@ -121,8 +121,11 @@ class AmdBackend:
                 await self._executor.take_back(entry, error)
                 raise
 
-    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
+    async def unprepare(
+        self, claim: Claim, prepared: Sequence[PreparedDevice], held: Sequence[HeldClaim] = (), /
+    ) -> None:
         """Set the modes back that no other claim needs; nothing to do is success."""
+        self._held.add(held)
         try:
             entry = parse_entry(claim)
         except PlanUnknown as error:

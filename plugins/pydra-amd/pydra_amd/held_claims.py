@@ -1,7 +1,7 @@
 """What this node holds, claim by claim: plans to entries and back, and a cache of them in memory.
 
-The agent's records are the memory. They come with `restore` and with every `plan`; between these, this process knows
-what it unprepared itself.
+The agent's records are the memory. They come with `restore`, every `plan` and every `unprepare`; between these, this
+process knows what it unprepared itself.
 """
 
 from __future__ import annotations
@@ -63,6 +63,20 @@ class HeldEntries:
     def refresh(self, held: Sequence[HeldClaim]) -> None:
         """The same, while claims come and go: a record outlives `unprepare` by a moment, and what ended stays ended."""
         self._ended &= {one.claim.uid for one in held}
+        self._entries, self.unread = self._parse(held)
+
+    def add(self, held: Sequence[HeldClaim]) -> None:
+        """These claims are held too, if they are new: in an upgrade another agent prepares claims.
+
+        What is known stays. Calls overtake each other, and what a later one knows is not forgotten for an earlier one.
+        """
+        known = self._entries.keys() | self.unread.keys()
+        entries, unread = self._parse([one for one in held if one.claim.uid not in known])
+        self._entries.update(entries)
+        self.unread = {**self.unread, **unread}
+
+    def _parse(self, held: Sequence[HeldClaim]) -> tuple[dict[str, Entry], dict[str, Claim]]:
+        """Entries, and the claims that have none that can be read."""
         found: dict[str, Entry] = {}
         unread: dict[str, Claim] = {}
         for one in held:
@@ -74,7 +88,7 @@ class HeldEntries:
                 unread[one.claim.uid] = one.claim
                 if one.claim.uid not in self.unread:
                     _log.warning("%s; no other claim gets the GPUs of its devices", error)
-        self._entries, self.unread = found, unread
+        return found, unread
 
     def write(self, entry: Entry) -> None:
         """This claim is held from now on."""

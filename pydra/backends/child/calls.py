@@ -27,7 +27,7 @@ from pydra.backends.child.logs import running_call
 from pydra.backends.claim_config import ConfigCheck, decode_claim, decode_what_fits
 from pydra.backends.contract import call_deadline, call_status
 from pydra.backends.error_codec import Fault, FaultKind, build_fault
-from pydra.backends.validation import find_answer_type_violations
+from pydra.backends.validation import find_answer_type_violations, takes_held
 from pydra.backends.wire import (
     MAX_NAME,
     Call,
@@ -112,6 +112,7 @@ class CallServer:
         self._threads_of: dict[int, _Threads] = {}
         self._status_of: dict[int, list[str]] = {}
         self._held: dict[bytes, HeldClaim] = {}
+        self._takes_held = takes_held(backend)
 
     def receive(self, message: ToBackend) -> None:
         """Start, cancel or locate a call."""
@@ -206,7 +207,8 @@ class CallServer:
             case Call(method=Method.PLAN, claim=claim) if claim is not None:
                 return await coroutine(self._decode(claim), self._decode_changed(call.held))
             case Call(method=Method.UNPREPARE, claim=claim) if claim is not None:
-                return await coroutine(decode_what_fits(claim, self._config_types), call.prepared)
+                others = (tuple(map(self._decode_held, call.held)),) if self._takes_held else ()
+                return await coroutine(decode_what_fits(claim, self._config_types), call.prepared, *others)
             case Call(method=Method.RESTORE):
                 return await coroutine(tuple(map(self._decode_held, call.held)))
             case Call(method=Method.INHERIT):

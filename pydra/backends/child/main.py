@@ -32,6 +32,7 @@ from pydra.backends.validation import (
     find_methods,
     find_object_violations,
     find_settings_type_violations,
+    takes_held,
 )
 from pydra.backends.wire import (
     MAX_CALL,
@@ -188,6 +189,7 @@ def _hello(backend: Any, live: Any, settings: tuple[SettingValue, ...]) -> Hello
         reasons=find_custom_reasons(),
         survives_reboot=getattr(backend, "SURVIVES_REBOOT", False),
         deadline=getattr(live, "DEADLINE", 0.0),
+        takes_held=takes_held(live),
         settings=settings,
     )
 

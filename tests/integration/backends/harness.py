@@ -41,8 +41,15 @@ class Backend(BackendSupervisor):
     async def prepare(self, claim: Claim, *, until: float | None = None) -> tuple[PreparedDevice, ...]:
         return await super().prepare(claim, until=self._default(until))
 
-    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float | None = None) -> None:
-        await super().unprepare(claim, prepared, until=self._default(until))
+    async def unprepare(
+        self,
+        claim: Claim,
+        prepared: Sequence[PreparedDevice],
+        *,
+        held: Sequence[HeldClaim] = (),
+        until: float | None = None,
+    ) -> None:
+        await super().unprepare(claim, prepared, held=held, until=self._default(until))
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float | None = None) -> Any:
         return await super().plan(claim, held, until=self._default(until))

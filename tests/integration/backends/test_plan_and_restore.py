@@ -54,13 +54,13 @@ async def test_the_plan_is_made_from_what_is_held_and_reaches_prepare_and_unprep
         assert plan == {"slot": 5}
         planned = replace(claim("gpu-1"), plan=plan)
         (prepared,) = await backend.prepare(planned)
-        await backend.unprepare(planned, (prepared,))
+        await backend.unprepare(planned, (prepared,), held=[HELD])
         await backend.unprepare(planned, ())
     assert journal(tmp_path) == [
         "restore []",
         'prepare {"slot": 5} true',
-        'unprepare {"slot": 5} 1',
-        'unprepare {"slot": 5} 0',
+        'unprepare {"slot": 5} 1 [{"slot": 4}]',
+        'unprepare {"slot": 5} 0 []',
     ]
 
 
@@ -101,7 +101,7 @@ async def test_a_held_config_whose_rule_fails_in_any_way_stops_neither_restore_n
         await backend.unprepare(held.claim, ())
         with pytest.raises(InvalidConfig, match="the backend's own rules fail with KeyError: 'slow'"):
             await backend.prepare(held.claim)
-    assert journal(tmp_path) == ['restore [["old", true, 0, {"slot": 4}]]', 'unprepare {"slot": 4} 0']
+    assert journal(tmp_path) == ['restore [["old", true, 0, {"slot": 4}]]', 'unprepare {"slot": 4} 0 []']
 
 
 async def test_the_claims_that_a_node_holds_fit_into_one_call_and_beyond_that_the_error_says_so(tmp_path: Path) -> None:

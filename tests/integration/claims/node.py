@@ -110,6 +110,7 @@ class Hardware:
     def __init__(self, path: Path, step: Step) -> None:
         self.path = path
         self.calls: list[tuple[str, str]] = []
+        self.held: list[str] = []
         self.before_prepare: Callable[[Claim], Awaitable[None]] = _go_on
         self.before_unprepare: Callable[[Claim], Awaitable[None]] = _go_on
         self._step = step
@@ -138,8 +139,11 @@ class Hardware:
     def release(self, uid: str) -> None:
         """Nothing is quarantined here."""
 
-    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
+    async def unprepare(
+        self, claim: Claim, prepared: Sequence[PreparedDevice], *, held: Sequence[HeldClaim], until: float
+    ) -> None:
         self.calls.append(("unprepare", claim.uid))
+        self.held = [one.claim.uid for one in held]
         await self.before_unprepare(claim)
         for name in (*(device.device for device in claim.devices), *(claim.plan or {}).get("slots", ())):
             self._step("free device")
@@ -261,6 +265,7 @@ class Node:
             store=store,
             backend=cast("BackendSupervisor", hardware),
             plans=self.plans,
+            tells_held=self.plans,
             cdi=cdi,
             metadata=metadata,
             writes_metadata=self.metadata,

@@ -101,6 +101,17 @@ async def test_only_one_instance_plans_at_a_time(tmp_path: Path) -> None:
         assert sorted(node.traces()["hardware"])[-8:] == [f"slot-{number}" for number in range(8)]
 
 
+async def test_what_one_instance_prepared_is_told_when_another_undoes_something(tmp_path: Path) -> None:
+    node = Node(tmp_path, plans=True)
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-1")
+    async with node.running() as old, node.running() as new:
+        await old.prepare("a")
+        await new.prepare("b")
+        assert await old.unprepare("a") == [None]
+        assert old.hardware.held == ["b"]
+
+
 def _slowly(plan: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
     async def slow(claim: Claim, held: object, *, until: float) -> object:
         await asyncio.sleep(0)

@@ -398,9 +398,9 @@ async def test_what_the_backend_prepared_is_undone_with_its_answer_when_it_canno
     async with node.running() as agent:
         unprepare = agent.hardware.unprepare
 
-        async def note(claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
+        async def note(claim: Claim, prepared: Sequence[PreparedDevice], **more: object) -> None:
             undone.append(prepared)
-            await unprepare(claim, prepared, until=until)
+            await unprepare(claim, prepared, **more)  # type: ignore[arg-type]
 
         agent.hardware.unprepare = note  # type: ignore[method-assign]
         assert isinstance((await agent.prepare("a"))[0], CheckpointError)

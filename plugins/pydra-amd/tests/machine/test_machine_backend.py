@@ -119,6 +119,18 @@ async def test_the_mode_is_set_for_the_first_claim_of_a_gpu_and_set_back_after_t
     assert nodes_of(beside)[1:] == ["/dev/dri/card9", "/dev/dri/renderD136"]
 
 
+async def test_a_mode_stays_for_a_claim_that_another_agent_has_prepared_since(tmp_path: Path) -> None:
+    async with choosing(tmp_path) as old, choosing(tmp_path) as new:
+        one, prepared = await prepare(old, f"{CPX}-0")
+        await new.restore([one])
+        two, others = await prepare(new, f"{CPX}-1", uid="uid-2", held=(one,))
+        await old.unprepare(one.claim, prepared, [two])
+        assert mode_of(tmp_path) == "CPX"
+        await new.unprepare(one.claim, prepared, [two])
+        await new.unprepare(two.claim, others, [])
+        assert mode_of(tmp_path) == "SPX"
+
+
 async def test_a_claim_whose_plan_cannot_be_read_keeps_the_mode_of_its_gpu(tmp_path: Path) -> None:
     async with choosing(tmp_path) as backend:
         held, _ = await prepare(backend, f"{CPX}-0", "gpu-9-136-cpx-nps1-0")
