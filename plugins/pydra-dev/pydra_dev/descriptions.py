@@ -27,6 +27,7 @@ from pydra_dev.kubelet.steps import (
     Step,
 )
 from pydra_dev.oci import OciSpec
+from pydra_dev.pools import DeviceKey
 
 LONG, SHOWN = 6, 3
 """Of a list with more than LONG items the first SHOWN are printed."""
@@ -216,14 +217,30 @@ def describe_allocation(claim: Mapping[str, Any]) -> Paragraph:
     )
 
 
-def describe_others(reviews: Sequence[Review]) -> tuple[str, ...]:
-    """Why a claim did not get the other devices, one line for each reason."""
-    by_reason: dict[str, list[str]] = {}
+class Refusal(msgspec.Struct, frozen=True):
+    """Devices that a request does not have, for one reason."""
+
+    request: str
+    reason: str
+    devices: tuple[DeviceKey, ...]
+
+
+def group_refusals(reviews: Iterable[Review]) -> tuple[Refusal, ...]:
+    """Why a claim did not get the devices that were not picked, by request and reason."""
+    groups: dict[tuple[str, str], list[DeviceKey]] = {}
     for review in reviews:
         if not review.picked:
             reason = review.reason or "free too, but the first that fits is taken"
-            by_reason.setdefault(f"request {review.request}: {reason}", []).append(review.device[-1])
-    return tuple(f"not {_list_some(names)}: {reason}" for reason, names in by_reason.items())
+            groups.setdefault((review.request, reason), []).append(review.device)
+    return tuple(Refusal(request, reason, tuple(devices)) for (request, reason), devices in groups.items())
+
+
+def describe_others(reviews: Sequence[Review]) -> tuple[str, ...]:
+    """Why a claim did not get the other devices, one line for each reason."""
+    return tuple(
+        f"not {_list_some([device for *_, device in one.devices])}: request {one.request}: {one.reason}"
+        for one in group_refusals(reviews)
+    )
 
 
 def _list_some(names: Sequence[str], most: int = 4) -> str:

@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import anyio
 from anyio.abc import Process
 
 from pydra.backends.discovery import extend_module_path, is_target, locate_file, variable_prefix
+from pydra.backends.process import CHILD
 from pydra.errors import SettingsError
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
@@ -106,6 +107,14 @@ class AgentProcess:
         """Its process."""
         return self._process.pid
 
+    def find_backends(self) -> tuple[int, ...]:
+        """The processes of its backends, as they are now; none while one is restarted."""
+        found = []
+        for thread in Path(f"/proc/{self.pid}/task").glob("*/children"):
+            with suppress(OSError):  # it has ended since
+                found += [int(child) for child in thread.read_text().split() if _is_backend(child)]
+        return tuple(sorted(found))
+
     @property
     def returncode(self) -> int | None:
         """How it ended; None while it runs."""
@@ -134,6 +143,13 @@ class AgentProcess:
         status = self._process.returncode
         assert status is not None  # it was waited for
         return status
+
+
+def _is_backend(pid: str) -> bool:
+    try:
+        return CHILD.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def make_root() -> tempfile.TemporaryDirectory[str]:

@@ -50,6 +50,11 @@ def canonical_quantity(text: str | int) -> str:
     return format_quantity(value, style)
 
 
+def format_like(value: Fraction, example: str | int) -> str:
+    """A value in the style of another quantity: how much of it is taken."""
+    return format_quantity(value, _read(example)[1])
+
+
 def format_quantity(value: Fraction | int, style: str = DECIMAL) -> str:
     """The shortest exact form in a style; what is finer than a billionth is rounded up."""
     value = Fraction(value)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from pydra_dev import schema
-from pydra_dev.allocator import AllocationError, NamedClaim, Review, allocate, read_in_use, review_devices
+from pydra_dev.allocator import AllocationError, InUse, NamedClaim, Review, allocate, read_in_use, review_devices
 from pydra_dev.control_plan import (
     FINALIZER,
     attempt,
@@ -40,14 +40,36 @@ class UnschedulableError(Exception):
     """The pod cannot be scheduled now; the message says why."""
 
 
+class SliceReader:
+    """The ResourceSlices of one API with the taints of DeviceTaintRules, each parsed once."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        # Objects of the store are never changed, so an object's version names its content.
+        self._parse_version = lru_cache(maxsize=4096)(self._parse_slice_version)
+
+    def read(self) -> Sequence[NamedSlice]:
+        """All of them, as they are now."""
+        slices = self._api.list(RESOURCE_SLICES).items
+        known = [self._parse_version(one["metadata"]["name"], one["metadata"]["resourceVersion"]) for one in slices]
+        return add_taints(known, _parse_taint_rules(self._api.list(DEVICE_TAINT_RULES).items))
+
+    def _parse_slice_version(self, name: str, _version: str) -> NamedSlice:
+        return _parse_slice(self._api.get(RESOURCE_SLICES, name))
+
+
+def read_claims_in_use(claims: Iterable[JsonObject]) -> InUse:
+    """What these claims hold."""
+    return read_in_use(map(_parse_status, claims))
+
+
 class Scheduler:
     """Schedules the pods of one API."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
+        self._slices = SliceReader(api)
         self._binding_left: list[float] = []
-        # Objects of the store are never changed, so an object's version names its content.
-        self._parse_version = lru_cache(maxsize=4096)(self._parse_slice_version)
 
     def step(self) -> float | None:
         """Try to schedule every pod that waits, oldest first.
@@ -129,9 +151,9 @@ class Scheduler:
             allocations = allocate(
                 [_name(claim) for claim in claims],
                 node=node,
-                slices=self._read_slices(),
+                slices=self._slices.read(),
                 classes=_parse_classes(self._api.list(DEVICE_CLASSES).items),
-                in_use=read_in_use(_parse_status(claim) for claim in self._api.list(RESOURCE_CLAIMS).items),
+                in_use=read_claims_in_use(self._api.list(RESOURCE_CLAIMS).items),
                 build_uid=lambda: build_uid(self._api.random),
                 lists=self._api.gates[LISTS],
             )
@@ -139,14 +161,6 @@ class Scheduler:
             raise UnschedulableError(f"cannot allocate all claims: {error}") from error
         uids = [claim["metadata"]["uid"] for claim in claims]
         return dict(zip(uids, allocations, strict=True))
-
-    def _read_slices(self) -> Sequence[NamedSlice]:
-        slices = self._api.list(RESOURCE_SLICES).items
-        known = [self._parse_version(one["metadata"]["name"], one["metadata"]["resourceVersion"]) for one in slices]
-        return add_taints(known, _parse_taint_rules(self._api.list(DEVICE_TAINT_RULES).items))
-
-    def _parse_slice_version(self, name: str, _version: str) -> NamedSlice:
-        return _parse_slice(self._api.get(RESOURCE_SLICES, name))
 
     def _reserve(self, claim: JsonObject, allocation: schema.Allocation | None, pod: JsonObject) -> None:
         name, namespace = claim["metadata"]["name"], claim["metadata"]["namespace"]
@@ -215,7 +229,7 @@ class Scheduler:
         """
         devices = {
             (one.spec.driver, one.spec.pool.name, device.name): device
-            for one in self._read_slices()
+            for one in self._slices.read()
             for device in one.spec.devices
             if any(taint.effect in NO_EXECUTE for taint in device.taints)
         }
@@ -285,7 +299,7 @@ def review_objects(
         node=node,
         slices=add_taints(map(_parse_slice, slices), _parse_taint_rules(rules)),
         classes=_parse_classes(classes),
-        in_use=read_in_use(_parse_status(one) for one in others),
+        in_use=read_claims_in_use(others),
         lists=lists,
     )
 

@@ -215,7 +215,7 @@ class Search:
             return obstacle
         taint = find_blocking_taint(candidate.device, wish.wanted.tolerations)
         if taint is not None:
-            return f"tainted {taint.key}{f'={taint.value}' if taint.value else ''}:{taint.effect}"
+            return f"tainted {format_taint(taint)}"
         found = (one.find_obstacle(wish.name, candidate) for one in self._constraints[wish.claim])
         return next((f"against {text}" for text in found if text), "")
 
@@ -388,12 +388,7 @@ class Books:
         found = self._available.get(candidate.pool)
         if found is None:
             pool = self._pools[candidate.driver, candidate.pool]
-            left = dict(pool.counters)
-            for key, consumption in pool.consumption.items():
-                if key in self._in_use.whole or key in self._in_use.shared:
-                    for counter, amount in consumption.items():
-                        left[counter] -= amount
-            found = self._available[candidate.pool] = left
+            found = self._available[candidate.pool] = count_left(pool, self._in_use)
         return found
 
     def hold(self, wish: Wish, candidate: Candidate) -> Share | None:
@@ -424,6 +419,16 @@ class Books:
             self._shares.pop(key, None)
 
 
+def count_left(pool: PoolView, in_use: InUse) -> dict[CounterKey, Fraction]:
+    """What allocated claims leave of the pool's counters."""
+    left = dict(pool.counters)
+    for key, consumption in pool.consumption.items():
+        if key in in_use.whole or key in in_use.shared:
+            for counter, amount in consumption.items():
+                left[counter] -= amount
+    return left
+
+
 def _add(drawn: dict[CounterKey, Fraction], candidate: Candidate, sign: int) -> None:
     for counter, amount in candidate.consumption.items():
         drawn[counter] += sign * amount
@@ -443,6 +448,11 @@ def find_blocking_taint(
         ),
         None,
     )
+
+
+def format_taint(taint: schema.Taint) -> str:
+    """`key=value:effect`, or `key:effect`."""
+    return f"{taint.key}{f'={taint.value}' if taint.value else ''}:{taint.effect}"
 
 
 def tolerates(toleration: schema.Toleration, taint: schema.Taint) -> bool:
