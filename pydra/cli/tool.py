@@ -54,6 +54,8 @@ def build_parser() -> argparse.ArgumentParser:
     mode.add_argument("--in-process", action="store_true", help=text)
     text = "run the containers for real, as root, with runc or crun, on this machine's programs instead of an image"
     dev.add_argument("--run", nargs="?", const="", metavar="RUNTIME", help=text)
+    text = "also show the node on a page, at a free port or at PORT or ADDRESS:PORT of this machine (loopback only)"
+    dev.add_argument("--web", nargs="?", const="", metavar="ADDRESS", help=text)
     dev.add_argument("--scenario", metavar="NAME", help="a scenario of simulated hardware: a name or a file")
     dev.add_argument("--config", metavar="FILE", help="the agent's YAML file of settings (PYDRA_CONFIG)")
     dev.set_defaults(command=_dev)
@@ -195,7 +197,10 @@ def _dev(parsed: argparse.Namespace) -> int:
         once=parsed.once,
         watch=parsed.watch,
         run=parsed.run,
+        web=parsed.web,
     )
+    if options.web is not None and (options.once or parsed.in_process):
+        raise SettingsError(["--web shows a node that stays up: leave out --once and --in-process"])
     if parsed.in_process:
         return run_in_process(options, config)
     return run(options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -199,3 +200,10 @@ def _merge(devices: dict[str, Resolved], errors: dict[str, str], specs: Mapping[
                 errors[one.file] = f"conflicting CDI device {name}, in {', '.join(c.file for c in candidates)}"
         elif name not in devices:
             devices[name] = candidates[0]
+
+
+def read_specs(directory: str, cdi_ids: Sequence[str]) -> tuple[tuple[str, bytes], ...]:
+    """The CDI files that have these devices, and what is in them."""
+    registry = read_registry([directory])
+    files = sorted({registry.devices[one].file for one in cdi_ids if one in registry.devices})
+    return tuple((file, Path(file).read_bytes()) for file in files)

@@ -20,6 +20,11 @@ SCHEDULER = "default-scheduler"
 _MAX_BASE = 63 - SUFFIX_LENGTH - 1
 
 
+def full_name(obj: JsonObject) -> str:
+    """`namespace/name`."""
+    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+
+
 def is_finished(pod: JsonObject) -> bool:
     """Whether the pod will run no more."""
     return pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}

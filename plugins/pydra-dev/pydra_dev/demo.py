@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import TypeVar
 
 import anyio
@@ -24,9 +23,9 @@ import msgspec
 from pydra.backends.discovery import find_backend, locate_file
 from pydra.errors import PydraError, SettingsError
 from pydra_dev.allocator import AllocationError
-from pydra_dev.cdi_specs import read_registry
+from pydra_dev.cdi_specs import read_specs
 from pydra_dev.containers import Containers, find_runtime, run_containers
-from pydra_dev.control_plan import claim_names, is_finished
+from pydra_dev.control_plan import claim_names, full_name, is_finished
 from pydra_dev.descriptions import (
     Paragraph,
     describe_allocation,
@@ -50,6 +49,8 @@ from pydra_dev.node import (
     run_node,
     scenario_environment,
 )
+from pydra_dev.page.operations import Operations
+from pydra_dev.page.server import Page, parse_address, serve_page
 from pydra_dev.samples import (
     Manifest,
     add_classes,
@@ -104,6 +105,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     config: str | None = None
     once: bool = False
     watch: bool = False
+    web: str | None = None
+    """Serve the page at this address, or at a free port if empty; after a failure the node stays up."""
     run: str | None = None
     """Run containers with this runtime, or with any that is installed if empty."""
     deadline: float = STEP_DEADLINE
@@ -175,11 +178,17 @@ class Output:
 
 
 class Printer:
-    """Prints paragraphs with the time since the start; a failure that repeats is only counted."""
+    """Prints paragraphs with the time since the start, and tells them; a failure that repeats is only counted."""
 
-    def __init__(self, write: Callable[[str], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        clock: Callable[[], float],
+        tell: Callable[[Paragraph, float], None] = lambda _paragraph, _seconds: None,
+    ) -> None:
         self.write = write
         self._clock = clock
+        self._tell = tell
         self.restart()
 
     def restart(self) -> None:
@@ -189,7 +198,9 @@ class Printer:
 
     def say(self, paragraph: Paragraph) -> None:
         """Print it."""
-        self.write(render(paragraph, self._clock() - self._start))
+        seconds = self._clock() - self._start
+        self.write(render(paragraph, seconds))
+        self._tell(paragraph, seconds)
 
     def say_failure(self, key: tuple[str, ...], paragraph: Paragraph) -> None:
         """Print it the first time that there is one with this key, and how often there was after 4, 16, 64, ..."""
@@ -202,13 +213,18 @@ class Printer:
 
 
 class Demo:
-    """Runs of the demo on one directory and one address; `write` gets a paragraph at a time."""
+    """Runs of the demo on one directory and one address; `write` gets a paragraph at a time.
+
+    Raises SettingsError for an address of the page that cannot be one.
+    """
 
     def __init__(
         self, options: Options, *, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._options = options
-        self._printer = Printer(write, clock)
+        self._page = Page()
+        self._address = parse_address(options.web) if options.web is not None else None
+        self._printer = Printer(write, clock, self._page.tell)
         self._scope = anyio.CancelScope()
 
     def stop(self) -> None:
@@ -218,26 +234,40 @@ class Demo:
     async def run(self) -> int:
         """From an empty node to the end, again after each change if changes are watched; the exit code."""
         with self._scope, make_root() as root:
-            port = free_port()  # the same for every run, as the kubeconfig's path is
-            first = True
-            while True:
-                run = DemoRun(self._options, self._printer, explain=first)
-                first = False
-                code = await run.run(root, port)
-                if code is not None:
-                    return code
-                self._printer.restart()
-                self._printer.say(Paragraph(headline=f"changed: {run.changed}; everything starts again"))
-                for entry in os.scandir(root):
-                    shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+            async with self._serve_page():
+                port = free_port()  # the same for every run, as the kubeconfig's path is
+                first = True
+                while True:
+                    run = DemoRun(self._options, self._printer, self._page, explain=first)
+                    first = False
+                    code = await run.run(root, port)
+                    if code is not None:
+                        return code
+                    self._printer.restart()
+                    self._printer.say(Paragraph(headline=f"changed: {run.changed}; everything starts again"))
+                    for entry in os.scandir(root):
+                        shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
         return INTERRUPTED if self._options.once else 0
+
+    @asynccontextmanager
+    async def _serve_page(self) -> AsyncIterator[None]:
+        """Serve the page inside the block, for all runs, if that is asked for."""
+        if self._address is None:
+            yield
+            return
+        options = self._options
+        title = f"--backend {options.backend}{f' --scenario {options.scenario}' if options.scenario else ''}"
+        async with serve_page(self._page, self._address, title):
+            self._printer.say(Paragraph(headline=f"ready: page {self._address.url}/"))
+            yield
 
 
 class DemoRun:
-    """One run on a new node; `explain` also prints the sample, and how to look around."""
+    """One run on a new node, which the page shows; `explain` also prints the sample, and how to look around."""
 
-    def __init__(self, options: Options, printer: Printer, *, explain: bool) -> None:
+    def __init__(self, options: Options, printer: Printer, page: Page, *, explain: bool) -> None:
         self.changed = ""
+        self._page = page
         self._explain = explain
         self._over = False
         self._options = options
@@ -257,6 +287,7 @@ class DemoRun:
         self._node: EmbeddedNode
         self._api: Api
         self._agent: AgentProcess
+        self._operations: Operations
 
     async def run(self, root: str, port: int) -> int | None:
         """The exit code; None when a watched file has changed."""
@@ -277,6 +308,8 @@ class DemoRun:
                 anyio.create_task_group() as tasks,
             ):
                 self._agent = agent
+                self._operations = Operations(node, agent)
+                self._page.show(self._operations)
                 tasks.start_soon(self._follow_api, name="follow the API")
                 tasks.start_soon(self._follow_log, name="follow the agent's log")
                 if options.watch:
@@ -285,8 +318,10 @@ class DemoRun:
                 if options.watch:
                     self._say(Paragraph(headline=f"waiting for a change of {', '.join(places)}"))
                     code = None
+                if options.watch or options.web is not None:
                     await anyio.sleep_forever()
                 tasks.cancel_scope.cancel()
+            self._page.show(None)
         return code
 
     @asynccontextmanager
@@ -312,9 +347,10 @@ class DemoRun:
         scope.cancel()
 
     async def _show(self) -> int:
+        options = self._options
         try:
             await self._show_start()
-            await (self._show_end() if self._options.once else self._stay())
+            await (self._show_end() if options.once else self._stay())
         except (DemoError, PydraError) as error:
             self._tell_log()
             details = error.details if isinstance(error, DemoError) else ()
@@ -323,7 +359,8 @@ class DemoRun:
                 details = (*details, "the end of the agent's log:", *(f"  {line}" for line in log))
             headline, *more = f"FAILED: {error}".splitlines()
             self._say(Paragraph(headline=headline, details=(*more, *details)))
-            self._over = True
+            self._over = options.web is None
+            self._operations.failure = str(error)
             return 1
         return 0
 
@@ -344,11 +381,12 @@ class DemoRun:
 
     def _apply(self, manifests: Sequence[Manifest]) -> None:
         pods = []
+        self._operations.manifests = manifests
         for manifest in manifests:
             created = create_object(self._api, manifest)
             self._say(Paragraph(headline=f"applied: {created['kind']} {created['metadata']['name']}"))
             if created["kind"] == PODS.kind:
-                pods.append(_full_name(created))
+                pods.append(full_name(created))
         self._pods = tuple(pods)
 
     async def _show_end(self) -> None:
@@ -384,6 +422,9 @@ class DemoRun:
             self._say(Paragraph(headline=f"ended: pydra-agent, {how}; it is started again (pid {agent.pid})"))
 
     def _on_step(self, step: Step) -> None:
+        if (shown := self._page.operations) is not None:
+            shown.follow(step)
+            self._page.changed.notify()
         match step:
             case Registered():
                 self._registered = step
@@ -416,6 +457,7 @@ class DemoRun:
         try:
             while True:
                 wakeup = written.event
+                self._page.changed.notify()
                 self._tell_allocations()
                 self._tell_events()
                 await wakeup.wait()
@@ -453,10 +495,14 @@ class DemoRun:
             self._printer.say_failure((told.headline, *told.details), told)
 
     async def _follow_log(self) -> None:
-        """Tell what the backend prints and logs, and tracebacks."""
+        """Tell what the backend prints and logs, and tracebacks; and the page that it has another process."""
+        backends: tuple[int, ...] = ()
         while True:
             await anyio.sleep(LOG_INTERVAL)
             self._tell_log()
+            if self._options.web is not None and (found := self._agent.find_backends()) != backends:
+                backends = found
+                self._page.changed.notify()
 
     def _tell_log(self) -> None:
         with open(self._agent.log, "rb") as log:
@@ -572,14 +618,3 @@ def describe_log(text: str) -> list[Paragraph]:
         elif lines:
             paragraphs.append(Paragraph(headline=f"traceback: {message}", details=tuple(lines)))
     return paragraphs
-
-
-def read_specs(directory: str, cdi_ids: Sequence[str]) -> tuple[tuple[str, bytes], ...]:
-    """The CDI files that have these devices, and what is in them."""
-    registry = read_registry([directory])
-    files = sorted({registry.devices[one].file for one in cdi_ids if one in registry.devices})
-    return tuple((file, Path(file).read_bytes()) for file in files)
-
-
-def _full_name(obj: JsonObject) -> str:
-    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
