@@ -32,6 +32,11 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     compute_units: int
     memory: int
 
+    @property
+    def simds(self) -> int:
+        """A compute unit has four, and of the RDNA family two."""
+        return self.compute_units * (2 if self.gfx >= GFX1100 else 4)
+
 
 GFX90A, GFX942, GFX950, GFX1100 = 90010, 90402, 90500, 110000
 

@@ -26,9 +26,10 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
 
     `driver` is the bound kernel driver, empty for none. `root` is the PCIe root complex (`pci0000:00`), `numa` None
     where the machine has one node or does not say. `addressable` is the sum of its 64-bit memory regions in bytes.
-    `group` is the IOMMU group, empty without an IOMMU. `is_virtual`: a virtual function; `has_virtual`: virtual
-    functions of it exist. The backend may add what it knows: the product's `name`, and the driver that passthrough
-    binds, which is a variant of vfio-pci where the kernel has one for the function.
+    `group` is the IOMMU group, empty without an IOMMU. `is_virtual`: a virtual function, of the one at the
+    address `parent`; `has_virtual`: virtual functions of it exist. The backend may add what it knows: the product's
+    `name`, and the driver that passthrough binds, which is a variant of vfio-pci where the kernel has one for the
+    function.
     """
 
     address: str
@@ -44,6 +45,7 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     vfio_driver: str = VFIO_PCI
     is_virtual: bool = False
+    parent: str = ""
     has_virtual: bool = False
 
 
@@ -84,6 +86,7 @@ class PciBus:
         pci_class = read("class") if vendor == self._vendor else ""
         if vendor != self._vendor or not pci_class.startswith(self._classes):
             return None
+        parent = posixpath.basename(self._tree.link(function_path(self._tree, address, "physfn")))
         return PciFunction(
             address=address,
             vendor=vendor,
@@ -93,7 +96,8 @@ class PciBus:
             numa=read_numa_node(self._tree, address),
             addressable=sum(one.size for one in parse_regions(read("resource")) if one.is_64_bit),
             modalias=read("modalias"),
-            is_virtual=bool(self._tree.link(function_path(self._tree, address, "physfn"))),
+            is_virtual=bool(parent),
+            parent=parent,
         )
 
     def _refresh(self, function: PciFunction) -> PciFunction:

@@ -10,9 +10,13 @@ from pydra_amd.hardware_types import Reading
 from pydra_amd.health.diagnosis import Assessment
 from pydra_amd.inventory.attributes import build_attributes, build_function_attributes
 from pydra_amd.inventory.counters import build_consumption, build_counter_set, build_whole_consumption
+from pydra_amd.models import BY_DEVICE
 from pydra_amd.offering import Offered, OfferedFunction, list_functions, list_offered
 from pydra_amd.settings import Partitioning
 from pydra_amd.sharing import build_shared_capacity
+from pydra_pci import PciFunction
+
+GIB = 1 << 30
 
 CONFLICT = f"{DRIVER}/memory-partition-conflict"
 """AMD's taint for devices of a memory mode that the GPUs cannot have now. It also evicts: a pod that was given one in
@@ -52,7 +56,7 @@ def build_inventory(
                 _build_device(one, drawing, reading, assess(one.gpu.address), memory.get(one.gpu.address))
                 for one in offered
             ),
-            *(_build_function(one, drawing, assess(one.function.address)) for one in functions),
+            *(_build_function(one, drawing, reading, assess(one.function.address)) for one in functions),
         ),
         counter_sets=tuple(build_counter_set(drawing[address]) for address in sorted(drawing)),
         unreadable=tuple(
@@ -83,16 +87,30 @@ def _build_device(
     )
 
 
-def _build_function(offered: OfferedFunction, drawing: Mapping[str, list[Offered]], assessment: Assessment) -> Device:
+def _build_function(
+    offered: OfferedFunction, drawing: Mapping[str, list[Offered]], reading: Reading, assessment: Assessment
+) -> Device:
     """It takes all of its GPU, which it draws from nothing any more once it is taken: nobody else sees it then."""
     gpu = offered.gpu
     return Device(
         name=offered.name,
         attributes=build_function_attributes(offered.function),
+        capacity=_build_function_capacity(offered.function, reading),
         consumes_counters=(build_whole_consumption(gpu, drawing[gpu.address]),) if gpu else (),
         health=assessment.health,
         taints=assessment.taints,
     )
+
+
+def _build_function_capacity(function: PciFunction, reading: Reading) -> dict[str, Capacity]:
+    """By the model, which does not depend on the driver that has it; virtual functions have equal parts of theirs."""
+    siblings = [one for one in reading.functions if function.parent and one.parent == function.parent]
+    place = function.parent or function.address
+    model = next((BY_DEVICE.get(one.device) for one in reading.functions if one.address == place), None)
+    if model is None:
+        return {}
+    found = {"memory": model.memory * GIB, "computeUnits": model.compute_units, "simdUnits": model.simds}
+    return {name: Capacity(value // (len(siblings) or 1)) for name, value in found.items()}
 
 
 def _build_capacity(offered: Offered) -> dict[str, Capacity]:

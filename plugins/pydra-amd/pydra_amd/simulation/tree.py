@@ -11,7 +11,7 @@ import msgspec
 
 from pydra_amd.host.amdgpu import BOUND, COMPUTE, KFD_NODE, MEMORY
 from pydra_amd.host.kfd import GENERATION, NODES, XGMI
-from pydra_amd.models import GFX1100, PARTITIONS, VENDOR, WHOLE
+from pydra_amd.models import PARTITIONS, VENDOR, WHOLE
 from pydra_amd.simulation.machine_types import MachineType
 
 GIB = 1 << 30
@@ -219,7 +219,7 @@ def _write_partition(root: str, machine: MachineType, gpu: int, partition: int) 
 
 def _write_node(folder: str, machine: MachineType, gpu: int, partition: int, count: int) -> None:
     model = machine.model
-    simds_per_unit = 2 if model.gfx >= GFX1100 else 4
+    simds_per_unit = model.simds // model.compute_units
     properties = {
         "cpu_cores_count": 0,
         "simd_count": model.compute_units * simds_per_unit // count,

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 import pydra_amd
-from amd_values import allocated_device, claim_of, held_claim
+from amd_values import GIB, allocated_device, claim_of, held_claim
 from pydra import Claim, ClaimError, Device, DeviceInUse, HeldClaim, InvalidConfig, TerminalError
 from pydra_amd import Settings
 from pydra_amd.claim_config import GpuConfig, Iommu, VfioDeviceConfig
@@ -84,6 +84,8 @@ async def test_a_gpu_is_bound_for_a_guest_and_given_back_when_the_claim_ends(tmp
             "resource.kubernetes.io/pcieRoot": "pci0000:00",
             "resource.kubernetes.io/numaNode": 0,
         }
+        sizes = {name: one.value for name, one in before[GUEST].capacity.items()}
+        assert sizes == {"memory": 192 * GIB, "computeUnits": 304, "simdUnits": 1216}
         assert before[GUEST].consumes_counters == before[WHOLE].consumes_counters != ()
         assert await node.prepare(GUEST) == ["/dev/vfio/17", "/dev/vfio/vfio"]
         assert node.driver() == "vfio-pci"
@@ -190,6 +192,7 @@ async def test_virtual_functions_are_offered_beside_gpus_that_another_driver_has
         devices = await node.devices()
         assert {*devices} == {"gpu-vfio-1", "gpu-vfio-3"}
         assert {one.attributes["isVF"] for one in devices.values()} == {True}
+        assert {one.capacity["memory"].value for one in devices.values()} == {192 * GIB}, "each GPU has one of them"
         assert devices["gpu-vfio-1"].consumes_counters == ()
         assert await node.prepare("gpu-vfio-1") == ["/dev/vfio/117", "/dev/vfio/vfio"]
         await node.end()
