@@ -183,7 +183,7 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
     """What a driver publishes for one node: devices and counter sets that satisfy every rule of the API.
 
-    Made by `pydra.published_pool`.
+    Made by `pydra.device_health`.
     """
 
     name: str

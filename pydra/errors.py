@@ -1,4 +1,4 @@
-"""Exception hierarchy of pydra; the branch says who is at fault.
+"""Exception hierarchy of pydra, and how its messages write seconds and suggestions; the branch says who is at fault.
 
 PydraError
 ├── SettingsError            the admin's settings: all problems at once

@@ -1,4 +1,4 @@
-"""Which values can be JSON, in records, between processes and in the API alike."""
+"""Finds what JSON cannot hold in a value: one rule for records, for messages between processes and for the API."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from pydra import atomic_files
 from pydra.agent.early_start import StartedBackend
-from pydra.agent.inherited_claims import Names, import_claims
+from pydra.agent.import_claims import Names, import_claims
 from pydra.agent.inventory_loop import InventoryLoop
 from pydra.agent.metrics_and_events import Reports
 from pydra.backends.supervisor import BackendSupervisor
@@ -33,12 +33,13 @@ from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
 from pydra.cdi.metadata_files import MetadataPaths, MetadataStore
 from pydra.cdi.store import CdiStore
-from pydra.checkpoint.lock import InstanceLock
+from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.record import Stage
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import HeldClaim
 from pydra.claims.gc import GarbageCollector
 from pydra.claims.preparer import ClaimPreparer, Deadlines
+from pydra.device_health import HealthPolicy, Published
 from pydra.devices import TaintEffect
 from pydra.errors import CheckpointError, ContractError, PydraError, SettingsError
 from pydra.kube.client import KubeClient
@@ -52,7 +53,6 @@ from pydra.observability.events import EventRequest
 from pydra.observability.logging import logging_fields
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
-from pydra.published_pool import HealthPolicy, Published
 from pydra.settings import HealthTaint, Settings
 from pydra.slices.reconciler import SliceReconciler, slice_selector
 

@@ -26,6 +26,7 @@ from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import ClaimRef
 from pydra.claims.gc import GarbageCollected
 from pydra.claims.preparer import OperationDone, OperationFailed, OperationStarted
+from pydra.device_health import Published
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
 from pydra.kube.client import RequestDone
@@ -36,7 +37,6 @@ from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.events import EventRequest, Subject
 from pydra.observability.metrics import Metrics
 from pydra.observability.tracing import Tracer
-from pydra.published_pool import Published
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, PoolPublished, PublishFailed, SliceWritten
 
 Record = Callable[[EventRequest], None]

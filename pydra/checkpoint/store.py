@@ -32,7 +32,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from pydra import atomic_files
-from pydra.checkpoint.lock import INDEX, InstanceLock
+from pydra.checkpoint.instance_lock import INDEX, InstanceLock
 from pydra.checkpoint.record import (
     MAX_BYTES,
     NewerSchemaError,

@@ -19,7 +19,7 @@ import msgspec
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, Claim
-from pydra.claims.device_index import DeviceIndex
+from pydra.claims.held_devices import DeviceIndex
 from pydra.errors import CheckpointError, KubeError, NotFound, PydraError, UnknownDevice
 
 PublishedDevices: TypeAlias = Mapping[str, Collection[str]] | None

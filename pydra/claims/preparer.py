@@ -25,7 +25,7 @@ from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.metadata_files import MetadataStore
 from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.cdi.store import CdiStore
-from pydra.checkpoint.lock import PLAN, claim_offset
+from pydra.checkpoint.instance_lock import PLAN, claim_offset
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import (
@@ -38,7 +38,7 @@ from pydra.claim import (
     UnprepareOutcome,
 )
 from pydra.claims.allocation import base_request, parse_allocation
-from pydra.claims.device_index import DeviceIndex
+from pydra.claims.held_devices import DeviceIndex
 from pydra.claims.lifecycle import (
     Begin,
     PrepareAgain,

@@ -1,4 +1,4 @@
-"""Commands that look at a node and at the cluster: explain, slices, checkpoint, cdi."""
+"""Commands of `pydra` that explain and repair a node: doctor, explain, slices, checkpoint, cdi."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pydra.errors import ClaimError, SettingsError
 if TYPE_CHECKING:
     from pydra.diagnosis.checkpoint import ClaimRecord
     from pydra.diagnosis.claims import Review
-    from pydra.diagnosis.cluster import EventLine
+    from pydra.diagnosis.cluster_reader import EventLine
 
 EXIT_CODES = """\
 exit codes:
@@ -108,7 +108,7 @@ def _add_explain(commands: Commands) -> None:
 
 def _explain_claim(parsed: argparse.Namespace) -> int:
     from pydra.diagnosis.claims import ClaimReport, explain_claim  # noqa: PLC0415 - loads the agent
-    from pydra.diagnosis.cluster import open_cluster  # noqa: PLC0415
+    from pydra.diagnosis.cluster_reader import open_cluster  # noqa: PLC0415
 
     settings = read_node_settings(parsed, os.environ)
     namespace, _, name = parsed.claim.rpartition("/")
@@ -170,7 +170,7 @@ def _add_slices(commands: Commands) -> None:
 
 
 def _report_slices(parsed: argparse.Namespace) -> int:
-    from pydra.diagnosis.cluster import open_cluster  # noqa: PLC0415 - loads the client
+    from pydra.diagnosis.cluster_reader import open_cluster  # noqa: PLC0415 - loads the client
     from pydra.diagnosis.slices import SliceReport, report_slices  # noqa: PLC0415
 
     settings = read_node_settings(parsed, os.environ)

@@ -1,4 +1,4 @@
-"""Arguments, startup checks, SIGTERM handling and error output of both commands."""
+"""Arguments, startup checks, SIGTERM handling and error output of `pydra` and `pydra-agent`."""
 
 from __future__ import annotations
 

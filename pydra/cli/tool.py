@@ -1,4 +1,4 @@
-"""Command line of `pydra`: commands for writers of backends and claims; others are in `diagnosis_commands`."""
+"""Command line of `pydra`: dev, new, check and the rest; those that explain a node are in `diagnosis_commands`."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Finds out what `pydra doctor`, `explain`, `slices` and `checkpoint` tell, with the agent's own code."""
+"""What `pydra doctor`, `explain`, `slices`, `checkpoint` and `cdi` find out and repair, with the agent's own code."""

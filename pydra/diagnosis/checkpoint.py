@@ -12,7 +12,7 @@ import msgspec
 
 from pydra import atomic_files
 from pydra.agent.driver import read_boot_id
-from pydra.checkpoint.lock import InstanceLock
+from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.store import RecordStore, StoredRecord, list_stored
 from pydra.claim import Claim
 from pydra.claims.gc import read_kubelet_claims

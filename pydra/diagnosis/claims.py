@@ -15,7 +15,7 @@ from pydra.checkpoint.record import Stage
 from pydra.claim import ClaimRef
 from pydra.claims.allocation import parse_allocation
 from pydra.diagnosis.checkpoint import ClaimRecord, read_records
-from pydra.diagnosis.cluster import EventLine, Reader
+from pydra.diagnosis.cluster_reader import EventLine, Reader
 from pydra.diagnosis.findings import Finding, Level
 from pydra.diagnosis.slices import PublishedDevice, find_results, judge_taints, parse_slices
 from pydra.errors import ClaimError, KubeError, NotFound, PydraError, suggest

@@ -13,7 +13,7 @@ from pydra.agent.main import REQUESTS
 from pydra.devices import CounterConsumption, CounterSet, Device, Pool, Taint, TaintEffect
 from pydra.diagnosis.agent_state import AgentState, judge_agent, read_agent
 from pydra.diagnosis.checkpoint import find_drivers
-from pydra.diagnosis.cluster import open_cluster
+from pydra.diagnosis.cluster_reader import open_cluster
 from pydra.diagnosis.findings import Finding, Level
 from pydra.diagnosis.node_paths import judge_places, judge_runtime
 from pydra.errors import Invalid, KubeError, NotFound, PydraError

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 
-from pydra.diagnosis.cluster import EventLine, Reader
+from pydra.diagnosis.cluster_reader import EventLine, Reader
 from pydra.diagnosis.findings import Finding, Level
 from pydra.kube.client import KubeClient
 from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, JsonObject

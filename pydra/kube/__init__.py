@@ -1,1 +1,1 @@
-"""Kubernetes API client: transport, credentials, errors, informer. It knows nothing about DRA."""
+"""Kubernetes API client: transport, credentials, errors, informer. Of DRA it knows the names of API resources only."""

@@ -18,7 +18,7 @@ from typing import Any
 
 import anyio
 
-from pydra.backends.child.observed import VARIABLE
+from pydra.backends.child.conformance_main import VARIABLE
 from pydra.backends.discovery import BackendSource, choose_backend, extend_module_path, find_backend, variable_prefix
 from pydra.backends.error_codec import MAX_REASON, is_reason
 from pydra.backends.process import ProcessTimeouts
@@ -116,7 +116,7 @@ async def run_checks(
             restarts=RestartPolicy(first=0.05, cap=0.05),
             environ={**(os.environ if environ is None else environ), VARIABLE: directory},
             settings=config.get("backendSettings", {}).get(source.configured_name, {}),
-            program="pydra.backends.child.observed",
+            program="pydra.backends.child.conformance_main",
             report=run.hear,
         )
         configs = tuple(

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import anyio
 
-from pydra.backends.child.observed import Interruption, Observation, Order
+from pydra.backends.child.conformance_main import Interruption, Observation, Order
 from pydra.backends.wire import Method
 from pydra.errors import BackendDied, BackendTimeout, PydraError
 from pydra.testing.session import Session

@@ -1,4 +1,4 @@
-"""What a conformance run holds, and the calls that it makes as the agent would."""
+"""A backend under conformance checks: the claims that it holds, and its calls as the agent makes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 import anyio
 from msgspec.structs import replace
 
-from pydra.backends.child.observed import Observation, Order, drop_order, read_observations, write_order
+from pydra.backends.child.conformance_main import Observation, Order, drop_order, read_observations, write_order
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method

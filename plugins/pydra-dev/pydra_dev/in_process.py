@@ -33,9 +33,9 @@ from pydra.backends.wire import Method
 from pydra.cdi.spec import ClaimSpec, build_spec
 from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice
 from pydra.claims.allocation import base_request, parse_allocation
+from pydra.device_health import HealthPolicy, Snapshot, build_pool, observe
 from pydra.devices import Inventory
 from pydra.errors import BackendError, ContractError, PydraError, SettingsError
-from pydra.published_pool import HealthPolicy, Snapshot, build_pool, observe
 from pydra.slices.build import build_wanted
 from pydra_dev.allocator import AllocationError
 from pydra_dev.apiserver import serve_control_plane

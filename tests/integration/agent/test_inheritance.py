@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from pydra.agent.inherited_claims import Names, import_claims
-from pydra.checkpoint.lock import InstanceLock
+from pydra.agent.import_claims import Names, import_claims
+from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.record import Record, Stage
 from pydra.checkpoint.store import RecordStore
 from pydra.claim import AllocatedDevice, Claim, Inheritance, InheritedClaim

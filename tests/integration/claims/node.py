@@ -19,7 +19,7 @@ from pydra import Claim, ContainerEdits, Device, HeldClaim, PreparedDevice
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.cdi.metadata_files import MetadataPaths, MetadataStore
 from pydra.cdi.store import CdiStore
-from pydra.checkpoint.lock import InstanceLock
+from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import ClaimRef
 from pydra.claims.gc import GarbageCollector

@@ -15,6 +15,7 @@ from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, ClaimRef
 from pydra.claims.gc import GarbageCollected, GarbageCounts
 from pydra.claims.preparer import ClaimEvent, Operation, OperationDone, OperationFailed, OperationStarted
+from pydra.device_health import Published
 from pydra.devices import DeviceHealth, HealthStatus, Pool
 from pydra.errors import ClaimError, InvalidConfig, KubeError, Unavailable, Unsupported
 from pydra.kube.client import RequestDone
@@ -24,7 +25,6 @@ from pydra.kubelet.plugin import KubeletEvent
 from pydra.kubelet.registration import Registered, RegistrationRefused
 from pydra.observability.events import EventRequest
 from pydra.observability.metrics import Metrics
-from pydra.published_pool import Published
 from pydra.slices.reconciler import FieldsDropped, FieldsKept, SliceEvent
 
 DRIVER = "sim.pydra.dev"

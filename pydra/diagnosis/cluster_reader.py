@@ -1,4 +1,4 @@
-"""Reads from the API server what a tool explains; what its user may not read is a finding, and the rest goes on."""
+"""Lists API objects for the diagnosis commands. What may not be listed becomes a finding instead of an error."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pydra.device_health import HealthPolicy, Published, Snapshot, build_pool, mark_unavailable, observe
 from pydra.device_rules import check_device
 from pydra.devices import (
     CounterConsumption,
@@ -21,7 +22,6 @@ from pydra.devices import (
     Taint,
     TaintEffect,
 )
-from pydra.published_pool import HealthPolicy, Published, Snapshot, build_pool, mark_unavailable, observe
 
 WELL = Health()
 SICK = Health(status=HealthStatus.UNHEALTHY, message="XID 79: the GPU fell off the bus", reason="XID79")

@@ -1,9 +1,10 @@
-"""A backend's process as the conformance checks start it: the agent's, with observation and interruptions.
+"""Main program of a backend's process under conformance checks: as in an agent, but observed, and interrupted on order.
 
-    python -m pydra.backends.child.observed FD PARENT MODULE:[ATTRIBUTE]
+    python -m pydra.backends.child.conformance_main FD PARENT MODULE:[ATTRIBUTE]
 
 The directory that the variable PYDRA_OBSERVED names connects it with the checks: `order.json` says what to do with the
-next call of a coroutine, and `observed` gets a line for each call that has ended. Nothing of the backend's is patched.
+next call of a coroutine, and `observed` gets a line for each call that has ended. The backend's own code is not
+patched.
 """
 
 from __future__ import annotations
