@@ -67,31 +67,41 @@ def nodes_of(prepared: PreparedDevice) -> list[str]:
     return [one.path for one in prepared.edits.device_nodes]
 
 
-PREPARED = ("mi300x-2", "mi300x-8-cpx", "w7900")
+PREPARED = ("mi300x-8-cpx", "w7900")
 """Where claims are prepared too; whole GPUs of the others are prepared as these are."""
 
 
-@pytest.mark.parametrize(
-    ("scenario", "partitioning"),
-    [
-        *((name, Partitioning.EXISTING) for name in ("mi210-4", "mi300a-4", "mi300x-8-cpx", "mi355x-8", "w7900")),
-        ("mi300x-2", Partitioning.COMPUTE),
-        ("mi300x-2", Partitioning.MEMORY),
-        ("mi300x-2", "sharing"),
-        ("mi300x-2", "vfio"),
-    ],
-)
+@pytest.mark.parametrize("scenario", ["mi210-4", "mi300a-4", "mi300x-8-cpx", "mi355x-8", "w7900"])
 def test_it_keeps_the_contract_on_every_kind_of_machine(
-    scenario: str, partitioning: Partitioning | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYDRA_AMD_SCENARIO", scenario)
     monkeypatch.setenv("PYDRA_AMD_STATE", str(tmp_path))
-    if isinstance(partitioning, Partitioning):
-        monkeypatch.setenv("PYDRA_AMD_PARTITIONING", partitioning.value)
-    else:
-        monkeypatch.setenv(f"PYDRA_AMD_{partitioning.upper()}", "true")
     report = check_backend("amd", prepare=scenario in PREPARED)
     assert report.ok, report.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "device"),
+    [
+        ("PARTITIONING=compute", f"{CPX}-3"),
+        ("PARTITIONING=memory", f"{FIRST}-cpx-nps4-3"),
+        ("SHARING=true", FIRST),
+        ("VFIO=true", "gpu-vfio-0"),
+    ],
+)
+def test_what_is_changed_for_a_claim_is_undone_wherever_it_is_interrupted(
+    setting: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The conformance checks kill the backend, and cancel its calls, at each of their waits."""
+    name, _, value = setting.partition("=")
+    given = {name: value, "SCENARIO": "mi300x-2", "STATE": str(tmp_path)}
+    for key, text in {"FIRST_DEVICE": device, **{f"PYDRA_FIRST_DEVICE_{one}": given[one] for one in given}}.items():
+        monkeypatch.setenv(key, text)
+    report = check_backend("first_device:")
+    assert report.ok, report.text
+    assert mode_of(tmp_path) == "SPX"
+    assert (tmp_path / GPUS / "0000:05:00.0" / "current_memory_partition").read_text().strip() == "NPS1"
 
 
 async def test_a_whole_gpu_comes_with_its_nodes_and_the_environment_of_amds_driver(tmp_path: Path) -> None:
