@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import anyio
 
 from pydra.backends.discovery import BackendSource, find_backend
+from pydra.backends.process_rights import build_environ
 from pydra.backends.supervisor import BackendSupervisor, Deadlines
 from pydra.backends.supervisor_events import BackendEvent
 from pydra.errors import SettingsError
@@ -35,7 +36,7 @@ class StartedBackend:
         self.supervisor = BackendSupervisor(
             source,
             deadlines=Deadlines(connect=settings.connect_deadline, discover=settings.discover_deadline),
-            environ=dict(os.environ),
+            environ=build_environ(os.environ),
             settings=settings.backend_settings.get(source.configured_name, {}),
             report=self._forward,
         )

@@ -15,7 +15,6 @@ import re
 import resource
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
@@ -26,6 +25,7 @@ import msgspec
 from pydra.backends.crash_attribution import CallInFlight, Cause, Ending, Involvement, find_wait
 from pydra.backends.discovery import BackendSource, variable_prefix
 from pydra.backends.error_codec import FaultKind
+from pydra.backends.process_rights import build_command
 from pydra.backends.wire import (
     MAX_EXCEPTION,
     MAX_MESSAGE,
@@ -52,9 +52,6 @@ from pydra.errors import BackendError, BackendTimeout, BackendUnavailable, Pydra
 
 Outcome: TypeAlias = Reply | Failure | Involvement | PydraError
 """Of a call: the backend's answer; or, if its process ended, the error, or an Involvement that says to call again."""
-
-CHILD = "pydra.backends.child.main"
-"""The module that a backend's process runs."""
 
 MAX_UNSOLICITED = 100
 """Unsolicited answers that a process may send before it is killed."""
@@ -233,18 +230,6 @@ async def connect_pipe(reader: int, protocol: asyncio.Protocol) -> asyncio.ReadT
     file = os.fdopen(reader, "rb", buffering=0, closefd=not type(loop).__module__.startswith("uvloop"))
     transport, _ = await loop.connect_read_pipe(lambda: protocol, file)
     return transport
-
-
-def build_command(target: str, fd: int, *, parent: int, program: str = CHILD) -> list[str]:
-    """Return the command line of a backend's process.
-
-    `-u`: its last output is seen even if it crashes. `-P`: its module path has PYTHONPATH, but not the working
-    directory.
-    """
-    return [
-        *(sys.executable, "-X", "faulthandler", "-u", "-P"),
-        *("-m", program, str(fd), str(parent), target),
-    ]
 
 
 class _Pending(msgspec.Struct, kw_only=True, eq=False):

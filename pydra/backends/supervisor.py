@@ -30,7 +30,8 @@ from pydra.backends.crash_attribution import (
 )
 from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import FaultKind, parse_fault
-from pydra.backends.process import CHILD, BackendProcess, Outcome, ProcessTimeouts
+from pydra.backends.process import BackendProcess, Outcome, ProcessTimeouts
+from pydra.backends.process_rights import CHILD
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,

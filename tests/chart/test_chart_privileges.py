@@ -181,6 +181,9 @@ def test_only_containers_that_ask_the_api_server_have_a_token() -> None:
             holders |= {(name, container["name"], mounts[token]) for token in tokens & set(mounts)}
     place = "/var/run/secrets/kubernetes.io/serviceaccount"
     assert holders == {(name, "agent", place) for name in AGENTS}
+    volumes = [one for _, pod in pods(objects) for one in pod.get("volumes", ())]
+    modes = {one["projected"].get("defaultMode") for one in volumes if "projected" in one}
+    assert modes == {0o400}
     assert all(one["automountServiceAccountToken"] is False for one in objects.all("ServiceAccount"))
 
 

@@ -180,6 +180,8 @@ volumes:
         - {path: agent.yaml, fieldRef: {fieldPath: "metadata.annotations['pydra.dev/settings']"}}
   - name: token
     projected:
+      # With an installer of another user, Kubernetes would let every user of the container read it.
+      defaultMode: 0400
       sources:
         # As Kubernetes mounts it by itself, with the lifetime that API servers extend while a kubelet cannot renew it.
         - serviceAccountToken: {path: token, expirationSeconds: 3607}

@@ -2,9 +2,9 @@
 
     python -m pydra.backends.child.main FD PARENT MODULE:[ATTRIBUTE]
 
-Started by `pydra.backends.process` with a connected socket as descriptor FD. The process dies with the agent, leaves no
-core files, writes the Python stacks to stderr when it crashes or gets SIGUSR1, and communicates with the agent only
-over the socket: what the backend prints is only output.
+Started by `pydra.backends.process` with a connected socket as descriptor FD. The process dies with the agent, and
+before it if memory is short, leaves no core files, writes the Python stacks to stderr when it crashes or gets SIGUSR1,
+and communicates with the agent only over the socket: what the backend prints is only output.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from pydra.errors import SettingsError
 
 _PR_SET_PDEATHSIG = 1
 _LEAVE_SECONDS = 3.0
+_OOM_SCORE = 500
 
 
 class _StartupError(Exception):
@@ -65,6 +66,7 @@ def main(arguments: list[str], calls: type[CallServer] = CallServer) -> None:
     """Serve until the agent closes the connection. Never returns, so threads that hang cannot delay the exit."""
     fd, parent, target = arguments
     _set_parent_death_signal(int(parent))
+    _raise_oom_score()
     _prepare_for_crashes()
     sock = socket.socket(fileno=int(fd))
     sock.set_inheritable(False)  # a program that the backend starts must not keep the connection open
@@ -81,6 +83,18 @@ def _set_parent_death_signal(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
+
+
+def _raise_oom_score() -> None:
+    """Have the kernel kill this process before the agent for lack of memory, but not before every other pod's.
+
+    Source: proc_pid_oom_score_adj(5). Raising one's own score needs no capability. What runs out is one's own limit or
+    the node's memory: 500 counts as half of that.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+", encoding="ascii") as file:
+        score = min(int(file.read()) + _OOM_SCORE, 1000)
+        file.seek(0)
+        file.write(str(score))
 
 
 def _prepare_for_crashes() -> None:

@@ -65,6 +65,8 @@ async def test_the_process_has_no_terminal_no_core_files_and_no_descriptors_of_t
             assert str(secret) not in links.values()
             limits = Path(f"/proc/{pid}/limits").read_text()
             assert os.getsid(pid) == pid
+            scores = [int(Path(f"/proc/{one}/oom_score_adj").read_text()) for one in ("self", pid)]
+            assert scores[1] == min(scores[0] + 500, 1000)
     (core,) = (line for line in limits.splitlines() if line.startswith("Max core file size"))
     assert core.split()[4:6] == ["0", "0"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+import pytest
 
 from pydra.agent.early_start import StartedBackend
 from pydra.backends.discovery import BackendSource, find_backend
@@ -36,6 +37,23 @@ async def test_it_counts_as_spawned_before_it_is_ready() -> None:
             facts = await backend.supervisor.wait_ready()
             assert facts.name == "sim"
             tasks.cancel_scope.cancel()
+
+
+async def test_its_process_has_the_agents_variables_without_those_that_lead_to_credentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST", "OTEL_EXPORTER_OTLP_HEADERS", "VENDOR_LIBRARY"):
+        monkeypatch.setenv(name, "value")
+    backend = StartedBackend(find_backend("sim"), SETTINGS)
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(backend.supervisor.run)
+            await backend.supervisor.wait_ready()
+            environ = await anyio.Path(f"/proc/{backend.supervisor.statistics().pid}/environ").read_text()
+            tasks.cancel_scope.cancel()
+    names = {entry.partition("=")[0] for entry in environ.split("\0")}
+    assert "VENDOR_LIBRARY" in names
+    assert not [name for name in names if name.startswith(("KUBE", "OTEL"))]
 
 
 async def test_a_backend_that_is_refused_keeps_nobody_waiting() -> None:
