@@ -29,8 +29,8 @@ class RightsMissing(PydraError):
     reason = "RightsMissing"
 
 
-_SYS_MODULE, _SYS_CHROOT = 16, 18
-"""Numbers of capabilities. Source: capabilities(7), the kernel's include/uapi/linux/capability.h."""
+_NUMBERS = {"DAC_READ_SEARCH": 2, "SYS_MODULE": 16, "SYS_CHROOT": 18, "SYS_PTRACE": 19}
+"""Of capabilities. Source: capabilities(7), the kernel's include/uapi/linux/capability.h."""
 
 
 def find_missing_rights(tree: Tree, settings: Settings) -> Iterator[str]:
@@ -43,17 +43,21 @@ def find_missing_rights(tree: Tree, settings: Settings) -> Iterator[str]:
                     f"/sys writable, and {tree.roots.sys} is read-only: mount it at another place (in the chart "
                     "backends.amd.hostPaths), and set PYDRA_AMD_SYS_ROOT to that"
                 )
-    if settings.partitioning is Partitioning.MEMORY:
-        held = int(
-            (re.findall(r"^CapEff:\s*(\w+)$", tree.read(tree.proc("self/status")), re.MULTILINE) or ["0"])[0], 16
-        )
-        needed = {"SYS_MODULE": _SYS_MODULE} | ({"SYS_CHROOT": _SYS_CHROOT} if tree.roots.host != "/" else {})
-        if missing := sorted(name for name, number in needed.items() if not held >> number & 1):
+    found = re.search(r"^CapEff:\s*(\w+)$", tree.read(tree.proc("self/status")), re.MULTILINE)
+    held = int(found[1], 16) if found else 0
+
+    def tell(what: str, purpose: str, *needed: str) -> Iterator[str]:
+        if missing := [name for name in needed if not held >> _NUMBERS[name] & 1]:
             yield (
-                f"partitioning memory needs the capabilities {' and '.join(missing)}, to load amdgpu anew with the "
-                "node's modprobe: give them to the agent (in the chart backends.amd.capabilities), or partitioning "
-                "compute"
+                f"{what} needs the capabilities {' and '.join(missing)}, {purpose}: give them to the agent (in the "
+                f"chart backends.amd.capabilities), or do without {what}"
             )
+
+    if settings.partitioning is Partitioning.MEMORY:
+        own_root = ("SYS_CHROOT",) if tree.roots.host != "/" else ()
+        yield from tell("partitioning memory", "to load amdgpu anew with the node's modprobe", "SYS_MODULE", *own_root)
+    if settings.vfio:
+        yield from tell("vfio", "to see which processes have a GPU open", "SYS_PTRACE", "DAC_READ_SEARCH")
 
 
 @contextmanager

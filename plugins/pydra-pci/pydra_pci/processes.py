@@ -7,6 +7,7 @@ where the tree's /proc is the node's.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 
 from pydra import ClaimError
@@ -47,12 +48,35 @@ def find_own_namespaces(tree: Tree) -> tuple[str, ...]:
 
 
 def require_all_seen(tree: Tree) -> None:
-    """Raises ProcessesUnseen where the tree's /proc is that of a container."""
+    """Raises ProcessesUnseen where the tree's /proc is that of a container, or not all of it may be looked at."""
     if not shows_all_processes(tree):
         raise ProcessesUnseen(
             f"{tree.proc('')} has only the processes of the agent's container, so that a device cannot be taken from"
             " its driver safely: a process that uses it would not be seen; the admin lets the agent's pod have hostPID"
         )
+    if hidden := [pid for pid in _list_pids(tree) if _is_hidden(tree, pid)]:
+        raise ProcessesUnseen(
+            f"what {len(hidden)} processes have open cannot be seen, such as {read_command(tree, hidden[0])} (pid"
+            f" {hidden[0]}), so that a device cannot be taken from its driver safely: the agent needs the capabilities"
+            " SYS_PTRACE and DAC_READ_SEARCH, and where AppArmor is enforced a profile that lets it look"
+        )
+
+
+def _is_hidden(tree: Tree, pid: int) -> bool:
+    """Whether it is a process that this one may not look at; one that has ended is none.
+
+    Without DAC_READ_SEARCH the descriptors of another user's process are not listed, without SYS_PTRACE they are listed
+    and lead nowhere. Source: the kernel's fs/proc/fd.c and fs/proc/base.c.
+    """
+    folder = tree.proc(f"{pid}/fd")
+    try:
+        for name in os.listdir(folder)[:1]:
+            os.readlink(os.path.join(folder, name))
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def list_users(tree: Tree, nodes: Collection[str]) -> Iterator[tuple[int, frozenset[str]]]:
@@ -62,12 +86,15 @@ def list_users(tree: Tree, nodes: Collection[str]) -> Iterator[tuple[int, frozen
     meanwhile, or not be ours to look at.
     """
     ends = tuple(nodes)
-    pids = sorted(int(name) for name in tree.names(tree.proc("")) if name.isdecimal()) if ends else ()
-    for pid in pids:
+    for pid in _list_pids(tree) if ends else ():
         folder = tree.proc(f"{pid}/fd")
         links = (tree.link(f"{folder}/{name}").removesuffix(" (deleted)") for name in tree.names(folder))
         if opened := [path for path in links if path.endswith(ends)]:
             yield pid, frozenset(node for node in ends if any(path.endswith(node) for path in opened))
+
+
+def _list_pids(tree: Tree) -> list[int]:
+    return sorted(int(name) for name in tree.names(tree.proc("")) if name.isdecimal())
 
 
 def find_users(tree: Tree, nodes: Collection[str]) -> dict[int, str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from pydra_pci import DeviceBusy, find_users, own_pid, wait_until_idle
+from pydra_pci import DeviceBusy, ProcessesUnseen, Tree, find_users, own_pid, require_all_seen, wait_until_idle
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,32 @@ def test_this_process_is_known_by_the_pid_that_the_trees_proc_gives_it(node: Any
     assert own_pid(node.tree) is None
     (node.root / "proc/self").symlink_to("4242")
     assert own_pid(node.tree) == 4242
+
+
+def test_a_process_that_may_not_be_looked_at_might_use_any_device(node: Any) -> None:
+    node.run(7, "python3", "/dev/nvidia0")
+    node.run(8, "qemu", "/dev/null")
+    assert look_without_rights(node.tree) is None
+    (node.root / "proc/8/fd").chmod(0)
+    with pytest.raises(ProcessesUnseen, match=r"what 1 processes have open cannot be seen, such as qemu \(pid 8\), so"):
+        raise look_without_rights(node.tree) or AssertionError
+    (node.root / "proc/8/fd").chmod(0o700)
+
+
+def look_without_rights(tree: Tree) -> Exception | None:
+    """What is raised in a thread that no capability lets read everything: root has them, in each thread its own."""
+
+    def look() -> Exception | None:
+        header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
+        ctypes.CDLL(None).capset(header, none)
+        try:
+            require_all_seen(tree)
+        except ProcessesUnseen as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(look).result()
 
 
 async def test_waiting_ends_with_the_first_look_that_finds_nobody() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
@@ -345,6 +345,36 @@ async def test_a_machine_without_the_driver_has_no_devices(tmp_path: Path) -> No
     async with machine(tmp_path) as backend:
         shutil.rmtree(tmp_path / "tree" / "sys" / "bus")
         assert (await backend.discover()).devices == ()
+
+
+RIGHTS = [
+    (
+        "/host",
+        0,
+        {"partitioning": Partitioning.MEMORY},
+        "memory needs the capabilities SYS_MODULE and SYS_CHROOT, to load",
+    ),
+    ("/", 1 << 18, {"partitioning": Partitioning.MEMORY}, "memory needs the capabilities SYS_MODULE, to load"),
+    ("/host", 1 << 16 | 1 << 18, {"partitioning": Partitioning.MEMORY}, ""),
+    (
+        "/host",
+        1 << 19,
+        {"vfio": True},
+        r"vfio needs the capabilities DAC_READ_SEARCH, .*in the chart backends.amd.capab",
+    ),
+]
+
+
+@pytest.mark.parametrize(("host", "capabilities", "settings", "told"), RIGHTS)
+async def test_what_the_agent_has_no_rights_for_is_refused_at_the_start(
+    host: str, capabilities: int, settings: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "status").write_text(f"Name:\tpython3\nCapEff:\t{capabilities:016x}\n")
+    given = Settings(host_root=host, sys_root=str(tmp_path), proc_root=str(tmp_path), **settings)
+    with pytest.raises(PydraError, match=told) if told else nullcontext():
+        async with pydra_amd.connect(given):
+            pass
 
 
 async def test_a_scenario_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import pydra_amd
 from amd_values import allocated_device, claim_of, held_claim
-from pydra import Claim, ClaimError, DeviceNode, HeldClaim, PydraError, TaintEffect
+from pydra import Claim, ClaimError, DeviceNode, HeldClaim, TaintEffect
 from pydra_amd import Settings
 from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.settings import Partitioning
@@ -211,24 +211,6 @@ async def test_a_driver_that_still_loads_when_the_call_is_over_is_waited_for_to_
         await other.backend.restore([replace(held_claim(claim), completed=False)])
         await other.backend.unprepare(claim, ())
         assert other.modes() == ["SPX_NPS1", "SPX_NPS1"]
-
-
-async def test_without_the_capabilities_for_it_memory_modes_are_refused_at_the_start(tmp_path: Path) -> None:
-    (tmp_path / "self").mkdir()
-    status = tmp_path / "self" / "status"
-    told = (
-        r"needs the capabilities SYS_CHROOT and SYS_MODULE, .*\(in the chart backends.amd.capabilities\), or partition"
-    )
-    for host, capabilities, words in (
-        ("/host", "0000000000000000", told),
-        ("/", "0000000000040000", "needs the capabilities SYS_MODULE"),
-        ("/host", "0000000000050000", ""),
-    ):
-        status.write_text(f"Name:\tpython3\nCapEff:\t{capabilities}\n")
-        settings = Settings(partitioning=Partitioning.MEMORY, host_root=host, sys_root=str(tmp_path), amdsmi=False)
-        with pytest.raises(PydraError, match=words) if words else nullcontext():
-            async with pydra_amd.connect(replace(settings, proc_root=str(tmp_path))):
-                pass
 
 
 async def test_the_driver_is_unloaded_and_loaded_with_the_nodes_own_modprobe(
