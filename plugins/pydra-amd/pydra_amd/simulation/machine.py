@@ -6,9 +6,13 @@ Files that are there already are left alone: a mode that was set stays set, and 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import shutil
 import tempfile
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 
 from pydra import PydraError
@@ -62,7 +66,7 @@ def open_machine(settings: Settings) -> Tree:
     lock = threading.Lock()
 
     def react(path: str, text: str) -> None:
-        with lock:  # the files are its memory, and claims are prepared side by side
+        with lock, _exclude_processes(root):  # the files are its memory, and claims are prepared side by side
             do(path, text)
 
     def do(path: str, text: str) -> None:
@@ -71,7 +75,17 @@ def open_machine(settings: Settings) -> Tree:
             raise OSError(code, os.strerror(code))
         kernel.wrote(path, text)
 
+    with _exclude_processes(root):
+        driver.finish()
     return Tree(Roots(sys=f"{root}/sys", dev=f"{root}/dev", proc=f"{root}/proc"), react)
+
+
+@contextmanager
+def _exclude_processes(root: str) -> Iterator[None]:
+    """Two agents of a node overlap in an upgrade, and have one machine."""
+    with open(f"{root}/lock", "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _find_bound(path: str, text: str) -> str:
@@ -103,6 +117,20 @@ class Driver:
             gpu = self._machine.addresses.index(os.path.basename(folder))
             change = self._set_compute_mode if name == COMPUTE else self._request_memory_mode
             change(path, gpu, text.strip().lower())
+
+    def finish(self) -> None:
+        """End what a process had begun that was killed: so does a kernel, for which it also uses no GPU any more."""
+        users = f"{self._root}/sys/{PROCESSES}"
+        for pid in os.listdir(users) if os.path.isdir(users) else ():
+            if not os.path.exists(f"/proc/{pid}"):
+                shutil.rmtree(f"{users}/{pid}")
+        memory = read_memory(self._root)[0] if self._machine.mode else ""
+        for gpu, address in enumerate(self._machine.addresses if memory else ()):
+            folder, known = f"{self._root}/sys/bus/pci/devices/{address}", read_modes(self._root)[gpu]
+            if read_text(f"{folder}/{MEMORY}").lower() != memory:
+                write_file(f"{folder}/{MEMORY}", memory.upper())
+            if (mode := read_text(f"{folder}/{COMPUTE}").lower()) != known:
+                self._give_mode(gpu, mode if mode in self._machine.list_compute_modes(memory) else known)
 
     def users(self, _address: str) -> tuple[int, ...]:
         """Who has the GPU open, as far as the kernel waits for them."""

@@ -67,15 +67,19 @@ def nodes_of(prepared: PreparedDevice) -> list[str]:
     return [one.path for one in prepared.edits.device_nodes]
 
 
-PREPARED = ("mi300x-8-cpx", "w7900")
+PREPARED = ("mi300x-8-cpx", "mi300x-2", "w7900")
 """Where claims are prepared too; whole GPUs of the others are prepared as these are."""
 
 
-@pytest.mark.parametrize("scenario", ["mi210-4", "mi300a-4", "mi300x-8-cpx", "mi355x-8", "w7900"])
+@pytest.mark.parametrize(
+    ("scenario", "vfio"),
+    [*((name, "false") for name in ("mi210-4", "mi300a-4", "mi300x-8-cpx", "mi355x-8", "w7900")), ("mi300x-2", "true")],
+)
 def test_it_keeps_the_contract_on_every_kind_of_machine(
-    scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scenario: str, vfio: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYDRA_AMD_SCENARIO", scenario)
+    monkeypatch.setenv("PYDRA_AMD_VFIO", vfio)
     monkeypatch.setenv("PYDRA_AMD_STATE", str(tmp_path))
     report = check_backend("amd", prepare=scenario in PREPARED)
     assert report.ok, report.text
@@ -87,7 +91,6 @@ def test_it_keeps_the_contract_on_every_kind_of_machine(
         ("PARTITIONING=compute", f"{CPX}-3"),
         ("PARTITIONING=memory", f"{FIRST}-cpx-nps4-3"),
         ("SHARING=true", FIRST),
-        ("VFIO=true", "gpu-vfio-0"),
     ],
 )
 def test_what_is_changed_for_a_claim_is_undone_wherever_it_is_interrupted(

@@ -16,7 +16,9 @@ import pydra_amd
 from amd_values import claim_of, held_claim
 from pydra import Claim, ClaimError
 from pydra_amd import Settings
+from pydra_amd.host.amdgpu import read_machine
 from pydra_amd.settings import Partitioning
+from pydra_pci import Roots, Tree
 
 if TYPE_CHECKING:
     from pydra_amd.backend import AmdBackend
@@ -109,6 +111,17 @@ async def test_a_gpu_in_use_is_refused_with_the_processes_that_use_the_driver(tm
         with pytest.raises(ClaimError, match=rf"these processes have /dev/kfd open: {pid} \(`ps -p`") as caught:
             await node.backend.prepare(claim)
         assert caught.value.reason == "GpuBusy"
+
+
+async def test_what_a_killed_process_had_begun_the_kernel_ends_and_counts_it_no_longer(tmp_path: Path) -> None:
+    async with machine(tmp_path):
+        pass
+    (tmp_path / "tree/sys/class/kfd/kfd/proc/4194305").mkdir(parents=True)  # above the highest pid there is
+    (tmp_path / GPUS / ADDRESSES[0] / "current_compute_partition").write_text("CPX\n")
+    async with machine(tmp_path) as node:
+        found = read_machine(Tree(Roots(sys=str(tmp_path / "tree/sys"))))
+        assert [len(gpu.partitions) for gpu in found.gpus] == [8, 1]
+        await node.backend.prepare(await node.plan())
 
 
 async def test_a_mode_that_cannot_be_set_back_is_told_and_set_back_by_the_next_call(tmp_path: Path) -> None:
