@@ -89,6 +89,10 @@ unit: setup ## the tests that start no agent, in a minute, against the sources (
 wheels: setup ## build the wheels, install them into an empty environment, and run all tests there (ARGS goes to pytest)
 	$(IN_MEMORY) $(BIN)/python hack/check_wheels.py $(ARGS)
 
+.PHONY: fuzz
+fuzz: setup ## search for bytes that break a parser (ARGS="--minutes 60")
+	@$(BIN)/python -m tests.fuzz $(ARGS)
+
 .PHONY: e2e
 e2e: setup ## the tests against the cluster that KUBECONFIG names (hack/kind.py makes one)
 	@test -n "$$KUBECONFIG" || { echo "make e2e needs KUBECONFIG: the cluster to test against; hack/kind.py makes one" >&2; exit 2; }

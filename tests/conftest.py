@@ -28,7 +28,7 @@ settings.register_profile(
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("search", settings.get_profile("pydra"), max_examples=2000, derandomize=False)
+settings.register_profile("search", settings.get_profile("pydra"), max_examples=500, derandomize=False)
 settings.load_profile("pydra")
 
 # Debug mode finds callbacks that block. Where each was scheduled is not needed, and costs a tenth of the tests' time.

@@ -116,7 +116,8 @@ class Credentials:
     def trust(self) -> str:
         """The certificate files in use, for a message about TLS."""
         names = {"CA file": self._loaded.ca_file, "client certificate": self._loaded.cert_file}
-        return ", ".join(f"{what} {self._name_file(file)}" for what, file in names.items() if file) or self.source
+        inline = f"in {self.source}"
+        return ", ".join(f"{what} {_name_file(file, inline)}" for what, file in names.items() if file) or self.source
 
     async def open(self) -> None:
         """Read everything once; raises SettingsError when the source cannot be used."""
@@ -164,9 +165,6 @@ class Credentials:
         self._loaded, self._tls_content = loaded, content
         self.problem = ""
         self.fresh_until = self.clock() + RENEWAL_PERIOD
-
-    def _name_file(self, file: str) -> str:
-        return f"in {self.source}" if file.startswith("/proc/self/fd/") else file
 
 
 async def load_credentials(
@@ -368,19 +366,29 @@ def _build_ssl_context(loaded: Loaded, *, strict: bool) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=loaded.ca_file)
     except ssl.SSLError as error:
-        raise _SourceError(f"the CA file {loaded.ca_file} is not a usable certificate: {error.reason}") from error
+        text = f"the CA {_name_file(loaded.ca_file)} is not a usable certificate: {_name_reason(error)}"
+        raise _SourceError(text) from error
     if loaded.cert_file:
         try:
             context.load_cert_chain(loaded.cert_file, keyfile=loaded.key_file)
         except ssl.SSLError as error:
-            text = f"the client certificate {loaded.cert_file} with the key {loaded.key_file} is not usable"
-            raise _SourceError(f"{text}: {error.reason}") from error
+            certificate, key = _name_file(loaded.cert_file), _name_file(loaded.key_file)
+            text = f"the client certificate {certificate} with the key {key} cannot be used: {_name_reason(error)}"
+            raise _SourceError(text) from error
     if not loaded.verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if not strict:
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
+
+
+def _name_file(file: str | None, inline: str = "in the kubeconfig") -> str:
+    return file if file and not file.startswith("/proc/self/fd/") else inline
+
+
+def _name_reason(error: ssl.SSLError) -> str:
+    return error.reason or "it is not PEM"
 
 
 def _describe(error: BaseException) -> str:

@@ -37,7 +37,7 @@ _HEALTH = {status: dra_health_v1.HealthStatus[status.name] for status in HealthS
 _UNPRINTABLE = re.compile(r"[\s\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]+")
 """White space, control characters, marks that change the direction of text, and what is not valid in UTF-8."""
 
-_UNREADABLE = (ValueError, EOFError, KeyError, TypeError, struct.error)
+_UNREADABLE = (ValueError, EOFError, KeyError, TypeError, OverflowError, struct.error)
 """What betterproto2 raises for bytes that are not such a message; a string that is not UTF-8 is a ValueError."""
 
 MessageT = TypeVar("MessageT", bound=Message)

@@ -67,7 +67,7 @@ async def inherit_claims(directory: str, reading: Reading, tree: Tree) -> Inheri
         )
     try:
         checkpoint = msgspec.json.decode(text, type=_Checkpoint)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         _log.warning("%s cannot be read, its claims are prepared anew: %s", path, error)
         return Inheritance(files=(path,))
     return Inheritance(claims=tuple(_convert(checkpoint.v1, reading, tree)), files=(path,))

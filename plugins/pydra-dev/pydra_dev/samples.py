@@ -123,7 +123,7 @@ def _list_files(path: str) -> list[str]:
 def _read_file(path: str, problems: list[str]) -> Iterator[Manifest]:
     try:
         documents = list(yaml.safe_load_all(Path(path).read_bytes()))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:
         problems.append(f"{path}: is not valid YAML: {' '.join(str(error).split())}")
         return
     for number, body in enumerate(documents, start=1):

@@ -184,6 +184,7 @@ def test_a_truncated_cache_has_nothing() -> None:
     assert {find_cached(data[:length], "libcuda.so.1") for length in range(len(data))} == {()}
 
 
+@pytest.mark.fuzz
 @given(st.binary(max_size=200), st.binary(max_size=64))
 def test_whatever_a_cache_holds_is_no_error(front: bytes, rest: bytes) -> None:
     for data in (front, front + b"glibc-ld.so.cache1.1" + rest, front + cache(("a", "/a", 0x0303))[:-2] + rest):

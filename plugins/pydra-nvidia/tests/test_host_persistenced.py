@@ -106,6 +106,7 @@ def record(*words: int) -> bytes:
     return struct.pack(f"!I{len(words)}I", 1 << 31 | 4 * len(words), *words)
 
 
+@pytest.mark.fuzz
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(raw=st.binary(max_size=64) | st.lists(st.integers(0, 9), max_size=12).map(lambda words: record(*words)))
 def test_what_is_no_answer_is_an_error_in_words(tmp_path: Path, daemon: Daemon, raw: bytes) -> None:

@@ -129,6 +129,7 @@ def test_what_is_no_checkpoint_is_said_to_be_none(text: bytes) -> None:
         parse_vendor_checkpoint(text)
 
 
+@pytest.mark.fuzz
 @given(st.binary(max_size=40), st.integers(0, 2000))
 def test_damage_never_ends_in_another_error(noise: bytes, at: int) -> None:
     text = read("mig")

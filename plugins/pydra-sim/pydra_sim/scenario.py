@@ -81,5 +81,5 @@ def parse_scenario(text: bytes, source: str) -> Scenario:
     try:
         content = yaml.safe_load(text)
         return msgspec.convert({} if content is None else content, Scenario)
-    except (yaml.YAMLError, msgspec.ValidationError) as error:
+    except (yaml.YAMLError, ValueError, KeyError, AttributeError, RecursionError) as error:  # of PyYAML, and msgspec's
         raise ScenarioError(f"scenario {source}: {' '.join(str(error).split())}") from error

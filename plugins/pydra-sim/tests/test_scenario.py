@@ -46,6 +46,7 @@ async def prepare(root: Path, fault: str = "") -> Any:
         ("faults: [{do: explode}]", "$.faults[0].do"),
         ("driverVersion: 1", "$.driverVersion"),
         ("[1, 2]", "object"),
+        ("groups: !!bool x", "x"),
         ("groups: [", "line 1"),
     ],
 )

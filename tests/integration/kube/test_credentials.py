@@ -271,6 +271,11 @@ UNUSABLE = {
         "users: []\ncurrent-context: x",
         "must begin with https:// or http://",
     ),
+    "a certificate that is none": (
+        "clusters: [{name: c, cluster: {server: 'https://x'}}]\ncontexts: [{name: x, context: {cluster: c, user: u}}]\n"
+        "users: [{name: u, user: {client-certificate-data: aGVsbG8=, client-key-data: aGVsbG8=}}]\ncurrent-context: x",
+        "the client certificate in the kubeconfig with the key in the kubeconfig cannot be used: it is not PEM",
+    ),
 }
 
 

@@ -185,6 +185,7 @@ sim_values = json_values | st.fixed_dictionaries(
 )
 
 
+@pytest.mark.fuzz
 @given(st.lists(sim_values, max_size=4), st.sampled_from(sorted(PREFIXES)), st.sampled_from(["v1", "v1beta1"]))
 def test_nothing_is_refused_that_decodes_and_nothing_passes_that_does_not(
     values: list[Any], resource: str, version: str

@@ -31,6 +31,7 @@ def build_log(lines: list[str], clock: Clock | None = None) -> OutputLog:
     return OutputLog(lines.append, LogLimit(lines.append, clock or Clock()))
 
 
+@pytest.mark.fuzz
 @given(st.lists(st.binary(max_size=30), max_size=20))
 def test_lines_are_the_same_however_the_output_is_cut(chunks: list[bytes]) -> None:
     whole: list[str] = []

@@ -124,6 +124,7 @@ def test_frames_are_found_however_the_stream_is_cut(sent: list[Message], cuts: l
     assert splitter.pending == 0
 
 
+@pytest.mark.fuzz
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_messages_or_an_error(data: bytes) -> None:
     for parse, types in ((parse_to_agent, ToAgent), (parse_to_backend, ToBackend)):

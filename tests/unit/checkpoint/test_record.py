@@ -56,6 +56,7 @@ def test_a_record_is_read_as_it_was_written(record: Record) -> None:
     assert parse_record(build_record(record)) == record
 
 
+@pytest.mark.fuzz
 @given(records(), st.data())
 def test_a_changed_or_cut_byte_is_noticed(record: Record, data: st.DataObject) -> None:
     content = bytearray(build_record(record))
@@ -69,6 +70,7 @@ def test_a_changed_or_cut_byte_is_noticed(record: Record, data: st.DataObject) -
     read_partial_record(bytes(content))
 
 
+@pytest.mark.fuzz
 @given(st.binary(max_size=200))
 def test_any_other_bytes_are_not_a_record(content: bytes) -> None:
     with pytest.raises(CheckpointError):

@@ -276,6 +276,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.fuzz
 @given(data=st.data())
 def test_whatever_stands_anywhere_in_the_object_gives_a_claim_or_an_error_of_ours(data: st.DataObject) -> None:
     broken = copy.deepcopy(resource_claim(result(), configs=[config(1)], reserved=[{"resource": "pods"}]))

@@ -104,6 +104,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.fuzz
 @given(st.dictionaries(st.sampled_from([key_of(option) for option in OPTIONS]), VALUES, max_size=4))
 def test_a_file_with_any_values_makes_settings_or_a_settings_error(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any]

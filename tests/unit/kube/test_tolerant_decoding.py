@@ -49,6 +49,7 @@ json_values = st.recursive(
 )
 
 
+@pytest.mark.fuzz
 @given(st.lists(st.dictionaries(st.text(max_size=8), json_values, max_size=3), max_size=4), st.integers(0, 4))
 @settings(max_examples=10)
 def test_a_list_with_one_item_nested_too_deep_gives_all_others(bodies: list[dict[str, object]], place: int) -> None:

@@ -92,13 +92,22 @@ async def test_a_claim_whose_device_is_not_there_is_told_and_the_others_are_take
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"v2": {}}', '{"v1": {"preparedClaims": {"uid": [{"device_name": 3}]}}}']
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"v2": {}}',
+        b'{"v1": {"preparedClaims": {"uid": [{"device_name": 3}]}}}',
+        b'{"v1": {"preparedClaims": {"\xff": []}}}',
+        b"[" * 5000,
+    ],
 )
 async def test_a_file_that_is_no_checkpoint_is_put_aside(
-    text: str, plugin: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    content: bytes, plugin: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = plugin / "checkpoint.json"
-    path.write_text(text)
+    path.write_bytes(content)
     async with pydra_amd.connect(settings(tmp_path)) as backend:
         taken = await backend.inherit(str(plugin))
     assert (taken.claims, taken.files) == ((), (str(path),))

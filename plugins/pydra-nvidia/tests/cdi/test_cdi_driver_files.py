@@ -336,6 +336,7 @@ def test_this_machines_own_linkers_cache_leads_to_a_library() -> None:
             assert read_elf(file) == Elf(wide=True, soname="libc.so.6")
 
 
+@pytest.mark.fuzz
 @given(content=st.binary(max_size=300), head=st.sampled_from([b"", b"ld.so-1.7.0\0", b"glibc-ld.so.cache1.1"]))
 def test_no_linkers_cache_makes_the_look_fail(tmp_path_factory: Any, content: bytes, head: bytes) -> None:
     root = tmp_path_factory.mktemp("root")

@@ -52,6 +52,7 @@ def test_the_libraries_of_this_process_tell_the_names_they_are_loaded_by() -> No
         assert read_elf(file) == Elf(wide=True, soname="libc.so.6")
 
 
+@pytest.mark.fuzz
 @given(st.binary(max_size=400), st.integers(0, 250), st.binary(max_size=60))
 def test_damage_never_raises(rest: bytes, where: int, patch: bytes) -> None:
     read_elf(io.BytesIO(WIDE + rest))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,6 +72,7 @@ TEXTS = st.one_of(
 )
 
 
+@pytest.mark.fuzz
 @given(texts=st.lists(TEXTS, max_size=12))
 def test_no_text_of_the_library_is_an_error(texts: list[str]) -> None:
     told = tuple(texts)

@@ -183,6 +183,7 @@ def test_the_settings_decide_between_sources_that_contradict_each_other() -> Non
     assert (facts.topology, problems) == (Bounds(4, 4), ())
 
 
+@pytest.mark.fuzz
 @given(st.dictionaries(st.sampled_from(["tpu-env", "accelerator-type", "kube-labels"]), st.text()), st.text())
 def test_no_text_of_a_source_is_an_error(served: dict[str, str], value: str) -> None:
     keys = ("ACCELERATOR_TYPE", "TYPE", "TOPOLOGY", "HOST_BOUNDS", "CHIPS_PER_HOST_BOUNDS", "WRAP", "WORKER_ID")
