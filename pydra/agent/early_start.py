@@ -6,6 +6,7 @@ other, they would take a fifth of the time to the first slice.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import resource
@@ -18,7 +19,7 @@ from pydra.backends.process_rights import build_environ
 from pydra.backends.supervisor import BackendSupervisor, Deadlines
 from pydra.backends.supervisor_events import BackendEvent
 from pydra.errors import SettingsError
-from pydra.observability.logging import configure_logs
+from pydra.observability.logging import configure_logs, log_loop_problem
 from pydra.settings import Settings
 
 
@@ -79,6 +80,7 @@ def run(settings: Settings, *, reread: Callable[[], Settings]) -> int:
 
 
 async def _start(settings: Settings, sources: Sequence[BackendSource], reread: Callable[[], Settings]) -> None:
+    asyncio.get_running_loop().set_exception_handler(log_loop_problem)
     backends = [
         StartedBackend(source, settings, driver=settings.drivers.get(name, ""))
         for name, source in zip(settings.backends, sources, strict=True)

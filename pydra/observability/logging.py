@@ -7,6 +7,7 @@ line contains, one write without a buffer, and a time stamp that is formatted on
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ import msgspec
 
 from pydra.settings import LogFormat, LogLevel
 
+_log = logging.getLogger(__name__)
 _STDERR = 2
 _COLOURS = {"WARNING": "\033[33m", "ERROR": "\033[31m", "CRITICAL": "\033[31;1m", "DEBUG": "\033[2m"}
 _FIELDS: ContextVar[Mapping[str, str]] = ContextVar("pydra_log_fields", default={})  # noqa: B039 - never mutated
@@ -135,6 +137,19 @@ def configure_logs(*, level: LogLevel, form: LogFormat, file: str) -> None:
     # These log every request at INFO or DEBUG, which the agent's own lines already do with the claim's name.
     for chatty in ("asyncio", "hpack", "grpclib", "aiohttp.access"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
+
+
+def log_loop_problem(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error that has no caller; for `loop.set_exception_handler`.
+
+    uvloop's TLS may still write to a connection that was closed, as when the peer resets it, and calls that fatal
+    (uvloop 0.23). Whoever used the connection has had an error already, so that is a line for debugging.
+    """
+    transport, error = context.get("transport"), context.get("exception")
+    if isinstance(error, RuntimeError | OSError) and transport is not None and transport.is_closing():
+        _log.debug("a closed connection was written to: %s", error)
+    else:
+        loop.default_exception_handler(context)
 
 
 def _open_to_append(path: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import json
 import logging
@@ -18,6 +19,7 @@ from pydra.observability.logging import (
     format_json,
     format_text,
     log_fields,
+    log_loop_problem,
     logging_fields,
     set_logging_fields,
 )
@@ -154,3 +156,21 @@ def test_a_line_of_a_claim_costs_at_most_25_python_calls(root: logging.Logger, t
         sys.setprofile(None)
     assert len(calls) - 1 <= 25, calls
     assert json.loads((tmp_path / "agent.log").read_text().splitlines()[1])["devices"] == "accel-0"
+
+
+@pytest.mark.parametrize(("is_closed", "is_told"), [(True, False), (False, True)])
+async def test_what_was_written_to_a_closed_connection_is_no_error(
+    is_closed: bool, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(log_loop_problem)
+    reader, writer = os.pipe()
+    with os.fdopen(reader), os.fdopen(writer, "wb") as file:
+        transport, _ = await loop.connect_write_pipe(asyncio.Protocol, file)
+        if is_closed:
+            transport.close()
+        error = RuntimeError("unable to perform operation; the handler is closed")
+        loop.call_exception_handler({"message": "Fatal error", "exception": error, "transport": transport})
+        transport.close()
+        await asyncio.sleep(0)
+    assert [record.levelno for record in caplog.records if record.levelno > logging.DEBUG] == [logging.ERROR] * is_told
