@@ -30,6 +30,14 @@ def test_commands_in_the_pages_exist() -> None:
             assert command in known, f"{page}: pydra {command}"
 
 
+def test_tests_that_the_pages_name_exist() -> None:
+    files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("plugins/*/tests/**/*.py")]
+    known = {name for file in files for name in re.findall(r"\bdef (test_\w+)\(", file.read_text())}
+    named = {(page, name) for page in PAGES for name in re.findall(r"`(test_\w+)`", read(page))}
+    assert len(named) > 20
+    assert {(page, name) for page, name in named if name not in known} == set()
+
+
 def test_yaml_in_the_pages_parses_and_its_opaque_configs_decode() -> None:
     types = load_config_types()
     for page in set(PAGES) - set(FOLLOWED):
