@@ -68,6 +68,21 @@ _YEAR = 31_536_000
 Seconds = Annotated[float, Meta(gt=0, le=_YEAR)]
 SecondsOrNone = Annotated[float, Meta(ge=0, le=_YEAR)]
 AbsolutePath = Annotated[str, Meta(pattern="^/")]
+UserId = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Memory = Annotated[str, Meta(pattern="^[1-9][0-9]{0,5}(Mi|Gi)$")]
+
+
+class ProcessRights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """Who a backend's process is and how much memory it may use, in the words of a pod's security context.
+
+    Without `run_as_user` it has the agent's user and rights; with it, no capability at all, and a group of the same
+    number unless `run_as_group` says otherwise. `memory_limit` is `512Mi` or `2Gi`, None for no limit.
+    """
+
+    run_as_user: UserId | None = None
+    run_as_group: UserId | None = None
+    supplemental_groups: tuple[UserId, ...] = ()
+    memory_limit: Memory | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -77,6 +92,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     node_name: str
     drivers: Mapping[str, str] = {}
     backend_settings: Mapping[str, Mapping[str, Any]] = {}
+    backend_processes: Mapping[str, ProcessRights] = {}
     kubeconfig: str = ""
     verify_x509_strict: bool = False
     pod_uid: str = ""
@@ -211,6 +227,8 @@ def _shorten(text: str) -> str:
 def _explain(kind: Any, error: msgspec.ValidationError) -> str:
     if isinstance(kind, type) and issubclass(kind, Enum):
         return f"must be one of {', '.join(member.value for member in kind)}"
+    if str(error).startswith("Object contains"):
+        return str(error).removeprefix("Object ")
     expected = str(error).removeprefix("Expected ")
     for said, meant in _PLAIN_WORDS.items():
         if expected.startswith(said):
@@ -223,6 +241,9 @@ _PLAIN_WORDS = {
     "`float`": "a number of seconds",
     "`bool`": "true or false",
     "`str` matching regex '^/'": "an absolute path",
+    "`str` matching regex '^[1-9][0-9]{0,5}(Mi|Gi)$'": "an amount of memory such as 512Mi or 2Gi",
+    "`int` >=": "a number >=",
+    "`int` <=": "a number <=",
     "`str`": "text",
     "`array`": "a list",
     "`object`": "a mapping",
@@ -237,6 +258,7 @@ def _problems(settings: Settings) -> list[str]:
 def _name_problems(settings: Settings) -> Iterator[str]:
     yield from find_backend_problems(settings.backends, settings.drivers)
     yield from _setting_problems(settings)
+    yield from _process_problems(settings)
     if settings.pod_uid and not _POD_UID.fullmatch(settings.pod_uid):
         yield f"podUid: {settings.pod_uid!r} is not a pod uid: letters, digits and '-', at most 64 bytes"
     if len(settings.node_name) > 253 or not SUBDOMAIN.fullmatch(settings.node_name):
@@ -247,6 +269,14 @@ def _setting_problems(settings: Settings | WebhookSettings) -> Iterator[str]:
     for backend in settings.backend_settings:
         if backend not in settings.backends:
             yield f"backendSettings: {backend!r} is not among the backends {', '.join(settings.backends)}"
+
+
+def _process_problems(settings: Settings) -> Iterator[str]:
+    for backend, rights in settings.backend_processes.items():
+        if backend not in settings.backends:
+            yield f"backendProcesses: {backend!r} is not among the backends {', '.join(settings.backends)}"
+        if rights.run_as_user is None and (rights.run_as_group is not None or rights.supplemental_groups):
+            yield f"backendProcesses.{backend}: groups have no effect without runAsUser; set it, or leave them out"
 
 
 def _time_problems(settings: Settings) -> Iterator[str]:

@@ -20,7 +20,7 @@ from pydra.backends.supervisor import BackendSupervisor, Deadlines
 from pydra.backends.supervisor_events import BackendEvent
 from pydra.errors import SettingsError
 from pydra.observability.logging import configure_logs, log_loop_problem
-from pydra.settings import Settings
+from pydra.settings import ProcessRights, Settings
 
 
 class StartedBackend:
@@ -39,6 +39,7 @@ class StartedBackend:
             deadlines=Deadlines(connect=settings.connect_deadline, discover=settings.discover_deadline),
             environ=build_environ(os.environ),
             settings=settings.backend_settings.get(source.configured_name, {}),
+            rights=settings.backend_processes.get(source.configured_name, ProcessRights()),
             report=self._forward,
         )
 

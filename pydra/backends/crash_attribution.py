@@ -38,6 +38,8 @@ class Cause(Enum):
     """Killed: it sent bytes that are not messages, or too many unsolicited answers."""
     LATE = "late"
     """Killed: it was not ready to be called in time after its start."""
+    OVER_MEMORY = "over_memory"
+    """Killed: it used more memory than its limit."""
 
 
 class CallInFlight(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,6 +174,7 @@ _KILLED = {
     Cause.STUCK_LOOP: "was killed because its event loop was blocked",
     Cause.GARBLED: "was killed because it broke the protocol",
     Cause.LATE: "was killed because it was not ready in time",
+    Cause.OVER_MEMORY: "was killed because it used too much memory",
 }
 
 

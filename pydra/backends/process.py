@@ -8,7 +8,6 @@ it cannot slow down others.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
@@ -25,7 +24,7 @@ import msgspec
 from pydra.backends.crash_attribution import CallInFlight, Cause, Ending, Involvement, find_wait
 from pydra.backends.discovery import BackendSource, variable_prefix
 from pydra.backends.error_codec import FaultKind
-from pydra.backends.process_rights import build_command
+from pydra.backends.process_rights import build_command, find_memory_excess
 from pydra.backends.wire import (
     MAX_EXCEPTION,
     MAX_MESSAGE,
@@ -49,6 +48,7 @@ from pydra.backends.wire import (
     parse_to_agent,
 )
 from pydra.errors import BackendError, BackendTimeout, BackendUnavailable, PydraError
+from pydra.settings import ProcessRights
 
 Outcome: TypeAlias = Reply | Failure | Involvement | PydraError
 """Of a call: the backend's answer; or, if its process ended, the error, or an Involvement that says to call again."""
@@ -257,6 +257,7 @@ class BackendProcess:
         environ: Mapping[str, str] | None,
         settings: Mapping[str, Any],
         program: str,
+        rights: ProcessRights,
         on_change: Callable[[], None],
         on_ready: Callable[[BackendProcess, Hello], None],
         on_unsolicited: Callable[[int], None],
@@ -267,6 +268,7 @@ class BackendProcess:
         self._environ = environ
         self._settings = settings
         self._program = program
+        self._rights = rights
         self._on_change = on_change
         self._on_ready = on_ready
         self._on_unsolicited = on_unsolicited
@@ -477,7 +479,13 @@ class BackendProcess:
                 writers.append(writer)
                 self._transports.append(await connect_pipe(reader, pipe))
             self._process = await asyncio.create_subprocess_exec(
-                *build_command(self._source.target, theirs.fileno(), parent=os.getpid(), program=self._program),
+                *build_command(
+                    self._source.target,
+                    theirs.fileno(),
+                    parent=os.getpid(),
+                    rights=self._rights,
+                    program=self._program,
+                ),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writers[0],
                 stderr=writers[1],
@@ -485,14 +493,13 @@ class BackendProcess:
                 env=self._environ,
                 start_new_session=True,  # Ctrl-C goes to the agent, which then stops the process
             )
-            with contextlib.suppress(OSError):  # it may have ended already
-                resource.prlimit(self._process.pid, resource.RLIMIT_NOFILE, _DESCRIPTORS)
             await self._channel.open(ours)
             start = Start(
                 backend=self._source.configured_name,
                 prefix=f"{variable_prefix(self._source.name)}_",
                 settings=self._settings,
                 log_level=self._log.getEffectiveLevel(),
+                descriptors=_DESCRIPTORS,
             )
             self._channel.send(start)
         except BaseException:
@@ -527,6 +534,8 @@ class BackendProcess:
         now = self._loop.time()
         for limit in self._limits:
             limit.flush()
+        if excess := find_memory_excess(self.pid, self._rights):
+            self._end(Cause.OVER_MEMORY, reason=excess)
         if self.hello is None or self._ended.done():
             pass
         elif self._unanswered is None:

@@ -70,6 +70,7 @@ from pydra.errors import (
     PydraError,
     SettingsError,
 )
+from pydra.settings import ProcessRights
 
 T = TypeVar("T")
 
@@ -135,6 +136,7 @@ class BackendSupervisor:
         environ: Mapping[str, str] | None = None,
         settings: Mapping[str, Any] = {},
         program: str = CHILD,
+        rights: ProcessRights = ProcessRights(),  # noqa: B008 - frozen
         refresh: Callable[[BackendSource], BackendSource] = refresh_source,
         report: Callable[[BackendEvent], None] = ignore_event,
     ) -> None:
@@ -146,7 +148,7 @@ class BackendSupervisor:
         self._restarts = restarts
         self._environ = environ
         self._settings = settings
-        self._program = program
+        self._program, self._rights = program, rights
         self._refresh = refresh
         self._report = report
         self._attribution = CrashAttribution(restarts.crashes)
@@ -457,6 +459,7 @@ class BackendSupervisor:
             environ=self._environ,
             settings=self._settings,
             program=self._program,
+            rights=self._rights,
             on_change=self._note_change,
             on_ready=self._handle_hello,
             on_unsolicited=self._reject_unsolicited,

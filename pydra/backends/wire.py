@@ -48,13 +48,15 @@ class Method(Enum):
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start", omit_defaults=True):
     """Agent to backend, first of all: `settings` are the backend's own from the agent's settings file.
 
-    `prefix` begins the names of its environment variables, such as `PYDRA_SIM_`; `log_level` is a number of `logging`.
+    `prefix` begins the names of its environment variables, such as `PYDRA_SIM_`; `log_level` is a number of `logging`,
+    `descriptors` the soft and the hard limit of open files, None to keep those of the agent.
     """
 
     backend: str
     prefix: str
     settings: Mapping[str, Any] = {}
     log_level: int = 20
+    descriptors: tuple[int, int] | None = None
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):

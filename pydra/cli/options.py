@@ -217,7 +217,7 @@ def read_node_settings(arguments: argparse.Namespace, environ: Mapping[str, str]
     known = {f"{AGENT.prefix}CONFIG", *(variable_of(option) for option in AGENT.options)}
     values = read_values(arguments, {name: text for name, text in environ.items() if name in known})
     if not values.get("backends"):
-        values = {**values, "backends": (UNNAMED,), "backendSettings": {}}
+        values = {**values, "backends": (UNNAMED,), "backendSettings": {}, "backendProcesses": {}}
     return parse_settings({"nodeName": os.uname().nodename.lower(), **values})
 
 

@@ -126,6 +126,7 @@ def lasts(secret: Object) -> int:
 B = "backends.sim"
 """Where a backend's own values are tried."""
 
+LOCAL_PROFILE = {"type": "Localhost", "localhostProfile": "pydra.json"}
 CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
     (f"{B}.enabled", NVIDIA, True, lambda objects: objects.names() >= {"DaemonSet/pydra-sim"}, True),
     (f"{B}.driver", SIM, "sim.example.com", agent("args", "1"), "--driver=sim=sim.example.com"),
@@ -133,6 +134,13 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
     (f"{B}.hostPID", SIM, True, pod("hostPID"), True),
     (f"{B}.hostNetwork", SIM, True, pod("hostNetwork"), True),
     (f"{B}.capabilities", SIM, ["SYS_NICE"], agent("securityContext", "capabilities", "add"), ["SYS_NICE"]),
+    (
+        f"{B}.process",
+        SIM,
+        {"runAsUser": 65532},
+        agent("securityContext", "capabilities", "add"),
+        ["KILL", "SETGID", "SETUID"],
+    ),
     (f"{B}.runtimeClassName", SIM, "nvidia", pod("runtimeClassName"), "nvidia"),
     (f"{B}.image", SIM, {"registry": "r.io", "repository": "own", "tag": "2"}, agent("image"), "r.io/own:2"),
     (f"{B}.packages", SIM, ["pydra-fpga"], installer("args"), ["pydra-fpga"]),
@@ -291,6 +299,7 @@ CASES: list[tuple[str, Mapping[str, Any], Any, Look, Any]] = [
         template("metadata", "labels"),
         has({"a": "b", "app.kubernetes.io/name": "pydra"}),
     ),
+    ("seccompProfile", SIM, LOCAL_PROFILE, pod("securityContext", "seccompProfile"), LOCAL_PROFILE),
     ("seLinuxOptions", SIM, {"type": "spc_t"}, agent("securityContext", "seLinuxOptions"), {"type": "spc_t"}),
     (
         "seLinuxOptions",

@@ -187,6 +187,29 @@ def test_only_containers_that_ask_the_api_server_have_a_token() -> None:
     assert all(one["automountServiceAccountToken"] is False for one in objects.all("ServiceAccount"))
 
 
+def test_a_backends_process_of_another_user_costs_the_agent_three_capabilities_and_no_privilege() -> None:
+    process = {"runAsUser": 65532, "supplementalGroups": [109], "memoryLimit": "512Mi"}
+    objects = render(SIM, at("backends.sim.process", process), at("openshift.enabled", True))
+    context = objects.agent()["securityContext"]
+    assert context["capabilities"] == {"drop": ["ALL"], "add": ["KILL", "SETGID", "SETUID"]}
+    assert context["allowPrivilegeEscalation"] is False
+    assert objects.one("SecurityContextConstraints")["allowedCapabilities"] == ["KILL", "SETGID", "SETUID"]
+    settings = yaml.safe_load(
+        objects.one("DaemonSet")["spec"]["template"]["metadata"]["annotations"]["pydra.dev/settings"]
+    )
+    assert settings["backendProcesses"] == {"sim": process}
+    within = render(SIM, at("backends.sim.process", {"memoryLimit": "1Gi"})).agent()["securityContext"]
+    assert within["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_agents_have_the_seccomp_profile_that_the_values_name() -> None:
+    profile = {"type": "Localhost", "localhostProfile": "profiles/pydra.json"}
+    objects = render(SIM, at("seccompProfile", profile), at("openshift.enabled", True))
+    assert objects.pod()["securityContext"]["seccompProfile"] == profile
+    assert objects.one("SecurityContextConstraints")["seccompProfiles"] == ["localhost/profiles/pydra.json"]
+    assert render(SIM).pod()["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+
+
 UNPRIVILEGED = at("backends.nvidia.privileged", False)
 
 

@@ -262,5 +262,5 @@ def test_the_agents_settings_in_the_schema_are_all_but_those_that_follow_from_ot
     assert left == written - {"logFormat"} | {
         *("backends", "drivers", "nodeName", "podUid", "kubeconfig", "hostRoot"),  # arguments and variables of the pod
         *("registryDir", "pluginsDir", "bootIdFile", "logFile"),  # have their places in a pod
-        "backendSettings",  # variables of the pod, from backends.NAME.settings
+        *("backendSettings", "backendProcesses"),  # from backends.NAME.settings and backends.NAME.process
     }

@@ -90,6 +90,31 @@ def test_texts_from_flags_and_variables_become_what_they_mean() -> None:
             "backendSettings.sim.a is a set, which is not JSON",
             id="a backend's setting of a type that only YAML has",
         ),
+        pytest.param(
+            {"backendProcesses": {"gpu": {}}},
+            "backendProcesses: 'gpu' is not among the backends sim",
+            id="the process of nobody",
+        ),
+        pytest.param(
+            {"backendProcesses": {"sim": {"runAsGroup": 5}}},
+            "backendProcesses.sim: groups have no effect without runAsUser",
+            id="a group without a user",
+        ),
+        pytest.param(
+            {"backendProcesses": {"sim": {"runAsUser": 0}}},
+            "backendProcesses: must be a number >= 1 - at `$[...].runAsUser`",
+            id="a process of root",
+        ),
+        pytest.param(
+            {"backendProcesses": {"sim": {"memoryLimit": "1.5G"}}},
+            "backendProcesses: must be an amount of memory such as 512Mi or 2Gi - at `$[...].memoryLimit`",
+            id="an amount of memory that is none",
+        ),
+        pytest.param(
+            {"backendProcesses": {"sim": {"user": 5}}},
+            "backendProcesses: contains unknown field `user`",
+            id="a right of a process that there is not",
+        ),
         pytest.param({"logFile": "/a\0b"}, "logFile: must not contain control characters", id="NUL in a path"),
     ],
 )

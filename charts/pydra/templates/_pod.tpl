@@ -21,7 +21,7 @@
 {{- if $backend.privileged -}}{{- $privileged = true -}}{{- end -}}
 {{- if include "pydra.hostPID" $backend -}}{{- $hostPID = true -}}{{- end -}}
 {{- with $backend.runtimeClassName -}}{{- $runtimeClasses = append $runtimeClasses . | uniq -}}{{- end -}}
-{{- $capabilities = concat $capabilities (default list $backend.capabilities) -}}
+{{- $capabilities = concat $capabilities (include "pydra.capabilities" $backend | fromJsonArray) -}}
 {{- $tolerations = concat $tolerations (default list $backend.tolerations) -}}
 {{- $packages = concat $packages (default list $backend.packages) -}}
 {{- /* A backend's nodes are those of any of its expressions that have all labels of its selector. */ -}}
@@ -78,7 +78,7 @@ securityContext:
   runAsUser: 0
   runAsGroup: 0
   {{- if not $privileged }}
-  seccompProfile: {type: RuntimeDefault}
+  seccompProfile: {{ $values.seccompProfile | toJson }}
   {{- end }}
 {{- if $packages }}
 initContainers:
@@ -221,6 +221,12 @@ Args: settings, unless (setting to the value with which it needs nothing).
 {{- if and (hasKey $settings $key) (ne (toString (get $settings $key)) (toString $idle)) -}}{{- $needing = append $needing $key -}}{{- end -}}
 {{- end -}}
 {{- sortAlpha $needing | toJson -}}
+{{- end -}}
+
+{{- /* The capabilities of a backend's agent, which needs three to run it as another user, as a JSON list. */ -}}
+{{- define "pydra.capabilities" -}}
+{{- $another := dig "runAsUser" 0 (default dict .process) | empty | not | ternary (list "KILL" "SETGID" "SETUID") list -}}
+{{- concat (default list .capabilities) $another | toJson -}}
 {{- end -}}
 
 {{- /* Whether a backend needs the host's process ids; empty when not. */ -}}

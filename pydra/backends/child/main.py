@@ -126,6 +126,8 @@ async def _serve(sock: socket.socket, target: str, calls: type[CallServer]) -> N
     channel = Channel(parse_to_backend, on_message, on_end, limit=MAX_CALL)
     await channel.open(sock)
     start = await started
+    if start.descriptors is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, start.descriptors)
     forward_logs(channel, start.log_level)
     try:
         async with _open_backend(target, start) as (backend, live, settings, check), asyncio.TaskGroup() as tasks:

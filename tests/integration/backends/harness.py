@@ -15,6 +15,7 @@ from pydra.backends.process import ProcessTimeouts
 from pydra.backends.supervisor import BackendSupervisor, Deadlines, RestartPolicy
 from pydra.backends.supervisor_events import BackendEvent
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
+from pydra.settings import ProcessRights
 
 TROUBLE = Path(__file__).parent / "trouble"
 _PATH = [str(TROUBLE), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -78,6 +79,7 @@ async def supervised(
     refresh: Callable[[BackendSource], BackendSource] = lambda source: source,
     environ: Mapping[str, str] = ENVIRON,
     settings: Mapping[str, Any] = {},
+    rights: ProcessRights = ProcessRights(),  # noqa: B008 - frozen
     events: list[BackendEvent] | None = None,
 ) -> AsyncIterator[Backend]:
     """A supervisor that runs until the block ends."""
@@ -88,6 +90,7 @@ async def supervised(
         restarts=restarts,
         environ={**environ, "FAULTY_DIR": str(directory)} if directory else environ,
         settings=settings,
+        rights=rights,
         refresh=refresh,
         report=events.append if events is not None else lambda event: None,
     )

@@ -296,6 +296,7 @@ def test_what_others_are_told_names_no_claim_and_the_blame_names_one() -> None:
         (Cause.LATE, True),
         (Cause.DIED, False),
         (Cause.GARBLED, False),
+        (Cause.OVER_MEMORY, False),
     ],
     ids=str,
 )

@@ -91,6 +91,21 @@ async def do_segfault() -> None:
     ctypes.string_at(0)
 
 
+async def do_leak() -> None:
+    _leaked.append(b"x" * (256 << 20))
+    await asyncio.sleep(60)
+
+
+_leaked: list[bytes] = []
+
+
+async def do_read_secret() -> None:
+    try:
+        Path(os.environ["FAULTY_SECRET"]).read_text()
+    except PermissionError as error:
+        raise pydra.ClaimError("the secret cannot be read") from error
+
+
 async def do_later_segfault() -> None:
     await asyncio.sleep(0.1)
     ctypes.string_at(0)
