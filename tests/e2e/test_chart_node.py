@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from pydra.kube.resources import DEVICE_CLASSES, PODS
@@ -52,6 +55,42 @@ async def test_claims_come_and_go_after_an_agents_pod_was_deleted_or_removed_by_
             await cluster.delete_pod(f"app-{round_}")
             assert [one["metadata"]["uid"] for one in await cluster.slices()] == before
         assert (await cluster.pod("stays"))["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+async def test_a_backend_of_another_user_serves_claims_and_cannot_read_the_agents_token() -> None:
+    process = {"runAsUser": 65532, "memoryLimit": "256Mi"}
+    own = {"backends": {"sim": {"settings": {"state": "/tmp/pydra-sim"}, "process": process}}}
+    async with open_place() as (cluster, release):
+        await release.install(own)
+        await cluster.create_claim("one")
+        found = await cluster.run_pod("app", resourceClaimName="one")
+        assert any(line.startswith("SIM_ACCEL_") for line in found["main"])
+        uid = (await release.agent())["metadata"]["uid"]
+        backend, agent = await anyio.to_thread.run_sync(_find_processes, uid)
+        assert (_user(agent), _user(backend)) == (0, 65532)
+        # /var/run is a link to /run in the image, which would lead to the host from here.
+        token = os.stat(backend / "root/run/secrets/kubernetes.io/serviceaccount/token")
+        assert (token.st_uid, token.st_mode & 0o077) == (0, 0)
+
+
+def _find_processes(pod: str) -> tuple[Path, Path]:
+    """Return those of the backend and of the agent, which has its pod's uid in its environment, as directories."""
+    for one in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"PYDRA_POD_UID={pod}".encode() in (one / "environ").read_bytes():
+                command = (one / "cmdline").read_bytes()
+                if b"pydra.backends.child.main" in command:
+                    return one, Path("/proc", _status(one)["PPid"])
+    raise LookupError(f"pod {pod} has no process of a backend")
+
+
+def _user(process: Path) -> int:
+    return int(_status(process)["Uid"].split()[0])
+
+
+def _status(process: Path) -> dict[str, str]:
+    lines = (process / "status").read_text().splitlines()
+    return {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
 
 
 async def _is_replaced(release: Release, uid: str) -> bool:
