@@ -2,7 +2,7 @@
 
 The images of all platforms in dist/VERSION become one image index each. The credentials are those of the engine
 (`buildah login`) and of Helm (`helm registry login`). Prints each reference with its digest, which is what a signature
-belongs to.
+belongs to. SIGNER is called for each of them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -32,14 +33,28 @@ def main(arguments: Sequence[str]) -> None:
     folder = release.ROOT / "dist" / version
     if problems := tuple(find_problems(folder, given.registry)):
         sys.exit("\n".join(f"make publish: {problem}" for problem in problems))
+    pushed = []
     for title, archives in group(folder).items():
         name = f"{given.registry}/{title}:{version}"
-        print(f"{name}@{push_image(name, archives, plain_http=given.plain_http)}", flush=True)
+        pushed.append(f"{name}@{push_image(name, archives, plain_http=given.plain_http)}")
+        print(pushed[-1], flush=True)
     chart = folder / f"pydra-{version}.tgz"
     with helm_python.RegistryClient(plain_http=given.plain_http) as client:
         client.push(chart, f"oci://{given.registry}/charts", plain_http=given.plain_http or None)
         name = f"{given.registry}/charts/pydra:{version}"
-        print(f"{name}@{client.resolve(f'oci://{name}')['digest']}")
+        pushed.append(f"{name}@{client.resolve(f'oci://{name}')['digest']}")
+        print(pushed[-1], flush=True)
+    sign(pushed)
+
+
+def sign(references: Sequence[str]) -> None:
+    """Have SIGNER sign what was pushed. The digest is signed: a tag may come to mean something else."""
+    command = shlex.split(os.environ.get("SIGNER", ""))
+    if not command:
+        print("nothing is signed: SIGNER names no command, such as 'cosign sign --yes'", file=sys.stderr)
+    for reference in references if command else ():
+        print(f"signing {reference}", file=sys.stderr, flush=True)
+        release.run(*command, reference)
 
 
 def find_problems(folder: Path, registry: str) -> Iterator[str]:
@@ -56,6 +71,7 @@ def find_problems(folder: Path, registry: str) -> Iterator[str]:
             yield f"{folder / name} is not what SHA256SUMS says; run make release again"
     if not group(folder):
         yield f"{folder} has no images: it was made with --without-images"
+    yield from release.find_tool_problems("SIGNER")
 
 
 def group(folder: Path) -> dict[str, list[Path]]:

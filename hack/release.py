@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--without-images", action="store_true", help="only what needs no engine")
     given = parser.parse_args(arguments)
     platforms = tuple(filter(None, given.platforms.split(","))) or (f"linux/{machine()}",)
-    if problems := [*find_problems(given.tag), *([] if given.without_images else find_engine_problems())]:
+    needed = [] if given.without_images else [*find_engine_problems(), *find_tool_problems("SCANNER")]
+    if problems := [*find_problems(given.tag), *needed]:
         sys.exit("\n".join(f"make release: {problem}" for problem in problems))
     version = chart_versions()[0]
     target = ROOT / "dist" / version
@@ -52,6 +54,7 @@ def main(arguments: Sequence[str]) -> None:
         helm_python.chart.package(tree / "charts" / "pydra", destination=out)
         if not given.without_images:
             build_images(tree, out, version, platforms)
+            scan_images(out)
         write_provenance(out, given.tag, platforms)
         write_sums(out)
         shutil.rmtree(target, ignore_errors=True)
@@ -98,6 +101,13 @@ def find_engine_problems() -> Iterator[str]:
         yield f"{engine or 'neither buildah nor podman'} is not installed; --without-images leaves the images out"
     elif Path(engine).name == "docker":
         yield "docker cannot write OCI archives of an image that it has; use ENGINE=buildah or ENGINE=podman"
+
+
+def find_tool_problems(variable: str) -> Iterator[str]:
+    """Why the command of this variable cannot be called; nothing if there is none: a release needs no such tool."""
+    command = os.environ.get(variable, "")
+    if command and shutil.which(shlex.split(command)[0]) is None:
+        yield f"{variable}={command}: {shlex.split(command)[0]} is not installed; install it, or leave {variable} empty"
 
 
 def chart_versions() -> tuple[str, str]:
@@ -150,6 +160,19 @@ def build_images(tree: Path, out: Path, version: str, platforms: Sequence[str]) 
             path = out / f"{title}-{one.replace('/', '-')}.oci.tar"
             run(engine, "push", "--quiet", name, f"oci-archive:{path}:{version}")
             Path(out, f"{path.name.removesuffix('.oci.tar')}.cdx.json").write_text(sbom.of_image(path, commit_time()))
+
+
+def scan_images(out: Path) -> None:
+    """Have SCANNER look for known vulnerabilities in the SBOM of each image; what it refuses is not released."""
+    command = shlex.split(os.environ.get("SCANNER", ""))
+    if not command:
+        print(
+            "the images are not scanned: SCANNER names no command, such as SCANNER='grype --fail-on high'", flush=True
+        )
+        return
+    for path in sorted(out.glob("*-linux-*.cdx.json")):
+        print(f"scanning {path.name}", flush=True)
+        print(run(*command, path), end="", flush=True)
 
 
 def write_provenance(out: Path, tag: str, platforms: Sequence[str]) -> None:

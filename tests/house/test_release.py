@@ -124,9 +124,9 @@ def git(tree: Path, *command: str) -> None:
     subprocess.run(["git", "-C", tree, *who, *command], check=True)
 
 
-def call(tree: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def call(tree: Path, script: str, *arguments: str, **tools: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(tree / "hack" / script), *arguments]
-    environ = {**os.environ, "ENGINE": ""}
+    environ = {**os.environ, "ENGINE": "", **tools}
     return subprocess.run(command, cwd=tree, env=environ, capture_output=True, text=True, check=False, timeout=120)
 
 
@@ -174,6 +174,43 @@ def test_what_was_changed_after_the_release_is_not_published(tmp_path: Path) -> 
     ]
 
 
+def write_tool(path: Path, last_line: str = "") -> str:
+    """A program that writes down what it is called with; returns its command."""
+    path.write_text(f'#!/bin/sh\necho "$@" >> {path}.calls\n{last_line}\n')
+    path.chmod(0o755)
+    return f"{path} --strict"
+
+
+def test_an_image_that_the_scanner_refuses_is_not_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import release  # noqa: PLC0415
+
+    for name in ("pydra-sim-0.1.0-linux-amd64.cdx.json", "pydra_dra-0.1.0.cdx.json"):
+        (tmp_path / name).write_text("{}")
+    monkeypatch.setenv("SCANNER", write_tool(tmp_path / "accepting"))
+    release.scan_images(tmp_path)
+    assert (tmp_path / "accepting.calls").read_text() == f"--strict {tmp_path}/pydra-sim-0.1.0-linux-amd64.cdx.json\n"
+    monkeypatch.setenv("SCANNER", write_tool(tmp_path / "refusing", "echo CVE-2026-1 critical; exit 2"))
+    with pytest.raises(SystemExit, match="ended with 2\nCVE-2026-1 critical"):
+        release.scan_images(tmp_path)
+    monkeypatch.setenv("SCANNER", "")
+    release.scan_images(tmp_path)
+    assert "the images are not scanned: SCANNER names no command" in capsys.readouterr().out
+
+
+def test_a_scanner_or_signer_that_is_not_installed_is_told_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import release  # noqa: PLC0415
+
+    monkeypatch.setenv("SIGNER", "no-such-signer sign --yes")
+    monkeypatch.delenv("SCANNER", raising=False)
+    (problem,) = release.find_tool_problems("SIGNER")
+    assert problem.startswith("SIGNER=no-such-signer sign --yes: no-such-signer is not installed")
+    assert not list(release.find_tool_problems("SCANNER"))
+
+
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[str]:
     program = shutil.which("docker-registry")
@@ -205,9 +242,11 @@ def test_images_of_all_platforms_become_one_index_in_the_registry(clone: Path, r
     files = sorted(path for path in folder.iterdir() if path.name != "SHA256SUMS")
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (folder / "SHA256SUMS").write_text("".join(lines))
-    done = call(clone, "publish.py", registry, "--plain-http")
+    signer = write_tool(clone.parent / "signer")
+    done = call(clone, "publish.py", registry, "--plain-http", SIGNER=signer)
     assert done.returncode == 0, done.stdout + done.stderr
     image, chart = done.stdout.splitlines()
+    assert (clone.parent / "signer.calls").read_text() == f"--strict {image}\n--strict {chart}\n"
     assert image.startswith(f"{registry}/pydra-fpga:{VERSION}@sha256:")
     assert chart.startswith(f"{registry}/charts/pydra:{VERSION}@sha256:")
     host, _, path = registry.partition("/")
