@@ -19,6 +19,7 @@ from pydra import PydraError
 from pydra_tpu.settings import Settings
 from pydra_tpu.simulation.machine import build_tree, chip_directory, default_state, node_path
 from pydra_tpu.simulation.machine_types import MACHINE_TYPES, MachineType
+from pydra_tpu.simulation.metadata import describe_slice, serve_metadata
 from pydra_tpu.simulation.runtime import SimulatedRuntime, describe_workload, run_runtime
 
 LINKS = 4
@@ -58,8 +59,9 @@ FILE_FAULTS: Mapping[str, Callable[[str, MachineType], None]] = {
     "chip-held": _hold_chip,
 }
 LINK_FAULTS = ("link-down", "throttled")
-SERVICE_FAULTS = ("workload", "metrics-hang", "metadata-silent")
-"""`workload` is none: a runtime that serves its metrics."""
+METADATA = ("metadata", "metadata-contradicts")
+SERVICE_FAULTS = ("workload", "metrics-hang", "metadata-silent", *METADATA)
+"""`workload` and `metadata` are none: a runtime that serves its metrics, and a server that alone tells of the slice."""
 
 
 @asynccontextmanager
@@ -87,9 +89,13 @@ async def open_scenario(settings: Settings) -> AsyncIterator[tuple[Settings, Seq
         tpu_env=f"{root}/etc/tpu/tpu-env",
         metadata_server="",
         log_directory=f"{root}/logs",
-        accelerator=settings.accelerator or machine.accelerator,
-        topology=settings.topology or machine.topology,
     )
+    if not set(METADATA).intersection(faults):
+        settings = replace(
+            settings,
+            accelerator=settings.accelerator or machine.accelerator,
+            topology=settings.topology or machine.topology,
+        )
     async with AsyncExitStack() as services:
         if {"workload", "metrics-hang"}.intersection(faults):
             generation = machine.generation
@@ -100,6 +106,9 @@ async def open_scenario(settings: Settings) -> AsyncIterator[tuple[Settings, Seq
         if "metadata-silent" in faults:
             port = await services.enter_async_context(_listen())
             settings = replace(settings, metadata_server=f"127.0.0.1:{port}")
+        elif set(METADATA).intersection(faults):
+            served = describe_slice(machine, contradicts="metadata-contradicts" in faults)
+            settings = replace(settings, metadata_server=await services.enter_async_context(serve_metadata(served)))
         command: Sequence[str] = ()
         if set(LINK_FAULTS).intersection(faults):
             command = ("cat", f"{root}/library.json")

@@ -59,6 +59,24 @@ async def test_a_host_that_lacks_a_chip_from_the_start_offers_none(tmp_path: Pat
     assert inventory.unreadable[0] == "this machine has 7 chips, a TPU v5e host has 1 or 4 or 8: none is offered"
 
 
+async def test_the_metadata_server_alone_tells_of_the_slice(tmp_path: Path) -> None:
+    async with pydra_tpu.connect(settings_of("v5e-8+metadata", tmp_path)) as backend:
+        while "accelerator" not in (inventory := await backend.discover()).devices[0].attributes:
+            await backend.wait_changed()
+    attributes = inventory.devices[0].attributes
+    assert (attributes["topology"], attributes["accelerator"]) == ("2x4", "tpu-v5-lite-podslice")
+    assert inventory.unreadable == ()
+
+
+async def test_what_the_metadata_server_contradicts_itself_in_is_left_out_and_told(tmp_path: Path) -> None:
+    async with pydra_tpu.connect(settings_of("v5e-8+metadata-contradicts", tmp_path)) as backend:
+        while not (inventory := await backend.discover()).unreadable:
+            await backend.wait_changed()
+    assert "topology" not in inventory.devices[0].attributes
+    (problem,) = inventory.unreadable
+    assert "topology is 2x4 by the metadata server's tpu-env and 16x16 by the metadata server's kube-labels" in problem
+
+
 async def test_broken_links_and_throttling_taint_devices_until_they_are_over(tmp_path: Path) -> None:
     async with pydra_tpu.connect(settings_of("v5e-8+link-down+throttled", tmp_path)) as backend:
         while not (ill := list_ill(await backend.discover())):
