@@ -14,8 +14,11 @@ import argparse
 import subprocess
 import sys
 import time
+from pathlib import Path
 
-COMMAND = (sys.executable, "-m", "pytest", "-q", "-m", "fuzz", "--hypothesis-profile=search", "tests", "plugins")
+ROOT = Path(__file__).resolve().parents[2]
+PLACES = ["tests", *(str(one) for one in sorted(ROOT.glob("plugins/*/tests")))]
+COMMAND = [sys.executable, "-m", "pytest", "-q", "-m", "fuzz", "--hypothesis-profile=search", *PLACES]
 
 
 def main() -> int:
@@ -26,7 +29,7 @@ def main() -> int:
     end = time.monotonic() + 60 * parsed.minutes
     rounds = 0
     while rounds == 0 or time.monotonic() < end:
-        if subprocess.run([*COMMAND, *parsed.pytest], check=False).returncode:
+        if subprocess.run([*COMMAND, *parsed.pytest], cwd=ROOT, check=False).returncode:
             return 1
         rounds += 1
     sys.stdout.write(f"nothing found in {rounds} rounds\n")

@@ -78,4 +78,4 @@ def read_bad_pages(tree: Tree, address: str) -> int | None:
 
 def _read_number(tree: Tree, path: str, divisor: float = 1.0) -> float | None:
     text = tree.read(path)
-    return int(text) / divisor if re.fullmatch(r"-?\d+", text) else None
+    return int(text) / divisor if re.fullmatch(r"-?\d{1,20}", text) else None
