@@ -46,7 +46,8 @@ class KfdNode(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_processes(tree: Tree) -> tuple[int, ...]:
     """The host's pids of the processes that have the driver open, sorted."""
-    return tuple(sorted(int(name) for name in tree.names(tree.sys(PROCESSES)) if name.isdecimal()))
+    folder = tree.sys(PROCESSES)
+    return tuple(sorted(int(one) for one in tree.names(folder) if one.isdecimal() and tree.exists(f"{folder}/{one}")))
 
 
 def read_users(tree: Tree, numbers: Collection[int]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ It reads its answers from files beside the machine's tree, which stand for fault
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import os
@@ -141,7 +142,10 @@ class NativeLibrary:
         return SUCCESS
 
     def _amdsmi_init_gpu_event_notification(self, handle: Any) -> int:
-        os.makedirs(f"{self._root}/sys/{PROCESSES}/{os.getpid()}", exist_ok=True)
+        os.makedirs(f"{self._root}/sys/{PROCESSES}", exist_ok=True)
+        if not self._watched:  # a link, which leads nowhere when the process has ended, however that was
+            with contextlib.suppress(FileExistsError):  # of one with this pid that was killed
+                os.symlink(f"/proc/{os.getpid()}", f"{self._root}/sys/{PROCESSES}/{os.getpid()}")
         self._watched.add(handle.value)
         return SUCCESS
 
@@ -151,7 +155,7 @@ class NativeLibrary:
     def _amdsmi_stop_gpu_event_notification(self, handle: Any) -> int:
         self._watched.discard(handle.value)
         if not self._watched:
-            os.rmdir(f"{self._root}/sys/{PROCESSES}/{os.getpid()}")
+            os.unlink(f"{self._root}/sys/{PROCESSES}/{os.getpid()}")
         return SUCCESS
 
     def _amdsmi_get_gpu_event_notification(self, milliseconds: Any, count: Any, found: Any) -> int:

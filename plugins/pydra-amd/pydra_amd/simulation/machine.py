@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -119,11 +118,7 @@ class Driver:
             change(path, gpu, text.strip().lower())
 
     def finish(self) -> None:
-        """End what a process had begun that was killed: so does a kernel, for which it also uses no GPU any more."""
-        users = f"{self._root}/sys/{PROCESSES}"
-        for pid in os.listdir(users) if os.path.isdir(users) else ():
-            if not os.path.exists(f"/proc/{pid}"):
-                shutil.rmtree(f"{users}/{pid}")
+        """End what a process had begun that was killed, as a kernel does."""
         memory = read_memory(self._root)[0] if self._machine.mode else ""
         for gpu, address in enumerate(self._machine.addresses if memory else ()):
             folder, known = f"{self._root}/sys/bus/pci/devices/{address}", read_modes(self._root)[gpu]

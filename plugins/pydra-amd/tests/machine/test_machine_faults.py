@@ -17,6 +17,7 @@ from amd_values import claim_of, held_claim
 from pydra import Claim, ClaimError
 from pydra_amd import Settings
 from pydra_amd.host.amdgpu import read_machine
+from pydra_amd.host.kfd import read_processes
 from pydra_amd.settings import Partitioning
 from pydra_pci import Roots, Tree
 
@@ -116,11 +117,14 @@ async def test_a_gpu_in_use_is_refused_with_the_processes_that_use_the_driver(tm
 async def test_what_a_killed_process_had_begun_the_kernel_ends_and_counts_it_no_longer(tmp_path: Path) -> None:
     async with machine(tmp_path):
         pass
-    (tmp_path / "tree/sys/class/kfd/kfd/proc/4194305").mkdir(parents=True)  # above the highest pid there is
+    processes = tmp_path / "tree/sys/class/kfd/kfd/proc"
+    processes.mkdir()
+    (processes / "4194305").symlink_to("/proc/4194305")  # above the highest pid there is
     (tmp_path / GPUS / ADDRESSES[0] / "current_compute_partition").write_text("CPX\n")
     async with machine(tmp_path) as node:
         found = read_machine(Tree(Roots(sys=str(tmp_path / "tree/sys"))))
         assert [len(gpu.partitions) for gpu in found.gpus] == [8, 1]
+        assert read_processes(Tree(Roots(sys=str(tmp_path / "tree/sys")))) == ()
         await node.backend.prepare(await node.plan())
 
 
