@@ -83,8 +83,7 @@ class Reports:
     @_handle.register
     def _(self, event: BackendEnded) -> None:
         self._metrics.backend_up.labels(event.backend).set(0)
-        how = event.diagnosis.signal or ("hang" if event.diagnosis.hung else "exit")
-        self._metrics.backend_crashes.labels(event.backend, how).inc()
+        self._metrics.backend_crashes.labels(event.backend, event.diagnosis.how).inc()
         # The failed claim gets an Event of its own; the others need not know which one it was.
         self._record_event(self._node, "BackendDied", f"backend {event.backend}: {event.diagnosis.line}", "Run")
 

@@ -75,7 +75,7 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """`place` in the code; `signal` its name or empty; `hung` if the process was stuck.
+    """`place` in the code; `signal` its name or empty; `how` that, or `hang`, `memory` or `exit`.
 
     `brief` names no claim: it may be shown to users of other claims. `line` names the calls in flight, and `report` has
     all the rest, for the log.
@@ -83,14 +83,14 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     place: str
     signal: str
-    hung: bool
+    how: str
     brief: str
     line: str
     report: str
 
     def describe_for(self, call: CallInFlight) -> str:
         """Return the line for the author of this call's claim."""
-        if self.hung:
+        if self.how == "hang":
             seconds = format_seconds(min(call.elapsed, call.deadline))
             where = f"; it was waiting in {self.place}" if self.place else ""
             return f"{call} timed out after {seconds} s{where}; its process was killed"
@@ -116,7 +116,7 @@ def diagnose(ending: Ending) -> Diagnosis:
     return Diagnosis(
         place=place,
         signal=name,
-        hung=ending.cause in (Cause.STUCK_CALL, Cause.STUCK_LOOP, Cause.LATE),
+        how=name or _HOW.get(ending.cause, "exit"),
         brief=brief,
         line=line,
         report=_report(ending, line),
@@ -168,6 +168,8 @@ def _is_library(file: str) -> bool:
 def _spell(frame: re.Match[str]) -> str:
     return f"{frame['function']} ({'/'.join(frame['file'].split('/')[-2:])}:{frame['line']})"
 
+
+_HOW = dict.fromkeys((Cause.STUCK_CALL, Cause.STUCK_LOOP, Cause.LATE), "hang") | {Cause.OVER_MEMORY: "memory"}
 
 _KILLED = {
     Cause.STUCK_CALL: "was killed because a call timed out, and did not end when cancelled",

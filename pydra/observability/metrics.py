@@ -19,7 +19,7 @@ from pydra.errors import KubeError
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40)
-_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGKILL", "exit", "hang")
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGKILL", "exit", "hang", "memory")
 
 
 class Metrics:
@@ -46,7 +46,7 @@ class Metrics:
         self.backend_restarts = counter("backend_restarts", "Restarts of the backend's process.", "backend")
         self.backend_crashes = counter(
             "backend_crashes",
-            "Unexpected ends of the backend's process, by signal (hang: it was killed, exit: it ended by itself).",
+            "Unexpected ends of the backend's process, by signal (hang, memory: it was killed; exit: it ended).",
             "backend",
             "signal",
         )

@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from pydra.backends.child import become_user
+from pydra.backends.process import ProcessTimeouts
 from pydra.errors import BackendDied
 from pydra.settings import ProcessRights
 from tests.integration.backends.harness import TROUBLE, claim, supervised
@@ -106,7 +107,8 @@ async def test_an_agent_that_may_not_start_another_users_process_says_what_it_la
 
 
 async def test_a_process_that_leaks_ends_by_itself_and_not_with_the_agent() -> None:
-    async with supervised(rights=ProcessRights(memory_limit="200Mi")) as backend:
+    patient = ProcessTimeouts(ping_interval=0.05)
+    async with supervised(rights=ProcessRights(memory_limit="200Mi"), timeouts=patient) as backend:
         with pytest.raises(BackendDied, match=r"used too much memory \(2\d\d MiB, and its memoryLimit is 200Mi\)"):
             await backend.prepare(claim("leak"))
         assert await backend.prepare(claim("ok", "u2"))

@@ -289,19 +289,19 @@ def test_what_others_are_told_names_no_claim_and_the_blame_names_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "hung"),
+    ("cause", "how"),
     [
-        (Cause.STUCK_CALL, True),
-        (Cause.STUCK_LOOP, True),
-        (Cause.LATE, True),
-        (Cause.DIED, False),
-        (Cause.GARBLED, False),
-        (Cause.OVER_MEMORY, False),
+        (Cause.STUCK_CALL, "hang"),
+        (Cause.STUCK_LOOP, "hang"),
+        (Cause.LATE, "hang"),
+        (Cause.DIED, "SIGKILL"),
+        (Cause.GARBLED, "exit"),
+        (Cause.OVER_MEMORY, "memory"),
     ],
     ids=str,
 )
-def test_a_process_that_hung_is_told_from_one_that_died(cause: Cause, hung: bool) -> None:
-    assert diagnose(crash(cause=cause, status=-9)).hung is hung
+def test_metrics_tell_how_a_process_ended(cause: Cause, how: str) -> None:
+    assert diagnose(crash(cause=cause, status=-9)).how == how
 
 
 def test_a_call_that_hung_says_its_deadline_and_where_it_was_waiting() -> None:

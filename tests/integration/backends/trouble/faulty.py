@@ -92,7 +92,9 @@ async def do_segfault() -> None:
 
 
 async def do_leak() -> None:
-    _leaked.append(b"x" * (256 << 20))
+    while len(_leaked) < 32:
+        _leaked.append(b"x" * (8 << 20))
+        await asyncio.sleep(0)
     await asyncio.sleep(60)
 
 
