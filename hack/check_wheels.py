@@ -73,7 +73,9 @@ def run_tests(environment: Path, tree: Path, arguments: list[str]) -> None:
     folders = ("tests", "charts", "docs", "examples", "proto", "hack", "benchmarks")
     for name in (*folders, "README.md", "CHANGELOG.md", "pyproject.toml"):
         copy(ROOT / name, tree / name)
-    for part in (found for name in ("tests", "docs", "README.md") for found in ROOT.glob(f"plugins/*/{name}")):
+    for part in (
+        found for name in ("tests", "docs", "examples", "README.md") for found in ROOT.glob(f"plugins/*/{name}")
+    ):
         copy(part, tree / part.relative_to(ROOT))
     command = [str(environment / "bin" / "python"), "-m", "pytest", "-q", "--ignore=tests/house", *arguments]
     side_by_side = ("-n", "4", "--dist", "worksteal")  # two of the four wait for a process most of the time

@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,7 @@ async def test_only_the_page_itself_is_answered(
 
 def test_the_script_makes_no_markup_of_texts() -> None:
     """In a browser its policy and its tests show the same; this also holds for what they do not reach."""
-    script = (Path(__file__).parents[1] / "pydra_dev" / "page" / "page.js").read_text()
+    script = files("pydra_dev.page").joinpath("page.js").read_text()
     for unsafe in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "DOMParser"):
         assert unsafe not in script
 
