@@ -103,7 +103,8 @@ def build_spec(driver: str, uid: str, prepared: Sequence[PreparedDevice]) -> Cla
     conflicts: dict[str, None] = {}
     for request in dict.fromkeys(alone):  # a container has one of these beside what has no container of its own
         beside = zip(owners, edits, alone, strict=True)
-        conflicts |= dict.fromkeys(_find_conflicts((owner, own) for owner, own, of in beside if of in ("", request)))
+        owned = [(owner, own) for owner, own, of in beside if of in ("", request)]
+        conflicts |= dict.fromkeys(_find_conflicts(owned))
     if conflicts:
         raise EditConflict(*conflicts)
     shared, kept = (_NOTHING, edits) if len(edits) == 1 else _share_edits(edits)
