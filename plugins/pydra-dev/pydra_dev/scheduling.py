@@ -34,6 +34,8 @@ from pydra_dev.verbs import Api
 MAX_RESERVED = 256
 BINDING_TIMEOUT = 600.0
 NO_EXECUTE = frozenset({"NoExecute"})
+EVICTION = "DeviceTaintManagerEviction"
+"""The reason of the Event on a pod that is deleted because of a device's taint."""
 
 
 class UnschedulableError(Exception):
@@ -77,8 +79,11 @@ class Scheduler:
         Returns the seconds until one has waited too long for its devices to be bound, None when none waits for that.
         """
         self._binding_left = []
-        waiting = [pod for pod in self._api.list(PODS).items if is_schedulable(pod)]
-        for pod in sorted(waiting, key=lambda pod: pod["metadata"]["creationTimestamp"]):
+        # Not by creationTimestamp: it has whole seconds, and ties would be in the order of names.
+        for namespace, name in self._api.store.keys(PODS.storage):
+            pod = self._api.get(PODS, name, namespace=namespace)
+            if not is_schedulable(pod):
+                continue
             with attempt(f"schedule pod {pod['metadata']['name']}"):
                 self._schedule(pod)
         return min(self._binding_left, default=None)
@@ -261,7 +266,7 @@ class Scheduler:
             if pod is None or pod["metadata"]["uid"] != consumer.uid or "deletionTimestamp" in pod["metadata"]:
                 continue
             with attempt(f"evict pod {consumer.name}"):
-                emit_event(self._api, pod, "Warning", "DeviceTaintManagerEviction", f"Device {device} is tainted")
+                emit_event(self._api, pod, "Warning", EVICTION, f"Device {device} is tainted")
                 self._api.delete(PODS, consumer.name, namespace=namespace)
 
 

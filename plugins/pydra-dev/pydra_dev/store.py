@@ -7,7 +7,7 @@ shared and must not be changed; a writer hands in a new one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -88,6 +88,10 @@ class Store:
             else:
                 objects[change.key] = change.previous
         return objects
+
+    def keys(self, collection: str) -> Sequence[Key]:
+        """The keys of the collection's objects in the order in which they were created."""
+        return tuple(self._collections.get(collection, {}))
 
     def put(self, collection: str, key: Key, obj: JsonObject) -> JsonObject:
         """Store an object, giving it the next version; returns it as stored."""

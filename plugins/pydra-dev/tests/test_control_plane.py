@@ -136,6 +136,15 @@ async def test_a_pod_that_finds_no_device_says_why_and_waits_for_one() -> None:
         await world.until(lambda: world.node_of("second") == "n1")
 
 
+async def test_pods_of_the_same_second_are_scheduled_in_the_order_in_which_they_were_created() -> None:
+    async with a_world() as world:
+        for name in ("z", "a", "m"):
+            world.add_pod(name)
+        world.publish({"name": "d1"}, {"name": "d2"})
+        await world.until(lambda: bool(world.node_of("z") and world.node_of("a") and world.refusal("m")))
+        assert not world.node_of("m")
+
+
 async def test_a_generated_claim_goes_with_its_pod() -> None:
     async with a_world() as world:
         world.publish({"name": "gpu-0"})
