@@ -39,7 +39,7 @@ from pydra_dev.descriptions import (
     render,
 )
 from pydra_dev.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
-from pydra_dev.kubelet.steps import Called, ContainerCreated, PodFailed, Registered, Step
+from pydra_dev.kubelet.steps import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step
 from pydra_dev.node import (
     AgentProcess,
     EmbeddedNode,
@@ -61,7 +61,7 @@ from pydra_dev.samples import (
     read_sample,
     wait_for_change,
 )
-from pydra_dev.scheduling import review_claim
+from pydra_dev.scheduling import EVICTION, review_claim
 from pydra_dev.status import JsonObject
 from pydra_dev.verbs import Api, Query, Signal
 
@@ -276,6 +276,7 @@ class DemoRun:
         self._registered: Registered | None = None
         self._fatal = ""
         self._failures: Counter[str] = Counter()
+        self._ran: set[str] = set()
         self._told: set[str] = set()
         self._unscheduled: dict[str, float] = {}
         self._empty_since: float | None = None
@@ -394,9 +395,10 @@ class DemoRun:
             await self._containers.wait_ended(CONTAINER_SECONDS)
             self._refuse_hopeless()
         for pod in self._pods:
-            namespace, _, name = pod.partition("/")
-            self._api.delete(PODS, name, namespace=namespace)
-            self._say(Paragraph(headline=f"deleted: pod {pod}"))
+            if self._find_pod(pod) is not None:
+                namespace, _, name = pod.partition("/")
+                self._api.delete(PODS, name, namespace=namespace)
+                self._say(Paragraph(headline=f"deleted: pod {pod}"))
         await self._wait("the pods end", self._find_no_pods)
         await self._wait("the CDI specs are removed", self._find_no_cdi_specs)
         await self._wait("the claims are released", self._find_no_allocations)
@@ -425,15 +427,7 @@ class DemoRun:
         if (shown := self._page.operations) is not None:
             shown.follow(step)
             self._page.changed.notify()
-        match step:
-            case Registered():
-                self._registered = step
-            case PodFailed():
-                self._failures[step.pod] += 1
-            case ContainerCreated() if self._containers is not None:
-                self._containers.start(step)
-            case Called():
-                self._tell_log()
+        self._remember(step)
         paragraph = describe_step(step)
         if paragraph is None or self._over:
             return
@@ -449,6 +443,19 @@ class DemoRun:
         if isinstance(step, Called) and step.cdi_ids:
             for path, content in read_specs(self._cdi_directory, step.cdi_ids):
                 self._say(describe_cdi_spec(path, content))
+
+    def _remember(self, step: Step) -> None:
+        match step:
+            case Registered():
+                self._registered = step
+            case PodFailed():
+                self._failures[step.pod] += 1
+            case PodRunning():
+                self._ran.add(step.pod)
+            case ContainerCreated() if self._containers is not None:
+                self._containers.start(step)
+            case Called():
+                self._tell_log()
 
     async def _follow_api(self) -> None:
         """Tell each allocation, and what the agent and the scheduler say in Events."""
@@ -483,7 +490,8 @@ class DemoRun:
             uid, kind = event["metadata"]["uid"], event["involvedObject"]["kind"]
             # What a claim or a pod failed of is in the kubelet's steps.
             unscheduled = kind == PODS.kind and event["reason"] == "FailedScheduling"
-            if uid in self._told or event["type"] == "Normal" or not (unscheduled or kind == "Node"):
+            shown = unscheduled or kind == "Node" or event["reason"] == EVICTION
+            if uid in self._told or event["type"] == "Normal" or not shown:
                 continue
             self._told.add(uid)
             if event["reason"] in FATAL:
@@ -532,8 +540,7 @@ class DemoRun:
         return None
 
     async def _find_running(self) -> bool | None:
-        pods = [self._find_pod(name) for name in self._pods]
-        return all(pod is None or pod["status"].get("phase") in RUNNING for pod in pods) or None
+        return self._ran.issuperset(self._pods) or None
 
     def _find_pod(self, pod: str) -> JsonObject | None:
         namespace, _, name = pod.partition("/")
@@ -572,6 +579,8 @@ class DemoRun:
         for name in self._pods:
             if (found := self._find_pod(name)) is not None:
                 self._refuse_unschedulable(name, found)
+            elif name not in self._ran:
+                raise DemoError(f"pod {name} was deleted before it ran", explained=True)
 
     def _refuse_unschedulable(self, name: str, pod: JsonObject) -> None:
         conditions = pod["status"].get("conditions") or ()
@@ -595,7 +604,6 @@ class DemoRun:
         )
 
 
-RUNNING = frozenset({"Running", "Succeeded"})
 _LOG_LINE = re.compile(r"\d\d:\d\d:\d\d\.\d+ (?P<level>[A-Z]+) +(?P<logger>[\w.-]+): (?P<text>.*)")
 _LOG_FIELDS = re.compile(r"(  \w+=\S*)+$")
 

@@ -240,10 +240,11 @@ class Session:
         written = Signal()
         stop = self._api.store.listen(written.notify)
         with anyio.move_on_after(SETTLED):
-            while not self._api.get(PODS, name, namespace=namespace)["spec"].get("nodeName"):
+            while (pod := self._api.find(PODS, name, namespace=namespace)) and not pod["spec"].get("nodeName"):
                 await written.event.wait()
         stop()
-        pod = self._api.get(PODS, name, namespace=namespace)
+        if pod is None:
+            raise DemoError(f"pod {namespace}/{name} was deleted before it ran")
         if not pod["spec"].get("nodeName"):
             conditions = pod["status"].get("conditions") or [{}]
             raise DemoError(f"pod {namespace}/{name} cannot be scheduled: {conditions[0].get('message', '')}")

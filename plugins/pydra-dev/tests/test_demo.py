@@ -69,6 +69,18 @@ items:
     resourceClaims: [{name: c, resourceClaimTemplateName: t}], containers: [{name: m, image: i}]}}
 - {<<: *pod, metadata: {name: b}}
 """
+EVICTED_POD = """
+kind: List
+apiVersion: v1
+items:
+- {apiVersion: resource.k8s.io/v1beta2, kind: DeviceTaintRule, metadata: {name: broken}, spec: {
+    deviceSelector: {driver: mine.example.com}, taint: {key: example.com/broken, effect: NoExecute}}}
+- {apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: t}, spec: {spec: {devices: {requests: [
+    {name: r, exactly: {deviceClassName: mine.example.com, tolerations: [
+      {operator: Exists, effect: NoExecute, tolerationSeconds: 0}]}}]}}}}
+- {apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {
+    resourceClaims: [{name: c, resourceClaimTemplateName: t}], containers: [{name: m, image: i}]}}
+"""
 
 
 async def tell(**options: Any) -> tuple[int, str]:
@@ -134,6 +146,13 @@ async def test_a_pod_that_keeps_failing_ends_the_demo_and_the_reason_is_told_onc
             "not one: request r: in use",
             "pod default/b cannot be scheduled",
             id="a pod cannot be scheduled",
+        ),
+        pytest.param(
+            BACKEND.replace("return [device", "raise ClaimError('no power') #"),
+            EVICTED_POD,
+            "Event DeviceTaintManagerEviction on Pod a",
+            "pod default/a was deleted before it ran",
+            id="a pod is evicted",
         ),
         pytest.param(
             BACKEND,
