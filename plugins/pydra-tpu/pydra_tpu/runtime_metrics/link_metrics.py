@@ -70,4 +70,5 @@ class LinkMetrics:
         finally:
             if process.returncode is None:
                 process.kill()
+                await process.wait()  # as long as it cannot end, none is started beside it
         return output.splitlines()[-1] if output.strip() else b""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra_tpu.runtime_metrics.link_metrics import LinkMetrics
+from pydra_tpu.runtime_metrics.library import METRICS
+from pydra_tpu.runtime_metrics.link_metrics import ENVIRONMENT, LinkMetrics, find_library
 from pydra_tpu.runtime_metrics.links import LinkReading, add_links, build_link_samples
 from tpu_values import host_of
 
@@ -24,7 +28,7 @@ async def look(*commands: tuple[str, ...]) -> LinkReading:
     with socket.create_server(("127.0.0.1", 0)) as server:
         reading = LinkReading()
         for command in commands:
-            links = LinkMetrics(command, server.getsockname()[1], 1, 0.5 if command[0] == "sleep" else 30)
+            links = LinkMetrics(command, server.getsockname()[1], 1, 0.5 if "sleep" in " ".join(command) else 30)
             links.reading = reading
             await links.look()
             reading = links.reading
@@ -33,6 +37,24 @@ async def look(*commands: tuple[str, ...]) -> LinkReading:
 
 async def test_the_last_answer_stays_while_the_library_hangs_or_fails() -> None:
     assert await look(GOOD, ("sleep", "1000"), ("false",), ("echo", "no JSON"), ("/no/such/program",)) == TOLD
+
+
+async def test_a_library_that_hangs_with_the_interpreters_lock_held_does_not_hold_up_the_event_loop() -> None:
+    # In this process the call would end after 1000 s.
+    assert await look(GOOD, (sys.executable, "-c", "import ctypes; ctypes.PyDLL(None).sleep(1000)")) == TOLD
+
+
+def test_googles_library_answers_in_the_form_that_is_parsed(tmp_path: Path) -> None:
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu, which is for x86-64 only, is not installed: pip install 'pydra-tpu[libtpu]'")
+    environment = {**os.environ, **ENVIRONMENT, "VBAR_CONTROL_SERVICE_URL": "127.0.0.1:9", "TPU_LOG_DIR": str(tmp_path)}
+    done = subprocess.run(find_library(), env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    # Nobody serves these metrics here, so none has values.
+    assert msgspec.json.decode(done.stdout.splitlines()[-1], type=LinkReading) == LinkReading()
+    names = "from libtpu import sdk; print(*sdk.tpumonitoring.list_supported_metrics())"
+    known = subprocess.run([sys.executable, "-c", names], env=environment, capture_output=True, text=True, check=True)
+    assert set(METRICS) <= set(known.stdout.split())
 
 
 async def test_nothing_is_asked_and_known_while_the_port_is_closed(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """Records what JAX's ahead-of-time topologies say of coordinates; needs no TPU.
 
-    pip install jax libtpu    # in an environment of their own: 1.1 GB
+    pip install 'pydra-tpu[jax]'    # 1.1 GB
     python tests/support/record_topologies.py > tests/oracle/topologies.json
 
-Each record has the devices of one slice as `[id, process, x, y, z, core]`.
+Each record has the devices of one slice as `[id, process, x, y, z, core]`. With the argument `large`, the script prints
+slices that are too large to be kept.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import importlib.metadata
 import json
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 FLAT, DEEP = "1x1 2x2 2x4 4x4 4x8 8x8", "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4"
@@ -27,6 +29,15 @@ SLICES = {
     "tpu7x": (DEEP, (4,)),
 }
 """JAX's name of each generation: its topologies, and the sizes of its hosts in chips."""
+LARGE = {
+    "v2": ("4x4 4x8 8x8 8x16 16x16", (4,)),
+    "v3": ("4x8 8x8 8x16 16x16 16x32 32x32", (4,)),
+    "v4": ("4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16", (4,)),
+    "v5e": ("8x16 16x16", (1, 4, 8)),
+    "v5p": ("4x4x8 4x8x8 8x8x8 8x8x16 8x16x16", (4,)),
+    "v6e": ("8x16 16x16", (1, 4, 8)),
+    "tpu7x": ("4x4x8 4x8x8 8x8x8 8x8x16 8x16x16", (4,)),
+}
 
 
 def ask_jax(generation: str, topology: str, chips: int) -> dict[str, Any]:
@@ -41,10 +52,10 @@ def ask_jax(generation: str, topology: str, chips: int) -> dict[str, Any]:
     return {"generation": generation, "topology": topology, "host_chips": chips, "devices": devices}
 
 
-def record() -> dict[str, Any]:
+def record(chosen: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Any]:
     """All slices that JAX knows of these, and its version."""
     slices = []
-    for generation, (names, sizes) in SLICES.items():
+    for generation, (names, sizes) in chosen.items():
         for topology in names.split():
             for chips in sizes:
                 try:
@@ -56,6 +67,6 @@ def record() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    recorded = record()
+    recorded = record(LARGE if sys.argv[1:] == ["large"] else SLICES)
     lines = ",\n".join(json.dumps(one, separators=(",", ":")) for one in recorded["slices"])
     sys.stdout.write(f'{{"versions": {json.dumps(recorded["versions"])},\n"slices": [\n{lines}\n]}}\n')
