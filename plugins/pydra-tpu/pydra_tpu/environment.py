@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from pydra import ClaimError
 from pydra_tpu.config import TpuConfig, VisibleChips, build_config_environment
-from pydra_tpu.geometry import SubSlice, divide_bounds
+from pydra_tpu.geometry import SubSlice
 from pydra_tpu.hardware import Host
 from pydra_tpu.processes import MeshProcess, NotProcesses
 
@@ -38,31 +38,28 @@ def build_environment(
     """
     generation, facts = host.chips[0].generation, host.facts
     is_whole = len(mesh.chips) == len(host.chips)
-    topology = facts.topology if is_whole else mesh.bounds
-    hosts = topology and divide_bounds(topology, mesh.bounds)
+    whole = host.slice if is_whole else generation.form_slice(mesh.bounds, mesh.bounds)
     environment = {
         "TPU_SKIP_MDS_QUERY": "true",
         **_with_twins(*_CHIP_BOUNDS, value=str(mesh.bounds)),
     }
-    resilient = False
-    if topology and hosts:
-        rings = (facts.wrap if is_whole else None) or generation.wrap(topology)
-        resilient = generation.has_ici_resiliency(topology)
+    if whole:
         environment |= {
-            "TPU_ACCELERATOR_TYPE": generation.accelerator_type(topology.size),
-            "TPU_TOPOLOGY": generation.topology(topology),
+            "TPU_ACCELERATOR_TYPE": whole.accelerator_type,
+            "TPU_TOPOLOGY": generation.topology(whole.topology),
             **_with_twins("TPU_TOPOLOGY_ALT", "ALT", value="false"),
-            **_with_twins("TPU_TOPOLOGY_WRAP", "WRAP", value=",".join(str(closed).lower() for closed in rings)),
-            **_with_twins(*_PROCESS_BOUNDS, value=str(hosts)),
+            **_with_twins("TPU_TOPOLOGY_WRAP", "WRAP", value=whole.wrap_text),
+            **_with_twins(*_PROCESS_BOUNDS, value=str(whole.hosts)),
         }
-    if hosts and hosts.size == 1:
+    if whole and whole.hosts.size == 1:
         environment |= {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}
     elif facts.worker_id is not None:
         environment["TPU_WORKER_ID"] = str(facts.worker_id)
-        if hosts and len(facts.worker_hostnames) == hosts.size:
+        if whole and len(facts.worker_hostnames) == whole.hosts.size:
             environment["TPU_WORKER_HOSTNAMES"] = ",".join(facts.worker_hostnames)
+    resilient = whole is not None and generation.has_ici_resiliency(whole.topology)
     if config.ici_resiliency and not resilient:
-        shape = generation.topology(topology) if topology else "unknown topology"
+        shape = generation.topology(whole.topology) if whole else "unknown topology"
         raise NoIciResiliency(
             f"iciResiliency: a {generation.product} slice of {shape} has none; leave it "
             "out, or ask for whole hosts of a v4 or v5p slice with at least 4 chips in each dimension"
@@ -72,7 +69,7 @@ def build_environment(
     if resiliency is not None:
         environment["ENABLE_ICI_RESILIENCY"] = str(resiliency).lower()
     if process is not None:
-        if not hosts or hosts.size > 1:
+        if not whole or whole.hosts.size > 1:
             raise NotProcesses("processes: these chips are, or may be, one host of a larger slice; leave processes out")
         environment |= _build_process_environment(process)
     seen = mesh if process is None else process.part

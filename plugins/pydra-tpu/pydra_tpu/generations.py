@@ -10,10 +10,27 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pydra_tpu.geometry import Bounds, format_topology
+from pydra_tpu.geometry import Bounds, divide_bounds, format_topology
 
 VENDOR = "0x1ae0"
 """Google's PCI vendor id, which network cards and disks of its machines have too."""
+
+
+class TpuSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """Chips that compute together: how many there are in each dimension, and what follows from that.
+
+    `hosts` is how many hosts it has in each dimension; `wrap` says in which dimensions it is a ring.
+    """
+
+    topology: Bounds
+    hosts: Bounds
+    wrap: tuple[bool, bool, bool]
+    accelerator_type: str
+
+    @property
+    def wrap_text(self) -> str:
+        """As environment variables of libtpu have it: `true,true,false`."""
+        return ",".join(str(closed).lower() for closed in self.wrap)
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +62,18 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     def topology(self, bounds: Bounds) -> str:
         """The shape as this generation's topologies are written."""
         return format_topology(bounds, self.dimensions)
+
+    def form_slice(
+        self, topology: Bounds, host: Bounds, wrap: tuple[bool, bool, bool] | None = None
+    ) -> TpuSlice | None:
+        """The slice of this topology, of hosts of this shape; None if these do not fill it. `wrap`: if it was told."""
+        hosts = divide_bounds(topology, host)
+        return hosts and TpuSlice(
+            topology=topology,
+            hosts=hosts,
+            wrap=wrap or self.wrap(topology),
+            accelerator_type=self.accelerator_type(topology.size),
+        )
 
     def has_ici_resiliency(self, topology: Bounds) -> bool:
         """Whether a slice of this topology can go on without some of its links. Source: Google's DRA driver."""

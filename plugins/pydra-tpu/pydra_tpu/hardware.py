@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pydra_tpu.generations import Generation
-from pydra_tpu.geometry import Bounds
+from pydra_tpu.generations import Generation, TpuSlice
+from pydra_tpu.geometry import HOST_BOUNDS, Bounds
 
 VFIO_CONTROL = "/dev/vfio/vfio"
 """A process that opens a device through VFIO needs this node too."""
@@ -90,3 +90,11 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     facts: SliceFacts = SliceFacts()
     uuid: str = ""
     problems: tuple[str, ...] = ()
+
+    @property
+    def slice(self) -> TpuSlice | None:
+        """The slice that this host, whose chips must form a mesh, is a worker of; None as long as nobody told it."""
+        if not self.facts.topology:
+            return None
+        whole = HOST_BOUNDS[len(self.chips)]
+        return self.chips[0].generation.form_slice(self.facts.topology, whole, self.facts.wrap)

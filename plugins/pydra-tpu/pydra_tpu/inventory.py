@@ -15,7 +15,7 @@ from pydra import (
     Quantity,
 )
 from pydra_tpu.generations import Generation
-from pydra_tpu.geometry import HOST_BOUNDS, SubSlice, divide_bounds, list_sub_slices, locate
+from pydra_tpu.geometry import HOST_BOUNDS, SubSlice, list_sub_slices, locate
 from pydra_tpu.hardware import Chip, Host
 from pydra_tpu.health import diagnose
 from pydra_tpu.settings import Offer
@@ -97,7 +97,7 @@ def _build_device(name: str, sub_slice: SubSlice, host: Host, offer: Offer) -> D
 
 def _build_attributes(name: str, sub_slice: SubSlice, host: Host, chips: list[Chip]) -> dict[str, AttributeValue]:
     """Google's attributes mean what they mean there: they speak of the node, whatever part of it the device is."""
-    generation, facts = chips[0].generation, host.facts
+    generation, facts, whole = chips[0].generation, host.facts, host.slice
     attributes: dict[str, AttributeValue | None] = {
         "brand": "Google",
         "productName": generation.product,
@@ -109,6 +109,9 @@ def _build_attributes(name: str, sub_slice: SubSlice, host: Host, chips: list[Ch
         "uuid": str(uuid.uuid5(NAMESPACE, f"{host.uuid}/{name}")) if host.uuid else None,
         "shape": generation.topology(sub_slice.bounds),
         "wholeHost": len(chips) == len(host.chips),
+        "acceleratorType": whole.accelerator_type if whole else None,
+        "hostBounds": str(whole.hosts) if whole else None,
+        "wrap": whole.wrap_text if whole else None,
         "workerId": facts.worker_id,
         # A longer string is not valid in the API, and a part of it could be another slice's name.
         "sliceName": facts.slice_name if len(facts.slice_name or "") <= 64 else None,
@@ -125,16 +128,15 @@ def _build_coordinates(sub_slice: SubSlice, host: Host) -> dict[str, AttributeVa
 
     Workers are counted row by row, x first, as the chips of a host are.
     """
-    whole, facts = HOST_BOUNDS[len(host.chips)], host.facts
-    hosts = divide_bounds(facts.topology, whole) if facts.topology else None
-    if hosts is None:
+    bounds, whole = HOST_BOUNDS[len(host.chips)], host.slice
+    if whole is None:
         return {}
-    worker = 0 if hosts.size == 1 else facts.worker_id
-    if worker is None or worker >= hosts.size:
+    worker = 0 if whole.hosts.size == 1 else host.facts.worker_id
+    if worker is None or worker >= whole.hosts.size:
         return {}
-    origin, chip = locate(worker, hosts), locate(sub_slice.chips[0], whole)
+    origin, chip = locate(worker, whole.hosts), locate(sub_slice.chips[0], bounds)
     return {
-        name: first * length + offset for name, first, length, offset in zip("xyz", origin, whole, chip, strict=True)
+        name: first * length + offset for name, first, length, offset in zip("xyz", origin, bounds, chip, strict=True)
     }
 
 

@@ -23,11 +23,15 @@ def describe_slice(machine: MachineType, *, contradicts: bool) -> Mapping[str, s
 
 
 @asynccontextmanager
-async def serve_metadata(attributes: Mapping[str, str]) -> AsyncIterator[str]:
-    """Serve them; yield the address."""
+async def serve_metadata(attributes: Mapping[str, str], *, late: bool = False) -> AsyncIterator[str]:
+    """Serve them; yield the address. `late`: whoever asks first is told nothing."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal late
         try:
+            if late:
+                late = False
+                return
             request = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             text = attributes.get(request.split(" ")[1].removeprefix(PATH))
             status = "404 Not Found" if text is None else "200 OK"

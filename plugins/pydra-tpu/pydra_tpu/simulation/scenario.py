@@ -46,8 +46,19 @@ def _remove_function(root: str, machine: MachineType) -> None:
 
 
 def _hold_chip(root: str, machine: MachineType) -> None:
+    _start_process(root, [node_path(machine, machine.chips - 1)])
+
+
+def _hold_lockfile(root: str, machine: MachineType) -> None:
+    """JAX outside of Kubernetes: it takes the lock of libtpu, and all chips."""
+    nodes = [node_path(machine, index) for index in range(machine.chips)]
+    _start_process(root, ["/tmp/libtpu_lockfile", *nodes])  # noqa: S108 - where libtpu has it
+
+
+def _start_process(root: str, opened: Sequence[str]) -> None:
     os.makedirs(f"{root}/proc/4711/fd")
-    os.symlink(node_path(machine, machine.chips - 1), f"{root}/proc/4711/fd/5")
+    for number, path in enumerate(opened):
+        os.symlink(path, f"{root}/proc/4711/fd/{number}")
     with open(f"{root}/proc/4711/stat", "w", encoding="utf-8") as file:
         file.write(f"4711 (train.py) S 1 {'0 ' * 17}7 0 0\n")
 
@@ -57,9 +68,10 @@ FILE_FAULTS: Mapping[str, Callable[[str, MachineType], None]] = {
     "driver-unbound": _unbind_driver,
     "chip-gone": _remove_function,
     "chip-held": _hold_chip,
+    "lockfile-held": _hold_lockfile,
 }
 LINK_FAULTS = ("link-down", "throttled")
-METADATA = ("metadata", "metadata-contradicts")
+METADATA = ("metadata", "metadata-late", "metadata-contradicts")
 SERVICE_FAULTS = ("workload", "metrics-hang", "metadata-silent", *METADATA)
 """`workload` and `metadata` are none: a runtime that serves its metrics, and a server that alone tells of the slice."""
 
@@ -108,7 +120,8 @@ async def open_scenario(settings: Settings) -> AsyncIterator[tuple[Settings, Seq
             settings = replace(settings, metadata_server=f"127.0.0.1:{port}")
         elif set(METADATA).intersection(faults):
             served = describe_slice(machine, contradicts="metadata-contradicts" in faults)
-            settings = replace(settings, metadata_server=await services.enter_async_context(serve_metadata(served)))
+            server = serve_metadata(served, late="metadata-late" in faults)
+            settings = replace(settings, metadata_server=await services.enter_async_context(server))
         command: Sequence[str] = ()
         if set(LINK_FAULTS).intersection(faults):
             command = ("cat", f"{root}/library.json")

@@ -18,6 +18,7 @@ from pydra_tpu import DRIVER
 from tests.integration.agent.process import DEADLINE, run_agent
 
 NAMESPACE = "default"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "four-pods.yaml"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "jax.md"
 
 
@@ -124,6 +125,16 @@ async def test_the_scheduler_cuts_the_mesh_and_pods_that_do_not_fit_are_told_why
         assert (environment["TPU_TOPOLOGY"], environment["TPU_ACCELERATOR_TYPE"]) == ("2x2", "v5litepod-4")
     assert (pair["TPU_TOPOLOGY"], pair["TPU_CHIPS_PER_PROCESS_BOUNDS"]) == ("1x2", "1,2,1")
     assert single["TPU_TOPOLOGY"] == "1x1"
+
+
+async def test_the_pods_of_the_example_get_what_is_left_and_the_last_is_told_why_not(tmp_path: Path) -> None:
+    objects = [*yaml.safe_load_all(EXAMPLE.read_text())]
+    async with scene(tmp_path) as node:
+        for template, pod in zip(objects[::2], objects[1::2], strict=True):
+            await node.apply(template, pod)
+        topologies = [(await node.environment(name))["TPU_TOPOLOGY"] for name in ("training", "tuning", "serving")]
+        assert "of 2 that match 0 can be had" in await node.pending("late")
+    assert topologies == ["2x2", "1x2", "1x2"]
 
 
 async def test_the_pod_of_the_page_has_what_the_page_says(tmp_path: Path) -> None:

@@ -52,6 +52,14 @@ async def test_a_fault_in_files_makes_the_last_chip_ill(name: str, fault: str, r
     assert "chip-0" not in ill
 
 
+async def test_a_process_outside_of_kubernetes_that_holds_libtpus_lock_has_all_chips(tmp_path: Path) -> None:
+    async with pydra_tpu.connect(settings_of("v6e-4+lockfile-held", tmp_path)) as backend:
+        inventory = await backend.discover()
+    assert {*list_ill(inventory).values()} == {"InUse"}
+    assert len(list_ill(inventory)) == len(inventory.devices)
+    assert "process 4711 (train.py) of the node" in inventory.devices[0].health.message
+
+
 async def test_a_host_that_lacks_a_chip_from_the_start_offers_none(tmp_path: Path) -> None:
     async with pydra_tpu.connect(settings_of("v5e-8+chip-gone", tmp_path)) as backend:
         inventory = await backend.discover()
@@ -66,6 +74,15 @@ async def test_the_metadata_server_alone_tells_of_the_slice(tmp_path: Path) -> N
     attributes = inventory.devices[0].attributes
     assert (attributes["topology"], attributes["accelerator"]) == ("2x4", "tpu-v5-lite-podslice")
     assert inventory.unreadable == ()
+
+
+async def test_what_the_metadata_server_tells_late_is_published_without_a_restart(tmp_path: Path) -> None:
+    async with pydra_tpu.connect(settings_of("v5p-8+metadata-late", tmp_path)) as backend:
+        before = (await backend.discover()).devices[0].attributes
+        while "topology" not in (after := (await backend.discover()).devices[0].attributes):
+            await backend.wait_changed()
+    assert not {"topology", "acceleratorType", "hostBounds", "x"} & before.keys()
+    assert (after["acceleratorType"], after["hostBounds"], after["x"]) == ("v5p-8", "1,1,1", 0)
 
 
 async def test_what_the_metadata_server_contradicts_itself_in_is_left_out_and_told(tmp_path: Path) -> None:

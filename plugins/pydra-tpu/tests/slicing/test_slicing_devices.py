@@ -64,6 +64,21 @@ def test_a_device_says_where_in_the_slice_its_first_chip_is(
 
 
 @pytest.mark.parametrize(
+    ("host", "kind", "bounds", "wrap"),
+    [
+        (V5E, "v5litepod-8", "1,1,1", "false,false,false"),
+        (host_of("v5litepod", 4, Bounds(8, 16), worker_id=3), "v5litepod-128", "4,8,1", "false,true,false"),
+        (host_of("v5p", 4, Bounds(4, 4, 8)), "v5p-256", "2,2,8", "true,true,true"),
+        (host_of("v5p", 4, Bounds(4, 4, 8), wrap=(False,) * 3), "v5p-256", "2,2,8", "false,false,false"),
+    ],
+)
+def test_every_device_says_of_which_slice_it_is(host: Host, kind: str, bounds: str, wrap: str) -> None:
+    for device in build_inventory(host).devices:
+        said = [device.attributes[name] for name in ("acceleratorType", "hostBounds", "wrap")]
+        assert said == [kind, bounds, wrap]
+
+
+@pytest.mark.parametrize(
     "host",
     [
         host_of("v5p", 4),
@@ -79,7 +94,8 @@ def test_where_a_chip_is_remains_open_until_the_slice_is_known(host: Host) -> No
 
 def test_what_is_not_known_is_left_out() -> None:
     whole = build_inventory(replace(host_of("v5p", 4), uuid="")).devices[0]
-    assert not {"topology", "accelerator", "workerId", "uuid"} & whole.attributes.keys()
+    unknown = {"topology", "accelerator", "acceleratorType", "hostBounds", "wrap", "workerId", "uuid"}
+    assert not unknown & whole.attributes.keys()
     assert not [name for name in whole.attributes if "/" in name]
 
 
