@@ -22,6 +22,7 @@ from benchmarks.nvidia_calls import measure_nvidia_calls
 from benchmarks.path import measure_path
 from benchmarks.publishing import measure_idle, measure_publishing, measure_start
 from benchmarks.report import Report
+from benchmarks.tpu_agent import measure_tpu_agent
 from benchmarks.tpu_calls import measure_tpu_calls
 from benchmarks.world import open_world
 
@@ -36,6 +37,7 @@ PARTS = (
     "nvidia-agent",
     "nvidia-rest",
     "tpu-calls",
+    "tpu-agent",
 )
 
 
@@ -68,6 +70,7 @@ def main() -> None:
         "nvidia-agent": lambda: measure_nvidia_agent(report, rounds=rounds),
         "nvidia-rest": lambda: measure_nvidia_rest(report, seconds=30),
         "tpu-calls": lambda: measure_tpu_calls(report, rounds=rounds),
+        "tpu-agent": lambda: measure_tpu_agent(report, rounds=rounds, seconds=20 if quick else 60),
     }
     within = True
     for name in arguments.parts or PARTS:

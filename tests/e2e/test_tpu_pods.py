@@ -90,6 +90,30 @@ async def test_the_scheduler_cuts_the_mesh_and_pods_that_do_not_fit_are_told_why
         await cluster.wait_phase("square", "Running")
 
 
+async def test_the_containers_of_a_pod_are_processes_on_one_mesh_each_with_its_own_chips() -> None:
+    processes = {
+        "apiVersion": "tpu.resource.google.com/v1alpha1",
+        "kind": "TpuConfig",
+        "processes": {"firstPort": 9000},
+    }
+    async with open_host() as (cluster, _, _):
+        await cluster.require("consumesCounters", "DRAPartitionableDevices")
+        requests = [{"name": name, "exactly": {"deviceClassName": f"2x2.{DRIVER}"}} for name in ("first", "second")]
+        config = [{"opaque": {"driver": DRIVER, "parameters": processes}}]
+        await cluster.create_claim("mesh", requests=requests, config=config)
+        containers = {name: [{"name": "accel", "request": name}] for name in ("first", "second")}
+        look = LOOK.replace("^TPU_", "-e ^TPU_ -e ^CLOUD_TPU_")
+        found = await cluster.run_pod("mesh", look, containers=containers, resourceClaimName="mesh")
+        for rank, (name, chips) in enumerate((("first", "0123"), ("second", "4567"))):
+            assert {
+                f"CLOUD_TPU_TASK_ID={rank}",
+                f"TPU_PROCESS_PORT={9000 + rank}",
+                "TPU_PROCESS_ADDRESSES=localhost:9000,localhost:9001",
+                "TPU_PROCESS_BOUNDS=1,2,1",
+            } <= set(found[name])
+            assert [line for line in found[name] if "TPU_" not in line] == [*chips, "vfio"]
+
+
 async def test_claims_as_for_googles_driver_and_its_device_plugin_get_a_host_or_a_mesh_and_never_less() -> None:
     async with open_host() as (cluster, _, _):
         await cluster.require("consumesCounters", "DRAPartitionableDevices")
