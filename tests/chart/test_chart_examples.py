@@ -19,6 +19,7 @@ API_PORTS = {
     "gke": {443},
     "gke-tpu": {443},
     "eks": {443},
+    "aks": {443},
     "openshift": {443, 6443},
 }
 """Where the API server is: behind its Service, and after the Service's address is translated."""
@@ -103,3 +104,9 @@ def test_an_example_says_how_it_is_installed(name: str) -> None:
     assert re.search(
         rf"helm install .* -f charts/pydra/examples/{name}\.yaml$", EXAMPLES[name].read_text(), re.MULTILINE
     )
+
+
+@pytest.mark.parametrize("name", API_PORTS)
+def test_an_example_says_what_was_tried_and_what_was_not(name: str) -> None:
+    said = " ".join(line.removeprefix("# ") for line in EXAMPLES[name].read_text().splitlines() if line[:2] == "# ")
+    assert re.search(r"Tried: .*\(tests/e2e\).* Not tried: \S+", said)

@@ -10,13 +10,16 @@ import os
 import anyio
 import pytest
 
+from pydra.kube.resources import NODES, Resource
 from tests.e2e.cluster import STAY, Cluster
 from tests.e2e.kubelet import count_failures
 from tests.e2e.release import IMAGE, Release, image_values, open_place
 
 pytestmark = pytest.mark.skipif(not IMAGE, reason="PYDRA_E2E_CHART_IMAGE names no image that is on the node")
 
+CONFIG_MAPS = Resource(group="", version="v1", plural="configmaps", kind="ConfigMap", namespaced=True)
 UPGRADES = 20
+POOL = "e2e.pydra.dev/pool"
 OLDER = os.environ.get("PYDRA_E2E_OLDER_IMAGE", "")
 ONE = "groups: [{name: accel, count: 1}]"
 THREE = "groups: [{name: accel, count: 3}]"
@@ -97,6 +100,43 @@ async def test_other_values_count_at_once_and_what_was_prepared_stays() -> None:
         await _assert_untouched(cluster, "old", "new")
         await cluster.clear()
         await cluster.wait_unprepared()
+
+
+async def test_a_node_that_joins_a_pool_gets_its_settings_and_keeps_what_was_prepared() -> None:
+    async with open_place() as (cluster, release):
+        machines = {"metadata": {"name": "machines"}, "data": {"three.yaml": THREE}}
+        await cluster.client.create(CONFIG_MAPS, machines, namespace=cluster.namespace)
+        large = {"values": ["large"], "settings": {"scenario": "/etc/machines/three.yaml"}}
+        volume = {"name": "machines", "configMap": {"name": "machines"}, "mountPath": "/etc/machines", "readOnly": True}
+        pools = {"nodePools": {"label": POOL, "pools": {"large": large}}, "volumes": [volume]}
+        probes = {"readiness": {"periodSeconds": 2}}
+        await release.install(release.hardware(ONE), {"backends": {"sim": pools}, "probes": probes})
+        await start(cluster, "old")
+        await cluster.client.patch(NODES, cluster.node, {"metadata": {"labels": {POOL: "large"}}})
+        try:
+            await cluster.wait("the pool's agent is alone", lambda: _is_alone(release, "pydra-sim-large-"))
+            await start(cluster, "new")
+            assert await device_names(cluster) == ["accel-0", "accel-1", "accel-2"]
+            agent = (await release.agent())["spec"]["containers"][0]
+            assert agent["readinessProbe"]["periodSeconds"] == 2
+        finally:
+            await cluster.client.patch(NODES, cluster.node, {"metadata": {"labels": {POOL: None}}})
+        await cluster.wait("the backend's own agent is alone", lambda: _is_alone(release, "pydra-sim-"))
+        await _assert_untouched(cluster, "old", "new")
+        await cluster.clear()
+        await cluster.wait_unprepared()
+
+
+async def start(cluster: Cluster, name: str) -> None:
+    await cluster.create_claim(name)
+    await cluster.start_pod(name, STAY, resourceClaimName=name)
+
+
+async def _is_alone(release: Release, prefix: str) -> bool:
+    """Whether the only agent is of this DaemonSet, and ready."""
+    agents = await release.agents()
+    ready = [one["ready"] for agent in agents for one in agent["status"].get("containerStatuses") or ()]
+    return ready == [True] and [one["metadata"]["generateName"] for one in agents] == [prefix]
 
 
 async def device_names(cluster: Cluster) -> list[str]:
