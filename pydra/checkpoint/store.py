@@ -221,22 +221,29 @@ class RecordStore:
         except OSError as error:
             raise self._explain(error, "opening") from error
 
-    async def put_back(self) -> tuple[str, ...]:
+    async def put_back(self, uid: str = "") -> tuple[str, ...]:
         """Use records again that were set aside and can be read now; return their paths. Call it in `async with`.
 
         The disk may have failed for a while, or somebody has repaired a file. A claim that has a record keeps that.
+        With `uid` only the record of that claim is tried.
 
         Raises:
             CheckpointError: the disk failed.
         """
-        found = [one for one in list_stored(self._path) if one.set_aside and one.record is not None]
         used = []
-        for one in found:
-            if one.uid not in self._records:
-                doing = f"putting back the record of claim {one.uid}"
-                await self._perform(doing, os.rename, one.path, os.path.join(self._path, one.uid + _RECORD))
-                self._scan()
-                used.append(one.path)
+        try:
+            places = [place for place in _list_set_aside(self._path) if uid in ("", place[1])]
+            for one in [_read_stored(*place, set_aside=True) for place in places]:
+                if one.record is not None and one.uid not in self._records:
+                    doing = f"putting back the record of claim {one.uid}"
+                    await self._perform(doing, os.rename, one.path, os.path.join(self._path, one.uid + _RECORD))
+                    if not self._is_of_another_boot(one.record):
+                        self._records[one.uid] = one.record
+                        self._note_signature(one.uid + _RECORD)  # not read again, which could fail again
+                    self._scan()
+                    used.append(one.path)
+        except OSError as error:
+            raise self._explain(error, "reading") from error
         return tuple(used)
 
     # Reading
@@ -332,10 +339,14 @@ class RecordStore:
                 UnreadableRecord(uid=uid, path=kept, why=str(error), partial=read_partial_record(content))
             )
             return None
-        if not self._durable and record.boot_id != self._boot_id:
+        if self._is_of_another_boot(record):
             os.unlink(path)
             return None
         return record
+
+    def _is_of_another_boot(self, record: Record) -> bool:
+        """Whether the hardware has forgotten by now what the record says."""
+        return not self._durable and record.boot_id != self._boot_id
 
     def _add_unreadable(self, record: UnreadableRecord) -> None:
         if self._unreadable.get(record.uid) == record:
@@ -407,7 +418,10 @@ class RecordStore:
     def _replace(self, name: str, content: bytes) -> None:
         path = os.path.join(self._path, name)
         atomic_files.write_file(path, content, mode=_FILE_MODE, durable=self._durable)
-        status = os.stat(path)
+        self._note_signature(name)
+
+    def _note_signature(self, name: str) -> None:
+        status = os.stat(os.path.join(self._path, name))
         self._signatures[name] = (status.st_ino, status.st_size, status.st_mtime_ns)
 
     def _rename(self, name: str, to: str) -> None:
@@ -422,6 +436,8 @@ class RecordStore:
             with suppress(FileNotFoundError):
                 os.unlink(os.path.join(self._path, name))
             self._signatures.pop(name, None)
+        if self._durable:  # else the claim would hold its devices again after a loss of power
+            atomic_files.flush_directory(self._path)
         if uid in self._unreadable:
             self._remove_set_aside(uid)
 
@@ -429,6 +445,8 @@ class RecordStore:
         for path, owner in _list_set_aside(self._path):
             if owner == uid:
                 os.unlink(path)
+                if self._durable:
+                    atomic_files.flush_directory(os.path.dirname(path))
 
     def _recreate(self) -> None:
         """Create the directory, or the lock in it, again after somebody removed it, with the records in memory."""

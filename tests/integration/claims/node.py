@@ -231,6 +231,9 @@ class Node:
     def record_file(self, uid: str) -> Path:
         return self.root / "records" / f"{uid}.json"
 
+    def cdi_file(self, uid: str) -> Path:
+        return self.root / "cdi" / f"{DRIVER}-claim_{uid}.json"
+
     def reboot(self) -> None:
         """The hardware and the tmpfs directories forget, unless the hardware is of the kind that remembers."""
         self.boot_id += "+"
