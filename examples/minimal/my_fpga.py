@@ -20,7 +20,7 @@ async def prepare(claim: Claim) -> list[PreparedDevice]:
         device.prepared(
             ContainerEdits()
             .with_device_node(f"/dev/{device.device}", host_path="/dev/null")  # replace with your hardware's node
-            .with_env("FPGA", device.device)
+            .with_env("FPGA", ",".join(one.device for one in claim.devices))
         )
         for device in claim.devices
     ]

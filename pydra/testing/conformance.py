@@ -32,7 +32,6 @@ from pydra.backends.supervisor_events import (
     RestoreFailed,
 )
 from pydra.backends.wire import Method
-from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec
 from pydra.claim import Claim, HeldClaim, OpaqueConfig, PreparedDevice
 from pydra.device_rules import validate_inventory
@@ -41,13 +40,14 @@ from pydra.errors import (
     BackendError,
     ClaimError,
     DeviceInUse,
-    HostPathMissing,
+    EditConflict,
     InvalidConfig,
     PydraError,
     SettingsError,
 )
 from pydra.quantity import parse_quantity
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE, Settings, parse_settings
+from pydra.testing.edits import advise, find_pair
 from pydra.testing.interruptions import Leaks, cancel_everywhere, crash_in_prepare, crash_in_restore, crash_in_unprepare
 from pydra.testing.report import Check, Report, fold_alike
 from pydra.testing.rules import Rule
@@ -253,6 +253,7 @@ class _Run:
             (Rule.PREPARE_AFTER_CRASH, self._prepare_after_crash),
             (Rule.UNPREPARE, self._unprepare),
             (Rule.UNPREPARE_AGAIN, self._unprepare_again),
+            (Rule.TOGETHER, self._together),
             (Rule.CONCURRENT, self._concurrent),
             (Rule.CANCEL, self._cancel),
             (Rule.DEADLINE, self._deadline),
@@ -469,7 +470,7 @@ class _Run:
         api_version, _, name = kind.rpartition("/")
         parameters = {"apiVersion": api_version, "kind": name, "pydraNoSuchField": 1}
         config = OpaqueConfig(source="FromClaim", position="config[0]", parameters=parameters)
-        claim = self._session.claim(f"misspelt-{kind}", Device(name=ABSENT), config)
+        claim = self._session.claim(f"misspelt-{kind}", Device(name=ABSENT), (config,))
         try:
             await self._session.hold(claim)
         except InvalidConfig as error:
@@ -569,31 +570,11 @@ class _Run:
 
     async def _edits(self) -> list[str]:
         build_spec(self._driver_name() or _DRIVER, self._session.claim("one").uid, self._prepared)
-        self._advise_bind_mounts()
-        await self._look_for_host_paths()
+        self._notes += await advise(self._prepared, self._environ.get("PYDRA_HOST_ROOT", "/"))
         return []
 
     def _driver_name(self) -> str:
         return self._session.facts.driver if self._session.facts is not None else ""
-
-    def _advise_bind_mounts(self) -> None:
-        """Advise the option that makes a mount of a host's path: CDI allows its absence, and no runtime mounts then."""
-        for one in self._prepared:
-            for mount in one.edits.mounts:
-                if mount.type in ("", "none") and not {"bind", "rbind"}.intersection(mount.options):
-                    self._notes.append(
-                        f"mount {mount.container_path}: its options {', '.join(mount.options)} have neither "
-                        "bind nor rbind; container runtimes refuse such a mount"
-                    )
-
-    async def _look_for_host_paths(self) -> None:
-        """Advise existing paths: the agent refuses the claim while one is missing, but this may not be the node."""
-        try:
-            await resolve(self._prepared, root=self._environ.get("PYDRA_HOST_ROOT", "/"))
-        except HostPathMissing as error:
-            self._notes += [f"{missing}; the agent refuses the claim while it is missing" for missing in error.missing]
-        except ClaimError as error:
-            self._notes.append(str(error))
 
     async def _prepare_again(self) -> list[str]:
         again = await self._session.hold(self._session.claim("one"))
@@ -614,11 +595,26 @@ class _Run:
         )
         return []
 
+    async def _together(self) -> list[str]:
+        if any(check.rule == Rule.EDITS.value and check.problems for check in self._checks):
+            raise _Skipped("the container edits of one device break CDI's rules")
+        pair = find_pair(self._inventory or Inventory(), self._usable())
+        if pair is None:
+            raise _Skipped("there are no two devices that one claim could have")
+        claim = self._session.build_claim("together", *pair)
+        prepared = await self._hold_alone(claim)
+        try:
+            build_spec(self._driver_name() or _DRIVER, claim.uid, prepared)
+        except EditConflict as error:
+            how = "give both the same value, made of all devices of the claim, or a name that has the device's"
+            return [f"{conflict}; {how}" for conflict in error.conflicts]
+        return []
+
     async def _concurrent(self) -> list[str]:
-        others = [one for one in self._usable() if one.name != self._session.device.name and not one.consumes_counters]
-        if not others or self._session.device.consumes_counters:
-            raise _Skipped("there are no two devices that surely are independent of each other")
-        claims = [self._session.claim("left"), self._session.claim("right", others[0])]
+        pair = find_pair(self._inventory or Inventory(), self._usable())
+        if pair is None:
+            raise _Skipped("there are no two devices that two claims could have at a time")
+        claims = [self._session.claim("left", pair[0]), self._session.claim("right", pair[1])]
         errors: list[PydraError] = []
 
         async def hold(claim: Claim) -> None:
@@ -639,7 +635,7 @@ class _Run:
                 await self._hold_alone(claim)
         return [f"refused beside another claim, and not alone: {error}" for error in errors]
 
-    async def _hold_alone(self, claim: Claim) -> None:
+    async def _hold_alone(self, claim: Claim) -> tuple[PreparedDevice, ...]:
         """Prepare and unprepare the claim; what refuses it alone as well has nothing to do with other claims."""
         try:
             prepared = await self._session.hold(claim)
@@ -647,6 +643,7 @@ class _Run:
             await self._session.release(claim, ())
             raise _Skipped(str(error)) from error
         await self._session.release(claim, prepared)
+        return prepared
 
     async def _cancel(self) -> list[str]:
         problems, self._late = await cancel_everywhere(self._session, self._timeouts.cancel_timeout)

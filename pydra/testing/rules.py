@@ -109,6 +109,11 @@ class Rule(Enum):
         "unprepare succeeds after a crash anywhere in unprepare",
         "the agent calls it again until it has ended",
     )
+    TOGETHER = (
+        "together",
+        "two devices of one claim are prepared, and their container edits agree",
+        "a container gets the edits of all devices of a request; the agent refuses a claim whose edits contradict",
+    )
     CONCURRENT = (
         "concurrent",
         "two claims are prepared at once, each with its own devices",

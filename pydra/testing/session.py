@@ -51,24 +51,27 @@ class Session:
 
     # Claims
 
-    def claim(self, name: str, device: Device | None = None, *configs: OpaqueConfig) -> Claim:
+    def claim(self, name: str, device: Device | None = None, configs: Sequence[OpaqueConfig] = ()) -> Claim:
         """Return the claim of this name, with a uid that no other run has used."""
         if name not in self._claims:
-            self._claims[name] = self.build_claim(name, device or self.device, *configs)
+            self._claims[name] = self.build_claim(name, device or self.device, configs=configs)
         return self._claims[name]
 
-    def build_claim(self, name: str, device: Device, *configs: OpaqueConfig) -> Claim:
-        """Return a new claim for the device, with the run's configuration unless another is given."""
+    def build_claim(self, name: str, *devices: Device, configs: Sequence[OpaqueConfig] = ()) -> Claim:
+        """Return a new claim with one request for the devices, with the run's configuration unless another is given."""
+        allocated = tuple(self._allocate(device, tuple(configs) or self.configs) for device in devices)
+        return Claim(uid=str(uuid.uuid4()), namespace="default", name=f"conformance-{name}", devices=allocated)
+
+    def _allocate(self, device: Device, configs: tuple[OpaqueConfig, ...]) -> AllocatedDevice:
         shared = device.allow_multiple_allocations
-        allocated = AllocatedDevice(
+        return AllocatedDevice(
             request="device",
             pool=_POOL,
             device=device.name,
             share_id=str(uuid.uuid4()) if shared else None,
             consumed_capacity={name: str(_share(one)) for name, one in device.capacity.items()} if shared else {},
-            configs=configs or self.configs,
+            configs=configs,
         )
-        return Claim(uid=str(uuid.uuid4()), namespace="default", name=f"conformance-{name}", devices=(allocated,))
 
     def remember(self, name: str, claim: Claim) -> None:
         """Make it the claim of this name."""

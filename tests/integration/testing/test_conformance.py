@@ -37,6 +37,7 @@ async def test_all_faults_of_a_sloppy_backend_are_found_at_once() -> None:
         "discover answers, and its devices obey the API's rules": "FAIL",
         "discover answers the same again": "FAIL",
         "measure answers": "note",
+        "two devices of one claim are prepared, and their container edits agree": "skip",
         "two claims are prepared at once, each with its own devices": "skip",
         "a device that it does not have is refused": "note",
         "unprepare succeeds when nothing was prepared": "FAIL",
@@ -134,7 +135,9 @@ async def test_a_device_that_needs_configuration_is_prepared_with_what_it_is_giv
     given = {"apiVersion": "needy.example.com/v1", "kind": "Needed", "clock": 1}
     found = outcomes(await run_checks(source, environ=environ, parameters=[given]))
     assert {title for title, mark in found.items() if mark != "ok"} == {
-        "two claims are prepared at once, each with its own devices"  # there is one device
+        # There is one device.
+        "two devices of one claim are prepared, and their container edits agree",
+        "two claims are prepared at once, each with its own devices",
     }
     wrong = await run_checks(source, environ=environ, parameters=[{**given, "clock": "fast"}])
     assert not wrong.ok

@@ -162,6 +162,12 @@ PROOFS = {
         "    finally: os.unlink(f'{DISK}/{claim.uid}')",
         says="half undone",
     ),
+    Rule.TOGETHER: Proof(
+        "async def prepare(claim):\n"
+        "    await good(claim)\n"
+        "    return [one.prepared(ContainerEdits(env={'CARD': one.device})) for one in claim.devices]",
+        says='CARD: device a (request device) sets "a", device b (request device) sets "b"; give both the same value',
+    ),
     Rule.CONCURRENT: Proof(
         "busy = False\n"
         "async def prepare(claim):\n"
