@@ -80,7 +80,6 @@ _log = logging.getLogger(__name__)
 _HINT_PAUSE_SECONDS = 0.1
 _HINT_RETRY_CAP_SECONDS = 60.0
 _RESTORE_RETRY_CAP_SECONDS = 30.0
-_UNKILLABLE_LOOK_SECONDS = 5.0
 
 
 class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +96,8 @@ class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
 class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """When a process that ended is replaced: `first`, doubled each time up to `cap`, `first` again after `healthy`.
 
-    `crashes` is how often a claim may crash its backend's process before it is quarantined; `unkillable` how many
-    processes that cannot be killed there may be before no more are started.
+    `crashes` is how often a claim may crash its backend's process before it is quarantined. No process is started while
+    `unkillable` of them cannot be killed; every `unkillable_look` seconds the supervisor looks whether one has ended.
     """
 
     first: float = 0.2
@@ -106,6 +105,7 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     healthy: float = 60.0
     crashes: int = 2
     unkillable: int = 3
+    unkillable_look: float = 5.0
 
     def delay(self, failures: int) -> float:
         """Return the seconds before the start that follows `failures` ends in a row (at least 1)."""
@@ -446,7 +446,7 @@ class BackendSupervisor:
         while len(unkillable := [one for one in self._unkillable if one.exists]) >= self._restarts.unkillable:
             pids = ", ".join(str(one.pid) for one in unkillable)
             self._move(BackendState.DOWN, f"has {len(unkillable)} processes that cannot be killed (pids {pids})")
-            await anyio.sleep(_UNKILLABLE_LOOK_SECONDS)
+            await anyio.sleep(self._restarts.unkillable_look)
         self._unkillable = unkillable
 
     async def _run_process(self) -> BackendEnded | BackendStartFailed | BackendRefused:

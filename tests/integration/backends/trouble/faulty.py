@@ -205,6 +205,10 @@ async def do_hang_gil() -> None:
     ctypes.PyDLL(None).sleep(3600)
 
 
+async def do_hang_in_kernel() -> None:
+    os.stat(Path(os.environ["FAULTY_DIR"]) / "stuck" / "register")
+
+
 async def do_hang_briefly() -> None:
     await asyncio.sleep(0.01)
 
