@@ -10,6 +10,7 @@ import asyncio
 import base64
 import contextlib
 import datetime
+import ipaddress
 import json
 import logging
 import os
@@ -21,8 +22,10 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
+from yarl import URL
 
 from pydra.errors import SettingsError
 from pydra.kube.transport import aiohttp, import_kubeconfig_loader
@@ -128,6 +131,8 @@ class Credentials:
         self.server = self._loaded.host.rstrip("/")
         if not self.server.startswith(("http://", "https://")):
             raise SettingsError([f"{self.source}: the server {self.server!r} must begin with https:// or http://"])
+        if self.access.proxy is not None:
+            log.info("requests to %s go through the proxy %s", self.server, URL(self.access.proxy).with_user(None))
 
     async def renew(self, *, refused: Access | None = None) -> bool:
         """Read the files again; return whether `refused`, with which a request failed, has been replaced since.
@@ -156,6 +161,10 @@ class Credentials:
             content = tuple(_read_file(file) for file in (loaded.ca_file, loaded.cert_file, loaded.key_file))
             if context is True or content != self._tls_content:
                 context = _build_ssl_context(loaded, strict=self._verify_x509_strict)
+        if loaded.proxy is not None and not loaded.proxy.startswith(("http://", "https://")):
+            raise _SourceError(
+                f"the proxy {URL(loaded.proxy).with_user(None)} cannot be used; it must begin with http:// or https://"
+            )
         headers = {"Authorization": loaded.authorization} if loaded.authorization else {}
         access = Access(headers=headers, ssl=context, server_hostname=loaded.server_hostname, proxy=loaded.proxy)
         if access != self.access:
@@ -179,6 +188,8 @@ async def load_credentials(
 ) -> Credentials:
     """Load the first that exists: `kubeconfig`, $KUBECONFIG, the pod's service account, ~/.kube/config.
 
+    A proxy is the kubeconfig's `proxy-url`, or what `find_proxy` finds in `environ`.
+
     With `verify_x509_strict`, Python's strict verification (3.13 and later) stays on; many clusters' authorities lack
     the key identifiers that it requires. Raises SettingsError.
     """
@@ -187,7 +198,7 @@ async def load_credentials(
     if not path and environ.get("KUBERNETES_SERVICE_HOST"):
         load, source = _service_account_loader(environ, service_account), "the pod's service account"
     elif path or _is_file(home):
-        load, source = _KubeconfigLoader(path or home, context, deadline).load, f"kubeconfig {path or home}"
+        load, source = _KubeconfigLoader(path or home, context, deadline, environ).load, f"kubeconfig {path or home}"
     else:
         raise SettingsError(
             [
@@ -202,15 +213,64 @@ async def load_credentials(
     return credentials
 
 
+def find_proxy(server: str, environ: Mapping[str, str]) -> str | None:
+    """Return the proxy for a server's URL, as kubectl and other programs in Go choose it.
+
+    `HTTPS_PROXY`, or `HTTP_PROXY` for http, in capitals or not. `NO_PROXY` lists what is reached without it: addresses,
+    networks (`10.96.0.0/12`), names with all that is below them, each with a port or without, or `*`. Neither is
+    loopback reached through a proxy. Source: golang.org/x/net/http/httpproxy.
+    """
+    url = urlsplit(server)
+
+    def read(name: str) -> str:
+        return environ.get(name.upper()) or environ.get(name, "")
+
+    proxy = read(f"{url.scheme}_proxy").strip()
+    if not proxy or _is_direct(
+        url.hostname or "", url.port or (443 if url.scheme == "https" else 80), read("no_proxy")
+    ):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _is_direct(host: str, port: int, no_proxy: str) -> bool:
+    address = _parse_network(host)
+    if host == "localhost" or (address is not None and address.is_loopback):
+        return True
+    for entry in no_proxy.lower().replace(" ", "").split(","):
+        name, _, digits = entry.rpartition(":")
+        has_port = digits.isdigit() and bool(name) and _parse_network(entry) is None
+        listed = (name if has_port else entry).strip("[]").removeprefix("*")
+        if not entry or (has_port and int(digits) != port):
+            continue
+        network = _parse_network(listed)
+        if network is not None and address is not None:
+            found = address.network_address in network
+        else:  # a name stands for itself and all that is below it, `.name` only for what is below it
+            found = host == listed or host.endswith(listed if listed.startswith(".") else f".{listed}")
+        if found or not listed:
+            return True
+    return False
+
+
+def _parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network | None:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        return None
+
+
 def _service_account_loader(environ: Mapping[str, str], directory: str) -> Load:
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     address = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+    proxy = find_proxy(address, environ)
 
     async def load() -> Loaded:
         token = _read_file(os.path.join(directory, "token")).decode(errors="replace").strip()
         if not token:
             raise _SourceError(f"the token file {directory}/token is empty")
-        return Loaded(host=address, authorization=f"Bearer {token}", ca_file=os.path.join(directory, "ca.crt"))
+        ca_file = os.path.join(directory, "ca.crt")
+        return Loaded(host=address, authorization=f"Bearer {token}", ca_file=ca_file, proxy=proxy)
 
     return load
 
@@ -223,10 +283,11 @@ class _KubeconfigLoader:
     process.
     """
 
-    def __init__(self, path: str, context: str, deadline: float) -> None:
+    def __init__(self, path: str, context: str, deadline: float, environ: Mapping[str, str]) -> None:
         self._path = path
         self._context = context
         self._deadline = deadline
+        self._environ = environ
         self._content: tuple[bytes, ...] = ()
         self._loader: Any = None
 
@@ -253,7 +314,7 @@ class _KubeconfigLoader:
             key_file=values.get("key_file"),
             verify=values.get("verify_ssl", True),
             server_hostname=values.get("tls_server_name"),
-            proxy=values.get("proxy"),
+            proxy=values.get("proxy") or find_proxy(found.host or "", self._environ),
         )
 
 

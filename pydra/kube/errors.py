@@ -127,6 +127,13 @@ def build_unanswered(doing: str, server: str, error: BaseException, *, seconds: 
     elif isinstance(error, TimeoutError) and not error.errno:  # with an errno, TCP gave the connection up
         text = f"timed out after {seconds:g} s waiting for {server}"
         cause = "Timeout"
+    elif isinstance(error, aiohttp.ClientHttpProxyError):
+        proxy = error.request_info.real_url.with_user(None)  # the password is nobody's business
+        text = f"the proxy {proxy} answered {error.status} {error.message} when asked for {server}"
+        cause = "Proxy"
+    elif isinstance(error, aiohttp.ClientProxyConnectionError):
+        text = f"no answer from the proxy {error.host}:{error.port}: {_explain(error)}"
+        cause = "Proxy"
     else:
         text = f"no answer from {server}: {_explain(error)}"
         if isinstance(error, aiohttp.ServerDisconnectedError) and "client certificate" in trust:

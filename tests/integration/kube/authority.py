@@ -12,6 +12,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+NAME = "api.example.com"
+"""A name in the server's certificate that only a proxy resolves."""
+
 
 class Authority:
     """An authority without key identifiers, as several clouds have: `ca`, a server's and a client's certificate.
@@ -29,7 +32,9 @@ class Authority:
         self.ca.write_bytes(authority.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
         for file in (self.server, self.client):
             own = ec.generate_private_key(ec.SECP256R1())
-            names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+            names = x509.SubjectAlternativeName(
+                [*(x509.IPAddress(ipaddress.ip_address(one)) for one in ("127.0.0.1", "::1")), x509.DNSName(NAME)]
+            )
             certificate = _build(_name(file.stem), name, own.public_key(), names).sign(key, hashes.SHA256())
             file.write_bytes(
                 certificate.public_bytes(serialization.Encoding.PEM)
