@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -112,9 +113,10 @@ class Board:
 class Agent:
     """An agent that was started."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, port: int) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], log: Path, host: str, port: int) -> None:
         self.process = process
         self.log = log
+        self.host = host
         self.port = port
 
     def lines(self) -> list[dict[str, Any]]:
@@ -132,7 +134,7 @@ class Agent:
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and text of a GET on its HTTP endpoint; (0, "") while nothing listens."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = HTTPConnection(self.host, self.port, timeout=10)
         try:
             connection.request("GET", path)
             response = connection.getresponse()
@@ -193,11 +195,13 @@ class Node:
         """Start an agent; killed at the end."""
         self._agents += 1
         log, port = self.root / f"agent-{self._agents}.log", free_port()
+        host = urlsplit(self.server.url).hostname or ""
+        endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         command = [
             *(sys.executable, "-m", "pydra.cli.agent", "--backend", backend, "--node-name", NODE),
             *("--kubeconfig", kubeconfig or str(self.server.kubeconfig)),
             *("--kubelet-root", str(self.root / "kubelet"), "--cdi-dir", str(self.cdi)),
-            *("--http-address", f"127.0.0.1:{port}", "--log-format", "json", *flags),
+            *("--http-address", endpoint, "--log-format", "json", *flags),
         ]
         clean = {name: text for name, text in os.environ.items() if not name.startswith(("PYDRA_", "KUBE"))}
         environment = {
@@ -211,7 +215,7 @@ class Node:
         }
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
-        agent = Agent(process, log, port)
+        agent = Agent(process, log, host, port)
         self._stack.callback(self._end, agent)
         return agent
 

@@ -195,7 +195,8 @@ class _Listener:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"{'https' if self._tls else 'http'}://{self._host}:{self._port}"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{'https' if self._tls else 'http'}://{host}:{self._port}"
 
     async def open(self) -> None:
         """Listen; a port of 0 becomes the one that was free and stays it."""
