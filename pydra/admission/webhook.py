@@ -47,8 +47,9 @@ PATH = "/validate"
 MAX_BODY = 4 << 20
 """Bytes of a review: etcd accepts objects of 1.5 MiB, and an update contains two."""
 
-SMALL_BODY = 256 << 10
-"""Reviews of up to so many bytes are read at once; of larger, rare ones, at most `MOST_LARGE` at a time."""
+SMALL_BODY = 64 << 10
+"""Reviews of up to so many bytes are read at once; of larger, rare ones, at most `MOST_LARGE` at a time. The memory
+that the chart allows the container is enough for all connections with bodies of this size."""
 
 MOST_LARGE = 4
 

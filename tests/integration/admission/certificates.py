@@ -62,6 +62,7 @@ class Authority:
         self,
         *,
         name: str = "webhook.example.com",
+        address: str = "127.0.0.1",
         days: tuple[float, float] = (-1, 30),
         usage: ObjectIdentifier = ExtendedKeyUsageOID.SERVER_AUTH,
     ) -> Pair:
@@ -77,7 +78,7 @@ class Authority:
             .not_valid_before(now + datetime.timedelta(days=days[0]))
             .not_valid_after(now + datetime.timedelta(days=days[1]))
             .add_extension(
-                x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+                x509.SubjectAlternativeName([x509.DNSName(name), x509.IPAddress(ipaddress.ip_address(address))]),
                 critical=True,
             )
             .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)

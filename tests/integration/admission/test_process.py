@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import pytest
 import yaml
 from anyio.abc import Process
 
+from pydra.admission.webhook import MAX_BODY, MOST_CONNECTIONS, MOST_LARGE, SMALL_BODY
 from pydra_dev.node import free_port
 from tests.integration.admission.certificates import Authority, SecretMount
 from tests.integration.admission.serving import connect, review
@@ -28,7 +30,10 @@ from tests.unit.admission.questions import entry
 
 DEADLINE = 60.0
 AUTHORITY = Authority()
-RIGHT = entry("sim.pydra.dev", sim())
+RIGHT, WRONG = entry("sim.pydra.dev", sim()), entry("sim.pydra.dev", sim(clockMHz=1))
+REPOSITORY = Path(__file__).parents[3]
+CROWD = 60
+"""Reviews that three API servers send at once."""
 
 
 def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
@@ -38,13 +43,19 @@ def environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
 class Running:
     """A webhook's process."""
 
-    def __init__(self, process: Process, log: Path, port: int) -> None:
+    def __init__(self, process: Process, log: Path, address: str) -> None:
         self.process = process
-        self.url = f"https://127.0.0.1:{port}"
+        self.url = f"https://{address}"
         self._log = log
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._log.read_text().splitlines()]
+
+    def peak_memory(self) -> int:
+        """The most bytes of memory that it had so far."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) << 10
 
     async def wait_log(self, words: str) -> None:
         with anyio.fail_after(DEADLINE):
@@ -59,10 +70,12 @@ class Running:
 
 
 @asynccontextmanager
-async def run_webhook(directory: Path, mount: SecretMount, *flags: str, **environ: str) -> AsyncIterator[Running]:
-    port, log = free_port(), directory / "log"
+async def run_webhook(
+    directory: Path, mount: SecretMount, *flags: str, host: str = "127.0.0.1", **environ: str
+) -> AsyncIterator[Running]:
+    address, log = f"{host}:{free_port()}", directory / "log"
     tls = ("--tls-cert", mount.certificate, "--tls-key", mount.key, "--tls-period", "0.05")
-    arguments = ["webhook", "--backend", "sim", "--address", f"127.0.0.1:{port}", *tls, "--log-format", "json", *flags]
+    arguments = ["webhook", "--backend", "sim", "--address", address, *tls, "--log-format", "json", *flags]
     with log.open("wb") as output:
         process = await anyio.open_process(
             [sys.executable, "-m", "pydra.cli.tool", *arguments],
@@ -73,7 +86,7 @@ async def run_webhook(directory: Path, mount: SecretMount, *flags: str, **enviro
         )
     async with process:
         try:
-            running = Running(process, log, port)
+            running = Running(process, log, address)
             await running.wait_log("answering reviews")
             yield running
         finally:
@@ -102,6 +115,30 @@ async def test_the_webhook_serves_renews_and_leaves_without_failing_a_review(tmp
             await review(session, webhook.url, configs=[RIGHT])
         kinds = next(line["message"] for line in webhook.lines() if "takes" in line["message"])
         assert kinds == "driver sim.pydra.dev of backend sim takes sim.pydra.dev/v1alpha1/SimConfig"
+
+
+async def test_a_crowd_of_reviews_is_answered_and_as_many_as_may_come_fit_into_the_memory_of_the_container(
+    tmp_path: Path,
+) -> None:
+    mount = SecretMount(tmp_path / "tls", AUTHORITY.issue(address="::1"))
+    async with run_webhook(tmp_path, mount, host="[::1]") as webhook, AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(connect(AUTHORITY, limit=CROWD // 3)) for _ in range(3)]
+        before = webhook.peak_memory()
+
+        async def ask(number: int, padding: int) -> None:
+            configs = [RIGHT if number % 2 else WRONG]
+            answer = await review(servers[number % 3], webhook.url, configs=configs, padding="x" * padding)
+            assert answer["allowed"] is bool(number % 2)
+
+        for count, padding in ((5 * CROWD, 0), (CROWD, SMALL_BODY - 4096), (CROWD, 2 * SMALL_BODY)):
+            await asyncio.gather(*(ask(number, padding) for number in range(count)))
+        of_each = (webhook.peak_memory() - before) / CROWD
+        await asyncio.gather(*(ask(number, MAX_BODY - 4096) for number in range(2 * MOST_LARGE)))
+        together = webhook.peak_memory() + of_each * (MOST_CONNECTIONS - CROWD)
+    chart = yaml.safe_load((REPOSITORY / "charts" / "pydra" / "values.yaml").read_text())
+    allowed = re.fullmatch(r"(\d+)Mi", chart["webhook"]["resources"]["limits"]["memory"])
+    assert allowed is not None
+    assert together < int(allowed[1]) << 20
 
 
 async def test_an_expired_certificate_is_no_readiness_until_the_files_hold_a_valid_one(tmp_path: Path) -> None:
