@@ -84,7 +84,8 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     proxy: str | None
 
 
-Load: TypeAlias = Callable[[], Awaitable[Loaded]]
+Load: TypeAlias = Callable[[bool], Awaitable[Loaded]]
+"""Loads a source; the argument says whether the server has refused what it had, so that nothing may be kept."""
 
 
 class Credentials:
@@ -125,7 +126,7 @@ class Credentials:
     async def open(self) -> None:
         """Read everything once; raises SettingsError when the source cannot be used."""
         try:
-            await self._read()
+            await self._read(refused=False)
         except _LOADER_ERRORS as error:
             raise SettingsError([f"{self.source}: {_describe(error)}"]) from error
         self.server = self._loaded.host.rstrip("/")
@@ -140,18 +141,19 @@ class Credentials:
         Never raises: the old credentials may still be valid, which the server's answer tells.
         """
         async with self._renewing:
-            if self.clock() >= self.fresh_until or (refused is not None and refused is self.access):
+            is_refused = refused is not None and refused is self.access
+            if is_refused or self.clock() >= self.fresh_until:
                 try:
-                    await self._read()
+                    await self._read(refused=is_refused)
                 except _LOADER_ERRORS as error:
                     self.fresh_until = self.clock() + RENEWAL_PERIOD
                     self.problem = f"cannot read the credentials again, {self.source}: {_describe(error)}"
                     log.warning("%s; the old ones stay in use", self.problem)
         return refused is not self.access
 
-    async def _read(self) -> None:
+    async def _read(self, *, refused: bool) -> None:
         async with asyncio.timeout(self._deadline):
-            loaded = await self._load()
+            loaded = await self._load(refused)
         if not _HEADER_SAFE(loaded.authorization):
             raise _SourceError(
                 "the token has several lines or characters that a header cannot carry; it must be one line"
@@ -265,7 +267,7 @@ def _service_account_loader(environ: Mapping[str, str], directory: str) -> Load:
     address = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     proxy = find_proxy(address, environ)
 
-    async def load() -> Loaded:
+    async def load(_refused: bool) -> Loaded:
         token = _read_file(os.path.join(directory, "token")).decode(errors="replace").strip()
         if not token:
             raise _SourceError(f"the token file {directory}/token is empty")
@@ -291,7 +293,7 @@ class _KubeconfigLoader:
         self._content: tuple[bytes, ...] = ()
         self._loader: Any = None
 
-    async def load(self) -> Loaded:
+    async def load(self, refused: bool) -> Loaded:
         """Load the current content; raises one of _LOADER_ERRORS."""
         parts = [part for part in self._path.split(os.pathsep) if part]
         if missing := [part for part in parts if not _is_file(part)]:
@@ -302,6 +304,8 @@ class _KubeconfigLoader:
         try:
             if self._loader is None or content != self._content:
                 self._loader, self._content = _build_loader(module, self._path, self._context, self._deadline), content
+            elif refused:
+                self._loader.plugin_until = 0.0  # revoked, or the clocks of this machine and the server's differ
             await self._loader.load_and_set(found)
         except (module.ConfigException, module.yaml.YAMLError) as error:
             raise _SourceError(str(error)) from error

@@ -43,7 +43,7 @@ async def serve_raw(answer: Answer | bytes) -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def open_raw_client(url: str, **options: object) -> AsyncIterator[KubeClient]:
-    async def load() -> Loaded:
+    async def load(_refused: bool) -> Loaded:
         return Loaded(host=url)
 
     credentials = Credentials(load, source="the test")

@@ -199,6 +199,29 @@ async def test_a_kubeconfig_may_run_a_program_for_the_token(tmp_path: Path) -> N
         assert await read(await load_credentials(environ={}, kubeconfig=path)) == "default"
 
 
+async def test_a_token_of_a_program_that_is_refused_is_made_again_however_long_it_should_last(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    user: dict[str, object] = {
+        "exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "cat", "args": [str(made)]}
+    }
+
+    def make(token: str) -> None:
+        status = f'{{"token": "{token}", "expirationTimestamp": "2999-01-01T00:00:00Z"}}'
+        kind = '"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"'
+        made.write_text(f'{{{kind}, "status": {status}}}')
+
+    make("first")
+    async with serve_api(token="first") as server:
+        credentials = await load_credentials(
+            environ={}, kubeconfig=write_kubeconfig(tmp_path / "config", server.url, user)
+        )
+        assert await read(credentials) == "default"
+        make("second")
+        assert await read(credentials) == "default", "the first is still in use"
+        server.token = "second"
+        assert await read(credentials) == "default", "this node's clock may be behind the server's"
+
+
 @pytest.mark.parametrize("rest", ["wait", "exit 0"], ids=["itself", "a child that holds its output open"])
 async def test_a_program_for_the_token_that_hangs_is_killed_with_its_children(tmp_path: Path, rest: str) -> None:
     pids = tmp_path / "pids"
