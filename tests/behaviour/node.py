@@ -184,7 +184,8 @@ class Node:
         for path in (self.cdi, self.plugins, self.kubelet.registry, root / "run"):
             path.mkdir(parents=True, exist_ok=True)
         (root / "boot_id").write_text("8a9b1d0e-0000-4000-8000-000000000001\n")
-        (root / "clock").write_text("0")
+        self._ahead = 0.0, 0.0
+        self._set_clocks(*self._ahead)
         stack.callback(self.kubelet.close)
         stack.callback(self.board.end_processes)
         self._portal = portal
@@ -273,10 +274,17 @@ class Node:
         fresh.rename(self.root / "kubelet" / "dra_manager_state")
 
     def advance_clock(self, seconds: float) -> None:
-        """Set the agent's clock forward."""
-        ahead = float((self.root / "clock").read_text())
+        """Set the agent's monotonic clock forward."""
+        self._set_clocks(self._ahead[0] + seconds, self._ahead[1])
+
+    def set_time_of_day(self, ahead: float) -> None:
+        """Have the agent's time of day be so many seconds ahead of what it is."""
+        self._set_clocks(self._ahead[0], ahead)
+
+    def _set_clocks(self, *ahead: float) -> None:
+        self._ahead = ahead[0], ahead[1]
         fresh = self.root / "clock.new"
-        fresh.write_text(str(ahead + seconds))
+        fresh.write_text("{} {}".format(*ahead))
         fresh.rename(self.root / "clock")
 
     def cdi_files(self, claim: Claim) -> list[Path]:
