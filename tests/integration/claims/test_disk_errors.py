@@ -15,7 +15,7 @@ from tests.integration.claims.system_calls import needs_strace, run_failing
 from tests.integration.claims.traced import CALLS, DAMAGED, make_node
 
 REPOSITORY = Path(__file__).parents[3]
-ROUNDS = 12
+ROUNDS = 7
 FAILING = {
     "openat": (10, 19),
     "read": (2, 7),
