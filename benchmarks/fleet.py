@@ -31,7 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydra import Capacity, Device, Taint, Version
 from pydra.devices import Pool
 from pydra.errors import Conflict, KubeError
-from pydra.kube.client import KubeClient
+from pydra.kube.client import KubeClient, RequestDone
 from pydra.kube.credentials import Credentials, load_credentials
 from pydra.kube.informer import Informer
 from pydra.kube.resources import NODES, RESOURCE_SLICES
@@ -40,7 +40,7 @@ from pydra.slices.reconciler import SliceReconciler, slice_selector
 
 DRIVER = "fleet.sim.pydra.dev"
 RESTART = "PYDRA_E2E_API_SERVER_RESTART"
-VERBS = ("GET", "LIST", "WATCH", "POST", "PUT", "PATCH", "DELETE")
+VERBS = ("Node", "GET", "LIST", "WATCH", "POST", "PUT", "PATCH", "DELETE")
 REFUSALS = ("404", "409", "422", "429", "500", "503", "504")
 PATIENCE = 300
 TOGETHER = 50
@@ -65,8 +65,14 @@ class Member(Protocol):
 class Requests:
     """The requests of an agent: what `pydra.agent.main` and `pydra.agent.driver` compose for the API server."""
 
-    def __init__(self, credentials: Credentials, node: str) -> None:
-        self._client = KubeClient(credentials)
+    def __init__(self, credentials: Credentials, node: str, unanswered: Counter[str]) -> None:
+        """`unanswered` counts the requests, by verb, that the client gave up or whose connection broke."""
+
+        def report(done: RequestDone) -> None:
+            if not done.status and done.verb != "watch":
+                unanswered[done.verb] += 1
+
+        self._client = KubeClient(credentials, report=report)
         self._cache = Informer(self._client, RESOURCE_SLICES, field_selector=slice_selector(DRIVER, node))
         self._reconciler = SliceReconciler(self._client, self._cache, driver=DRIVER, node=node, started=time.time())
         self._node = node
@@ -162,7 +168,7 @@ class Server:
         self._credentials = credentials
 
     async def read(self) -> Mapping[str, float]:
-        """Requests to slices and Nodes by verb, those of them that it refused by code, open watches, CPU s, and MiB."""
+        """Requests to slices by verb and refusal, gets of Nodes, open watches, CPU s, and MiB."""
         access = self._credentials.access
         url = f"{self._credentials.server}/metrics"
         async with (
@@ -173,8 +179,11 @@ class Server:
         found: Counter[str] = Counter()
         for family in text_string_to_metric_families(text):
             for one in family.samples:
-                ours = one.labels.get("resource") in ("resourceslices", "nodes")
-                if one.name == "apiserver_request_total" and ours:
+                kind, verb = one.labels.get("resource"), one.labels.get("verb")
+                # Agents only get Nodes; what else is asked of them are the controllers, which miss the kubelets.
+                if one.name == "apiserver_request_total" and (kind, verb) == ("nodes", "GET"):
+                    found["Node"] += int(one.value)
+                elif one.name == "apiserver_request_total" and kind == "resourceslices":
                     found[one.labels["verb"]] += int(one.value)
                     found[one.labels["code"]] += int(one.value)
                 if one.name == "apiserver_longrunning_requests" and one.labels["resource"] == "resourceslices":
@@ -188,7 +197,13 @@ class Fleet:
     """So many agents, and a line for each thing that happens to all of them."""
 
     def __init__(
-        self, make: Callable[[str], Member], credentials: Credentials, client: KubeClient, nodes: int, devices: int
+        self,
+        make: Callable[[str], Member],
+        credentials: Credentials,
+        client: KubeClient,
+        nodes: int,
+        devices: int,
+        unanswered: Counter[str],
     ) -> None:
         self._make = make
         self._client = client
@@ -199,13 +214,14 @@ class Fleet:
         self._agents: list[Member] = []
         self._old: list[Member] = []
         self._others = 0.0
+        self._unanswered = unanswered
 
     async def run(self, spread: float, rest: float) -> None:
         """All phases."""
         await self.create_nodes()
         self._others = (await self._server.read()).get("open watches", 0)
         print(f"\n{len(self._names)} nodes with {len(self._devices)} devices")
-        print(f"{'':<34}{'s':>7}{'CPU ms':>9}{'MiB':>6}{'watches':>9}   requests to slices and Nodes for each node")
+        print(f"{'':<34}{'s':>7}{'CPU ms':>9}{'MiB':>6}{'watches':>9}   requests of each node: its Node, slices")
         try:
             await self.measure("start of all at once", lambda: self.start(0))
             await self.measure(f"{rest:g} s of rest", lambda: anyio.sleep(rest))
@@ -225,6 +241,7 @@ class Fleet:
     async def measure(self, name: str, action: Callable[[], Awaitable[object]], *, restarted: bool = False) -> None:
         """Print what the API server has seen of it, for each node; since its start if it was restarted."""
         before, began, own = await self._server.read(), time.monotonic(), _own_cpu()
+        self._unanswered.clear()
         await action()
         await self._wait("all is published", lambda: all(one.is_published() for one in self._agents))
         seconds = time.monotonic() - began
@@ -238,6 +255,8 @@ class Fleet:
         cpu = (after["cpu"] - before.get("cpu", 0)) / nodes * 1000
         watches = (after.get("open watches", 0) - self._others) / nodes
         print(f"  {name:<32}{seconds:7.1f}{cpu:9.2f}{after['MiB']:6.0f}{watches:9g}   {requests or 'none'}", flush=True)
+        if told := ", ".join(f"{count} {verb}" for verb, count in sorted(self._unanswered.items())):
+            print(f"    not answered within the client's deadline, and sent again: {told}")
         if (share := (_own_cpu() - own) / max(seconds, 1)) > 0.8:
             print(f"    the generator took {share:.0%} of a core: it, not the API server, decided how long this took")
 
@@ -334,12 +353,14 @@ async def measure(options: argparse.Namespace) -> None:
     credentials = await load_credentials(environ=os.environ)
     with tempfile.TemporaryDirectory(prefix="pydra-fleet-") as directory:
         async with KubeClient(credentials) as client:
+            unanswered: Counter[str] = Counter()
 
             async def run(make: Callable[[str], Member], nodes: int) -> None:
-                await Fleet(make, credentials, client, nodes, options.devices).run(options.spread, options.rest)
+                fleet = Fleet(make, credentials, client, nodes, options.devices, unanswered)
+                await fleet.run(options.spread, options.rest)
 
             for nodes in options.nodes:
-                await run(lambda node: Requests(credentials, node), nodes)
+                await run(lambda node: Requests(credentials, node, unanswered), nodes)
             if options.agents:
                 print("\nwhole agents:", end="")
                 await run(lambda node: Process(os.environ["KUBECONFIG"], Path(directory), node), options.agents)

@@ -36,8 +36,8 @@ CAPABILITIES = (
 def find_runtime(name: str) -> str:
     """The path of a container runtime; `name` empty: of the first that is installed. Raises SettingsError."""
     if name and os.path.basename(name) not in RUNTIMES:
-        hint = ", which podman comes with" if name == "podman" else ""
-        raise SettingsError([f"--run: {name} is not one of {', '.join(RUNTIMES)}{hint}"])
+        hint = "; podman itself uses one of them" if name == "podman" else ""
+        raise SettingsError([f"--run: {name} is not a supported runtime: it must be {' or '.join(RUNTIMES)}{hint}"])
     wanted = (name,) if name else RUNTIMES
     found = [path for one in wanted if (path := shutil.which(one)) is not None]
     if not found:

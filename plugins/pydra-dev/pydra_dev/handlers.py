@@ -141,7 +141,7 @@ class Handlers:
         if request.path.rstrip("/") in self._documents:
             return _build_answer(self._documents[request.path.rstrip("/")])
         if _CONTAINER_PATH.fullmatch(request.path):
-            why = "its containers are imagined: they have no log, and nothing can run in them"
+            why = "its containers are simulated: they have no log, and nothing can run in them"
             raise StatusError(501, "NotImplemented", f"this pod runs on a node of `pydra dev`, and {why}")
         if (request.path, request.method) == (_ACCESS_REVIEWS, "POST"):
             return _build_answer(self._review(await _read_body(request, "create")), status=201)

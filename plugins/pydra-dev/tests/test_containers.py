@@ -66,7 +66,7 @@ def test_the_configuration_has_what_the_devices_changed(tmp_path: Path) -> None:
 
 
 def test_a_runtime_that_is_not_installed_or_not_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SettingsError, match="podman is not one of runc, crun, which podman comes with"):
+    with pytest.raises(SettingsError, match="podman is not a supported runtime: it must be runc or crun; podman"):
         find_runtime("podman")
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SettingsError, match="there is no runc or crun on PATH"):

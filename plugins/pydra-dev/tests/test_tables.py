@@ -90,13 +90,13 @@ async def test_a_namespace_can_be_created_from_protobuf(api_server: ApiHandle) -
         assert refused.status == 400
 
 
-async def test_the_log_of_an_imagined_container_is_refused_with_the_reason(api_server: ApiHandle) -> None:
+async def test_the_log_of_a_simulated_container_is_refused_with_the_reason(api_server: ApiHandle) -> None:
     assert api_server.embedded
     async with connected(api_server) as (client, scratch):
         await client.create(scratch.pods, pod_body("p"))
         answer = await client.get(f"{scratch.pods}/p/log")
         assert answer.status == 501
-        assert "containers are imagined" in answer.body["message"]
+        assert "containers are simulated" in answer.body["message"]
 
 
 NOW = "2026-01-02T00:00:00Z"

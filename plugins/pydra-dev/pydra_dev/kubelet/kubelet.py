@@ -84,13 +84,13 @@ def ignore_step(_step: Step) -> None:
 
 
 async def ignore_containers(_pod: str) -> None:
-    """There are none: they are imagined."""
+    """There are none: they are simulated."""
 
 
 class Kubelet:
     """One kubelet on one node. Cancel `run` to stop it; another one over the same root is a restart.
 
-    Its pods' containers are imagined; its sockets, calls and files are real.
+    Its pods' containers are simulated; its sockets, calls and files are real.
     """
 
     def __init__(
