@@ -87,7 +87,7 @@ async def run_webhook(
     async with process:
         try:
             running = Running(process, log, address)
-            await running.wait_log("answering reviews")
+            await running.wait_log("serving /metrics" if "--http-address" in flags else "answering reviews")
             yield running
         finally:
             if process.returncode is None:
