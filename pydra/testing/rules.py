@@ -22,7 +22,7 @@ class Rule(Enum):
     CALLED = (
         "called",
         "the backend is called",
-        "not where an agent has prepared claims: `restore` would end what no claim of the run explains",
+        "not where an agent has prepared claims: `restore` would remove what belongs to no claim of the run",
     )
     DRIVER = "driver", "it names its driver", "without `DRIVER` every admin must give a name"
     SETTINGS = "settings", "its settings are valid", "the agent refuses invalid ones before anything else"
@@ -148,7 +148,7 @@ class Rule(Enum):
     BLOCKING = (
         "blocking",
         "the event loop is not blocked",
-        "no other call goes on meanwhile, and after 15 s the process is replaced; use `asyncio.to_thread`",
+        "no other call makes progress meanwhile, and after 15 s the process is replaced; use `asyncio.to_thread`",
     )
     LEAKED_TASKS = "leaked-tasks", "repeated calls leave no tasks behind", "the agent calls it for months"
     LEAKED_THREADS = (
