@@ -80,7 +80,7 @@ def commands_page() -> str:
         "",
         "`pydra-agent` runs on nodes; its flags are its [settings](settings.md). `pydra` is for people; its commands",
         "are below. Defaults are in brackets. `pydra --debug` shows the traceback of an internal error. Exit codes:",
-        "0 if nothing is wrong, 1 if something is, 2 if the command was called in a wrong way.",
+        "0 if nothing is wrong, 1 if something is wrong, and 2 for invalid arguments.",
         *command_tables("pydra", build_parser()),
     ]
     return "\n".join(lines) + "\n"

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 EXIT_CODES = """\
 exit codes:
   0   nothing is wrong
-  1   something is wrong, or could not be read: the lines say what
-  2   the command is called in a wrong way
+  1   something is wrong or could not be read; the output says what
+  2   invalid arguments
 """
 _NODE_EPILOG = f"""\
 The settings are those of the agent: its flags, PYDRA_... variables and the file of PYDRA_CONFIG. In an agent's pod they
@@ -97,8 +97,8 @@ def _examine(parsed: argparse.Namespace) -> int:
 
 
 def _add_explain(commands: Commands) -> None:
-    text = "why something is as it is"
-    below = commands.add_parser("explain", help=text, description=f"Say {text}.")
+    text = "explain the state of an object"
+    below = commands.add_parser("explain", help=text, description=f"{text.capitalize()}.")
     below = below.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
     text = "whether a claim is allocated and prepared, by which slices and files, and what went wrong last"
     claim = _add(below, "claim", text, _explain_claim)

@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
     dev.add_argument("-f", "--filename", action="append", metavar="FILE", help=text)
     mode = dev.add_mutually_exclusive_group()
     mode.add_argument("--watch", action="store_true", help="start again when the backend or a manifest changes")
-    dev.add_argument("--once", action="store_true", help="end once the pods have come and gone: 0, or 1 if one failed")
+    dev.add_argument("--once", action="store_true", help="exit when the pods have ended: 0, or 1 if one failed")
     text = "call the backend in this process, once, without an agent and deadlines: for breakpoint() and debuggers"
     mode.add_argument("--in-process", action="store_true", help=text)
     text = "run the containers for real, as root, with runc or crun, on this machine's programs instead of an image"
