@@ -45,8 +45,8 @@ def build(project: Path) -> str:
     """The project's wheel into WHEELS; its requirement."""
     about = tomllib.loads((project / "pyproject.toml").read_text())
     with tempfile.TemporaryDirectory() as tools:
-        locked = lock(about["build-system"]["requires"])
-        pip("install", "--no-compile", "--no-deps", "--root-user-action=ignore", "--target", tools, "-r", write(locked))
+        locked = write(tools, lock(about["build-system"]["requires"]))
+        pip("install", "--no-compile", "--no-deps", "--root-user-action=ignore", "--target", tools, "-r", locked)
         environ = {**os.environ, "PYTHONPATH": tools}
         pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", WHEELS, f"./{project}", environ=environ)
     name = about["project"]["name"]
@@ -60,7 +60,8 @@ def install(requirements: Sequence[str], root: Path, have: Iterable[str]) -> Non
     locked = lock([*requirements, CORE], have)
     to_root = (*ONTO_ROOT, "--root", root, "--prefix", sys.base_prefix)
     if locked:
-        pip(*to_root, "-r", write(locked))
+        with tempfile.TemporaryDirectory() as scratch:
+            pip(*to_root, "-r", write(scratch, locked))
     names = [requirement.partition("[")[0] for requirement in requirements]
     # By name from a folder: a wheel given by its path would leave that path in the image.
     pip(*to_root, "--no-index", "--find-links", WHEELS, *names)
@@ -75,7 +76,7 @@ def lock(requirements: Sequence[str], have: Iterable[str] = ()) -> str:
         report = Path(scratch, "report.json")
         links = ("--find-links", WHEELS) if WHEELS.exists() else ()
         wanted = ("install", "--dry-run", "--ignore-installed", "--only-binary=:all:", "--report", report, *links)
-        pip(*wanted, "-c", write("\n".join(versions)), *requirements)
+        pip(*wanted, "-c", write(scratch, "\n".join(versions)), *requirements)
         found = {canonical(one["metadata"]["name"]) for one in json.loads(report.read_text())["install"]}
     ours = {canonical(wheel.name.partition("-")[0]) for wheel in WHEELS.glob("*.whl")}
     needed = found - ours - set(have)
@@ -96,12 +97,11 @@ def site_packages() -> Path:
     return Path(sysconfig.get_path("purelib"))
 
 
-def write(text: str) -> Path:
-    """A file with this text, for pip; it goes with the stage."""
-    descriptor, path = tempfile.mkstemp(suffix=".txt")
-    with open(descriptor, "w") as file:
-        file.write(text)
-    return Path(path)
+def write(directory: str, text: str) -> Path:
+    """A file with these requirements, for pip."""
+    path = Path(directory, "requirements.txt")
+    path.write_text(text)
+    return path
 
 
 def pip(*arguments: str | Path, environ: dict[str, str] | None = None) -> None:
