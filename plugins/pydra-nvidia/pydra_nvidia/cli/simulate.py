@@ -200,13 +200,13 @@ def add_command(commands: Any) -> None:
     """The subcommand, with one of its own for each event."""
     parser = commands.add_parser(
         "simulate",
-        help="let something happen to a simulated machine",
-        description="Let something happen to a simulated machine, while an agent or a test runs on it.",
+        help="cause an event on a simulated machine",
+        description="Cause an event on a simulated machine while an agent or a test uses it.",
     )
     parser.add_argument(
         "--state",
         metavar="DIR",
-        help=f"the directory in which the machine has its memory ({PREFIX}STATE) [where it is if nobody says where]",
+        help=f"the state directory of the simulated machine ({PREFIX}STATE) [below the temporary directory]",
     )
     events = parser.add_subparsers(title="events", metavar="EVENT", required=True)
     for event in EVENTS:
