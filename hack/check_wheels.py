@@ -81,6 +81,7 @@ def run_tests(environment: Path, tree: Path, arguments: list[str]) -> None:
     side_by_side = ("-n", "4", "--dist", "worksteal")  # two of the four wait for a process most of the time
     # The tests start hundreds of processes, and each would compile all that it imports.
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environ["TEST_REPOSITORY"] = str(ROOT)
     environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     # Each of the four would compile all tests, which takes longer than to import them.
     subprocess.run([*command, "--collect-only"], cwd=tree, env=environ, check=False, timeout=300, capture_output=True)

@@ -14,7 +14,8 @@ import pytest
 
 from tests.behaviour.node import Node
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = os.environ.get("TEST_REPOSITORY", str(Path(__file__).parents[2]))
+"""The tests of the wheels run in a copy without the history."""
 OLDER = "6ddf4aff44a7"
 VERSION = "0.0.1"
 
@@ -22,7 +23,7 @@ VERSION = "0.0.1"
 @pytest.fixture
 def older(tmp_path: Path) -> str:
     """The directory with the older version of the package."""
-    command = ["git", "-C", str(REPOSITORY), "archive", OLDER, "pydra"]
+    command = ["git", "-C", REPOSITORY, "archive", OLDER, "pydra"]
     try:
         archive = subprocess.run(command, check=True, capture_output=True).stdout
     except (OSError, subprocess.CalledProcessError):

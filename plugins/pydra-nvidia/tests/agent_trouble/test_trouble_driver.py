@@ -71,7 +71,7 @@ async def test_a_gpu_is_reset_by_an_admin_under_a_running_agent_that_lets_go_of_
         scene.inject.reset(0)
         assert await scene.command("resume") == 0
         await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
-        assert await scene.taints() == {}
+        await scene.wait_taints({})
 
 
 async def test_partitions_that_others_make_and_remove_are_followed(serve: Serve) -> None:
@@ -133,7 +133,7 @@ async def test_an_admin_replaces_the_driver_under_a_running_agent_that_lets_go_o
         await scene.wait_running("waits")
         await scene.wait(lambda: set(scene.health().values()) == {"Healthy"})
         assert await versions(scene) == {"590.44.1"}
-        assert await scene.taints() == {}
+        await scene.wait_taints({})
         await scene.remove("waits")
         await scene.wait_clean()
 
