@@ -356,7 +356,8 @@ class ClaimPreparer:
         while True:
             lacks_attributes = self._writes_metadata and self._published is None
             async with self._store:
-                await self._put_back(uid)
+                if uid in self._store.unreadable:
+                    await self._put_back(uid)
                 step = decide_prepare(
                     asked,
                     self._store.records.get(uid),
@@ -496,7 +497,8 @@ class ClaimPreparer:
         await self._lock.take_claim(uid, self._clock() + self._deadlines.unprepare)
         try:
             async with self._store:
-                await self._put_back(uid)
+                if uid in self._store.unreadable:
+                    await self._put_back(uid)
                 record, unreadable = self._store.records.get(uid), self._store.unreadable.get(uid)
                 step = decide_unprepare(record, unreadable=unreadable, asked=asked)
                 if isinstance(step, Undo):
@@ -577,9 +579,8 @@ class ClaimPreparer:
 
     async def _put_back(self, uid: str) -> None:
         """Use a record again that could not be read and now can: only it has the plan. In `async with self._store`."""
-        if uid in self._store.unreadable and uid not in self._store.records:
-            for path in await self._store.put_back(uid):
-                _log.info("the record %s can be read again, and is used", path)
+        for path in await self._store.put_back(uid):
+            _log.info("the record %s can be read again, and is used", path)
 
     async def _fetch(self, work: _Work) -> Claim | PydraError:
         """Return the claim as the API server has it now, or the error."""
