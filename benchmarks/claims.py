@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.report import Report
@@ -35,6 +35,27 @@ def measure_claims(report: Report, *, rounds: int, soak: int) -> None:
             for batch in _batches(held, 20):
                 calls.unprepare(batch)
             _measure_soak(report, world, calls, free, soak)
+
+
+def measure_in_turn(
+    report: Report, kinds: Mapping[str, tuple[Calls, list[Claim]]], rounds: int
+) -> Mapping[str, Timing]:
+    """Prepare and unprepare the claims of each kind, a kind after the other in each round; return what prepare took."""
+    prepare: dict[str, list[float]] = {name: [] for name in kinds}
+    unprepare: dict[str, list[float]] = {name: [] for name in kinds}
+    for _ in range(rounds):
+        for name, (calls, claims) in kinds.items():
+            begin = time.perf_counter()
+            calls.prepare(claims)
+            middle = time.perf_counter()
+            calls.unprepare(claims)
+            prepare[name].append(middle - begin)
+            unprepare[name].append(time.perf_counter() - middle)
+    timings = {name: Timing(name=f"prepare, {name}", seconds=prepare[name]) for name in kinds}
+    for name, timing in timings.items():
+        report.multiple(timing)
+        report.multiple(Timing(name=f"unprepare, {name}", seconds=unprepare[name]))
+    return timings
 
 
 def _measure_at(report: Report, world: World, calls: Calls, free: Sequence[Claim], *, count: int, rounds: int) -> None:

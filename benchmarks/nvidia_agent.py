@@ -6,18 +6,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 
-from benchmarks import objects
+from benchmarks.claims import measure_in_turn
 from benchmarks.nvidia_calls import BESIDE, DEVICES, EIGHT, SCENARIO, SMALL
 from benchmarks.report import Report
-from benchmarks.stats import Timing, cpu_seconds, memory_of
-from benchmarks.world import Calls, World, open_world
-from pydra.kubelet.pb.dra_v1 import Claim
+from benchmarks.stats import cpu_seconds, memory_of
+from benchmarks.world import SETTLED, World, open_world
 
 DRIVER = "gpu.nvidia.com"
-SETTLED = 13
-"""Seconds after which a start is over for the agent, and what was found of the driver's files is kept."""
 
 _IMPORT = """
 import time
@@ -37,17 +33,17 @@ def measure_nvidia_agent(report: Report, *, rounds: int) -> None:
         report.figure("child RSS after start", memory_of(world.child).rss, "MiB", "40")
         time.sleep(SETTLED)
         with world.kubelet() as nvidia, other.kubelet() as sim:
-            small = create_claim(world, "small", [SMALL])
+            small = world.create_claim_of("small", [SMALL])
             kinds = {
                 "a simulated accelerator": (sim, other.create_claims([0])),
                 "1g": (nvidia, small),
-                "1 GPU": (nvidia, create_claim(world, "one", ["gpu-1"])),
-                "8 GPUs": (nvidia, create_claim(world, "eight", EIGHT)),
+                "1 GPU": (nvidia, world.create_claim_of("one", ["gpu-1"])),
+                "8 GPUs": (nvidia, world.create_claim_of("eight", EIGHT)),
             }
-            _measure(report, kinds, rounds)
-            held = create_claim(world, "beside", [BESIDE])
+            measure_in_turn(report, kinds, rounds)
+            held = world.create_claim_of("beside", [BESIDE])
             nvidia.prepare(held)
-            _measure(report, {"1g beside another": (nvidia, small)}, rounds)
+            measure_in_turn(report, {"1g beside another": (nvidia, small)}, rounds)
             nvidia.unprepare(held)
         memory = memory_of(world.child)
         report.figure(f"child RSS after {5 * rounds} claims", memory.rss, "MiB", "40")
@@ -77,28 +73,6 @@ def start_nvidia(world: World, **settings: str) -> None:
     }
     world.start_agent_of("nvidia", variables | settings)
     world.wait_slices(DEVICES)
-
-
-def create_claim(world: World, name: str, devices: Sequence[str]) -> list[Claim]:
-    """One claim, as a list for the kubelet's calls."""
-    claim = objects.plain_claim(name, DRIVER, len(devices))
-    return [world.create_claim(claim, objects.plain_allocation(name, DRIVER, devices))]
-
-
-def _measure(report: Report, kinds: Mapping[str, tuple[Calls, list[Claim]]], rounds: int) -> None:
-    prepare: dict[str, list[float]] = {name: [] for name in kinds}
-    unprepare: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(rounds):
-        for name, (calls, claims) in kinds.items():
-            begin = time.perf_counter()
-            calls.prepare(claims)
-            middle = time.perf_counter()
-            calls.unprepare(claims)
-            prepare[name].append(middle - begin)
-            unprepare[name].append(time.perf_counter() - middle)
-    for name in kinds:
-        report.multiple(Timing(name=f"prepare, {name}", seconds=prepare[name]))
-        report.multiple(Timing(name=f"unprepare, {name}", seconds=unprepare[name]))
 
 
 def _import() -> float:

@@ -19,10 +19,10 @@ from pathlib import Path
 from sysconfig import get_paths
 
 from benchmarks import objects
-from benchmarks.nvidia_agent import SETTLED, create_claim, start_nvidia
+from benchmarks.nvidia_agent import start_nvidia
 from benchmarks.nvidia_calls import SMALL
 from benchmarks.report import Report
-from benchmarks.world import World, open_world
+from benchmarks.world import SETTLED, World, open_world
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "minimal"
@@ -79,7 +79,7 @@ def measure_path(report: Report) -> bool:
     with open_world() as world:
         start_nvidia(world, **_load_profiler(world))
         time.sleep(SETTLED)
-        held = create_claim(world, "path", [SMALL])
+        held = world.create_claim_of("path", [SMALL])
         counted = []
         with world.kubelet() as calls:
             for _ in range(ROUNDS):

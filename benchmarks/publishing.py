@@ -7,7 +7,7 @@ from statistics import median
 
 from benchmarks.report import Report
 from benchmarks.stats import cpu_seconds, memory_of
-from benchmarks.world import open_world
+from benchmarks.world import SETTLED, open_world
 
 
 def measure_start(report: Report, *, rounds: int) -> None:
@@ -44,7 +44,7 @@ def measure_idle(report: Report, *, seconds: float) -> None:
     with open_world() as world:
         world.start_agent(8)
         world.wait_slices(8)
-        time.sleep(13)  # until the start is over for the agent too: it gives back memory after 10 s
+        time.sleep(SETTLED)
         assert world.agent is not None
         requests, spent = world.count_requests(), cpu_seconds(world.agent.pid, world.child)
         time.sleep(seconds)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from benchmarks import objects
+from benchmarks.claims import measure_in_turn
 from benchmarks.report import Report
-from benchmarks.stats import Timing, cpu_seconds, memory_of
+from benchmarks.stats import cpu_seconds, memory_of
 from benchmarks.tpu_calls import DEVICES, SCENARIO
-from benchmarks.world import open_world
+from benchmarks.world import SETTLED, open_world
 
 DRIVER = "tpu.google.com"
-SETTLED = 13
-"""Seconds after which a start is over for the agent."""
 
 
 def measure_tpu_agent(report: Report, *, rounds: int, seconds: float) -> None:
@@ -24,22 +22,13 @@ def measure_tpu_agent(report: Report, *, rounds: int, seconds: float) -> None:
         world.driver = DRIVER
         world.start_agent_of("tpu", {"PYDRA_TPU_SCENARIO": SCENARIO, "PYDRA_TPU_STATE": f"{world.volatile}/hardware"})
         world.wait_slices(DEVICES)
-        claim = world.create_claim(
-            objects.plain_claim("square", DRIVER, 1), objects.plain_allocation("square", DRIVER, ["2x2-4"])
-        )
-        times: dict[str, list[float]] = {"a simulated accelerator": [], "a 2x2": []}
         with world.kubelet() as tpu, other.kubelet() as sim:
-            kinds = {"a simulated accelerator": (sim, other.create_claims([0])), "a 2x2": (tpu, [claim])}
-            for _ in range(rounds):
-                for name, (calls, claims) in kinds.items():
-                    begin = time.perf_counter()
-                    calls.prepare(claims)
-                    times[name].append(time.perf_counter() - begin)
-                    calls.unprepare(claims)
-        for name, measured in times.items():
-            report.multiple(Timing(name=f"prepare, {name}", seconds=measured))
-        medians = {name: Timing(name=name, seconds=measured).p50 for name, measured in times.items()}
-        beyond = medians["a 2x2"] - medians["a simulated accelerator"]
+            kinds = {
+                "a simulated accelerator": (sim, other.create_claims([0])),
+                "a 2x2": (tpu, world.create_claim_of("square", ["2x2-4"])),
+            }
+            timings = measure_in_turn(report, kinds, rounds)
+        beyond = timings["a 2x2"].p50 - timings["a simulated accelerator"].p50
         report.figure("prepare of a 2x2 beyond that of a simulated accelerator", beyond * 1000, "ms", "2")
         report.figure("child RSS", memory_of(world.child).rss, "MiB")
         time.sleep(SETTLED)

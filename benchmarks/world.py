@@ -22,6 +22,8 @@ from benchmarks.stats import children_of
 from pydra.kubelet.pb import dra_v1
 
 START_SECONDS = 30.0
+SETTLED = 13
+"""Seconds after which a start is over for the agent: it gives back memory after 10 s."""
 MEMORY = "/dev/shm"
 """A file system in memory: where CDI files lie on a node (below /run), and what stands in for hardware here."""
 
@@ -77,6 +79,11 @@ class World:
         made["status"] = status
         self.request("PUT", f"{collection}/{made['metadata']['name']}/status", made)
         return dra_v1.Claim(namespace="default", uid=made["metadata"]["uid"], name=made["metadata"]["name"])
+
+    def create_claim_of(self, name: str, devices: Sequence[str]) -> list[dra_v1.Claim]:
+        """One claim for these devices of the driver, as a list for the kubelet's calls."""
+        claim = objects.plain_claim(name, self.driver, len(devices))
+        return [self.create_claim(claim, objects.plain_allocation(name, self.driver, devices))]
 
     def slices(self) -> list[dict[str, Any]]:
         """The ResourceSlices that are published."""
