@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from glob import iglob
 from types import ModuleType
@@ -32,23 +32,24 @@ from pydra.backends.supervisor_events import (
     RestoreFailed,
 )
 from pydra.backends.wire import Method
+from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec
 from pydra.claim import Claim, HeldClaim, OpaqueConfig, PreparedDevice
 from pydra.device_rules import validate_inventory
-from pydra.devices import Device, HealthStatus, Inventory
+from pydra.devices import Device, Inventory
 from pydra.errors import (
     BackendError,
     ClaimError,
     DeviceInUse,
     EditConflict,
+    HostPathMissing,
     InvalidConfig,
     PydraError,
     SettingsError,
 )
-from pydra.quantity import parse_quantity
 from pydra.settings import CLAIM_DEADLINE, CONNECT_DEADLINE, DISCOVER_DEADLINE, Settings, parse_settings
-from pydra.testing.edits import advise, find_pair
 from pydra.testing.interruptions import Leaks, cancel_everywhere, crash_in_prepare, crash_in_restore, crash_in_unprepare
+from pydra.testing.inventory import find_changes, find_pair, find_unaffordable, list_usable
 from pydra.testing.report import Check, Report, fold_alike
 from pydra.testing.rules import Rule
 from pydra.testing.session import ABSENT, Session
@@ -314,7 +315,7 @@ class _Run:
             await self._leaks.look(self._session, method, name, call)
 
     def _usable(self) -> list[Device]:
-        return [one for one in self._inventory.devices if _is_usable(one)] if self._inventory is not None else []
+        return list_usable(self._inventory or Inventory())
 
     def _skip(self, rule: Rule, why: str) -> None:
         self._add(Check(rule=rule.value, title=rule.sentence, skipped=why))
@@ -416,14 +417,7 @@ class _Run:
 
     async def _discover_again(self) -> list[str]:
         valid = validate_inventory(await self._session.backend.discover())
-        again = {device.name: device for device in valid.devices}
-        before = {device.name: device for device in self._inventory.devices} if self._inventory is not None else {}
-        problems = [f"device {name} is gone" for name in sorted(before.keys() - again.keys())]
-        problems += [f"device {name} is new" for name in sorted(again.keys() - before.keys())]
-        for name in sorted(before.keys() & again.keys()):
-            problems += [f"device {name}: {change}" for change in _find_changes(before[name], again[name])]
-        if not problems and list(again) != list(before):
-            problems.append("the devices come in another order")
+        problems = find_changes(self._inventory.devices if self._inventory is not None else (), valid.devices)
         await self._look_for_leaks(Method.DISCOVER, "discover", lambda _place: self._session.backend.discover())
         return problems
 
@@ -440,17 +434,7 @@ class _Run:
         return [f"it returned {_HINTS} times in a row, each within {_IDLE_SECONDS:g} s, and discover answered the same"]
 
     async def _counters(self) -> list[str]:
-        """Find devices that need more of a counter than there is; names and sets are `discover`'s to obey."""
-        inventory = self._inventory or Inventory()
-        sets = {one.name: one.counters for one in inventory.counter_sets}
-        return [
-            f"device {device.name} needs {amount} of counter {name} of set {one.counter_set}, which has {available}"
-            for device in inventory.devices
-            for one in device.consumes_counters
-            for name, amount in one.counters.items()
-            if (available := sets.get(one.counter_set, {}).get(name)) is not None
-            and parse_quantity(amount) > parse_quantity(available)
-        ]
+        return find_unaffordable(self._inventory or Inventory())
 
     async def _measure(self) -> list[str]:
         """Advise known devices; but hardware that is not listed may have samples, such as a partitioned GPU."""
@@ -569,12 +553,35 @@ class _Run:
         return []
 
     async def _edits(self) -> list[str]:
-        build_spec(self._driver_name() or _DRIVER, self._session.claim("one").uid, self._prepared)
-        self._notes += await advise(self._prepared, self._environ.get("PYDRA_HOST_ROOT", "/"))
+        self._build_spec(self._session.claim("one"), self._prepared)
+        self._advise_bind_mounts()
+        await self._look_for_host_paths()
         return []
+
+    def _build_spec(self, claim: Claim, prepared: Sequence[PreparedDevice]) -> None:
+        build_spec(self._driver_name() or _DRIVER, claim.uid, prepared)
 
     def _driver_name(self) -> str:
         return self._session.facts.driver if self._session.facts is not None else ""
+
+    def _advise_bind_mounts(self) -> None:
+        """Advise the option that makes a mount of a host's path: CDI allows its absence, and no runtime mounts then."""
+        for one in self._prepared:
+            for mount in one.edits.mounts:
+                if mount.type in ("", "none") and not {"bind", "rbind"}.intersection(mount.options):
+                    self._notes.append(
+                        f"mount {mount.container_path}: its options {', '.join(mount.options)} have neither "
+                        "bind nor rbind; container runtimes refuse such a mount"
+                    )
+
+    async def _look_for_host_paths(self) -> None:
+        """Advise existing paths: the agent refuses the claim while one is missing, but this may not be the node."""
+        try:
+            await resolve(self._prepared, root=self._environ.get("PYDRA_HOST_ROOT", "/"))
+        except HostPathMissing as error:
+            self._notes += [f"{missing}; the agent refuses the claim while it is missing" for missing in error.missing]
+        except ClaimError as error:
+            self._notes.append(str(error))
 
     async def _prepare_again(self) -> list[str]:
         again = await self._session.hold(self._session.claim("one"))
@@ -598,13 +605,13 @@ class _Run:
     async def _together(self) -> list[str]:
         if any(check.rule == Rule.EDITS.value and check.problems for check in self._checks):
             raise _Skipped("the container edits of one device break CDI's rules")
-        pair = find_pair(self._inventory or Inventory(), self._usable())
+        pair = find_pair(self._inventory or Inventory())
         if pair is None:
             raise _Skipped("there are no two devices that one claim could have")
         claim = self._session.build_claim("together", *pair)
         prepared = await self._hold_alone(claim)
         try:
-            build_spec(self._driver_name() or _DRIVER, claim.uid, prepared)
+            self._build_spec(claim, prepared)
         except EditConflict as error:
             how = "give both the same value, made of all devices of the claim, or a name that has the device's"
             return [f"{conflict}; {how}" for conflict in error.conflicts]
@@ -656,28 +663,12 @@ class _Run:
         return self._late
 
 
-def _find_changes(before: Device, after: Device) -> Iterator[str]:
-    """Yield what differs, single attributes and capacities by name."""
-    for what in ("attributes", "capacity"):
-        old, new = getattr(before, what), getattr(after, what)
-        for name in sorted(old.keys() | new.keys()):
-            if old.get(name) != new.get(name):
-                yield f"{what}: {name} changed from {old.get(name)!r} to {new.get(name)!r}"
-    for field in ("consumes_counters", "allow_multiple_allocations"):
-        if getattr(before, field) != getattr(after, field):
-            yield f"{field} changed from {getattr(before, field)} to {getattr(after, field)}"
-
-
 def _find_agent_settings(backend: str, environ: Mapping[str, str], config: Mapping[str, Any]) -> Settings:
     """Return settings with the directories in which an agent on this node has records. Raises SettingsError."""
     keys = {"kubeletRoot": "PYDRA_KUBELET_ROOT", "pluginsDir": "PYDRA_PLUGINS_DIR", "recordsDir": "PYDRA_RECORDS_DIR"}
     given = {key: environ.get(variable) or config.get(key) for key, variable in keys.items()}
     places = {key: path for key, path in given.items() if path}
     return parse_settings({"backends": [backend], "nodeName": "unknown", **places})
-
-
-def _is_usable(device: Device) -> bool:
-    return device.health.status is not HealthStatus.UNHEALTHY and not device.taints
 
 
 def _locate(backend: object) -> BackendSource:
