@@ -7,7 +7,7 @@ mapping from the file, the environment and flags, and has the texts of `--help`.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePosixPath
 from typing import Annotated, Any
@@ -266,15 +266,18 @@ def _name_problems(settings: Settings) -> Iterator[str]:
 
 
 def _setting_problems(settings: Settings | WebhookSettings) -> Iterator[str]:
-    for backend in settings.backend_settings:
-        if backend not in settings.backends:
-            yield f"backendSettings: {backend!r} is not among the backends {', '.join(settings.backends)}"
+    yield from _find_unknown_backends("backendSettings", settings.backend_settings, settings.backends)
+
+
+def _find_unknown_backends(key: str, named: Iterable[str], backends: Sequence[str]) -> Iterator[str]:
+    for backend in named:
+        if backend not in backends:
+            yield f"{key}: {backend!r} is not among the backends {', '.join(backends)}"
 
 
 def _process_problems(settings: Settings) -> Iterator[str]:
+    yield from _find_unknown_backends("backendProcesses", settings.backend_processes, settings.backends)
     for backend, rights in settings.backend_processes.items():
-        if backend not in settings.backends:
-            yield f"backendProcesses: {backend!r} is not among the backends {', '.join(settings.backends)}"
         if rights.run_as_user is None and (rights.run_as_group is not None or rights.supplemental_groups):
             yield f"backendProcesses.{backend}: groups have no effect without runAsUser; set it, or leave them out"
 

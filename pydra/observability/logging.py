@@ -143,7 +143,7 @@ def log_loop_problem(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -
     """Log an error that has no caller; for `loop.set_exception_handler`.
 
     uvloop's TLS may still write to a connection that was closed, as when the peer resets it, and calls that fatal
-    (uvloop 0.23). Whoever used the connection has had an error already, so that is a line for debugging.
+    (uvloop 0.23). The user of the connection already got an error, so this is logged at debug level.
     """
     transport, error = context.get("transport"), context.get("exception")
     if isinstance(error, RuntimeError | OSError) and transport is not None and transport.is_closing():

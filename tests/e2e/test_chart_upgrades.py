@@ -29,8 +29,7 @@ THREE = "groups: [{name: accel, count: 3}]"
 async def test_upgrades_let_claims_come_and_go() -> None:
     async with open_place() as (cluster, release):
         await release.install()
-        await cluster.create_claim("stays")
-        await cluster.start_pod("stays", STAY, resourceClaimName="stays")
+        await start(cluster, "stays")
         first = (await release.agent())["metadata"]["uid"]
         before = await count_failures(cluster)
         done: list[str] = []
@@ -82,8 +81,7 @@ async def _assert_untouched(cluster: Cluster, *names: str) -> None:
 async def test_other_values_count_at_once_and_what_was_prepared_stays() -> None:
     async with open_place() as (cluster, release):
         await release.install(release.hardware(ONE))
-        await cluster.create_claim("old")
-        await cluster.start_pod("old", STAY, resourceClaimName="old")
+        await start(cluster, "old")
         await cluster.create_claim("new")
         await cluster.create_pod("new", STAY, resourceClaimName="new")
         await cluster.stays_pending("new")
@@ -149,8 +147,7 @@ async def test_a_rollback_serves_what_the_later_revision_prepared_even_on_device
         await release.upgrade(release.hardware(THREE, name="more"))
         names = ["a", "b", "c"]
         for name in names:
-            await cluster.create_claim(name)
-            await cluster.start_pod(name, STAY, resourceClaimName=name)
+            await start(cluster, name)
         before = await count_failures(cluster)
         await release.roll_back(1)
         await cluster.wait("the devices of before", lambda: _has_devices(cluster, ["accel-0"]))
@@ -190,8 +187,7 @@ async def _waits_for(release: Release, reason: str) -> bool:
 async def test_an_older_version_serves_what_this_one_prepared_and_this_one_what_the_older_did() -> None:
     async with open_place() as (cluster, release):
         await release.install(image_values(OLDER))
-        await cluster.create_claim("by-older")
-        await cluster.start_pod("by-older", STAY, resourceClaimName="by-older")
+        await start(cluster, "by-older")
         await release.upgrade()
         await cluster.create_claim("by-newer")
         for name in ("by-newer", "beside"):

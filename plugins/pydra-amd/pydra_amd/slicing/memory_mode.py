@@ -2,7 +2,7 @@
 
 The kernel's file takes a request for all GPUs of the hive. The driver passes it to them when it is unloaded, and they
 have the mode when it is loaded again. A request cannot be taken back, and one that is not carried out waits for the
-next reload, whoever asks for it; so it is not made while something uses the driver.
+next reload, for any reason; so it is not made while something uses the driver.
 Source: the kernel's drivers/gpu/drm/amd/amdgpu/amdgpu_gmc.c (current_memory_partition_store) and amdgpu_xgmi.c.
 """
 

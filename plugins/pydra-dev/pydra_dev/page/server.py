@@ -1,6 +1,6 @@
 """Serves the page: three files, a stream of what changes, questions about one claim or device, and operations.
 
-Whoever can reach it can crash the backend, so it listens on loopback only, answers only under the names of its own
+Every client can crash the backend, so it listens on loopback only, answers only under the names of its own
 address (against DNS rebinding), and does something only for a POST from itself (against other sites in the same
 browser). The page runs no inline script, and shows texts as texts.
 """

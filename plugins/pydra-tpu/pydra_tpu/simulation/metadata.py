@@ -24,7 +24,7 @@ def describe_slice(machine: MachineType, *, contradicts: bool) -> Mapping[str, s
 
 @asynccontextmanager
 async def serve_metadata(attributes: Mapping[str, str], *, late: bool = False) -> AsyncIterator[str]:
-    """Serve them; yield the address. `late`: whoever asks first is told nothing."""
+    """Serve them; yield the address. `late`: the first request gets no answer."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal late
@@ -42,7 +42,7 @@ async def serve_metadata(attributes: Mapping[str, str], *, late: bool = False) -
             writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
             await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # whoever asked has gone
+            pass  # the client has closed the connection
         finally:
             writer.close()
 
