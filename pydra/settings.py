@@ -70,19 +70,40 @@ SecondsOrNone = Annotated[float, Meta(ge=0, le=_YEAR)]
 AbsolutePath = Annotated[str, Meta(pattern="^/")]
 UserId = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 Memory = Annotated[str, Meta(pattern="^[1-9][0-9]{0,5}(Mi|Gi)$")]
+Cpu = Annotated[str, Meta(pattern="^([1-9][0-9]{0,2}|[1-9][0-9]{1,5}m)$")]
+PidsLimit = Annotated[int, Meta(ge=16, le=2**22)]
+RelativePath = Annotated[str, Meta(pattern="^(?!/)(?!(.*/)?[.][.](/|$)).+$")]
+
+
+class SeccompType(Enum):
+    """Where a seccomp profile is from: the agent itself, or the directory of profiles on the node."""
+
+    RUNTIME_DEFAULT = "RuntimeDefault"
+    LOCALHOST = "Localhost"
+
+
+class SeccompProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
+    """A seccomp profile; `localhost_profile` is a path below the kubelet's directory `seccomp`, as for pods."""
+
+    type: SeccompType
+    localhost_profile: RelativePath | None = None
 
 
 class ProcessRights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
-    """Who a backend's process is and how much memory it may use, in the words of a pod's security context.
+    """Who a backend's process is, and what it may do and use, in the words of a pod's security context and resources.
 
-    Without `run_as_user` it has the agent's user and rights; with it, no capability at all, and a group of the same
-    number unless `run_as_group` says otherwise. `memory_limit` is `512Mi` or `2Gi`, None for no limit.
+    Without `run_as_user` it has the agent's user and capabilities; with it, no capability at all, and a group of the
+    same number unless `run_as_group` says otherwise. Without a profile it has the pod's. `memory_limit` is `512Mi` or
+    `2Gi`, `cpu_limit` `500m` or `2`, `pids_limit` a number of threads; None is no limit.
     """
 
     run_as_user: UserId | None = None
     run_as_group: UserId | None = None
     supplemental_groups: tuple[UserId, ...] = ()
+    seccomp_profile: SeccompProfile | None = None
     memory_limit: Memory | None = None
+    cpu_limit: Cpu | None = None
+    pids_limit: PidsLimit | None = None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel"):
@@ -154,6 +175,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def claim_directories(self, driver: str) -> tuple[str, str]:
         """Return where the driver's records are: of hardware that forgets at a reboot, and of that which does not."""
         return f"{self.records_directory(driver)}/claims", f"{self.plugin_directory(driver)}/claims"
+
+    def process_rights(self, backend: str) -> ProcessRights:
+        """Return the rights of this backend's process, with the path of its profile as visible to the agent."""
+        rights = self.backend_processes.get(backend, ProcessRights())
+        profile = rights.seccomp_profile
+        if profile is None or profile.localhost_profile is None:
+            return rights
+        path = f"{self.host_root.rstrip('/')}{self.kubelet_root}/seccomp/{profile.localhost_profile}"
+        return msgspec.structs.replace(rights, seccomp_profile=msgspec.structs.replace(profile, localhost_profile=path))
 
     @property
     def http_endpoint(self) -> tuple[str, int] | None:
@@ -242,6 +272,9 @@ _PLAIN_WORDS = {
     "`bool`": "true or false",
     "`str` matching regex '^/'": "an absolute path",
     "`str` matching regex '^[1-9][0-9]{0,5}(Mi|Gi)$'": "an amount of memory such as 512Mi or 2Gi",
+    "`str` matching regex '^([1-9][0-9]{0,2}|[1-9][0-9]{1,5}m)$'": "an amount of CPU such as 500m or 2",
+    "`str` matching regex '^(?!/)(?!(.*/)?[.][.](/|$)).+$'": "a path below the directory, without '..'",
+    "Invalid enum value": f"{' or '.join(one.value for one in SeccompType)}, not",
     "`int` >=": "a number >=",
     "`int` <=": "a number <=",
     "`str`": "text",
@@ -280,6 +313,10 @@ def _process_problems(settings: Settings) -> Iterator[str]:
     for backend, rights in settings.backend_processes.items():
         if rights.run_as_user is None and (rights.run_as_group is not None or rights.supplemental_groups):
             yield f"backendProcesses.{backend}: groups have no effect without runAsUser; set it, or leave them out"
+        if (profile := rights.seccomp_profile) is None:
+            continue
+        if (profile.type is SeccompType.LOCALHOST) != (profile.localhost_profile is not None):
+            yield f"backendProcesses.{backend}.seccompProfile: set localhostProfile if type is Localhost, and only then"
 
 
 def _time_problems(settings: Settings) -> Iterator[str]:

@@ -19,8 +19,9 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-ALWAYS = ("base-files", "ca-certificates", "coreutils", "libc6", "libgcc-s1", "libstdc++6")
-"""Debian packages, beside those that Python's libraries are from: vendors' libraries need those of C and C++."""
+ALWAYS = ("base-files", "ca-certificates", "coreutils", "libc6", "libgcc-s1", "libseccomp2", "libstdc++6")
+"""Debian packages, beside those that Python's libraries are from: vendors' libraries need those of C and C++, the agent
+compiles seccomp profiles."""
 FILES = (
     "/etc/debian_version",
     "/etc/ld.so.conf",

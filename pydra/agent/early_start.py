@@ -20,7 +20,7 @@ from pydra.backends.supervisor import BackendSupervisor, Deadlines
 from pydra.backends.supervisor_events import BackendEvent
 from pydra.errors import SettingsError
 from pydra.observability.logging import configure_logs, log_loop_problem
-from pydra.settings import ProcessRights, Settings
+from pydra.settings import Settings
 
 
 class StartedBackend:
@@ -39,7 +39,7 @@ class StartedBackend:
             deadlines=Deadlines(connect=settings.connect_deadline, discover=settings.discover_deadline),
             environ=build_environ(os.environ),
             settings=settings.backend_settings.get(source.configured_name, {}),
-            rights=settings.backend_processes.get(source.configured_name, ProcessRights()),
+            rights=settings.process_rights(source.configured_name),
             report=self._forward,
         )
 

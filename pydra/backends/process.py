@@ -16,15 +16,17 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import anyio
 import msgspec
 
+from pydra.backends.cgroup import has_oom_kill
 from pydra.backends.crash_attribution import CallInFlight, Cause, Ending, Involvement, find_wait
 from pydra.backends.discovery import BackendSource, variable_prefix
 from pydra.backends.error_codec import FaultKind
-from pydra.backends.process_rights import build_command, find_memory_excess
+from pydra.backends.process_rights import find_memory_excess, prepare_start
 from pydra.backends.wire import (
     MAX_EXCEPTION,
     MAX_MESSAGE,
@@ -283,6 +285,7 @@ class BackendProcess:
         self._written = asyncio.Event()
         self._channel: Channel[ToAgent] = Channel(parse_to_agent, self._receive, self._disconnected)
         self._process: asyncio.subprocess.Process | None = None
+        self._cgroup: Path | None = None
         self._pending: dict[int, _Pending] = {}
         self._abandoned: dict[int, float] = {}
         self._unsolicited = 0
@@ -473,19 +476,15 @@ class BackendProcess:
         ours, theirs = socket.socketpair()
         writers: list[int] = []
         try:
+            start = prepare_start(self._source, theirs.fileno(), rights=self._rights, program=self._program)
+            self._cgroup = start.cgroup
             ours.setblocking(False)
             for pipe in self._pipes:
                 reader, writer = os.pipe()
                 writers.append(writer)
                 self._transports.append(await connect_pipe(reader, pipe))
             self._process = await asyncio.create_subprocess_exec(
-                *build_command(
-                    self._source.target,
-                    theirs.fileno(),
-                    parent=os.getpid(),
-                    rights=self._rights,
-                    program=self._program,
-                ),
+                *start.command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=writers[0],
                 stderr=writers[1],
@@ -494,14 +493,14 @@ class BackendProcess:
                 start_new_session=True,  # Ctrl-C goes to the agent, which then stops the process
             )
             await self._channel.open(ours)
-            start = Start(
+            first = Start(
                 backend=self._source.configured_name,
                 prefix=f"{variable_prefix(self._source.name)}_",
                 settings=self._settings,
                 log_level=self._log.getEffectiveLevel(),
                 descriptors=_DESCRIPTORS,
             )
-            self._channel.send(start)
+            self._channel.send(first)
         except BaseException:
             ours.close()
             self.kill()
@@ -583,7 +582,14 @@ class BackendProcess:
                 closed_only = self.exists
             await self._kill_and_wait()
         status = self._process.returncode if self._process is not None and not closed_only else None
-        return msgspec.structs.replace(ending, status=status, output=self._stderr.tail())
+        ending = msgspec.structs.replace(ending, status=status, output=self._stderr.tail())
+        if status == -signal.SIGKILL and ending.cause is Cause.DIED and self._is_out_of_memory():
+            reason = f"its memoryLimit is {self._rights.memory_limit}"
+            return msgspec.structs.replace(ending, cause=Cause.OVER_MEMORY, reason=reason)
+        return ending
+
+    def _is_out_of_memory(self) -> bool:
+        return self._cgroup is not None and has_oom_kill(self._cgroup)
 
     async def _stop(self) -> None:
         """Stop the process by closing our half of the connection. Shielded from cancellation."""

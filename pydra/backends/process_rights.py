@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
+from pydra.backends.cgroup import CgroupUnavailable, create_cgroup
+from pydra.backends.discovery import BackendSource
+from pydra.errors import SettingsError
 from pydra.quantity import parse_quantity
-from pydra.settings import ProcessRights
+from pydra.settings import ProcessRights, SeccompProfile
 
 CHILD = "pydra.backends.child.main"
 """The module that a backend's process runs."""
 
-_BECOME_USER = Path(__file__).parent / "child" / "become_user.py"
+_log = logging.getLogger(__name__)
+
+_GIVE_UP_RIGHTS = Path(__file__).parent / "child" / "give_up_rights.py"
 _AGENTS_OWN = ("KUBECONFIG", "PYDRA_KUBECONFIG")
 _AGENTS_OWN_PREFIXES = ("KUBERNETES_SERVICE_", "KUBERNETES_PORT", "OTEL_")
 _OWN_MEMORY = re.compile(r"^(?:RssAnon|VmSwap):\s*(\d+) kB$", re.MULTILINE)
@@ -32,22 +41,56 @@ def build_environ(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def build_command(target: str, fd: int, *, parent: int, rights: ProcessRights, program: str) -> list[str]:
-    """Return the command line of a backend's process.
+class ProcessStart(msgspec.Struct, frozen=True, kw_only=True):
+    """How a backend's process is started: its command line, and the cgroup that it moves to, if it has one."""
+
+    command: tuple[str, ...]
+    cgroup: Path | None = None
+
+
+def prepare_start(source: BackendSource, fd: int, *, rights: ProcessRights, program: str) -> ProcessStart:
+    """Return how to start a process of this backend with these rights.
 
     `-u`: its last output is seen even if it crashes. `-P`: its module path has PYTHONPATH, but not the working
-    directory. What makes it another user reads neither PYTHONPATH nor site-packages (`-I`, `-S`), whose code would run
-    with the agent's rights.
+    directory. What gives up rights reads neither PYTHONPATH nor site-packages (`-I`, `-S`), whose code would run with
+    the agent's rights.
+
+    Raises:
+        SettingsError: the rights are not possible here.
     """
-    command = [
-        *(sys.executable, "-X", "faulthandler", "-u", "-P"),
-        *("-m", program, str(fd), str(parent), target),
-    ]
-    if rights.run_as_user is None:
-        return command
-    group = rights.run_as_user if rights.run_as_group is None else rights.run_as_group
-    groups = ",".join(map(str, rights.supplemental_groups))
-    return [sys.executable, "-I", "-S", str(_BECOME_USER), str(rights.run_as_user), str(group), groups, *command]
+    python = (sys.executable, "-X", "faulthandler", "-u", "-P")
+    command = (*python, "-m", program, str(fd), str(os.getpid()), source.target)
+    if rights == ProcessRights():
+        return ProcessStart(command=command)
+    cgroup = _find_cgroup(source.name, rights)
+    given = {
+        "cgroup": None if cgroup is None else str(cgroup),
+        "user": rights.run_as_user,
+        "group": rights.run_as_user if rights.run_as_group is None else rights.run_as_group,
+        "groups": rights.supplemental_groups,
+        "filter": None if rights.seccomp_profile is None else _compile(rights.seccomp_profile),
+    }
+    text = msgspec.json.encode(given).decode()
+    return ProcessStart(command=(sys.executable, "-I", "-S", str(_GIVE_UP_RIGHTS), text, *command), cgroup=cgroup)
+
+
+def _compile(named: SeccompProfile) -> bytes:
+    from pydra.backends.seccomp import compile_profile, read_profile  # noqa: PLC0415 - ctypes takes 5 ms of a start
+
+    return compile_profile(read_profile(named))
+
+
+def _find_cgroup(backend: str, rights: ProcessRights) -> Path | None:
+    """Make a cgroup for the process if it has limits; None if there is none that it needs."""
+    if (rights.memory_limit, rights.cpu_limit, rights.pids_limit) == (None, None, None):
+        return None
+    try:
+        return create_cgroup(backend, rights)
+    except CgroupUnavailable as error:
+        if rights.cpu_limit is not None or rights.pids_limit is not None:
+            raise SettingsError([f"cpuLimit and pidsLimit need a cgroup, and none can be made: {error}"]) from error
+        _log.info("backend %s: memoryLimit is checked every 2 s, not enforced by the kernel: %s", backend, error)
+        return None
 
 
 def find_memory_excess(pid: int, rights: ProcessRights) -> str:

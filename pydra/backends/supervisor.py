@@ -475,7 +475,7 @@ class BackendSupervisor:
             if self._incompatible:
                 return BackendRefused(backend=self._name, violations=self._incompatible, details="")
             return self._conclude_calls(process, ending)
-        except OSError as error:
+        except (OSError, SettingsError) as error:
             message = f"cannot be started: {error}"
             return BackendStartFailed(backend=self._name, message=message, details="", restart_in=0)
         finally:

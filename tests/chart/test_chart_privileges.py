@@ -198,7 +198,9 @@ def test_a_backends_process_of_another_user_costs_the_agent_three_capabilities_a
         objects.one("DaemonSet")["spec"]["template"]["metadata"]["annotations"]["pydra.dev/settings"]
     )
     assert settings["backendProcesses"] == {"sim": process}
-    within = render(SIM, at("backends.sim.process", {"memoryLimit": "1Gi"})).agent()["securityContext"]
+    profile = {"type": "Localhost", "localhostProfile": "sim.json"}
+    limited = {"memoryLimit": "1Gi", "seccompProfile": profile}
+    within = render(SIM, at("backends.sim.process", limited)).agent()["securityContext"]
     assert within["capabilities"] == {"drop": ["ALL"]}
 
 

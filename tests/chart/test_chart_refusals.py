@@ -63,6 +63,7 @@ ILL_TYPED = [
     wrong("backends.sim.enabled", "yes", "got string, want boolean"),
     wrong("backends.sim.driver", "Sim_Driver", "does not match pattern"),
     wrong("backends.sim.driver", f"{'d' * 60}.dev", "maxLength: got 64, want 63"),
+    wrong("backends.sim.process.seccompProfile", {"type": "Localhost"}, "missing property 'localhostProfile'"),
     wrong("backends.sim.capabilities", ["cap_sys_admin"], "does not match pattern"),
     wrong("backends.sim.hostPaths", [{"path": "relative"}], "does not match pattern '^/'"),
     wrong("backends.sim.hostPaths", [{"path": "/x", "ro": True}], UNKNOWN.format("ro")),
@@ -258,6 +259,12 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
                 id=f"probes cannot reach {host}",
             )
             for host in ("127.0.0.1", "127.1.2.3", "::1", "0:0:0:0:0:0:0:1", "0000::0001", "::ffff:127.0.0.1")
+        ),
+        pytest.param(
+            overlay(SIM, at("backends.sim.process", {"runAsUser": 65532, "cpuLimit": "500m"})),
+            "backends.sim.process.cpuLimit: only privileged containers may make the cgroup that it needs;"
+            " set backends.sim.privileged, leave it out, or limit the container with resources",
+            id="a limit without the cgroup for it",
         ),
         pytest.param(
             overlay(SIM, {"alerts": {"create": True, "disabled": ["PydraSlow"]}}),

@@ -58,7 +58,7 @@ async def test_claims_come_and_go_after_an_agents_pod_was_deleted_or_removed_by_
 
 
 async def test_a_backend_of_another_user_serves_claims_and_cannot_read_the_agents_token() -> None:
-    process = {"runAsUser": 65532, "memoryLimit": "256Mi"}
+    process = {"runAsUser": 65532, "memoryLimit": "256Mi", "seccompProfile": {"type": "RuntimeDefault"}}
     own = {"backends": {"sim": {"settings": {"state": "/tmp/pydra-sim"}, "process": process}}}
     async with open_place() as (cluster, release):
         await release.install(own)
@@ -68,6 +68,7 @@ async def test_a_backend_of_another_user_serves_claims_and_cannot_read_the_agent
         uid = (await release.agent())["metadata"]["uid"]
         backend, agent = await anyio.to_thread.run_sync(_find_processes, uid)
         assert (_user(agent), _user(backend)) == (0, 65532)
+        assert int(_status(backend)["Seccomp_filters"]) == int(_status(agent)["Seccomp_filters"]) + 1
         # /var/run is a link to /run in the image, which would lead to the host from here.
         token = os.stat(backend / "root/run/secrets/kubernetes.io/serviceaccount/token")
         assert (token.st_uid, token.st_mode & 0o077) == (0, 0)

@@ -111,6 +111,26 @@ def test_texts_from_flags_and_variables_become_what_they_mean() -> None:
             id="an amount of memory that is none",
         ),
         pytest.param(
+            {"backendProcesses": {"sim": {"seccompProfile": {"type": "Localhost"}}}},
+            "backendProcesses.sim.seccompProfile: set localhostProfile if type is Localhost, and only then",
+            id="a profile of the node without a name",
+        ),
+        pytest.param(
+            {"backendProcesses": {"sim": {"seccompProfile": {"type": "Localhost", "localhostProfile": "a/../../b"}}}},
+            "backendProcesses: must be a path below the directory, without '..' - at",
+            id="a profile outside of the directory",
+        ),
+        pytest.param(
+            {"backendProcesses": {"sim": {"seccompProfile": {"type": "Unconfined"}}}},
+            "backendProcesses: must be RuntimeDefault or Localhost, not 'Unconfined' - at",
+            id="a kind of profile that there is not",
+        ),
+        pytest.param(
+            {"backendProcesses": {"sim": {"cpuLimit": "0.5"}}},
+            "backendProcesses: must be an amount of CPU such as 500m or 2 - at",
+            id="an amount of CPU that is none",
+        ),
+        pytest.param(
             {"backendProcesses": {"sim": {"user": 5}}},
             "backendProcesses: contains unknown field `user`",
             id="a right of a process that there is not",

@@ -38,6 +38,13 @@
 {{- if gt (len $runtimeClasses) 1 -}}
 {{- fail (printf "with onePod all backends have one runtimeClassName; found %s" (join ", " $runtimeClasses)) -}}
 {{- end -}}
+{{- range $name := $names -}}
+{{- range $key := list "cpuLimit" "pidsLimit" -}}
+{{- if and (hasKey (default dict (get $.backends $name).process) $key) (not $privileged) -}}
+{{- fail (printf "backends.%s.process.%s: only privileged containers may make the cgroup that it needs; set backends.%s.privileged, leave it out, or limit the container with resources" $name $key $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 serviceAccountName: {{ include "pydra.serviceAccount" $root | quote }}
 # Of all containers only the agent's has the token; what pip installs runs code too.
 automountServiceAccountToken: false

@@ -108,6 +108,12 @@ async def do_read_secret() -> None:
         raise pydra.ClaimError("the secret cannot be read") from error
 
 
+async def do_new_namespace() -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(0x10000000):  # CLONE_NEWUSER
+        raise pydra.ClaimError(f"a new namespace is refused: {os.strerror(ctypes.get_errno())}")
+
+
 async def do_later_segfault() -> None:
     await asyncio.sleep(0.1)
     ctypes.string_at(0)
