@@ -129,7 +129,7 @@ def settings_page() -> str:
         "",
         "A backend has its own settings, from variables named `PYDRA_<BACKEND>_...` and from the key",
         "`backendSettings`; `pydra check BACKEND` lists them. The key `backendProcesses` gives its process",
-        "[a user and a limit of memory](security.md#the-backends-process).",
+        "[a user, a seccomp profile and limits](security.md#the-backends-process).",
         *option_tables(AGENT),
         "",
         "# Settings of the webhook",
