@@ -9,7 +9,7 @@ import msgspec
 
 
 class Level(Enum):
-    """How bad a finding is. `unknown` says that it could not be looked at, which is no fault of what it is about."""
+    """How bad a finding is. `unknown` means that the check could not be made, not that something is wrong."""
 
     OK = "ok"
     NOTE = "note"

@@ -77,7 +77,7 @@ class AmdBackend:
     async def wait_changed(self) -> None:
         """Return when a GPU, a partition or a device node has come or gone since `discover`, or a GPU is reset.
 
-        While modes change for a claim that is no news; the end of the change is.
+        While modes change for a claim, GPUs come and go as expected and are not reported; the end of the change is.
         """
         while self._changing or (self._kept == self._find_kept_memory() and not await self._telemetry.has_changed()):
             if await self._health.wait_event(self._settings.poll_period):

@@ -33,9 +33,9 @@ class Telemetry:
         return self._last
 
     async def read(self, changing: Collection[str] = ()) -> Reading:
-        """All of the machine, as it is now; half of a change is no state.
+        """Read the whole machine as it is now, except GPUs that are being changed.
 
-        So GPUs at the addresses of `changing` are as they were published before.
+        GPUs at the addresses of `changing` are returned as they were last published: their state is not final.
         """
         reading = await asyncio.to_thread(self.read_here)
         return _keep(reading, [gpu for gpu in self._published.gpus if gpu.address in changing])

@@ -92,7 +92,7 @@ class StepExecutor:
         self._held.remove(entry.uid)
 
     def _is_needed(self, step: Step, entry: Entry, unread: Collection[str]) -> bool:
-        """Whether another claim needs what the step did: a reload takes the driver from all GPUs, whoever has one."""
+        """Whether another claim needs what the step did: a reload unloads the driver for all GPUs."""
         holds = [hold for other in self._held.others(entry.uid) for hold in other.holds]
         if isinstance(step, SetMemoryMode):
             return bool(holds or self._held.unread)

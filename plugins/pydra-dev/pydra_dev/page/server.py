@@ -82,7 +82,7 @@ def parse_address(text: str) -> Address:
     if not address.is_loopback:
         raise SettingsError(
             [
-                f"--web: {host} is not a loopback address, and whoever reaches the page can crash the backend; "
+                f"--web: {host} is not a loopback address, and anyone who can open the page can crash the backend; "
                 f"listen on 127.0.0.1 and forward the port: ssh -L {port}:127.0.0.1:{port} ..."
             ]
         )

@@ -1,6 +1,6 @@
 """Opens a simulation: pynvml over the fake library, the tree of files, the settings that go with the scenario.
 
-The door for all that is no part of the simulation; recordings have one of their own, `recording.record`.
+All other code uses the simulation through this module, except that recordings use `recording.record`.
 """
 
 from __future__ import annotations
