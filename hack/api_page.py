@@ -19,7 +19,7 @@ import pydra.testing
 
 SECTIONS = {
     "Coroutines": (
-        "What a backend has; nothing here is subclassed. `Backend` is required, the others are optional. The "
+        "The coroutines of a backend; nothing here is subclassed. `Backend` is required, the others are optional. The "
         "[contract](backend.md) says when each is called."
     ),
     "Devices": "What `discover` returns.",

@@ -91,7 +91,7 @@ class AllocatedDevice(msgspec.Struct, frozen=True, kw_only=True):
     consumed_capacity: Mapping[str, str] = {}
     """How much of each capacity the share has, as a canonical quantity."""
     admin_access: bool = False
-    """Whether the claim may only look: other claims may hold the device, so change nothing."""
+    """Whether the claim may only monitor the device: other claims may hold it, so change nothing."""
     configs: tuple[Any, ...] = ()
     """The configurations that apply to it, decoded, weakest first (class, then claim), at most one of each kind. Use
     `config`.
@@ -148,12 +148,13 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
     state: Any = None
     """Any JSON value; it is kept across restarts and passed to `unprepare`."""
     attributes: Mapping[str, AttributeValue] = _NO_ATTRIBUTES
-    """What is only known now, such as the UUID of a partition that was created. Containers find them in the device's
-    metadata file; they replace published attributes of the same name.
+    """Attributes that are known only after `prepare`, such as the UUID of a created partition. Containers find them in
+    the device's metadata file; they replace published attributes of the same name.
     """
     own_container: bool = False
-    """Whether a container has this device's request alone, and not the claim's other requests. Only then may the edits
-    of two requests set one thing to different values; a container that takes the whole claim would get the last.
+    """Whether each container uses this device's request only, and none of the claim's other requests. Only then may the
+    edits of two requests set one thing to different values; a container that uses the whole claim would get the last
+    value.
     """
 
 
@@ -161,7 +162,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A ResourceClaim with this driver's devices only."""
 
     uid: str
-    """The claim's UID, which no other claim ever has. It can be part of a file's name."""
+    """The claim's UID, which is never used again. It can be part of a file name."""
     namespace: str
     """The claim's namespace."""
     name: str

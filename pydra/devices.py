@@ -68,7 +68,7 @@ class Capacity(msgspec.Struct, frozen=True):
 
 
 class CounterSet(msgspec.Struct, frozen=True, kw_only=True):
-    """Resources that several devices (partitions) draw from."""
+    """Resources that several devices (partitions) share."""
 
     name: str
     """A DNS label, unique in the pool."""
@@ -77,12 +77,12 @@ class CounterSet(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CounterConsumption(msgspec.Struct, frozen=True, kw_only=True):
-    """What a device takes from one counter set when it is allocated."""
+    """The counters of one counter set that a device consumes when it is allocated."""
 
     counter_set: str
     """The name of a set in `Inventory.counter_sets`."""
     counters: Mapping[str, Quantity]
-    """How much of each counter the device takes."""
+    """How much of each counter the device consumes."""
 
 
 class TaintEffect(Enum):
@@ -121,7 +121,7 @@ class HealthStatus(Enum):
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """A device's health: from it follow the device's taint, the kubelet's answer and a metric."""
+    """A device's health. The device's taint, the kubelet's answer and a metric follow from it."""
 
     status: HealthStatus = HealthStatus.HEALTHY
     """The state."""
@@ -132,7 +132,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     taint: str = "unhealthy"
     """The taint's key, below the driver's name unless it has a domain of its own."""
     effect: TaintEffect | None = None
-    """The taint's effect where it is to differ from `--health-taint` (with `none` there, there is no taint at all)."""
+    """The taint's effect, if it should differ from `--health-taint` (with `none` there, no device is tainted)."""
 
 
 HEALTHY = Health()
@@ -152,11 +152,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     capacity: Mapping[str, Capacity] = {}
     """How much the device has of something."""
     consumes_counters: tuple[CounterConsumption, ...] = ()
-    """What the device takes from counter sets when it is allocated; at most 2 sets."""
+    """The counters that the device consumes when it is allocated; of at most 2 sets."""
     allow_multiple_allocations: bool = False
     """Whether several claims can hold the device at once, each with a share of its capacities."""
     taints: tuple[Taint, ...] = ()
-    """Marks that claims must tolerate, at most 16. For bad health use `health`."""
+    """Taints that claims must tolerate, at most 16. Use `health` for unhealthy devices."""
     health: Health = HEALTHY
     """The device's health."""
     binds_to_node: bool = False
@@ -173,10 +173,10 @@ class Inventory(msgspec.Struct, frozen=True, kw_only=True):
     devices: tuple[Device, ...] = ()
     """All devices, healthy or not. The scheduler tries them in this order."""
     counter_sets: tuple[CounterSet, ...] = ()
-    """The counter sets that devices draw from."""
+    """The counter sets that devices consume."""
     unreadable: tuple[str, ...] = ()
-    """One text for each piece of hardware that is there and cannot be a device because too little of it can be read:
-    which one, and why. It must stay the same while nothing changes.
+    """One text for each piece of hardware that cannot be a device because too little of it can be read: which one, and
+    why. It must stay the same while nothing changes.
     """
 
 
@@ -205,7 +205,7 @@ class DeviceHealth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SampleKind(Enum):
-    """How Prometheus should read a sample."""
+    """The Prometheus type of a sample."""
 
     GAUGE = "gauge"
     """A value that goes up and down."""
@@ -219,14 +219,14 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """By the conventions of Prometheus: base units (`_bytes`, `_seconds`, `_celsius`), `_total` for counters."""
     value: float
-    """The number now."""
+    """The current value."""
     help: str = ""
     """What is measured, in a sentence; the same for all samples of a name."""
     kind: SampleKind = SampleKind.GAUGE
     """Whether it can go down."""
     device: str = ""
-    """The device that it belongs to; empty for the whole node. It may be one that `discover` does not list, such as a
-    GPU of which claims get partitions only.
+    """The device that it belongs to; empty for the whole node. `discover` need not list it: it may be a GPU of which
+    claims get partitions only.
     """
     labels: Mapping[str, str] = {}
     """Further labels."""

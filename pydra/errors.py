@@ -41,7 +41,7 @@ from typing import ClassVar
 
 
 class PydraError(Exception):
-    """The root: catch it to catch whatever pydra says on purpose."""
+    """The base class of all errors that pydra raises on purpose."""
 
     retryable: ClassVar[bool] = True
     reason: str = "Error"

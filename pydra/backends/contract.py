@@ -67,7 +67,7 @@ def set_status(text: str) -> None:
 
 
 class Backend(Protocol):
-    """What every backend has."""
+    """The coroutines that every backend has."""
 
     async def discover(self) -> Inventory:
         """Return the complete inventory of the hardware. Called at the start, on a hint, and at every rescan."""
@@ -76,19 +76,19 @@ class Backend(Protocol):
     async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
         """Configure the hardware for the claim and return one entry for each of its devices.
 
-        Idempotent: called again for the same claim it returns the same. `claim.plan` is what `plan` returned. Raise
-        `ClaimError` for what the claim's author should read, `TerminalError` when trying again cannot help.
+        Idempotent: called again for the same claim, it returns the same. `claim.plan` is what `plan` returned. Raise
+        `ClaimError` with a message for the claim's author, or `TerminalError` if trying again cannot help.
         """
         ...
 
     async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
         """Undo `prepare`. Idempotent, and without the claim's API object.
 
-        `prepared` is what `prepare` returned, or empty when the process died inside `prepare`: undo
-        what may have been begun, which `claim.plan` says where the backend plans.
+        `prepared` is what `prepare` returned, or empty if the process died inside `prepare`: then undo whatever
+        `prepare` may have done. If the backend plans, `claim.plan` says what that is.
 
-        With a third parameter, `held`, it is given all other claims that this node holds, as `plan` is. Two agents
-        overlap in an upgrade, and what claims share must stay for one that the other agent has prepared.
+        With a third parameter, `held`, it gets all other claims that this node holds, as `plan` does. Two agents
+        overlap in an upgrade: what several claims share must stay while the other agent holds one of them.
         """
         ...
 
@@ -99,10 +99,10 @@ class Plans(Protocol):
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
         """Return what `prepare` will do for the claim, as a JSON value of at most 256 KiB. Must not change anything.
 
-        `held` is everything that this node holds, each claim with its plan and its prepared devices. The next call
-        may be given the same objects again: they must not be changed. One call at a time for each backend. The answer
-        is on disk before `prepare` runs, which finds it in `claim.plan`, as does `unprepare`. Raises `ClaimError` for a
-        claim that cannot be served, which then needs no undoing.
+        `held` is everything that this node holds, each claim with its plan and its prepared devices. Do not change
+        these objects: the next call may get them again. Calls are made one at a time for each backend. The answer is on
+        disk before `prepare` runs; `prepare` and `unprepare` find it in `claim.plan`. Raise `ClaimError` for a claim
+        that cannot be served; it is then not undone.
         """
         ...
 
@@ -113,19 +113,19 @@ class Restores(Protocol):
     async def restore(self, held: Sequence[HeldClaim], /) -> None:
         """Called after each start of the process, before any call but `inherit`; called again until it returns.
 
-        Everything in `held`, completed or not, is owned by its claim. What no held claim explains may be ended: no
-        claim is being prepared meanwhile. A claim that is not completed is unprepared by the agent afterwards.
+        Everything in `held`, completed or not, belongs to its claim. Anything else may be ended: no claim is being
+        prepared meanwhile. The agent afterwards unprepares claims that are not completed.
         """
         ...
 
 
 class Watches(Protocol):
-    """A backend that notices changes."""
+    """A backend that detects changes."""
 
     async def wait_changed(self) -> None:
         """Return when `discover` is worth calling again. May wait forever.
 
-        Called after the first `discover` in this process has ended, and again whenever it has returned.
+        Called after the first `discover` in this process has ended, and again whenever it returns.
         """
         ...
 
@@ -144,7 +144,7 @@ class Inherits(Protocol):
     async def inherit(self, directory: str, /) -> Inheritance:
         """Return what that driver left in its plugin directory; called at each start, before the driver is served.
 
-        Raise `ClaimError` with words for the admin when the driver cannot be served now, as when the other one
-        still runs; it is called again until it returns.
+        Raise `ClaimError` with a message for the admin if the driver cannot be served now, for example because the
+        other one still runs; it is called again until it returns.
         """
         ...

@@ -117,7 +117,7 @@ class ContainerEdits(msgspec.Struct, frozen=True, kw_only=True):
     intel_rdt: IntelRdt | None = None
     """Resource Director Technology settings."""
     additional_gids: tuple[int, ...] = ()
-    """Further groups of the container's process."""
+    """Additional groups of the container's process."""
 
     def with_env(self, name: str, value: str) -> ContainerEdits:
         """Set the environment variable `name`; a former value in these edits is replaced."""
@@ -192,7 +192,7 @@ class ContainerEdits(msgspec.Struct, frozen=True, kw_only=True):
         schemata: Sequence[str] = (),
         enable_monitoring: bool = False,
     ) -> ContainerEdits:
-        """Resource Director Technology settings, in place of those given before."""
+        """Set Resource Director Technology settings; they replace former ones in these edits."""
         settings = IntelRdt(
             clos_id=clos_id,
             l3_cache_schema=l3_cache_schema,
@@ -203,5 +203,5 @@ class ContainerEdits(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, intel_rdt=settings)
 
     def with_additional_gids(self, *gids: int) -> ContainerEdits:
-        """Further groups for the container's process."""
+        """Add groups to the container's process."""
         return replace(self, additional_gids=(*self.additional_gids, *gids))

@@ -61,7 +61,7 @@ _IDLE_SECONDS = 1.0
 _Probe = Callable[[], Awaitable[list[str]]]
 
 Progress = Callable[[str, Check | None], None]
-"""Told the title of each check twice: before it is made, with None, and with its outcome."""
+"""Called with the title of each check twice: before it is made, with None, and after it, with the Check."""
 
 
 def check_backend(
@@ -74,13 +74,13 @@ def check_backend(
 ) -> Report:
     """Check an installed backend by name, `module:attribute`, or an importable module or object.
 
-    Prepares and unprepares its first healthy device that is not held; with `prepare` false the hardware is only
-    read. The backend's process can import what this process can. Simulated hardware keeps its state in a temporary
-    directory, unless PYDRA_<NAME>_STATE names one. `config` is the agent's settings file: `backendSettings` has the
-    backend's own settings; `drivers` and the directories say where an agent has records. `parameters` is the opaque
-    configuration of the claims that it prepares, for devices that need one: each with its `apiVersion` and `kind`.
-    `progress` is told each check's title before it is made, with None, and again with the Check.
-    Raises SettingsError if there is no such backend.
+    Prepares and unprepares its first healthy device that is not held; with `prepare` false the hardware is only read.
+    The backend's process can import what this process can. Simulated hardware keeps its state in a temporary directory,
+    unless PYDRA_<NAME>_STATE names one. `config` is the agent's settings file: `backendSettings` has the backend's own
+    settings; `drivers` and the directories say where an agent has records. `parameters` is the opaque configuration of
+    the claims that it prepares, for devices that need one: each with its `apiVersion` and `kind`. `progress` is called
+    with each check's title and None before the check, and with the title and the Check after it. Raises SettingsError
+    if there is no such backend.
     """
     source = find_backend(target) if isinstance(target, str) else _locate(target)
     logging.getLogger("pydra").addHandler(logging.NullHandler())  # crashes are intended, and the report has the rest
