@@ -45,6 +45,9 @@ BELOW = {
 }
 """Limits that are not part of the settings' types."""
 
+NULL_IS_A_VALUE = {"backends", "rollingUpdate", "priorityClassName"}
+"""Backends that the chart does not know have no values by default; OnDelete has no `rollingUpdate`."""
+
 ROOTS = {"host_root", "sys_root", "proc_root"}
 """Settings of backends that follow from what the chart mounts."""
 
@@ -55,6 +58,7 @@ def files() -> dict[Path, str]:
     schema["$defs"]["agentSettings"] = agent_settings()
     schema["properties"]["backends"]["properties"] = {name: refer_settings(name) for name in backends()}
     name_allowed(schema)
+    require_values(schema, yaml.safe_load((CHART / "values.yaml").read_text()))
     made = {SCHEMA: json.dumps(schema, indent=2, ensure_ascii=False) + "\n"}
     made[CHART / "files" / "webhook-rules.json"] = json.dumps(build_rules(), indent=2) + "\n"
     for name in backends():
@@ -171,6 +175,21 @@ def inline(part: Any, components: Mapping[str, Any]) -> Any:
         case list():
             return [inline(one, components) for one in part]
     return part
+
+
+def require_values(part: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Require what has a value by default, but for what can be empty: texts, lists, and mappings that users fill.
+
+    Helm takes null as a wish for no value at all, and a template that needs one would end with Go's own words.
+    """
+    fixed = {
+        name: one for name, one in values.items() if isinstance(one, dict) and "properties" in part["properties"][name]
+    }
+    needed = {name for name, one in values.items() if (one and isinstance(one, str)) or isinstance(one, bool | int)}
+    part["required"] = sorted({*fixed, *needed} - NULL_IS_A_VALUE)
+    for name, one in fixed.items():
+        if name not in NULL_IS_A_VALUE:
+            require_values(part["properties"][name], one)
 
 
 def values_table(schema: Mapping[str, Any]) -> str:

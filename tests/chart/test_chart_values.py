@@ -54,6 +54,32 @@ def test_every_default_is_allowed_by_the_schema_and_explained_there() -> None:
     )
 
 
+def nullable(part: Mapping[str, Any], defaults: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, bool]]:
+    """Each value with a default, and whether it may be null, which to Helm means that there is none."""
+    for name, default in defaults.items():
+        if name not in part.get("required", ()):
+            yield path + name, True
+        elif isinstance(default, dict):
+            yield from nullable(part["properties"][name], default, f"{path}{name}.")
+        else:
+            yield path + name, False
+
+
+def test_null_is_like_empty_or_refused_with_the_name_of_the_value() -> None:
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    found = dict(nullable(schema, {name: one for name, one in defaults.items() if name != "backends"}))
+    for around in (
+        SIM,
+        overlay(SIM, {one: {"create": True} for one in ("monitor", "dashboard")}, {"webhook": {"enabled": True}}),
+    ):
+        render(around, *(at(path, None) for path, allowed in found.items() if allowed))
+    refused = [path for path, allowed in found.items() if not allowed]
+    with pytest.raises(helm_python.HelmValuesError) as caught:
+        render(SIM, *(at(path, None) for path in refused))
+    assert [one for one in refused if f"'{one.rpartition('.')[2]}'" not in str(caught.value)] == []
+
+
 @pytest.mark.parametrize("values", [{}, SIM], ids=["defaults", "sim"])
 def test_the_chart_passes_helm_lint(values: Mapping[str, Any]) -> None:
     found = helm_python.lint(CHART, dict(values), strict=True, namespace="pydra")

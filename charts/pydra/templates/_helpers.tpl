@@ -50,7 +50,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 
 {{- /* Labels that a pod's nodes must have: the images are for Linux, and not all nodes of other systems have taints. */ -}}
 {{- define "pydra.nodeSelector" -}}
-{{- merge (deepCopy .) (dict "kubernetes.io/os" "linux") | toYaml -}}
+{{- merge (deepCopy (default dict .)) (dict "kubernetes.io/os" "linux") | toYaml -}}
 {{- end -}}
 
 {{- /* The image of a set of backends: of all, or of the one. Args: root, backends. */ -}}
@@ -96,9 +96,9 @@ app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 
 {{- /* The probes of a container that serves /healthz and /readyz at its port `metrics`, with these times. */ -}}
 {{- define "pydra.probes" -}}
-startupProbe: {{ merge (dict "httpGet" (dict "path" "/healthz" "port" "metrics")) .startup | toJson }}
-livenessProbe: {{ merge (dict "httpGet" (dict "path" "/healthz" "port" "metrics")) .liveness | toJson }}
-readinessProbe: {{ merge (dict "httpGet" (dict "path" "/readyz" "port" "metrics")) .readiness | toJson }}
+startupProbe: {{ merge (dict "httpGet" (dict "path" "/healthz" "port" "metrics")) (default dict .startup) | toJson }}
+livenessProbe: {{ merge (dict "httpGet" (dict "path" "/healthz" "port" "metrics")) (default dict .liveness) | toJson }}
+readinessProbe: {{ merge (dict "httpGet" (dict "path" "/readyz" "port" "metrics")) (default dict .readiness) | toJson }}
 {{- end -}}
 
 {{- /* Where an agent's pod has something of the chart itself, as a JSON list. Args: root, backends. */ -}}

@@ -11,11 +11,11 @@
 {{- $paths := include "pydra.hostPaths" (dict "root" .root "backends" .backends) | fromJson -}}
 {{- $extra := include "pydra.extraVolumes" (dict "root" .root "backends" .backends "paths" $paths) | fromJsonArray -}}
 {{- include "pydra.refuseTakenVariables" (dict "backends" .backends) -}}
-{{- $tolerations := $values.tolerations -}}
+{{- $tolerations := default list $values.tolerations -}}
 {{- $terms := list -}}
 {{- $everywhere := false -}}
 {{- $runtimeClasses := list -}}
-{{- $packages := $values.packages.names -}}
+{{- $packages := default list $values.packages.names -}}
 {{- range $name := $names -}}
 {{- $backend := get $.backends $name -}}
 {{- if $backend.privileged -}}{{- $privileged = true -}}{{- end -}}
@@ -137,7 +137,7 @@ containers:
         {{- end }}
       {{- end }}
       readOnlyRootFilesystem: true
-      {{- with merge (deepCopy $values.seLinuxOptions) (and $values.openshift.enabled (not $privileged) | ternary (dict "type" "spc_t") dict) }}
+      {{- with merge (deepCopy (default dict $values.seLinuxOptions)) (and $values.openshift.enabled (not $privileged) | ternary (dict "type" "spc_t") dict) }}
       seLinuxOptions:
         {{- toYaml . | nindent 8 }}
       {{- end }}

@@ -3,7 +3,7 @@
 {{- $values := .root.Values -}}
 {{- $webhook := $values.webhook -}}
 {{- $names := keys .backends | sortAlpha -}}
-{{- $packages := $values.packages.names -}}
+{{- $packages := default list $values.packages.names -}}
 {{- range $names -}}{{- $packages = concat $packages (default list (get $.backends .).packages) -}}{{- end -}}
 {{- $host := contains ":" $values.http.host | ternary (printf "[%s]" $values.http.host) $values.http.host -}}
 automountServiceAccountToken: false
@@ -65,8 +65,8 @@ containers:
       {{- end }}
       - --tls-cert=/tls/tls.crt
       - --tls-key=/tls/tls.key
-      - --log-format={{ default "json" $values.settings.logFormat }}
-      {{- with $values.settings.logLevel }}
+      - --log-format={{ dig "logFormat" "json" (default dict $values.settings) }}
+      {{- with (default dict $values.settings).logLevel }}
       - --log-level={{ . }}
       {{- end }}
     {{- if $packages }}
@@ -122,7 +122,7 @@ command:
     {{- .root.Files.Get "files/install_packages.py" | nindent 4 }}
   - /packages
 args:
-  {{- toYaml (concat .root.Values.packages.pipArguments (uniq .packages)) | nindent 2 }}
+  {{- toYaml (concat (default list .root.Values.packages.pipArguments) (uniq .packages)) | nindent 2 }}
 env:
   - {name: HOME, value: /tmp}
   {{- with .root.Values.packages.env }}
