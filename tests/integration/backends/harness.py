@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 
 from pydra.backends.discovery import BackendSource
 from pydra.backends.process import ProcessTimeouts
@@ -100,6 +102,14 @@ async def supervised(
         with anyio.fail_after(30):
             yield supervisor
         tasks.cancel_scope.cancel()
+
+
+def need_libseccomp() -> None:
+    """Skip the test where profiles cannot be compiled."""
+    try:
+        ctypes.CDLL("libseccomp.so.2")
+    except OSError:
+        pytest.skip("needs libseccomp.so.2 (Debian's package libseccomp2)")
 
 
 async def until(condition: Callable[[], bool]) -> None:

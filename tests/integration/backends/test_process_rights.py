@@ -23,7 +23,7 @@ from pydra.backends.process import ProcessTimeouts
 from pydra.backends.supervisor_events import BackendEvent, BackendStartFailed
 from pydra.errors import BackendDied, ClaimError
 from pydra.settings import ProcessRights, parse_settings
-from tests.integration.backends.harness import TROUBLE, claim, supervised, until
+from tests.integration.backends.harness import TROUBLE, claim, need_libseccomp, supervised, until
 
 ROOT = Path(__file__).parents[3]
 AGENT = """
@@ -134,6 +134,7 @@ async def test_a_process_that_leaks_ends_by_itself_and_not_with_the_agent() -> N
 async def test_a_process_cannot_make_the_calls_that_its_seccomp_profile_refuses(
     profile: dict[str, str], error: str, tmp_path: Path
 ) -> None:
+    need_libseccomp()
     refused = {"names": ["unshare"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS}
     place = tmp_path / "var/lib/kubelet/seccomp/profiles/backend.json"
     place.parent.mkdir(parents=True)

@@ -15,6 +15,7 @@ from pydra.backends.child import give_up_rights
 from pydra.backends.seccomp import MAX_PROFILE, compile_profile, read_profile
 from pydra.errors import SettingsError
 from pydra.settings import SeccompProfile, SeccompType
+from tests.integration.backends.harness import need_libseccomp
 
 PROBE = """
 import ctypes, errno
@@ -123,6 +124,7 @@ def test_a_bad_profile_is_refused_with_what_is_wrong_in_it(profile: Any, problem
 
 
 def _compile(profile: Any, directory: Path) -> str:
+    need_libseccomp()
     path = directory / "profile.json"
     text = json.dumps(profile).encode() if isinstance(profile, dict) else profile
     path.write_bytes(text)
