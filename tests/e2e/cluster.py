@@ -262,9 +262,9 @@ def found_by(pod: JsonObject) -> dict[str, list[str]]:
     return {name: str(one.get("message", "")).splitlines() for name, one in ended.items()}
 
 
-def cdi_files(driver: str = DRIVER, directory: Path = CDI_DIRECTORY) -> list[Path]:
+def cdi_files(driver: str = DRIVER) -> list[Path]:
     """The driver's CDI specs on the node."""
-    return sorted(directory.glob(f"{driver}-claim_*.json"))
+    return sorted(CDI_DIRECTORY.glob(f"{driver}-claim_*.json"))
 
 
 def records(driver: str = DRIVER) -> list[Path]:

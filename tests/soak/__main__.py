@@ -22,8 +22,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -31,8 +31,8 @@ import anyio
 from pydra.errors import KubeError
 from pydra.kube.credentials import load_credentials
 from pydra.kube.resources import DEVICE_CLASSES
-from tests.e2e.cluster import CDI_DIRECTORY, missing, open_cluster
-from tests.soak.faults import CDI_FULL, RECORDS_FULL, REPLACING, Faults
+from tests.e2e.cluster import missing, open_cluster
+from tests.soak.faults import REPLACING, Faults
 from tests.soak.node import DRIVER, Node, PatientCluster, Pods
 from tests.soak.relay import Relay
 from tests.soak.results import Event, Results, compare, judge, print_results
@@ -56,9 +56,8 @@ def main() -> int:
         print(f"soak: {reason}; tests/e2e/README.md says what it needs", file=sys.stderr)
         return 2
     scratch = Path(tempfile.mkdtemp(prefix="pydra-soak-"))
-    with ExitStack() as mounts:
-        disks = {kind: mounts.enter_context(mount_disk(path)) for kind, path in find_disks(scratch).items()}
-        results = asyncio.run(soak(arguments, scratch, disks))
+    with mount_disk(scratch / "records") as is_own_disk:
+        results = asyncio.run(soak(arguments, scratch, is_own_disk=is_own_disk))
     print_results(results, arguments.output)
     if results.findings:
         print(f"soak: the agents' logs are in {scratch}", file=sys.stderr)
@@ -67,40 +66,27 @@ def main() -> int:
     return 0
 
 
-def find_disks(scratch: Path) -> dict[str, Path]:
-    """The directories that get a small disk of their own, by the fault that fills it.
-
-    CDI files go to the directory that runtimes read for what admins put there, so that those of other drivers stay.
-    """
-    return {RECORDS_FULL: scratch / "records", CDI_FULL: Path("/etc/cdi")}
-
-
 @contextmanager
-def mount_disk(path: Path) -> Iterator[Path | str]:
-    """A small disk of its own at the path, or why there is none."""
-    path.mkdir(exist_ok=True)
-    if any(path.iterdir()):
-        yield f"{path} is in use"
-        return
+def mount_disk(path: Path) -> Iterator[bool]:
+    """A small disk of its own at the path; or a directory, if nothing can be mounted."""
+    path.mkdir()
     mounted = subprocess.run(("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path), check=False).returncode == 0
     try:
-        yield path if mounted else "no tmpfs can be mounted here, and the node's disks are everybody's"
+        yield mounted
     finally:
         if mounted:
             subprocess.run(("umount", "--lazy", path), check=False)
 
 
-async def soak(arguments: argparse.Namespace, scratch: Path, disks: Mapping[str, Path | str]) -> Results:
+async def soak(arguments: argparse.Namespace, scratch: Path, *, is_own_disk: bool) -> Results:
     """Two parts, each followed by a measurement with nothing prepared."""
     seconds = arguments.minutes * 60
     findings: list[str] = []
     async with open_cluster(DRIVER) as found:
         cluster = PatientCluster(found.client, found.namespace, found.node, DRIVER)
         relay = Relay(await load_credentials(environ=os.environ), scratch)
-        cdi = disks[CDI_FULL]
-        node = Node(cluster, relay, scratch, cdi if isinstance(cdi, Path) else CDI_DIRECTORY)
-        pods = Pods(cluster, findings)
-        faults = Faults(node, disks)
+        node, pods = Node(cluster, relay, scratch), Pods(cluster, findings)
+        faults = Faults(node, is_own_disk=is_own_disk)
         run = Run(node, pods, faults, findings, arguments)
         async with relay.serve():
             try:

@@ -22,18 +22,14 @@ Fault = Callable[[random.Random], Awaitable[str]]
 RESTARTS = {"kubelet restart": "PYDRA_E2E_KUBELET_RESTART", "API server restart": "PYDRA_E2E_API_SERVER_RESTART"}
 """Commands of whoever runs the soak; each returns when what it restarts serves again."""
 
-RECORDS_FULL = "disk of the records full"
-CDI_FULL = "disk of the CDI files full"
-"""The kubelet's own disk is not filled: it would evict the node's pods, all of them."""
-
 REPLACING = ("agent killed", "rolling update")
 """After these, the agent is another process, whose memory says nothing about growth."""
 
 
 class Faults:
-    """All faults by name, and why some cannot be had here. `disks` has where a disk is, or why there is none."""
+    """All faults by name, and why some cannot be had here. Disks fill where the records have one of their own."""
 
-    def __init__(self, node: Node, disks: Mapping[str, Path | str]) -> None:
+    def __init__(self, node: Node, *, is_own_disk: bool) -> None:
         self.skipped: dict[str, str] = {}
         self._node = node
         self.by_name: dict[str, Fault] = {
@@ -47,11 +43,10 @@ class Faults:
             "device unplugged": self._unplug,
             "slice deleted": self._delete_slice,
         }
-        for name, disk in disks.items():
-            if isinstance(disk, Path):
-                self.by_name[name] = self._fill(disk)
-            else:
-                self.skipped[name] = disk
+        if is_own_disk:
+            self.by_name["disk full"] = self._fill_disk
+        else:
+            self.skipped["disk full"] = "no tmpfs can be mounted here, and the node's disks are everybody's"
         for name, variable in RESTARTS.items():
             if command := shlex.split(os.environ.get(variable, "")):
                 self.by_name[name] = self._restart(command)
@@ -134,18 +129,15 @@ class Faults:
                 return str(one["metadata"]["name"])
         return "there was none"
 
-    def _fill(self, disk: Path) -> Fault:
-        async def fill_disk(chance: random.Random) -> str:
-            seconds = chance.uniform(5, 20)
-            filler = disk / "filler"
-            try:
-                fill(filler)
-                await anyio.sleep(seconds)
-            finally:
-                filler.unlink(missing_ok=True)
-            return f"for {seconds:.0f} s"
-
-        return fill_disk
+    async def _fill_disk(self, chance: random.Random) -> str:
+        seconds = chance.uniform(5, 20)
+        filler = self._node.records / "filler"
+        try:
+            fill(filler)
+            await anyio.sleep(seconds)
+        finally:
+            filler.unlink(missing_ok=True)
+        return f"for {seconds:.0f} s"
 
     def _restart(self, command: list[str]) -> Fault:
         said = self._node.hardware.parent / "restart.log"  # a pipe would stay open in what the command has started

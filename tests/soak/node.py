@@ -45,12 +45,11 @@ class PatientCluster(Cluster):
 class Node:
     """The agents, of which one is current, over simulated hardware, with records in `records` below `scratch`."""
 
-    def __init__(self, cluster: Cluster, relay: Relay, scratch: Path, cdi: Path) -> None:
+    def __init__(self, cluster: Cluster, relay: Relay, scratch: Path) -> None:
         self.cluster = cluster
         self.relay = relay
         self.hardware = scratch / "hardware"
         self.records = scratch / "records"
-        self.cdi = cdi
         self._agents = ExitStack()
         self._scratch = scratch
         self._lives = 0
@@ -77,7 +76,7 @@ class Node:
         self._lives += 1
         flags = (
             *("--driver", f"sim={DRIVER}", "--kubeconfig", str(self.relay.kubeconfig)),
-            *("--records-dir", str(self.records), "--cdi-dir", str(self.cdi), "--log-level", "info"),
+            *("--records-dir", str(self.records), "--log-level", "info"),
         )
         agent = self._agents.enter_context(
             run_agent(self.cluster.node, self._scratch, pod_uid=f"{self._lives:04}", flags=flags)
@@ -130,7 +129,7 @@ class Node:
     def _left(self) -> dict[str, float]:
         return {
             "records": len(list(self.records.rglob("*.json"))),
-            "CDI files": len(cdi_files(DRIVER, self.cdi)),
+            "CDI files": len(cdi_files(DRIVER)),
             "devices at work": len(list((self.hardware / "active").iterdir())),
         }
 

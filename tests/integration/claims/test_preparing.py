@@ -21,6 +21,7 @@ from pydra.claims.preparer import OperationDone, OperationFailed
 from pydra.errors import (
     BackendTimeout,
     BackendUnavailable,
+    CdiError,
     CheckpointError,
     HostPathMissing,
     NotAllocated,
@@ -360,11 +361,14 @@ async def _refuse(*_: object, **__: object) -> object:
 # Disks that refuse, forget or lie
 
 
-async def test_a_full_disk_refuses_a_claim_and_lets_another_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("place", "error"), [("records", CheckpointError), ("cdi", CdiError)])
+async def test_a_full_disk_refuses_a_claim_and_lets_another_end(
+    place: str, error: type[PydraError], tmp_path: Path
+) -> None:
     full = False
 
     def step(name: str) -> None:
-        if full and name == "records: write":
+        if full and name == f"{place}: write":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     node = Node(tmp_path, step=step)
@@ -374,7 +378,8 @@ async def test_a_full_disk_refuses_a_claim_and_lets_another_end(tmp_path: Path) 
         await agent.prepare("a")
         full = True
         (refused,) = await agent.prepare("b")
-        assert isinstance(refused, CheckpointError)
+        assert isinstance(refused, error)
+        assert f"{node.root / place}" in str(refused)
         assert "the disk is full" in str(refused)
         assert await agent.unprepare("a") == [None]
         full = False
