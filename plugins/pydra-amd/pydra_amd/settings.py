@@ -22,98 +22,99 @@ class Partitioning(Enum):
     """Which partitions of GPUs claims can have."""
 
     EXISTING = "existing"
-    """What is there: whole GPUs, or the partitions that the admin made. Modes are left as they are."""
+    """Existing devices: whole GPUs, or the partitions that the admin created. Modes are not changed."""
     COMPUTE = "compute"
-    """The whole GPU and each partition of each compute mode that goes with the present memory mode. The mode is set
-    when a claim gets one, and set back when the last of a GPU's claims has ended."""
+    """The whole GPU and each partition of each compute mode that the current memory mode allows. The mode is set when a
+    claim gets one, and restored when the last of a GPU's claims has ended."""
     MEMORY = "memory"
-    """As `compute`, in all memory modes that the model has. All GPUs of the node have one memory mode, and the driver
-    is loaded anew when it changes: only while no claim has any of them and no process uses one; see
-    [memory modes](memory-modes.md)."""
+    """As `compute`, in all memory modes of the model. All GPUs of the node have one memory mode, and the driver is
+    reloaded when it changes: only while no claim has any of them and no process uses one; see [memory
+    modes](memory-modes.md)."""
 
 
 class Signal(Enum):
     """What can be wrong with a GPU; its value is the taint's name below `gpu.amd.com/`."""
 
     GPU_LOST = "gpu-lost"
-    """It was usable, and is gone from the PCI bus, does not answer there, or has lost its nodes."""
+    """It was usable, but is gone from the PCI bus, does not answer there, or has lost its nodes."""
     NODE_GONE = "node-gone"
-    """A device node that its containers need is not there."""
+    """A device node that its containers need is missing."""
     RESET = "reset"
-    """It is being reset. Told by amdsmi."""
+    """It is being reset. Reported by amdsmi."""
     ECC = "ecc"
-    """A block of it counts errors that could not be corrected, since the driver was loaded; the taint's value names
-    the blocks."""
+    """One of its blocks has counted uncorrectable errors since the driver was loaded; the taint's value names the
+    blocks."""
     XGMI_ERROR = "xgmi-error"
     """The same for its xGMI links."""
     XGMI_LINK = "xgmi-link"
-    """An xGMI link of it is down. Told by amdsmi."""
+    """One of its xGMI links is down. Reported by amdsmi."""
     BAD_PAGES = "bad-pages"
-    """More pages of its memory are out of use than the threshold allows."""
+    """More pages of its memory are retired than the threshold allows."""
     THROTTLING = "throttling"
-    """Its clocks are held down for heat, or were within the last five minutes. Told by amdsmi."""
+    """Its clocks are throttled because of heat, or were within the last five minutes. Reported by amdsmi."""
 
 
 class Reaction(Enum):
-    """What follows from a signal."""
+    """The reaction to a signal."""
 
     UNHEALTHY = "Unhealthy"
     """The device is unhealthy; its taint has the agent's effect (`--health-taint`)."""
     NO_SCHEDULE = "NoSchedule"
     """The device is unhealthy; its taint keeps new pods away."""
     NO_EXECUTE = "NoExecute"
-    """The device is unhealthy; its taint also evicts the pods that have it."""
+    """The device is unhealthy; its taint also evicts the pods that use it."""
     NONE = "None"
-    """The device is healthy; a taint with the effect `None` tells of it."""
+    """The device is healthy; a taint with the effect `None` reports the signal."""
     IGNORE = "Ignore"
-    """Nothing."""
+    """No reaction."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings."""
 
     scenario: str = ""
-    """A simulated machine in the place of the node's hardware: the name of a bundled scenario, such as `mi300x-8`."""
+    """A simulated machine instead of the node's hardware: the name of a bundled scenario, such as `mi300x-8`."""
     state: AbsolutePath = "/run/pydra-amd"
-    """Where a simulated machine has its files."""
+    """The directory with the files of a simulated machine."""
     host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
-    """Where the host's `/` is seen from here. Default: `PYDRA_HOST_ROOT`, where that is set."""
+    """Where the host's `/` is mounted. Default: `PYDRA_HOST_ROOT`, if that is set."""
     sys_root: AbsolutePath = "/sys"
-    """Where the host's `/sys` is seen from here; changes of partition modes are written to it."""
+    """Where the host's `/sys` is mounted; changes of partition modes are written to it."""
     dev_root: AbsolutePath = "/dev"
-    """Where the device nodes are, as the host sees it."""
+    """The directory of the device nodes on the host."""
     proc_root: AbsolutePath = "/proc"
-    """Where the host's `/proc` is seen from here; passthrough looks there for who uses a GPU."""
+    """Where the host's `/proc` is mounted; passthrough searches it for the users of a GPU."""
 
     partitioning: Partitioning = Partitioning.EXISTING
     """Which partitions of GPUs claims can have. `compute` and `memory` need the feature gate DRAPartitionableDevices;
     without it, only whole GPUs are published."""
     reload_deadline: Annotated[float, msgspec.Meta(gt=0)] = 180.0
-    """With `partitioning: memory`, how many seconds preparing or ending a claim may take, since the driver may be
-    loaded anew for it."""
+    """With `partitioning: memory`, how many seconds preparing or ending a claim may take, since that may reload the
+    driver."""
     sharing: bool = False
-    """Whether several claims can share a whole GPU, or a partition that exists, with compute units and memory of their
-    own; see [sharing](sharing.md). Needs `partitioning: existing` and the feature gate DRAConsumableCapacity."""
+    """Whether several claims can share a whole GPU, or an existing partition, each with its own compute units and
+    memory; see [sharing](sharing.md). Needs `partitioning: existing` and the feature gate DRAConsumableCapacity."""
     vfio: bool = False
-    """Whether GPUs, and virtual functions that exist, are also offered to virtual machines; see
+    """Whether GPUs, and existing virtual functions, are also offered to virtual machines; see
     [passthrough](passthrough.md). Needs the feature gate DRAPartitionableDevices."""
     vfio_idle_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
     """How many seconds passthrough waits for the users of a GPU to end."""
     health: bool = True
-    """Whether to watch how GPUs are. Off: all devices are healthy, whatever happens."""
+    """Whether to monitor the health of GPUs. Off: all devices always count as healthy."""
     amdsmi: bool = True
-    """Whether to use AMD's library amdsmi where it is installed: it tells of resets, xGMI links and throttling. While
-    it is used nobody else can change partition modes, or unload the driver."""
+    """Whether to use AMD's library amdsmi if it is installed: it reports resets, xGMI links and throttling. While it is
+    in use, nothing else can change partition modes, or unload the driver."""
     signals: Mapping[Signal, Reaction] = {}
-    """What follows from which signal where it is not the default: `ecc=NoExecute,bad-pages=Ignore`; see below."""
+    """Reactions to signals other than the defaults: `ecc=NoExecute,bad-pages=Ignore`; see below."""
     bad_page_threshold: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """How many pages of a GPU's memory may be out of use. 0: as many as the driver tolerates by default, one for each
-    100 MiB of memory."""
+    """How many pages of a GPU's memory may be retired. 0: as many as the driver tolerates by default, one for each 100
+    MiB of memory."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0
-    """Seconds between two looks for GPUs, partitions and device nodes that have come or gone."""
+    """Seconds between two checks for GPUs, partitions and device nodes that were added or removed."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be together: a scheduler does not count what shared devices draw from counters."""
+        """Refuse settings that exclude each other: a scheduler does not count the counters that shared devices
+        consume."""
         if self.sharing and self.partitioning is not Partitioning.EXISTING:
             raise ValueError(f"sharing needs partitioning existing, not {self.partitioning.value}")
         if self.sharing and self.vfio:

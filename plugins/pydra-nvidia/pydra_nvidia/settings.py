@@ -49,25 +49,25 @@ class Signal(Enum):
     """What can be wrong with a GPU; its value is the taint's name below `gpu.nvidia.com/`."""
 
     XID = "xid"
-    """An XID error of the GPU, or of the partition it names."""
+    """An XID error of the GPU, or of the partition that it names."""
     IGNORED_XID = "ignored-xid"
-    """An XID error that applications cause, or of `PYDRA_NVIDIA_XIDS_IGNORED`; its taint is called as that of `xid`."""
+    """An XID error that applications cause, or in `PYDRA_NVIDIA_XIDS_IGNORED`; its taint has the key of `xid`."""
     GPU_LOST = "gpu-lost"
-    """NVML counts the GPU and cannot reach it, or counts it no more although the driver still has it."""
+    """NVML lists the GPU but cannot reach it, or no longer lists it although the driver still has it."""
     UNREADABLE = "unreadable"
-    """It cannot be read how the GPU is partitioned, since the backend began."""
+    """The partitions of the GPU have not been readable since the backend started."""
     PARTITION_GONE = "partition-gone"
-    """A prepared claim has the partition, and somebody else removed it."""
+    """Somebody else removed the partition of a prepared claim."""
     RECOVERY_ACTION = "recovery-action"
-    """The driver asks for a reset, a reboot or another recovery action."""
+    """The driver requests a reset, a reboot or another recovery action."""
     ROW_REMAP_FAILED = "row-remap-failed"
     """A broken row of memory could not be replaced by a spare one."""
     ROW_REMAP_PENDING = "row-remap-pending"
     """A row of memory is replaced at the next reset."""
     PAGE_RETIREMENT = "page-retirement"
-    """A page of memory goes out of use at the next reboot (GPUs before Ampere)."""
+    """A page of memory is retired at the next reboot (GPUs before Ampere)."""
     ECC = "ecc"
-    """Memory errors that could not be corrected were counted since the driver was loaded."""
+    """Uncorrectable memory errors have been counted since the driver was loaded."""
     FABRIC = "fabric"
     """The NVLink fabric of the GPU is unhealthy."""
     UNMONITORED = "unmonitored"
@@ -75,76 +75,76 @@ class Signal(Enum):
 
 
 class Reaction(Enum):
-    """What follows from a signal."""
+    """The reaction to a signal."""
 
     UNHEALTHY = "Unhealthy"
     """The device is unhealthy; its taint has the agent's effect (`--health-taint`)."""
     NO_SCHEDULE = "NoSchedule"
     """The device is unhealthy; its taint keeps new pods away."""
     NO_EXECUTE = "NoExecute"
-    """The device is unhealthy; its taint also evicts the pods that have it."""
+    """The device is unhealthy; its taint also evicts the pods that use it."""
     NONE = "None"
-    """The device is healthy; a taint with the effect `None` tells of it."""
+    """The device is healthy; a taint with the effect `None` reports the signal."""
     IGNORE = "Ignore"
-    """Nothing."""
+    """No reaction."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings."""
 
     scenario: str = ""
-    """A simulated machine in the place of the node's hardware: the path of a scenario, or the name of a bundled one."""
+    """A simulated machine instead of the node's hardware: the path of a scenario, or the name of a bundled one."""
     state: AbsolutePath = "/run/pydra-nvidia"
-    """Where the directories of MPS daemons, past faults of GPUs and requests for maintenance are. A reboot must
-    empty it. MPS needs it at the same path on the host, of 36 bytes at most."""
+    """The directory of MPS daemons, past faults of GPUs and requests for maintenance. A reboot must empty it. MPS needs
+    it at the same path on the host, of at most 36 bytes."""
     host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
-    """Where the host's `/` is seen from here. Default: `PYDRA_HOST_ROOT`, where that is set."""
+    """Where the host's `/` is mounted. Default: `PYDRA_HOST_ROOT`, if that is set."""
     sys_root: AbsolutePath = "/sys"
-    """Where the host's `/sys` is seen from here; passthrough writes to it."""
+    """Where the host's `/sys` is mounted; passthrough writes to it."""
     proc_root: AbsolutePath = "/proc"
-    """Where the host's `/proc` is seen from here."""
+    """Where the host's `/proc` is mounted."""
     driver_root: NoPathOrAbsolute = ""
-    """Where the driver is installed, as the host sees it. Empty: looked for (see [containers](containers.md))."""
+    """The driver's root directory on the host. Empty: searched for (see [containers](containers.md))."""
     dev_root: NoPathOrAbsolute = ""
-    """The directory whose `dev` has the device nodes, as the host sees it. Empty: the driver's root, or `/`."""
+    """The directory on the host in which `dev` has the device nodes. Empty: the driver's root, or `/`."""
 
     dynamic_mig: bool = False
-    """Offer every partition that a GPU could have, and make it when a claim gets it (see [MIG](mig.md))."""
+    """Offer every partition that a GPU could have, and create it when a claim gets it (see [MIG](mig.md))."""
     orphans: Orphans = Orphans.ADOPT
-    """What to do at start with partitions and MPS daemons that no claim has: leave them (and publish partitions), or
-    remove them. Partitions are removed with dynamic MIG only."""
+    """What to do at start with partitions and MPS daemons that belong to no claim: keep them (and publish the
+    partitions), or remove them. Partitions are removed only with dynamic MIG."""
     time_slicing: bool = True
     """Whether claims may set a time slice (see [sharing](sharing.md))."""
     mps: bool = True
     """Whether claims may use MPS."""
     mps_launcher: MpsLauncher = MpsLauncher.DIRECT
-    """Where MPS control daemons run: beside the agent (`direct`), or on the host, out of its container (`host`)."""
+    """Where MPS control daemons run: beside the agent (`direct`), or on the host, outside of its container (`host`)."""
     consumable_shares: Shares | Annotated[int, msgspec.Meta(ge=1, le=1024)] = Shares.DISABLED
-    """How several claims may have one GPU at once: by memory, without limit, or so many of them."""
+    """How several claims may share one GPU: by memory, without limit, or up to this number of claims."""
     vfio: bool = False
     """Offer GPUs for passthrough to virtual machines (see [passthrough](passthrough.md))."""
 
     health: bool = True
-    """Whether to watch how GPUs are (see [health](health.md)). Off: all devices are healthy, whatever happens."""
+    """Whether to monitor the health of GPUs (see [health](health.md)). Off: all devices always count as healthy."""
     xids_ignored: tuple[int, ...] = ()
-    """XIDs that are ignored beside those that applications cause."""
+    """XIDs to ignore, in addition to those that applications cause."""
     xids_fatal: tuple[int, ...] = ()
-    """XIDs that count although they would be ignored."""
+    """XIDs that count although they would otherwise be ignored."""
     signals: Mapping[Signal, Reaction] = {}
-    """What follows from which signal where it is not the default: `xid=NoExecute,ecc=Ignore`; see below."""
+    """Reactions to signals other than the defaults: `xid=NoExecute,ecc=Ignore`; see below."""
     quiet_period: Annotated[float, msgspec.Meta(gt=0)] = 300.0
     """Seconds that must pass without the same XID before it may stop counting."""
 
     cdi_hook: NoPathOrAbsolute = ""
-    """The program `nvidia-cdi-hook`, as the host sees it. Empty: looked for (see [containers](containers.md))."""
+    """The path of `nvidia-cdi-hook` on the host. Empty: searched for (see [containers](containers.md))."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 5.0
-    """Seconds between two looks for what changed from outside, and for MPS daemons that have died."""
+    """Seconds between two checks for external changes, and for MPS daemons that have died."""
     mps_ready_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
-    """Seconds that an MPS control daemon has to be ready. All that is done for a claim has two thirds of the agent's
-    `prepareDeadline` at most: 26 of 40."""
+    """Seconds within which an MPS control daemon must be ready. All work for a claim may take at most two thirds of the
+    agent's `prepareDeadline`: 26 of 40."""
     vfio_idle_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
-    """Seconds to wait for the GPUs of a claim that are still in use before they are bound for passthrough, or given
-    back. All that is done for a claim has two thirds of the agent's `prepareDeadline` at most: 26 of 40."""
+    """Seconds to wait for the GPUs of a claim that are still in use before they are bound for passthrough, or back to
+    their driver. All work for a claim may take at most two thirds of the agent's `prepareDeadline`: 26 of 40."""
 
 
 def parse_settings(environ: Mapping[str, str], defaults: Mapping[str, Any] = {}) -> Settings:

@@ -27,7 +27,7 @@ class Offer(Enum):
     """What is published of a host."""
 
     SUB_SLICES = "sub-slices"
-    """The whole host, and each sub-slice of it; the scheduler gives out what does not overlap."""
+    """The whole host, and each of its sub-slices; the scheduler allocates those that do not overlap."""
     CHIPS = "chips"
     """Each chip by itself, as Google's driver does; a claim gets a sub-slice when its chips form one."""
     HOST = "host"
@@ -38,50 +38,50 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings."""
 
     scenario: str = ""
-    """A simulated machine in the place of the node's hardware: a bundled scenario, such as `v5e-8`, and faults, as in
+    """A simulated machine instead of the node's hardware: a bundled scenario, such as `v5e-8`, and faults, as in
     `v5e-8+node-gone+throttled`."""
     state: AbsolutePath = "/run/pydra-tpu"
-    """Where a simulated machine has its files."""
+    """The directory with the files of a simulated machine."""
     host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
-    """Where the host's `/` is seen from here. Default: `PYDRA_HOST_ROOT`, where that is set."""
+    """Where the host's `/` is mounted. Default: `PYDRA_HOST_ROOT`, if that is set."""
     sys_root: AbsolutePath = "/sys"
-    """Where the host's `/sys` is seen from here."""
+    """Where the host's `/sys` is mounted."""
     proc_root: AbsolutePath = "/proc"
-    """Where the host's `/proc` is seen from here."""
+    """Where the host's `/proc` is mounted."""
     dev_root: AbsolutePath = "/dev"
-    """Where the device nodes are, as the host sees it."""
+    """The directory of the device nodes on the host."""
 
     offer: Offer = Offer.SUB_SLICES
-    """What claims can have: sub-slices of a host, single chips, or whole hosts. Sub-slices need the feature gate
-    DRAPartitionableDevices; without it, only the whole host is published of them."""
+    """The devices that claims can have: sub-slices of a host, single chips, or whole hosts. Sub-slices need the feature
+    gate DRAPartitionableDevices; without it, only the whole host is published."""
 
     accelerator: str = ""
-    """The accelerator of this node, as GKE labels it, such as `tpu-v5-lite-podslice`. Empty: found out."""
+    """The accelerator of this node, as GKE labels it, such as `tpu-v5-lite-podslice`. Empty: detected."""
     topology: TopologyOrEmpty = ""
-    """The topology of the slice that this node is a worker of, in chips: `2x4`, `2x2x4`. Empty: found out."""
+    """The topology of the slice that this node is a worker of, in chips: `2x4`, `2x2x4`. Empty: detected."""
     worker_id: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    """The number of this worker in its slice. Not set: found out."""
+    """The number of this worker in its slice. Not set: detected."""
     worker_hostnames: tuple[str, ...] = ()
-    """The host names or addresses of all workers of the slice, in the order of their numbers. Empty: found out."""
+    """The host names or addresses of all workers of the slice, in the order of their numbers. Empty: detected."""
 
     host_chips: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    """How many chips this machine should have. Not set: found out. With another number of chips, none is offered."""
+    """How many chips this machine should have. Not set: detected. With another number of chips, none is offered."""
     tpu_env: AbsolutePath = "/etc/tpu/tpu-env"
-    """The host's file that tells what is not set: lines such as `TOPOLOGY: '2x4'`."""
+    """A file on the host with values for settings that are not set: lines such as `TOPOLOGY: '2x4'`."""
     metadata_server: Annotated[str, msgspec.Meta(pattern=r"^([A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]{1,5})?)?$")] = (
         "169.254.169.254"
     )
-    """Host, or `host:port`, of Google's metadata server, which tells what is not set. Empty: it is not asked."""
+    """Host, or `host:port`, of Google's metadata server, for settings that are not set. Empty: it is not queried."""
 
     log_directory: AbsolutePath = "/tmp/tpu_logs"  # noqa: S108 - where libtpu writes
     """The host's directory that containers have at `/tmp/tpu_logs`, for the logs of the TPU runtime."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 10.0
-    """Seconds between two looks for chips and device nodes that have come or gone."""
+    """Seconds between two checks for chips and device nodes that were added or removed."""
     runtime_metrics_ports: tuple[Port, ...] = tuple(range(8431, 8439))
-    """The loopback ports on which TPU runtimes of workloads may serve their metrics. Empty: none is asked."""
+    """The loopback ports on which TPU runtimes of workloads may serve their metrics. Empty: none is queried."""
     link_metrics_port: Port = 8353
-    """The loopback port of Google's agent on the host, which tells libtpu of links between chips and of throttling. It
-    is asked where libtpu is installed beside pydra-tpu."""
+    """The loopback port of Google's agent on the host, which reports links between chips and throttling to libtpu. It
+    is queried if libtpu is installed beside pydra-tpu."""
 
     def __post_init__(self) -> None:
         if wrong := [name for name in self.worker_hostnames if not HOSTNAME.fullmatch(name)]:

@@ -34,7 +34,7 @@ class Imex(Enum):
     """Who runs the IMEX daemon of a node."""
 
     DRIVER_MANAGED = "driverManaged"
-    """A pod for each ComputeDomain and node, which NVIDIA's controller makes; it has `daemon-0`."""
+    """A pod for each ComputeDomain and node, which NVIDIA's controller creates; it has `daemon-0`."""
     HOST_MANAGED = "hostManaged"
     """The host, as a service. No `daemon-0` is published, claims for all channels get channel 0, and ComputeDomains are
     not isolated from each other."""
@@ -44,32 +44,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings. Those that `pydra_nvidia.settings.Settings` has too mean the same."""
 
     scenario: str = ""
-    """A simulated machine in the place of the node's hardware: the path of a scenario, or the name of a bundled one."""
+    """A simulated machine instead of the node's hardware: the path of a scenario, or the name of a bundled one."""
     state: AbsolutePath = nvidia.Settings().state
-    """Where the directories of IMEX daemons are, and requests for maintenance: the same as `PYDRA_NVIDIA_STATE`. A
-    reboot must empty it; it has the same path on the host."""
+    """The directory of IMEX daemons and requests for maintenance: the same as `PYDRA_NVIDIA_STATE`. A reboot must empty
+    it; it has the same path on the host."""
     host_root: AbsolutePath = msgspec.field(default_factory=lambda: os.environ.get("PYDRA_HOST_ROOT", "/"))
-    """Where the host's `/` is seen from here. Default: `PYDRA_HOST_ROOT`, where that is set."""
+    """Where the host's `/` is mounted. Default: `PYDRA_HOST_ROOT`, if that is set."""
     sys_root: AbsolutePath = "/sys"
-    """Where the host's `/sys` is seen from here."""
+    """Where the host's `/sys` is mounted."""
     proc_root: AbsolutePath = "/proc"
-    """Where the host's `/proc` is seen from here."""
+    """Where the host's `/proc` is mounted."""
     driver_root: NoPathOrAbsolute = ""
-    """Where the driver is installed, as the host sees it. Empty: looked for (see [containers](containers.md))."""
+    """The driver's root directory on the host. Empty: searched for (see [containers](containers.md))."""
     dev_root: NoPathOrAbsolute = ""
-    """The directory whose `dev` has the device nodes, as the host sees it. Empty: the driver's root, or `/`."""
+    """The directory on the host in which `dev` has the device nodes. Empty: the driver's root, or `/`."""
     cdi_hook: NoPathOrAbsolute = ""
-    """The program `nvidia-cdi-hook`, as the host sees it. Empty: looked for (see [containers](containers.md))."""
+    """The path of `nvidia-cdi-hook` on the host. Empty: searched for (see [containers](containers.md))."""
 
     imex: Imex = Imex.DRIVER_MANAGED
     """Who runs the IMEX daemon of the node (see [ComputeDomains](compute-domains.md#who-runs-the-imex-daemon))."""
     imex_socket: AbsolutePath = "/etc/nvidia-imex/imex_ctrl.sock"
-    """Where the host's IMEX daemon answers, inside the driver's root: its `IMEX_CMD_UNIX_DOMAIN_PATH`."""
+    """The socket of the host's IMEX daemon, inside the driver's root: its `IMEX_CMD_UNIX_DOMAIN_PATH`."""
     ready_deadline: Annotated[float, msgspec.Meta(gt=0)] = 25.0
-    """Seconds that one call waits for the IMEX daemon to be ready, before the kubelet tries again. Two thirds of the
-    agent's `prepareDeadline` at most."""
+    """Seconds that one call waits for the IMEX daemon to be ready, before the kubelet tries again. At most two thirds
+    of the agent's `prepareDeadline`."""
     poll_period: Annotated[float, msgspec.Meta(gt=0)] = 5.0
-    """Seconds between two looks for what changed from outside, and at a fabric that is not ready."""
+    """Seconds between two checks for external changes, and of a fabric that is not ready."""
 
     def of_node(self) -> nvidia.Settings:
         """What the rooms that both backends use have to know of the node."""
