@@ -1,13 +1,14 @@
 """`make publish REGISTRY=host/path`: pushes the images and the chart of dist/VERSION to an OCI registry.
 
 The images of all platforms in dist/VERSION become one image index each. The credentials are those of the engine
-(`buildah login`) and of Helm (`helm registry login`). Prints each reference with its digest, which is what a signature
-belongs to. SIGNER is called for each of them.
+(`buildah login`); for the chart, those of Helm (`helm registry login`) if the engine has none. Prints each reference
+with its digest, which is what a signature belongs to. SIGNER is called for each of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shlex
@@ -39,11 +40,15 @@ def main(arguments: Sequence[str]) -> None:
         pushed.append(f"{name}@{push_image(name, archives, plain_http=given.plain_http)}")
         print(pushed[-1], flush=True)
     chart = folder / f"pydra-{version}.tgz"
-    with helm_python.RegistryClient(plain_http=given.plain_http) as client:
-        client.push(chart, f"oci://{given.registry}/charts", plain_http=given.plain_http or None)
-        name = f"{given.registry}/charts/pydra:{version}"
-        pushed.append(f"{name}@{client.resolve(f'oci://{name}')['digest']}")
-        print(pushed[-1], flush=True)
+    name = f"{given.registry}/charts/pydra:{version}"
+    logins = find_logins(given.registry.partition("/")[0])
+    try:
+        with helm_python.RegistryClient(plain_http=given.plain_http, credentials_file=logins) as client:
+            client.push(chart, f"oci://{given.registry}/charts", plain_http=given.plain_http or None)
+            pushed.append(f"{name}@{client.resolve(f'oci://{name}')['digest']}")
+    except helm_python.HelmError as error:
+        sys.exit(f"make publish: {name} cannot be pushed: {error}")
+    print(pushed[-1], flush=True)
     sign(pushed)
 
 
@@ -72,6 +77,22 @@ def find_problems(folder: Path, registry: str) -> Iterator[str]:
     if not group(folder):
         yield f"{folder} has no images: it was made with --without-images"
     yield from release.find_tool_problems("SIGNER")
+
+
+def find_logins(host: str) -> Path | None:
+    """The file with the engine's logins, if one is for this host. Helm reads the same format.
+
+    Source: containers-auth.json(5).
+    """
+    places = [
+        os.environ.get("REGISTRY_AUTH_FILE"),
+        os.environ.get("XDG_RUNTIME_DIR") and f"{os.environ['XDG_RUNTIME_DIR']}/containers/auth.json",
+        f"/run/containers/{os.getuid()}/auth.json",
+    ]
+    for place in map(Path, filter(None, places)):
+        if place.exists() and host in json.loads(place.read_text()).get("auths", {}):
+            return place
+    return None
 
 
 def group(folder: Path) -> dict[str, list[Path]]:

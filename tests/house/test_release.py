@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
@@ -219,11 +220,17 @@ def registry(tmp_path: Path) -> Iterator[str]:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    config = tmp_path / "registry.yaml"
-    config.write_text(
-        f"version: 0.1\nstorage: {{filesystem: {{rootdirectory: {tmp_path}/data}}}}\nhttp: {{addr: 127.0.0.1:{port}}}\n"
-    )
-    with subprocess.Popen([program, "serve", config], stderr=subprocess.DEVNULL) as process:
+    (tmp_path / "users").write_text(
+        "robot:$2b$05$.gJWtvZvdrTvvKZZ/ZAuZevcdoKq6cUyfKPeCVQg4FKrYb/sH49kW\n"
+    )  # of "password", by bcrypt
+    config = {
+        "version": 0.1,
+        "storage": {"filesystem": {"rootdirectory": f"{tmp_path}/data"}},
+        "auth": {"htpasswd": {"realm": "test", "path": f"{tmp_path}/users"}},
+        "http": {"addr": f"127.0.0.1:{port}"},
+    }
+    (tmp_path / "registry.yaml").write_text(json.dumps(config))
+    with subprocess.Popen([program, "serve", tmp_path / "registry.yaml"], stderr=subprocess.DEVNULL) as process:
         for attempt in tenacity.Retrying(wait=tenacity.wait_fixed(0.05), stop=tenacity.stop_after_delay(20)):
             with attempt:
                 socket.create_connection(("127.0.0.1", port), timeout=5).close()
@@ -243,14 +250,20 @@ def test_images_of_all_platforms_become_one_index_in_the_registry(clone: Path, r
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
     (folder / "SHA256SUMS").write_text("".join(lines))
     signer = write_tool(clone.parent / "signer")
-    done = call(clone, "publish.py", registry, "--plain-http", SIGNER=signer)
+    logins = str(clone.parent / "logins.json")
+    host, _, path = registry.partition("/")
+    refused = call(clone, "publish.py", registry, "--plain-http", REGISTRY_AUTH_FILE=logins)
+    assert (refused.returncode, "Traceback" in refused.stderr) == (1, False), refused.stderr
+    login = ["buildah", "login", "--tls-verify=false", "--authfile", logins, "-u", "robot", "-p", "password", host]
+    subprocess.run(login, check=True, capture_output=True, timeout=20)
+    done = call(clone, "publish.py", registry, "--plain-http", SIGNER=signer, REGISTRY_AUTH_FILE=logins)
     assert done.returncode == 0, done.stdout + done.stderr
     image, chart = done.stdout.splitlines()
     assert (clone.parent / "signer.calls").read_text() == f"--strict {image}\n--strict {chart}\n"
     assert image.startswith(f"{registry}/pydra-fpga:{VERSION}@sha256:")
     assert chart.startswith(f"{registry}/charts/pydra:{VERSION}@sha256:")
-    host, _, path = registry.partition("/")
-    kinds = {"Accept": "application/vnd.oci.image.index.v1+json"}
+    basic = base64.b64encode(b"robot:password").decode()
+    kinds = {"Accept": "application/vnd.oci.image.index.v1+json", "Authorization": f"Basic {basic}"}
     asked = urllib.request.Request(f"http://{host}/v2/{path}/pydra-fpga/manifests/{VERSION}", headers=kinds)
     with urllib.request.urlopen(asked, timeout=20) as answer:
         index = json.load(answer)
