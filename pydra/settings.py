@@ -94,7 +94,7 @@ class ProcessRights(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Without `run_as_user` it has the agent's user and capabilities; with it, no capability at all, and a group of the
     same number unless `run_as_group` says otherwise. Without a profile it has the pod's. `memory_limit` is `512Mi` or
-    `2Gi`, `cpu_limit` `500m` or `2`, `pids_limit` a number of threads; None is no limit.
+    `2Gi`, `cpu_limit` `500m` or `2`, `pids_limit` a number of threads; None means that there is no limit.
     """
 
     run_as_user: UserId | None = None

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra.admission.review import MalformedReview, build_review, parse_review, review_object
+from pydra.backends.seccomp import compile_profile, read_profile
 from pydra.checkpoint.record import Record, Stage, build_record, parse_record, read_partial_record
 from pydra.claim import AllocatedDevice
 from pydra.claim import Claim as AllocatedClaim
@@ -35,7 +36,7 @@ from pydra.kube.tolerant_decoding import (
 from pydra.kubelet.messages import parse_claims
 from pydra.kubelet.pb.dra_v1 import Claim, NodePrepareResourcesRequest
 from pydra.quantity import canonical_quantity, is_quantity
-from pydra.settings import parse_settings
+from pydra.settings import SeccompProfile, SeccompType, parse_settings
 from tests.fuzz.damage import damage
 
 CLAIM = {"metadata": {"name": "c", "namespace": "n", "uid": "u"}, "spec": {"devices": {"requests": [{"name": "r"}]}}}
@@ -102,6 +103,12 @@ def read_settings(path: str) -> None:
     parse_settings(read_values(parser.parse_args(["--config", path]), {}))
 
 
+def compile_seccomp_profile(path: str) -> None:
+    profile = read_profile(SeccompProfile(type=SeccompType.LOCALHOST, localhost_profile=path))
+    with suppress(SettingsError):  # libseccomp refuses it, or is not installed
+        compile_profile(profile)
+
+
 def read_kubeconfig(path: str) -> None:
     anyio.run(partial(load_credentials, environ={}, kubeconfig=path))
 
@@ -117,6 +124,18 @@ PARSERS: Mapping[str, tuple[Callable[[bytes], object], tuple[type[Exception], ..
     "a damaged record": (read_partial_record, (), RECORD),
     "a quantity": (read_quantity, (), b"128Gi"),
 }
+PROFILE = {
+    "defaultAction": "SCMP_ACT_ALLOW",
+    "architectures": ["SCMP_ARCH_X86_64"],
+    "syscalls": [
+        {
+            "names": ["personality"],
+            "action": "SCMP_ACT_ERRNO",
+            "errnoRet": 38,
+            "args": [{"index": 0, "op": "SCMP_CMP_MASKED_EQ", "value": 8, "valueTwo": 8}],
+        }
+    ],
+}
 FILES: Mapping[str, tuple[str, Callable[[str], object], tuple[type[Exception], ...], bytes]] = {
     "a CDI spec": ("spec.json", lambda path: list(check_spec_file(path)), (), as_json(SPEC)),
     "a CDI spec in YAML": ("spec.yaml", lambda path: list(check_spec_file(path)), (), as_json(SPEC)),
@@ -127,6 +146,7 @@ FILES: Mapping[str, tuple[str, Callable[[str], object], tuple[type[Exception], .
         (SettingsError,),
         b"backends: [sim]\nnodeName: n\nlogLevel: debug\n",
     ),
+    "a seccomp profile": ("profile.json", compile_seccomp_profile, (SettingsError,), as_json(PROFILE)),
     "a kubeconfig": ("kubeconfig", read_kubeconfig, (SettingsError,), KUBECONFIG),
 }
 
