@@ -40,12 +40,12 @@ def create_cgroup(name: str, rights: ProcessRights) -> Path:
     limits = dict(_build_limits(rights))
     try:
         parent = _make_room(_find_own())
-        for earlier in parent.glob(f"{name}-*"):
+        for earlier in parent.glob(f"{name}@*"):
             with suppress(OSError):
                 earlier.rmdir()
         controllers = sorted({file.partition(".")[0] for file in limits})
         (parent / "cgroup.subtree_control").write_text(" ".join(f"+{one}" for one in controllers))
-        directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))
+        directory = Path(tempfile.mkdtemp(prefix=f"{name}@", dir=parent))
         for file, text in limits.items():
             (directory / file).write_text(text)
     except OSError as error:

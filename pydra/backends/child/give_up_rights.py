@@ -37,8 +37,11 @@ def main(arguments: Sequence[str]) -> None:
     given = json.loads(rights)
     # First what needs rights, last what could forbid the calls before it.
     if given["cgroup"] is not None:
-        with open(f"{given['cgroup']}/cgroup.procs", "w", encoding="utf-8") as processes:
-            processes.write("0")  # this process
+        try:
+            with open(f"{given['cgroup']}/cgroup.procs", "w", encoding="utf-8") as processes:
+                processes.write("0")  # this process
+        except OSError as error:
+            sys.exit(f"the process cannot move to its cgroup {given['cgroup']}: {error.strerror}")
     if given["user"] is not None:
         _become_user(given["user"], given["group"], given["groups"])
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)  # nor do setuid programs give any back

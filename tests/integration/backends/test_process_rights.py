@@ -218,6 +218,6 @@ async def test_the_kernel_limits_a_process_in_a_cgroup_of_its_own() -> None:
     told = json.loads(ended.stdout.splitlines()[-1])
     assert "used too much memory (its memoryLimit is 100Mi)" in told["said"]
     assert told["endings"] == {"over_memory": 1}
-    assert told["places"][0].startswith(f"/{own.name}/faulty-")
+    assert told["places"][0].startswith(f"/{own.name}/faulty@")
     assert told["places"][1] == f"/{own.name}/pydra-agent"
     assert told["limits"] == {"memory.max": [str(100 << 20)], "cpu.max": ["50000", "100000"], "pids.max": ["64"]}
