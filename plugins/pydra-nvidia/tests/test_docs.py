@@ -90,7 +90,7 @@ def test_the_page_of_health_has_every_signal_with_what_follows() -> None:
     assert {int(one) for one in re.findall(r"\d+", ignored[1])} == APPLICATION_XIDS
 
 
-@pytest.mark.parametrize(("before", "places"), [("on the host in this\norder:", PLACES), ("that has NVML:", ROOTS)])
+@pytest.mark.parametrize(("before", "places"), [("this order:", PLACES), ("that has NVML:", ROOTS)])
 def test_the_page_of_containers_lists_the_places_in_the_order_of_looking(before: str, places: tuple[str, ...]) -> None:
     told = (HERE / "docs/containers.md").read_text().partition(before)[2].lstrip().partition("\n\n")[0]
     assert tuple(code(line)[0] for line in told.splitlines()) == places

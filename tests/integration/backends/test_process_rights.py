@@ -83,6 +83,7 @@ async def test_the_process_of_a_user_has_no_capabilities_and_cannot_read_what_is
         "PYTHONPATH": os.pathsep.join([repository, packages, f"{repository}/{TROUBLE.relative_to(ROOT)}"]),
         "PYTHONDONTWRITEBYTECODE": "1",
         "FAULTY_SECRET": str(secret),
+        "LD_LIBRARY_PATH": f"{python}/lib",  # Python may be linked to a library in somebody's home
     }
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mounts} exec {program} -c "$0"', AGENT]
     with anyio.fail_after(60):
