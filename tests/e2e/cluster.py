@@ -42,8 +42,8 @@ REPORT = "{ env | grep ^SIM_; ls /dev/sim; } | sort >/dev/termination-log"
 """A script that ends with what it found in the container as its last word."""
 
 STAY = "sleep 1000"
-PATIENCE = 100.0
-"""The kubelet tries a failed prepare again after 60 to 90 seconds."""
+PATIENCE = 200.0
+"""The kubelet tries a failed prepare again after 60 to 90 seconds, and a second try can meet the same trouble."""
 
 
 def missing() -> str:

@@ -11,7 +11,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     reason = missing()
     for item in items:
         if "tests/e2e" in str(item.path):
-            item.add_marker(pytest.mark.timeout(300))
+            item.add_marker(pytest.mark.timeout(600))
             if reason:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
