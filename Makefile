@@ -128,6 +128,10 @@ chart: setup ## write what follows from the code in charts/pydra: its schema, it
 image: ## container images: the core's, and one for each backend (ENGINE, IMAGE, TAG, BACKENDS; ARGS goes to the engine)
 	@ENGINE="$(ENGINE)" IMAGE="$(IMAGE)" TAG="$(TAG)" BACKENDS="$(BACKENDS)" $(PYTHON) hack/image/build.py $(ARGS)
 
+.PHONY: changelog
+changelog: setup ## the section of CHANGELOG.md that the files of changelog.d will be
+	@$(BIN)/towncrier build --draft --version next
+
 .PHONY: release
 release: setup ## wheels, sdists, chart, images, SBOMs, provenance and checksums of the last commit in dist/ (ENGINE, IMAGE_ARGS, ARGS)
 	@ENGINE="$(ENGINE)" IMAGE_ARGS="$(IMAGE_ARGS)" $(BIN)/python hack/release.py $(ARGS)

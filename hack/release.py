@@ -79,19 +79,21 @@ def find_problems(tag: str) -> Iterator[str]:
         return
     if tag != f"v{version}":
         yield f"the tag {tag} is not v{version}, which this commit has"
-    yield from find_changelog_problems((ROOT / "CHANGELOG.md").read_text(), version)
+    changes = sorted(path.name for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md")
+    yield from find_changelog_problems((ROOT / "CHANGELOG.md").read_text(), changes, version)
 
 
-def find_changelog_problems(text: str, version: str) -> Iterator[str]:
-    """Why the changelog does not describe this version: no section with a date, or lines that are unreleased."""
-    sections = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL))
-    heading = next((one for one in sections if one.split()[0] == version), "")
+def find_changelog_problems(text: str, changes: Sequence[str], version: str) -> Iterator[str]:
+    """Why the changelog does not describe this version: no section with a date, or changes (files) that are in none."""
+    headings = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)
+    heading = next((one for one in headings if one.split()[0] == version), "")
     if not heading:
-        yield f"CHANGELOG.md has no section {version}; `## {version} (2026-01-31)` must be below `## Unreleased`"
+        yield f"CHANGELOG.md has no section {version}; `towncrier build --version {version}` makes it"
     elif not re.fullmatch(rf"{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)", heading):
         yield f"CHANGELOG.md has the section {heading!r}; it must have a date, as in `## {version} (2026-01-31)`"
-    if sections.get("Unreleased", "").strip():
-        yield f"CHANGELOG.md has lines under Unreleased; they belong to {version} or to a later release"
+    if changes:
+        left = ", ".join(changes)
+        yield f"changelog.d has {left}; `towncrier build --version {version}` puts them into CHANGELOG.md"
 
 
 def find_engine_problems() -> Iterator[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -62,6 +64,13 @@ def test_hooks_before_a_commit_come_from_the_repository() -> None:
     assert {one["repo"] for one in config["repos"]} == {"local"}
 
 
-def test_the_changelog_has_a_section_for_new_lines_and_one_for_the_version_that_is_built() -> None:
+def test_the_newest_section_of_the_changelog_is_of_the_version_that_is_built() -> None:
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)
-    assert headings[:2] == ["Unreleased", pydra.__version__]
+    assert headings[0] == pydra.__version__
+
+
+def test_towncrier_makes_a_section_of_each_change_since_the_last_release() -> None:
+    command = [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "9.9.9", "--dir", str(ROOT)]
+    section = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    changes = [path for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md"]
+    assert [path.name for path in changes if " ".join(path.read_text().split()) not in " ".join(section.split())] == []
