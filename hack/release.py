@@ -79,8 +79,8 @@ def find_problems(tag: str) -> Iterator[str]:
         return
     if tag != f"v{version}":
         yield f"the tag {tag} is not v{version}, which this commit has"
-    changes = sorted(path.name for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md")
-    yield from find_changelog_problems((ROOT / "CHANGELOG.md").read_text(), changes, version)
+    fragments = sorted(path.name for path in (ROOT / "changelog.d").iterdir() if path.name != "README.md")
+    yield from find_changelog_problems((ROOT / "CHANGELOG.md").read_text(), fragments, version)
 
 
 def find_changelog_problems(text: str, changes: Sequence[str], version: str) -> Iterator[str]:

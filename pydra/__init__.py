@@ -6,9 +6,30 @@ here, so a backend's process stays small.
 """
 
 from pydra.backends.backend_settings import read_settings
-from pydra.backends.contract import Backend, Inherits, Measures, Plans, Restores, Watches, set_status, time_left
+from pydra.backends.contract import (
+    Backend,
+    Inherits,
+    Measures,
+    Plans,
+    Restores,
+    Steps,
+    Watches,
+    held_claims,
+    set_status,
+    time_left,
+)
 from pydra.cdi.edits import ContainerEdits, DeviceNode, Hook, IntelRdt, Mount, NetDevice
-from pydra.claim import AllocatedDevice, Claim, HeldClaim, Inheritance, InheritedClaim, PreparedDevice
+from pydra.claim import (
+    AllocatedDevice,
+    Claim,
+    ClaimStep,
+    HeldClaim,
+    Inheritance,
+    InheritedClaim,
+    Plan,
+    PreparedDevice,
+    StepStage,
+)
 from pydra.devices import (
     AttributeValue,
     Capacity,
@@ -31,9 +52,11 @@ from pydra.errors import (
     ClaimError,
     DeviceInUse,
     InvalidConfig,
+    LeftBehind,
     PydraError,
     SettingsError,
     TerminalError,
+    UndoLater,
     UnknownDevice,
 )
 from pydra.quantity import canonical_quantity, is_quantity, parse_quantity
@@ -48,6 +71,7 @@ __all__ = [
     "CapacityRange",
     "Claim",
     "ClaimError",
+    "ClaimStep",
     "ContainerEdits",
     "CounterConsumption",
     "CounterSet",
@@ -64,9 +88,11 @@ __all__ = [
     "IntelRdt",
     "InvalidConfig",
     "Inventory",
+    "LeftBehind",
     "Measures",
     "Mount",
     "NetDevice",
+    "Plan",
     "Plans",
     "PreparedDevice",
     "PydraError",
@@ -76,13 +102,17 @@ __all__ = [
     "Sample",
     "SampleKind",
     "SettingsError",
+    "StepStage",
+    "Steps",
     "Taint",
     "TaintEffect",
     "TerminalError",
+    "UndoLater",
     "UnknownDevice",
     "Version",
     "Watches",
     "canonical_quantity",
+    "held_claims",
     "is_quantity",
     "parse_quantity",
     "read_settings",

@@ -7,7 +7,8 @@ What a backend gets for a ResourceClaim and returns for it, and how the kubelet 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -158,6 +159,43 @@ class PreparedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """
 
 
+class StepStage(Enum):
+    """How far a step of a plan has come."""
+
+    PLANNED = "planned"
+    """Nothing was done, or all was undone."""
+    BEGUN = "begun"
+    """`apply` was, or is about to be, called, and has not returned: it may have been done."""
+    DONE = "done"
+    """`apply` has returned, for this claim or for another with an equal step."""
+
+
+class ClaimStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A step of a claim's plan, and how far it has come."""
+
+    step: Any
+    """The step: a value of one of the backend's `STEP_TYPES`; in the agent, and if its type is unknown, a mapping."""
+    key: str
+    """Steps with the same key are one change, of however many claims."""
+    label: str
+    """What the log and messages call it."""
+    holds: tuple[str, ...] | None = None
+    """The devices of the claim that stay held as long as the step cannot be undone; None for all of them."""
+    stage: StepStage = StepStage.PLANNED
+    """How far it has come."""
+    result: Any = None
+    """What `apply` returned, a JSON value; None before that."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What `plan` of a backend with `STEP_TYPES` returns."""
+
+    steps: Sequence[Any] = ()
+    """The changes of the hardware that the claim needs, in order, each a value of one of the `STEP_TYPES`."""
+    data: Any = None
+    """What else `prepare`, or the `plan` of another claim, has to know: any JSON value, found in `claim.plan`."""
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A ResourceClaim with this driver's devices only."""
 
@@ -170,10 +208,12 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     devices: tuple[AllocatedDevice, ...]
     """Its devices of this driver, in the order of the allocation; at least one."""
     plan: Any = None
-    """What the backend's `plan` returned; None before that, and for a backend without `plan`."""
+    """What the backend's `plan` returned, or the `data` of a `Plan`; None before that, and without `plan`."""
+    steps: tuple[ClaimStep, ...] = ()
+    """The steps of its `Plan`, with what `apply` has returned so far."""
 
 
-class HeldClaim(msgspec.Struct, frozen=True, kw_only=True):
+class HeldClaim(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A claim whose devices this node holds.
 
     Of a claim whose record cannot be read, neither plan nor prepared devices are known, and of its devices only what
@@ -185,7 +225,9 @@ class HeldClaim(msgspec.Struct, frozen=True, kw_only=True):
     prepared: tuple[PreparedDevice, ...] = ()
     """What `prepare` returned; empty while it has not ended."""
     completed: bool
-    """Whether `prepare` has ended. If not, something may have been done, as `plan` says."""
+    """Whether `prepare` has ended. If not, something may have been done, as its plan or its steps say."""
+    left_over: bool = False
+    """Whether the claim has ended, and these are steps that could not be undone yet. Its uid is no claim's."""
 
     @property
     def plan(self) -> Any:

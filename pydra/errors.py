@@ -15,6 +15,8 @@ PydraError
 │   ├── InvalidConfig        its opaque parameters: all problems at once
 │   ├── EditConflict         two of its devices want different things of one container
 │   ├── HostPathMissing      a device node or mount that it needs is not on the node
+│   ├── LeftBehind           applying a step failed, and some of it may be done
+│   ├── UndoLater            a step cannot be undone now
 │   └── TerminalError        trying again cannot help
 ├── CheckpointError          the node's disk
 ├── CdiError                 the node's CDI directory, or a file in it
@@ -47,6 +49,8 @@ class PydraError(Exception):
     reason: str = "Error"
     reached_backend: bool = True
     """False when a call failed before the backend's code ran, so that there is nothing to undo."""
+    repeated: bool = False
+    """True for a call that failed when it was repeated: the process ended during the first attempt."""
 
 
 class SettingsError(PydraError):
@@ -140,16 +144,22 @@ class Replaced(ClaimError):
 
 
 class DeviceInUse(ClaimError):
-    """The device is prepared for another claim."""
+    """The device, or something of it, is prepared for another claim.
+
+    `why` says what it lacks, if it can be shared. `left_over` says why a claim that has ended still holds it.
+    """
 
     reason = "DeviceInUse"
 
-    def __init__(self, device: str, holder: str) -> None:
+    def __init__(self, device: str, holder: str, *, why: str = "", left_over: str = "", holder_uid: str = "") -> None:
         self.device = device
         self.holder = holder
-        super().__init__(
-            f"device {device} is still prepared for claim {holder}; it is free once the pods of that claim have ended"
-        )
+        self.left_over = left_over
+        self.holder_uid = holder_uid
+        free = "it is free once the pods of that claim have ended"
+        if left_over:
+            free = f"that claim has ended, and what was done for it cannot be undone yet: {left_over}"
+        super().__init__(f"device {device} is still prepared for claim {holder}{why and f' ({why})'}; {free}")
 
 
 class UnknownDevice(ClaimError):
@@ -191,6 +201,18 @@ class HostPathMissing(ClaimError):
     def __init__(self, *missing: str) -> None:
         self.missing = missing
         super().__init__("; ".join(missing))
+
+
+class LeftBehind(ClaimError):
+    """Applying a step failed, and some of it may be done: the agent undoes it. Other ClaimErrors changed nothing."""
+
+    reason = "LeftBehind"
+
+
+class UndoLater(ClaimError):
+    """A step cannot be undone now, for example because the GPU is lost: its claim ends, and the agent tries again."""
+
+    reason = "UndoLater"
 
 
 class TerminalError(ClaimError):

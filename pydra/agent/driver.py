@@ -37,7 +37,9 @@ from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.record import Stage
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import HeldClaim
+from pydra.claims.device_index import PublishedPool
 from pydra.claims.gc import GarbageCollector
+from pydra.claims.left_over import retry_left_over
 from pydra.claims.preparer import ClaimPreparer, Deadlines
 from pydra.device_health import HealthPolicy, Published
 from pydra.devices import TaintEffect
@@ -208,6 +210,8 @@ class DriverService:
         garbage = self._build_garbage_collector(claims)
         async with anyio.create_task_group() as parts:
             parts.start_soon(self._collect_garbage, garbage, name=f"garbage of {self._driver}")
+            if self._facts.has_steps:
+                parts.start_soon(retry_left_over, claims, self._store, name=f"left-over steps of {self._driver}")
             async with anyio.create_task_group() as front:
                 # Slices are written until `stop` only: what an instance that takes over publishes is not undone.
                 self._start_publishing(claims, parts, front)
@@ -289,6 +293,7 @@ class DriverService:
         settings = self._settings
         for stage in Stage:
             self._context.metrics.records.labels(self._driver, stage.value).set_function(partial(self._count, stage))
+        self._context.metrics.claims_left_over.labels(self._driver).set_function(self._count_left_over)
         return ClaimPreparer(
             driver=self._driver,
             boot_id=self._boot_id,
@@ -296,7 +301,6 @@ class DriverService:
             store=self._store,
             backend=self._supervisor,
             plans=Method.PLAN in self._facts.methods,
-            tells_held=self._facts.takes_held,
             cdi=self._cdi,
             metadata=self._metadata,
             writes_metadata=settings.device_metadata,
@@ -363,7 +367,10 @@ class DriverService:
         return {one["uid"]: (one["namespace"], one["name"]) for one in metadata}
 
     def _count(self, stage: Stage) -> float:
-        return sum(record.stage is stage for record in self._store.records.values())
+        return sum(record.stage is stage and not record.left_over for record in self._store.records.values())
+
+    def _count_left_over(self) -> float:
+        return sum(bool(record.left_over) for record in self._store.records.values())
 
     # Devices: hardware changes
 
@@ -393,9 +400,9 @@ class DriverService:
             if published is not shown:
                 shown = published
                 if published.known:
-                    claims.set_published(
-                        {settings.node_name: {device.name: device for device in published.pool.devices}}
-                    )
+                    devices = {device.name: device for device in published.pool.devices}
+                    sets = published.pool.counter_sets
+                    claims.set_published({settings.node_name: PublishedPool(devices=devices, counter_sets=sets)})
                 reconciler.publish(published.pool)
                 self._report.published(published)
 

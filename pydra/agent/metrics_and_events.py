@@ -25,7 +25,7 @@ from pydra.backends.supervisor_events import (
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import ClaimRef
 from pydra.claims.gc import GarbageCollected
-from pydra.claims.preparer import OperationDone, OperationFailed, OperationStarted
+from pydra.claims.preparer import OperationDone, OperationFailed, OperationStarted, StepsLeftOver
 from pydra.device_health import Published
 from pydra.devices import DeviceHealth, HealthStatus
 from pydra.errors import PydraError, Unavailable, Unsupported
@@ -165,6 +165,11 @@ class Reports:
                 claim=str(event.ref),
                 uid=event.ref.uid,
             )
+
+    @_handle.register
+    def _(self, event: StepsLeftOver) -> None:
+        note = f"driver {event.driver}: claim {event.ref} has ended, and is not completely undone: {event.reason}"
+        self._record_event(self._node, "StepsLeftOver", note, "Unprepare")
 
     @_handle.register
     def _(self, event: GarbageCollected) -> None:

@@ -15,6 +15,7 @@ Beside the coroutines it may have:
 - `DRIVER: str`, the driver name in the API, such as `gpu.example.com`;
 - `CONFIG_TYPES: Mapping[str, type]`, from `"group/version/Kind"` to the msgspec Struct that opaque
   parameters of that kind are decoded into, strictly;
+- `STEP_TYPES: Sequence[type]`, frozen msgspec Structs with a string `tag` each, if its plans consist of steps;
 - `DEVICE_CLASSES: Mapping[str, Mapping]`, from the name of a DeviceClass to its spec, for the chart;
 - `SURVIVES_REBOOT = True`, if the hardware keeps across a reboot of the node what `prepare` did to it;
 - `DEADLINE: float`, beside the coroutines: the seconds that a `prepare` or `unprepare` may take where the agent's
@@ -32,7 +33,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -51,6 +52,21 @@ def time_left() -> float:
     Works in the coroutine, in the tasks that it starts and in `asyncio.to_thread`.
     """
     return max(0.0, call_deadline.get() - time.monotonic())
+
+
+class HeldCopy:
+    """The copy of the held claims in the backend's process, which sets `read`."""
+
+    read: Callable[[], tuple[HeldClaim, ...]] = staticmethod(tuple)
+
+
+def held_claims() -> tuple[HeldClaim, ...]:
+    """Return the claims that this node holds, in the order of their uids, as the agent's records have them.
+
+    Never older than the running call, and kept up to date between calls, for backends with `plan` or `restore`; empty
+    for others. Do not change these objects.
+    """
+    return HeldCopy.read()
 
 
 call_status: ContextVar[list[str] | None] = ContextVar("pydra_call_status", default=None)
@@ -86,9 +102,6 @@ class Backend(Protocol):
 
         `prepared` is what `prepare` returned, or empty if the process died inside `prepare`: then undo whatever
         `prepare` may have done. If the backend plans, `claim.plan` says what that is.
-
-        With a third parameter, `held`, it gets all other claims that this node holds, as `plan` does. Two agents
-        overlap in an upgrade: what several claims share must stay while the other agent holds one of them.
         """
         ...
 
@@ -97,12 +110,42 @@ class Plans(Protocol):
     """A backend that decides before it acts."""
 
     async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
-        """Return what `prepare` will do for the claim, as a JSON value of at most 256 KiB. Must not change anything.
+        """Return what will be done for the claim: a JSON value, or a `Plan` if the backend has `STEP_TYPES`.
 
-        `held` is everything that this node holds, each claim with its plan and its prepared devices. Do not change
-        these objects: the next call may get them again. Calls are made one at a time for each backend. The answer is on
-        disk before `prepare` runs; `prepare` and `unprepare` find it in `claim.plan`. Raise `ClaimError` for a claim
-        that cannot be served; it is then not undone.
+        Must not change anything. At most 256 KiB of JSON. `held` are all other claims that this node holds, each with
+        its plan, its steps and its prepared devices. Do not change these objects: the next call may get them again.
+        Calls are made one at a time for each backend. The answer is on disk before anything is done; later calls find
+        it in `claim.plan` and `claim.steps`. Raise `ClaimError` for a claim that cannot be served; it is then not
+        undone.
+        """
+        ...
+
+
+class Steps(Protocol):
+    """A backend whose plans consist of steps, which the agent carries out and undoes: a backend with `STEP_TYPES`.
+
+    A step is a frozen value for one change of the hardware. Its class may have the properties `key` (a string; steps of
+    several claims with the same key are one change, which is done for the first and undone for the last of them; by
+    default the whole step), `holds` (the names of the devices that stay held while the step is left over; by default
+    all of the claim) and `__str__` (what the log calls it; by default its tag).
+    """
+
+    async def apply(self, step: Any, result: Any, claim: Claim, /) -> Any:
+        """Make the change, and return what only that could tell (an id, the state before), as a JSON value.
+
+        Idempotent, and all or nothing: raise `ClaimError` if nothing was changed, `LeftBehind` if something was and
+        could not be taken back. After that, or any other error, a crash or a timeout, the step is undone.
+        `result` is what `apply` returned for another claim with the same step, which must stay as it is, or None.
+        `claim.steps` has the results of the steps before it.
+        """
+        ...
+
+    async def undo(self, step: Any, result: Any, claim: Claim, /) -> None:
+        """Undo the change. Idempotent; success if there is nothing to undo.
+
+        `result` is what `apply` returned, or None if the process died inside `apply`, which may or may not have made
+        the change. Steps are undone in reverse order. Raise `UndoLater` if the hardware cannot be reached now: the
+        claim ends, and the agent tries again. After any other error the claim is kept and unprepared again.
         """
         ...
 

@@ -43,17 +43,22 @@ class Cause(Enum):
 
 
 class CallInFlight(msgspec.Struct, frozen=True, kw_only=True):
-    """A call without an answer yet; `claim` is `namespace/name`, `elapsed` and `deadline` are in seconds."""
+    """A call without an answer yet; `claim` is `namespace/name`, `elapsed` and `deadline` are in seconds.
+
+    `doing` names what it does, such as a step; empty: its method.
+    """
 
     id: int
     method: Method
+    doing: str = ""
     elapsed: float
     deadline: float = math.inf
     claim: str = ""
     uid: str = ""
 
     def __str__(self) -> str:
-        return f"{self.method.value} of claim {self.claim}" if self.claim else self.method.value
+        doing = self.doing or self.method.value
+        return f"{doing} of claim {self.claim}" if self.claim else doing
 
 
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
@@ -308,13 +313,16 @@ class CrashAttribution:
     def note_answer(self, claim: Claim | None, method: Method, *, succeeded: bool) -> None:
         """Note that the process survived a call of this claim, which need not be alone then; success ends its crashes.
 
-        A call of `unprepare` alone does not end a quarantine for `prepare`; `release` does, when all is undone.
+        A call of `unprepare` alone does not end a quarantine for `prepare`; `release` does, when all is undone. A step
+        that succeeds does not end the crashes of another: the `prepare` after the last one does.
         """
         if claim is None:
             return
         self._suspected.pop((claim.uid, method), None)
-        if succeeded:
+        if succeeded and method is not Method.APPLY:
             self._crashes.pop((claim.uid, method), None)
+        if succeeded and method is Method.PREPARE:
+            self._crashes.pop((claim.uid, Method.APPLY), None)
         self.remembers = bool(self._crashes or self._suspected)
 
     def forget_call(self, call_id: int) -> None:

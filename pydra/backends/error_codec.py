@@ -25,10 +25,12 @@ from pydra.errors import (
     DeviceInUse,
     EditConflict,
     InvalidConfig,
+    LeftBehind,
     NotAllocated,
     PydraError,
     Replaced,
     TerminalError,
+    UndoLater,
     UnknownDevice,
 )
 
@@ -53,6 +55,8 @@ class FaultKind(Enum):
     EDIT_CONFLICT = "edit_conflict"
     NOT_ALLOCATED = "not_allocated"
     REPLACED = "replaced"
+    LEFT_BEHIND = "left_behind"
+    UNDO_LATER = "undo_later"
     CONTRACT = "contract"
     INVALID_SETTINGS = "invalid_settings"
     BACKEND = "backend"
@@ -85,6 +89,8 @@ _KINDS: tuple[tuple[type[ClaimError], FaultKind], ...] = (
     (EditConflict, FaultKind.EDIT_CONFLICT),
     (NotAllocated, FaultKind.NOT_ALLOCATED),
     (Replaced, FaultKind.REPLACED),
+    (LeftBehind, FaultKind.LEFT_BEHIND),
+    (UndoLater, FaultKind.UNDO_LATER),
 )
 
 

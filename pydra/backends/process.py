@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import resource
 import signal
 import socket
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import anyio
 import msgspec
@@ -26,16 +24,17 @@ from pydra.backends.cgroup import has_oom_kill
 from pydra.backends.crash_attribution import CallInFlight, Cause, Ending, Involvement, find_wait
 from pydra.backends.discovery import BackendSource, variable_prefix
 from pydra.backends.error_codec import FaultKind
+from pydra.backends.process_output import LogLimit, OutputLog, OutputPipe, connect_pipe, is_stack
 from pydra.backends.process_rights import find_memory_excess, prepare_start
 from pydra.backends.wire import (
     MAX_EXCEPTION,
     MAX_MESSAGE,
     MAX_NAME,
-    Budget,
     Call,
     Cancel,
     Channel,
     Failure,
+    Held,
     Hello,
     Locate,
     LogLine,
@@ -58,20 +57,9 @@ Outcome: TypeAlias = Reply | Failure | Involvement | PydraError
 MAX_UNSOLICITED = 100
 """Unsolicited answers that a process may send before it is killed."""
 
-KEPT_OUTPUT = 64 * 1024
-"""Bytes of stderr kept for the crash report."""
-
-MAX_LINE = 4096
-LINES_AT_ONCE = 200
-LINES_PER_SECOND = 20.0
-READ_PER_PERIOD = 256 * 1024
-"""Bytes of output read in each period; a read counts as at least `_READ_COST`, however little it brought."""
-
 _DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)
 """The limits that the agent was started with. It raises its own; a backend's libraries may use select()."""
 
-_READ_COST = 2048
-_PERIOD_SECONDS = 0.1
 _IDLE_PING_SECONDS = 30.0
 _LAST_OUTPUT_SECONDS = 0.2
 _EXIT_SECONDS = 0.5
@@ -94,144 +82,6 @@ class ProcessTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     stack_dump_timeout: float = 1.0
     kill_timeout: float = 2.0
     exit_timeout: float = 5.0
-
-
-_STACK = re.compile(
-    r"Fatal Python error: |(Current thread|Thread) 0x|Stack \(most recent|Extension modules: |"
-    r'  File "[^"]*", line (\d+|\?\?\?) in |  \.\.\.$|  <no Python frame>'
-)
-
-
-def is_stack(line: str) -> bool:
-    """Return whether faulthandler wrote this line; the report on the process's end has all of them together."""
-    return _STACK.match(line) is not None
-
-
-class LogLimit:
-    """Admits LINES_AT_ONCE lines, and then LINES_PER_SECOND; reports how many it dropped."""
-
-    def __init__(self, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._report = report
-        self._clock = clock
-        self._allowance = float(LINES_AT_ONCE)
-        self._refilled = clock()
-        self._dropped = 0
-
-    def admit(self) -> bool:
-        """Return whether one more line is admitted."""
-        now = self._clock()
-        self._allowance = min(float(LINES_AT_ONCE), self._allowance + (now - self._refilled) * LINES_PER_SECOND)
-        self._refilled = now
-        if self._allowance < 1:
-            return False
-        self._allowance -= 1
-        self.flush()
-        return True
-
-    def drop(self, lines: int) -> None:
-        """Count lines that were not admitted."""
-        self._dropped += lines
-
-    def flush(self) -> None:
-        """Report how many lines were dropped, if any."""
-        if self._dropped:
-            dropped, self._dropped = self._dropped, 0
-            self._report(f"({dropped} lines were dropped: more than {LINES_PER_SECOND:g} a second)")
-
-
-class OutputLog:
-    """Splits a stream in any encoding into lines: `emit` gets those that the limit admits, `tail` returns the end."""
-
-    def __init__(self, emit: Callable[[str], None], limit: LogLimit) -> None:
-        self._emit = emit
-        self._limit = limit
-        self._tail = bytearray()
-        self._partial = b""
-        self.received = 0
-
-    def feed(self, data: bytes) -> None:
-        """Process the next bytes, split anywhere. Dropped lines are counted together, without work for each."""
-        self.received += len(data)
-        self._tail += data
-        del self._tail[:-KEPT_OUTPUT]
-        data = self._partial + data
-        start = 0
-        while (end := data.find(b"\n", start)) >= 0:
-            if not self._limit.admit():
-                self._limit.drop(data.count(b"\n", start))
-                start = data.rfind(b"\n") + 1
-                break
-            self._pass(data[start:end])
-            start = end + 1
-        while len(data) - start > MAX_LINE:  # a line without end must not be kept without end
-            if not self._limit.admit():
-                pieces = (len(data) - start) // MAX_LINE
-                self._limit.drop(pieces)
-                start += pieces * MAX_LINE
-                break
-            self._pass(data[start : start + MAX_LINE])
-            start += MAX_LINE
-        self._partial = data[start:]
-
-    def close(self) -> None:
-        """Log the rest."""
-        if self._partial:
-            self._pass(self._partial)
-            self._partial = b""
-        self._limit.flush()
-
-    def tail(self) -> str:
-        """Return the last `KEPT_OUTPUT` bytes."""
-        return self._tail.decode("utf-8", "backslashreplace")
-
-    def _pass(self, line: bytes) -> None:
-        text = line[:MAX_LINE].decode("utf-8", "backslashreplace").rstrip()
-        if text:
-            self._emit(text)
-
-
-class OutputPipe(asyncio.Protocol):
-    """The read end of stdout or stderr. At most READ_PER_PERIOD is read in each period; the writer waits."""
-
-    def __init__(self, output: OutputLog, on_data: Callable[[], None], loop: asyncio.AbstractEventLoop) -> None:
-        self._output = output
-        self._on_data = on_data
-        self._loop = loop
-        self._budget = Budget(READ_PER_PERIOD, _PERIOD_SECONDS)
-        self._transport: asyncio.ReadTransport | None = None
-        self.ended = asyncio.Event()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # noqa: D102
-        self._transport = cast("asyncio.ReadTransport", transport)
-
-    def data_received(self, data: bytes) -> None:  # noqa: D102
-        self._output.feed(data)
-        self._on_data()
-        pause = self._budget.spend(max(len(data), _READ_COST), self._loop.time())
-        if pause and self._transport is not None and not self._transport.is_closing():
-            self._transport.pause_reading()
-            self._loop.call_later(pause, self._go_on)
-
-    def _go_on(self) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: D102
-        self._output.close()
-        self.ended.set()
-        self._on_data()
-
-
-async def connect_pipe(reader: int, protocol: asyncio.Protocol) -> asyncio.ReadTransport:
-    """Start reading from the pipe; the transport owns the descriptor and closes it once.
-
-    asyncio lets the file object close the descriptor. uvloop closes it itself, and then the file object: in between,
-    another thread may have got the same number for a record that it writes, and would lose it.
-    """
-    loop = asyncio.get_running_loop()
-    file = os.fdopen(reader, "rb", buffering=0, closefd=not type(loop).__module__.startswith("uvloop"))
-    transport, _ = await loop.connect_read_pipe(lambda: protocol, file)
-    return transport
 
 
 class _Pending(msgspec.Struct, kw_only=True, eq=False):
@@ -348,8 +198,7 @@ class BackendProcess:
             self._channel.send(call)
             return await pending.answer
         except WireError as error:
-            message = f"{call.method.value} cannot be called: the claims that this node holds are too large: {error}"
-            failure = BackendError(self._source.name, message)
+            failure = BackendError(self._source.name, f"{call} cannot be called: {error}")
             failure.reached_backend = False
             raise failure from error
         finally:
@@ -360,6 +209,10 @@ class BackendProcess:
                 self._abandoned[call.id] = self._loop.time()
                 self._channel.send(Cancel(id=call.id))
                 self._loop.call_later(self._timeouts.cancel_timeout, self._on_change)
+
+    def tell(self, held: Held) -> None:
+        """Send what the node holds."""
+        self._channel.send(held)
 
     def call_in_flight(self, call_id: int) -> Call | None:
         """Return the call if its caller still waits."""
@@ -382,7 +235,7 @@ class BackendProcess:
         if pending.loop_runs:
             self._end(Cause.STUCK_CALL, failed_call=pending)
         else:
-            self._end(Cause.STUCK_LOOP, reason=f"when {pending.call.method.value} had to be cancelled")
+            self._end(Cause.STUCK_LOOP, reason=f"when {pending.call} had to be cancelled")
 
     def _receive(self, message: ToAgent) -> None:
         if self._ended.done():
@@ -442,7 +295,7 @@ class BackendProcess:
         fault = answer.fault
         trace = pending.where or fault.traceback
         error = BackendTimeout(
-            self._source.name, pending.call.method.value, pending.deadline, where=find_wait(trace), details=trace
+            self._source.name, str(pending.call), pending.deadline, where=find_wait(trace), details=trace
         )
         error.reached_backend = fault.reached
         return error
@@ -692,6 +545,7 @@ def _describe(pending: _Pending, now: float) -> CallInFlight:
     return CallInFlight(
         id=call.id,
         method=call.method,
+        doing=str(call),
         elapsed=now - pending.started,
         deadline=pending.deadline,
         claim=f"{call.claim.namespace}/{call.claim.name}" if call.claim else "",

@@ -6,6 +6,7 @@ and errors that the backend raised arrive as pydra's own. Supervisors share noth
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
@@ -51,14 +52,14 @@ from pydra.backends.supervisor_events import (
 from pydra.backends.validation import (
     answers_exactly,
     find_inheritance_violations,
-    find_plan_violations,
+    find_json_violations,
     find_prepared_violations,
     find_sample_violations,
     find_value_violations,
     sort_prepared,
 )
 from pydra.backends.wire import Call, Failure, Hello, Method, Refusal, Reply, build_held
-from pydra.claim import Claim, HeldClaim, Inheritance, PreparedDevice
+from pydra.claim import Claim, ClaimStep, HeldClaim, Inheritance, PreparedDevice
 from pydra.devices import Inventory, Sample
 from pydra.errors import (
     BackendDied,
@@ -73,6 +74,14 @@ from pydra.errors import (
 from pydra.settings import ProcessRights
 
 T = TypeVar("T")
+
+
+class _StepPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A `Plan` as the backend's process describes it."""
+
+    steps: tuple[ClaimStep, ...] = ()
+    data: Any = None
+
 
 HeldClaims: TypeAlias = Callable[[], AbstractAsyncContextManager[Sequence[HeldClaim]]]
 
@@ -165,6 +174,8 @@ class BackendSupervisor:
         self._starts = 0
         self._endings: Counter[str] = Counter()
         self._held: HeldClaims | None = None
+        self._held_claims: dict[str, HeldClaim] = {}
+        self._unsent: set[str] = set()  # uids whose claims the process does not have as they are
         self._changed = anyio.Event()
         self._hinted = anyio.Event()
         self._hint_taken = anyio.Event()
@@ -198,6 +209,21 @@ class BackendSupervisor:
             await self._wait_for_change()
         return self._facts
 
+    def note_held(self, uid: str, held: HeldClaim | None) -> None:
+        """Note that the node holds the claim like this from now on, or does not hold it any more."""
+        if held is not None:
+            self._held_claims[uid] = held
+        else:
+            self._held_claims.pop(uid, None)
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._push_held)
+        self._unsent.add(uid)
+
+    def _push_held(self) -> None:
+        """Send what has changed although there is no call: a backend's own tasks may read it."""
+        if self._process is not None and self._process.open and self._process.restored:
+            self._send_held(self._process)
+
     def restore_from(self, held: HeldClaims) -> None:
         """Set the source of the held claims for `restore`: entered for each new process, left when `restore` has ended.
 
@@ -219,12 +245,28 @@ class BackendSupervisor:
                 self._note_change()
         return self._decode(reply, Inventory, Method.DISCOVER)
 
-    async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float) -> Any:
-        """Return what `prepare` will do for the claim, as JSON; only for a backend with PLAN. One call at a time."""
-        call = Call(id=next(self._ids), method=Method.PLAN, claim=claim, held=build_held(held), until=until)
-        plan = self._decode(await self._ask(call), object, Method.PLAN, claim)
-        self._reject(Method.PLAN, find_plan_violations(plan), claim)
-        return plan
+    async def plan(self, claim: Claim, *, until: float) -> Claim:
+        """Return the claim with its plan and its steps; only for a backend with PLAN. One call at a time."""
+        facts = self._facts or await self.wait_ready()
+        reply = await self._ask(Call(id=next(self._ids), method=Method.PLAN, claim=claim, until=until))
+        if not facts.has_steps:
+            data = self._decode(reply, object, Method.PLAN, claim)
+            self._reject(Method.PLAN, find_json_violations(Method.PLAN, data), claim)
+            return msgspec.structs.replace(claim, plan=data)
+        plan = self._decode(reply, _StepPlan, Method.PLAN, claim)
+        self._reject(Method.PLAN, find_json_violations(Method.PLAN, msgspec.to_builtins(plan)), claim)
+        return msgspec.structs.replace(claim, plan=plan.data, steps=plan.steps)
+
+    async def apply(self, claim: Claim, step: int, *, until: float) -> Any:
+        """Carry out one of the claim's steps, by its place, and return its result as JSON."""
+        call = Call(id=next(self._ids), method=Method.APPLY, claim=claim, step=step, until=until)
+        result = self._decode(await self._ask(call), object, Method.APPLY, claim)
+        self._reject(Method.APPLY, find_json_violations(Method.APPLY, result), claim)
+        return result
+
+    async def undo(self, claim: Claim, step: int, *, until: float) -> None:
+        """Undo one of the claim's steps, by its place."""
+        await self._ask(Call(id=next(self._ids), method=Method.UNDO, claim=claim, step=step, until=until))
 
     async def prepare(self, claim: Claim, *, until: float) -> tuple[PreparedDevice, ...]:
         """Return one prepared device for each of the claim's devices, in their order."""
@@ -235,12 +277,12 @@ class BackendSupervisor:
         self._reject(Method.PREPARE, find_prepared_violations(claim, prepared), claim)
         return sort_prepared(claim, prepared)
 
-    async def unprepare(
-        self, claim: Claim, prepared: Sequence[PreparedDevice], *, held: Sequence[HeldClaim] = (), until: float
-    ) -> None:
-        """Undo `prepare`. `held` is for backends that take it."""
-        given: dict[str, Any] = {"claim": claim, "prepared": tuple(prepared), "held": build_held(held)}
-        await self._ask(Call(id=next(self._ids), method=Method.UNPREPARE, **given, until=until))
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
+        """Undo `prepare`; nothing to do for a backend with steps and without `unprepare`."""
+        facts = self._facts or await self.wait_ready()
+        if Method.UNPREPARE in facts.methods:
+            given: dict[str, Any] = {"claim": claim, "prepared": tuple(prepared)}
+            await self._ask(Call(id=next(self._ids), method=Method.UNPREPARE, **given, until=until))
 
     async def measure(self) -> tuple[Sample, ...]:
         """Return samples for `/metrics`; none if the backend does not measure."""
@@ -301,11 +343,11 @@ class BackendSupervisor:
 
     async def _ask(self, call: Call) -> Reply:
         """Call until there is an answer; more than once only if the process ended and this call did not cause it."""
-        attribution, process, reached = self._attribution, self._process, False
+        attribution, process, reached, repeated = self._attribution, self._process, False, False
         assert call.until is not None
         deadline = call.until - anyio.current_time()  # the clock of the timer that cancels it
         if deadline <= 0:
-            timeout = BackendTimeout(self._name, call.method.value, 0)
+            timeout = BackendTimeout(self._name, str(call), 0)
             timeout.reached_backend = False
             raise timeout
         if attribution.remembers:
@@ -315,22 +357,35 @@ class BackendSupervisor:
                 if process is None or not process.open or not process.restored or attribution.suspects:
                     process = await self._wait_admission(call, reached=reached)
                 reached = True
+                if self._unsent:
+                    self._send_held(process)
                 outcome = await process.call(call, deadline=deadline)
                 if isinstance(outcome, Reply):
                     if attribution.remembers:
                         attribution.note_answer(call.claim, call.method, succeeded=True)
                     return outcome
                 if isinstance(outcome, Failure):
-                    raise self._read_failure(call, outcome)
+                    failure = self._read_failure(call, outcome)
+                    failure.repeated = repeated
+                    raise failure
                 if isinstance(outcome, PydraError):
                     if process.open:  # the call ended when it was cancelled
                         attribution.note_answer(call.claim, call.method, succeeded=False)
                     raise outcome
-                process = None  # it ended, and this call did not cause it
+                process, repeated = None, True  # it ended, and this call did not cause it
         finally:
             if attribution.suspects:  # the next one may start once no other call is in flight
                 attribution.forget_call(call.id)
                 self._note_change()
+
+    def _send_held(self, process: BackendProcess, *, complete: bool = False) -> None:
+        """Send what has changed of the held claims, before the call that may read them."""
+        unsent, self._unsent = self._unsent, set()
+        if (not unsent and not complete) or self._facts is None or not self._facts.reads_held:
+            return
+        claims = {uid: self._held_claims[uid] for uid in sorted(unsent) if uid in self._held_claims}
+        for message in build_held(claims, sorted(unsent - claims.keys()), complete=complete):
+            process.tell(message)
 
     def _refuse_quarantined(self, call: Call) -> None:
         quarantined = self._attribution.begin(call.id, call.claim, call.method) if call.claim is not None else None
@@ -343,7 +398,7 @@ class BackendSupervisor:
         self._attribution.note_answer(call.claim, call.method, succeeded=False)
         if failure.fault.kind is FaultKind.CONTRACT:
             self._reject(call.method, failure.fault.problems, call.claim)
-        return parse_fault(failure.fault, self._name, call.method.value)
+        return parse_fault(failure.fault, self._name, str(call))
 
     async def _wait_admission(self, call: Call, *, reached: bool) -> BackendProcess:
         """Return a process that this call may use now. Raises BackendUnavailable if there is none in time.
@@ -390,7 +445,7 @@ class BackendSupervisor:
 
     def _report_slow(self, call: Call, seconds: float, where: str) -> None:
         waiting = f"; it is waiting in {where}" if where else ""
-        message = f"{call.method.value} has been running for {seconds:.0f} s{waiting}"
+        message = f"{call} has been running for {seconds:.0f} s{waiting}"
         claim = {"claim": f"{call.claim.namespace}/{call.claim.name}", "uid": call.claim.uid} if call.claim else {}
         _log.warning("backend %s: %s", self._source, message, extra={"fields": {"backend": self._name, **claim}})
         if call.claim is None:  # what a claim's call takes is told by its end
@@ -497,6 +552,7 @@ class BackendSupervisor:
             process.kill()
             return
         self._facts = facts
+        self._unsent = set(self._held_claims)
         process.restored = Method.RESTORE not in hello.methods
         self._cause = ""
         self._move(BackendState.READY, "" if process.restored else "has not yet been told what this node holds")
@@ -535,7 +591,7 @@ class BackendSupervisor:
             _log.error("%s", error)
             self._report(QuarantineBegan(backend=self._name, claim=call.claim, method=call.method, message=str(error)))
             return error
-        failure = _build_failure(self._name, call.method, one, ending.cause, diagnosis)
+        failure = _build_failure(self._name, call, one, ending.cause, diagnosis)
         failure.details, failure.logged = diagnosis.report, True
         return failure
 
@@ -612,8 +668,11 @@ class BackendSupervisor:
 
     async def _restore(self, process: BackendProcess, held: Sequence[HeldClaim]) -> None:
         seconds = self._deadlines.discover
-        call = self._new_call(Method.RESTORE, seconds, held=build_held(held))
+        call = self._new_call(Method.RESTORE, seconds)
+        self._held_claims = {one.claim.uid: one for one in held}
+        self._unsent = set(self._held_claims)
         try:
+            self._send_held(process, complete=True)
             match await process.call(call, deadline=seconds):
                 case Reply():
                     process.restored = True
@@ -683,13 +742,13 @@ class BackendSupervisor:
         await anyio.sleep(_HINT_PAUSE_SECONDS)
 
 
-def _build_failure(name: str, method: Method, one: CallInFlight, cause: Cause, diagnosis: Diagnosis) -> BackendError:
+def _build_failure(name: str, call: Call, one: CallInFlight, cause: Cause, diagnosis: Diagnosis) -> BackendError:
     match cause:
         case Cause.GARBLED:
-            return ContractError(name, [f"{method.value}: {diagnosis.describe_for(one)}"])
+            return ContractError(name, [f"{call}: {diagnosis.describe_for(one)}"])
         case Cause.STUCK_CALL | Cause.STUCK_LOOP:
             seconds = min(round(one.elapsed, 1), one.deadline)
-            return BackendTimeout(name, method.value, seconds, where=diagnosis.place)
+            return BackendTimeout(name, str(call), seconds, where=diagnosis.place)
         case _:
             return BackendDied(name, diagnosis.describe_for(one))
 

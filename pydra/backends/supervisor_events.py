@@ -18,8 +18,8 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `reasons` are those of its errors that have one of their own, by the name of the class, whether they can be used
     or not. `survives_reboot`: the hardware keeps what `prepare` did to it across a reboot of the node. `deadline` is
-    how many seconds a call for a claim may take, where the agent's settings give less. `takes_held`: so does
-    `unprepare`. `settings` are its own, where it has a SETTINGS_TYPE.
+    how many seconds a call for a claim may take, where the agent's settings give less. `settings` are its own,
+    where it has a SETTINGS_TYPE.
     """
 
     name: str
@@ -32,17 +32,26 @@ class BackendFacts(msgspec.Struct, frozen=True, kw_only=True):
     reasons: Mapping[str, str]
     survives_reboot: bool = False
     deadline: float = 0.0
-    takes_held: bool = False
     settings: tuple[SettingValue, ...] = ()
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether its plans consist of steps."""
+        return Method.APPLY in self.methods
+
+    @property
+    def reads_held(self) -> bool:
+        """Whether it is kept up to date about the claims that the node holds."""
+        return Method.PLAN in self.methods or Method.RESTORE in self.methods
 
     def find_changes(self, new: BackendFacts) -> tuple[str, ...]:
         """Return in which of the things that a driver is set up for once an upgraded backend differs."""
         things = (
             ("DRIVER", self.driver, new.driver),
             ("SURVIVES_REBOOT", self.survives_reboot, new.survives_reboot),
-            ("unprepare's held", self.takes_held, new.takes_held),
             ("DEADLINE", self.deadline, new.deadline),
             ("plan", Method.PLAN in self.methods, Method.PLAN in new.methods),
+            ("STEP_TYPES", self.has_steps, new.has_steps),
         )
         return tuple(
             f"{what} was {before} and is {now} in version {new.version}, installed meanwhile; restart the agent"

@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Union
 
 import msgspec
 
@@ -36,6 +36,8 @@ from pydra.limits import DRIVER_RULE, SUBDOMAIN, is_driver_name
 REQUIRED = {Method.DISCOVER: (), Method.PREPARE: ("claim",), Method.UNPREPARE: ("claim", "prepared")}
 OPTIONAL: dict[Method, tuple[str, ...]] = {
     Method.PLAN: ("claim", "held"),
+    Method.APPLY: ("step", "result", "claim"),
+    Method.UNDO: ("step", "result", "claim"),
     Method.RESTORE: ("held",),
     Method.WAIT_CHANGED: (),
     Method.MEASURE: (),
@@ -53,18 +55,9 @@ def find_object_violations(backend: Any) -> tuple[str, ...]:
     return tuple(_object_violations(backend))
 
 
-def find_coroutine_violations(backend: Any) -> tuple[str, ...]:
-    """Return what is wrong with the coroutines, of the object that `connect` yields if there is one."""
-    return tuple(_coroutine_violations(backend))
-
-
-def takes_held(backend: Any) -> bool:
-    """Return whether `unprepare` of the object, which has no violations, has the parameter `held`."""
-    unprepare: Any = getattr(backend, "unprepare", None)
-    try:
-        return "held" in inspect.signature(unprepare).parameters
-    except (TypeError, ValueError):  # written in C: no signature to read
-        return False
+def find_coroutine_violations(live: Any, backend: Any) -> tuple[str, ...]:
+    """Return what is wrong with the coroutines of `live`, the object that `connect` of the backend yields."""
+    return tuple(_coroutine_violations(live, has_steps=bool(getattr(backend, "STEP_TYPES", ()))))
 
 
 def find_methods(backend: Any) -> tuple[Method, ...]:
@@ -75,7 +68,7 @@ def find_methods(backend: Any) -> tuple[Method, ...]:
 def _object_violations(backend: Any) -> Iterator[str]:
     connect, settings_type = getattr(backend, "connect", None), getattr(backend, "SETTINGS_TYPE", None)
     if connect is None:
-        yield from _coroutine_violations(backend)
+        yield from find_coroutine_violations(backend, backend)
     elif not callable(connect):
         yield f"connect is a {type(connect).__name__}; it must be a function that returns an async context manager"
     elif inspect.iscoroutinefunction(connect) or inspect.isasyncgenfunction(connect):
@@ -92,6 +85,7 @@ def _object_violations(backend: Any) -> Iterator[str]:
     if not isinstance(survives, bool):
         yield f"SURVIVES_REBOOT is a {type(survives).__name__}; it must be True or False"
     yield from _config_type_violations(getattr(backend, "CONFIG_TYPES", {}))
+    yield from _step_type_violations(getattr(backend, "STEP_TYPES", ()))
     yield from _device_class_violations(getattr(backend, "DEVICE_CLASSES", {}))
 
 
@@ -104,16 +98,19 @@ def _check_violations(check: Any, settings_type: Any) -> Iterator[str]:
         yield "check_config needs SETTINGS_TYPE, which is missing; rules without settings belong into CONFIG_TYPES"
 
 
-def _coroutine_violations(backend: Any) -> Iterator[str]:
+def _coroutine_violations(backend: Any, *, has_steps: bool) -> Iterator[str]:
     deadline = getattr(backend, "DEADLINE", 0)
     if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not 0 <= deadline < math.inf:
         yield f"DEADLINE is {deadline!r}; it must be a number of seconds, 0 or more"
+    required = (Method.PLAN, Method.APPLY, Method.UNDO) if has_steps else (Method.UNPREPARE,)
     for method, arguments in (REQUIRED | OPTIONAL).items():
         name = method.value
         function = getattr(backend, name, None)
         if function is not None:
             yield from _function_violations(name, function, arguments)
-        elif method in REQUIRED:
+            if method in (Method.APPLY, Method.UNDO) and not has_steps:
+                yield f"{name} needs STEP_TYPES, which is missing or empty"
+        elif method in (Method.DISCOVER, Method.PREPARE, *required):
             similar = find_similar(name, _own_functions(backend), cutoff=0.75)
             todo = f"rename {similar}, or write" if similar else "write"
             yield f"{name} is missing; {todo} `async def {name}({', '.join(arguments)})`"
@@ -148,8 +145,6 @@ def _signature_violations(name: str, function: Any, arguments: tuple[str, ...]) 
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # written in C: no signature to read
         return
-    if name == Method.UNPREPARE.value and "held" in signature.parameters:
-        arguments = (*arguments, "held")
     try:
         signature.bind(*arguments)
     except TypeError as error:
@@ -201,6 +196,24 @@ def _config_type_violations(types: Any) -> Iterator[str]:
             yield f"CONFIG_TYPES[{kind!r}] cannot be decoded into: {error}"
 
 
+def _step_type_violations(types: Any) -> Iterator[str]:
+    if not isinstance(types, list | tuple):
+        yield f"STEP_TYPES is a {type(types).__name__}; it must be a list or tuple of msgspec Structs"
+        return
+    for place, step_type in enumerate(types):
+        where = f"STEP_TYPES[{place}]"
+        if not (isinstance(step_type, type) and issubclass(step_type, msgspec.Struct)):
+            yield f"{where} is {step_type!r}; it must be a msgspec Struct"
+            continue
+        config = step_type.__struct_config__
+        if not config.frozen or not isinstance(config.tag, str):
+            yield f'{where}: {step_type.__name__} must be frozen and have a string tag: `frozen=True, tag="make-it"`'
+    try:
+        msgspec.json.Decoder(Union[tuple(types)] if types else None)  # noqa: UP007 - types known at run time
+    except (TypeError, NameError) as error:
+        yield f"STEP_TYPES cannot be decoded into: {error}"
+
+
 def _device_class_violations(classes: Any) -> Iterator[str]:
     if not isinstance(classes, Mapping):
         yield f"DEVICE_CLASSES is a {type(classes).__name__}; it must map names to DeviceClass specs"
@@ -243,7 +256,7 @@ def _answer_type_violations(method: Method, answer: Any) -> Iterator[str]:
                 yield f"{name} returned a {type(answer).__name__}, not a pydra.Inheritance"
                 return
             yield from _wrong_items(f"{name}: claims", answer.claims, InheritedClaim)
-        case Method.UNPREPARE | Method.WAIT_CHANGED | Method.RESTORE:
+        case Method.UNPREPARE | Method.UNDO | Method.WAIT_CHANGED | Method.RESTORE:
             if answer is not None:
                 yield f"{name} returned a {type(answer).__name__}; it must return nothing"
 
@@ -313,12 +326,13 @@ def _prepared_violations(claim: Claim, prepared: Sequence[PreparedDevice]) -> It
         yield f"the states of the claim's devices take {size} bytes of JSON, the limit is {MAX_STATE}"
 
 
-def find_plan_violations(plan: Any) -> tuple[str, ...]:
-    """Check that the plan is JSON, and small enough for the claim's record."""
-    problems = tuple(find_json_problems(plan, "the plan"))
-    if not problems and (size := len(msgspec.json.encode(plan))) > MAX_STATE:
-        return (f"plan returned {size} bytes of JSON, the limit is {MAX_STATE}",)
-    return tuple(f"plan: {problem}" for problem in problems)
+def find_json_violations(method: Method, value: Any) -> tuple[str, ...]:
+    """Check that what `plan` or `apply` returned is JSON, and small enough for the claim's record."""
+    name = method.value
+    problems = tuple(find_json_problems(value, f"what {name} returned"))
+    if not problems and (size := len(msgspec.json.encode(value))) > MAX_STATE:
+        return (f"{name} returned {size} bytes of JSON, the limit is {MAX_STATE}",)
+    return problems
 
 
 def find_inheritance_violations(inheritance: Inheritance) -> tuple[str, ...]:

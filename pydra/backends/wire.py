@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
@@ -22,8 +22,8 @@ from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, Prepare
 MAX_FRAME = 16 * 1024 * 1024
 """The largest body in bytes: 128 devices with 32 attributes each take about 200 KB."""
 
-MAX_CALL = 64 * 1024 * 1024
-"""The same for a `Call`, which may have all claims that a node holds, each with up to 256 KiB of plan and of states."""
+_HELD_BYTES = 8 * 1024 * 1024
+"""After which a message about held claims is full; one claim has at most 256 KiB each of plan, results and states."""
 
 _HEADER = struct.Struct(">I")
 
@@ -37,6 +37,8 @@ class Method(Enum):
 
     DISCOVER = "discover"
     PLAN = "plan"
+    APPLY = "apply"
+    UNDO = "undo"
     PREPARE = "prepare"
     UNPREPARE = "unprepare"
     MEASURE = "measure"
@@ -66,18 +68,37 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag="call", omit_defaults=True):
     """Agent to backend: run a coroutine.
 
-    `claim` for plan, prepare and unprepare, `prepared` for unprepare, `directory` for inherit. `held`, for plan,
-    restore and an unprepare that takes it, has each claim encoded by itself: for plan the child decodes only those that
-    it has not had before. `until` is the deadline on the clock of `time.monotonic`, which both processes share.
+    `claim` for calls for a claim, `step` for apply and undo (its place among the claim's steps), `prepared` for
+    unprepare, `directory` for inherit. `until` is the deadline on the clock of `time.monotonic`, which both processes
+    share.
     """
 
     id: int
     method: Method
     claim: Claim | None = None
+    step: int = 0
     prepared: tuple[PreparedDevice, ...] = ()
-    held: tuple[msgspec.Raw, ...] = ()
     directory: str = ""
     until: float | None = None
+
+    def __str__(self) -> str:
+        """Return what the call does, for messages: `prepare`, or `step create-mig of GPU 3`."""
+        if self.claim is None or self.method not in (Method.APPLY, Method.UNDO):
+            return self.method.value
+        doing = "step" if self.method is Method.APPLY else "undoing step"
+        return f"{doing} {self.claim.steps[self.step].label}"
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True, tag="held", omit_defaults=True):
+    """Agent to backend, before a call: the claims that the node holds, as far as they changed since the last time.
+
+    Each claim, by uid, is encoded by itself: the backend decodes what it reads. `complete`: there are no others, except
+    those of the messages that follow.
+    """
+
+    claims: Mapping[str, msgspec.Raw] = {}
+    ended: tuple[str, ...] = ()
+    complete: bool = False
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
@@ -116,7 +137,6 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     reasons: Mapping[str, str] = {}
     survives_reboot: bool = False
     deadline: float = 0.0
-    takes_held: bool = False
     settings: tuple[SettingValue, ...] = ()
 
 
@@ -176,7 +196,7 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True, tag="log", omit_default
     uid: str = ""
 
 
-ToBackend: TypeAlias = Start | Call | Cancel | Locate | Ping
+ToBackend: TypeAlias = Start | Call | Held | Cancel | Locate | Ping
 ToAgent: TypeAlias = Hello | Refusal | Reply | Failure | Pong | Waiting | LogLine
 Message: TypeAlias = ToBackend | ToAgent
 
@@ -191,14 +211,13 @@ _held: msgspec.msgpack.Decoder[HeldClaim] = msgspec.msgpack.Decoder(HeldClaim)
 def build_frame(message: Message) -> bytearray:
     """Encode one message as a frame.
 
-    Raises WireError beyond `MAX_FRAME`, or `MAX_CALL`; TypeError for what msgpack cannot encode.
+    Raises WireError beyond `MAX_FRAME`; TypeError for what msgpack cannot encode.
     """
     frame = bytearray(_HEADER.size)
     _encoder.encode_into(message, frame, _HEADER.size)
     size = len(frame) - _HEADER.size
-    limit = MAX_CALL if isinstance(message, Call) else MAX_FRAME
-    if size > limit:
-        raise WireError(f"a message of {size} bytes is over the limit of {limit} bytes")
+    if size > MAX_FRAME:
+        raise WireError(f"a message of {size} bytes is over the limit of {MAX_FRAME} bytes")
     _HEADER.pack_into(frame, 0, size)
     return frame
 
@@ -216,13 +235,21 @@ def parse_to_backend(body: bytes) -> ToBackend:
     return message
 
 
-def build_held(held: Iterable[HeldClaim]) -> tuple[msgspec.Raw, ...]:
-    """Encode held claims for a `Call`, one by one."""
-    return tuple([msgspec.Raw(_encoder.encode(one)) for one in held])
+def build_held(held: Mapping[str, HeldClaim], ended: Iterable[str] = (), *, complete: bool = False) -> Iterator[Held]:
+    """Yield the messages for these claims, each within `MAX_FRAME`."""
+    claims: dict[str, msgspec.Raw] = {}
+    size = 0
+    for uid, one in held.items():
+        claims[uid] = raw = msgspec.Raw(_encoder.encode(one))
+        size += len(bytes(raw))
+        if size > _HELD_BYTES:
+            yield Held(claims=claims, complete=complete)
+            claims, size, complete = {}, 0, False
+    yield Held(claims=claims, ended=tuple(ended), complete=complete)
 
 
 def parse_held(content: bytes) -> HeldClaim:
-    """Decode one of a call's held claims. Raises msgspec.DecodeError or WireError."""
+    """Decode one held claim. Raises msgspec.DecodeError or WireError."""
     held = _held.decode(content)
     return msgspec.structs.replace(held, claim=_with_opaque_configs(held.claim))
 

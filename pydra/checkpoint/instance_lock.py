@@ -10,6 +10,7 @@ at a time:
 | 1 | exclusively, while a backend plans | deciding for one claim, given all that is held |
 | 2 | shared while claims are in progress; exclusively while a backend restores | nothing changes during `restore` |
 | from 2**32 | exclusively, while work on the claim is in progress | one claim each, offset computed from its uid |
+| from 2**60 | exclusively, while a step of a plan is applied or undone | one key each, offset computed from it |
 
 Bytes 8 to 15 hold a counter of all changes to the records, read and written under byte 0: it tells an instance
 with one read that another has changed something.
@@ -33,6 +34,7 @@ INDEX = 0
 PLAN = 1
 WORK = 2
 _FIRST_CLAIM = 2**32
+_FIRST_STEP = 2**60
 _FLOCK = struct.Struct("@hhqqi4x")  # struct flock: type, whence, start, length, pid (0 for these locks)
 _COUNTER = struct.Struct("<Q")
 _COUNTER_OFFSET = 8
@@ -154,8 +156,13 @@ class InstanceLock:
         if not self._working and not self._restoring:
             self.unlock(WORK)
 
+    def release_step(self, offset: int) -> None:
+        """Release the byte of a step's key."""
+        if not self._keeping:
+            self.unlock(offset)
+
     def keep_claims(self) -> None:
-        """Keep claims locked until the process ends: their work was cancelled, but the backend may still run it."""
+        """Keep claims and steps locked until the process ends: work was cancelled, but the backend may still run it."""
         self._keeping = True
 
     async def begin_restore(self, until: float) -> None:
@@ -188,5 +195,14 @@ class InstanceLock:
 
 def claim_offset(uid: str) -> int:
     """Return the byte of a claim. Two claims that share one only wait for each other."""
-    content = uid.encode()
-    return _FIRST_CLAIM + (zlib.crc32(content) << 20) + (zlib.adler32(content) & 0xFFFFF)
+    return _FIRST_CLAIM + _hash(uid)
+
+
+def step_offset(key: str) -> int:
+    """Return the byte of a step's key."""
+    return _FIRST_STEP + _hash(key)
+
+
+def _hash(text: str) -> int:
+    content = text.encode()
+    return (zlib.crc32(content) << 20) + (zlib.adler32(content) & 0xFFFFF)

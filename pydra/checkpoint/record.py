@@ -21,11 +21,11 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
-from pydra.devices import AttributeValue
+from pydra.devices import AttributeValue, CounterConsumption
 from pydra.errors import CheckpointError
 
-SCHEMA = 1
-"""Increased if the meaning of a field changes, not for an additional field."""
+SCHEMA = 2
+"""Increased if the meaning of a field changes, not for an additional one. 2: with steps, which must not be ignored."""
 
 MAX_BYTES = 4 * 1024 * 1024
 
@@ -61,10 +61,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     `prepared` is what the backend returned; it is kept while the claim is being unprepared, when the stage is
     *started* again. `created` is in seconds since the epoch. `boot_id` names the boot in which it was written.
-    `metadata` is None for a claim without metadata files.
+    `metadata` is None for a claim without metadata files. `consumption` is what its devices consume, by `POOL/DEVICE`.
+    `left_over` says why steps of a claim that has ended could not be undone; its uid ends in `.left`.
     """
 
-    schema: int = SCHEMA
+    schema: int = 1
     claim: Claim
     driver: str
     stage: Stage
@@ -72,10 +73,15 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     prepared: tuple[PreparedDevice, ...] = ()
     created: float = 0.0
     metadata: Metadata | None = None
+    consumption: Mapping[str, tuple[CounterConsumption, ...]] = {}
+    left_over: str = ""
 
     def held(self) -> HeldClaim:
         """Return the claim as it is passed to a backend's `plan` and `restore`."""
-        return HeldClaim(claim=self.claim, prepared=self.prepared, completed=self.stage is Stage.COMPLETED)
+        is_completed = self.stage is Stage.COMPLETED
+        return HeldClaim(
+            claim=self.claim, prepared=self.prepared, completed=is_completed, left_over=bool(self.left_over)
+        )
 
 
 class PartialRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,7 +121,7 @@ def build_record(record: Record) -> bytes:
     Raises:
         CheckpointError: the record is larger than what `parse_record`'s callers read.
     """
-    payload = _encoder.encode(record)
+    payload = _encoder.encode(replace(record, schema=SCHEMA) if record.claim.steps else record)
     if len(payload) > MAX_BYTES:
         raise CheckpointError(f"the record has {len(payload)} bytes; at most {MAX_BYTES} can be kept")
     return b'{"checksum":"sha256:%s","record":%s}\n' % (hashlib.sha256(payload).hexdigest().encode(), payload)

@@ -3,6 +3,7 @@
     DIRECTORY/lock                 lock file of overlapping instances
     DIRECTORY/<uid>.json           the record of a claim that is being prepared, or is prepared
     DIRECTORY/<uid>.undo           the same file, renamed: the claim is being unprepared
+    DIRECTORY/<uid>.left-1.undo    the same, renamed again: the claim has ended, and steps could not be undone yet
     DIRECTORY/corrupt/<uid>.json   a record that cannot be read, with the devices that it holds
 
 A record is replaced as a whole (temporary file, rename) and set back to *started* by a rename, which needs no
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import logging
 import os
 import time
@@ -52,6 +54,7 @@ DIRECTORY_MODE = 0o700
 _FILE_MODE = 0o600
 _RECORD, _UNDO, _TEMPORARY = ".json", ".undo", ".tmp"
 _CORRUPT = "corrupt"
+_LEFT_OVER = ".left-"
 _INDEX_SECONDS = 10.0
 """How long to wait for the index lock: another instance holds it for one write, with the flush of a durable store."""
 
@@ -91,9 +94,8 @@ class StoredRecord(msgspec.Struct, frozen=True, kw_only=True):
 class RecordStore:
     """The records of one driver. `open` must be called before anything else.
 
-    `changed` is called with a claim's uid when its record was removed, or changed by another instance; `report` with
-    each unreadable record. `elsewhere` are the directories in which other versions, or the same version with the other
-    kind of store, keep this driver's records: they are moved here.
+    `report` is called with each unreadable record. `elsewhere` are the directories in which other versions, or the same
+    version with the other kind of store, keep this driver's records: they are moved here.
 
     `records` are the readable ones by claim uid, `unreadable` the claims whose record cannot be read, until they are
     unprepared. Both follow every change.
@@ -107,11 +109,10 @@ class RecordStore:
         durable: bool,
         boot_id: str,
         elsewhere: Sequence[str] = (),
-        changed: Callable[[str], None] = lambda _: None,
         report: Callable[[UnreadableRecord], None] = lambda _: None,
     ) -> None:
         self.lock = lock
-        self.changed = changed
+        self._on_change: Callable[[str], None] = lambda _: None
         self._path = path
         self._durable = durable
         self._boot_id = boot_id
@@ -125,14 +126,25 @@ class RecordStore:
         self._counter = -1
         self._changing = asyncio.Lock()
 
-    def held(self, *, but: str = "") -> tuple[HeldClaim, ...]:
-        """Return all claims that this node holds, in the order of their uids, without the one with the uid `but`.
+    def follow(self, on_change: Callable[[str], None]) -> None:
+        """Call the function with the uid of every claim that there is a record of now, and of each that changes."""
+        self._on_change = on_change
+        for uid in (*self._records, *self._unreadable):
+            on_change(uid)
+
+    def held(self) -> tuple[HeldClaim, ...]:
+        """Return all claims that this node holds, in the order of their uids.
 
         Those whose record cannot be read are included: `restore` would end them if it did not know them.
         """
-        unreadable = {uid: HeldClaim(claim=one.claim(), completed=False) for uid, one in self._unreadable.items()}
-        held = unreadable | {uid: record.held() for uid, record in self._records.items()}
-        return tuple(held[uid] for uid in sorted(held) if uid != but)
+        uids = sorted(self._records.keys() | self._unreadable.keys())
+        return tuple([held for uid in uids if (held := self.find_held(uid)) is not None])
+
+    def find_held(self, uid: str) -> HeldClaim | None:
+        """Return the claim as backends see it, if this node holds it."""
+        if uid in self._records:
+            return self._records[uid].held()
+        return HeldClaim(claim=self._unreadable[uid].claim(), completed=False) if uid in self._unreadable else None
 
     # Changes
 
@@ -157,8 +169,10 @@ class RecordStore:
         self.lock.unlock(INDEX)
         self._changing.release()
 
-    async def write(self, record: Record) -> None:
-        """Write the record. On an error the former record stays.
+    async def write(self, record: Record, *, in_place: bool = False) -> None:
+        """Write the record; `in_place`, into the file that the claim has, also where that is the renamed one.
+
+        On an error the former record stays.
 
         Raises:
             CheckpointError: the disk failed, the record is too large, or a newer version's record is in its place.
@@ -167,8 +181,10 @@ class RecordStore:
         if uid in self._unreadable:
             self._refuse_newer(uid)
         content = build_record(record)
-        await self._perform(f"writing the record of claim {uid}", self._replace, uid + _RECORD, content)
+        name = uid + (self._find_ending(uid) if in_place else _RECORD)
+        await self._perform(f"writing the record of claim {uid}", self._replace, name, content)
         self._records[uid] = record
+        self._on_change(uid)
         if uid in self._unreadable and record.stage is Stage.COMPLETED:
             try:
                 self._remove_set_aside(uid)  # the claim was prepared again: the old record is not needed any more
@@ -181,6 +197,26 @@ class RecordStore:
         """Make the claim's record *started* again, before anything is undone. Needs no disk space."""
         await self._perform(f"renaming the record of claim {uid}", self._rename, uid + _RECORD, uid + _UNDO)
         self._records[uid] = msgspec.structs.replace(self._records[uid], stage=Stage.STARTED)
+        self._on_change(uid)
+
+    async def leave_over(self, record: Record) -> Record:
+        """Make the record, of a claim that is being undone, one of what is left over; return it, under its new uid.
+
+        A rename, which needs no disk space; if the steps that are left cannot be written, the file has all of them.
+        """
+        uid = record.claim.uid
+        number = next(n for n in itertools.count(1) if f"{uid}{_LEFT_OVER}{n}" not in self._records)
+        left = _name_left_over(record, f"{uid}{_LEFT_OVER}{number}")
+        await self._perform(f"renaming the record of claim {uid}", self._leave_over, uid, left.claim.uid)
+        self._records.pop(uid, None)
+        self._records[left.claim.uid] = left
+        self._on_change(uid)
+        try:
+            await self.write(left, in_place=True)
+        except CheckpointError as error:
+            _log.warning("%s", error)
+            self._on_change(left.claim.uid)
+        return left
 
     async def remove(self, uid: str) -> None:
         """Remove all files of the claim, also those that were set aside. Succeeds if there are none."""
@@ -189,7 +225,7 @@ class RecordStore:
         await self._perform(f"removing the record of claim {uid}", self._unlink, uid)
         self._records.pop(uid, None)
         self._unreadable.pop(uid, None)
-        self.changed(uid)
+        self._on_change(uid)
 
     def open(self) -> None:
         """Create the directory if necessary, remove temporary files of killed writers, load all records. Blocks.
@@ -302,7 +338,7 @@ class RecordStore:
         changed |= self._scan_unreadable(present)
         self._counter = counter
         for uid in sorted(changed):
-            self.changed(uid)
+            self._on_change(uid)
 
     def _scan_unreadable(self, present: Collection[str]) -> set[str]:
         """Update memory from the files that were set aside, whenever and by whom: those claims hold their devices."""
@@ -355,7 +391,7 @@ class RecordStore:
         self._records.pop(record.uid, None)
         _log.error("the record of claim %s cannot be read: %s (%s)", record.uid, record.why, record.path)
         self._report(record)
-        self.changed(record.uid)
+        self._on_change(record.uid)
 
     def _set_aside(self, path: str, uid: str) -> str:
         directory = os.path.join(self._path, _CORRUPT)
@@ -431,6 +467,12 @@ class RecordStore:
         if self._durable:
             atomic_files.flush_directory(self._path)
 
+    def _leave_over(self, uid: str, left_uid: str) -> None:
+        self._rename(uid + self._find_ending(uid), left_uid + _UNDO)
+
+    def _find_ending(self, uid: str) -> str:
+        return _UNDO if os.path.lexists(os.path.join(self._path, uid + _UNDO)) else _RECORD
+
     def _unlink(self, uid: str) -> None:
         for name in (uid + _UNDO, uid + _RECORD):
             with suppress(FileNotFoundError):
@@ -505,9 +547,17 @@ def _read_stored(path: str, uid: str, set_aside: bool) -> StoredRecord:
 
 def _parse_stored(content: bytes, uid: str) -> Record:
     record = parse_record(content)
-    if not CLAIM_UID.fullmatch(uid) or record.claim.uid != uid:
+    claim_uid = uid.partition(_LEFT_OVER)[0]
+    if not CLAIM_UID.fullmatch(claim_uid) or record.claim.uid not in (claim_uid, uid):
         raise CheckpointError(f"the file holds the record of another claim, {record.claim.uid[:64]!r}")
-    return record
+    return record if claim_uid == uid else _name_left_over(record, uid)
+
+
+def _name_left_over(record: Record, uid: str) -> Record:
+    """Return the record as one of what a claim left over, under this uid."""
+    why = record.left_over or "it could not be undone when the claim ended"
+    claim = msgspec.structs.replace(record.claim, uid=uid)
+    return msgspec.structs.replace(record, claim=claim, stage=Stage.STARTED, prepared=(), metadata=None, left_over=why)
 
 
 def _list_directory(path: str) -> list[str]:

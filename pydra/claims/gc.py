@@ -103,7 +103,7 @@ def plan_collection(
     disagreeing = {
         uid
         for uid, record in records.items()
-        if record.stage is Stage.STARTED
+        if (record.stage is Stage.STARTED and not record.left_over)
         or (files is not None and record.boot_id == boot_id and files.get(uid) != expected_file(record))
         or (
             metadata is not None
@@ -272,7 +272,7 @@ class GarbageCollector:
 
         async with asyncio.TaskGroup() as tasks:
             for uid, record in records.items():
-                if uid not in in_use and not self._preparer.is_working_on(uid):
+                if uid not in in_use and not record.left_over and not self._preparer.is_working_on(uid):
                     tasks.create_task(check(_ref(record.claim), record.claim))
             for uid, ref in unreadable.items():
                 if uid not in in_use and uid not in records:

@@ -11,19 +11,13 @@ and it can be undone. Whenever the agent dies, the record has all that is needed
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import TypeAlias
-
 import msgspec
 
 from pydra.checkpoint.record import Metadata, Record, Stage
 from pydra.checkpoint.store import UnreadableRecord
 from pydra.claim import AllocatedDevice, Claim
-from pydra.claims.held_devices import DeviceIndex
+from pydra.claims.device_index import DeviceIndex, Published
 from pydra.errors import CheckpointError, KubeError, NotFound, PydraError, UnknownDevice
-
-PublishedDevices: TypeAlias = Mapping[str, Collection[str]] | None
-"""The names of the devices that this node publishes, by pool; None while unknown, as before the first discover."""
 
 
 class ReuseRecord(msgspec.Struct, frozen=True):
@@ -70,12 +64,12 @@ def decide_prepare(
     *,
     boot_id: str,
     index: DeviceIndex,
-    published: PublishedDevices,
+    published: Published | None,
 ) -> ReuseRecord | Begin | PrepareAgain | Undo | Refuse:
     """Decide what to do when the kubelet asks to prepare a claim.
 
     `asked` is the claim as the API server has it now, or the error of that request; `record` is what this node did for
-    its uid before.
+    its uid before. `published` is None while it is not known, as before the first discover.
     """
     is_usable = record is not None and record.stage is Stage.COMPLETED and record.boot_id == boot_id
     if isinstance(asked, PydraError):
@@ -83,7 +77,7 @@ def decide_prepare(
         return ReuseRecord(record) if record is not None and is_usable and is_unanswered(asked) else Refuse(asked)
     if record is not None and is_usable and has_same_devices(record.claim, asked):
         return ReuseRecord(record)
-    if in_use := index.find_conflict(asked):
+    if in_use := index.find_conflict(asked, published):
         return Refuse(in_use)
     if published is not None and (unknown := _find_unknown(asked, published)):
         return Refuse(unknown)
@@ -147,9 +141,10 @@ def _comparison_key(device: AllocatedDevice) -> tuple[object, ...]:
     return (*named, dict(device.consumed_capacity), [config.parameters for config in device.configs])
 
 
-def _find_unknown(claim: Claim, published: Mapping[str, Collection[str]]) -> UnknownDevice | None:
+def _find_unknown(claim: Claim, published: Published) -> UnknownDevice | None:
     for device in claim.devices:
-        if device.device not in published.get(device.pool, ()):
+        pool = published.get(device.pool)
+        if pool is None or device.device not in pool.devices:
             return UnknownDevice(
                 f"device {device.device} of pool {device.pool} is not published by this node: it is gone, or the "
                 "allocation is out of date; delete the pod, so that its claim is allocated again"

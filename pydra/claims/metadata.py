@@ -22,7 +22,7 @@ from pydra.cdi.spec import cdi_vendor
 from pydra.checkpoint.record import Metadata, Record
 from pydra.claim import Claim, ClaimRef, ContainerDevice, PreparedDevice
 from pydra.claims.allocation import base_request
-from pydra.devices import Device
+from pydra.claims.device_index import Published, PublishedPool
 from pydra.errors import ClaimError, ContractError
 from pydra.limits import ATTRIBUTES_AND_CAPACITIES, is_label
 from pydra.slices.build import build_attributes
@@ -53,12 +53,12 @@ def parse_pod_claim_name(resource_claim: Mapping[str, Any], ref: ClaimRef) -> st
     return name
 
 
-def build_metadata(claim: Claim, published: Mapping[str, Mapping[str, Device]], *, pod_claim_name: str) -> Metadata:
+def build_metadata(claim: Claim, published: Published, *, pod_claim_name: str) -> Metadata:
     """Build what the claim's record says about its metadata files, from what this node publishes."""
     attributes = {
         _key(device.pool, device.device): found.attributes
         for device in claim.devices
-        if (found := published.get(device.pool, {}).get(device.device)) is not None
+        if (found := published.get(device.pool, PublishedPool()).devices.get(device.device)) is not None
     }
     return Metadata(pod_claim_name=pod_claim_name, attributes=attributes)
 

@@ -32,13 +32,12 @@ from pydra.claim import (
     Claim,
     ClaimRef,
     ContainerDevice,
-    HeldClaim,
     PodRef,
     PrepareOutcome,
     UnprepareOutcome,
 )
 from pydra.claims.allocation import base_request, parse_allocation
-from pydra.claims.held_devices import DeviceIndex
+from pydra.claims.device_index import DeviceIndex, Published, find_consumption, may_meet
 from pydra.claims.lifecycle import (
     Begin,
     PrepareAgain,
@@ -51,7 +50,7 @@ from pydra.claims.lifecycle import (
     decide_unprepare,
 )
 from pydra.claims.metadata import add_metadata_ids, build_metadata, build_metadata_files, parse_pod_claim_name
-from pydra.devices import Device
+from pydra.claims.steps import StepRunner, build_left_over
 from pydra.errors import BackendError, BackendUnavailable, DeviceInUse, InternalError, PydraError, Unavailable
 from pydra.kube.resources import RESOURCE_CLAIMS
 from pydra.observability.logging import set_logging_fields
@@ -115,7 +114,15 @@ class OperationFailed(msgspec.Struct, frozen=True, kw_only=True):
     pods: tuple[PodRef, ...] = ()
 
 
-ClaimEvent: TypeAlias = OperationStarted | OperationDone | OperationFailed
+class StepsLeftOver(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim has ended, and steps of it cannot be undone now, for the reason; `ref` has the claim's own uid."""
+
+    driver: str
+    ref: ClaimRef
+    reason: str
+
+
+ClaimEvent: TypeAlias = OperationStarted | OperationDone | OperationFailed | StepsLeftOver
 
 
 class Reconciled(Enum):
@@ -130,7 +137,7 @@ class Reconciled(Enum):
 class _Work(msgspec.Struct, kw_only=True, eq=False):
     """One operation on one claim. The caller waits for `answer`; the task may continue after it, to undo.
 
-    `fields` are log fields that come from the claim's object.
+    `fields` are log fields that come from the claim's object. `record` is the claim's, as far as its steps have come.
     """
 
     operation: Operation | str
@@ -141,6 +148,7 @@ class _Work(msgspec.Struct, kw_only=True, eq=False):
     resource_claim: Mapping[str, Any] = {}
     pods: tuple[PodRef, ...] = ()
     fields: dict[str, str] = {}
+    record: Record | None = None
     from_record: bool = False
     timings: dict[str, float] = {}
 
@@ -152,9 +160,10 @@ class _Work(msgspec.Struct, kw_only=True, eq=False):
 class ClaimPreparer:
     """Prepares and unprepares the claims of one driver. Ending the event loop at any moment is as safe as a crash.
 
-    `tells_held`: `unprepare` is given what other claims hold. `writes_metadata`: claims that are prepared from now on
+    `writes_metadata`: claims that are prepared from now on
     get metadata files. Those that have them keep them. `on_conflict` is called when a claim is refused since another
-    one holds its device, which may be gone from the API.
+    one holds its device, which may be gone from the API. `left_over` is set when steps of a claim that has ended are
+    left over.
     """
 
     def __init__(
@@ -166,7 +175,6 @@ class ClaimPreparer:
         store: RecordStore,
         backend: BackendSupervisor,
         plans: bool,
-        tells_held: bool = False,
         cdi: CdiStore,
         metadata: MetadataStore,
         writes_metadata: bool = False,
@@ -174,7 +182,7 @@ class ClaimPreparer:
         host_root: str = "/",
         report: Callable[[ClaimEvent], None] = lambda _: None,
     ) -> None:
-        self._published: Mapping[str, Mapping[str, Device]] | None = None
+        self._published: Published | None = None
         self._is_published = asyncio.Event()
         self._driver = driver
         self._boot_id = boot_id
@@ -183,7 +191,6 @@ class ClaimPreparer:
         self._lock = store.lock
         self._backend = backend
         self._plans = plans
-        self._tells_held = tells_held
         self._planning = asyncio.Lock()
         self._cdi = cdi
         self._metadata = metadata
@@ -192,16 +199,20 @@ class ClaimPreparer:
         self._deadlines = deadlines
         self._report = report
         self.on_conflict: Callable[[], None] = lambda: None
+        self.left_over = asyncio.Event()
         self._index = DeviceIndex()
         self._work: dict[str, _Work] = {}
         self._clock = asyncio.get_running_loop().time
-        store.changed = self._sync_index
-        for uid in (*store.records, *store.unreadable):
-            self._sync_index(uid)
+        self._steps = StepRunner(store, backend, lambda claim, names: may_meet(names, claim, self._published))
+        store.follow(self._note_record)
 
-    def set_published(self, published: Mapping[str, Mapping[str, Device]]) -> None:
-        """Set what this node publishes, by pool and name of the device; called by the inventory loop."""
+    def set_published(self, published: Published) -> None:
+        """Set what this node publishes; called by the inventory loop."""
+        is_first = self._published is None
         self._published = published
+        if is_first:  # records without consumption, of an older version or another driver
+            for uid in (*self._store.records, *self._store.unreadable):
+                self._note_record(uid)
         self._is_published.set()
 
     # What the kubelet and the garbage collection ask for
@@ -353,8 +364,10 @@ class ClaimPreparer:
         or an earlier boot.
         """
         uid = work.ref.uid
+        settled: set[str] = set()
         while True:
-            lacks_attributes = self._writes_metadata and self._published is None
+            # Counters and attributes of the claim's devices are known from the first discover on.
+            lacks_devices = self._published is None and (self._writes_metadata or self._plans)
             async with self._store:
                 if uid in self._store.unreadable:
                     await self._put_back(uid)
@@ -365,8 +378,8 @@ class ClaimPreparer:
                     index=self._index,
                     published=self._published,
                 )
-                if isinstance(step, Begin) and not lacks_attributes:
-                    self._index.hold(uid, step.claim)
+                if isinstance(step, Begin) and not lacks_devices:
+                    self._hold(step.claim)
                     if not self._plans:
                         return await self._write_started(work, step.claim)
             match step:
@@ -376,26 +389,35 @@ class ClaimPreparer:
                         _log.warning("answered from the record: %s", asked)
                     return record
                 case Refuse(error=error):
-                    raise error
+                    await self._settle(error, settled, until)
                 case Undo(record=record):
                     await self._undo(record)
                 case PrepareAgain(record=record):
                     return record
-                case Begin() if lacks_attributes:
+                case Begin() if lacks_devices:
                     await self._wait_published(work.ref, until)
                 case Begin(claim=claim):
                     return await self._plan(work, claim, until)
 
+    async def _settle(self, error: PydraError, settled: set[str], until: float) -> None:
+        """Try to undo what a claim that has ended has left, if that is in the way, and was not tried; else raise."""
+        holder = error.holder_uid if isinstance(error, DeviceInUse) and error.left_over else ""
+        record = self._store.records.get(holder)
+        if record is None or holder in settled:
+            raise error
+        settled.add(holder)
+        await asyncio.wait((self.reconcile(_ref(record.claim)),), timeout=max(0.0, until - self._clock()))
+
     async def _wait_published(self, ref: ClaimRef, until: float) -> None:
-        """Wait for the first discover after a start, which tells the attributes for the claim's metadata files."""
+        """Wait for the first discover after a start, which tells the counters and the attributes of devices."""
         try:
             async with asyncio.timeout_at(until):
                 await self._is_published.wait()
         except TimeoutError:
             raise BackendUnavailable(
                 self._driver,
-                "timed out waiting for the first report of its devices, whose attributes the metadata files of "
-                f"claim {ref} must have; the kubelet will try again",
+                f"timed out waiting for the first report of its devices, which claim {ref} needs; the kubelet will try "
+                "again",
             ) from None
 
     async def _plan(self, work: _Work, claim: Claim, until: float) -> Record:
@@ -405,21 +427,20 @@ class ClaimPreparer:
                 await self._lock.lock(PLAN, until, waiting_for="plans another claim")
                 try:
                     async with self._store:  # what other instances wrote is known now, and none writes until unlocked
-                        held = self._store.held(but=claim.uid)
-                        if in_use := self._index.find_conflict(claim):
+                        if in_use := self._index.find_conflict(claim, self._published):
                             raise in_use
                     # Half of the rest: a claim whose plan hangs leaves time for those that wait behind it.
-                    plan = await self._backend.plan(claim, held, until=(self._clock() + until) / 2)
+                    planned = await self._backend.plan(claim, until=(self._clock() + until) / 2)
                     async with self._store:
                         # Another instance whose version of the backend does not plan does not take this lock.
-                        if in_use := self._index.find_conflict(claim):
+                        if in_use := self._index.find_conflict(claim, self._published):
                             raise in_use
-                        self._index.hold(claim.uid, claim)
-                        return await self._write_started(work, replace(claim, plan=plan))
+                        self._hold(claim)
+                        return await self._write_started(work, self._steps.adopt(planned))
                 finally:
                     self._lock.unlock(PLAN)
         except BaseException:
-            self._sync_index(claim.uid)
+            self._note_record(claim.uid)
             raise
 
     async def _write_started(self, work: _Work, claim: Claim) -> Record:
@@ -435,10 +456,11 @@ class ClaimPreparer:
                 boot_id=self._boot_id,
                 created=time.time(),
                 metadata=metadata,
+                consumption=find_consumption(claim, self._published or {}),
             )
             await self._store.write(record)
         except BaseException:
-            self._sync_index(claim.uid)
+            self._note_record(claim.uid)
             raise
         return record
 
@@ -446,7 +468,17 @@ class ClaimPreparer:
         """Call the backend, write the CDI file and the *completed* record. Answer a failure before it is undone."""
         uid = record.claim.uid
         is_new = record.stage is Stage.STARTED
+        is_called = False
+        work.record = record
+
+        def keep(changed: Record) -> None:
+            work.record = changed
+
         try:
+            if record.claim.steps:
+                record = await self._steps.carry_out(record, until=until, keep=keep)
+                work.mark("steps", self._clock())
+            is_called = True
             record = replace(record, prepared=await self._backend.prepare(record.claim, until=until))
             work.mark("backend", self._clock())
             present = await resolve(record.prepared, root=self._host_root)
@@ -464,7 +496,8 @@ class ClaimPreparer:
         except PydraError as error:
             work.answer.set_result(error)
             if is_new:  # what an earlier boot completed stays: the hardware remembers it, and may hold data
-                await self._roll_back(record, reached=error.reached_backend)
+                latest = replace(record, claim=work.record.claim)
+                await self._roll_back(latest, reached=is_called and error.reached_backend)
             raise
         return record, spec
 
@@ -527,21 +560,36 @@ class ClaimPreparer:
         # The file goes first, so that no container can start with a device that is being taken away.
         self._cdi.remove(claim.uid)
         if record.metadata is not None:
-            self._metadata.remove(ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name))
+            self._metadata.remove(_ref(claim))
         if record.stage is Stage.COMPLETED:
             await self._store.set_back(claim.uid)
 
     async def _finish_undo(self, record: Record, *, backend: bool = True) -> None:
-        claim = record.claim
-        if backend:
-            until = self._clock() + self._deadlines.unprepare
-            held: tuple[HeldClaim, ...] = ()
-            if self._tells_held:
-                async with self._store:  # what other instances wrote is known now
-                    held = self._store.held(but=claim.uid)
-            await self._backend.unprepare(claim, record.prepared, held=held, until=until)
+        """Have the backend undo what was done, and remove the record; what cannot be undone now gets one of its own."""
+        claim, latest = record.claim, record
+        until = self._clock() + self._deadlines.unprepare
+        if backend and not record.left_over:
+            await self._backend.unprepare(claim, record.prepared, until=until)
+        later: Mapping[str, str] = {}
+        if claim.steps:
+
+            def keep(changed: Record) -> None:
+                nonlocal latest
+                latest = changed
+
+            later = await self._steps.undo(record, until=until, keep=keep)
         async with self._store:
-            await self._store.remove(claim.uid)
+            if not later:
+                await self._store.remove(claim.uid)
+                return
+            left = build_left_over(latest, later)
+            if record.left_over:
+                await self._store.write(left, in_place=True)
+                return
+            await self._store.leave_over(left)
+        self.left_over.set()
+        _log.warning("the claim has ended, and is not completely undone: %s; tried again", left.left_over)
+        self._report(StepsLeftOver(driver=self._driver, ref=_ref(claim), reason=left.left_over))
 
     async def _remove_leftovers(self, ref: ClaimRef) -> None:
         self._cdi.remove(ref.uid)
@@ -600,12 +648,24 @@ class ClaimPreparer:
             work.fields["pods"] = ",".join(map(_name_of, allocation.pods))
         return allocation.claim
 
-    def _sync_index(self, uid: str) -> None:
-        """Update the device index from the claim's record."""
+    def _hold(self, claim: Claim, record: Record | None = None) -> None:
+        """Let the claim hold its devices, and what they consume by its record, or by what is published now."""
+        consumption = record.consumption if record is not None else {}
+        consumption = consumption or find_consumption(claim, self._published or {})
+        self._index.hold(claim, consumption, left_over=record.left_over if record is not None else "")
+
+    def _note_record(self, uid: str) -> None:
+        """Update what is derived from the claim's record: devices and steps in use, and the backend's copy."""
         record, unreadable = self._store.records.get(uid), self._store.unreadable.get(uid)
         if record is not None:
-            self._index.hold(uid, record.claim)
+            self._hold(record.claim, record)
         elif unreadable is not None:
-            self._index.hold(uid, unreadable.claim())
+            self._hold(unreadable.claim())
         else:
             self._index.release(uid)
+        self._steps.note(uid, record)
+        self._backend.note_held(uid, self._store.find_held(uid))
+
+
+def _ref(claim: Claim) -> ClaimRef:
+    return ClaimRef(uid=claim.uid, namespace=claim.namespace, name=claim.name)

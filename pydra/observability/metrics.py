@@ -93,6 +93,9 @@ class Metrics:
         self.records_set_aside = counter(
             "checkpoint_records_set_aside", "Records that could not be read and were set aside.", "driver"
         )
+        self.claims_left_over = gauge(
+            "claims_left_over", "Claims that have ended, and of which steps cannot be undone yet.", "driver"
+        )
         self.sweeps = counter("sweeps", "Runs of garbage collection, by result.", "driver", "result")
         self.swept = counter("swept", "What garbage collection corrected, by kind.", "driver", "kind")
         self.events = counter("events", "Kubernetes Events written, by result.", "result")
@@ -135,6 +138,7 @@ class Metrics:
             self.slices,
             self.registered,
             self.health_streams,
+            self.claims_left_over,
         ):
             gauge.labels(driver).set(0)
         self.records_set_aside.labels(driver)

@@ -34,7 +34,7 @@ from pydra.backends.supervisor_events import (
 from pydra.backends.wire import Method
 from pydra.cdi.host_path_checks import resolve
 from pydra.cdi.spec import build_spec
-from pydra.claim import Claim, HeldClaim, OpaqueConfig, PreparedDevice
+from pydra.claim import Claim, OpaqueConfig, PreparedDevice
 from pydra.device_rules import validate_inventory
 from pydra.devices import Device, Inventory
 from pydra.errors import (
@@ -221,7 +221,7 @@ class _Run:
         """Unprepare what a failed check still holds; the report already has the failure."""
         for held in tuple(session.held.values()) if self._hopeless != "restore failed" else ():
             with suppress(PydraError):
-                await session.backend.unprepare(held.claim, (), until=session.deadline())
+                await session.release(held.claim)
 
     async def _read(self, facts: BackendFacts) -> None:
         await self._probe(Rule.DRIVER, self._driver)
@@ -335,7 +335,7 @@ class _Run:
             except _Skipped as why:
                 skipped = str(why)
             except BackendError as error:
-                self._session.note(error)
+                self._session.note_timeout(error)
                 problems = [f"{error}\n{error.details}".strip()]
             except SettingsError as error:
                 problems = list(error.problems)
@@ -458,7 +458,7 @@ class _Run:
         try:
             await self._session.hold(claim)
         except InvalidConfig as error:
-            self._session.held.pop(claim.uid, None)
+            self._session.forget(claim)
             return [] if "pydraNoSuchField" in str(error) else [f"the error does not name the field: {error}"]
         return ["it was accepted"]
 
@@ -475,7 +475,7 @@ class _Run:
         try:
             await self._session.hold(claim)
         except ClaimError:
-            self._session.held.pop(claim.uid, None)
+            self._session.forget(claim)
             return []
         self._notes.append(
             f"prepare of device {ABSENT} succeeded; a device may have gone since the scheduler chose it: "
@@ -487,9 +487,9 @@ class _Run:
     # Touching
 
     async def _plan_again(self) -> list[str]:
-        claim, held = self._session.claim("plan"), tuple(self._session.held.values())
-        first = await self._session.backend.plan(claim, held, until=self._session.deadline())
-        again = await self._session.backend.plan(claim, held, until=self._session.deadline())
+        claim = self._session.claim("plan")
+        first = await self._session.backend.plan(claim, until=self._session.deadline())
+        again = await self._session.backend.plan(claim, until=self._session.deadline())
         changed = [
             f"plan changes {change}"
             for one in self._session.observations()
@@ -500,7 +500,7 @@ class _Run:
 
     async def _crash_after_plan(self) -> list[str]:
         claim = self._session.claim("planned")
-        self._session.held[claim.uid] = HeldClaim(claim=await self._session.plan(claim), completed=False)
+        self._session.note(await self._session.plan(claim))
         await self._session.crash()
         await self._session.release(claim, ())
         await self._session.use("after-plan")
@@ -535,11 +535,11 @@ class _Run:
             except DeviceInUse as error:
                 if place == len(usable):
                     raise
-                self._session.held.pop(claim.uid, None)
+                self._session.forget(claim)
                 self._notes.append(f"{error}; the next one is taken")
                 continue
             except InvalidConfig as error:
-                self._session.held.pop(claim.uid, None)
+                self._session.forget(claim)
                 if place < len(usable):
                     continue
                 if self._session.configs or self._session.facts is None or not self._session.facts.config_kinds:
@@ -632,7 +632,7 @@ class _Run:
                 errors.append(error)
 
         for claim in claims:  # the agent plans one after another
-            self._session.held.setdefault(claim.uid, HeldClaim(claim=await self._session.plan(claim), completed=False))
+            self._session.note(await self._session.plan(claim))
         async with anyio.create_task_group() as tasks:
             for claim in claims:
                 tasks.start_soon(hold, claim)

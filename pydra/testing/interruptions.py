@@ -104,7 +104,7 @@ async def _time_cancelled(session: Session, method: Method, call: Awaitable[obje
     try:
         await call
     except BackendTimeout as error:
-        session.note(error)
+        session.note_timeout(error)
         return [f"{method.value} was cancelled, and did not end: {error}"]
     except PydraError:
         pass  # as it should be; that it can be undone is another rule

@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import anyio
-from msgspec.structs import replace
 
 from pydra.backends.child.conformance_main import Observation, Order, drop_order, read_observations, write_order
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendFacts
 from pydra.backends.wire import Method
-from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice, StepStage
+from pydra.claims.steps import StepIndex, changed_nothing, set_stage
 from pydra.devices import Capacity, Device, Quantity
-from pydra.errors import BackendTimeout, BackendUnavailable
+from pydra.errors import BackendTimeout, BackendUnavailable, PydraError
 from pydra.settings import CLAIM_DEADLINE
 
 ABSENT = "pydra-no-such-device"
@@ -43,6 +43,7 @@ class Session:
         self._connect_limit = connect_limit
         self._claims: dict[str, Claim] = {}
         self._planned: dict[str, Claim] = {}
+        self._steps = StepIndex()
         self._timed_out = False
 
     def has(self, method: Method) -> bool:
@@ -78,28 +79,66 @@ class Session:
         self._claims[name] = claim
 
     async def plan(self, claim: Claim) -> Claim:
-        """Return the claim with its plan, if the backend plans; a held claim keeps its plan."""
+        """Return the claim with its plan and its steps, if the backend plans; a held claim keeps them."""
         if not self.has(Method.PLAN):
             return claim
         if claim.uid not in self.held:
-            plan = await self.backend.plan(claim, tuple(self.held.values()), until=self.deadline())
-            self._planned[claim.uid] = replace(claim, plan=plan)
+            self._planned[claim.uid] = self._steps.adopt(await self.backend.plan(claim, until=self.deadline()))
         return self._planned[claim.uid]
 
+    def note(self, claim: Claim, prepared: tuple[PreparedDevice, ...] | None = None) -> None:
+        """Hold the claim as it is now; completed if `prepared` is given."""
+        self._planned[claim.uid] = claim
+        self.held[claim.uid] = HeldClaim(claim=claim, prepared=prepared or (), completed=prepared is not None)
+        self._steps.note(claim.uid, claim.steps)
+        self.backend.note_held(claim.uid, self.held[claim.uid])
+
+    def forget(self, claim: Claim) -> None:
+        """Do not hold the claim any more."""
+        self.held.pop(claim.uid, None)
+        self._steps.note(claim.uid, ())
+        self.backend.note_held(claim.uid, None)
+
     async def hold(self, claim: Claim) -> tuple[PreparedDevice, ...]:
-        """Plan, if it plans, and prepare, as the agent does: what is begun is held from before prepare on."""
+        """Plan, carry out the steps and prepare, as the agent does: what is begun is held from before that on."""
         planned = await self.plan(claim)
-        self.held.setdefault(claim.uid, HeldClaim(claim=planned, completed=False))
+        if claim.uid not in self.held:
+            self.note(planned)
+        for place, step in enumerate(planned.steps):
+            if step.stage is not StepStage.DONE:
+                planned = await self._apply(planned, place)
         prepared = await self.backend.prepare(planned, until=self.deadline())
-        self.held[claim.uid] = HeldClaim(claim=planned, prepared=prepared, completed=True)
+        self.note(planned, prepared)
         return prepared
 
     async def release(self, claim: Claim, prepared: Sequence[PreparedDevice] = ()) -> None:
-        """Unprepare; without `prepared` as if `prepare` had not ended."""
-        others = [one for uid, one in self.held.items() if uid != claim.uid]
+        """Unprepare and undo the steps; without `prepared` as if `prepare` had not ended."""
         planned = self._planned.get(claim.uid, claim)
-        await self.backend.unprepare(planned, prepared, held=others, until=self.deadline())
-        self.held.pop(claim.uid, None)
+        await self.backend.unprepare(planned, prepared, until=self.deadline())
+        for place in reversed(range(len(planned.steps))):
+            step = planned.steps[place]
+            others = self._steps.find(step.key, but=claim.uid)
+            if step.stage is not StepStage.PLANNED and all(one.stage is StepStage.PLANNED for one in others):
+                await self.backend.undo(planned, place, until=self.deadline())
+            planned = set_stage(planned, place, StepStage.PLANNED)
+            self.note(planned)
+        self.forget(claim)
+
+    async def _apply(self, claim: Claim, place: int) -> Claim:
+        """Carry out a step as the agent does."""
+        step = claim.steps[place]
+        done = [one for one in self._steps.find(step.key, but=claim.uid) if one.stage is StepStage.DONE]
+        claim = set_stage(claim, place, StepStage.BEGUN, done[0].result if done else step.result)
+        self.note(claim)
+        try:
+            result = await self.backend.apply(claim, place, until=self.deadline())
+        except PydraError as error:
+            if changed_nothing(error):
+                self.note(set_stage(claim, place, StepStage.PLANNED))
+            raise
+        claim = set_stage(claim, place, StepStage.DONE, result)
+        self.note(claim)
+        return claim
 
     async def use(self, name: str) -> None:
         """Prepare and unprepare a claim of this name for the device."""
@@ -115,8 +154,8 @@ class Session:
         """When a call for a claim must have ended; after one that timed out, the others get no such time again."""
         return anyio.current_time() + (IMPATIENT_DEADLINE if self._timed_out else CLAIM_DEADLINE)
 
-    def note(self, error: Exception) -> None:
-        """Take note of a timeout."""
+    def note_timeout(self, error: Exception) -> None:
+        """Give later calls less time after a timeout."""
         self._timed_out = self._timed_out or isinstance(error, BackendTimeout)
 
     # The process

@@ -140,7 +140,7 @@ async def _connect(backend: Any, arguments: tuple[Any, ...]) -> AsyncIterator[An
             live = await stack.enter_async_context(backend.connect(*arguments))
         except Exception as error:  # the call boundary, for `connect`
             raise DemoError(f"connect failed: {type(error).__name__}: {error}", _format(error)) from error
-        if violations := find_coroutine_violations(live):
+        if violations := find_coroutine_violations(live, backend):
             raise ContractError("connect", violations)
         yield live
 

@@ -14,25 +14,26 @@ import math
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
-from msgspec import Raw
 from msgspec.structs import replace
 
+from pydra.backends.child.claim_values import BackendTypes, HeldClaims
 from pydra.backends.child.logs import running_call
-from pydra.backends.claim_config import ConfigCheck, decode_claim, decode_what_fits
-from pydra.backends.contract import call_deadline, call_status
+from pydra.backends.claim_config import ConfigCheck, decode_claim
+from pydra.backends.contract import HeldCopy, call_deadline, call_status
 from pydra.backends.error_codec import Fault, FaultKind, build_fault
-from pydra.backends.validation import find_answer_type_violations, takes_held
+from pydra.backends.validation import find_answer_type_violations
 from pydra.backends.wire import (
     MAX_NAME,
     Call,
     Cancel,
     Failure,
+    Held,
     Locate,
     Method,
     Reply,
@@ -41,10 +42,9 @@ from pydra.backends.wire import (
     Waiting,
     WireError,
     build_result,
-    parse_held,
 )
-from pydra.claim import Claim, HeldClaim
-from pydra.errors import InvalidConfig
+from pydra.claim import Claim, ClaimStep
+from pydra.errors import ClaimError, InvalidConfig, UndoLater
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,7 +82,7 @@ class CallThreads(ThreadPoolExecutor):
 class _NotStarted(Exception):
     """The call failed before the backend's code ran, because of `cause`."""
 
-    def __init__(self, cause: InvalidConfig) -> None:
+    def __init__(self, cause: ClaimError) -> None:
         self.cause = cause
         super().__init__(str(cause))
 
@@ -97,13 +97,13 @@ class CallServer:
     def __init__(
         self,
         backend: Any,
-        config_types: Mapping[str, type[Any]],
+        types: BackendTypes,
         send: Callable[[ToAgent], None],
         tasks: asyncio.TaskGroup,
         check: ConfigCheck | None = None,
     ) -> None:
         self._backend = backend
-        self._config_types = config_types
+        self._types = types
         self._check = check
         self._send = send
         self._tasks = tasks
@@ -111,8 +111,8 @@ class CallServer:
         self._of_claim: dict[int, str] = {}
         self._threads_of: dict[int, _Threads] = {}
         self._status_of: dict[int, list[str]] = {}
-        self._held: dict[bytes, HeldClaim] = {}
-        self._takes_held = takes_held(backend)
+        self._held = HeldClaims(types)
+        HeldCopy.read = self._held.read
 
     def receive(self, message: ToBackend) -> None:
         """Start, cancel or locate a call."""
@@ -123,6 +123,8 @@ class CallServer:
                 task = self._tasks.create_task(self._serve(message, earlier), name=f"{method.value}#{call_id}")
                 self._running[call_id], self._of_claim[call_id] = task, uid
                 task.add_done_callback(lambda done: self._forget(call_id, done))
+            case Held():
+                self._held.update(message)
             case Cancel(id=call_id) if call_id in self._running:
                 where = self._find_wait(call_id)  # before it is cancelled: afterwards it waits in its cleanup
                 self._running[call_id].cancel()
@@ -180,6 +182,8 @@ class CallServer:
             reached = True
             result = await self._perform(call)
             violations = find_answer_type_violations(call.method, result)
+            if not violations and call.method is Method.PLAN and self._types.steps:
+                result, violations = self._types.describe_plan(result)
             if violations:
                 return _broken(call, violations)
             return self._reply(call, result)
@@ -205,35 +209,36 @@ class CallServer:
             case Call(method=Method.PREPARE, claim=claim) if claim is not None:
                 return await coroutine(self._decode(claim))
             case Call(method=Method.PLAN, claim=claim) if claim is not None:
-                return await coroutine(self._decode(claim), self._decode_changed(call.held))
+                held = tuple([one for one in self._held.read() if one.claim.uid != claim.uid])
+                return await coroutine(self._decode(claim), held)
+            case Call(method=Method.APPLY, claim=claim, step=place) if claim is not None:
+                one = self._decode_step(claim, place)
+                return await coroutine(one.step, one.result, self._decode(claim))
+            case Call(method=Method.UNDO, claim=claim, step=place) if claim is not None:
+                one = self._decode_step(claim, place)
+                return await coroutine(one.step, one.result, self._types.decode_what_fits(claim))
             case Call(method=Method.UNPREPARE, claim=claim) if claim is not None:
-                others = (tuple(map(self._decode_held, call.held)),) if self._takes_held else ()
-                return await coroutine(decode_what_fits(claim, self._config_types), call.prepared, *others)
+                return await coroutine(self._types.decode_what_fits(claim), call.prepared)
             case Call(method=Method.RESTORE):
-                return await coroutine(tuple(map(self._decode_held, call.held)))
+                return await coroutine(self._held.read())
             case Call(method=Method.INHERIT):
                 return await coroutine(call.directory)
             case _:
                 return await coroutine()
 
     def _decode(self, claim: Claim) -> Claim:
-        """Decode the configs. Raises _NotStarted: the claim's author has to change something."""
+        """Decode configs and steps. Raises _NotStarted: the claim's author has to change something."""
         try:
-            return decode_claim(claim, self._config_types, self._check)
+            return self._types.decode_steps(decode_claim(claim, self._types.configs, self._check))
         except InvalidConfig as error:
             raise _NotStarted(error) from error
 
-    def _decode_held(self, content: Raw) -> HeldClaim:
-        held = parse_held(content)
-        return replace(held, claim=decode_what_fits(held.claim, self._config_types))
-
-    def _decode_changed(self, contents: Sequence[Raw]) -> tuple[HeldClaim, ...]:
-        """Decode the claims that the last `plan` was not given: each call has all of them, and few have changed."""
-        known, self._held = self._held, {}
-        for raw in contents:
-            content = bytes(raw)
-            self._held[content] = known.get(content) or self._decode_held(raw)
-        return tuple(self._held.values())
+    def _decode_step(self, claim: Claim, place: int) -> ClaimStep:
+        """Return the step to apply or undo. Raises _NotStarted if it is of a type that this version does not know."""
+        try:
+            return self._types.decode_step(claim.steps[place])
+        except UndoLater as error:
+            raise _NotStarted(error) from error
 
 
 async def _wait_ended(threads: _Threads) -> None:

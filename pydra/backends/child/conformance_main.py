@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextvars import ContextVar
 from enum import Enum
 from types import FrameType
@@ -27,10 +27,10 @@ import msgspec
 from msgspec.structs import replace
 
 from pydra.backends.child.calls import CallServer
+from pydra.backends.child.claim_values import BackendTypes
 from pydra.backends.child.main import main
-from pydra.backends.claim_config import ConfigCheck, ConfigTypes, find_config_problems
-from pydra.backends.wire import Call, Method, ToAgent, ToBackend, build_held
-from pydra.claim import HeldClaim
+from pydra.backends.claim_config import ConfigCheck, find_config_problems
+from pydra.backends.wire import Call, Method, ToAgent, ToBackend
 
 VARIABLE = "PYDRA_OBSERVED"
 BLOCKED_SECONDS = 1.0
@@ -134,16 +134,15 @@ class ObservedCalls(CallServer):
     def __init__(
         self,
         backend: Any,
-        config_types: ConfigTypes,
+        types: BackendTypes,
         send: Callable[[ToAgent], None],
         tasks: asyncio.TaskGroup,
         check: ConfigCheck | None = None,
     ) -> None:
-        super().__init__(backend, config_types, send, tasks, check)
+        super().__init__(backend, types, send, tasks, check)
         self._directory = os.environ[VARIABLE]
         self._watch = _LoopWatch(self._observe)
-        self._given: tuple[msgspec.Raw, ...] = ()
-        for kind, config_type in config_types.items():
+        for kind, config_type in types.configs.items():
             self._observe(_try_config_type(kind, config_type, check))
 
     def receive(self, message: ToBackend) -> None:
@@ -154,6 +153,7 @@ class ObservedCalls(CallServer):
     async def _perform(self, call: Call) -> Any:
         order = self._take_order(call.method)
         changes: list[str] = []
+        given = self._encode_held()
         if call.method is Method.PLAN:
             _changes.set(changes)
         steps = _Steps(super()._perform(call), order)
@@ -161,7 +161,7 @@ class ObservedCalls(CallServer):
             return await steps
         finally:
             _changes.set(None)
-            if call.method is Method.PLAN and build_held(self._held.values()) != self._given:
+            if call.method is Method.PLAN and self._encode_held() != given:
                 changes.append("the held claims that it was given")
             seen = Observation(
                 method=call.method,
@@ -171,10 +171,8 @@ class ObservedCalls(CallServer):
             )
             self._observe(self._count(seen) if order.count else seen)
 
-    def _decode_changed(self, contents: Sequence[msgspec.Raw]) -> tuple[HeldClaim, ...]:
-        held = super()._decode_changed(contents)
-        self._given = build_held(held)
-        return held
+    def _encode_held(self) -> list[bytes]:
+        return [msgspec.msgpack.encode(one) for one in self._held.read()]
 
     def _take_order(self, method: Method) -> Order:
         none = Order(method=method)

@@ -23,6 +23,7 @@ from typing import Any
 
 from pydra.backends.backend_settings import describe_settings, read_settings
 from pydra.backends.child.calls import CallServer, CallThreads
+from pydra.backends.child.claim_values import BackendTypes
 from pydra.backends.child.loading import LoadError, load_object
 from pydra.backends.child.logs import forward_logs
 from pydra.backends.claim_config import ConfigCheck, find_check
@@ -32,10 +33,8 @@ from pydra.backends.validation import (
     find_methods,
     find_object_violations,
     find_settings_type_violations,
-    takes_held,
 )
 from pydra.backends.wire import (
-    MAX_CALL,
     Channel,
     Hello,
     Ping,
@@ -123,7 +122,7 @@ async def _serve(sock: socket.socket, target: str, calls: type[CallServer]) -> N
             sys.stderr.write(f"the agent sent malformed bytes: {error}\n")
         over.set()
 
-    channel = Channel(parse_to_backend, on_message, on_end, limit=MAX_CALL)
+    channel = Channel(parse_to_backend, on_message, on_end)
     await channel.open(sock)
     start = await started
     if start.descriptors is not None:
@@ -131,7 +130,8 @@ async def _serve(sock: socket.socket, target: str, calls: type[CallServer]) -> N
     forward_logs(channel, start.log_level)
     try:
         async with _open_backend(target, start) as (backend, live, settings, check), asyncio.TaskGroup() as tasks:
-            server = calls(live, getattr(backend, "CONFIG_TYPES", {}), channel.send, tasks, check)
+            types = BackendTypes(configs=getattr(backend, "CONFIG_TYPES", {}), steps=getattr(backend, "STEP_TYPES", ()))
+            server = calls(live, types, channel.send, tasks, check)
             channel.send(_hello(backend, live, settings))
             await over.wait()
             server.cancel_all()
@@ -169,7 +169,7 @@ async def _open_backend(
             raise
         except BaseException as error:  # the call boundary, for `connect`
             raise _StartupError(Refusal(fault=build_fault(error), final=False)) from error
-        _raise_violations(find_coroutine_violations(live))
+        _raise_violations(find_coroutine_violations(live, backend))
         yield backend, live, settings, check
 
 
@@ -205,7 +205,6 @@ def _hello(backend: Any, live: Any, settings: tuple[SettingValue, ...]) -> Hello
         reasons=find_custom_reasons(),
         survives_reboot=getattr(backend, "SURVIVES_REBOOT", False),
         deadline=getattr(live, "DEADLINE", 0.0),
-        takes_held=takes_held(live),
         settings=settings,
     )
 

@@ -16,7 +16,7 @@ from pydra.backends.discovery import BackendSource
 from pydra.backends.process import ProcessTimeouts
 from pydra.backends.supervisor import BackendSupervisor, Deadlines, RestartPolicy
 from pydra.backends.supervisor_events import BackendEvent
-from pydra.claim import AllocatedDevice, Claim, HeldClaim, OpaqueConfig, PreparedDevice
+from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
 from pydra.settings import ProcessRights
 
 TROUBLE = Path(__file__).parent / "trouble"
@@ -44,18 +44,17 @@ class Backend(BackendSupervisor):
     async def prepare(self, claim: Claim, *, until: float | None = None) -> tuple[PreparedDevice, ...]:
         return await super().prepare(claim, until=self._default(until))
 
-    async def unprepare(
-        self,
-        claim: Claim,
-        prepared: Sequence[PreparedDevice],
-        *,
-        held: Sequence[HeldClaim] = (),
-        until: float | None = None,
-    ) -> None:
-        await super().unprepare(claim, prepared, held=held, until=self._default(until))
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float | None = None) -> None:
+        await super().unprepare(claim, prepared, until=self._default(until))
 
-    async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float | None = None) -> Any:
-        return await super().plan(claim, held, until=self._default(until))
+    async def plan(self, claim: Claim, *, until: float | None = None) -> Claim:
+        return await super().plan(claim, until=self._default(until))
+
+    async def apply(self, claim: Claim, step: int, *, until: float | None = None) -> Any:
+        return await super().apply(claim, step, until=self._default(until))
+
+    async def undo(self, claim: Claim, step: int, *, until: float | None = None) -> None:
+        await super().undo(claim, step, until=self._default(until))
 
     def _default(self, until: float | None) -> float:
         return anyio.current_time() + self.seconds if until is None else until

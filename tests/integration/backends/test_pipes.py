@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from pydra.backends.process import connect_pipe
+from pydra.backends.process_output import connect_pipe
 
 PIPES = 500
 

@@ -16,7 +16,7 @@ from pydra.backends.process import ProcessTimeouts
 from pydra.backends.supervisor_events import BackendEvent, RestoreFailed
 from pydra.backends.validation import MAX_STATE
 from pydra.claim import HeldClaim, OpaqueConfig
-from pydra.errors import BackendError, BackendUnavailable, ClaimQuarantined, ContractError, InvalidConfig, PydraError
+from pydra.errors import BackendUnavailable, ClaimQuarantined, ContractError, InvalidConfig, PydraError
 from tests.integration.backends.harness import ENVIRON, claim, supervised, until
 
 SOURCE = BackendSource(name="planning", target="planning:")
@@ -48,16 +48,16 @@ def environ(directory: Path) -> dict[str, str]:
 
 async def test_the_plan_is_made_from_what_is_held_and_reaches_prepare_and_unprepare(tmp_path: Path) -> None:
     async with supervised(source=SOURCE, environ=environ(tmp_path)) as backend:
-        backend.restore_from(holding())
+        backend.restore_from(holding(HELD))
         assert (await backend.wait_ready()).survives_reboot
-        plan = await backend.plan(claim("gpu-1"), [HELD])
-        assert plan == {"slot": 5}
-        planned = replace(claim("gpu-1"), plan=plan)
+        planned = await backend.plan(claim("gpu-1"))
+        assert planned.plan == {"slot": 5}
         (prepared,) = await backend.prepare(planned)
-        await backend.unprepare(planned, (prepared,), held=[HELD])
+        await backend.unprepare(planned, (prepared,))
+        backend.note_held("old", None)
         await backend.unprepare(planned, ())
     assert journal(tmp_path) == [
-        "restore []",
+        'restore [["old", false, 0, {"slot": 4}]]',
         'prepare {"slot": 5} true',
         'unprepare {"slot": 5} 1 [{"slot": 4}]',
         'unprepare {"slot": 5} 0 []',
@@ -67,8 +67,8 @@ async def test_the_plan_is_made_from_what_is_held_and_reaches_prepare_and_unprep
 async def test_a_plan_that_is_not_json_breaks_the_contract(tmp_path: Path) -> None:
     async with supervised(source=SOURCE, environ=environ(tmp_path)) as backend:
         backend.restore_from(holding())
-        with pytest.raises(ContractError, match=r"plan: the plan\.a is nan, which JSON does not have"):
-            await backend.plan(claim("unplannable"), ())
+        with pytest.raises(ContractError, match=r"what plan returned\.a is nan, which JSON does not have"):
+            await backend.plan(claim("unplannable"))
 
 
 async def test_each_new_process_is_told_what_is_held_before_any_other_call(tmp_path: Path) -> None:
@@ -97,25 +97,21 @@ async def test_a_held_config_whose_rule_fails_in_any_way_stops_neither_restore_n
     held = HeldClaim(claim=replace(claim("gpu-0", "old", config), plan={"slot": 4}), completed=True)
     async with supervised(source=SOURCE, environ=environ(tmp_path), seconds=5.0) as backend:
         backend.restore_from(holding(held))
-        assert await backend.plan(claim("gpu-1"), [held]) == {"slot": 5}
+        assert (await backend.plan(claim("gpu-1"))).plan == {"slot": 5}
         await backend.unprepare(held.claim, ())
         with pytest.raises(InvalidConfig, match="the backend's own rules fail with KeyError: 'slow'"):
             await backend.prepare(held.claim)
-    assert journal(tmp_path) == ['restore [["old", true, 0, {"slot": 4}]]', 'unprepare {"slot": 4} 0 []']
+    assert journal(tmp_path) == ['restore [["old", true, 0, {"slot": 4}]]', 'unprepare {"slot": 4} 0 [{"slot": 4}]']
 
 
-async def test_the_claims_that_a_node_holds_fit_into_one_call_and_beyond_that_the_error_says_so(tmp_path: Path) -> None:
+async def test_a_backend_hears_of_all_claims_however_large_their_plans_are(tmp_path: Path) -> None:
     notes = "x" * (MAX_STATE - 100)
     largest = [
-        replace(HELD, claim=replace(claim("gpu-0", f"u{n}"), plan={"slot": n, "notes": notes})) for n in range(65)
+        replace(HELD, claim=replace(claim("gpu-0", f"u{n}"), plan={"slot": n, "notes": notes})) for n in range(100)
     ]
     async with supervised(source=SOURCE, environ=environ(tmp_path), timeouts=ProcessTimeouts()) as backend:
         backend.restore_from(holding(*largest))
-        assert await backend.plan(claim("gpu-1"), largest) == {"slot": 65}
-        with pytest.raises(BackendError, match="plan cannot be called: the claims that this node holds") as caught:
-            await backend.plan(claim("gpu-1"), largest * 4)
-        assert caught.value.retryable
-        assert not caught.value.reached_backend
+        assert (await backend.plan(claim("gpu-1"))).plan == {"slot": 100}
 
 
 async def test_a_restore_that_fails_is_reported_and_retried_and_calls_say_why_they_wait(tmp_path: Path) -> None:

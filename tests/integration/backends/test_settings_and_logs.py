@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.process import LINES_AT_ONCE, MAX_UNSOLICITED
+from pydra.backends.process import MAX_UNSOLICITED
+from pydra.backends.process_output import LINES_AT_ONCE
 from pydra.backends.supervisor_events import BackendEvent, BackendRefused, BackendState
 from pydra.claim import OpaqueConfig
 from pydra.errors import ContractError, InvalidConfig, SettingsError

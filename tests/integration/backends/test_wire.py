@@ -10,6 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from pydra.backends.child.calls import CallServer, CallThreads
+from pydra.backends.child.claim_values import BackendTypes
 from pydra.backends.error_codec import FaultKind
 from pydra.backends.wire import (
     FRAMES_PER_PERIOD,
@@ -71,7 +72,7 @@ async def test_of_a_flood_of_messages_a_bounded_number_is_handled_at_once_and_no
 async def test_a_call_that_is_cancelled_before_its_first_step_is_answered() -> None:
     sent: list[ToAgent] = []
     async with asyncio.TaskGroup() as tasks:
-        server = CallServer(Rested(), {}, sent.append, tasks)
+        server = CallServer(Rested(), BackendTypes(configs={}), sent.append, tasks)
         server.receive(Call(id=7, method=Method.DISCOVER))
         server.receive(Cancel(id=7))
     with anyio.fail_after(30):
@@ -108,7 +109,7 @@ async def test_a_claims_next_call_waits_for_the_threads_of_its_cancelled_ones_an
     one, other = (Claim(uid=uid, namespace="ns", name="c", devices=()) for uid in ("one", "other"))
     asyncio.get_running_loop().set_default_executor(CallThreads())
     async with asyncio.TaskGroup() as tasks:
-        server = CallServer(backend, {}, sent.append, tasks)
+        server = CallServer(backend, BackendTypes(configs={}), sent.append, tasks)
         server.receive(Call(id=1, method=Method.PREPARE, claim=one))
         with anyio.fail_after(30):
             while not backend.begun.is_set():

@@ -15,13 +15,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from pydra import Claim, ContainerEdits, Device, HeldClaim, PreparedDevice
+from msgspec.structs import replace
+
+from pydra import Claim, ClaimStep, ContainerEdits, Device, HeldClaim, PreparedDevice, StepStage
 from pydra.backends.supervisor import BackendSupervisor
 from pydra.cdi.metadata_files import MetadataPaths, MetadataStore
 from pydra.cdi.store import CdiStore
 from pydra.checkpoint.instance_lock import InstanceLock
 from pydra.checkpoint.store import RecordStore, UnreadableRecord
 from pydra.claim import ClaimRef
+from pydra.claims.device_index import PublishedPool
 from pydra.claims.gc import GarbageCollector
 from pydra.claims.preparer import ClaimEvent, ClaimPreparer, Deadlines
 from pydra.errors import NotFound, Unavailable
@@ -105,27 +108,73 @@ class Api:
 
 
 class Hardware:
-    """Devices are files with the uids of the claims that use them; with plans, so are slots that `plan` chooses."""
+    """Devices are files with the uids of the claims that use them; with plans, so are slots that `plan` chooses.
 
-    def __init__(self, path: Path, step: Step) -> None:
+    With steps, taking a slot is one, after the mode that all claims need and that the file `mode` stands for.
+    """
+
+    def __init__(self, path: Path, step: Step, *, steps: bool = False) -> None:
         self.path = path
+        self.steps = steps
         self.calls: list[tuple[str, str]] = []
-        self.held: list[str] = []
+        self.held: dict[str, HeldClaim] = {}
+        self.before_step: Callable[[Claim], Awaitable[None]] = _go_on
         self.before_prepare: Callable[[Claim], Awaitable[None]] = _go_on
         self.before_unprepare: Callable[[Claim], Awaitable[None]] = _go_on
         self._step = step
         path.mkdir(parents=True, exist_ok=True)
 
-    async def plan(self, claim: Claim, held: Sequence[HeldClaim], *, until: float) -> Any:
+    def note_held(self, uid: str, held: HeldClaim | None) -> None:
+        if held is not None:
+            self.held[uid] = held
+        else:
+            self.held.pop(uid, None)
+
+    async def plan(self, claim: Claim, *, until: float) -> Claim:
         self.calls.append(("plan", claim.uid))
-        taken = {slot for one in held for slot in (one.plan or {"slots": ()})["slots"]}
+        others = [one for uid, one in self.held.items() if uid != claim.uid]
+        taken = {slot for one in others for slot in (one.plan or {"slots": ()})["slots"]}
         free = (f"slot-{number}" for number in range(100) if f"slot-{number}" not in taken)
-        return {"slots": [next(free) for _ in claim.devices]}
+        slots = [next(free) for _ in claim.devices]
+        mode = ClaimStep(step={"mode": "fast" if self.is_fast() else "slow"}, key="mode", label="mode")
+        takes = [ClaimStep(step={"slot": one}, key=one, label=f"take {one}") for one in slots]
+        return replace(claim, plan={"slots": slots}, steps=(mode, *takes) if self.steps else ())
+
+    def is_fast(self) -> bool:
+        return (self.path / "mode").exists()
+
+    async def apply(self, claim: Claim, place: int, *, until: float) -> Any:
+        self.calls.append(("apply", claim.uid))
+        await self.before_step(claim)
+        step = claim.steps[place].step
+        if "slot" in step:
+            self._step("take slot")
+            self._use(step["slot"], claim.uid, may_share=False)
+        else:
+            self._step("set mode")
+            self._write("mode", ["fast"])
+        self._step("applied")
+        return {"place": place}
+
+    async def undo(self, claim: Claim, place: int, *, until: float) -> None:
+        self.calls.append(("undo", claim.uid))
+        await self.before_step(claim)
+        step = claim.steps[place].step
+        assert claim.steps[place].stage is not StepStage.PLANNED
+        if "slot" in step:
+            self._step("free slot")
+            self._free(step["slot"], claim.uid)
+        elif step["mode"] == "slow":
+            assert not list(self.path.glob("slot-*")), "the mode is undone, and claims need it"
+            self._step("set mode back")
+            (self.path / "mode").unlink(missing_ok=True)
+        self._step("undone")
 
     async def prepare(self, claim: Claim, *, until: float) -> tuple[PreparedDevice, ...]:
         self.calls.append(("prepare", claim.uid))
         await self.before_prepare(claim)
-        for slot in (claim.plan or {}).get("slots", ()):
+        assert self.is_fast() or not self.steps
+        for slot in () if self.steps else (claim.plan or {}).get("slots", ()):
             self._step("take slot")
             self._use(slot, claim.uid, may_share=False)
         for device in claim.devices:
@@ -139,13 +188,11 @@ class Hardware:
     def release(self, uid: str) -> None:
         """Nothing is quarantined here."""
 
-    async def unprepare(
-        self, claim: Claim, prepared: Sequence[PreparedDevice], *, held: Sequence[HeldClaim], until: float
-    ) -> None:
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], *, until: float) -> None:
         self.calls.append(("unprepare", claim.uid))
-        self.held = [one.claim.uid for one in held]
         await self.before_unprepare(claim)
-        for name in (*(device.device for device in claim.devices), *(claim.plan or {}).get("slots", ())):
+        slots = () if self.steps else (claim.plan or {}).get("slots", ())
+        for name in (*(device.device for device in claim.devices), *slots):
             self._step("free device")
             self._free(name, claim.uid)
         self._step("freed")
@@ -205,6 +252,7 @@ class Node:
         step: Step = lambda _: None,
         durable: bool = False,
         plans: bool = False,
+        steps: bool = False,
         metadata: bool = False,
     ) -> None:
         self.root = root
@@ -212,7 +260,8 @@ class Node:
         self.api = Api()
         self.step = step
         self.durable = durable
-        self.plans = plans
+        self.plans = plans or steps
+        self.steps = steps
         self.boot_id = "boot-1"
         self.published: set[str] | None = None
         self.reported: list[ClaimEvent | UnreadableRecord] = []
@@ -257,7 +306,7 @@ class Node:
         metadata = MetadataStore(
             MetadataPaths(driver=DRIVER, plugin_directory=str(self.root), cdi_directory=str(self.root / "cdi"))
         )
-        hardware = Hardware(self.root / "hardware", self.step)
+        hardware = Hardware(self.root / "hardware", self.step, steps=self.steps)
         store.open()
         cdi.open()
         metadata.open()
@@ -268,15 +317,18 @@ class Node:
             store=store,
             backend=cast("BackendSupervisor", hardware),
             plans=self.plans,
-            tells_held=self.plans,
             cdi=cdi,
             metadata=metadata,
             writes_metadata=self.metadata,
             deadlines=Deadlines(prepare=20.0, unprepare=20.0, fetch=10.0),
             report=self.reported.append,
         )
-        if self.published is not None:
-            preparer.set_published({"node-1": {name: Device(name=name) for name in self.published}})
+        published = self.published
+        if published is None and self.plans:  # without counters known, nothing is planned
+            published = {f"gpu-{number}" for number in range(16)}
+        if published is not None:
+            devices = {name: Device(name=name) for name in published}
+            preparer.set_published({POOL: PublishedPool(devices=devices)})
         garbage = GarbageCollector(
             driver=DRIVER,
             boot_id=self.boot_id,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 from msgspec.structs import replace
 
-from pydra import Claim, DeviceInUse, HeldClaim
+from pydra import Claim, DeviceInUse
 from pydra.errors import CheckpointError
 from tests.integration.claims.node import NOTHING, Instance, Node, ref
 from tests.integration.claims.test_preparing import Gate
@@ -101,21 +101,10 @@ async def test_only_one_instance_plans_at_a_time(tmp_path: Path) -> None:
         assert sorted(node.traces()["hardware"])[-8:] == [f"slot-{number}" for number in range(8)]
 
 
-async def test_what_one_instance_prepared_is_told_when_another_undoes_something(tmp_path: Path) -> None:
-    node = Node(tmp_path, plans=True)
-    node.api.allocate("a", "gpu-0")
-    node.api.allocate("b", "gpu-1")
-    async with node.running() as old, node.running() as new:
-        await old.prepare("a")
-        await new.prepare("b")
-        assert await old.unprepare("a") == [None]
-        assert old.hardware.held == ["b"]
-
-
 def _slowly(plan: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    async def slow(claim: Claim, held: object, *, until: float) -> object:
+    async def slow(claim: Claim, *, until: float) -> object:
         await asyncio.sleep(0)
-        answer = await plan(claim, held, until=until)
+        answer = await plan(claim, until=until)
         await asyncio.sleep(0)
         return answer
 
@@ -180,9 +169,9 @@ async def test_a_device_that_another_instance_took_during_a_plan_is_refused(tmp_
         async with node.running() as new:
             plan, gate = new.hardware.plan, Gate()
 
-            async def slow(claim: Claim, held: Sequence[HeldClaim], *, until: float) -> object:
+            async def slow(claim: Claim, *, until: float) -> Claim:
                 await gate(claim)
-                return await plan(claim, held, until=until)
+                return await plan(claim, until=until)
 
             new.hardware.plan = slow  # type: ignore[method-assign]
             planned = new.preparer.prepare(ref("a"))

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from pydra import Claim, ClaimError, ContainerEdits, Device, DeviceInUse, HeldClaim, PreparedDevice, UnknownDevice
+from pydra import Claim, ClaimError, ContainerEdits, Device, DeviceInUse, PreparedDevice, UnknownDevice
 from pydra.checkpoint.store import UnreadableRecord
+from pydra.claims.device_index import PublishedPool
 from pydra.claims.preparer import OperationDone, OperationFailed
 from pydra.errors import (
     BackendTimeout,
@@ -84,7 +86,8 @@ async def test_metadata_waits_for_the_first_report_of_the_devices_and_a_prepared
         for _ in range(100):
             await asyncio.sleep(0)
         assert (agent.hardware.calls, outcome.done()) == ([], False)
-        agent.preparer.set_published({POOL: {"gpu-0": Device(name="gpu-0", attributes={"serial": "s-1"})}})
+        device = Device(name="gpu-0", attributes={"serial": "s-1"})
+        agent.preparer.set_published({POOL: PublishedPool(devices={"gpu-0": device})})
         first = await outcome
     (file,) = (tmp_path / "dra-device-metadata").rglob("metadata.json")
     assert b'"s-1"' in file.read_bytes()
@@ -338,14 +341,14 @@ async def test_a_plan_that_hangs_leaves_time_for_the_plans_that_wait_behind_it(t
     async with node.running() as agent:
         plan = agent.hardware.plan
 
-        async def hang(claim: Claim, held: Sequence[HeldClaim], *, until: float) -> object:
+        async def hang(claim: Claim, *, until: float) -> Claim:
             if claim.uid == "a":
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(until):
                         await asyncio.Event().wait()
             if until <= asyncio.get_running_loop().time():
                 raise BackendTimeout("b", "plan", 1.0)
-            return await plan(claim, held, until=until)
+            return await plan(claim, until=until)
 
         agent.hardware.plan = hang  # type: ignore[method-assign]
         agent.preparer._deadlines = replace(agent.preparer._deadlines, prepare=2.0)
@@ -354,7 +357,7 @@ async def test_a_plan_that_hangs_leaves_time_for_the_plans_that_wait_behind_it(t
         assert isinstance(await behind, tuple)
 
 
-async def _refuse(*_: object, **__: object) -> object:
+async def _refuse(*_: object, **__: object) -> Any:
     raise ClaimError("no room")
 
 
@@ -490,8 +493,8 @@ async def test_a_backend_that_restores_or_plans_hears_of_the_claims_whose_record
         assert [device.device for device in held.claim.devices] == ["gpu-0"]
         seen: list[str] = []
 
-        async def note(claim: Claim, held: Sequence[HeldClaim], *, until: float) -> object:
-            seen.extend(one.claim.uid for one in held)
+        async def note(claim: Claim, *, until: float) -> Claim:
+            seen.extend(agent.hardware.held)
             raise ClaimError("nothing can be decided")
 
         agent.hardware.plan = note  # type: ignore[method-assign]

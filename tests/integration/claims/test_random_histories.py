@@ -73,8 +73,8 @@ events: st.SearchStrategy[Event] = st.one_of(
 class History:
     """A node on which events happen."""
 
-    def __init__(self, root: Path, *, plans: bool, durable: bool) -> None:
-        self.node = Node(root, step=self._step, plans=plans, durable=durable)
+    def __init__(self, root: Path, *, plans: str, durable: bool) -> None:
+        self.node = Node(root, step=self._step, plans=plans == "plan", steps=plans == "steps", durable=durable)
         self._fails_at = self._killed_at = 0
 
     def _step(self, _ref: str) -> None:
@@ -129,9 +129,9 @@ class History:
 
 
 @settings(max_examples=60)
-@given(st.lists(events, max_size=6), st.booleans(), st.booleans())
+@given(st.lists(events, max_size=6), st.sampled_from(["none", "plan", "steps"]), st.booleans())
 def test_whatever_happens_no_device_has_two_owners_and_nothing_is_left(
-    happening: list[Event], plans: bool, durable: bool
+    happening: list[Event], plans: str, durable: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as root:
         asyncio.run(History(Path(root), plans=plans, durable=durable).run(happening))

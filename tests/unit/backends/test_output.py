@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pydra.backends.process import (
+from pydra.backends.process_output import (
     KEPT_OUTPUT,
     LINES_AT_ONCE,
     MAX_LINE,

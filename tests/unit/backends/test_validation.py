@@ -239,8 +239,9 @@ def test_all_violations_are_told_at_once(bad: Any, violations: list[str]) -> Non
 
 
 def test_what_connect_yields_needs_the_coroutines() -> None:
-    assert len(find_coroutine_violations(SimpleNamespace())) == 3
-    assert find_coroutine_violations(backend()) == ()
+    nothing_yet = SimpleNamespace()
+    assert len(find_coroutine_violations(nothing_yet, nothing_yet)) == 3
+    assert find_coroutine_violations(backend(), nothing_yet) == ()
 
 
 def test_the_coroutines_that_are_there_are_the_methods() -> None:

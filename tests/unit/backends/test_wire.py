@@ -65,7 +65,8 @@ TO_BACKEND = [
     Call(id=1, method=Method.DISCOVER),
     Call(id=2, method=Method.PREPARE, claim=CLAIM),
     Call(id=3, method=Method.UNPREPARE, claim=CLAIM, prepared=(PREPARED,)),
-    Call(id=4, method=Method.PLAN, claim=CLAIM, held=build_held([HeldClaim(claim=CLAIM, completed=False)]), until=1.5),
+    Call(id=4, method=Method.PLAN, claim=CLAIM, until=1.5),
+    *build_held({CLAIM.uid: HeldClaim(claim=CLAIM, completed=False)}, ["u-2"], complete=True),
     Cancel(id=2**60),
     Start(backend="sim", prefix="PYDRA_SIM_", settings={"a": [1]}, log_level=10),
     Ping(),
@@ -91,7 +92,9 @@ def take_all(splitter: FrameSplitter, data: bytes) -> list[bytes]:
 messages = st.sampled_from([*TO_BACKEND, *TO_AGENT])
 
 
-@pytest.mark.parametrize("message", TO_BACKEND, ids=lambda message: str(getattr(message, "method", message)))
+@pytest.mark.parametrize(
+    "message", TO_BACKEND, ids=lambda message: str(getattr(message, "method", type(message).__name__))
+)
 def test_what_the_agent_sends_is_what_the_backend_reads(message: ToBackend) -> None:
     assert parse_to_backend(bytes(build_frame(message)[4:])) == message
 
@@ -102,8 +105,9 @@ def test_what_the_backend_sends_is_what_the_agent_reads(message: ToAgent) -> Non
 
 
 def test_held_claims_arrive_as_they_were_sent() -> None:
-    held = (HeldClaim(claim=CLAIM, prepared=(PREPARED,), completed=True), HeldClaim(claim=CLAIM, completed=False))
-    assert tuple(parse_held(bytes(content)) for content in build_held(held)) == held
+    held = HeldClaim(claim=CLAIM, prepared=(PREPARED,), completed=True)
+    (message,) = build_held({CLAIM.uid: held})
+    assert parse_held(bytes(message.claims[CLAIM.uid])) == held
 
 
 def test_a_result_travels_undecoded() -> None:

@@ -92,8 +92,8 @@ def test_a_damaged_record_names_its_claim_and_its_devices() -> None:
 
 def test_a_later_schema_is_told_from_damage() -> None:
     claim = Claim(uid="u", namespace="n", name="c", devices=())
-    record = Record(schema=2, claim=claim, driver="d", stage=Stage.COMPLETED, boot_id="b")
-    with pytest.raises(NewerSchemaError, match="has schema 2 and this version reads up to 1"):
+    record = Record(schema=3, claim=claim, driver="d", stage=Stage.COMPLETED, boot_id="b")
+    with pytest.raises(NewerSchemaError, match="has schema 3 and this version reads up to 2"):
         parse_record(build_record(record))
 
 

@@ -10,6 +10,7 @@ import pytest
 from pydra import AllocatedDevice, AttributeValue, Claim, Device, Version
 from pydra.cdi.metadata_files import MetadataPaths
 from pydra.checkpoint.record import Record, Stage, build_record, parse_record
+from pydra.claims.device_index import PublishedPool
 from pydra.claims.metadata import build_metadata, build_metadata_files
 from pydra.errors import ContractError
 
@@ -25,7 +26,7 @@ def make_record(*, request: str = "gpu", attributes: dict[str, AttributeValue] |
         stage=Stage.COMPLETED,
         boot_id="b",
         prepared=(device.prepared(attributes=attributes or {}),),
-        metadata=build_metadata(claim, {"node-1": {"gpu-0": found}}, pod_claim_name=""),
+        metadata=build_metadata(claim, {"node-1": PublishedPool(devices={"gpu-0": found})}, pod_claim_name=""),
     )
 
 

@@ -58,10 +58,8 @@ async def prepare(claim: pydra.Claim) -> list[pydra.PreparedDevice]:
     return [device.prepared(state=claim.plan) for device in claim.devices]
 
 
-async def unprepare(
-    claim: pydra.Claim, prepared: Sequence[pydra.PreparedDevice], held: Sequence[pydra.HeldClaim]
-) -> None:
-    _note("unprepare", claim.plan, len(prepared), [one.plan for one in held])
+async def unprepare(claim: pydra.Claim, prepared: Sequence[pydra.PreparedDevice]) -> None:
+    _note("unprepare", claim.plan, len(prepared), [one.plan for one in pydra.held_claims()])
 
 
 async def inherit(directory: str) -> pydra.Inheritance:

@@ -1,0 +1,116 @@
+"""Decodes what belongs to claims into the backend's own types: configs, steps, and the claims that the node holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Union
+
+import msgspec
+from msgspec.structs import replace
+
+from pydra.backends.claim_config import ConfigTypes, decode_what_fits
+from pydra.backends.wire import Held, parse_held
+from pydra.claim import Claim, ClaimStep, HeldClaim, Plan
+from pydra.errors import UndoLater
+
+
+class BackendTypes:
+    """A backend's `CONFIG_TYPES` and `STEP_TYPES`, both without violations."""
+
+    def __init__(self, *, configs: ConfigTypes, steps: Sequence[type[Any]] = ()) -> None:
+        self.configs = configs
+        self.steps = tuple(steps)
+        self._step: Any = Union[self.steps] if steps else None  # noqa: UP007 - of types that are known at run time
+
+    def describe_plan(self, answer: Any) -> tuple[Plan | None, tuple[str, ...]]:
+        """Return the plan with a `ClaimStep` for each step, for the agent; and the violations, if any."""
+        if not isinstance(answer, Plan):
+            return None, (f"plan returned a {type(answer).__name__}, not a pydra.Plan, and the backend has STEP_TYPES",)
+        if violations := tuple(self._find_violations(answer)):
+            return None, violations
+        return Plan(steps=tuple(map(_describe_step, answer.steps)), data=answer.data), ()
+
+    def _find_violations(self, plan: Plan) -> Iterator[str]:
+        steps: object = plan.steps
+        if not isinstance(steps, list | tuple):
+            yield f"plan: steps is a {type(steps).__name__}, not a list or tuple"
+            return
+        keys: set[str] = set()
+        for place, step in enumerate(steps):
+            if type(step) not in self.steps:
+                yield f"plan: steps[{place}] is a {type(step).__name__}, which STEP_TYPES does not have"
+                continue
+            one = _describe_step(step)
+            if one.key in keys:
+                yield f"plan: steps[{place}] ({one.label}) has the same key as a step before it"
+            keys.add(one.key)
+            if one.holds is not None and not all(isinstance(name, str) for name in one.holds):
+                yield f"plan: steps[{place}]: holds of a {type(step).__name__} must be names of devices"
+
+    def decode_step(self, one: ClaimStep) -> ClaimStep:
+        """Return the step as a value of its type. Raises UndoLater if no type fits: a later version recorded it."""
+        try:
+            return replace(one, step=msgspec.convert(one.step, self._step))
+        except (msgspec.ValidationError, TypeError) as error:
+            raise UndoLater(
+                f"the step {one.label} cannot be read ({error}): another version of the backend recorded it; install "
+                "that version again, or reboot the node"
+            ) from error
+
+    def decode_steps(self, claim: Claim) -> Claim:
+        """Decode the claim's steps; those that do not decode stay as they are."""
+        return replace(claim, steps=tuple(map(self._decode_if_it_fits, claim.steps))) if claim.steps else claim
+
+    def decode_what_fits(self, claim: Claim) -> Claim:
+        """Decode the configs and steps that still decode: undoing must not fail because of others."""
+        return self.decode_steps(decode_what_fits(claim, self.configs))
+
+    def _decode_if_it_fits(self, one: ClaimStep) -> ClaimStep:
+        try:
+            return self.decode_step(one)
+        except UndoLater:
+            return one
+
+
+def _describe_step(step: Any) -> ClaimStep:
+    tag = str(type(step).__struct_config__.tag)
+    holds = getattr(step, "holds", None)
+    label = str(step) if type(step).__str__ is not object.__str__ else tag  # type: ignore[comparison-overlap]
+    key = getattr(step, "key", None)
+    return ClaimStep(
+        step=step,
+        key=f"{tag}:{_build_key(step) if key is None else key}",
+        label=label,
+        holds=None if holds is None else tuple(holds),
+    )
+
+
+def _build_key(step: Any) -> str:
+    """Return the fields that differ from their defaults, so that a field that a later version adds changes no key."""
+    defaults = {field.encode_name: field.default for field in msgspec.structs.fields(step)}
+    fields = {name: value for name, value in msgspec.to_builtins(step).items() if value != defaults.get(name)}
+    return msgspec.json.encode(fields, order="deterministic").decode()
+
+
+class HeldClaims:
+    """The claims that the node holds, as the agent has told. A claim is decoded when it is read, and then kept."""
+
+    def __init__(self, types: BackendTypes) -> None:
+        self._types = types
+        self._encoded: dict[str, msgspec.Raw] = {}
+        self._decoded: dict[str, HeldClaim] = {}
+
+    def update(self, message: Held) -> None:
+        """Take over what has changed."""
+        gone: Mapping[str, object] = self._encoded.copy() if message.complete else dict.fromkeys(message.ended)
+        for uid in (*gone, *message.claims):
+            self._encoded.pop(uid, None)
+            self._decoded.pop(uid, None)
+        self._encoded.update({uid: raw.copy() for uid, raw in message.claims.items()})
+
+    def read(self) -> tuple[HeldClaim, ...]:
+        """Return all of them, in the order of their uids."""
+        for uid in self._encoded.keys() - self._decoded.keys():
+            held = parse_held(self._encoded[uid])
+            self._decoded[uid] = replace(held, claim=self._types.decode_what_fits(held.claim))
+        return tuple([self._decoded[uid] for uid in sorted(self._encoded)])

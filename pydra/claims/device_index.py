@@ -1,0 +1,213 @@
+"""Tracks which claim holds which device, and how much of the counters and capacities of the node's devices.
+
+The last check against giving one device to two claims. No awaits, so looking up and taking are one step. A lookup takes
+the same time however many claims there are, unless they use the same counters or share a device.
+
+Two claims may hold one device when either has admin access to it, or when each has a share of its own. Claims with
+admin access use no counters and no capacity. Sources: Kubernetes API reference, DeviceRequestAllocationResult
+adminAccess and shareID; KEP-4815 (counters); KEP-5075 (capacity).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import TypeAlias
+
+import msgspec
+
+from pydra.claim import AllocatedDevice, Claim
+from pydra.devices import CounterConsumption, CounterSet, Device
+from pydra.errors import DeviceInUse, TerminalError
+from pydra.quantity import parse_quantity
+
+Consumption: TypeAlias = Mapping[str, tuple[CounterConsumption, ...]]
+"""What the devices of a claim consume, by `POOL/DEVICE`, as far as they consume counters."""
+
+_Counter: TypeAlias = tuple[str, str, str]
+"""Pool, counter set and name of a counter."""
+
+
+class PublishedPool(msgspec.Struct, frozen=True, kw_only=True):
+    """What this node publishes in a pool: devices by name, and the counters that they share."""
+
+    devices: Mapping[str, Device] = {}
+    counter_sets: tuple[CounterSet, ...] = ()
+
+
+Published: TypeAlias = Mapping[str, PublishedPool]
+"""The pools of this node by name."""
+
+
+class Holder(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim that holds devices. `name` is for messages; `left_over` says why a claim that has ended still does."""
+
+    uid: str
+    name: str
+    left_over: str = ""
+
+
+class Use(msgspec.Struct, frozen=True, kw_only=True):
+    """How a claim uses a device."""
+
+    holder: Holder
+    device: AllocatedDevice
+
+    def allows(self, other: AllocatedDevice) -> bool:
+        """Return whether another claim may use the device at the same time."""
+        one = self.device
+        if one.admin_access or other.admin_access:
+            return True
+        return one.share_id is not None and other.share_id is not None and one.share_id != other.share_id
+
+
+def find_consumption(claim: Claim, published: Published) -> Consumption:
+    """Return what the claim's devices consume according to what is published."""
+    found: dict[str, tuple[CounterConsumption, ...]] = {}
+    for device in claim.devices:
+        one = _find_published(device, published)
+        if one is not None and one.consumes_counters and not device.admin_access:
+            found[f"{device.pool}/{device.device}"] = one.consumes_counters
+    return found
+
+
+def may_meet(names: Collection[str], other: Claim, published: Published | None) -> bool:
+    """Return whether the other claim may use what these devices use: one of them, or a counter set of theirs.
+
+    True unless that is certainly not so, since of the other claim's devices not all may be known.
+    """
+    if published is None or not other.devices or any(one.device in names for one in other.devices):
+        return True
+    known = {name: device for pool in published.values() for name, device in pool.devices.items()}
+    theirs = [known.get(one.device) for one in other.devices]
+    mine = [known.get(name) for name in names]
+    if None in theirs or None in mine:
+        return True
+    sets = [{used.counter_set for one in some if one for used in one.consumes_counters} for some in (mine, theirs)]
+    return not sets[0].isdisjoint(sets[1])
+
+
+class DeviceIndex:
+    """Maps devices, by pool and name, and counters to the claims that hold them."""
+
+    def __init__(self) -> None:
+        self._claims: dict[str, tuple[Sequence[AllocatedDevice], Consumption]] = {}
+        self._uses: dict[tuple[str, str], dict[str, list[Use]]] = {}
+        self._counters: dict[_Counter, dict[str, Fraction]] = {}
+        self._holders: dict[str, Holder] = {}
+
+    def hold(self, claim: Claim, consumption: Consumption, *, left_over: str = "") -> None:
+        """Let the claim hold its devices and what they consume, and nothing else."""
+        uid = claim.uid
+        known = self._claims.get(uid)
+        if known is not None:
+            if known == (claim.devices, consumption):
+                return
+            self.release(uid)
+        name = f"{claim.namespace}/{claim.name}" if claim.name else f"with uid {uid}"
+        holder = self._holders[uid] = Holder(uid=uid, name=name, left_over=left_over)
+        self._claims[uid] = claim.devices, consumption
+        for device in claim.devices:
+            use = Use(holder=holder, device=device)
+            self._uses.setdefault((device.pool, device.device), {}).setdefault(uid, []).append(use)
+        for counter, amount in _sum_counters(consumption).items():
+            self._counters.setdefault(counter, {})[uid] = amount
+
+    def release(self, uid: str) -> None:
+        """Release everything that the uid holds."""
+        devices, consumption = self._claims.pop(uid, ((), {}))
+        self._holders.pop(uid, None)
+        for device in devices:
+            uses = self._uses.get((device.pool, device.device), {})
+            uses.pop(uid, None)
+            if not uses:
+                self._uses.pop((device.pool, device.device), None)
+        for counter in _sum_counters(consumption) if consumption else ():
+            amounts = self._counters[counter]
+            amounts.pop(uid, None)
+            if not amounts:
+                del self._counters[counter]
+
+    def find_conflict(self, claim: Claim, published: Published | None = None) -> DeviceInUse | TerminalError | None:
+        """Return the error for the first device of the claim that others hold, or that others leave too little for."""
+        for device in claim.devices:
+            for uid, uses in self._uses.get((device.pool, device.device), {}).items():
+                if uid != claim.uid:
+                    for use in uses:
+                        if not use.allows(device):
+                            return _refuse(device, use.holder)
+        if published is None:
+            return None
+        return self._find_short_capacity(claim, published) or self._find_short_counter(claim, published)
+
+    def _find_short_capacity(self, claim: Claim, published: Published) -> DeviceInUse | None:
+        """Find a device whose other shares leave too little of a capacity for the claim's."""
+        for device in claim.devices:
+            one = _find_published(device, published) if device.consumed_capacity else None
+            if one is None or device.admin_access:
+                continue
+            shares = self._uses.get((device.pool, device.device), {})
+            others = [use for uid, uses in shares.items() if uid != claim.uid for use in uses]
+            mine = [other for other in claim.devices if (other.pool, other.device) == (device.pool, device.device)]
+            for name, amount in device.consumed_capacity.items():
+                total = one.capacity.get(name)
+                users = [use.device for use in others if not use.device.admin_access]
+                used = sum(parse_quantity(other.consumed_capacity.get(name, 0)) for other in (*users, *mine))
+                if others and total is not None and parse_quantity(amount) > 0 and used > parse_quantity(total.value):
+                    return _refuse(device, others[0].holder, f"not enough {name} is left")
+        return None
+
+    def _find_short_counter(self, claim: Claim, published: Published) -> DeviceInUse | TerminalError | None:
+        """Find a counter of which the claim's devices need more than others leave."""
+        consumption = find_consumption(claim, published)
+        if not consumption:
+            return None
+        totals = {
+            (pool, counter_set.name, name): parse_quantity(value)
+            for pool, one in published.items()
+            for counter_set in one.counter_sets
+            for name, value in counter_set.counters.items()
+        }
+        for counter, wanted in _sum_counters(consumption).items():
+            others = {uid: used for uid, used in self._counters.get(counter, {}).items() if uid != claim.uid and used}
+            total = totals.get(counter)
+            if total is None or not wanted or wanted + sum(others.values()) <= total:
+                continue
+            device = next(one for one in claim.devices if counter in _counters_of(one, consumption))
+            if wanted > total:
+                return TerminalError(
+                    f"the devices of the claim need {wanted} of the counter {counter[2]} of {counter[1]}, and there is "
+                    f"{total}: they cannot be used together; ask for one of them"
+                )
+            return _refuse(device, self._holders[min(others)], f"the counter {counter[2]} of {counter[1]} is used up")
+        return None
+
+
+def _refuse(device: AllocatedDevice, holder: Holder, why: str = "") -> DeviceInUse:
+    name = f"{device.device} of pool {device.pool}"
+    return DeviceInUse(name, holder.name, why=why, left_over=holder.left_over, holder_uid=holder.uid)
+
+
+def _find_published(device: AllocatedDevice, published: Published) -> Device | None:
+    pool = published.get(device.pool)
+    return pool.devices.get(device.device) if pool is not None else None
+
+
+def _counters_of(device: AllocatedDevice, consumption: Consumption) -> set[_Counter]:
+    key = f"{device.pool}/{device.device}"
+    return set(_sum_counters({key: consumption[key]})) if key in consumption else set()
+
+
+def _sum_counters(consumption: Consumption) -> Mapping[_Counter, Fraction]:
+    found: dict[_Counter, Fraction] = {}
+    for counter, amount in _list_counters(consumption):
+        found[counter] = found.get(counter, Fraction()) + amount
+    return found
+
+
+def _list_counters(consumption: Consumption) -> Iterator[tuple[_Counter, Fraction]]:
+    for key, consumed in consumption.items():
+        pool = key.rpartition("/")[0]
+        for one in consumed:
+            for name, amount in one.counters.items():
+                yield (pool, one.counter_set, name), parse_quantity(amount)

@@ -1,0 +1,40 @@
+"""Retries to undo what ended claims have left, with backoff."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from pydra.checkpoint.store import RecordStore
+from pydra.claim import ClaimRef
+from pydra.claims.preparer import ClaimPreparer
+
+FIRST_SECONDS = 5.0
+CAP_SECONDS = 300.0
+
+
+async def retry_left_over(preparer: ClaimPreparer, store: RecordStore) -> None:
+    """Try at once, so at each start, and again after growing pauses; never returns.
+
+    What is left over anew is first tried after `FIRST_SECONDS`: it has just failed.
+    """
+    pause = FIRST_SECONDS
+    while True:
+        found = {uid: record.claim for uid, record in store.records.items() if record.left_over}
+        tries = [
+            preparer.reconcile(ClaimRef(uid=uid, namespace=claim.namespace, name=claim.name))
+            for uid, claim in sorted(found.items())
+        ]
+        if tries:
+            await asyncio.wait(tries)
+        preparer.left_over.clear()
+        if any(record.left_over for record in store.records.values()):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await preparer.left_over.wait()  # a new one: the others are tried with it
+                    await asyncio.sleep(FIRST_SECONDS)
+            pause = min(pause * 2, CAP_SECONDS)
+        else:
+            pause = FIRST_SECONDS
+            await preparer.left_over.wait()
+            await asyncio.sleep(FIRST_SECONDS)
