@@ -547,10 +547,15 @@ def _read_stored(path: str, uid: str, set_aside: bool) -> StoredRecord:
 
 def _parse_stored(content: bytes, uid: str) -> Record:
     record = parse_record(content)
-    claim_uid = uid.partition(_LEFT_OVER)[0]
+    claim_uid = find_claim_uid(uid)
     if not CLAIM_UID.fullmatch(claim_uid) or record.claim.uid not in (claim_uid, uid):
         raise CheckpointError(f"the file holds the record of another claim, {record.claim.uid[:64]!r}")
     return record if claim_uid == uid else _name_left_over(record, uid)
+
+
+def find_claim_uid(uid: str) -> str:
+    """Return the uid of the claim that a record is of, which may be a left-over one."""
+    return uid.partition(_LEFT_OVER)[0]
 
 
 def _name_left_over(record: Record, uid: str) -> Record:

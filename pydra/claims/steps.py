@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from pydra.checkpoint.instance_lock import step_offset
 from pydra.checkpoint.record import Record
-from pydra.checkpoint.store import RecordStore
+from pydra.checkpoint.store import RecordStore, find_claim_uid
 from pydra.claim import AllocatedDevice, Claim, ClaimStep, StepStage
 from pydra.errors import CheckpointError, ClaimError, ClaimQuarantined, LeftBehind, PydraError, Unavailable, UndoLater
 
@@ -168,7 +168,9 @@ class StepRunner:
                         f"the record of the claim with uid {unreadable.uid} cannot be read ({unreadable.path}), and it "
                         "may need the same; delete the pods of that claim"
                     )
-            await self._backend.undo(record.claim, place, until=until)
+            # Backends may name what they make by the claim's uid, so they get that also when it is left over.
+            claim = replace(record.claim, uid=find_claim_uid(record.claim.uid))
+            await self._backend.undo(claim, place, until=until)
             _log.info("step %s: undone in %.0f ms", step.label, (self._clock() - began) * 1000)
             return await self._note_undone(record, place)
 

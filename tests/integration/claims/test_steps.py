@@ -1,0 +1,203 @@
+"""Steps of plans: what claims share, what a failure leaves, and what cannot be undone now."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pydra import Claim, ClaimError, DeviceInUse, LeftBehind, UndoLater
+from pydra.claims.left_over import retry_left_over
+from pydra.claims.preparer import StepsLeftOver
+from pydra.errors import BackendDied, CheckpointError
+from tests.integration.claims.node import NOTHING, Instance, Node, ref
+
+
+def two_claims(root: Path) -> Node:
+    """A node whose claims need one mode, and a slot each; slot-0 is the first one's."""
+    node = Node(root, steps=True)
+    node.api.allocate("a", "gpu-0")
+    node.api.allocate("b", "gpu-1")
+    return node
+
+
+def fail(agent: Instance, error: Exception, *, at: str, operation: str) -> Callable[[], None]:
+    """Let the step `at` fail in apply or undo; the result ends that."""
+    original = getattr(agent.hardware, operation)
+
+    async def failing(claim: Claim, place: int, *, until: float) -> object:
+        if claim.steps[place].label == at:
+            raise error
+        return await original(claim, place, until=until)
+
+    setattr(agent.hardware, operation, failing)
+    return lambda: setattr(agent.hardware, operation, original)
+
+
+def stages(node: Node, uid: str) -> dict[str, str]:
+    record = json.loads(node.record_file(uid).read_text())["record"]
+    return {one["label"]: one.get("stage", "planned") for one in record["claim"]["steps"]}
+
+
+async def test_each_result_is_in_the_record_before_the_next_step_begins(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    seen: list[dict[str, str]] = []
+    async with node.running() as agent:
+
+        async def look(claim: Claim) -> None:
+            seen.append(stages(node, "a"))
+
+        agent.hardware.before_step = look
+        assert isinstance((await agent.prepare("a"))[0], tuple)
+    assert seen == [{"mode": "begun", "take slot-0": "planned"}, {"mode": "done", "take slot-0": "begun"}]
+
+
+async def test_a_step_that_two_claims_have_is_undone_with_the_last_of_them(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    async with node.running() as agent:
+        await agent.prepare("a", "b")
+        assert await agent.unprepare("a") == [None]
+        assert agent.hardware.is_fast()
+        assert await agent.unprepare("b") == [None]
+        assert node.traces() == NOTHING
+
+
+async def test_the_last_claim_undoes_a_step_whichever_instance_did_it(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    async with node.running() as old, node.running() as new:
+        await old.prepare("a")
+        await new.prepare("b")
+        assert await old.unprepare("a") == [None]
+        assert new.hardware.is_fast()
+        assert await old.unprepare("b") == [None]
+        assert node.traces() == NOTHING
+
+
+@pytest.mark.parametrize(
+    ("error", "undone"),
+    [
+        pytest.param(ClaimError("no room"), False, id="changed nothing"),
+        pytest.param(LeftBehind("half done"), True, id="left something"),
+        pytest.param(BackendDied("b", "died"), True, id="died"),
+    ],
+)
+async def test_a_step_that_fails_is_undone_if_it_may_have_changed_something(
+    tmp_path: Path, error: Exception, undone: bool
+) -> None:
+    node = two_claims(tmp_path)
+    async with node.running() as agent:
+        fail(agent, error, at="take slot-0", operation="apply")
+        assert await agent.prepare("a") == [error]
+        await agent.preparer.wait_idle()
+        assert agent.hardware.calls.count(("undo", "a")) == 1 + undone
+        assert node.traces() == NOTHING
+
+
+async def test_what_cannot_be_undone_now_lets_the_pod_end_and_is_undone_later(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    async with node.running() as agent:
+        await agent.prepare("a")
+        mend = fail(agent, UndoLater("the GPU is lost"), at="take slot-0", operation="undo")
+        assert await agent.unprepare("a") == [None]
+        assert node.traces()["records"] == ["a.left-1.undo"]
+        assert [one for one in node.reported if isinstance(one, StepsLeftOver)]
+        node.api.allocate("c", "gpu-0")
+        (refused,) = await agent.prepare("c")
+        assert isinstance(refused, DeviceInUse)
+        assert "that claim has ended, and what was done for it cannot be undone yet: step take slot-0" in str(refused)
+        mend()
+    async with node.running() as agent:
+        retrying = asyncio.create_task(retry_left_over(agent.preparer, agent.store))
+        while agent.store.records:
+            await asyncio.sleep(0)
+        retrying.cancel()
+        assert node.traces() == NOTHING
+
+
+async def test_a_claim_for_a_device_that_is_left_over_has_it_undone_first(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    async with node.running() as agent:
+        await agent.prepare("a")
+        mend = fail(agent, UndoLater("the GPU is lost"), at="take slot-0", operation="undo")
+        await agent.unprepare("a")
+        mend()
+        assert isinstance((await agent.prepare("a"))[0], tuple)
+        assert node.traces()["records"] == ["a.json"]
+        assert await agent.unprepare("a") == [None]
+        assert node.traces() == NOTHING
+
+
+async def test_a_claim_takes_over_a_step_that_is_left_over_with_the_state_before(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    async with node.running() as agent:
+        await agent.prepare("a")
+        mend = fail(agent, UndoLater("in maintenance"), at="mode", operation="undo")
+        await agent.unprepare("a")
+        mend()
+        assert isinstance((await agent.prepare("b"))[0], tuple)
+        await agent.preparer.reconcile(ref("a.left-1"))
+        assert agent.hardware.is_fast()
+        assert await agent.unprepare("b") == [None]
+        assert node.traces() == NOTHING
+
+
+async def test_a_full_disk_does_not_keep_a_claim_with_steps_from_ending(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    async with node.running() as agent:
+        await agent.prepare("a", "b")
+        full = OSError(28, "No space left on device")
+
+        def refuse(effect: str) -> None:
+            if effect == "records: create":
+                raise full
+
+        node.step = refuse
+        assert await agent.unprepare("a", "b") == [None, None]
+        assert node.traces() == NOTHING
+        node.step = lambda _: None
+
+
+async def test_a_step_that_a_claim_with_an_unreadable_record_may_need_stays(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    async with node.running() as agent:
+        await agent.prepare("a", "b")
+    record = node.record_file("b")
+    record.write_bytes(
+        record.read_bytes().replace(b'"pool":"node-1","device":"gpu-1"', b'"pool":"node-1","device":"gpu-0"')
+    )
+    async with node.running() as agent:
+        assert await agent.unprepare("a") == [None]
+        assert agent.hardware.is_fast()
+        assert node.traces()["records"] == ["a.left-1.undo"]
+        assert await agent.unprepare("b") == [None]
+        (node.root / "hardware" / "slot-1").unlink()  # what was done for it is not known
+        await agent.preparer.reconcile(ref("a.left-1"))
+        assert [name for name in node.traces()["records"] if "left" in name] == []
+
+
+async def test_records_with_steps_have_a_schema_that_older_versions_leave_alone(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    async with node.running() as agent:
+        await agent.prepare("a")
+    assert json.loads(node.record_file("a").read_text())["record"]["schema"] == 2
+
+
+async def test_the_disk_fails_between_a_step_and_its_result(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    writes = 0
+
+    def break_third(effect: str) -> None:
+        nonlocal writes
+        writes += effect == "records: create"
+        if effect == "records: create" and writes == 3:
+            raise OSError(5, "Input/output error")
+
+    async with node.running() as agent:
+        node.step = break_third
+        (outcome,) = await agent.prepare("a")
+        assert isinstance(outcome, CheckpointError)
+        await agent.preparer.wait_idle()
+        assert node.traces() == NOTHING
