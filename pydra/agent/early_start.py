@@ -16,7 +16,8 @@ import anyio
 
 from pydra.backends.discovery import BackendSource, find_backend
 from pydra.backends.process_rights import build_environ
-from pydra.backends.supervisor import BackendSupervisor, Deadlines
+from pydra.backends.restarts import Deadlines
+from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendEvent
 from pydra.errors import SettingsError
 from pydra.observability.logging import configure_logs, log_loop_problem

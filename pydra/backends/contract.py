@@ -54,10 +54,18 @@ def time_left() -> float:
     return max(0.0, call_deadline.get() - time.monotonic())
 
 
+def _read_nothing() -> tuple[HeldClaim, ...]:
+    return ()
+
+
 class HeldCopy:
     """The copy of the held claims in the backend's process, which sets `read`."""
 
-    read: Callable[[], tuple[HeldClaim, ...]] = staticmethod(tuple)
+    def __init__(self) -> None:
+        self.read: Callable[[], tuple[HeldClaim, ...]] = _read_nothing
+
+
+held_copy = HeldCopy()
 
 
 def held_claims() -> tuple[HeldClaim, ...]:
@@ -66,7 +74,7 @@ def held_claims() -> tuple[HeldClaim, ...]:
     Never older than the running call, and kept up to date between calls, for backends with `plan` or `restore`; empty
     for others. Do not change these objects.
     """
-    return HeldCopy.read()
+    return held_copy.read()
 
 
 call_status: ContextVar[list[str] | None] = ContextVar("pydra_call_status", default=None)

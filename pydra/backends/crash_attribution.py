@@ -15,9 +15,9 @@ from enum import Enum
 
 import msgspec
 
-from pydra.backends.wire import Method
+from pydra.backends.wire import Call, Method
 from pydra.claim import Claim
-from pydra.errors import format_seconds
+from pydra.errors import BackendDied, BackendError, BackendTimeout, ContractError, format_seconds
 
 MAX_CLAIMS = 1024
 """Claims whose crashes are remembered; the oldest are forgotten first."""
@@ -374,3 +374,22 @@ def _list_quarantined(crashes: _Crashes) -> list[Quarantined]:
         )
         for device in claim.devices
     ]
+
+
+def build_failure(name: str, call: Call, one: CallInFlight, cause: Cause, diagnosis: Diagnosis) -> BackendError:
+    """Return the error of the call at fault."""
+    match cause:
+        case Cause.GARBLED:
+            return ContractError(name, [f"{call}: {diagnosis.describe_for(one)}"])
+        case Cause.STUCK_CALL | Cause.STUCK_LOOP:
+            seconds = min(round(one.elapsed, 1), one.deadline)
+            return BackendTimeout(name, str(call), seconds, where=diagnosis.place)
+        case _:
+            return BackendDied(name, diagnosis.describe_for(one))
+
+
+def name_ending(ending: Ending) -> str:
+    """Return what the metric of ended processes calls it."""
+    if ending.cause is Cause.DIED and ending.status is not None:
+        return f"exit {ending.status}"
+    return ending.cause.value

@@ -6,7 +6,6 @@ and errors that the backend raised arrive as pydra's own. Supervisors share noth
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import time
@@ -21,18 +20,21 @@ import msgspec
 
 from pydra.backends.crash_attribution import (
     CallInFlight,
-    Cause,
     CrashAttribution,
     Diagnosis,
     Ending,
     Involvement,
     Quarantined,
+    build_failure,
     diagnose,
+    name_ending,
 )
 from pydra.backends.discovery import BackendSource, refresh_source
 from pydra.backends.error_codec import FaultKind, parse_fault
+from pydra.backends.held_updates import HeldUpdates
 from pydra.backends.process import BackendProcess, Outcome, ProcessTimeouts
 from pydra.backends.process_rights import CHILD
+from pydra.backends.restarts import Deadlines, RestartPolicy
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,
@@ -58,11 +60,10 @@ from pydra.backends.validation import (
     find_value_violations,
     sort_prepared,
 )
-from pydra.backends.wire import Call, Failure, Hello, Method, Refusal, Reply, build_held
+from pydra.backends.wire import Call, Failure, Hello, Method, Refusal, Reply
 from pydra.claim import Claim, ClaimStep, HeldClaim, Inheritance, PreparedDevice
 from pydra.devices import Inventory, Sample
 from pydra.errors import (
-    BackendDied,
     BackendError,
     BackendTimeout,
     BackendUnavailable,
@@ -89,36 +90,6 @@ _log = logging.getLogger(__name__)
 _HINT_PAUSE_SECONDS = 0.1
 _HINT_RETRY_CAP_SECONDS = 60.0
 _RESTORE_RETRY_CAP_SECONDS = 30.0
-
-
-class Deadlines(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a call may take in seconds, waiting for a restart included; `connect` from spawning to the first call.
-
-    Calls for claims are not listed: their callers set the deadline. `restore` and `inherit` have that of `discover`.
-    """
-
-    connect: float
-    discover: float
-    measure: float = 10.0
-
-
-class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """When a process that ended is replaced: `first`, doubled each time up to `cap`, `first` again after `healthy`.
-
-    `crashes` is how often a claim may crash its backend's process before it is quarantined. No process is started while
-    `unkillable` of them cannot be killed; every `unkillable_look` seconds the supervisor looks whether one has ended.
-    """
-
-    first: float = 0.2
-    cap: float = 30.0
-    healthy: float = 60.0
-    crashes: int = 2
-    unkillable: int = 3
-    unkillable_look: float = 5.0
-
-    def delay(self, failures: int) -> float:
-        """Return the seconds before the start that follows `failures` ends in a row (at least 1)."""
-        return min(self.cap, self.first * 2.0 ** min(failures - 1, 30))
 
 
 def ignore_event(event: BackendEvent) -> None:
@@ -174,8 +145,7 @@ class BackendSupervisor:
         self._starts = 0
         self._endings: Counter[str] = Counter()
         self._held: HeldClaims | None = None
-        self._held_claims: dict[str, HeldClaim] = {}
-        self._unsent: set[str] = set()  # uids whose claims the process does not have as they are
+        self._updates = HeldUpdates(self._find_told)
         self._changed = anyio.Event()
         self._hinted = anyio.Event()
         self._hint_taken = anyio.Event()
@@ -211,18 +181,7 @@ class BackendSupervisor:
 
     def note_held(self, uid: str, held: HeldClaim | None) -> None:
         """Note that the node holds the claim like this from now on, or does not hold it any more."""
-        if held is not None:
-            self._held_claims[uid] = held
-        else:
-            self._held_claims.pop(uid, None)
-        if not self._unsent:
-            asyncio.get_running_loop().call_soon(self._push_held)
-        self._unsent.add(uid)
-
-    def _push_held(self) -> None:
-        """Send what has changed although there is no call: a backend's own tasks may read it."""
-        if self._process is not None and self._process.open and self._process.restored:
-            self._send_held(self._process)
+        self._updates.note(uid, held)
 
     def restore_from(self, held: HeldClaims) -> None:
         """Set the source of the held claims for `restore`: entered for each new process, left when `restore` has ended.
@@ -357,8 +316,8 @@ class BackendSupervisor:
                 if process is None or not process.open or not process.restored or attribution.suspects:
                     process = await self._wait_admission(call, reached=reached)
                 reached = True
-                if self._unsent:
-                    self._send_held(process)
+                if self._updates.unsent:
+                    self._updates.send(process)
                 outcome = await process.call(call, deadline=deadline)
                 if isinstance(outcome, Reply):
                     if attribution.remembers:
@@ -377,15 +336,6 @@ class BackendSupervisor:
             if attribution.suspects:  # the next one may start once no other call is in flight
                 attribution.forget_call(call.id)
                 self._note_change()
-
-    def _send_held(self, process: BackendProcess, *, complete: bool = False) -> None:
-        """Send what has changed of the held claims, before the call that may read them."""
-        unsent, self._unsent = self._unsent, set()
-        if (not unsent and not complete) or self._facts is None or not self._facts.reads_held:
-            return
-        claims = {uid: self._held_claims[uid] for uid in sorted(unsent) if uid in self._held_claims}
-        for message in build_held(claims, sorted(unsent - claims.keys()), complete=complete):
-            process.tell(message)
 
     def _refuse_quarantined(self, call: Call) -> None:
         quarantined = self._attribution.begin(call.id, call.claim, call.method) if call.claim is not None else None
@@ -552,7 +502,7 @@ class BackendSupervisor:
             process.kill()
             return
         self._facts = facts
-        self._unsent = set(self._held_claims)
+        self._updates.begin(wanted=facts.reads_held)
         process.restored = Method.RESTORE not in hello.methods
         self._cause = ""
         self._move(BackendState.READY, "" if process.restored else "has not yet been told what this node holds")
@@ -568,7 +518,7 @@ class BackendSupervisor:
     def _conclude_calls(self, process: BackendProcess, ending: Ending) -> BackendEnded:
         """Conclude every call that was in flight, by its involvement in the end."""
         diagnosis = diagnose(ending)
-        self._endings[diagnosis.signal or _label(ending)] += 1
+        self._endings[diagnosis.signal or name_ending(ending)] += 1
         involvements = self._attribution.note_end(ending)
         waiting = process.calls()
         for one in waiting:
@@ -591,7 +541,7 @@ class BackendSupervisor:
             _log.error("%s", error)
             self._report(QuarantineBegan(backend=self._name, claim=call.claim, method=call.method, message=str(error)))
             return error
-        failure = _build_failure(self._name, call, one, ending.cause, diagnosis)
+        failure = build_failure(self._name, call, one, ending.cause, diagnosis)
         failure.details, failure.logged = diagnosis.report, True
         return failure
 
@@ -646,6 +596,11 @@ class BackendSupervisor:
 
     # Held claims
 
+    def _find_told(self) -> BackendProcess | None:
+        """Return the process if it has been told what the node holds."""
+        process = self._process
+        return process if process is not None and process.open and process.restored else None
+
     async def _keep_restoring(self) -> None:
         """Pass the held claims to each new process, before any other call."""
         failures = 0
@@ -669,10 +624,8 @@ class BackendSupervisor:
     async def _restore(self, process: BackendProcess, held: Sequence[HeldClaim]) -> None:
         seconds = self._deadlines.discover
         call = self._new_call(Method.RESTORE, seconds)
-        self._held_claims = {one.claim.uid: one for one in held}
-        self._unsent = set(self._held_claims)
+        self._updates.send_all(process, held)
         try:
-            self._send_held(process, complete=True)
             match await process.call(call, deadline=seconds):
                 case Reply():
                     process.restored = True
@@ -740,20 +693,3 @@ class BackendSupervisor:
         self._hinted.set()
         await self._hint_taken.wait()
         await anyio.sleep(_HINT_PAUSE_SECONDS)
-
-
-def _build_failure(name: str, call: Call, one: CallInFlight, cause: Cause, diagnosis: Diagnosis) -> BackendError:
-    match cause:
-        case Cause.GARBLED:
-            return ContractError(name, [f"{call}: {diagnosis.describe_for(one)}"])
-        case Cause.STUCK_CALL | Cause.STUCK_LOOP:
-            seconds = min(round(one.elapsed, 1), one.deadline)
-            return BackendTimeout(name, str(call), seconds, where=diagnosis.place)
-        case _:
-            return BackendDied(name, diagnosis.describe_for(one))
-
-
-def _label(ending: Ending) -> str:
-    if ending.cause is Cause.DIED and ending.status is not None:
-        return f"exit {ending.status}"
-    return ending.cause.value

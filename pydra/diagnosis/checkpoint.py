@@ -38,7 +38,9 @@ class ClaimRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stage(self) -> str:
-        """`started`, `completed`, or `unreadable`."""
+        """`started`, `completed`, `left over` (the claim has ended), or `unreadable`."""
+        if self.stored.record is not None and self.stored.record.left_over:
+            return "left over"
         return self.stored.record.stage.value if self.stored.record is not None else "unreadable"
 
 
@@ -72,6 +74,21 @@ def read_records(settings: Settings, *, driver: str = "") -> tuple[ClaimRecord, 
         for name, path, durable in _find_directories(settings, driver)
         for stored in list_stored(path)
     )
+
+
+def judge_left_over(settings: Settings) -> Iterator[Finding]:
+    """Yield what claims that have ended have left, and why that is not undone yet. Blocks; raises as `read_records`."""
+    for one in read_records(settings):
+        record = one.stored.record
+        if record is not None and record.left_over:
+            devices = ", ".join(device.device for device in record.claim.devices) or "no device"
+            yield Finding(
+                subject="left over",
+                level=Level.PROBLEM,
+                found=f"{record.claim.namespace}/{record.claim.name} of driver {one.driver} has ended and still holds "
+                f"{devices}: {record.left_over}",
+                advice="the agent tries again; repair or reset the hardware, or reboot the node",
+            )
 
 
 def choose_records(records: tuple[ClaimRecord, ...], claim: str) -> tuple[ClaimRecord, ...]:

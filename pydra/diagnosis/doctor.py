@@ -12,7 +12,7 @@ import msgspec
 from pydra.agent.main import REQUESTS
 from pydra.devices import CounterConsumption, CounterSet, Device, Pool, Taint, TaintEffect
 from pydra.diagnosis.agent_state import AgentState, judge_agent, read_agent
-from pydra.diagnosis.checkpoint import find_drivers
+from pydra.diagnosis.checkpoint import find_drivers, judge_left_over
 from pydra.diagnosis.cluster_reader import open_cluster
 from pydra.diagnosis.findings import Finding, Level
 from pydra.diagnosis.node_paths import judge_places, judge_runtime
@@ -90,7 +90,14 @@ def _judge_places(settings: Settings, agent: AgentState) -> Sequence[Finding]:
     except PydraError as error:
         denied = Finding(subject="records", level=Level.UNKNOWN, found=str(error), advice="run it as root")
         return (denied, *judge_places(settings, agent.drivers))
-    return tuple(judge_places(settings, drivers))
+    return (*judge_places(settings, drivers), *_judge_left_over(settings))
+
+
+def _judge_left_over(settings: Settings) -> Sequence[Finding]:
+    try:
+        return tuple(judge_left_over(settings))
+    except PydraError as error:
+        return (Finding(subject="left over", level=Level.UNKNOWN, found=str(error)),)
 
 
 # The API server

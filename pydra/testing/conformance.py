@@ -22,7 +22,8 @@ from pydra.backends.child.conformance_main import VARIABLE
 from pydra.backends.discovery import BackendSource, choose_backend, extend_module_path, find_backend, variable_prefix
 from pydra.backends.error_codec import MAX_REASON, is_reason
 from pydra.backends.process import ProcessTimeouts
-from pydra.backends.supervisor import BackendSupervisor, Deadlines, RestartPolicy
+from pydra.backends.restarts import Deadlines, RestartPolicy
+from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import (
     BackendEnded,
     BackendEvent,
@@ -655,7 +656,8 @@ class _Run:
 
     async def _cancel(self) -> list[str]:
         problems, self._late = await cancel_everywhere(self._session, self._timeouts.cancel_timeout)
-        waits = {method: self._session.waits(method) for method in (Method.PREPARE, Method.UNPREPARE)}
+        called = (Method.APPLY, Method.PREPARE, Method.UNPREPARE, Method.UNDO)
+        waits = {method: self._session.waits(method) for method in called if self._session.has(method)}
         self._found = ", ".join(f"{method.value} waits {count} times" for method, count in waits.items())
         return problems
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import pairwise
 
 import anyio
@@ -27,18 +27,33 @@ def choose_points(waits: int, limit: int = POINTS) -> list[int]:
     return [1 + place * (waits - 1) // (limit - 1) for place in range(limit)]
 
 
+def list_orders(session: Session, interruption: Interruption, *methods: Method) -> Iterator[tuple[Order, str]]:
+    """Yield the orders that interrupt these coroutines, each with words that say where.
+
+    `apply` and `undo` are interrupted in each step of a plan, and killed before it too.
+    """
+    for method in methods:
+        is_step = method in (Method.APPLY, Method.UNDO)
+        waits = session.waits(method)
+        before = [0] if is_step and interruption is Interruption.KILL else []
+        for skip in range(session.steps if is_step else 1):
+            for at in [*before, *choose_points(waits)]:
+                where = f"{method.value}" + (f" of step {skip + 1} of {session.steps}" if is_step else "")
+                where = f"at wait {at} of {waits} in {where}" if at else f"before {where}"
+                yield Order(method=method, interruption=interruption, at=at, skip=skip), where
+
+
 async def crash_in_prepare(session: Session) -> list[str]:
-    """Kill the process at the waits of prepare, and after its end; nothing of it is remembered then."""
+    """Kill the process in each step and at the waits of prepare, and after its end; nothing is remembered then."""
     problems = []
-    waits = session.waits(Method.PREPARE)
-    for at in choose_points(waits):
-        claim = session.claim(f"crash-{at}")
-        with session.ordered(Order(method=Method.PREPARE, interruption=Interruption.KILL, at=at)):
+    for number, (order, where) in enumerate(list_orders(session, Interruption.KILL, Method.APPLY, Method.PREPARE)):
+        claim = session.claim(f"crash-{number}")
+        with session.ordered(order):
             try:
                 prepared = await session.hold(claim)
             except BackendDied:
                 prepared = ()
-        problems += await _try(f"after a crash at wait {at} of {waits} in prepare", session.release(claim, prepared))
+        problems += await _try(f"after a crash {where}", session.release(claim, prepared))
     claim = session.claim("two")
     await session.hold(claim)
     await session.crash()
@@ -47,18 +62,16 @@ async def crash_in_prepare(session: Session) -> list[str]:
 
 
 async def crash_in_unprepare(session: Session) -> list[str]:
-    """Kill the process at the waits of unprepare, which is called again."""
+    """Kill the process at the waits of unprepare and in the undoing of each step; both are called again."""
     problems = []
-    waits = session.waits(Method.UNPREPARE)
-    for at in choose_points(waits):
-        claim = session.claim(f"undo-{at}")
+    for number, (order, where) in enumerate(list_orders(session, Interruption.KILL, Method.UNPREPARE, Method.UNDO)):
+        claim = session.claim(f"undo-{number}")
         prepared = await session.hold(claim)
-        with session.ordered(Order(method=Method.UNPREPARE, interruption=Interruption.KILL, at=at)):
+        with session.ordered(order):
             try:
                 await session.release(claim, prepared)
             except BackendDied:
-                where = f"after a crash at wait {at} of {waits} in unprepare"
-                problems += await _try(where, session.release(claim, prepared))
+                problems += await _try(f"after a crash {where}", session.release(claim, prepared))
     return problems or await _try("the next claim, after crashes", session.use("after-undo"))
 
 
@@ -77,24 +90,24 @@ async def crash_in_restore(session: Session) -> list[str]:
 
 
 async def cancel_everywhere(session: Session, limit: float) -> tuple[list[str], list[str]]:
-    """Cancel prepare and unprepare at their waits.
+    """Cancel prepare and unprepare, and the steps, at their waits.
 
     Return what could not be undone afterwards, and what went on for longer than `limit` seconds.
     """
     problems, late = [], []
-    for at in choose_points(session.waits(Method.PREPARE)):
-        claim = session.claim(f"cancel-{at}")
-        with session.ordered(Order(method=Method.PREPARE, interruption=Interruption.CANCEL, at=at)):
-            late += await _time_cancelled(session, Method.PREPARE, session.hold(claim), limit)
+    for number, (order, where) in enumerate(list_orders(session, Interruption.CANCEL, Method.APPLY, Method.PREPARE)):
+        claim = session.claim(f"cancel-{number}")
+        with session.ordered(order):
+            late += await _time_cancelled(session, order.method, session.hold(claim), limit)
         held = session.held.get(claim.uid)
         undo = session.release(claim, held.prepared if held is not None else ())
-        problems += await _try(f"after prepare was cancelled at wait {at}", undo)
-    for at in choose_points(session.waits(Method.UNPREPARE)):
-        claim = session.claim(f"stay-{at}")
+        problems += await _try(f"after a call was cancelled {where}", undo)
+    for number, (order, where) in enumerate(list_orders(session, Interruption.CANCEL, Method.UNPREPARE, Method.UNDO)):
+        claim = session.claim(f"stay-{number}")
         prepared = await session.hold(claim)
-        with session.ordered(Order(method=Method.UNPREPARE, interruption=Interruption.CANCEL, at=at)):
-            late += await _time_cancelled(session, Method.UNPREPARE, session.release(claim, prepared), limit)
-        problems += await _try(f"after unprepare was cancelled at wait {at}", session.release(claim, prepared))
+        with session.ordered(order):
+            late += await _time_cancelled(session, order.method, session.release(claim, prepared), limit)
+        problems += await _try(f"after a call was cancelled {where}", session.release(claim, prepared))
     return problems or await _try("the next claim, after calls were cancelled", session.use("after-cancel")), late
 
 

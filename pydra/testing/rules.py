@@ -101,12 +101,12 @@ class Rule(Enum):
     UNPREPARE_AGAIN = "unprepare-again", "unprepare again succeeds", "the kubelet repeats calls"
     UNPREPARE_AFTER_CRASH = (
         "unprepare-after-crash",
-        "unprepare succeeds after a crash anywhere in prepare, with nothing remembered",
+        "unprepare succeeds after a crash anywhere in prepare or in a step, with nothing remembered",
         "the agent undoes a prepare that did not end, and then another claim gets the device",
     )
     UNPREPARE_CRASH = (
         "unprepare-crash",
-        "unprepare succeeds after a crash anywhere in unprepare",
+        "unprepare succeeds after a crash anywhere in unprepare or undo",
         "the agent calls it again until it has ended",
     )
     TOGETHER = (
@@ -121,7 +121,7 @@ class Rule(Enum):
     )
     CANCEL = (
         "cancel",
-        "prepare and unprepare can be cancelled anywhere, and undone",
+        "prepare, unprepare and steps can be cancelled anywhere, and undone",
         "calls are cancelled at their deadline",
     )
     DEADLINE = (

@@ -44,6 +44,8 @@ class Session:
         self._claims: dict[str, Claim] = {}
         self._planned: dict[str, Claim] = {}
         self._steps = StepIndex()
+        self.steps = 0
+        """How many steps the longest plan so far has."""
         self._timed_out = False
 
     def has(self, method: Method) -> bool:
@@ -84,6 +86,7 @@ class Session:
             return claim
         if claim.uid not in self.held:
             self._planned[claim.uid] = self._steps.adopt(await self.backend.plan(claim, until=self.deadline()))
+            self.steps = max(self.steps, len(self._planned[claim.uid].steps))
         return self._planned[claim.uid]
 
     def note(self, claim: Claim, prepared: tuple[PreparedDevice, ...] | None = None) -> None:

@@ -20,6 +20,7 @@ import anyio
 from msgspec.structs import replace
 
 from pydra.backends.backend_settings import read_settings
+from pydra.backends.child.claim_values import BackendTypes
 from pydra.backends.child.loading import LoadError, load_object
 from pydra.backends.claim_config import ConfigCheck, decode_claim, find_check
 from pydra.backends.discovery import find_backend, is_target, locate_file, variable_prefix
@@ -31,8 +32,9 @@ from pydra.backends.validation import (
 )
 from pydra.backends.wire import Method
 from pydra.cdi.spec import ClaimSpec, build_spec
-from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice
+from pydra.claim import Claim, ClaimRef, HeldClaim, PreparedDevice, StepStage
 from pydra.claims.allocation import base_request, parse_allocation
+from pydra.claims.steps import set_stage
 from pydra.device_health import HealthPolicy, Snapshot, build_pool, observe
 from pydra.devices import Inventory
 from pydra.errors import BackendError, ContractError, PydraError, SettingsError
@@ -166,7 +168,8 @@ class Session:
         self._backend = backend
         self._live = live
         self._check = check
-        self._types = getattr(backend, "CONFIG_TYPES", {})
+        configs, steps = getattr(backend, "CONFIG_TYPES", {}), getattr(backend, "STEP_TYPES", ())
+        self._types = BackendTypes(configs=configs, steps=steps)
         self._held: list[HeldClaim] = []
 
     async def run(self) -> None:
@@ -184,7 +187,7 @@ class Session:
             if pod["kind"] == PODS.kind:
                 await self._start(pod)
         for held in reversed(self._held):
-            await self._call("unprepare", self._live.unprepare(held.claim, held.prepared))
+            await self._unprepare(held)
             self._say(Paragraph(headline=f"unprepared: claim {held.claim.namespace}/{held.claim.name}"))
 
     def _publish(self, inventory: Inventory) -> None:
@@ -259,10 +262,9 @@ class Session:
         return replace(told, details=(*told.details, *others))
 
     async def _prepare(self, claim: Claim) -> tuple[tuple[PreparedDevice, ...], ClaimSpec]:
-        claim = decode_claim(claim, self._types, self._check)
+        claim = decode_claim(claim, self._types.configs, self._check)
         if getattr(self._live, "plan", None) is not None:
-            claim = replace(claim, plan=await self._call("plan", self._live.plan(claim, tuple(self._held))))
-            self._say(Paragraph(headline=f"planned: claim {claim.namespace}/{claim.name}", details=(str(claim.plan),)))
+            claim = await self._plan(claim)
         begun = time.monotonic()
         prepared = tuple(await self._call("prepare", self._live.prepare(claim), Method.PREPARE))
         took = (time.monotonic() - begun) * 1000
@@ -277,6 +279,29 @@ class Session:
                 file.write(spec.content)
             self._say(describe_cdi_spec(path, spec.content))
         return prepared, spec
+
+    async def _plan(self, claim: Claim) -> Claim:
+        """Plan, and carry out the steps of the plan one after the other."""
+        plan = await self._call("plan", self._live.plan(claim, tuple(self._held)))
+        if self._types.steps:
+            described, violations = self._types.describe_plan(plan)
+            if described is None:
+                raise DemoError("plan breaks the contract", violations)
+            claim = replace(claim, plan=described.data, steps=tuple(described.steps))
+        else:
+            claim = replace(claim, plan=plan)
+        details = tuple(f"step {one.label}" for one in claim.steps) or (str(claim.plan),)
+        self._say(Paragraph(headline=f"planned: claim {claim.namespace}/{claim.name}", details=details))
+        for place, one in enumerate(claim.steps):
+            result = await self._call(f"apply of {one.label}", self._live.apply(one.step, None, claim))
+            claim = set_stage(claim, place, StepStage.DONE, result)
+        return claim
+
+    async def _unprepare(self, held: HeldClaim) -> None:
+        if getattr(self._live, "unprepare", None) is not None:
+            await self._call("unprepare", self._live.unprepare(held.claim, held.prepared))
+        for one in reversed(held.claim.steps):
+            await self._call(f"undo of {one.label}", self._live.undo(one.step, one.result, held.claim))
 
     async def _call(self, name: str, call: Coroutine[Any, Any, Any], method: Method | None = None) -> Any:
         try:

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from pydra.backends.child.claim_values import BackendTypes, HeldClaims
 from pydra.backends.child.logs import running_call
 from pydra.backends.claim_config import ConfigCheck, decode_claim
-from pydra.backends.contract import HeldCopy, call_deadline, call_status
+from pydra.backends.contract import call_deadline, call_status, held_copy
 from pydra.backends.error_codec import Fault, FaultKind, build_fault
 from pydra.backends.validation import find_answer_type_violations
 from pydra.backends.wire import (
@@ -112,7 +112,7 @@ class CallServer:
         self._threads_of: dict[int, _Threads] = {}
         self._status_of: dict[int, list[str]] = {}
         self._held = HeldClaims(types)
-        HeldCopy.read = self._held.read
+        held_copy.read = self._held.read
 
     def receive(self, message: ToBackend) -> None:
         """Start, cancel or locate a call."""

@@ -72,7 +72,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     method: Method
     interruption: Interruption | None = None
     at: int = 1
-    """At which of the call's waits it is interrupted, from 1."""
+    """At which of the call's waits it is interrupted, from 1; 0: before it begins."""
+    skip: int = 0
+    """How many calls of the coroutine are left alone before that."""
     count: bool = False
     """Whether to count what is open when it has ended."""
 
@@ -156,17 +158,17 @@ class ObservedCalls(CallServer):
         given = self._encode_held()
         if call.method is Method.PLAN:
             _changes.set(changes)
-        steps = _Steps(super()._perform(call), order)
+        running = _Interrupted(super()._perform(call), order)
         try:
-            return await steps
+            return await running
         finally:
             _changes.set(None)
             if call.method is Method.PLAN and self._encode_held() != given:
                 changes.append("the held claims that it was given")
             seen = Observation(
                 method=call.method,
-                waits=steps.waits,
-                cancelled=steps.cancelled,
+                waits=running.waits,
+                cancelled=running.cancelled,
                 changes=tuple(dict.fromkeys(changes)),
             )
             self._observe(self._count(seen) if order.count else seen)
@@ -182,6 +184,9 @@ class ObservedCalls(CallServer):
         except FileNotFoundError:
             return none
         if order.method is not method:
+            return none
+        if order.skip:
+            write_order(self._directory, replace(order, skip=order.skip - 1))
             return none
         os.unlink(f"{self._directory}/order.json")
         return order
@@ -201,7 +206,7 @@ class ObservedCalls(CallServer):
             file.write(msgspec.json.encode(observation) + b"\n")
 
 
-class _Steps:
+class _Interrupted:
     """Awaits a coroutine step by step, and interrupts it where the order says."""
 
     def __init__(self, coroutine: Any, order: Order) -> None:
@@ -213,6 +218,8 @@ class _Steps:
         self.cancelled = 0.0
 
     def __await__(self) -> Generator[Any, Any, Any]:
+        if not self._order.at:
+            self._interrupt()
         while True:
             try:
                 future = self._step(self._argument)

@@ -14,7 +14,8 @@ import pytest
 
 from pydra.backends.discovery import BackendSource
 from pydra.backends.process import ProcessTimeouts
-from pydra.backends.supervisor import BackendSupervisor, Deadlines, RestartPolicy
+from pydra.backends.restarts import Deadlines, RestartPolicy
+from pydra.backends.supervisor import BackendSupervisor
 from pydra.backends.supervisor_events import BackendEvent
 from pydra.claim import AllocatedDevice, Claim, OpaqueConfig, PreparedDevice
 from pydra.settings import ProcessRights

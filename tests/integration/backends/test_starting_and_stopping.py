@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from pydra.backends.discovery import BackendSource
-from pydra.backends.supervisor import Deadlines
+from pydra.backends.restarts import Deadlines
 from pydra.backends.supervisor_events import (
     BackendEnded,
     BackendEvent,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pydra.backends.discovery import BackendSource
 from pydra.backends.process import ProcessTimeouts
-from pydra.backends.supervisor import Deadlines, RestartPolicy
+from pydra.backends.restarts import Deadlines, RestartPolicy
 from pydra.backends.supervisor_events import (
     AnswerRejected,
     BackendEnded,

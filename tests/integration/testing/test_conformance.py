@@ -11,7 +11,7 @@ import pytest
 
 import pydra_sim
 from pydra.backends.discovery import BackendSource, find_backend
-from pydra.backends.supervisor import Deadlines
+from pydra.backends.restarts import Deadlines
 from pydra.errors import SettingsError
 from pydra.testing import Check, Report, check_backend, run_checks
 from tests.integration.backends.harness import ENVIRON, TROUBLE
@@ -45,7 +45,7 @@ async def test_all_faults_of_a_sloppy_backend_are_found_at_once() -> None:
         "prepare again answers the same": "FAIL",
         "prepare answers the same after a crash": "FAIL",
         "unprepare again succeeds": "FAIL",
-        "unprepare succeeds after a crash anywhere in prepare, with nothing remembered": "FAIL",
+        "unprepare succeeds after a crash anywhere in prepare or in a step, with nothing remembered": "FAIL",
         "its hints do not fail": "FAIL",
     }
     assert "KeyError" in report.text, "the traceback is there"
