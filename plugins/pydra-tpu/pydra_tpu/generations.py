@@ -39,7 +39,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     `name` begins TPU_ACCELERATOR_TYPE. `counts_cores`: the number in that counts cores, not chips. `labels` are values
     of GKE's label `cloud.google.com/gke-tpu-accelerator`. `host_chips`: how many chips a host may have. `jax`: the name
     of its topologies in JAX. `runtime_devices`: how many devices the TPU runtime makes of a chip; the cores of a v4
-    or v5p are one.
+    or v5p are one. `functions`: how many PCI functions a chip has.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     jax: str
     runtime_devices: int = 1
+    functions: int = 1
 
     def accelerator_type(self, chips: int) -> str:
         """The accelerator type of a slice of so many chips: `v5litepod-8`, `v4-8` for four chips."""
@@ -174,6 +175,7 @@ GENERATIONS = (
         labels=("tpu7x",),
         jax="tpu7x",
         runtime_devices=2,
+        functions=2,
     ),
 )
 

@@ -27,21 +27,16 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     command: str = ""
 
 
-class Chip(msgspec.Struct, frozen=True, kw_only=True):
-    """One chip, as the kernel shows it. `index` is its place on the host, from 0, in the order of PCI addresses.
+class ChipFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A PCI function of a chip, as the kernel shows it.
 
-    `node` is its device node as containers have it: `/dev/vfio/3` for a chip that is bound to vfio-pci, else
-    `/dev/accel3`. It is empty while the chip has no driver; `node_exists` says whether it is there. `numa_node` is
-    None, and `pcie_root` empty, where the kernel does not tell. `present` is false for a chip that was here, and whose
-    PCI function has gone. `unclaimed_users` have the chip open while no claim holds it.
-
-    What the TPU runtime says while a workload runs: `links`, ICI links by name, with 0 for a healthy one, 1 to 5 for
-    transient, 6 to 9 for persistent trouble, 10 for one that cannot be used; `throttle`, by how many tenths the chip is
-    slowed down.
+    `node` is its device node as containers have it: `/dev/vfio/3` for a function that is bound to vfio-pci, else
+    `/dev/accel3`. It is empty while the function has no driver; `node_exists` says whether it is there. `numa_node` is
+    None, and `pcie_root` empty, where the kernel does not tell. `present` is false for a function that was here.
     """
 
-    index: int
     address: str
+    slot: str
     generation: Generation
     driver: str = ""
     node: str = ""
@@ -49,14 +44,51 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True):
     numa_node: int | None = None
     pcie_root: str = ""
     present: bool = True
+
+
+class Chip(msgspec.Struct, frozen=True, kw_only=True):
+    """One chip. `index` is its place on the host, from 0, in the order of PCI addresses.
+
+    `functions` are all its PCI functions: a 7x chip has two, chips of other generations have one. `missing_functions`
+    says how many fewer it has than the other chips of its host. `unclaimed_users` have the chip open while no claim
+    holds it.
+
+    What the TPU runtime says while a workload runs: `links`, ICI links by name, with 0 for a healthy one, 1 to 5 for
+    transient, 6 to 9 for persistent trouble, 10 for one that cannot be used; `throttle`, by how many tenths the chip is
+    slowed down.
+    """
+
+    index: int
+    functions: tuple[ChipFunction, ...]
+    missing_functions: int = 0
     unclaimed_users: tuple[Process, ...] = ()
     links: Mapping[str, int] = {}
     throttle: int = 0
 
     @property
+    def generation(self) -> Generation:
+        """The generation, which all functions of a chip have in common."""
+        return self.functions[0].generation
+
+    @property
+    def address(self) -> str:
+        """The PCI address of the first function."""
+        return self.functions[0].address
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The device nodes of all functions that have one."""
+        return tuple(one.node for one in self.functions if one.node)
+
+    @property
+    def present(self) -> bool:
+        """Whether none of the functions has gone."""
+        return all(one.present for one in self.functions)
+
+    @property
     def uses_vfio(self) -> bool:
         """Whether the chip is opened through VFIO, which has a control node of its own."""
-        return self.node.startswith("/dev/vfio/")
+        return any(node.startswith("/dev/vfio/") for node in self.nodes)
 
 
 class SliceFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -98,6 +98,7 @@ def _build_device(name: str, sub_slice: SubSlice, host: Host, offer: Offer) -> D
 def _build_attributes(name: str, sub_slice: SubSlice, host: Host, chips: list[Chip]) -> dict[str, AttributeValue]:
     """Google's attributes mean what they mean there: they speak of the node, whatever part of it the device is."""
     generation, facts, whole = chips[0].generation, host.facts, host.slice
+    functions = [function for chip in chips for function in chip.functions]
     attributes: dict[str, AttributeValue | None] = {
         "brand": "Google",
         "productName": generation.product,
@@ -117,8 +118,8 @@ def _build_attributes(name: str, sub_slice: SubSlice, host: Host, chips: list[Ch
         "sliceName": facts.slice_name if len(facts.slice_name or "") <= 64 else None,
         **_build_coordinates(sub_slice, host),
         "resource.kubernetes.io/pciBusID": chips[0].address if len(chips) == 1 else None,
-        "resource.kubernetes.io/pcieRoot": _common([chip.pcie_root or None for chip in chips]),
-        "resource.kubernetes.io/numaNode": _common([chip.numa_node for chip in chips]),
+        "resource.kubernetes.io/pcieRoot": _common([one.pcie_root or None for one in functions]),
+        "resource.kubernetes.io/numaNode": _common([one.numa_node for one in functions]),
     }
     return {key: value for key, value in attributes.items() if value is not None}
 

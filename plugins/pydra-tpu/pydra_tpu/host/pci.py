@@ -1,37 +1,34 @@
-"""The machine's TPU chips, from /sys/bus/pci and /sys/class/accel. Source: tpu-info, which finds chips alike."""
+"""The PCI functions of the machine's TPU chips, from /sys/bus/pci and /sys/class/accel. Source: tpu-info, which finds
+chips in the same way."""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Iterator, Mapping
 
-from pydra_pci import PciBus, PciFunction, Tree, read_attribute
+from pydra_pci import VFIO_PCI, PciBus, PciFunction, Tree, read_attribute
 from pydra_tpu.generations import VENDOR, Generation, identify
-from pydra_tpu.hardware import Chip
+from pydra_tpu.hardware import ChipFunction
 
 OTHER_DEVICES = frozenset(("0x001f", "0x0042", "0xabcd"))
 """Google's disks, network cards and virtual devices."""
 
 
-def read_chips(tree: Tree) -> tuple[tuple[Chip, ...], tuple[str, ...]]:
-    """The chips in the order of their PCI addresses, and a text for each function of Google's that is not known."""
-    found: list[tuple[PciFunction, Generation]] = []
+def read_functions(tree: Tree) -> tuple[tuple[ChipFunction, ...], tuple[str, ...]]:
+    """The functions of TPUs in the order of their addresses, and a text for each of Google's that is not known."""
+    found: list[ChipFunction] = []
     unknown: list[str] = []
+    nodes = dict(_read_accel_nodes(tree))
     for address, function in PciBus(tree, VENDOR).functions().items():
-        if not address.endswith(".0"):  # one chip may have two functions
-            continue
         subsystem = read_attribute(tree, address, "subsystem_device")
         if generation := identify(function.device, subsystem):
-            found.append((function, generation))
+            found.append(_build_function(tree, function, generation, nodes))
         elif function.device not in OTHER_DEVICES:
             unknown.append(
                 f"PCI function {address} of Google has the unknown device id {function.device or '(unreadable)'}"
                 f"{f' with subsystem {subsystem}' if subsystem else ''}; if it is a TPU, a newer pydra-tpu may know it"
             )
-    nodes = dict(_read_accel_nodes(tree))
-    return tuple(
-        _build_chip(tree, index, function, generation, nodes) for index, (function, generation) in enumerate(found)
-    ), tuple(unknown)
+    return tuple(found), tuple(unknown)
 
 
 def _read_accel_nodes(tree: Tree) -> Iterator[tuple[str, str]]:
@@ -41,14 +38,14 @@ def _read_accel_nodes(tree: Tree) -> Iterator[tuple[str, str]]:
             yield address, f"/dev/{name}"
 
 
-def _build_chip(
-    tree: Tree, index: int, function: PciFunction, generation: Generation, accel: Mapping[str, str]
-) -> Chip:
-    vfio = f"/dev/vfio/{function.group}" if function.group and function.driver == "vfio-pci" else ""
+def _build_function(
+    tree: Tree, function: PciFunction, generation: Generation, accel: Mapping[str, str]
+) -> ChipFunction:
+    vfio = f"/dev/vfio/{function.group}" if function.group and function.driver == VFIO_PCI else ""
     node = accel.get(function.address) or vfio
-    return Chip(
-        index=index,
+    return ChipFunction(
         address=function.address,
+        slot=function.slot,
         generation=generation,
         driver=function.driver,
         node=node,
