@@ -97,7 +97,7 @@ def _prepare_device(
     claim: Claim, device: AllocatedDevice, host: Host, offered: Mapping[str, SubSlice], settings: Settings
 ) -> PreparedDevice:
     chips = find_chips(claim.devices, offered, len(host.chips), admin=device.admin_access)
-    mesh = find_sub_slice(chips, len(host.chips))
+    mesh = host.find_mesh(chips)
     assert mesh is not None  # it has at least this device
     own = [host.chips[index] for index in offered[device.device].chips]
     if useless := [(chip, function) for chip in own for function in chip.functions if not function.node]:

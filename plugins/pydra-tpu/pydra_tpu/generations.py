@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pydra_tpu.geometry import Bounds, divide_bounds, format_topology
+from pydra_tpu.geometry import HOST_BOUNDS, Bounds, divide_bounds, format_topology
 
 VENDOR = "0x1ae0"
 """Google's PCI vendor id, which network cards and disks of its machines have too."""
@@ -63,6 +63,16 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     def topology(self, bounds: Bounds) -> str:
         """The shape as this generation's topologies are written."""
         return format_topology(bounds, self.dimensions)
+
+    def host_bounds(self, chips: int, topology: Bounds | None = None) -> Bounds:
+        """The shape of a whole host with so many chips, in a slice of this topology if that is known.
+
+        Source: GKE, where a host of two chips, which is a slice by itself, has the topology 2x1x1. Another source may
+        write 1x2x1.
+        """
+        if chips != 2:
+            return HOST_BOUNDS[chips]
+        return topology if topology and topology.size == chips else Bounds(2, 1)
 
     def form_slice(
         self, topology: Bounds, host: Bounds, wrap: tuple[bool, bool, bool] | None = None
@@ -149,6 +159,7 @@ GENERATIONS = (
         cores=2,
         counts_cores=True,
         dimensions=3,
+        host_chips=(1, 2, 4),
         labels=("tpu-v5p-slice",),
         jax="v5p",
     ),
@@ -172,6 +183,7 @@ GENERATIONS = (
         cores=2,
         counts_cores=True,
         dimensions=3,
+        host_chips=(1, 4),
         labels=("tpu7x",),
         jax="tpu7x",
         runtime_devices=2,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from pydra_tpu.generations import Generation, TpuSlice
-from pydra_tpu.geometry import HOST_BOUNDS, Bounds
+from pydra_tpu.geometry import Bounds, SubSlice, find_sub_slice
 
 VFIO_CONTROL = "/dev/vfio/vfio"
 """A process that opens a device through VFIO needs this node too."""
@@ -128,5 +129,14 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
         """The slice that this host, whose chips must form a mesh, is a worker of; None as long as nobody told it."""
         if not self.facts.topology:
             return None
-        whole = HOST_BOUNDS[len(self.chips)]
-        return self.chips[0].generation.form_slice(self.facts.topology, whole, self.facts.wrap)
+        return self.chips[0].generation.form_slice(self.facts.topology, self.bounds, self.facts.wrap)
+
+    @property
+    def bounds(self) -> Bounds:
+        """The shape of this host, whose chips must form a mesh."""
+        return self.chips[0].generation.host_bounds(len(self.chips), self.facts.topology)
+
+    def find_mesh(self, chips: Collection[int]) -> SubSlice | None:
+        """The mesh that these chips form: this host or a part of it; None if they form none."""
+        found = find_sub_slice(chips, len(self.chips))
+        return replace(found, bounds=self.bounds) if found and len(found.chips) == len(self.chips) else found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from pydra import (
     AttributeValue,
     Capacity,
@@ -15,7 +17,7 @@ from pydra import (
     Quantity,
 )
 from pydra_tpu.generations import Generation
-from pydra_tpu.geometry import HOST_BOUNDS, SubSlice, list_sub_slices, locate
+from pydra_tpu.geometry import SubSlice, list_sub_slices, locate
 from pydra_tpu.hardware import Chip, Host
 from pydra_tpu.health import diagnose
 from pydra_tpu.settings import Offer
@@ -48,7 +50,10 @@ def list_offered(host: Host, offer: Offer) -> Mapping[str, SubSlice]:
     count = len(host.chips)
     sizes = {Offer.SUB_SLICES: (1, 2, 4, 8), Offer.CHIPS: (1,), Offer.HOST: (count,)}[offer]
     generation = host.chips[0].generation
-    return {name_device(one, generation): one for one in list_sub_slices(count) if len(one.chips) in sizes}
+    whole, *parts = list_sub_slices(count)
+    # Not the shape that a source tells: a device must not have another name when the source answers later.
+    found = (replace(whole, bounds=generation.host_bounds(count)), *parts)
+    return {name_device(one, generation): one for one in found if len(one.chips) in sizes}
 
 
 def name_device(sub_slice: SubSlice, generation: Generation) -> str:
@@ -129,15 +134,16 @@ def _build_coordinates(sub_slice: SubSlice, host: Host) -> dict[str, AttributeVa
 
     Workers are counted row by row, x first, as the chips of a host are.
     """
-    bounds, whole = HOST_BOUNDS[len(host.chips)], host.slice
+    whole = host.slice
     if whole is None:
         return {}
     worker = 0 if whole.hosts.size == 1 else host.facts.worker_id
     if worker is None or worker >= whole.hosts.size:
         return {}
-    origin, chip = locate(worker, whole.hosts), locate(sub_slice.chips[0], bounds)
+    origin, chip = locate(worker, whole.hosts), locate(sub_slice.chips[0], host.bounds)
     return {
-        name: first * length + offset for name, first, length, offset in zip("xyz", origin, bounds, chip, strict=True)
+        name: first * length + offset
+        for name, first, length, offset in zip("xyz", origin, host.bounds, chip, strict=True)
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 
 from pydra_tpu.generations import BY_NAME, Generation
-from pydra_tpu.geometry import HOST_BOUNDS
 
 
 class MachineType(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +26,7 @@ class MachineType(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def topology(self) -> str:
         """The topology of the host, in chips."""
-        return self.generation.topology(HOST_BOUNDS[self.chips])
+        return self.generation.topology(self.generation.host_bounds(self.chips))
 
 
 MACHINE_TYPES = {
@@ -37,10 +36,13 @@ MACHINE_TYPES = {
     "v5e-1": MachineType(generation=BY_NAME["v5litepod"], chips=1),
     "v5e-4": MachineType(generation=BY_NAME["v5litepod"], chips=4),
     "v5e-8": MachineType(generation=BY_NAME["v5litepod"], chips=8, numa_nodes=2),
+    "v5p-2": MachineType(generation=BY_NAME["v5p"], chips=1),
+    "v5p-4": MachineType(generation=BY_NAME["v5p"], chips=2),
     "v5p-8": MachineType(generation=BY_NAME["v5p"], chips=4),
     "v6e-1": MachineType(generation=BY_NAME["v6e"], chips=1),
     "v6e-4": MachineType(generation=BY_NAME["v6e"], chips=4),
     "v6e-8": MachineType(generation=BY_NAME["v6e"], chips=8, numa_nodes=2),
+    "tpu7x-2": MachineType(generation=BY_NAME["tpu7x"], chips=1),
     "tpu7x-8": MachineType(generation=BY_NAME["tpu7x"], chips=4, numa_nodes=2),
     "tpu7x-8-slots": MachineType(generation=BY_NAME["tpu7x"], chips=4, numa_nodes=2, own_slots=True),
 }

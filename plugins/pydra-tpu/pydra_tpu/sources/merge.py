@@ -44,11 +44,13 @@ def merge_facts(told: Sequence[Told], chips: Sequence[Chip]) -> tuple[SliceFacts
         problems += [problem] if problem else []
     if (kind := facts.pop("accelerator_type", None)) and "accelerator" not in facts:
         facts["accelerator"] = Fact(generation.labels[0], kind.source)  # as Google's driver calls it
-    if whole := HOST_BOUNDS.get(len(chips)):
+    if len(chips) in HOST_BOUNDS:
+        whole = generation.host_bounds(len(chips))
         told_type = any(one.accelerator_type for one in believed)
         if all(one.topology is None for one in believed) and bool(kind) == told_type:
             facts |= _find_lone_host(facts, kind, generation, whole)
-        wrong = _find_contradictions(facts, kind, generation, whole)
+        topology = facts["topology"].value if "topology" in facts else None
+        wrong = _find_contradictions(facts, kind, generation, generation.host_bounds(len(chips), topology))
         problems += dict.fromkeys(wrong.values())
         facts = {name: fact for name, fact in facts.items() if name not in wrong}
     return SliceFacts(
@@ -79,13 +81,13 @@ def _find_lone_host(
 ) -> Mapping[str, Fact]:
     """The topology of a host that is a slice by itself; nothing as long as it may be one of several.
 
-    Source: Google Cloud's pages on v5e and v6e: hosts of one and of eight chips are slices by themselves.
+    Source: Google Cloud's and GKE's pages: hosts of one, two and eight chips are slices by themselves.
     """
     if kind and kind.value == generation.accelerator_type(whole.size):
         return {"topology": Fact(whole, kind.source)}
     workers = facts.get("worker_hostnames", Fact((), CHIPS)).value
     has_others = len(workers) > 1 or facts.get("worker_id", Fact(0, CHIPS)).value > 0
-    if kind or has_others or len(generation.host_chips) == 1 or whole.size not in (1, 8):
+    if kind or has_others or whole.size not in (1, 2, 8):
         return {}
     return {"topology": Fact(whole, CHIPS)}
 

@@ -12,7 +12,7 @@ from pydra_tpu import DRIVER
 from pydra_tpu.claims import ChipUnusable, NotAMesh, Plan, plan_claim, prepare_claim
 from pydra_tpu.config import LoggingConfig, Processes, TpuConfig
 from pydra_tpu.environment import NoIciResiliency, build_environment
-from pydra_tpu.geometry import Bounds, list_sub_slices
+from pydra_tpu.geometry import Bounds, list_sub_slices, parse_topology
 from pydra_tpu.hardware import Host, SliceFacts
 from pydra_tpu.inventory import list_offered
 from pydra_tpu.processes import NotProcesses
@@ -68,6 +68,25 @@ def test_a_whole_host_is_told_of_its_slice(host: Host, kind: str, topology: str,
     assert "TPU_VISIBLE_CHIPS" not in environment
     assert environment["TPU_WORKER_ID"] == str(host.facts.worker_id or 0)
     assert ("TPU_WORKER_HOSTNAMES" in environment) is (hosts == "1,1,1")
+
+
+@pytest.mark.parametrize(
+    ("generation", "chips", "topology", "device", "told"),
+    [
+        ("v5p", 1, "1x1x1", "chip-0", ("v5p-2", "1,1,1")),
+        ("v5p", 2, "2x1x1", "2x1x1-0", ("v5p-4", "2,1,1")),
+        ("v5p", 2, "1x2x1", "2x1x1-0", ("v5p-4", "1,2,1")),
+        ("tpu7x", 1, "1x1x1", "chip-0", ("tpu7x-2", "1,1,1")),
+    ],
+)
+def test_a_host_of_one_or_two_chips_is_a_slice_by_itself(
+    generation: str, chips: int, topology: str, device: str, told: tuple[str, str]
+) -> None:
+    host = host_of(generation, chips, parse_topology(topology))
+    (prepared,) = prepare_claim(claim_of(device), host, list_offered(host, Offer.SUB_SLICES), Settings())
+    environment = prepared.edits.env
+    assert (environment["TPU_ACCELERATOR_TYPE"], environment["TPU_CHIPS_PER_PROCESS_BOUNDS"]) == told
+    assert (environment["TPU_TOPOLOGY"], environment["TPU_PROCESS_BOUNDS"]) == (topology, "1,1,1")
 
 
 def test_single_chips_that_are_a_sub_slice_together_are_one_mesh() -> None:

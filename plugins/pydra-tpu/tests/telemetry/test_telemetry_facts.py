@@ -89,6 +89,11 @@ def test_each_fact_is_taken_from_the_first_source_that_has_it() -> None:
     [
         ("v5litepod", 8, {}, Bounds(2, 4)),
         ("v6e", 1, {}, Bounds(1, 1)),
+        ("v5p", 1, {}, Bounds(1, 1)),
+        ("v5p", 2, {}, Bounds(2, 1)),
+        ("v5p", 2, {"accelerator-type": "v5p-4"}, Bounds(2, 1)),
+        ("v5p", 2, {"tpu-env": "TOPOLOGY: '1x2x1'"}, Bounds(1, 2)),
+        ("tpu7x", 1, {}, Bounds(1, 1)),
         ("v6e", 4, {}, None),  # a slice by itself, or a worker of any
         ("v4", 4, {}, None),
         ("v4", 4, {"accelerator-type": "v4-8"}, Bounds(2, 2)),
