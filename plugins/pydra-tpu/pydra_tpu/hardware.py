@@ -33,7 +33,8 @@ class ChipFunction(msgspec.Struct, frozen=True, kw_only=True):
 
     `node` is its device node as containers have it: `/dev/vfio/3` for a function that is bound to vfio-pci, else
     `/dev/accel3`. It is empty while the function has no driver; `node_exists` says whether it is there. `numa_node` is
-    None, and `pcie_root` empty, where the kernel does not tell. `present` is false for a function that was here.
+    None, and `pcie_root` and `group` (of the IOMMU) are empty, where the kernel does not tell. `present` is false for a
+    function that was here.
     """
 
     address: str
@@ -44,6 +45,7 @@ class ChipFunction(msgspec.Struct, frozen=True, kw_only=True):
     node_exists: bool = False
     numa_node: int | None = None
     pcie_root: str = ""
+    group: str = ""
     present: bool = True
 
 
@@ -135,6 +137,18 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
     def bounds(self) -> Bounds:
         """The shape of this host, whose chips must form a mesh."""
         return self.chips[0].generation.host_bounds(len(self.chips), self.facts.topology)
+
+    @property
+    def runtime_order(self) -> tuple[int, ...]:
+        """The chips' indices in the order in which libtpu numbers the chips.
+
+        Source: libtpu 0.0.52, which sorts the nodes in /dev/vfio as text: 10 comes before 8.
+        """
+        functions = [function for chip in self.chips for function in chip.functions]
+        indices = range(len(self.chips))
+        if any(one.node.startswith("/dev/accel") or not one.group for one in functions):
+            return tuple(indices)
+        return tuple(sorted(indices, key=lambda index: min(one.group for one in self.chips[index].functions)))
 
     def find_mesh(self, chips: Collection[int]) -> SubSlice | None:
         """The mesh that these chips form: this host or a part of it; None if they form none."""

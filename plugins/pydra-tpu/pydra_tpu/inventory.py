@@ -111,7 +111,7 @@ def _build_attributes(name: str, sub_slice: SubSlice, host: Host, chips: list[Ch
         "accelerator": facts.accelerator,
         "chipCount": len(host.chips),
         "topology": generation.topology(facts.topology) if facts.topology else None,
-        "index": sub_slice.chips[0],
+        "index": host.runtime_order.index(sub_slice.chips[0]),
         "uuid": str(uuid.uuid5(NAMESPACE, f"{host.uuid}/{name}")) if host.uuid else None,
         "shape": generation.topology(sub_slice.bounds),
         "wholeHost": len(chips) == len(host.chips),

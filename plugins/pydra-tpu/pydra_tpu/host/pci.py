@@ -52,4 +52,5 @@ def _build_function(
         node_exists=bool(node) and tree.has_node(node),
         numa_node=function.numa,
         pcie_root=function.root,
+        group=function.group,
     )

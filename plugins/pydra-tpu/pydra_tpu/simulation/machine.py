@@ -21,11 +21,12 @@ def default_state() -> str:
 
 
 class MachineFunction(msgspec.Struct, frozen=True, kw_only=True):
-    """A PCI function of a chip: its number on the machine, which its IOMMU group and node have, and its address."""
+    """A PCI function of a chip: its number on the machine, its address, its IOMMU group and its device node."""
 
     number: int
     chip: int
     address: str
+    group: int
     node: str
 
     @property
@@ -37,12 +38,14 @@ class MachineFunction(msgspec.Struct, frozen=True, kw_only=True):
 def list_functions(machine: MachineType) -> tuple[MachineFunction, ...]:
     """The functions of all chips, in the order of their addresses."""
     each = machine.generation.functions
-    node = "/dev/vfio/" if uses_vfio(machine) else "/dev/accel"
     found = []
     for number in range(machine.chips * each):
         slot, function = (number, 0) if machine.own_slots else divmod(number, each)
         address = f"0000:00:{4 + slot:02x}.{function}"
-        found.append(MachineFunction(number=number, chip=number // each, address=address, node=f"{node}{number}"))
+        group = machine.first_group + number // machine.group_size
+        node = f"/dev/vfio/{group}" if uses_vfio(machine) else f"/dev/accel{number}"
+        chip = number // each
+        found.append(MachineFunction(number=number, chip=chip, address=address, group=group, node=node))
     return tuple(found)
 
 
@@ -90,13 +93,14 @@ def _add_function(root: str, function: MachineFunction, machine: MachineType) ->
     if not uses_vfio(machine):
         _link(f"{root}/sys/class/accel/accel{function.number}/device", f"../../../devices/pci0000:00/{address}")
         return
-    _link(f"{root}/{place}/iommu_group", f"../../../kernel/iommu_groups/{function.number}")
+    _link(f"{root}/{place}/iommu_group", f"../../../kernel/iommu_groups/{function.group}")
     if function.number == 0:
         _node(root, VFIO_CONTROL)
 
 
 def _node(root: str, path: str) -> None:
-    _link(f"{root}{path}", "/dev/null")
+    if not os.path.lexists(f"{root}{path}"):  # functions of one IOMMU group have one node
+        _link(f"{root}{path}", "/dev/null")
 
 
 def _write(path: str, text: str) -> None:

@@ -10,13 +10,16 @@ from pydra_tpu.generations import BY_NAME, Generation
 class MachineType(msgspec.Struct, frozen=True, kw_only=True):
     """One machine type of Google Cloud, as a slice by itself. `chips` are this host's.
 
-    `own_slots`: the functions of a chip have PCI slots of their own, instead of one together.
+    `own_slots`: the functions of a chip have PCI slots of their own, instead of one together. IOMMU groups are numbered
+    from `first_group`, and each has `group_size` functions.
     """
 
     generation: Generation
     chips: int
     numa_nodes: int = 1
     own_slots: bool = False
+    first_group: int = 0
+    group_size: int = 1
 
     @property
     def accelerator(self) -> str:

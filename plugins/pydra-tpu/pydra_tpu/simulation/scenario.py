@@ -72,6 +72,11 @@ FILE_FAULTS: Mapping[str, Callable[[str, MachineType], None]] = {
     "chip-held": _hold_chip,
     "lockfile-held": _hold_lockfile,
 }
+MACHINE_FAULTS: Mapping[str, Mapping[str, int]] = {
+    "groups-from-8": {"first_group": 8},
+    "groups-shared": {"group_size": 2},
+}
+"""What the machine is instead: the IOMMU groups of its functions have other numbers, or two functions each."""
 LINK_FAULTS = ("link-down", "throttled")
 METADATA = ("metadata", "metadata-late", "metadata-contradicts")
 SERVICE_FAULTS = ("workload", "metrics-hang", "metadata-silent", *METADATA)
@@ -86,13 +91,16 @@ async def open_scenario(settings: Settings) -> AsyncIterator[tuple[Settings, Seq
     """
     name, *faults = settings.scenario.split("+")
     machine = MACHINE_TYPES.get(name)
-    known = (*FILE_FAULTS, *LINK_FAULTS, *SERVICE_FAULTS)
+    known = (*FILE_FAULTS, *MACHINE_FAULTS, *LINK_FAULTS, *SERVICE_FAULTS)
     if machine is None:
         raise ScenarioError(f"there is no scenario {name}; bundled are: {', '.join(MACHINE_TYPES)}")
     if unknown := [fault for fault in faults if fault not in known]:
         raise ScenarioError(
             f"{settings.scenario}: there is no {unknown[0]}; after a + there can be: {', '.join(known)}"
         )
+    machine = replace(
+        machine, **{field: value for one in faults for field, value in MACHINE_FAULTS.get(one, {}).items()}
+    )
     root = _make_files(settings, machine, faults)
     settings = replace(
         settings,
