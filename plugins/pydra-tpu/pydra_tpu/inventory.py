@@ -130,21 +130,19 @@ def _build_attributes(name: str, sub_slice: SubSlice, host: Host, chips: list[Ch
 
 
 def _build_coordinates(sub_slice: SubSlice, host: Host) -> dict[str, AttributeValue | None]:
-    """Where the device's first chip is in the slice, as JAX's `coords`; nothing as long as it is not known.
+    """Where a whole host begins in the slice, as JAX's `coords`; nothing as long as it is not known.
 
-    Workers are counted row by row, x first, as the chips of a host are.
+    Workers are counted row by row, x first. Parts of a host have none: Google's tables have chips 0 and 1 in a column
+    (1x2), JAX has them in a row, and which of the two the hardware has is documented nowhere.
     """
     whole = host.slice
-    if whole is None:
+    if whole is None or len(sub_slice.chips) < len(host.chips):
         return {}
     worker = 0 if whole.hosts.size == 1 else host.facts.worker_id
     if worker is None or worker >= whole.hosts.size:
         return {}
-    origin, chip = locate(worker, whole.hosts), locate(sub_slice.chips[0], host.bounds)
-    return {
-        name: first * length + offset
-        for name, first, length, offset in zip("xyz", origin, host.bounds, chip, strict=True)
-    }
+    places = zip("xyz", locate(worker, whole.hosts), host.bounds, strict=True)
+    return {name: place * length for name, place, length in places}
 
 
 def _common(values: list[str | None] | list[int | None]) -> str | int | None:

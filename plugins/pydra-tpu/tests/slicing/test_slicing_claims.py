@@ -259,6 +259,8 @@ def processes_of(**requests: str) -> Claim:
     ("requests", "chip_bounds", "process_bounds", "ranks"),
     [
         ({"a": "chip-0", "b": "chip-1", "c": "chip-2", "d": "chip-3"}, "1,1,1", "2,2,1", "0123"),
+        ({name: f"chip-{index}" for index, name in enumerate("abcdefgh")}, "1,1,1", "4,2,1", "01234567"),
+        ({name: f"1x2-{2 * index}" for index, name in enumerate("abcd")}, "1,2,1", "2,2,1", "0123"),
         ({"a": "1x2-2", "b": "1x2-0"}, "1,2,1", "2,1,1", "10"),
         ({"a": "2x2-4", "b": "2x2-0"}, "2,2,1", "1,2,1", "10"),
     ],

@@ -49,18 +49,20 @@ def test_an_admin_may_offer_chips_or_the_host_only_which_need_no_counters(offer:
 
 
 @pytest.mark.parametrize(
-    ("host", "places"),
+    ("host", "place"),
     [
-        (V5E, {"2x4-0": (0, 0, 0), "2x2-4": (0, 2, 0), "chip-7": (1, 3, 0)}),
-        (host_of("v5p", 4, Bounds(4, 4, 4), worker_id=7), {"2x2x1-0": (2, 2, 1), "chip-3": (3, 3, 1)}),
-        (host_of("v6e", 4, Bounds(4, 4), worker_id=3), {"2x2-0": (2, 2, 0), "1x2-2": (2, 3, 0)}),
+        (V5E, (0, 0, 0)),
+        (host_of("v5p", 4, Bounds(4, 4, 4), worker_id=7), (2, 2, 1)),
+        (host_of("v6e", 4, Bounds(4, 4), worker_id=3), (2, 2, 0)),
+        (host_of("v6e", 1, Bounds(1, 1)), (0, 0, 0)),
     ],
 )
-def test_a_device_says_where_in_the_slice_its_first_chip_is(
-    host: Host, places: dict[str, tuple[int, int, int]]
+def test_a_whole_host_says_where_in_the_slice_it_begins_and_a_part_of_it_does_not(
+    host: Host, place: tuple[int, int, int]
 ) -> None:
-    devices = {one.name: one.attributes for one in build_inventory(host).devices}
-    assert {name: tuple(devices[name][axis] for axis in "xyz") for name in places} == places
+    whole, *parts = build_inventory(host).devices
+    assert tuple(whole.attributes[axis] for axis in "xyz") == place
+    assert not [part.name for part in parts if {"x", "y", "z"} & part.attributes.keys()]
 
 
 @pytest.mark.parametrize(
