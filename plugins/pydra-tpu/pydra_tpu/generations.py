@@ -93,9 +93,10 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     def wrap(self, topology: Bounds) -> tuple[bool, bool, bool]:
         """In which dimensions a slice of this topology is a ring.
 
-        Source: Google's DRA driver: all three where each is at least 4; a 2D generation's where it is 16.
+        Source: Google's DRA driver: all three where each is at least 4, which slices of v2 and v3, of two dimensions,
+        never are; those of v5e and v6e where it is 16.
         """
-        if self.dimensions == 3:
+        if self.counts_cores:
             closed = min(topology) >= 4
             return closed, closed, closed
         return topology.x == 16, topology.y == 16, False

@@ -70,6 +70,9 @@ def test_a_whole_host_says_where_in_the_slice_it_begins_and_a_part_of_it_does_no
     [
         (V5E, "v5litepod-8", "1,1,1", "false,false,false"),
         (host_of("v5litepod", 4, Bounds(8, 16), worker_id=3), "v5litepod-128", "4,8,1", "false,true,false"),
+        (host_of("v6e", 4, Bounds(16, 16)), "v6e-256", "8,8,1", "true,true,false"),
+        (host_of("v3", 4, Bounds(16, 16)), "v3-512", "8,8,1", "false,false,false"),
+        (host_of("v3", 4, Bounds(16, 16), wrap=(True, True, False)), "v3-512", "8,8,1", "true,true,false"),
         (host_of("v5p", 4, Bounds(4, 4, 8)), "v5p-256", "2,2,8", "true,true,true"),
         (host_of("v5p", 4, Bounds(4, 4, 8), wrap=(False,) * 3), "v5p-256", "2,2,8", "false,false,false"),
     ],
