@@ -106,8 +106,8 @@ def _prepare_device(
             f"chip {chip.index} ({function.address}) is bound to {function.driver or 'no driver'}, and has "
             "no device node; the node's admin must bind it to the driver for TPUs"
         )
-    nodes = [node for chip in own for node in chip.nodes]
-    nodes += [VFIO_CONTROL] if any(chip.uses_vfio for chip in own) else []
+    control = [VFIO_CONTROL] if any(chip.uses_vfio for chip in own) else []
+    nodes = [*dict.fromkeys(node for chip in own for node in chip.nodes), *control]
     config = device.config(TpuConfig) or TpuConfig()
     processes = {} if device.admin_access else find_processes(claim, offered, mesh, len(host.chips))
     process = processes.get(device.request.partition("/")[0])

@@ -80,8 +80,13 @@ class Chip(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """The device nodes of all functions that have one."""
-        return tuple(one.node for one in self.functions if one.node)
+        """The device nodes of the functions; those of one IOMMU group have one together."""
+        return tuple(dict.fromkeys(one.node for one in self.functions if one.node))
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """The IOMMU groups of the functions, where the kernel tells them."""
+        return frozenset(one.group for one in self.functions if one.group)
 
     @property
     def present(self) -> bool:

@@ -39,7 +39,7 @@ def build_inventory(host: Host, offer: Offer = Offer.SUB_SLICES) -> Inventory:
             if offered and offer is Offer.SUB_SLICES
             else ()
         ),
-        unreadable=(*host.problems, *_find_mesh_problems(host)),
+        unreadable=(*host.problems, *_find_mesh_problems(host), *_find_shared_groups(host)),
     )
 
 
@@ -53,13 +53,33 @@ def list_offered(host: Host, offer: Offer) -> Mapping[str, SubSlice]:
     whole, *parts = list_sub_slices(count)
     # Not the shape that a source tells: a device must not have another name when the source answers later.
     found = (replace(whole, bounds=generation.host_bounds(count)), *parts)
-    return {name_device(one, generation): one for one in found if len(one.chips) in sizes}
+    wanted = [one for one in found if len(one.chips) in sizes and not _splits_group(one, host)]
+    return {name_device(one, generation): one for one in wanted}
 
 
 def name_device(sub_slice: SubSlice, generation: Generation) -> str:
     """`chip-3`, or the shape and the first chip: `2x2-4`."""
     first = sub_slice.chips[0]
     return f"chip-{first}" if len(sub_slice.chips) == 1 else f"{generation.topology(sub_slice.bounds)}-{first}"
+
+
+def _splits_group(sub_slice: SubSlice, host: Host) -> bool:
+    """Whether a chip of it shares an IOMMU group, which only one process can open, with a chip outside of it."""
+    groups = {group for index in sub_slice.chips for group in host.chips[index].groups}
+    return any(groups & chip.groups for chip in host.chips if chip.index not in sub_slice.chips)
+
+
+def _find_shared_groups(host: Host) -> list[str]:
+    """A text for each IOMMU group with several chips: there is no device for some of them."""
+    texts = []
+    for group in sorted({group for chip in host.chips for group in chip.groups}):
+        chips = [str(chip.index) for chip in host.chips if group in chip.groups]
+        if len(chips) > 1:
+            texts.append(
+                f"chips {', '.join(chips)} are in one IOMMU group ({group}), which only one process can open: they are "
+                "only offered together; to separate them, enable ACS on the PCIe ports above them"
+            )
+    return texts
 
 
 def _find_mesh_problems(host: Host) -> list[str]:

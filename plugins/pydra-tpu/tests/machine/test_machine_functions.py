@@ -75,6 +75,23 @@ async def test_a_chip_is_ill_when_one_of_its_functions_is(scenario: str, functio
             assert ill["chip-2"][1].startswith(text)
 
 
+async def test_chips_of_one_iommu_group_are_only_offered_together(tmp_path: Path) -> None:
+    async with machine("v5e-8+groups-shared", tmp_path) as backend:
+        inventory = await backend.discover()
+        [prepared] = await backend.prepare(claim_of("1x2-2"))
+    assert [one.name for one in inventory.devices] == ["2x4-0", "2x2-0", "2x2-4", *(f"1x2-{n}" for n in (0, 2, 4, 6))]
+    assert [node.path for node in prepared.edits.device_nodes] == ["/dev/vfio/1", "/dev/vfio/vfio"]
+    assert len(inventory.unreadable) == 4
+    assert inventory.unreadable[1].startswith("chips 2, 3 are in one IOMMU group (1), which only one process can open")
+
+
+async def test_functions_of_a_chip_may_be_in_one_iommu_group(tmp_path: Path) -> None:
+    async with machine("tpu7x-8+groups-shared", tmp_path) as backend:
+        assert await list_ill(backend) == {}
+        [prepared] = await backend.prepare(claim_of("chip-2"))
+    assert [node.path for node in prepared.edits.device_nodes] == ["/dev/vfio/2", "/dev/vfio/vfio"]
+
+
 async def test_a_process_that_has_one_node_of_a_chip_open_uses_the_chip(tmp_path: Path) -> None:
     process = tmp_path / "tree/proc/4711"
     async with machine("tpu7x-8", tmp_path) as backend:
