@@ -16,6 +16,7 @@ from pydra_tpu.sources.told import SETTINGS, Told
 
 CHIPS: Final = "the chips"
 REMEDY: Final = "set it in the settings of pydra-tpu"
+CORRECTION: Final = "correct it, or leave it out"
 
 
 class Fact(NamedTuple):
@@ -44,6 +45,8 @@ def merge_facts(told: Sequence[Told], chips: Sequence[Chip]) -> tuple[SliceFacts
         problems += [problem] if problem else []
     if (kind := facts.pop("accelerator_type", None)) and "accelerator" not in facts:
         facts["accelerator"] = Fact(generation.labels[0], kind.source)  # as Google's driver calls it
+    if len(generation.labels) == 1:
+        facts.setdefault("accelerator", Fact(generation.labels[0], CHIPS))
     if len(chips) in HOST_BOUNDS:
         whole = generation.host_bounds(len(chips))
         told_type = any(one.accelerator_type for one in believed)
@@ -104,7 +107,8 @@ def _find_contradictions(
     shape = f"topology {_format(topology.value, generation)} by {topology.source}"
     if (hosts := divide_bounds(topology.value, whole)) is None or (generation.dimensions == 2 and topology.value.z > 1):
         text = f"{shape} cannot be formed by {generation.product} hosts with {whole.size} chips"
-        return {"topology": f"{text}: it is ignored; {REMEDY}"}
+        remedy = CORRECTION if topology.source == SETTINGS else REMEDY
+        return {"topology": f"{text}: it is ignored; {remedy}"}
     if (
         kind
         and topology.source != SETTINGS
@@ -114,8 +118,9 @@ def _find_contradictions(
         return {"topology": f"{text}: it is ignored; {REMEDY}"}
     if bounds and bounds.value != hosts:
         text = f"{shape} has {hosts} hosts of {whole.size} chips, but by {bounds.source} it has {bounds.value}"
-        text = f"{text}: neither is used; {REMEDY}"
-        return {"host_bounds": text} if topology.source == SETTINGS else {"topology": text, "host_bounds": text}
+        if topology.source == SETTINGS:
+            return {"host_bounds": f"{text}: the settings are used"}
+        return dict.fromkeys(("topology", "host_bounds"), f"{text}: neither is used; {REMEDY}")
     wrong = {}
     if (worker := facts.get("worker_id")) and worker.value >= hosts.size:
         wrong["worker_id"] = f"worker_id {worker.value} by {worker.source} is ignored: the slice has {hosts.size} hosts"
