@@ -60,6 +60,11 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         """The accelerator type of a slice of so many chips: `v5litepod-8`, `v4-8` for four chips."""
         return f"{self.name}-{chips * (2 if self.counts_cores else 1)}"
 
+    @property
+    def names_parts(self) -> bool:
+        """Whether libtpu knows accelerator types of less than a host. The smallest of v2 and v3 are v2-8 and v3-8."""
+        return self.name not in ("v2", "v3")
+
     def topology(self, bounds: Bounds) -> str:
         """The shape as this generation's topologies are written."""
         return format_topology(bounds, self.dimensions)

@@ -136,7 +136,6 @@ def test_a_whole_host_of_unknown_topology_is_told_its_own_bounds_only(generation
                 "MEGASCALE_COORDINATOR_ADDRESS": "train-0.train:8080",
             },
         ),
-        ({"visibleChips": "host"}, {"TPU_VISIBLE_CHIPS": "4,5,6,7"}),
         ({"visibleChips": "unset"}, {"TPU_VISIBLE_CHIPS": None}),
         (
             {"arguments": ["--xla_tpu_enable_latency_hiding_scheduler=true", "--xla_enable_async_all_gather"]},
@@ -174,6 +173,15 @@ def test_a_whole_host_believes_what_it_was_told_of_its_slice_and_a_part_of_it_do
     for part in parts:
         assert part["TPU_TOPOLOGY_WRAP"] == "false,false,false"
         assert "ENABLE_ICI_RESILIENCY" not in part
+
+
+@pytest.mark.parametrize("generation", ["v2", "v3"])
+def test_a_part_of_a_host_gets_no_accelerator_type_that_libtpu_does_not_know(generation: str) -> None:
+    whole, *parts = (
+        build_environment(host_of(generation, 4, Bounds(2, 2)), one, TpuConfig()) for one in list_sub_slices(4)
+    )
+    assert whole["TPU_ACCELERATOR_TYPE"] == f"{generation}-8"
+    assert not [part for part in parts if "TPU_ACCELERATOR_TYPE" in part]
 
 
 def test_resilience_of_links_is_for_whole_hosts_of_slices_that_have_it() -> None:
@@ -239,7 +247,7 @@ def test_a_chip_without_a_device_node_is_refused_with_its_driver() -> None:
         ({"megascale": {"slices": 2, "slice": 2, "coordinator": "a"}}, "slice: 2 must be less than slices, which is 2"),
         ({"megascale": {"slices": 2, "slice": 0}}, "missing required field `coordinator`"),
         ({"megascale": {"slices": 2, "slice": 0, "coordinator": "a b"}}, "matching regex"),
-        ({"visibleChips": "all"}, "Invalid enum value 'all'"),
+        ({"visibleChips": "host"}, "Invalid enum value 'host'"),
         ({"arguments": ["--a --b"]}, "matching regex"),
     ],
 )
