@@ -32,9 +32,9 @@ class ChipFunction(msgspec.Struct, frozen=True, kw_only=True):
     """A PCI function of a chip, as the kernel shows it.
 
     `node` is its device node as containers have it: `/dev/vfio/3` for a function that is bound to vfio-pci, else
-    `/dev/accel3`. It is empty while the function has no driver; `node_exists` says whether it is there. `numa_node` is
-    None, and `pcie_root` and `group` (of the IOMMU) are empty, where the kernel does not tell. `present` is false for a
-    function that was here.
+    `/dev/accel3`. It is empty while the function has no driver; `node_exists` says whether it is there, and
+    `control_exists` whether the control node of VFIO is, if the function needs it. `numa_node` is None, and `pcie_root`
+    and `group` (of the IOMMU) are empty, where the kernel does not tell. `present` is false for one that was here.
     """
 
     address: str
@@ -43,6 +43,7 @@ class ChipFunction(msgspec.Struct, frozen=True, kw_only=True):
     driver: str = ""
     node: str = ""
     node_exists: bool = False
+    control_exists: bool = True
     numa_node: int | None = None
     pcie_root: str = ""
     group: str = ""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from pydra import Health, HealthStatus, TaintEffect
-from pydra_tpu.hardware import Chip, Host, Process
+from pydra_tpu.hardware import VFIO_CONTROL, Chip, Host, Process
 
 BROKEN_LINK = 10
 """The state, of 0 to 10, of a link that cannot be used. Source: the description of libtpu's ici_link_health."""
@@ -52,7 +52,9 @@ def _find_gone(chip: Chip, _size: int) -> Iterator[Health]:
             text = f"{name} is bound to {function.driver or 'no driver'}: it has no device node"
             yield _unhealthy("NoDriver", text)
         elif not function.node_exists:
-            yield _unhealthy("NodeGone", f"{function.node} of {name} is not there")
+            yield _unhealthy("NodeGone", f"{function.node} of {name} is not there, or is a directory")
+        elif not function.control_exists:
+            yield _unhealthy("NodeGone", f"{VFIO_CONTROL}, which {name} needs, is not there, or is a directory")
     if chip.missing_functions:
         count = len(chip.functions)
         text = f"chip {chip.index} ({chip.address}) has {count} PCI functions, but other chips of this machine have"

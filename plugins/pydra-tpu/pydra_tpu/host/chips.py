@@ -23,10 +23,21 @@ def build_chips(functions: Sequence[ChipFunction]) -> tuple[Chip, ...]:
 
 
 def keep_places(before: Sequence[ChipFunction], found: Sequence[ChipFunction]) -> tuple[ChipFunction, ...]:
-    """The functions that are there, and those that were: one that vanishes must not turn others into another mesh."""
-    gone = {one.address: replace(one, driver="", node="", node_exists=False, present=False) for one in before}
-    known = gone | {one.address: one for one in found}
-    return tuple(known[address] for address in sorted(known))
+    """The functions that are there, and those that were: one that vanishes must not turn others into another mesh.
+
+    A new one takes the place of one that is gone: the chip has come back at another address.
+    """
+    there = {one.address: one for one in found}
+    known = {one.address for one in before}
+    new = [one for one in found if one.address not in known]
+    if all(one.address in there for one in before):
+        return tuple(sorted(found, key=lambda one: one.address))
+    places = [there.get(one.address) or (new.pop(0) if new else _mark_gone(one)) for one in before]
+    return (*places, *new)
+
+
+def _mark_gone(function: ChipFunction) -> ChipFunction:
+    return replace(function, driver="", node="", node_exists=False, present=False)
 
 
 def _group_by_slot(functions: Sequence[ChipFunction]) -> list[tuple[ChipFunction, ...]]:

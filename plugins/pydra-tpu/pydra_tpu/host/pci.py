@@ -3,12 +3,13 @@ chips in the same way."""
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Iterator, Mapping
 
 from pydra_pci import VFIO_PCI, PciBus, PciFunction, Tree, read_attribute
 from pydra_tpu.generations import VENDOR, Generation, identify
-from pydra_tpu.hardware import ChipFunction
+from pydra_tpu.hardware import VFIO_CONTROL, ChipFunction
 
 OTHER_DEVICES = frozenset(("0x001f", "0x0042", "0xabcd"))
 """Google's disks, network cards and virtual devices."""
@@ -17,7 +18,7 @@ OTHER_DEVICES = frozenset(("0x001f", "0x0042", "0xabcd"))
 def read_functions(tree: Tree) -> tuple[tuple[ChipFunction, ...], tuple[str, ...]]:
     """The functions of TPUs in the order of their addresses, and a text for each of Google's that is not known."""
     found: list[ChipFunction] = []
-    unknown: list[str] = []
+    unknown = _find_unreadable(tree)
     nodes = dict(_read_accel_nodes(tree))
     for address, function in PciBus(tree, VENDOR).functions().items():
         subsystem = read_attribute(tree, address, "subsystem_device")
@@ -29,6 +30,18 @@ def read_functions(tree: Tree) -> tuple[tuple[ChipFunction, ...], tuple[str, ...
                 f"{f' with subsystem {subsystem}' if subsystem else ''}; if it is a TPU, a newer pydra-tpu may know it"
             )
     return tuple(found), tuple(unknown)
+
+
+def _find_unreadable(tree: Tree) -> list[str]:
+    """Why no function can be read; empty if they can, or if the machine has no PCI bus."""
+    path = tree.sys("bus/pci/devices")
+    try:
+        os.listdir(path)
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError) or not tree.names(tree.sys("bus")):
+            text = f"the PCI functions of this machine cannot be read: {path}: {error.strerror}"
+            return [f"{text}; PYDRA_TPU_SYS_ROOT must be where the host's /sys is mounted"]
+    return []
 
 
 def _read_accel_nodes(tree: Tree) -> Iterator[tuple[str, str]]:
@@ -50,6 +63,7 @@ def _build_function(
         driver=function.driver,
         node=node,
         node_exists=bool(node) and tree.has_node(node),
+        control_exists=tree.has_node(VFIO_CONTROL) if vfio and node == vfio else True,
         numa_node=function.numa,
         pcie_root=function.root,
         group=function.group,
