@@ -44,8 +44,9 @@ class Tree:
         return host_path if self.roots.host == "/" else self.roots.host.rstrip("/") + host_path
 
     def has_node(self, node: str) -> bool:
-        """Whether the host has the device node that containers have at `/dev/...`."""
-        return self.exists(self.here(self.host_node(node)))
+        """Whether the host has the device node that containers have at `/dev/...`; a directory is none."""
+        path = self.here(self.host_node(node))
+        return self.exists(path) and not os.path.isdir(path)
 
     def read(self, path: str) -> str:
         """The file's text without the white space around it; empty when it cannot be read."""

@@ -48,6 +48,11 @@ class PciFunction(msgspec.Struct, frozen=True, kw_only=True):
     parent: str = ""
     has_virtual: bool = False
 
+    @property
+    def slot(self) -> str:
+        """The address without the function's number (`0000:53:00`): functions of one slot are one physical device."""
+        return self.address.rpartition(".")[0]
+
 
 class PciBus:
     """The functions of `vendor` (`0x10de`) whose class begins with one of these. May be used by several threads."""

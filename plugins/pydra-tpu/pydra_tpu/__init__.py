@@ -25,7 +25,7 @@ def _select(condition: str) -> dict[str, Any]:
     return {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}' && {condition}"}}]}
 
 
-SHAPES = ("1x2", "2x2", "2x4", "1x2x1", "2x2x1")
+SHAPES = ("1x2", "2x2", "2x4", "1x2x1", "2x1x1", "2x2x1")
 """All but single chips, as generations with two and with three dimensions write them."""
 
 DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {

@@ -97,15 +97,17 @@ def _prepare_device(
     claim: Claim, device: AllocatedDevice, host: Host, offered: Mapping[str, SubSlice], settings: Settings
 ) -> PreparedDevice:
     chips = find_chips(claim.devices, offered, len(host.chips), admin=device.admin_access)
-    mesh = find_sub_slice(chips, len(host.chips))
+    mesh = host.find_mesh(chips)
     assert mesh is not None  # it has at least this device
     own = [host.chips[index] for index in offered[device.device].chips]
-    if useless := [chip for chip in own if not chip.node]:
+    if useless := [(chip, function) for chip in own for function in chip.functions if not function.node]:
+        chip, function = useless[0]
         raise ChipUnusable(
-            f"chip {useless[0].index} ({useless[0].address}) is bound to {useless[0].driver or 'no driver'}, and has "
+            f"chip {chip.index} ({function.address}) is bound to {function.driver or 'no driver'}, and has "
             "no device node; the node's admin must bind it to the driver for TPUs"
         )
-    nodes = [chip.node for chip in own] + ([VFIO_CONTROL] if any(chip.uses_vfio for chip in own) else [])
+    control = [VFIO_CONTROL] if any(chip.uses_vfio for chip in own) else []
+    nodes = [*dict.fromkeys(node for chip in own for node in chip.nodes), *control]
     config = device.config(TpuConfig) or TpuConfig()
     processes = {} if device.admin_access else find_processes(claim, offered, mesh, len(host.chips))
     process = processes.get(device.request.partition("/")[0])

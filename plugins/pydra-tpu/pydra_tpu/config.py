@@ -95,8 +95,6 @@ class VisibleChips(Enum):
 
     LOCAL = "local"
     """From 0, as the container sees them."""
-    HOST = "host"
-    """As the host numbers them."""
     UNSET = "unset"
     """The variable is left out: libtpu takes all chips whose nodes it finds."""
 

@@ -51,6 +51,8 @@ def build_environment(
             **_with_twins("TPU_TOPOLOGY_WRAP", "WRAP", value=whole.wrap_text),
             **_with_twins(*_PROCESS_BOUNDS, value=str(whole.hosts)),
         }
+    if not is_whole and not generation.names_parts:
+        del environment["TPU_ACCELERATOR_TYPE"]
     if whole and whole.hosts.size == 1:
         environment |= {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}
     elif facts.worker_id is not None:
@@ -74,9 +76,8 @@ def build_environment(
         environment |= _build_process_environment(process)
     seen = mesh if process is None else process.part
     if len(seen.chips) < len(host.chips) and config.visible_chips is not VisibleChips.UNSET:
-        # Containers have the nodes of their chips only; whether libtpu counts these from 0 is documented nowhere.
-        visible = seen.chips if config.visible_chips is VisibleChips.HOST else range(len(seen.chips))
-        environment["TPU_VISIBLE_CHIPS"] = ",".join(map(str, visible))
+        # Containers have the nodes of their chips only, which libtpu 0.0.52 counts from 0.
+        environment["TPU_VISIBLE_CHIPS"] = ",".join(map(str, range(len(seen.chips))))
     return {**environment, **build_config_environment(config)}
 
 

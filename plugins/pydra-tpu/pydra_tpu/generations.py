@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from pydra_tpu.geometry import Bounds, divide_bounds, format_topology
+from pydra_tpu.geometry import HOST_BOUNDS, Bounds, divide_bounds, format_topology
 
 VENDOR = "0x1ae0"
 """Google's PCI vendor id, which network cards and disks of its machines have too."""
@@ -39,7 +39,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     `name` begins TPU_ACCELERATOR_TYPE. `counts_cores`: the number in that counts cores, not chips. `labels` are values
     of GKE's label `cloud.google.com/gke-tpu-accelerator`. `host_chips`: how many chips a host may have. `jax`: the name
     of its topologies in JAX. `runtime_devices`: how many devices the TPU runtime makes of a chip; the cores of a v4
-    or v5p are one.
+    or v5p are one. `functions`: how many PCI functions a chip has.
     """
 
     name: str
@@ -54,14 +54,30 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     labels: tuple[str, ...] = ()
     jax: str
     runtime_devices: int = 1
+    functions: int = 1
 
     def accelerator_type(self, chips: int) -> str:
         """The accelerator type of a slice of so many chips: `v5litepod-8`, `v4-8` for four chips."""
         return f"{self.name}-{chips * (2 if self.counts_cores else 1)}"
 
+    @property
+    def names_parts(self) -> bool:
+        """Whether libtpu knows accelerator types of less than a host. The smallest of v2 and v3 are v2-8 and v3-8."""
+        return self.name not in ("v2", "v3")
+
     def topology(self, bounds: Bounds) -> str:
         """The shape as this generation's topologies are written."""
         return format_topology(bounds, self.dimensions)
+
+    def host_bounds(self, chips: int, topology: Bounds | None = None) -> Bounds:
+        """The shape of a whole host with so many chips, in a slice of this topology if that is known.
+
+        Source: GKE, where a host of two chips, which is a slice by itself, has the topology 2x1x1. Another source may
+        write 1x2x1.
+        """
+        if chips != 2:
+            return HOST_BOUNDS[chips]
+        return topology if topology and topology.size == chips else Bounds(2, 1)
 
     def form_slice(
         self, topology: Bounds, host: Bounds, wrap: tuple[bool, bool, bool] | None = None
@@ -82,9 +98,10 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     def wrap(self, topology: Bounds) -> tuple[bool, bool, bool]:
         """In which dimensions a slice of this topology is a ring.
 
-        Source: Google's DRA driver: all three where each is at least 4; a 2D generation's where it is 16.
+        Source: Google's DRA driver: all three where each is at least 4, which slices of v2 and v3, of two dimensions,
+        never are; those of v5e and v6e where it is 16.
         """
-        if self.dimensions == 3:
+        if self.counts_cores:
             closed = min(topology) >= 4
             return closed, closed, closed
         return topology.x == 16, topology.y == 16, False
@@ -148,6 +165,7 @@ GENERATIONS = (
         cores=2,
         counts_cores=True,
         dimensions=3,
+        host_chips=(1, 2, 4),
         labels=("tpu-v5p-slice",),
         jax="v5p",
     ),
@@ -171,9 +189,11 @@ GENERATIONS = (
         cores=2,
         counts_cores=True,
         dimensions=3,
+        host_chips=(1, 4),
         labels=("tpu7x",),
         jax="tpu7x",
         runtime_devices=2,
+        functions=2,
     ),
 )
 

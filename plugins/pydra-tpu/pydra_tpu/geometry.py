@@ -33,7 +33,7 @@ class Bounds(NamedTuple):
 
 
 HOST_BOUNDS = {1: Bounds(1, 1), 2: Bounds(1, 2), 4: Bounds(2, 2), 8: Bounds(2, 4)}
-"""The shape of so many chips of one host, whole or in part.
+"""The shape of so many chips of one host: of a part, and of a whole host with another number of chips than two.
 
 Source: the tables in Google's DRA driver, JAX and Ray. That of two chips is theirs too: which of its two dimensions the
 chips 0 and 1 of a host differ in is documented nowhere.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from msgspec.structs import replace
 
 from pydra import Health, HealthStatus, TaintEffect
-from pydra_tpu.hardware import Chip, Host, Process
+from pydra_tpu.hardware import VFIO_CONTROL, Chip, Host, Process
 
 BROKEN_LINK = 10
 """The state, of 0 to 10, of a link that cannot be used. Source: the description of libtpu's ici_link_health."""
@@ -43,13 +43,22 @@ def find_unclaimed_users(
 
 
 def _find_gone(chip: Chip, _size: int) -> Iterator[Health]:
-    if not chip.present:
-        yield _unhealthy("ChipGone", f"chip {chip.index} is gone: there is no PCI function {chip.address} any more")
-    elif not chip.node:
-        text = f"chip {chip.index} ({chip.address}) is bound to {chip.driver or 'no driver'}: it has no device node"
-        yield _unhealthy("NoDriver", text)
-    elif not chip.node_exists:
-        yield _unhealthy("NodeGone", f"{chip.node} of chip {chip.index} ({chip.address}) is not there")
+    for function in chip.functions:
+        name = f"chip {chip.index} ({function.address})"
+        if not function.present:
+            text = f"chip {chip.index} is gone: there is no PCI function {function.address} any more"
+            yield _unhealthy("ChipGone", text)
+        elif not function.node:
+            text = f"{name} is bound to {function.driver or 'no driver'}: it has no device node"
+            yield _unhealthy("NoDriver", text)
+        elif not function.node_exists:
+            yield _unhealthy("NodeGone", f"{function.node} of {name} is not there, or is a directory")
+        elif not function.control_exists:
+            yield _unhealthy("NodeGone", f"{VFIO_CONTROL}, which {name} needs, is not there, or is a directory")
+    if chip.missing_functions:
+        count = len(chip.functions)
+        text = f"chip {chip.index} ({chip.address}) has {count} PCI functions, but other chips of this machine have"
+        yield _unhealthy("ChipGone", f"{text} {count + chip.missing_functions}")
 
 
 def _find_unclaimed(chip: Chip, _size: int) -> Iterator[Health]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 
+from msgspec.structs import replace
+
 from pydra import (
     AttributeValue,
     Capacity,
@@ -15,7 +17,7 @@ from pydra import (
     Quantity,
 )
 from pydra_tpu.generations import Generation
-from pydra_tpu.geometry import HOST_BOUNDS, SubSlice, list_sub_slices, locate
+from pydra_tpu.geometry import SubSlice, list_sub_slices, locate
 from pydra_tpu.hardware import Chip, Host
 from pydra_tpu.health import diagnose
 from pydra_tpu.settings import Offer
@@ -37,7 +39,7 @@ def build_inventory(host: Host, offer: Offer = Offer.SUB_SLICES) -> Inventory:
             if offered and offer is Offer.SUB_SLICES
             else ()
         ),
-        unreadable=(*host.problems, *_find_mesh_problems(host)),
+        unreadable=(*host.problems, *_find_mesh_problems(host), *_find_shared_groups(host)),
     )
 
 
@@ -48,13 +50,36 @@ def list_offered(host: Host, offer: Offer) -> Mapping[str, SubSlice]:
     count = len(host.chips)
     sizes = {Offer.SUB_SLICES: (1, 2, 4, 8), Offer.CHIPS: (1,), Offer.HOST: (count,)}[offer]
     generation = host.chips[0].generation
-    return {name_device(one, generation): one for one in list_sub_slices(count) if len(one.chips) in sizes}
+    whole, *parts = list_sub_slices(count)
+    # Not the shape that a source tells: a device must not have another name when the source answers later.
+    found = (replace(whole, bounds=generation.host_bounds(count)), *parts)
+    wanted = [one for one in found if len(one.chips) in sizes and not _splits_group(one, host)]
+    return {name_device(one, generation): one for one in wanted}
 
 
 def name_device(sub_slice: SubSlice, generation: Generation) -> str:
     """`chip-3`, or the shape and the first chip: `2x2-4`."""
     first = sub_slice.chips[0]
     return f"chip-{first}" if len(sub_slice.chips) == 1 else f"{generation.topology(sub_slice.bounds)}-{first}"
+
+
+def _splits_group(sub_slice: SubSlice, host: Host) -> bool:
+    """Whether a chip of it shares an IOMMU group, which only one process can open, with a chip outside of it."""
+    groups = {group for index in sub_slice.chips for group in host.chips[index].groups}
+    return any(groups & chip.groups for chip in host.chips if chip.index not in sub_slice.chips)
+
+
+def _find_shared_groups(host: Host) -> list[str]:
+    """A text for each IOMMU group with several chips: there is no device for some of them."""
+    texts = []
+    for group in sorted({group for chip in host.chips for group in chip.groups}):
+        chips = [str(chip.index) for chip in host.chips if group in chip.groups]
+        if len(chips) > 1:
+            texts.append(
+                f"chips {', '.join(chips)} are in one IOMMU group ({group}), which only one process can open: they are "
+                "only offered together; to separate them, enable ACS on the PCIe ports above them"
+            )
+    return texts
 
 
 def _find_mesh_problems(host: Host) -> list[str]:
@@ -98,6 +123,7 @@ def _build_device(name: str, sub_slice: SubSlice, host: Host, offer: Offer) -> D
 def _build_attributes(name: str, sub_slice: SubSlice, host: Host, chips: list[Chip]) -> dict[str, AttributeValue]:
     """Google's attributes mean what they mean there: they speak of the node, whatever part of it the device is."""
     generation, facts, whole = chips[0].generation, host.facts, host.slice
+    functions = [function for chip in chips for function in chip.functions]
     attributes: dict[str, AttributeValue | None] = {
         "brand": "Google",
         "productName": generation.product,
@@ -105,7 +131,7 @@ def _build_attributes(name: str, sub_slice: SubSlice, host: Host, chips: list[Ch
         "accelerator": facts.accelerator,
         "chipCount": len(host.chips),
         "topology": generation.topology(facts.topology) if facts.topology else None,
-        "index": sub_slice.chips[0],
+        "index": host.runtime_order.index(sub_slice.chips[0]),
         "uuid": str(uuid.uuid5(NAMESPACE, f"{host.uuid}/{name}")) if host.uuid else None,
         "shape": generation.topology(sub_slice.bounds),
         "wholeHost": len(chips) == len(host.chips),
@@ -117,27 +143,26 @@ def _build_attributes(name: str, sub_slice: SubSlice, host: Host, chips: list[Ch
         "sliceName": facts.slice_name if len(facts.slice_name or "") <= 64 else None,
         **_build_coordinates(sub_slice, host),
         "resource.kubernetes.io/pciBusID": chips[0].address if len(chips) == 1 else None,
-        "resource.kubernetes.io/pcieRoot": _common([chip.pcie_root or None for chip in chips]),
-        "resource.kubernetes.io/numaNode": _common([chip.numa_node for chip in chips]),
+        "resource.kubernetes.io/pcieRoot": _common([one.pcie_root or None for one in functions]),
+        "resource.kubernetes.io/numaNode": _common([one.numa_node for one in functions]),
     }
     return {key: value for key, value in attributes.items() if value is not None}
 
 
 def _build_coordinates(sub_slice: SubSlice, host: Host) -> dict[str, AttributeValue | None]:
-    """Where the device's first chip is in the slice, as JAX's `coords`; nothing as long as it is not known.
+    """Where a whole host begins in the slice, as JAX's `coords`; nothing as long as it is not known.
 
-    Workers are counted row by row, x first, as the chips of a host are.
+    Workers are counted row by row, x first. Parts of a host have none: Google's tables have chips 0 and 1 in a column
+    (1x2), JAX has them in a row, and which of the two the hardware has is documented nowhere.
     """
-    bounds, whole = HOST_BOUNDS[len(host.chips)], host.slice
-    if whole is None:
+    whole = host.slice
+    if whole is None or len(sub_slice.chips) < len(host.chips):
         return {}
     worker = 0 if whole.hosts.size == 1 else host.facts.worker_id
     if worker is None or worker >= whole.hosts.size:
         return {}
-    origin, chip = locate(worker, whole.hosts), locate(sub_slice.chips[0], bounds)
-    return {
-        name: first * length + offset for name, first, length, offset in zip("xyz", origin, bounds, chip, strict=True)
-    }
+    places = zip("xyz", locate(worker, whole.hosts), host.bounds, strict=True)
+    return {name: place * length for name, place, length in places}
 
 
 def _common(values: list[str | None] | list[int | None]) -> str | int | None:

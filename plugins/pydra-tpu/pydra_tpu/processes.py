@@ -1,9 +1,8 @@
 """Decides which process of a mesh each request of a claim is, and what libtpu is told of it.
 
 A container that names a request gets that request's chips only. Together they compute on the mesh of the whole claim,
-and find each other on the pod's loopback address. Source: the variables and orders of JAX's own tests with several
-processes on a host (jax/_src/test_multiprocess.py). For eight processes of one chip these have the bounds 4,2,1; here
-they follow from the mesh, which is 2x4.
+and find each other on the pod's loopback address. Source: the variables, orders and bounds of JAX's own tests with
+several processes on a host (jax/_src/test_multiprocess.py).
 """
 
 from __future__ import annotations
@@ -15,6 +14,9 @@ import msgspec
 from pydra import Claim, ClaimError
 from pydra_tpu.config import Processes, TpuConfig
 from pydra_tpu.geometry import Bounds, SubSlice, divide_bounds, find_sub_slice
+
+EIGHT_PROCESSES = Bounds(4, 2)
+"""The bounds of eight processes of one chip each in JAX's tests. All others there follow from the mesh."""
 
 
 class NotProcesses(ClaimError):
@@ -61,6 +63,7 @@ def find_processes(claim: Claim, offered: Mapping[str, SubSlice], mesh: SubSlice
             "processes: each request must have an equal part of the mesh, and there must be at least two; the chips "
             f"are {told}; ask for devices of one shape, one request for each process"
         )
+    grid = EIGHT_PROCESSES if grid.size == EIGHT_PROCESSES.size else grid
     order = sorted(parts, key=lambda request: min(chips[request]))
     ports = tuple(processes.first_port + rank for rank in range(len(order)))
     return {

@@ -19,6 +19,8 @@ AbsolutePath = Annotated[str, msgspec.Meta(pattern="^/")]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 TopologyOrEmpty = Annotated[str, msgspec.Meta(pattern="^([1-9][0-9]{0,2}x[1-9][0-9]{0,2}(x[1-9][0-9]{0,2})?)?$")]
 
+LabelOrEmpty = Annotated[str, msgspec.Meta(pattern="^([A-Za-z0-9][-A-Za-z0-9_.]{0,62})?$")]
+
 HOSTNAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9.:]{0,251}[A-Za-z0-9])?")
 """A host name, or an address."""
 
@@ -55,7 +57,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The devices that claims can have: sub-slices of a host, single chips, or whole hosts. Sub-slices need the feature
     gate DRAPartitionableDevices; without it, only the whole host is published."""
 
-    accelerator: str = ""
+    accelerator: LabelOrEmpty = ""
     """The accelerator of this node, as GKE labels it, such as `tpu-v5-lite-podslice`. Empty: detected."""
     topology: TopologyOrEmpty = ""
     """The topology of the slice that this node is a worker of, in chips: `2x4`, `2x2x4`. Empty: detected."""

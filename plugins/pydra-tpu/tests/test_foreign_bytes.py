@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pydra_pci import Roots, Tree
-from pydra_tpu.host.pci import read_chips
+from pydra_tpu.host.chips import build_chips
+from pydra_tpu.host.pci import read_functions
 from pydra_tpu.simulation.machine import build_tree
 from pydra_tpu.simulation.machine_types import MACHINE_TYPES
 from pydra_tpu.sources.merge import merge_facts
@@ -37,9 +38,10 @@ def test_whatever_is_told_of_the_chips_they_are_read(root: Path, data: st.DataOb
     before = path.read_bytes()
     path.write_bytes(data.draw(damage(before))[:PAGE])
     try:
-        chips, _ = read_chips(Tree(Roots(sys=f"{root}/sys", dev=f"{root}/dev")))
+        functions, _ = read_functions(Tree(Roots(sys=f"{root}/sys", dev=f"{root}/dev")))
         text = data.draw(damage(TPU_ENV)).decode(errors="replace")
         labels = data.draw(damage(LABELS)).decode(errors="replace")
-        merge_facts([parse_tpu_env(text, "the file"), parse_labels(labels, "the labels")], chips)
+        told = [parse_tpu_env(text, "the file"), parse_labels(labels, "the labels")]
+        merge_facts(told, build_chips(functions))
     finally:
         path.write_bytes(before)

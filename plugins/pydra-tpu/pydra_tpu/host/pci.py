@@ -1,37 +1,47 @@
-"""The machine's TPU chips, from /sys/bus/pci and /sys/class/accel. Source: tpu-info, which finds chips alike."""
+"""The PCI functions of the machine's TPU chips, from /sys/bus/pci and /sys/class/accel. Source: tpu-info, which finds
+chips in the same way."""
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Iterator, Mapping
 
-from pydra_pci import PciBus, PciFunction, Tree, read_attribute
+from pydra_pci import VFIO_PCI, PciBus, PciFunction, Tree, read_attribute
 from pydra_tpu.generations import VENDOR, Generation, identify
-from pydra_tpu.hardware import Chip
+from pydra_tpu.hardware import VFIO_CONTROL, ChipFunction
 
 OTHER_DEVICES = frozenset(("0x001f", "0x0042", "0xabcd"))
 """Google's disks, network cards and virtual devices."""
 
 
-def read_chips(tree: Tree) -> tuple[tuple[Chip, ...], tuple[str, ...]]:
-    """The chips in the order of their PCI addresses, and a text for each function of Google's that is not known."""
-    found: list[tuple[PciFunction, Generation]] = []
-    unknown: list[str] = []
+def read_functions(tree: Tree) -> tuple[tuple[ChipFunction, ...], tuple[str, ...]]:
+    """The functions of TPUs in the order of their addresses, and a text for each of Google's that is not known."""
+    found: list[ChipFunction] = []
+    unknown = _find_unreadable(tree)
+    nodes = dict(_read_accel_nodes(tree))
     for address, function in PciBus(tree, VENDOR).functions().items():
-        if not address.endswith(".0"):  # one chip may have two functions
-            continue
         subsystem = read_attribute(tree, address, "subsystem_device")
         if generation := identify(function.device, subsystem):
-            found.append((function, generation))
+            found.append(_build_function(tree, function, generation, nodes))
         elif function.device not in OTHER_DEVICES:
             unknown.append(
                 f"PCI function {address} of Google has the unknown device id {function.device or '(unreadable)'}"
                 f"{f' with subsystem {subsystem}' if subsystem else ''}; if it is a TPU, a newer pydra-tpu may know it"
             )
-    nodes = dict(_read_accel_nodes(tree))
-    return tuple(
-        _build_chip(tree, index, function, generation, nodes) for index, (function, generation) in enumerate(found)
-    ), tuple(unknown)
+    return tuple(found), tuple(unknown)
+
+
+def _find_unreadable(tree: Tree) -> list[str]:
+    """Why no function can be read; empty if they can, or if the machine has no PCI bus."""
+    path = tree.sys("bus/pci/devices")
+    try:
+        os.listdir(path)
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError) or not tree.names(tree.sys("bus")):
+            text = f"the PCI functions of this machine cannot be read: {path}: {error.strerror}"
+            return [f"{text}; PYDRA_TPU_SYS_ROOT must be where the host's /sys is mounted"]
+    return []
 
 
 def _read_accel_nodes(tree: Tree) -> Iterator[tuple[str, str]]:
@@ -41,18 +51,20 @@ def _read_accel_nodes(tree: Tree) -> Iterator[tuple[str, str]]:
             yield address, f"/dev/{name}"
 
 
-def _build_chip(
-    tree: Tree, index: int, function: PciFunction, generation: Generation, accel: Mapping[str, str]
-) -> Chip:
-    vfio = f"/dev/vfio/{function.group}" if function.group and function.driver == "vfio-pci" else ""
+def _build_function(
+    tree: Tree, function: PciFunction, generation: Generation, accel: Mapping[str, str]
+) -> ChipFunction:
+    vfio = f"/dev/vfio/{function.group}" if function.group and function.driver == VFIO_PCI else ""
     node = accel.get(function.address) or vfio
-    return Chip(
-        index=index,
+    return ChipFunction(
         address=function.address,
+        slot=function.slot,
         generation=generation,
         driver=function.driver,
         node=node,
         node_exists=bool(node) and tree.has_node(node),
+        control_exists=tree.has_node(VFIO_CONTROL) if vfio and node == vfio else True,
         numa_node=function.numa,
         pcie_root=function.root,
+        group=function.group,
     )

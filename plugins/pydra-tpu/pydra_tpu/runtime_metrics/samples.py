@@ -73,10 +73,12 @@ def _find_chips(
     """
     count = len(answer.duty_percent)
     if count == len(host.chips):
-        return range(count)
+        return host.runtime_order
     if any(chip.unclaimed_users for chip in host.chips):
         return ()
     owners = held if len(held) == len(answers) == 1 else ()
     if all(one.ports for one in held):
         owners = [one for one in held if answer.port in one.ports]
-    return owners[0].chips if len(owners) == 1 and len(owners[0].chips) == count else ()
+    if len(owners) != 1 or len(owners[0].chips) != count:
+        return ()
+    return [index for index in host.runtime_order if index in owners[0].chips]

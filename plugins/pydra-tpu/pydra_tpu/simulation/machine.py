@@ -6,6 +6,8 @@ import os
 import tempfile
 from collections.abc import Callable
 
+import msgspec
+
 from pydra_tpu.generations import VENDOR
 from pydra_tpu.hardware import VFIO_CONTROL
 from pydra_tpu.simulation.machine_types import MachineType
@@ -18,19 +20,38 @@ def default_state() -> str:
     return os.path.join(tempfile.gettempdir(), f"pydra-tpu-{os.getuid()}")
 
 
-def chip_directory(index: int) -> str:
-    """Where the chip's PCI function is, below the root."""
-    return f"sys/devices/pci0000:00/0000:00:{4 + index:02x}.0"
+class MachineFunction(msgspec.Struct, frozen=True, kw_only=True):
+    """A PCI function of a chip: its number on the machine, its address, its IOMMU group and its device node."""
+
+    number: int
+    chip: int
+    address: str
+    group: int
+    node: str
+
+    @property
+    def directory(self) -> str:
+        """Where the function is, below the root."""
+        return f"sys/devices/pci0000:00/{self.address}"
+
+
+def list_functions(machine: MachineType) -> tuple[MachineFunction, ...]:
+    """The functions of all chips, in the order of their addresses."""
+    each = machine.generation.functions
+    found = []
+    for number in range(machine.chips * each):
+        slot, function = (number, 0) if machine.own_slots else divmod(number, each)
+        address = f"0000:00:{4 + slot:02x}.{function}"
+        group = machine.first_group + number // machine.group_size
+        node = f"/dev/vfio/{group}" if uses_vfio(machine) else f"/dev/accel{number}"
+        chip = number // each
+        found.append(MachineFunction(number=number, chip=chip, address=address, group=group, node=node))
+    return tuple(found)
 
 
 def uses_vfio(machine: MachineType) -> bool:
     """Whether the chips of this machine are bound to vfio-pci."""
     return machine.generation.name not in ("v2", "v3", "v4")
-
-
-def node_path(machine: MachineType, index: int) -> str:
-    """The chip's device node."""
-    return f"/dev/vfio/{index}" if uses_vfio(machine) else f"/dev/accel{index}"
 
 
 def build_tree(root: str, machine: MachineType, alter: Callable[[str], None] = lambda _root: None) -> None:
@@ -40,8 +61,8 @@ def build_tree(root: str, machine: MachineType, alter: Callable[[str], None] = l
     """
     os.makedirs(os.path.dirname(root), exist_ok=True)
     draft = tempfile.mkdtemp(prefix=".tree-", dir=os.path.dirname(root))
-    for index in range(machine.chips):
-        _add_chip(draft, index, machine)
+    for function in list_functions(machine):
+        _add_function(draft, function, machine)
     _write(f"{draft}/sys/class/dmi/id/product_uuid", MACHINE_UUID)
     os.makedirs(f"{draft}/proc")
     os.makedirs(f"{draft}/logs")
@@ -54,32 +75,32 @@ def build_tree(root: str, machine: MachineType, alter: Callable[[str], None] = l
             raise
 
 
-def _add_chip(root: str, index: int, machine: MachineType) -> None:
-    """A function of its own PCI slot, bound to vfio-pci, alone in an IOMMU group; or one with an accel node."""
-    place, generation = chip_directory(index), machine.generation
-    address = os.path.basename(place)
+def _add_function(root: str, function: MachineFunction, machine: MachineType) -> None:
+    """A function that is bound to vfio-pci, alone in an IOMMU group; or one with an accel node."""
+    place, address, generation = function.directory, function.address, machine.generation
     ids = {
         "vendor": VENDOR,
         "device": generation.device,
         "subsystem_device": generation.subsystem or generation.device,
-        "numa_node": str(index * machine.numa_nodes // machine.chips),
+        "numa_node": str(function.chip * machine.numa_nodes // machine.chips),
     }
     for name, text in ids.items():
         _write(f"{root}/{place}/{name}", text)
     _link(f"{root}/sys/bus/pci/devices/{address}", f"../../../devices/pci0000:00/{address}")
     driver = "vfio-pci" if uses_vfio(machine) else "google-tpu"
     _link(f"{root}/{place}/driver", f"../../../bus/pci/drivers/{driver}")
-    _node(root, node_path(machine, index))
+    _node(root, function.node)
     if not uses_vfio(machine):
-        _link(f"{root}/sys/class/accel/accel{index}/device", f"../../../devices/pci0000:00/{address}")
+        _link(f"{root}/sys/class/accel/accel{function.number}/device", f"../../../devices/pci0000:00/{address}")
         return
-    _link(f"{root}/{place}/iommu_group", f"../../../kernel/iommu_groups/{index}")
-    if index == 0:
+    _link(f"{root}/{place}/iommu_group", f"../../../kernel/iommu_groups/{function.group}")
+    if function.number == 0:
         _node(root, VFIO_CONTROL)
 
 
 def _node(root: str, path: str) -> None:
-    _link(f"{root}{path}", "/dev/null")
+    if not os.path.lexists(f"{root}{path}"):  # functions of one IOMMU group have one node
+        _link(f"{root}{path}", "/dev/null")
 
 
 def _write(path: str, text: str) -> None:

@@ -1,7 +1,7 @@
 """Scenarios: a machine type, and what is wrong with it: `v5e-8`, `v5e-8+node-gone+throttled`.
 
-What is wrong with a chip is so with the machine's last one. Files of the machine are made once, so that a fault in them
-can be repaired; services run as long as the backend.
+What is wrong with a chip is so with the machine's last one, and with the last of its PCI functions. Files of the
+machine are made once, so that a fault in them can be repaired; services run as long as the backend.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from pydra import PydraError
 from pydra_tpu.settings import Settings
-from pydra_tpu.simulation.machine import build_tree, chip_directory, default_state, node_path
+from pydra_tpu.simulation.machine import build_tree, default_state, list_functions
 from pydra_tpu.simulation.machine_types import MACHINE_TYPES, MachineType
 from pydra_tpu.simulation.metadata import describe_slice, serve_metadata
 from pydra_tpu.simulation.runtime import SimulatedRuntime, describe_workload, run_runtime
@@ -32,26 +32,28 @@ class ScenarioError(PydraError):
 
 
 def _remove_node(root: str, machine: MachineType) -> None:
-    os.unlink(root + node_path(machine, machine.chips - 1))
+    os.unlink(root + list_functions(machine)[-1].node)
 
 
 def _unbind_driver(root: str, machine: MachineType) -> None:
-    os.unlink(f"{root}/{chip_directory(machine.chips - 1)}/driver")
-    shutil.rmtree(f"{root}/sys/class/accel/accel{machine.chips - 1}", ignore_errors=True)
+    function = list_functions(machine)[-1]
+    os.unlink(f"{root}/{function.directory}/driver")
+    shutil.rmtree(f"{root}/sys/class/accel/accel{function.number}", ignore_errors=True)
 
 
 def _remove_function(root: str, machine: MachineType) -> None:
-    shutil.rmtree(f"{root}/{chip_directory(machine.chips - 1)}")
-    os.unlink(f"{root}/sys/bus/pci/devices/{os.path.basename(chip_directory(machine.chips - 1))}")
+    function = list_functions(machine)[-1]
+    shutil.rmtree(f"{root}/{function.directory}")
+    os.unlink(f"{root}/sys/bus/pci/devices/{function.address}")
 
 
 def _hold_chip(root: str, machine: MachineType) -> None:
-    _start_process(root, [node_path(machine, machine.chips - 1)])
+    _start_process(root, [list_functions(machine)[-1].node])
 
 
 def _hold_lockfile(root: str, machine: MachineType) -> None:
     """JAX outside of Kubernetes: it takes the lock of libtpu, and all chips."""
-    nodes = [node_path(machine, index) for index in range(machine.chips)]
+    nodes = [function.node for function in list_functions(machine)]
     _start_process(root, ["/tmp/libtpu_lockfile", *nodes])  # noqa: S108 - where libtpu has it
 
 
@@ -70,6 +72,11 @@ FILE_FAULTS: Mapping[str, Callable[[str, MachineType], None]] = {
     "chip-held": _hold_chip,
     "lockfile-held": _hold_lockfile,
 }
+MACHINE_FAULTS: Mapping[str, Mapping[str, int]] = {
+    "groups-from-8": {"first_group": 8},
+    "groups-shared": {"group_size": 2},
+}
+"""What the machine is instead: the IOMMU groups of its functions have other numbers, or two functions each."""
 LINK_FAULTS = ("link-down", "throttled")
 METADATA = ("metadata", "metadata-late", "metadata-contradicts")
 SERVICE_FAULTS = ("workload", "metrics-hang", "metadata-silent", *METADATA)
@@ -84,13 +91,16 @@ async def open_scenario(settings: Settings) -> AsyncIterator[tuple[Settings, Seq
     """
     name, *faults = settings.scenario.split("+")
     machine = MACHINE_TYPES.get(name)
-    known = (*FILE_FAULTS, *LINK_FAULTS, *SERVICE_FAULTS)
+    known = (*FILE_FAULTS, *MACHINE_FAULTS, *LINK_FAULTS, *SERVICE_FAULTS)
     if machine is None:
         raise ScenarioError(f"there is no scenario {name}; bundled are: {', '.join(MACHINE_TYPES)}")
     if unknown := [fault for fault in faults if fault not in known]:
         raise ScenarioError(
             f"{settings.scenario}: there is no {unknown[0]}; after a + there can be: {', '.join(known)}"
         )
+    machine = replace(
+        machine, **{field: value for one in faults for field, value in MACHINE_FAULTS.get(one, {}).items()}
+    )
     root = _make_files(settings, machine, faults)
     settings = replace(
         settings,

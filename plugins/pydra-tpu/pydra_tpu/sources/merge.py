@@ -16,6 +16,7 @@ from pydra_tpu.sources.told import SETTINGS, Told
 
 CHIPS: Final = "the chips"
 REMEDY: Final = "set it in the settings of pydra-tpu"
+CORRECTION: Final = "correct it, or leave it out"
 
 
 class Fact(NamedTuple):
@@ -44,11 +45,15 @@ def merge_facts(told: Sequence[Told], chips: Sequence[Chip]) -> tuple[SliceFacts
         problems += [problem] if problem else []
     if (kind := facts.pop("accelerator_type", None)) and "accelerator" not in facts:
         facts["accelerator"] = Fact(generation.labels[0], kind.source)  # as Google's driver calls it
-    if whole := HOST_BOUNDS.get(len(chips)):
+    if len(generation.labels) == 1:
+        facts.setdefault("accelerator", Fact(generation.labels[0], CHIPS))
+    if len(chips) in HOST_BOUNDS:
+        whole = generation.host_bounds(len(chips))
         told_type = any(one.accelerator_type for one in believed)
         if all(one.topology is None for one in believed) and bool(kind) == told_type:
             facts |= _find_lone_host(facts, kind, generation, whole)
-        wrong = _find_contradictions(facts, kind, generation, whole)
+        topology = facts["topology"].value if "topology" in facts else None
+        wrong = _find_contradictions(facts, kind, generation, generation.host_bounds(len(chips), topology))
         problems += dict.fromkeys(wrong.values())
         facts = {name: fact for name, fact in facts.items() if name not in wrong}
     return SliceFacts(
@@ -79,13 +84,13 @@ def _find_lone_host(
 ) -> Mapping[str, Fact]:
     """The topology of a host that is a slice by itself; nothing as long as it may be one of several.
 
-    Source: Google Cloud's pages on v5e and v6e: hosts of one and of eight chips are slices by themselves.
+    Source: Google Cloud's and GKE's pages: hosts of one, two and eight chips are slices by themselves.
     """
     if kind and kind.value == generation.accelerator_type(whole.size):
         return {"topology": Fact(whole, kind.source)}
     workers = facts.get("worker_hostnames", Fact((), CHIPS)).value
     has_others = len(workers) > 1 or facts.get("worker_id", Fact(0, CHIPS)).value > 0
-    if kind or has_others or len(generation.host_chips) == 1 or whole.size not in (1, 8):
+    if kind or has_others or whole.size not in (1, 2, 8):
         return {}
     return {"topology": Fact(whole, CHIPS)}
 
@@ -102,7 +107,8 @@ def _find_contradictions(
     shape = f"topology {_format(topology.value, generation)} by {topology.source}"
     if (hosts := divide_bounds(topology.value, whole)) is None or (generation.dimensions == 2 and topology.value.z > 1):
         text = f"{shape} cannot be formed by {generation.product} hosts with {whole.size} chips"
-        return {"topology": f"{text}: it is ignored; {REMEDY}"}
+        remedy = CORRECTION if topology.source == SETTINGS else REMEDY
+        return {"topology": f"{text}: it is ignored; {remedy}"}
     if (
         kind
         and topology.source != SETTINGS
@@ -112,8 +118,9 @@ def _find_contradictions(
         return {"topology": f"{text}: it is ignored; {REMEDY}"}
     if bounds and bounds.value != hosts:
         text = f"{shape} has {hosts} hosts of {whole.size} chips, but by {bounds.source} it has {bounds.value}"
-        text = f"{text}: neither is used; {REMEDY}"
-        return {"host_bounds": text} if topology.source == SETTINGS else {"topology": text, "host_bounds": text}
+        if topology.source == SETTINGS:
+            return {"host_bounds": f"{text}: the settings are used"}
+        return dict.fromkeys(("topology", "host_bounds"), f"{text}: neither is used; {REMEDY}")
     wrong = {}
     if (worker := facts.get("worker_id")) and worker.value >= hosts.size:
         wrong["worker_id"] = f"worker_id {worker.value} by {worker.source} is ignored: the slice has {hosts.size} hosts"

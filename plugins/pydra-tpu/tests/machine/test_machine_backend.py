@@ -76,8 +76,18 @@ async def test_functions_of_google_that_are_not_tpus_are_ignored_and_unknown_one
 
 async def test_a_machine_without_pci_has_no_devices(tmp_path: Path) -> None:
     async with machine(tmp_path) as backend:
+        shutil.rmtree(tmp_path / "tree" / "sys" / "bus" / "pci")
+        (tmp_path / "tree" / "sys" / "bus" / "usb").mkdir()
+        inventory = await backend.discover()
+    assert (inventory.devices, inventory.unreadable) == ((), ())
+
+
+async def test_a_sys_that_is_empty_is_reported(tmp_path: Path) -> None:
+    async with machine(tmp_path) as backend:
         shutil.rmtree(tmp_path / "tree" / "sys")
-        assert (await backend.discover()).devices == ()
+        inventory = await backend.discover()
+    assert inventory.devices == ()
+    assert "bus/pci/devices: No such file or directory; PYDRA_TPU_SYS_ROOT must be where" in inventory.unreadable[0]
 
 
 async def test_a_scenario_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:

@@ -14,22 +14,23 @@ from typing import Any
 import pytest
 
 from pydra_tpu.generations import GENERATIONS
-from pydra_tpu.geometry import HOST_BOUNDS, divide_bounds, parse_topology
+from pydra_tpu.geometry import divide_bounds, locate, parse_topology
 from pydra_tpu.inventory import build_inventory
 from tpu_values import host_of
 
 RECORDED = json.loads((Path(__file__).parent / "topologies.json").read_text())
+BY_JAX_NAME = {one.jax: one for one in GENERATIONS}
 SLICES = {
     f"{one['generation']}:{one['topology']}/{one['host_chips']}": one
     for one in RECORDED["slices"]
     # A host does not have more chips than its slice, though JAX shrinks it.
-    if divide_bounds(parse_topology(one["topology"]), HOST_BOUNDS[one["host_chips"]])
+    if divide_bounds(parse_topology(one["topology"]), BY_JAX_NAME[one["generation"]].host_bounds(one["host_chips"]))
 }
 
 
 def find_misplaced(recorded: Mapping[str, Any]) -> list[str]:
-    """The workers of a slice whose chips JAX has at other places than our devices say."""
-    generation = next(one for one in GENERATIONS if one.jax == recorded["generation"])
+    """The workers of a slice whose chips JAX has at other places than our hosts say."""
+    generation = BY_JAX_NAME[recorded["generation"]]
     topology, count = parse_topology(recorded["topology"]), recorded["host_chips"]
     by_worker: dict[int, list[tuple[int, ...]]] = defaultdict(list)
     for _, worker, *place, core in recorded["devices"]:
@@ -38,8 +39,10 @@ def find_misplaced(recorded: Mapping[str, Any]) -> list[str]:
     wrong = []
     for worker, places in by_worker.items():
         host = host_of(generation.name, count, topology, worker_id=worker)
-        devices = {one.name: one.attributes for one in build_inventory(host).devices}
-        ours = [tuple(devices[f"chip-{index}"][axis] for axis in "xyz") for index in range(count)]
+        whole = build_inventory(host).devices[0].attributes
+        origin = [int(str(whole[axis])) for axis in "xyz"]
+        chips = [locate(index, host.bounds) for index in range(count)]
+        ours = [tuple(start + offset for start, offset in zip(origin, chip, strict=True)) for chip in chips]
         if ours != places:
             wrong.append(f"{recorded['generation']}:{recorded['topology']}, worker {worker}: {ours}, not {places}")
     return wrong

@@ -52,6 +52,24 @@ async def test_a_workload_on_a_sub_slice_is_measured_on_the_chips_of_its_claim(t
     assert [*unknown] == [("", "0"), ("", "1"), ("", "2"), ("", "3")]
 
 
+@pytest.mark.parametrize(
+    ("device", "chips"), [("2x4-0", (2, 3, 4, 5, 6, 7, 0, 1)), ("2x2-0", (2, 3, 0, 1)), ("2x2-4", (4, 5, 6, 7))]
+)
+async def test_a_runtime_numbers_its_chips_by_the_text_of_their_nodes_names(
+    device: str, chips: tuple[int, ...], tmp_path: Path
+) -> None:
+    # Chips 0 to 7 have the nodes /dev/vfio/8 to /dev/vfio/15, of which "10" is the first.
+    async with run_runtime(SimulatedRuntime(describe_workload(len(chips), 1, 16))) as runtime:
+        settings = Settings(scenario="v5e-8+groups-from-8", state=str(tmp_path), runtime_metrics_ports=(runtime.port,))
+        async with pydra_tpu.connect(settings) as backend:
+            devices = {one.name: one.attributes for one in (await backend.discover()).devices}
+            await backend.prepare(claim_of(device))
+            samples = by_chip(list(await backend.measure()), "duty_cycle_ratio")
+    assert [*samples] == [(f"chip-{chip}", str(number)) for number, chip in enumerate(chips)]
+    assert [devices[f"chip-{chip}"]["index"] for chip in (0, 1, 2, 7)] == [6, 7, 0, 5]
+    assert devices["2x2-4"]["index"] == 2
+
+
 async def test_two_workloads_are_measured_on_the_chips_of_the_claims_that_name_their_ports(tmp_path: Path) -> None:
     workload = describe_workload(4, 1, 16)
     async with run_runtime(SimulatedRuntime(workload)) as one, run_runtime(SimulatedRuntime(workload)) as other:

@@ -33,11 +33,12 @@ async def test_each_machine_type_is_a_healthy_slice_by_itself(name: str, tmp_pat
     attributes = inventory.devices[0].attributes
     assert inventory.unreadable == ()
     assert list_ill(inventory) == {}
-    assert len(inventory.devices) == {1: 1, 4: 7, 8: 15}[machine.chips]
+    assert len(inventory.devices) == {1: 1, 2: 3, 4: 7, 8: 15}[machine.chips]
     assert (attributes["wholeHost"], attributes["chipCount"]) == (True, machine.chips)
     assert (attributes["topology"], attributes["tpuGen"]) == (machine.topology, machine.generation.name)
     assert prepared.edits.env["TPU_TOPOLOGY"] == machine.topology
-    assert len([node for node in prepared.edits.device_nodes if node.path != "/dev/vfio/vfio"]) == machine.chips
+    nodes = [node for node in prepared.edits.device_nodes if node.path != "/dev/vfio/vfio"]
+    assert len(nodes) == machine.chips * machine.generation.functions
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pydra_tpu import DRIVER
 from pydra_tpu.claims import ChipUnusable, NotAMesh, Plan, plan_claim, prepare_claim
 from pydra_tpu.config import LoggingConfig, Processes, TpuConfig
 from pydra_tpu.environment import NoIciResiliency, build_environment
-from pydra_tpu.geometry import Bounds, list_sub_slices
+from pydra_tpu.geometry import Bounds, list_sub_slices, parse_topology
 from pydra_tpu.hardware import Host, SliceFacts
 from pydra_tpu.inventory import list_offered
 from pydra_tpu.processes import NotProcesses
@@ -70,6 +70,25 @@ def test_a_whole_host_is_told_of_its_slice(host: Host, kind: str, topology: str,
     assert ("TPU_WORKER_HOSTNAMES" in environment) is (hosts == "1,1,1")
 
 
+@pytest.mark.parametrize(
+    ("generation", "chips", "topology", "device", "told"),
+    [
+        ("v5p", 1, "1x1x1", "chip-0", ("v5p-2", "1,1,1")),
+        ("v5p", 2, "2x1x1", "2x1x1-0", ("v5p-4", "2,1,1")),
+        ("v5p", 2, "1x2x1", "2x1x1-0", ("v5p-4", "1,2,1")),
+        ("tpu7x", 1, "1x1x1", "chip-0", ("tpu7x-2", "1,1,1")),
+    ],
+)
+def test_a_host_of_one_or_two_chips_is_a_slice_by_itself(
+    generation: str, chips: int, topology: str, device: str, told: tuple[str, str]
+) -> None:
+    host = host_of(generation, chips, parse_topology(topology))
+    (prepared,) = prepare_claim(claim_of(device), host, list_offered(host, Offer.SUB_SLICES), Settings())
+    environment = prepared.edits.env
+    assert (environment["TPU_ACCELERATOR_TYPE"], environment["TPU_CHIPS_PER_PROCESS_BOUNDS"]) == told
+    assert (environment["TPU_TOPOLOGY"], environment["TPU_PROCESS_BOUNDS"]) == (topology, "1,1,1")
+
+
 def test_single_chips_that_are_a_sub_slice_together_are_one_mesh() -> None:
     prepared = prepare_claim(claim_of(*(f"chip-{index}" for index in range(8))), V5E, OFFERED, Settings())
     assert {one.edits.env["TPU_TOPOLOGY"] for one in prepared} == {"2x4"}
@@ -117,7 +136,6 @@ def test_a_whole_host_of_unknown_topology_is_told_its_own_bounds_only(generation
                 "MEGASCALE_COORDINATOR_ADDRESS": "train-0.train:8080",
             },
         ),
-        ({"visibleChips": "host"}, {"TPU_VISIBLE_CHIPS": "4,5,6,7"}),
         ({"visibleChips": "unset"}, {"TPU_VISIBLE_CHIPS": None}),
         (
             {"arguments": ["--xla_tpu_enable_latency_hiding_scheduler=true", "--xla_enable_async_all_gather"]},
@@ -155,6 +173,15 @@ def test_a_whole_host_believes_what_it_was_told_of_its_slice_and_a_part_of_it_do
     for part in parts:
         assert part["TPU_TOPOLOGY_WRAP"] == "false,false,false"
         assert "ENABLE_ICI_RESILIENCY" not in part
+
+
+@pytest.mark.parametrize("generation", ["v2", "v3"])
+def test_a_part_of_a_host_gets_no_accelerator_type_that_libtpu_does_not_know(generation: str) -> None:
+    whole, *parts = (
+        build_environment(host_of(generation, 4, Bounds(2, 2)), one, TpuConfig()) for one in list_sub_slices(4)
+    )
+    assert whole["TPU_ACCELERATOR_TYPE"] == f"{generation}-8"
+    assert not [part for part in parts if "TPU_ACCELERATOR_TYPE" in part]
 
 
 def test_resilience_of_links_is_for_whole_hosts_of_slices_that_have_it() -> None:
@@ -220,7 +247,7 @@ def test_a_chip_without_a_device_node_is_refused_with_its_driver() -> None:
         ({"megascale": {"slices": 2, "slice": 2, "coordinator": "a"}}, "slice: 2 must be less than slices, which is 2"),
         ({"megascale": {"slices": 2, "slice": 0}}, "missing required field `coordinator`"),
         ({"megascale": {"slices": 2, "slice": 0, "coordinator": "a b"}}, "matching regex"),
-        ({"visibleChips": "all"}, "Invalid enum value 'all'"),
+        ({"visibleChips": "host"}, "Invalid enum value 'host'"),
         ({"arguments": ["--a --b"]}, "matching regex"),
     ],
 )
@@ -240,6 +267,8 @@ def processes_of(**requests: str) -> Claim:
     ("requests", "chip_bounds", "process_bounds", "ranks"),
     [
         ({"a": "chip-0", "b": "chip-1", "c": "chip-2", "d": "chip-3"}, "1,1,1", "2,2,1", "0123"),
+        ({name: f"chip-{index}" for index, name in enumerate("abcdefgh")}, "1,1,1", "4,2,1", "01234567"),
+        ({name: f"1x2-{2 * index}" for index, name in enumerate("abcd")}, "1,2,1", "2,2,1", "0123"),
         ({"a": "1x2-2", "b": "1x2-0"}, "1,2,1", "2,1,1", "10"),
         ({"a": "2x2-4", "b": "2x2-0"}, "2,2,1", "1,2,1", "10"),
     ],

@@ -49,18 +49,20 @@ def test_an_admin_may_offer_chips_or_the_host_only_which_need_no_counters(offer:
 
 
 @pytest.mark.parametrize(
-    ("host", "places"),
+    ("host", "place"),
     [
-        (V5E, {"2x4-0": (0, 0, 0), "2x2-4": (0, 2, 0), "chip-7": (1, 3, 0)}),
-        (host_of("v5p", 4, Bounds(4, 4, 4), worker_id=7), {"2x2x1-0": (2, 2, 1), "chip-3": (3, 3, 1)}),
-        (host_of("v6e", 4, Bounds(4, 4), worker_id=3), {"2x2-0": (2, 2, 0), "1x2-2": (2, 3, 0)}),
+        (V5E, (0, 0, 0)),
+        (host_of("v5p", 4, Bounds(4, 4, 4), worker_id=7), (2, 2, 1)),
+        (host_of("v6e", 4, Bounds(4, 4), worker_id=3), (2, 2, 0)),
+        (host_of("v6e", 1, Bounds(1, 1)), (0, 0, 0)),
     ],
 )
-def test_a_device_says_where_in_the_slice_its_first_chip_is(
-    host: Host, places: dict[str, tuple[int, int, int]]
+def test_a_whole_host_says_where_in_the_slice_it_begins_and_a_part_of_it_does_not(
+    host: Host, place: tuple[int, int, int]
 ) -> None:
-    devices = {one.name: one.attributes for one in build_inventory(host).devices}
-    assert {name: tuple(devices[name][axis] for axis in "xyz") for name in places} == places
+    whole, *parts = build_inventory(host).devices
+    assert tuple(whole.attributes[axis] for axis in "xyz") == place
+    assert not [part.name for part in parts if {"x", "y", "z"} & part.attributes.keys()]
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,9 @@ def test_a_device_says_where_in_the_slice_its_first_chip_is(
     [
         (V5E, "v5litepod-8", "1,1,1", "false,false,false"),
         (host_of("v5litepod", 4, Bounds(8, 16), worker_id=3), "v5litepod-128", "4,8,1", "false,true,false"),
+        (host_of("v6e", 4, Bounds(16, 16)), "v6e-256", "8,8,1", "true,true,false"),
+        (host_of("v3", 4, Bounds(16, 16)), "v3-512", "8,8,1", "false,false,false"),
+        (host_of("v3", 4, Bounds(16, 16), wrap=(True, True, False)), "v3-512", "8,8,1", "true,true,false"),
         (host_of("v5p", 4, Bounds(4, 4, 8)), "v5p-256", "2,2,8", "true,true,true"),
         (host_of("v5p", 4, Bounds(4, 4, 8), wrap=(False,) * 3), "v5p-256", "2,2,8", "false,false,false"),
     ],

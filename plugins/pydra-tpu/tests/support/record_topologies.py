@@ -14,30 +14,33 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 FLAT, DEEP = "1x1 2x2 2x4 4x4 4x8 8x8", "2x2x1 2x2x2 2x2x4 2x4x4 4x4x4"
-HOSTS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
-SLICES = {
-    "v2": ("2x2", (4,)),
-    "v3": ("2x2 4x4", (4,)),
-    "v4": (DEEP, (4,)),
-    "v5e": (FLAT, (1, 4, 8)),
-    "v5p": (DEEP, (4,)),
-    "v6e": (FLAT, (1, 4, 8)),
-    "tpu7x": (DEEP, (4,)),
-}
-"""JAX's name of each generation: its topologies, and the sizes of its hosts in chips."""
-LARGE = {
-    "v2": ("4x4 4x8 8x8 8x16 16x16", (4,)),
-    "v3": ("4x8 8x8 8x16 16x16 16x32 32x32", (4,)),
-    "v4": ("4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16", (4,)),
-    "v5e": ("8x16 16x16", (1, 4, 8)),
-    "v5p": ("4x4x8 4x8x8 8x8x8 8x8x16 8x16x16", (4,)),
-    "v6e": ("8x16 16x16", (1, 4, 8)),
-    "tpu7x": ("4x4x8 4x8x8 8x8x8 8x8x16 8x16x16", (4,)),
-}
+HOSTS = {1: (1, 1, 1), 2: (2, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
+SLICES = (
+    ("v2", "2x2", (4,)),
+    ("v3", "2x2 4x4", (4,)),
+    ("v4", DEEP, (4,)),
+    ("v5e", FLAT, (1, 4, 8)),
+    ("v5p", "1x1x1", (1,)),
+    ("v5p", "2x1x1", (2,)),
+    ("v5p", DEEP, (4,)),
+    ("v6e", FLAT, (1, 4, 8)),
+    ("tpu7x", "1x1x1", (1,)),
+    ("tpu7x", DEEP, (4,)),
+)
+"""JAX's name of a generation, its topologies, and the sizes of its hosts in chips."""
+LARGE = (
+    ("v2", "4x4 4x8 8x8 8x16 16x16", (4,)),
+    ("v3", "4x8 8x8 8x16 16x16 16x32 32x32", (4,)),
+    ("v4", "4x4x8 4x8x8 8x8x8 8x8x12 8x8x16 8x16x16", (4,)),
+    ("v5e", "8x16 16x16", (1, 4, 8)),
+    ("v5p", "4x4x8 4x8x8 8x8x8 8x8x16 8x16x16", (4,)),
+    ("v6e", "8x16 16x16", (1, 4, 8)),
+    ("tpu7x", "4x4x8 4x8x8 8x8x8 8x8x16 8x16x16", (4,)),
+)
 
 
 def ask_jax(generation: str, topology: str, chips: int) -> dict[str, Any]:
@@ -52,10 +55,10 @@ def ask_jax(generation: str, topology: str, chips: int) -> dict[str, Any]:
     return {"generation": generation, "topology": topology, "host_chips": chips, "devices": devices}
 
 
-def record(chosen: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Any]:
+def record(chosen: Sequence[tuple[str, str, tuple[int, ...]]]) -> dict[str, Any]:
     """All slices that JAX knows of these, and its version."""
     slices = []
-    for generation, (names, sizes) in chosen.items():
+    for generation, names, sizes in chosen:
         for topology in names.split():
             for chips in sizes:
                 try:

@@ -7,7 +7,7 @@ from typing import Any
 from pydra import AllocatedDevice, Claim, HeldClaim
 from pydra_tpu.generations import BY_NAME
 from pydra_tpu.geometry import Bounds
-from pydra_tpu.hardware import Chip, Host, SliceFacts
+from pydra_tpu.hardware import Chip, ChipFunction, Host, SliceFacts
 
 
 def host_of(generation: str, chips: int, topology: Bounds | None = None, **facts: Any) -> Host:
@@ -20,15 +20,17 @@ def host_of(generation: str, chips: int, topology: Bounds | None = None, **facts
 
 
 def chip_of(generation: str, index: int, **fields: Any) -> Chip:
-    given = {
-        "index": index,
+    """A chip with one function; fields of the function are among `fields`."""
+    given = {name: fields.pop(name) for name in ChipFunction.__struct_fields__ if name in fields}
+    function = {
         "address": f"0000:00:{4 + index:02x}.0",
+        "slot": f"0000:00:{4 + index:02x}",
         "generation": BY_NAME[generation],
         "driver": "vfio-pci",
         "node": f"/dev/vfio/{index}",
         "node_exists": True,
     }
-    return Chip(**{**given, **fields})
+    return Chip(index=index, functions=(ChipFunction(**{**function, **given}),), **fields)
 
 
 def claim_of(*devices: str | AllocatedDevice, uid: str = "uid-1", plan: Any = None) -> Claim:

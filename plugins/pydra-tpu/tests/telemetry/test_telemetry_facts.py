@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +90,11 @@ def test_each_fact_is_taken_from_the_first_source_that_has_it() -> None:
     [
         ("v5litepod", 8, {}, Bounds(2, 4)),
         ("v6e", 1, {}, Bounds(1, 1)),
+        ("v5p", 1, {}, Bounds(1, 1)),
+        ("v5p", 2, {}, Bounds(2, 1)),
+        ("v5p", 2, {"accelerator-type": "v5p-4"}, Bounds(2, 1)),
+        ("v5p", 2, {"tpu-env": "TOPOLOGY: '1x2x1'"}, Bounds(1, 2)),
+        ("tpu7x", 1, {}, Bounds(1, 1)),
         ("v6e", 4, {}, None),  # a slice by itself, or a worker of any
         ("v4", 4, {}, None),
         ("v4", 4, {"accelerator-type": "v4-8"}, Bounds(2, 2)),
@@ -171,6 +177,34 @@ def test_a_source_that_tells_of_another_generation_is_not_believed_in_anything(t
     assert (facts.topology, facts.worker_id, facts.accelerator) == (Bounds(2, 4), None, None)
     (problem,) = problems
     assert "but they are TPU v5e: nothing from there is used" in problem
+
+
+@pytest.mark.parametrize(
+    ("generation", "chips", "accelerator"),
+    [("v4", 4, "tpu-v4-podslice"), ("v6e", 8, "tpu-v6e-slice"), ("tpu7x", 4, "tpu7x"), ("v5litepod", 8, None)],
+)
+def test_the_accelerator_follows_from_the_chips_where_their_generation_has_one_only(
+    generation: str, chips: int, accelerator: str | None
+) -> None:
+    assert merge(generation, chips, {})[0].accelerator == accelerator
+
+
+def test_a_topology_of_the_settings_that_cannot_be_is_to_be_corrected_there() -> None:
+    facts, problems = merge("v5litepod", 8, {}, settings=Settings(topology="3x3"))
+    assert facts.topology is None
+    assert problems == (
+        "topology 3x3 by the settings cannot be formed by TPU v5e hosts with 8 chips: it is ignored; correct it, or "
+        "leave it out",
+    )
+    told = {"tpu-env": "HOST_BOUNDS: '1,1,1'"}
+    facts, problems = merge("v5litepod", 8, told, settings=Settings(topology="4x4"))
+    assert facts.topology == Bounds(4, 4)
+    assert problems[0].endswith("by the metadata server's tpu-env it has 1,1,1: the settings are used")
+
+
+def test_an_accelerator_that_is_not_a_labels_value_is_refused_in_the_settings() -> None:
+    with pytest.raises(msgspec.ValidationError, match="matching regex"):
+        msgspec.convert({"accelerator": "foo bar"}, Settings)
 
 
 def test_the_settings_decide_between_sources_that_contradict_each_other() -> None:

@@ -71,6 +71,33 @@ async def test_seven_of_eight_device_nodes_make_one_chip_ill(backend: TpuBackend
     assert await find_ill(backend) == dict.fromkeys(LEFT, "NodeGone")
 
 
+@pytest.mark.parametrize(("node", "ill"), [("3", LEFT), ("vfio", None)])
+@pytest.mark.parametrize("is_directory", [False, True])
+async def test_a_node_that_containers_cannot_get_makes_the_chips_ill_that_need_it(
+    backend: TpuBackend, tmp_path: Path, node: str, ill: set[str] | None, *, is_directory: bool
+) -> None:
+    path = tmp_path / "tree" / "dev" / "vfio" / node
+    path.unlink()
+    if is_directory:
+        path.mkdir()
+    found = await find_ill(backend)
+    assert {*found.values()} == {"NodeGone"}
+    assert {*found} == (ill or {one.name for one in (await backend.discover()).devices})
+
+
+async def test_a_chip_that_comes_back_at_another_address_has_its_place_again(
+    backend: TpuBackend, tmp_path: Path
+) -> None:
+    before = [one.name for one in (await backend.discover()).devices]
+    entry = function(tmp_path, 3)
+    entry.rename(entry.with_name("0000:00:1f.0"))
+    after = (await backend.discover()).devices
+    assert [one.name for one in after] == before
+    assert {one.health.status for one in after} == {HealthStatus.HEALTHY}
+    place = {one.name: one.attributes.get("resource.kubernetes.io/pciBusID") for one in after}
+    assert (place["chip-3"], place["chip-4"]) == ("0000:00:1f.0", "0000:00:08.0")
+
+
 async def test_chips_that_vanish_keep_their_places_and_the_others_theirs(backend: TpuBackend, tmp_path: Path) -> None:
     before = {one.name: one.attributes for one in (await backend.discover()).devices}
     for chip in range(4):
