@@ -25,7 +25,7 @@ def _select(condition: str) -> dict[str, Any]:
     return {"selectors": [{"cel": {"expression": condition}}]}
 
 
-_TYPE = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type"
+_TYPE = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].?type.orValue('')"
 
 DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {
     DRIVER: {**_select(f"{_TYPE} != 'vfio'"), "extendedResourceName": "amd.com/gpu"},

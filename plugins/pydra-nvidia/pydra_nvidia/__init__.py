@@ -27,7 +27,7 @@ def _selectors(kind: str) -> list[dict[str, Any]]:
         {
             "cel": {
                 "expression": "device.driver == 'gpu.nvidia.com' && "
-                f"device.attributes['gpu.nvidia.com'].type == '{kind}'"
+                f"device.attributes['gpu.nvidia.com'].?type.orValue('') == '{kind}'"
             }
         }
     ]
@@ -38,7 +38,7 @@ DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {
     "mig.nvidia.com": {"selectors": _selectors("mig")},
     "vfio.gpu.nvidia.com": {"selectors": _selectors("vfio")},
 }
-"""Specs by name, those of NVIDIA's chart with its expressions, so that claims which name them mean the same here.
+"""Specs by name, those of NVIDIA's chart, so that claims which name them mean the same here.
 `nvidia.com/gpu` as an extended resource is how the device plugin's pods ask."""
 
 

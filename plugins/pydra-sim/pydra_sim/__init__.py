@@ -48,7 +48,7 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 def _device_class(kind: str) -> dict[str, Any]:
-    expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == '{kind}'"
+    expression = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].?type.orValue('') == '{kind}'"
     return {"selectors": [{"cel": {"expression": expression}}]}
 
 

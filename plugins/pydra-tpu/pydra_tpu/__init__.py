@@ -30,14 +30,18 @@ SHAPES = ("1x2", "2x2", "2x4", "1x2x1", "2x1x1", "2x2x1")
 
 DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {
     DRIVER: {
-        **_select(f"device.capacity['{DRIVER}'].chips.compareTo(quantity('1')) == 0"),
+        **_select(f"device.capacity['{DRIVER}'].?chips.orValue(quantity('1')).compareTo(quantity('1')) == 0"),
         "extendedResourceName": "google.com/tpu",
     },
-    f"host.{DRIVER}": _select(f"device.attributes['{DRIVER}'].wholeHost"),
-    **{f"{shape}.{DRIVER}": _select(f"device.attributes['{DRIVER}'].shape == '{shape}'") for shape in SHAPES},
+    f"host.{DRIVER}": _select(f"device.attributes['{DRIVER}'].?wholeHost.orValue(false)"),
+    **{
+        f"{shape}.{DRIVER}": _select(f"device.attributes['{DRIVER}'].?shape.orValue('') == '{shape}'")
+        for shape in SHAPES
+    },
 }
 """Specs by name. In Google's class of the name `tpu.google.com` each device is a chip, and claims ask for all of them
-or for a number: with sub-slices beside them, that class must leave these out to mean the same."""
+or for a number: with sub-slices beside them, that class must leave these out to mean the same. The devices of Google's
+driver, on nodes that have it, lack `chips`, `wholeHost` and `shape`: each is a chip."""
 
 
 @asynccontextmanager

@@ -22,9 +22,18 @@ __all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect
 _DEVICE = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}']"
 
 DEVICE_CLASSES: Mapping[str, Mapping[str, Any]] = {
-    "compute-domain-daemon.nvidia.com": {"selectors": [{"cel": {"expression": f"{_DEVICE}.type == 'daemon'"}}]},
+    "compute-domain-daemon.nvidia.com": {
+        "selectors": [{"cel": {"expression": f"{_DEVICE}.?type.orValue('') == 'daemon'"}}]
+    },
     "compute-domain-default-channel.nvidia.com": {
-        "selectors": [{"cel": {"expression": f"{_DEVICE}.type == 'channel' && device.attributes['{DRIVER}'].id == 0"}}]
+        "selectors": [
+            {
+                "cel": {
+                    "expression": f"{_DEVICE}.?type.orValue('') == 'channel' && "
+                    f"device.attributes['{DRIVER}'].?id.orValue(-1) == 0"
+                }
+            }
+        ]
     },
 }
 """Specs by name, those of NVIDIA's chart: its controller makes claims for them."""

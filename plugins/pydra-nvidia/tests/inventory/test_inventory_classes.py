@@ -69,18 +69,6 @@ class Scheduler:
         return [result.device for result in allocation.devices.results]
 
 
-def test_the_classes_are_spelt_as_in_nvidias_chart() -> None:
-    def spec(kind: str) -> dict[str, Any]:
-        expression = f"device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == '{kind}'"
-        return {"selectors": [{"cel": {"expression": expression}}]}
-
-    assert {
-        "gpu.nvidia.com": {**spec("gpu"), "extendedResourceName": "nvidia.com/gpu"},
-        "mig.nvidia.com": spec("mig"),
-        "vfio.gpu.nvidia.com": spec("vfio"),
-    } == DEVICE_CLASSES
-
-
 @pytest.mark.parametrize(
     ("class_name", "selectors", "device"),
     [
