@@ -9,7 +9,7 @@ import re
 
 from pydra import AttributeValue, Version
 from pydra_amd.hardware_types import Reading
-from pydra_amd.models import BY_DEVICE
+from pydra_amd.models import name_product
 from pydra_amd.offering import Offered
 from pydra_pci import PciFunction
 
@@ -51,14 +51,13 @@ def build_attributes(offered: Offered, reading: Reading) -> dict[str, AttributeV
 
 
 def build_function_attributes(function: PciFunction) -> dict[str, AttributeValue]:
-    """Of a function for guests: what is known whatever driver has it. The product of a virtual function is not."""
-    model = BY_DEVICE.get(function.device)
+    """Of a function for guests: what is known whatever driver has it."""
     attributes: dict[str, AttributeValue | None] = {
         "type": "vfio",
         "pciAddr": function.address,
         "deviceID": function.device or None,
         "vendorID": function.vendor,
-        "productName": model.name.replace(" ", "_") if model else None,
+        "productName": name_product(function.device).replace(" ", "_") or None,
         "iommuGroup": function.group,
         "isVF": function.is_virtual,
         "numaNode": function.numa,

@@ -17,6 +17,9 @@ from pydra_amd.sharing import build_shared_capacity
 from pydra_pci import PciFunction
 
 GIB = 1 << 30
+_KEPT_OF_VIRTUAL = 512 << 20
+"""More than what gim and the firmware keep of a virtual function's part: the guest with the only virtual function of an
+MI300X sees 320 MiB less than 192 GiB."""
 
 CONFLICT = f"{DRIVER}/memory-partition-conflict"
 """AMD's taint for devices of a memory mode that the GPUs cannot have now. It also evicts: a pod that was given one in
@@ -103,14 +106,21 @@ def _build_function(
 
 
 def _build_function_capacity(function: PciFunction, reading: Reading) -> dict[str, Capacity]:
-    """By the model, which does not depend on the driver that has it; virtual functions have equal parts of theirs."""
+    """By the model, which does not depend on the driver that has it; virtual functions have equal parts of theirs.
+
+    Of a virtual function's memory this is a lower bound: nothing on the host says how much its guest will see.
+    """
     siblings = [one for one in reading.functions if function.parent and one.parent == function.parent]
     place = function.parent or function.address
     model = next((BY_DEVICE.get(one.device) for one in reading.functions if one.address == place), None)
     if model is None:
         return {}
-    found = {"memory": model.memory * GIB, "computeUnits": model.compute_units, "simdUnits": model.simds}
-    return {name: Capacity(value // (len(siblings) or 1)) for name, value in found.items()}
+    parts, kept = len(siblings) or 1, _KEPT_OF_VIRTUAL if siblings else 0
+    return {
+        "memory": Capacity(model.memory * GIB // parts - kept),
+        "computeUnits": Capacity(model.compute_units // parts),
+        "simdUnits": Capacity(model.simds // parts),
+    }
 
 
 def _build_capacity(offered: Offered) -> dict[str, Capacity]:

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 import pydra_amd
-from amd_values import GIB, allocated_device, claim_of, held_claim
+from amd_values import GIB, MIB, allocated_device, claim_of, held_claim
 from pydra import Claim, ClaimError, Device, DeviceInUse, HeldClaim, InvalidConfig, TerminalError
 from pydra_amd import Settings
 from pydra_amd.claim_config import GpuConfig, Iommu, VfioDeviceConfig
@@ -192,11 +192,24 @@ async def test_virtual_functions_are_offered_beside_gpus_that_another_driver_has
         devices = await node.devices()
         assert {*devices} == {"gpu-vfio-1", "gpu-vfio-3"}
         assert {one.attributes["isVF"] for one in devices.values()} == {True}
-        assert {one.capacity["memory"].value for one in devices.values()} == {192 * GIB}, "each GPU has one of them"
+        assert {one.attributes["productName"] for one in devices.values()} == {"AMD_Instinct_MI300X_VF"}
+        (memory,) = {one.capacity["memory"].value for one in devices.values()}
+        assert 191 * GIB < int(memory) <= 196288 * MIB, "each GPU has one of them, in which a guest sees this much"
         assert devices["gpu-vfio-1"].consumes_counters == ()
         assert await node.prepare("gpu-vfio-1") == ["/dev/vfio/117", "/dev/vfio/vfio"]
         await node.end()
         assert await node.devices() == devices
+
+
+async def test_virtual_functions_of_one_gpu_have_equal_parts_of_it(tmp_path: Path) -> None:
+    async with machine(tmp_path, scenario="mi300x-2-sriov") as node:
+        first, second = (f"sys/bus/pci/devices/0000:{bus}:02.0" for bus in ("05", "27"))
+        (node.root / second / "physfn").unlink()
+        (node.root / second / "physfn").symlink_to((node.root / first / "physfn").resolve())
+        for one in (await node.devices()).values():
+            sizes = {name: int(capacity.value) for name, capacity in one.capacity.items()}
+            assert (sizes["computeUnits"], sizes["simdUnits"]) == (152, 608)
+            assert 95 * GIB < sizes["memory"] < 96 * GIB
 
 
 async def test_the_interface_to_the_iommu_is_the_claims_choice(tmp_path: Path) -> None:

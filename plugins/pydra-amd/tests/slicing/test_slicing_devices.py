@@ -9,6 +9,7 @@ from amd_values import gpu_of, reading_of
 from pydra import Version
 from pydra_amd.inventory.attributes import parse_version
 from pydra_amd.inventory.build import build_inventory
+from pydra_amd.models import name_product
 from pydra_amd.settings import Partitioning
 
 EXISTING, COMPUTE = Partitioning.EXISTING, Partitioning.COMPUTE
@@ -78,6 +79,25 @@ def test_memory_that_cannot_be_read_is_left_out_and_not_guessed() -> None:
     gpu = replace(gpu, partitions=tuple(replace(one, memory=0) for one in gpu.partitions))
     for partitioning in Partitioning:
         assert all("memory" not in one.capacity for one in build_inventory(reading_of(gpu), partitioning).devices)
+
+
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("0x74b5", "AMD Instinct MI300X VF"),
+        ("0x74bd", "AMD Instinct MI300X HF VF"),
+        ("0x74b9", "AMD Instinct MI325X VF"),
+        ("0x74b6", "AMD Instinct MI308X VF"),
+        ("0x74bc", "AMD Instinct MI308X HF VF"),
+        ("0x75b0", "AMD Instinct MI350X VF"),
+        ("0x75b3", "AMD Instinct MI355X VF"),
+        ("0x7410", "AMD Instinct MI210 VF"),
+        ("0x74a1", "AMD Instinct MI300X"),
+        ("0x1234", ""),
+    ],
+)
+def test_gpus_and_their_virtual_functions_have_a_name(device: str, name: str) -> None:
+    assert name_product(device) == name
 
 
 @pytest.mark.parametrize(

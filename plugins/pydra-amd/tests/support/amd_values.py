@@ -8,7 +8,7 @@ from pydra import AllocatedDevice, Claim, HeldClaim
 from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
 from pydra_amd.models import BY_DEVICE, PARTITIONS, Model
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 
 
 def gpu_of(model: str = "0x74a1", mode: str = "spx_nps1", *, index: int = 0, **fields: Any) -> Gpu:
