@@ -33,11 +33,10 @@ from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.inventory.samples import build_samples
-from pydra_amd.models import PARTITIONS
 from pydra_amd.offering import Offered, OfferedFunction, list_functions, list_offered
 from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.sharing import MASK, build_mask
-from pydra_amd.slicing.compute_mode import ModeRefused
+from pydra_amd.slicing.compute_mode import GpuGone
 from pydra_amd.slicing.execution import StepExecutor
 from pydra_amd.slicing.passthrough import Passthrough, read_policy
 from pydra_amd.slicing.plan import find_memory_step, find_unread, plan_claim
@@ -226,21 +225,21 @@ def _find_partition(hold: Hold, reading: Reading) -> Partition:
 
     Raises:
         UnknownDevice: it does not exist, also for admin access to a partition that nobody made.
-        ModeRefused: KFD has all of the GPU, in partitions of another mode.
+        GpuGone: it is lost, or the driver and KFD contradict each other.
     """
     gpu = reading.find(hold.gpu)
+    for lost in reading.lost:
+        if lost.gpu.address == hold.gpu:
+            raise GpuGone(
+                f"GPU {hold.gpu} cannot be used: {lost.why}; it is tried again, and the kernel's log says why if that "
+                "goes on"
+            )
     if gpu is None:
         raise UnknownDevice(
             f"device {hold.device} is gone: the driver has no GPU {hold.gpu} any more; delete the pod to have another"
         )
     if gpu.mode != hold.mode:
         raise UnknownDevice(f"device {hold.device} does not exist: GPU {hold.gpu} is in the mode {gpu.mode}")
-    count = PARTITIONS.get(gpu.xccs, {}).get(gpu.mode.compute) if gpu.mode else None
-    if count not in (None, len(gpu.partitions)):
-        raise ModeRefused(
-            f"GPU {hold.gpu} is in the mode {gpu.mode}, which has {count} partitions, and KFD shows "
-            f"{len(gpu.partitions)}; it is tried again, and the kernel's log says why if that goes on"
-        )
     for one in gpu.partitions:
         if one.index == hold.index:
             return one

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
 from pydra_amd.host.kfd import GENERATION, NODES, KfdNode, read_neighbours, read_nodes
-from pydra_amd.models import BY_DEVICE
+from pydra_amd.models import BY_DEVICE, PARTITIONS, name_product
 from pydra_pci import Tree, read_numa_node, read_root
 
 BOUND = "bus/pci/drivers/amdgpu"
@@ -38,15 +38,18 @@ def read_machine(tree: Tree) -> Reading:
     """The machine as it is now. Reads files of the kernel only, and never fails: what cannot be used is told."""
     nodes, cards = read_nodes(tree), dict(_read_cards(tree))
     places = {node.number: node.address for node in nodes}
+    numbers = {address: _read_numbers(tree, f"{BOUND}/{address}") for address in _list_functions(tree)}
+    owners = {pair[1]: address for address, pair in numbers.items() if pair}
     gpus: list[Gpu] = []
     problems: dict[str, str] = {}
     for address in _list_functions(tree):
         own = sorted((node for node in nodes if node.address == address), key=lambda node: node.index)
         found = _read_gpu(tree, address, own, cards, places)
-        if isinstance(found, Gpu):
-            gpus.append(found)
+        problem = found if isinstance(found, str) else _find_foreign_node(own, nodes, owners)
+        if problem or isinstance(found, str):
+            problems[address] = problem
         else:
-            problems[address] = found
+            gpus.append(found)
     wanted = (node for gpu in gpus for one in gpu.partitions for node in list_nodes(one))
     return Reading(
         gpus=tuple(gpus),
@@ -152,14 +155,15 @@ def _read_gpu(
         return tree.read(tree.sys(f"{BOUND}/{address}/{name}"))
 
     device, memory = read("device"), read("mem_info_vram_total")
-    model = BY_DEVICE.get(device)
+    if problem := _find_contradiction(mode, device, nodes):
+        return problem
     card, render = numbers
     return Gpu(
         address=address,
         card=card,
         render=render,
         device=device,
-        product=read("product_name") or (model.name if model else ""),
+        product=read("product_name") or name_product(device),
         gfx=nodes[0].gfx,
         unique_id=nodes[0].unique_id,
         hive=nodes[0].hive,
@@ -171,6 +175,38 @@ def _read_gpu(
         memory_modes=read_memory_modes(tree, address),
         memory=int(memory) if memory.isdecimal() else sum(one.memory for one in partitions),
         partitions=partitions,
+    )
+
+
+def _find_foreign_node(own: Sequence[KfdNode], nodes: Sequence[KfdNode], owners: Mapping[int, str]) -> str:
+    """Which render node of these partitions is another's too; empty for none. `owners` are functions that have one."""
+    for node in own:
+        owner = owners.get(node.render, node.address)
+        if owner != node.address:
+            return f"KFD says that its render node is renderD{node.render}, which is the one of GPU {owner}"
+        twins = [one for one in nodes if one.render == node.render and one != node]
+        others = [one for one in twins if node.render not in owners or one.address == owner]
+        if others:
+            return f"KFD says that renderD{node.render} is its render node, and another one of GPU {others[0].address}"
+    return ""
+
+
+def _find_contradiction(mode: Mode | None, device: str, nodes: Sequence[KfdNode]) -> str:
+    """How the partitions that KFD shows differ from the mode; empty where they fit it, or it is not known what fits.
+
+    Fewer partitions than the mode has are no contradiction: each is what its mode says.
+    """
+    model = BY_DEVICE.get(device)
+    xccs = model.xccs if model else sum(node.xccs for node in nodes)
+    count = PARTITIONS.get(xccs, {}).get(mode.compute) if mode else None
+    if count is None:
+        return ""
+    if len(nodes) <= count and all(node.xccs in (0, xccs // count) for node in nodes):
+        return ""
+    found = ", ".join(str(number) for number in sorted({node.xccs for node in nodes}))
+    return (
+        f"its mode {mode} has {count} partitions (XCCs of each: {xccs // count}), and KFD shows {len(nodes)} "
+        f"(XCCs of each: {found})"
     )
 
 
@@ -190,7 +226,7 @@ def _build_partition(node: KfdNode, card: int) -> Partition:
         kfd_node=node.number,
         compute_units=node.simds // node.simds_per_unit,
         simds=node.simds,
-        xccs=node.xccs,
+        xccs=node.xccs or 1,
         memory=node.memory,
     )
 

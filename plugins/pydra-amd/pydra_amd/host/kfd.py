@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 
+from pydra_amd.models import count_simds_per_unit
 from pydra_pci import Tree
 
 NODES = "class/kfd/kfd/topology/nodes"
@@ -28,7 +29,7 @@ _VRAM = (1, 2)
 class KfdNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node that computes. `address` is the PCI address of its GPU, `index` the number of its partition there.
 
-    `memory` is in bytes, 0 where it is not told.
+    `memory` is in bytes; 0 where it is not told, as `xccs`.
     """
 
     number: int
@@ -80,7 +81,7 @@ def _read_node(tree: Tree, number: int) -> KfdNode | None:
     properties = _read_properties(tree, f"{NODES}/{number}/properties")
     if not properties.get("simd_count") or not properties.get("drm_render_minor"):
         return None
-    location = properties.get("location_id", 0)
+    location, gfx = properties.get("location_id", 0), properties.get("gfx_target_version", 0)
     return KfdNode(
         number=number,
         address=f"{properties.get('domain', 0):04x}:{location >> 8 & 0xFF:02x}:{location >> 3 & 0x1F:02x}.0",
@@ -88,10 +89,10 @@ def _read_node(tree: Tree, number: int) -> KfdNode | None:
         # 6.6 have it in the highest bits.
         index=location >> 28 or location & 0x7,
         render=properties["drm_render_minor"],
-        gfx=properties.get("gfx_target_version", 0),
+        gfx=gfx,
         simds=properties["simd_count"],
-        simds_per_unit=properties.get("simd_per_cu", 0) or 1,
-        xccs=properties.get("num_xcc", 1),
+        simds_per_unit=properties.get("simd_per_cu", 0) or count_simds_per_unit(gfx),
+        xccs=properties.get("num_xcc", 0),
         unique_id=properties.get("unique_id", 0),
         hive=properties.get("hive_id", 0),
         memory=sum(_read_banks(tree, number)),

@@ -36,7 +36,7 @@ class ModeRefused(ClaimError):
 
 
 class GpuGone(ClaimError):
-    """The driver does not have the GPU any more, or it answers nothing."""
+    """The driver does not have the GPU any more, or what it shows of it cannot be used."""
 
     reason = "GpuGone"
 

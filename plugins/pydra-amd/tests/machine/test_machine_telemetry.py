@@ -11,6 +11,7 @@ import pytest
 
 from pydra import Inventory
 from pydra_amd.hardware_types import Mode
+from pydra_amd.host.kfd import NODES
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.simulation.machine import open_machine
@@ -129,6 +130,67 @@ def test_a_file_that_says_n_a_costs_what_it_would_tell_and_no_other_gpu(tmp_path
         told += len(found.unreadable)
         file.write_text(before)
     assert told == 2  # of each GPU its node of KFD
+
+
+def rewrite(tree: Tree, node: int, text: str) -> None:
+    """Change a line of the properties of one of KFD's nodes; the first GPU's are 2 to 9 in CPX."""
+    file = Path(tree.sys(f"{NODES}/{node}/properties"))
+    name, lines = text.split(maxsplit=1)[0], file.read_text().splitlines()
+    file.write_text("".join(f"{text}\n" if line.startswith(f"{name} ") else f"{line}\n" for line in lines))
+
+
+def write_mode(tree: Tree, mode: str) -> None:
+    """The file says so; nothing else changes."""
+    Path(tree.sys(f"{BOUND}/{ADDRESS}/current_compute_partition")).write_text(f"{mode}\n")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "mode", "told"),
+    [
+        (
+            "mi300x-8-cpx",
+            "SPX",
+            "its mode spx_nps1 has 1 partitions (XCCs of each: 8), and KFD shows 8 (XCCs of each: 1)",
+        ),
+        ("mi300x-2", "CPX", "its mode cpx_nps1 has 8 partitions (XCCs of each: 1), and KFD shows 1 (XCCs of each: 8)"),
+        ("mi308x-8", "DPX", "its mode dpx_nps1 has 2 partitions (XCCs of each: 2), and KFD shows 1 (XCCs of each: 4)"),
+    ],
+)
+def test_a_gpu_whose_mode_and_partitions_contradict_each_other_is_unreadable(
+    scenario: str, mode: str, told: str, tmp_path: Path
+) -> None:
+    tree = open_tree(tmp_path, scenario)
+    write_mode(tree, mode)
+    found = publish(Telemetry(tree))
+    assert ADDRESS not in {one.attributes["pciAddr"] for one in found.devices}
+    (unreadable,) = found.unreadable
+    assert unreadable.startswith(f"GPU {ADDRESS} is bound to amdgpu and cannot be used: {told}; ")
+
+
+def test_a_gpu_some_of_whose_partitions_kfd_does_not_show_has_the_others(tmp_path: Path) -> None:
+    tree = open_tree(tmp_path, "mi300x-8-cpx")
+    shutil.rmtree(tree.sys(f"{NODES}/5"))
+    found = publish(Telemetry(tree))
+    assert (len(found.devices), found.unreadable) == (63, ())
+
+
+@pytest.mark.parametrize(
+    ("scenario", "node", "render", "told"),
+    [
+        ("mi300x-2", 3, 128, "its render node is renderD128, which is the one of GPU 0000:05:00.0"),
+        ("mi300x-8-cpx", 12, 139, "renderD139 is its render node, and another one of GPU 0000:27:00.0"),
+    ],
+)
+def test_a_gpu_with_a_render_node_that_is_anothers_is_unreadable_and_costs_no_other_gpu(
+    scenario: str, node: int, render: int, told: str, tmp_path: Path
+) -> None:
+    tree = open_tree(tmp_path, scenario)
+    before = publish(Telemetry(tree)).devices
+    rewrite(tree, node, f"drm_render_minor {render}")
+    found = publish(Telemetry(tree))
+    assert [one.name for one in found.devices] == [one.name for one in before if one.attributes["pciAddr"] != ADDRESS]
+    (unreadable,) = found.unreadable
+    assert told in unreadable
 
 
 @pytest.mark.parametrize("text", ["UNKNOWN\n", ""])

@@ -61,6 +61,13 @@ def test_a_partition_has_the_address_of_its_gpu_and_its_number_in_the_place_of_t
     assert (other.address, other.index) == ("0001:0b:00.0", 3)
 
 
+def test_a_compute_unit_has_as_many_simd_units_as_its_family_where_kfd_does_not_tell(tmp_path: Path) -> None:
+    instinct = {name: value for name, value in MI210.items() if name != "simd_per_cu"}
+    radeon = {**instinct, "simd_count": 192, "gfx_target_version": 110000}
+    nodes = read(tmp_path, instinct, radeon)
+    assert [one.simds // one.simds_per_unit for one in nodes] == [104, 96]
+
+
 def test_memory_is_that_of_the_gpu_and_0_where_it_is_not_told(tmp_path: Path) -> None:
     (without,) = read(tmp_path / "without", MI300X_CPX)
     assert without.memory == 0
