@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from pydra_amd.hardware_types import Gpu, Mode, Partition, Reading
-from pydra_amd.host.kfd import GENERATION, NODES, KfdNode, read_neighbours, read_nodes
+from pydra_amd.host.kfd import GENERATION, NODES, KfdNode, count_hidden, read_neighbours, read_nodes
 from pydra_amd.models import BY_DEVICE, PARTITIONS, name_product
 from pydra_pci import Tree, read_numa_node, read_root
 
@@ -149,7 +149,7 @@ def _read_gpu(
         return "it has no nodes in /dev/dri"
     partitions = tuple(_build_partition(node, cards[node.render]) for node in nodes if node.render in cards)
     if not partitions:
-        return "KFD has no node for it"
+        return _explain_no_node(tree)
 
     def read(name: str) -> str:
         return tree.read(tree.sys(f"{BOUND}/{address}/{name}"))
@@ -175,6 +175,17 @@ def _read_gpu(
         memory_modes=read_memory_modes(tree, address),
         memory=int(memory) if memory.isdecimal() else sum(one.memory for one in partitions),
         partitions=partitions,
+    )
+
+
+def _explain_no_node(tree: Tree) -> str:
+    hidden = count_hidden(tree)
+    if not hidden:
+        return "KFD has no node for it"
+    return (
+        f"KFD shows no node for it, and this process may not read {hidden} of KFD's nodes: the kernel shows those of "
+        "GPUs only to containers that may open the GPUs; run the agent's privileged (in the chart "
+        "backends.amd.privileged)"
     )
 
 

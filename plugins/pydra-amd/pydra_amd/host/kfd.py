@@ -70,6 +70,14 @@ def read_nodes(tree: Tree) -> tuple[KfdNode, ...]:
     return tuple(node for node in found if node is not None)
 
 
+def count_hidden(tree: Tree) -> int:
+    """How many nodes this process may not read: the kernel shows a GPU's only where the device cgroup allows its nodes.
+
+    Source: kfd_devcgroup_check_permission in the kernel's drivers/gpu/drm/amd/amdkfd/kfd_topology.c.
+    """
+    return sum(not tree.read(tree.sys(f"{NODES}/{name}/properties")) for name in tree.names(tree.sys(NODES)))
+
+
 def read_neighbours(tree: Tree, number: int) -> frozenset[int]:
     """The numbers of the nodes that this one has an xGMI link to."""
     links = f"{NODES}/{number}/io_links"

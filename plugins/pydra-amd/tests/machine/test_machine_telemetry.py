@@ -193,6 +193,17 @@ def test_a_gpu_with_a_render_node_that_is_anothers_is_unreadable_and_costs_no_ot
     assert told in unreadable
 
 
+def test_nodes_that_the_kernel_hides_from_a_container_are_told_with_what_to_do(tmp_path: Path) -> None:
+    tree = open_tree(tmp_path)
+    for node in (2, 3):
+        file = Path(tree.sys(f"{NODES}/{node}/properties"))
+        file.unlink()
+        file.mkdir()  # read by nobody, root included
+    found = publish(Telemetry(tree)).unreadable
+    assert len(found) == 2
+    assert all("may not read 2 of KFD's nodes" in one and "backends.amd.privileged" in one for one in found)
+
+
 @pytest.mark.parametrize("text", ["UNKNOWN\n", ""])
 def test_a_gpu_that_does_not_tell_its_mode_any_more_stays_what_it_was_and_is_lost_until_it_does(
     text: str, tmp_path: Path
