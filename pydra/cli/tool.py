@@ -57,6 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     text = "also show the node on a page, at a free port or at PORT or ADDRESS:PORT of this machine (loopback only)"
     dev.add_argument("--web", nargs="?", const="", metavar="ADDRESS", help=text)
     dev.add_argument("--scenario", metavar="NAME", help="a scenario of simulated hardware: a name or a file")
+    text = "the Kubernetes version whose rules and feature gates the embedded node has, such as 1.34 [1.36]"
+    dev.add_argument("--kubernetes", metavar="VERSION", help=text)
     dev.add_argument("--config", metavar="FILE", help="the agent's YAML file of settings (PYDRA_CONFIG)")
     dev.set_defaults(command=_dev)
 
@@ -198,9 +200,12 @@ def _dev(parsed: argparse.Namespace) -> int:
         watch=parsed.watch,
         run=parsed.run,
         web=parsed.web,
+        **({"kubernetes": parsed.kubernetes} if parsed.kubernetes else {}),
     )
     if options.web is not None and (options.once or parsed.in_process):
         raise SettingsError(["--web shows a node that stays up: leave out --once and --in-process"])
+    if parsed.kubernetes and parsed.in_process:
+        raise SettingsError(["--kubernetes changes what the agent publishes: leave out --in-process"])
     if parsed.in_process:
         return run_in_process(options, config)
     return run(options)

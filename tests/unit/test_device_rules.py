@@ -200,7 +200,7 @@ def test_names_have_their_lengths() -> None:
 
 def server() -> Api:
     gates = {"DRAListTypeAttributes": True}
-    return Api(store=Store(), gates=build_gates(36, gates), clock=lambda: datetime.now(UTC), random=Random(0))
+    return Api(store=Store(), minor=36, gates=build_gates(36, gates), clock=lambda: datetime.now(UTC), random=Random(0))
 
 
 def slice_of(body: dict[str, Any]) -> dict[str, Any]:

@@ -235,7 +235,8 @@ async def serve_api(
     Args:
         host: Address to listen on.
         port: 0 takes a free one.
-        version: The release to be: it decides the feature gates, and below 1.34 there is no resource.k8s.io/v1.
+        version: The release to be: it decides the feature gates and the rules for slices, and below 1.34 there is no
+            resource.k8s.io/v1.
         gates: Feature gates that differ from that release's defaults.
         token: Bearer token that every request must carry; empty: none is needed.
         tls: Serve HTTPS with this context.
@@ -250,7 +251,13 @@ async def serve_api(
     release = parse_release(version)
     served = tuple(kind for kind in KINDS if kind.group != "resource.k8s.io" or release.minor >= FIRST_DRA_MINOR)
     random = random or Random()  # noqa: S311 - names and uids of a double, not secrets
-    api = Api(store=Store(history=history), gates=build_gates(release.minor, gates), clock=clock, random=random)
+    api = Api(
+        store=Store(history=history),
+        minor=release.minor,
+        gates=build_gates(release.minor, gates),
+        clock=clock,
+        random=random,
+    )
     for name in _NAMESPACES:
         api.create(NAMESPACES, {"metadata": {"name": name}})
         api.create(SERVICE_ACCOUNTS, {"metadata": {"name": "default"}}, namespace=name)

@@ -23,6 +23,7 @@ import msgspec
 from pydra.backends.discovery import find_backend, locate_file
 from pydra.errors import PydraError, SettingsError
 from pydra_dev.allocator import AllocationError
+from pydra_dev.apiserver import DEFAULT_VERSION, FIRST_DRA_MINOR, parse_release
 from pydra_dev.cdi_specs import read_specs
 from pydra_dev.containers import Containers, find_runtime, run_containers
 from pydra_dev.control_plan import claim_names, full_name, is_finished
@@ -107,6 +108,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     watch: bool = False
     web: str | None = None
     """Serve the page at this address, or at a free port if empty; after a failure the node stays up."""
+    kubernetes: str = DEFAULT_VERSION
+    """The Kubernetes release whose rules and feature gates the embedded node has."""
     run: str | None = None
     """Run containers with this runtime, or with any that is installed if empty."""
     deadline: float = STEP_DEADLINE
@@ -119,11 +122,21 @@ def run(options: Options) -> int:
     """
     find_backend(locate_file(options.backend)[0])
     scenario_environment(options.backend, options.scenario, "")
+    _check_release(options.kubernetes)
     if options.run is not None:
         find_runtime(options.run)
     if options.manifests:
         read_manifests(options.manifests)
     return anyio.run(_run_on_output, options)
+
+
+def _check_release(text: str) -> None:
+    try:
+        release = parse_release(text)
+    except ValueError as error:
+        raise SettingsError([f"--kubernetes: {error}"]) from error
+    if (release.major, release.minor) < (1, FIRST_DRA_MINOR):
+        raise SettingsError([f"--kubernetes: {text} must be 1.{FIRST_DRA_MINOR} or later"])
 
 
 async def _run_on_output(options: Options) -> int:
@@ -297,7 +310,13 @@ class DemoRun:
         code: int | None = None
         async with (
             self._run_containers(root),
-            run_node(self._on_step, root=root, port=port, stop_containers=self._stop_containers) as node,
+            run_node(
+                self._on_step,
+                root=root,
+                port=port,
+                version=self._options.kubernetes,
+                stop_containers=self._stop_containers,
+            ) as node,
         ):
             self._node, self._api = node, node.server.api
             self._cdi_directory = node.cdi_directory

@@ -39,11 +39,16 @@ _FIRST_ON = {
 }
 
 
+_FIRST_KNOWN = {LISTS: 36}
+"""Every other gate is known in 1.34."""
+
+
 def build_gates(minor: int, overrides: Gates = MappingProxyType({})) -> Gates:
-    """The gates of release 1.`minor` by default, then the overrides; raises ValueError for a gate nobody knows."""
-    unknown = sorted(set(overrides) - set(_FIRST_ON))
+    """The gates of release 1.`minor` by default, then the overrides; raises ValueError for one that is unknown."""
+    known = {gate for gate in _FIRST_ON if minor >= _FIRST_KNOWN.get(gate, 0)}
+    unknown = sorted(gate for gate in overrides if gate not in known and (overrides[gate] or gate not in _FIRST_ON))
     if unknown:
-        raise ValueError(f"unknown feature gates {', '.join(unknown)}; known are {', '.join(sorted(_FIRST_ON))}")
+        raise ValueError(f"unknown feature gates {', '.join(unknown)}; known are {', '.join(sorted(known))}")
     defaults = {gate: first is not None and minor >= first for gate, first in _FIRST_ON.items()}
     return MappingProxyType({**defaults, **overrides})
 

@@ -25,7 +25,7 @@ from pydra.backends.process_rights import CHILD
 from pydra.errors import SettingsError
 from pydra.kube.client import KubeClient
 from pydra.kube.credentials import load_credentials
-from pydra_dev.apiserver import ApiServer, serve_control_plane
+from pydra_dev.apiserver import DEFAULT_VERSION, ApiServer, parse_release, serve_control_plane
 from pydra_dev.kubelet.kubelet import Kubelet, ignore_containers
 from pydra_dev.kubelet.pods import StopContainers
 from pydra_dev.kubelet.settings import QUICK, KubeletSettings
@@ -166,20 +166,26 @@ async def run_node(
     node_name: str = "embedded-node",
     root: str = "",
     stop_containers: StopContainers = ignore_containers,
+    version: str = DEFAULT_VERSION,
     **options: Any,
 ) -> AsyncIterator[EmbeddedNode]:
     """A node that lives as long as the block, its kubelet's steps told to `report`; `options` are the API server's.
 
-    It is below `root`, an empty directory of the caller's, or else below one that is removed at the end.
+    `version` is the Kubernetes release of the API server and the kubelet. The node is below `root`, an empty directory
+    of the caller's, or else below one that is removed at the end.
     `stop_containers` is awaited before the claims of a pod are unprepared.
     """
     with nullcontext(root) if root else make_root() as place:
         settings = KubeletSettings(
-            node_name=node_name, root=f"{place}/kubelet", cdi_directories=(f"{place}/cdi",), periods=QUICK
+            node_name=node_name,
+            root=f"{place}/kubelet",
+            cdi_directories=(f"{place}/cdi",),
+            periods=QUICK,
+            minor=parse_release(version).minor,
         )
         for directory in (settings.registry, f"{settings.root}/plugins", f"{place}/cdi"):
             os.makedirs(directory)
-        async with serve_control_plane(kubeconfig=Path(place, "kubeconfig"), **options) as server:
+        async with serve_control_plane(kubeconfig=Path(place, "kubeconfig"), version=version, **options) as server:
             credentials = await load_credentials(environ={}, kubeconfig=str(server.kubeconfig))
             async with KubeClient(credentials, user_agent="pydra-dev") as client, anyio.create_task_group() as tasks:
                 await tasks.start(Kubelet(settings, client, report, stop_containers).run)

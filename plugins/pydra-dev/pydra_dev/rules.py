@@ -216,8 +216,12 @@ ADMIN_LABEL = "resource.kubernetes.io/admin-access"
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rule may need beside the object: gates, the time in RFC 3339, the labels of its namespace."""
+    """What a rule may need beside the object: gates, the time in RFC 3339, the labels of its namespace.
 
+    The release is 1.`minor`.
+    """
+
+    minor: int
     gates: Gates
     now: str
     namespace_labels: Mapping[str, str] = {}
@@ -283,7 +287,9 @@ def _update_slice(obj: JsonObject, old: JsonObject, context: Context) -> Admitte
 def _admit_slice(obj: JsonObject, old: schema.SliceSpec | None, context: Context) -> Admitted:
     spec = drop_slice_fields(_parse_slice(obj), old, context.gates)
     spec = slice_rules.default_slice(spec, context.now)
-    return _head(obj, spec=schema.build_fields(spec)), list(slice_rules.check_slice(spec, old))
+    return _head(obj, spec=schema.build_fields(spec)), list(
+        slice_rules.check_slice(spec, old, slice_rules.find_rules(context.minor))
+    )
 
 
 def _head(obj: JsonObject, **parts: Any) -> JsonObject:
@@ -360,7 +366,7 @@ def _create_taint_rule(obj: JsonObject, context: Context) -> Admitted:
     taint = msgspec.structs.replace(spec.taint, time_added=spec.taint.time_added or context.now)
     spec = msgspec.structs.replace(spec, taint=taint)
     body = _head(obj, spec=schema.build_fields(spec), status=obj.get("status"))
-    return body, list(slice_rules.check_taint_rule(spec))
+    return body, list(slice_rules.check_taint_rule(spec, slice_rules.find_rules(context.minor)))
 
 
 def _update_taint_rule(obj: JsonObject, _old: JsonObject, context: Context) -> Admitted:

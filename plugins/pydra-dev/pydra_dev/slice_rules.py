@@ -1,6 +1,7 @@
 """What the API server demands of a ResourceSlice, and what it fills in. Pure.
 
-Source: `pkg/apis/resource/validation/validation.go` and `v1/defaults.go`, Kubernetes 1.36.
+Source: `pkg/apis/resource/validation/validation.go` and `v1/defaults.go`, Kubernetes 1.34.9, 1.35.6 and 1.36.2, and
+the changelog of 1.38.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+import msgspec
 from msgspec.structs import astuple, replace
 
 from pydra_dev import schema
@@ -29,17 +31,43 @@ from pydra_dev.quantity import parse_quantity
 from pydra_dev.status import duplicate, forbidden, invalid, required, too_long, too_many, unsupported
 
 MAX_DEVICES = 128
-MAX_ADVANCED_DEVICES = 64
-MAX_COUNTER_SETS = 8
 MAX_COUNTERS = 32
 MAX_ATTRIBUTES = 32
 MAX_ATTRIBUTE_VALUES = 48
 MAX_VALUE_BYTES = 64
-MAX_TAINTS = 16
-MAX_CONSUMPTIONS = 2
 MAX_VALID_VALUES = 10
 MAX_CONDITIONS = 4
 EFFECTS = ("NoExecute", "NoSchedule", "None")
+
+
+class SliceRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules that differ between releases; the defaults are those of 1.36."""
+
+    taints: int = 16
+    effects: tuple[str, ...] = EFFECTS
+    advanced_devices: int = 64
+    """Devices in a slice where at least one has taints, consumes counters or has a list attribute."""
+    consumptions: int = 2
+    counter_sets: int = 8
+    counters_beside_devices: bool = False
+    """Whether a slice has the counter sets of its own devices, with 32 counters in all; otherwise only one of both."""
+    one_slash: bool = False
+    """Whether a name with two slashes is refused."""
+
+
+_OLDEST = SliceRules(
+    taints=4,
+    effects=("NoExecute", "NoSchedule"),
+    advanced_devices=MAX_DEVICES,
+    consumptions=MAX_COUNTERS,
+    counter_sets=MAX_COUNTERS,
+    counters_beside_devices=True,
+)
+
+
+def find_rules(minor: int) -> SliceRules:
+    """The rules of release 1.`minor`."""
+    return _OLDEST if minor < 35 else SliceRules(one_slash=minor >= 38)
 
 
 def default_slice(spec: schema.SliceSpec, now: str) -> schema.SliceSpec:
@@ -53,7 +81,7 @@ def default_slice(spec: schema.SliceSpec, now: str) -> schema.SliceSpec:
     return replace(spec, devices=devices)
 
 
-def check_slice(spec: schema.SliceSpec, old: schema.SliceSpec | None, path: str = "spec") -> Errors:
+def check_slice(spec: schema.SliceSpec, old: schema.SliceSpec | None, rules: SliceRules, path: str = "spec") -> Errors:
     """Everything wrong with a slice's spec; `old` is the stored one of an update."""
     yield from check_driver(f"{path}.driver", spec.driver)
     yield from check_pool(f"{path}.pool.name", spec.pool.name)
@@ -71,19 +99,42 @@ def check_slice(spec: schema.SliceSpec, old: schema.SliceSpec | None, path: str 
             if new_value != old_value:
                 yield invalid(f"{path}.{field}", new_value, "field is immutable")
     yield from _check_slice_nodes(spec, path)
-    if spec.shared_counters and spec.devices:
+    if spec.shared_counters and spec.devices and not rules.counters_beside_devices:
         yield invalid(path, "", "only one of `sharedCounters` or `devices` is allowed")
     per_device = bool(spec.per_device_node_selection)
     yield from check_set(
         f"{path}.devices",
         spec.devices,
-        MAX_ADVANCED_DEVICES if _is_advanced(spec) else MAX_DEVICES,
-        lambda at, device: _check_device(at, device, per_device),
+        rules.advanced_devices if _is_advanced(spec) else MAX_DEVICES,
+        lambda at, device: _check_device(at, device, rules, per_device),
         lambda device: device.name,
     )
     yield from check_set(
-        f"{path}.sharedCounters", spec.shared_counters, MAX_COUNTER_SETS, _check_counter_set, lambda s: s.name
+        f"{path}.sharedCounters", spec.shared_counters, rules.counter_sets, _check_counter_set, lambda s: s.name
     )
+    if rules.counters_beside_devices:
+        yield from _check_counters_beside_devices(path, spec)
+
+
+def _check_counters_beside_devices(path: str, spec: schema.SliceSpec) -> Errors:
+    """A device consumes counters of its own slice only, and not too many of them."""
+    sets = {one.name: one.counters for one in spec.shared_counters}
+    if (total := sum(map(len, sets.values()))) > MAX_COUNTERS:
+        detail = f"the total number of shared counters must not exceed {MAX_COUNTERS}"
+        yield invalid(f"{path}.sharedCounters", total, detail)
+    for index, device in enumerate(spec.devices):
+        at = f"{path}.devices[{index}]"
+        if (total := sum(len(one.counters) for one in device.consumes_counters)) > MAX_COUNTERS:
+            yield invalid(at, total, f"the total number of counters must not exceed {MAX_COUNTERS}")
+        for place, one in enumerate(device.consumes_counters):
+            inner = f"{at}.consumesCounters[{place}]"
+            if one.counter_set not in sets:
+                detail = "must reference a counterSet defined in the ResourceSlice sharedCounters"
+                yield invalid(f"{inner}.counterSet", one.counter_set, detail)
+                continue
+            for name in one.counters.keys() - sets[one.counter_set].keys():
+                detail = "must reference a counter defined in the ResourceSlice sharedCounters"
+                yield invalid(f"{inner}.counters", name, detail)
 
 
 def _is_advanced(spec: schema.SliceSpec) -> bool:
@@ -141,25 +192,32 @@ def _check_counters(path: str, counters: dict[str, schema.Counter]) -> Errors:
             yield from check_label(path, name)
 
 
-def _check_device(path: str, device: schema.Device, per_device_nodes: bool) -> Errors:
+def _check_device(path: str, device: schema.Device, rules: SliceRules, per_device_nodes: bool) -> Errors:
     yield from check_label(f"{path}.name", device.name)
     yield from _check_sizes(path, device)
     for name, attribute in device.attributes.items():
-        yield from check_attribute_name(f"{path}.attributes", name)
+        yield from _check_name(f"{path}.attributes", name, rules)
         yield from _check_attribute(f"{path}.attributes[{name}]", attribute)
     for name, capacity in device.capacity.items():
-        yield from check_attribute_name(f"{path}.capacity", name)
+        yield from _check_name(f"{path}.capacity", name, rules)
         yield from _check_policy(f"{path}.capacity[{name}].requestPolicy", capacity, device)
-    yield from check_list(f"{path}.taints", device.taints, MAX_TAINTS, check_taint)
+    taints = f"{path}.taints"
+    yield from check_list(taints, device.taints, rules.taints, lambda at, taint: check_taint(at, taint, rules))
     yield from check_set(
         f"{path}.consumesCounters",
         device.consumes_counters,
-        MAX_CONSUMPTIONS,
+        rules.consumptions,
         _check_consumption,
         lambda consumption: consumption.counter_set,
     )
     yield from _check_device_nodes(path, device, per_device_nodes)
     yield from check_binding(path, device.binding_conditions, device.binding_failure_conditions)
+
+
+def _check_name(path: str, name: str, rules: SliceRules) -> Errors:
+    yield from check_attribute_name(path, name)
+    if rules.one_slash and name.count("/") > 1:
+        yield invalid(path, name, "a qualified name must have at most one slash")
 
 
 def _check_sizes(path: str, device: schema.Device) -> Errors:
@@ -195,7 +253,7 @@ def _each_text(attribute: schema.Attribute) -> list[tuple[str, str]]:
     return texts + [(f"versions[{index}]", text) for index, text in enumerate(attribute.versions or ())]
 
 
-def check_taint_rule(spec: schema.TaintRuleSpec, path: str = "spec") -> Errors:
+def check_taint_rule(spec: schema.TaintRuleSpec, rules: SliceRules, path: str = "spec") -> Errors:
     """Everything wrong with a DeviceTaintRule's spec."""
     chosen, at = spec.device_selector or schema.DeviceSelector(), f"{path}.deviceSelector"
     if chosen.driver is not None:
@@ -204,18 +262,18 @@ def check_taint_rule(spec: schema.TaintRuleSpec, path: str = "spec") -> Errors:
         yield from check_pool(f"{at}.pool", chosen.pool)
     if chosen.device is not None:
         yield from check_label(f"{at}.device", chosen.device)
-    yield from check_taint(f"{path}.taint", spec.taint)
+    yield from check_taint(f"{path}.taint", spec.taint, rules)
 
 
-def check_taint(path: str, taint: schema.Taint) -> Errors:
+def check_taint(path: str, taint: schema.Taint, rules: SliceRules) -> Errors:
     """A taint's key, value and effect."""
     yield from check_label_key(f"{path}.key", taint.key)
     if taint.value:
         yield from check_label_value(f"{path}.value", taint.value)
     if not taint.effect:
         yield required(f"{path}.effect")
-    elif taint.effect not in EFFECTS:
-        yield unsupported(f"{path}.effect", taint.effect, EFFECTS)
+    elif taint.effect not in rules.effects:
+        yield unsupported(f"{path}.effect", taint.effect, rules.effects)
 
 
 def _check_consumption(path: str, consumption: schema.Consumption) -> Errors:

@@ -74,10 +74,16 @@ class _Position(msgspec.Struct, frozen=True):
 
 
 class Api:
-    """The verbs over one store. `clock` gives the time in UTC; `random` makes uids and generated names."""
+    """The verbs over one store, by the rules of release 1.`minor`.
 
-    def __init__(self, *, store: Store, gates: Gates, clock: Callable[[], datetime], random: Random) -> None:
+    `clock` gives the time in UTC; `random` makes uids and generated names.
+    """
+
+    def __init__(
+        self, *, store: Store, minor: int, gates: Gates, clock: Callable[[], datetime], random: Random
+    ) -> None:
         self.store = store
+        self.minor = minor
         self.gates = gates
         self.random = random
         self._clock = clock
@@ -154,7 +160,7 @@ class Api:
         return labels
 
     def _context(self, labels: Mapping[str, str]) -> Context:
-        return Context(gates=self.gates, now=self.now, namespace_labels=labels)
+        return Context(minor=self.minor, gates=self.gates, now=self.now, namespace_labels=labels)
 
     def update(
         self,

@@ -18,6 +18,7 @@ import anyio
 import pytest
 from anyio.abc import Process
 
+from pydra.cli.tool import main
 from pydra.errors import SettingsError
 from pydra_dev.demo import Demo, Options, Printer, describe_log, run, run_until_signal
 from pydra_dev.descriptions import Paragraph
@@ -347,3 +348,15 @@ def test_a_scenario_is_handed_to_its_backend() -> None:
         "PYDRA_MY_SIM_SCENARIO": "hgx-h100",
     }
     assert scenario_environment("sim", None, "/root") == {"PYDRA_SIM_STATE": "/root/hardware"}
+
+
+def test_another_kubernetes_version_must_have_the_api_and_needs_the_agent(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dev", "--kubernetes", "1.33"]) == 2
+    assert "--kubernetes: 1.33 must be 1.34 or later" in capsys.readouterr().err
+    assert main(["dev", "--kubernetes", "1.34", "--in-process"]) == 2
+    assert "leave out --in-process" in capsys.readouterr().err
+
+
+async def test_an_older_kubernetes_version_can_be_tried() -> None:
+    code, text = await tell(once=True, kubernetes="1.34")
+    assert code == 0, text

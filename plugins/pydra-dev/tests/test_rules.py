@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -19,7 +20,7 @@ from pydra_dev.rules import Context, admit_create, admit_update
 from pydra_dev.status import StatusError
 
 JsonObject = dict[str, Any]
-CONTEXT = Context(gates=build_gates(36), now="2026-01-01T00:00:00Z")
+CONTEXT = Context(minor=36, gates=build_gates(36), now="2026-01-01T00:00:00Z")
 CLASS = {"deviceClassName": "gpu.example.com"}
 
 
@@ -127,7 +128,7 @@ def test_a_template_is_held_to_the_same_rules(spec: JsonObject, field: str, mess
 
 def test_a_namespace_may_allow_admin_access() -> None:
     labels = {"resource.kubernetes.io/admin-access": "true"}
-    context = Context(gates=CONTEXT.gates, now=CONTEXT.now, namespace_labels=labels)
+    context = Context(minor=36, gates=CONTEXT.gates, now=CONTEXT.now, namespace_labels=labels)
     admitted = admit(RESOURCE_CLAIMS, claim(exactly(adminAccess=True)), context)
     assert admitted["spec"]["devices"]["requests"][0]["exactly"]["adminAccess"] is True
 
@@ -170,7 +171,7 @@ def test_a_field_of_a_disabled_gate_is_kept_where_it_is_used_already() -> None:
         "devices": [{"name": "d", "taints": [{"key": "a", "effect": "NoSchedule"}]}],
     }
     old = admit(RESOURCE_SLICES, spec)
-    off = Context(gates=build_gates(36, {"DRADeviceTaints": False}), now=CONTEXT.now)
+    off = Context(minor=36, gates=build_gates(36, {"DRADeviceTaints": False}), now=CONTEXT.now)
     assert "taints" not in admit(RESOURCE_SLICES, spec, off)["spec"]["devices"][0]
     kept = admit_update(RESOURCE_SLICES, old, old, off, status=False)
     assert kept["spec"]["devices"][0]["taints"][0]["key"] == "a"
@@ -181,3 +182,116 @@ def test_a_release_decides_the_gates(minor: int, enabled: bool) -> None:
     assert build_gates(minor)["DRAPartitionableDevices"] is enabled
     assert build_gates(minor)["DRAAdminAccess"] is True
     assert build_gates(minor, {"DRAPartitionableDevices": not enabled})["DRAPartitionableDevices"] is not enabled
+
+
+def device_slice(*devices: JsonObject, **spec: Any) -> JsonObject:
+    pool = {"name": "n", "generation": 1, "resourceSliceCount": 1}
+    listed = {"devices": list(devices)} if devices else {}
+    return {"driver": "gpu.example.com", "nodeName": "n", "pool": pool, **listed, **spec}
+
+
+def taints(count: int, effect: str = "NoSchedule") -> list[JsonObject]:
+    return [{"key": f"example.com/{number}", "effect": effect} for number in range(count)]
+
+
+BOARD = {"name": "board", "counters": {"slots": {"value": "4"}}}
+PART = {"name": "part", "consumesCounters": [{"counterSet": "board", "counters": {"slots": {"value": "1"}}}]}
+WRONG_COUNTER = [{"counterSet": "board", "counters": {"cores": {"value": "1"}}}]
+MANY_COUNTERS = {f"c{number}": {"value": "1"} for number in range(17)}
+DEVICES = "spec.devices[0]"
+OF_A_RELEASE: dict[str, tuple[JsonObject, dict[int, list[tuple[str, str]]]]] = {
+    "counters beside their devices": (
+        device_slice(PART, sharedCounters=[BOARD]),
+        {34: [], 35: [("spec", 'Invalid value: "": only one of `sharedCounters` or `devices` is allowed')]},
+    ),
+    "counters in another slice": (
+        device_slice(PART),
+        {
+            34: [
+                (
+                    f"{DEVICES}.consumesCounters[0].counterSet",
+                    'Invalid value: "board": must reference a counterSet defined in the ResourceSlice sharedCounters',
+                )
+            ],
+            35: [],
+        },
+    ),
+    "a counter that its set does not have": (
+        device_slice({"name": "part", "consumesCounters": WRONG_COUNTER}, sharedCounters=[BOARD]),
+        {
+            34: [
+                (
+                    f"{DEVICES}.consumesCounters[0].counters",
+                    'Invalid value: "cores": must reference a counter defined in the ResourceSlice sharedCounters',
+                )
+            ]
+        },
+    ),
+    "34 counters in two sets": (
+        device_slice(sharedCounters=[{"name": name, "counters": MANY_COUNTERS} for name in "ab"]),
+        {
+            34: [
+                (
+                    "spec.sharedCounters",
+                    "Invalid value: 34: the total number of shared counters must not exceed 32",
+                )
+            ],
+            35: [],
+        },
+    ),
+    "nine counter sets": (
+        device_slice(sharedCounters=[{**BOARD, "name": f"board-{number}"} for number in range(9)]),
+        {34: [], 35: [("spec.sharedCounters", "Too many: 9: must have at most 8 items")]},
+    ),
+    "an informational taint": (
+        device_slice({"name": "gpu", "taints": taints(1, "None")}),
+        {
+            34: [
+                (
+                    f"{DEVICES}.taints[0].effect",
+                    'Unsupported value: "None": supported values: "NoExecute", "NoSchedule"',
+                )
+            ],
+            35: [],
+        },
+    ),
+    "five taints": (
+        device_slice({"name": "gpu", "taints": taints(5)}),
+        {34: [(f"{DEVICES}.taints", "Too many: 5: must have at most 4 items")], 35: []},
+    ),
+    "seventeen taints": (
+        device_slice({"name": "gpu", "taints": taints(17)}),
+        {
+            34: [(f"{DEVICES}.taints", "Too many: 17: must have at most 4 items")],
+            35: [(f"{DEVICES}.taints", "Too many: 17: must have at most 16 items")],
+        },
+    ),
+    "65 devices and a taint": (
+        device_slice({"name": "gpu", "taints": taints(1)}, *({"name": f"gpu-{number}"} for number in range(64))),
+        {34: [], 35: [("spec.devices", "Too many: 65: must have at most 64 items")]},
+    ),
+    "a name with two slashes": (
+        device_slice({"name": "gpu", "attributes": {"a.example.com/b/c": {"int": 1}}}),
+        {34: [], 37: [], 38: [("spec.devices[0].attributes", ANY)]},
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("minor", "spec", "told"),
+    [(minor, spec, told) for spec, by_minor in OF_A_RELEASE.values() for minor, told in by_minor.items()],
+    ids=[f"1.{minor}: {name}" for name, (_, by_minor) in OF_A_RELEASE.items() for minor in by_minor],
+)
+def test_each_release_has_its_own_rules_for_slices(minor: int, spec: JsonObject, told: list[tuple[str, str]]) -> None:
+    gates = build_gates(minor, {"DRADeviceTaints": True, "DRAPartitionableDevices": True})
+    context = Context(minor=minor, gates=gates, now=CONTEXT.now)
+    if told:
+        assert refused(RESOURCE_SLICES, spec, context) == told
+    else:
+        admit(RESOURCE_SLICES, spec, context)
+
+
+def test_a_release_does_not_know_the_gates_of_later_ones() -> None:
+    with pytest.raises(ValueError, match="unknown feature gates DRAListTypeAttributes"):
+        build_gates(35, {"DRAListTypeAttributes": True})
+    assert not build_gates(35)["DRAListTypeAttributes"]
