@@ -1,8 +1,8 @@
 """Kubernetes name formats and API limits.
 
 Sources: RFC 1123, section 2.1; Kubernetes 1.36, apimachinery validation, pkg/apis/resource/validation, and the API
-reference of resource.k8s.io/v1. What 1.34 and 1.35 limit more tightly (4 taints, 32 counters in a slice) is left to
-the server: those fields are alpha there.
+reference of resource.k8s.io/v1. Kubernetes 1.35 has the same limits. What 1.34 limits more tightly (4 taints) is left
+to the server: a device that it refuses is left out.
 """
 
 from __future__ import annotations

@@ -242,8 +242,8 @@ class Reports:
 
     @_handle.register
     def _(self, event: FieldsDropped) -> None:
-        if event.gates:
-            self._count_gates(event.gates, withheld=len(event.withheld))
+        if event.gates or event.refused:
+            self._count_gates(event.gates, withheld=len(event.withheld) + len(event.refused))
         self._record_event(self._node, "FieldsDropped", f"driver {self._driver}: {event}", "Publish")
 
     @_handle.register

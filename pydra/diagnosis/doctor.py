@@ -24,10 +24,12 @@ from pydra.observability.events import Create, EventDeduplicator, EventRequest, 
 from pydra.settings import Settings
 from pydra.slices.build import build_wanted
 from pydra.slices.diff import plan_slices
-from pydra.slices.feature_gates import BINDING, LISTS, PARTITIONS, SHARES, TAINTS, name_gates, refuses_lists
+from pydra.slices.feature_gates import BINDING, LISTS, PARTITIONS, SHARES, TAINTS, name_gates, name_refused
 
 _SKEW_SECONDS = 5.0
 """Clocks farther apart make ages of Events and taints wrong; minutes make tokens and certificates invalid."""
+
+_GATE_ADVICE = "enable it on API servers and schedulers if a backend needs it: docs/install.md, feature gates"
 
 _PROBE = "doctor.pydra.example"
 """The driver in a slice that the API server is only asked about (dryRun)."""
@@ -179,10 +181,10 @@ async def _probe_gate(client: KubeClient, settings: Settings, gate: str, what: s
         answer = await client.create(RESOURCE_SLICES, body, dry_run=True)
         is_off = gate in name_gates(body["spec"], answer.get("spec") or {})
     except KubeError as error:
-        is_off = isinstance(error, Invalid) and refuses_lists(str(error), body["spec"])
-        if not is_off:
+        if not isinstance(error, Invalid) or gate not in name_refused(str(error), body["spec"]):
             return Finding(subject="gate", level=Level.UNKNOWN, found=f"{gate}: {error}")
+        found = f"{gate} is off, or this release is too old for it: no {what}"
+        return Finding(subject="gate", level=Level.NOTE, found=found, advice=_GATE_ADVICE)
     if is_off:
-        advice = "enable it on API servers and schedulers if a backend needs it: docs/install.md, feature gates"
-        return Finding(subject="gate", level=Level.NOTE, found=f"{gate} is off: no {what}", advice=advice)
+        return Finding(subject="gate", level=Level.NOTE, found=f"{gate} is off: no {what}", advice=_GATE_ADVICE)
     return Finding(subject="gate", level=Level.OK, found=f"{gate} is on: {what}")

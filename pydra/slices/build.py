@@ -29,6 +29,8 @@ from pydra.limits import SLICE_ADVANCED_DEVICES, SLICE_BYTES, SLICE_COUNTER_SETS
 from pydra.quantity import canonical_quantity
 
 INDEX_WIDTH = 5
+GENERATED_BASE = 58
+"""Bytes of a `generateName` that the API server keeps."""
 
 
 class WantedPool(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
-"""Detects disabled API server feature gates and adapts the published pool.
+"""Detects what the API server lacks, such as a feature gate, and adapts the published pool.
 
-A disabled gate is detected by the fields that the API server drops. No device is published without what makes its
+A disabled gate is detected by the fields that the API server drops; what its release does not have, by its refusal. No
+device is published without what makes its
 allocation safe: devices that consume counters must fit beside everything else that is published, and a device whose
 taint or binding condition the server drops is left out. A modification for an unknown reason is accepted, slice by
 slice, since writing it again would never end.
@@ -8,6 +9,7 @@ slice, since writing it again would never end.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
@@ -26,7 +28,22 @@ TAINTS = "DRADeviceTaints"
 SHARES = "DRAConsumableCapacity"
 BINDING = "DRADeviceBindingConditions"
 LISTS = "DRAListTypeAttributes"
-_GATES = frozenset((PARTITIONS, TAINTS, SHARES, BINDING, LISTS))
+EFFECT_NONE = "taint effect None"
+"""Not a gate: Kubernetes 1.34 has the gate for taints, and refuses this effect."""
+_GATES = (PARTITIONS, TAINTS, SHARES, BINDING, LISTS, EFFECT_NONE)
+
+
+class RefusedDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that the API server refuses, whatever its feature gates, and the field and reason that it names."""
+
+    device: Device
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.device.name} ({self.why})"
+
+
+_NONE: Mapping[str, RefusedDevice] = {}
 
 
 class ReducedPool(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,19 +58,27 @@ def needs_gates(device: Device) -> bool:
     return _reduce(device, _GATES) != device
 
 
-def reduce_pool(pool: Pool, gates: Collection[str]) -> ReducedPool:
-    """Reduce the pool for a server with these gates off.
+def build_probe(pool: Pool) -> Pool:
+    """Build a pool of a few devices that need the same gates as the whole pool; it may be empty."""
+    needed = [next((device for device in pool.devices if _reduce(device, (gate,)) != device), None) for gate in _GATES]
+    names = {device.name for device in needed if device is not None}
+    return replace(pool, devices=tuple(device for device in pool.devices if device.name in names))
+
+
+def reduce_pool(pool: Pool, gates: Collection[str], refused: Mapping[str, RefusedDevice] = _NONE) -> ReducedPool:
+    """Reduce the pool for a server with these gates off, which refuses these devices as they are.
 
     Of the devices that consume counters, as many are published, in their order, as fit into the counters together: any
     of them may then be allocated beside any others. If a backend lists whole boards first, those are kept.
     """
-    if not gates:
+    if not gates and not refused:
         return ReducedPool(pool=pool)
     fitting = set(_find_fitting(pool)) if PARTITIONS in gates else {device.name for device in pool.devices}
     published = [
         _reduce(device, gates)
         for device in pool.devices
         if device.name in fitting
+        and not (device.name in refused and refused[device.name].device == device)
         and not (TAINTS in gates and _is_tainted(device))
         and not (BINDING in gates and device.binding_conditions)
     ]
@@ -74,9 +99,36 @@ def has_lists(content: Mapping[str, Any]) -> bool:
     )
 
 
-def refuses_lists(refusal: str, content: Mapping[str, Any]) -> bool:
-    """Return whether a server without the gate for list attributes refuses a slice: it empties them, and finds that."""
-    return "attributes" in refusal and has_lists(content)
+def name_refused(refusal: str, content: Mapping[str, Any]) -> frozenset[str]:
+    """Return what the server lacks if it refuses a slice for that reason.
+
+    A server without list attributes empties them, and refuses that. Kubernetes 1.34 wants counter sets in the slice of
+    the devices, which later releases refuse, and does not know one effect of taints.
+    """
+    devices = content.get("devices") or ()
+    found = set()
+    if "attributes" in refusal and has_lists(content):
+        found.add(LISTS)
+    if "must reference a counterSet" in refusal and any(device.get("consumesCounters") for device in devices):
+        found.add(PARTITIONS)
+    none = TaintEffect.NONE.value
+    effects = {taint.get("effect") for device in devices for taint in device.get("taints") or ()}
+    if f'Unsupported value: "{none}"' in refusal and none in effects:
+        found.add(EFFECT_NONE)
+    return frozenset(found)
+
+
+_DEVICE_FIELD = re.compile(r"spec\.devices\[(\d+)\]\.?(.*?)(?=, spec\.|\]?$)", re.DOTALL)
+
+
+def find_refused(refusal: str, content: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the devices of a slice that the server refuses, by name, with the first reason for each."""
+    devices = content.get("devices") or ()
+    found: dict[str, str] = {}
+    for index, why in _DEVICE_FIELD.findall(refusal):
+        if int(index) < len(devices):
+            found.setdefault(str(devices[int(index)].get("name")), why)
+    return found
 
 
 def _is_tainted(device: Device) -> bool:
@@ -111,6 +163,9 @@ def _reduce(device: Device, gates: Collection[str]) -> Device:
         device = replace(device, consumes_counters=())
     if TAINTS in gates:
         device = replace(device, taints=())
+    if EFFECT_NONE in gates:
+        taints = tuple(taint for taint in device.taints if taint.effect is not TaintEffect.NONE)
+        device = replace(device, taints=taints)
     if BINDING in gates:
         device = replace(device, binds_to_node=False, binding_conditions=(), binding_failure_conditions=())
     if SHARES in gates:

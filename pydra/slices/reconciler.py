@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Protocol, TypeAlias
@@ -32,21 +33,24 @@ from pydra.kube.resources import (
     WatchEventType,
     parse_resource_version,
 )
-from pydra.slices.build import WantedPool, build_wanted
+from pydra.slices.build import GENERATED_BASE, WantedPool, build_wanted
 from pydra.slices.diff import Create, Delete, Owner, Plan, Update, plan_slices, share_devices
 from pydra.slices.feature_gates import (
     BINDING,
+    EFFECT_NONE,
     LISTS,
     PARTITIONS,
     SHARES,
     TAINTS,
+    RefusedDevice,
     ServerModification,
     apply_modifications,
+    build_probe,
     find_modification,
+    find_refused,
     name_gates,
-    needs_gates,
+    name_refused,
     reduce_pool,
-    refuses_lists,
 )
 
 log = logging.getLogger(__name__)
@@ -58,11 +62,15 @@ BATCH_SECONDS = 0.1
 RECONCILE_PERIOD = 600.0
 """How often everything is compared even if nothing has changed."""
 GATE_PERIOD = 600.0
-"""How often a server that drops fields is tried again: gates change when it is upgraded."""
+"""How often a server is asked what it accepts of what the pool needs: gates change when it is upgraded or restarted."""
 
 
 ON_BY_DEFAULT = dict.fromkeys((BINDING, PARTITIONS, SHARES, TAINTS), "1.36")
 """Source: the Kubernetes feature gate table."""
+NEEDED_RELEASE = {
+    PARTITIONS: "Kubernetes 1.34 cannot store partitions even with the gate on",
+    LISTS: f"{LISTS} exists from Kubernetes 1.36",
+}
 _SHOWN = 8
 
 
@@ -100,29 +108,43 @@ class PublishFailed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FieldsDropped(msgspec.Struct, frozen=True, kw_only=True):
-    """The API server drops fields of a pool's slices; `gates` are the feature gates that are probably off, if known.
+    """The API server does not store all of a pool; `gates` are the feature gates that are probably off, if known.
 
-    `withheld` are the devices that are not published, because they would be unsafe without their fields.
+    `gates` may also name what is not a gate, such as `EFFECT_NONE`. `withheld` are the devices that are not published,
+    because they would be unsafe without their fields; `refused` are those that the server refuses, with its reason.
     """
 
     pool: str
     gates: tuple[str, ...]
     withheld: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        if not self.gates:
-            return f'pool "{self.pool}": some fields were dropped by the API server, for a reason that is not known'
-        gates = ", ".join(self.gates)
-        text = (
-            f'pool "{self.pool}": some fields are dropped by the API server, probably because these feature gates are '
-            f"off: {gates}. Turn them on in the control plane and the kubelets"
-        )
-        if since := [gate for gate in self.gates if gate in ON_BY_DEFAULT]:
-            text += f" ({', '.join(since)}: on by default from Kubernetes {ON_BY_DEFAULT[since[0]]})"
+        return f'pool "{self.pool}": ' + ". ".join(self._sentences())
+
+    def _sentences(self) -> Iterator[str]:
+        gates = [gate for gate in self.gates if gate != EFFECT_NONE]
+        if gates:
+            text = (
+                "some fields are dropped by the API server, probably because these feature gates are "
+                f"off: {', '.join(gates)}. Turn them on in the control plane and the kubelets"
+            )
+            notes = [NEEDED_RELEASE[gate] for gate in gates if gate in NEEDED_RELEASE]
+            if since := [gate for gate in gates if gate in ON_BY_DEFAULT]:
+                notes.insert(0, f"{', '.join(since)}: on by default from Kubernetes {ON_BY_DEFAULT[since[0]]}")
+            yield f"{text} ({'; '.join(notes)})" if notes else text
+        if EFFECT_NONE in self.gates:
+            yield "Taints with the effect None are left out, which Kubernetes accepts from 1.35"
         if self.withheld:
-            shown = ", ".join(self.withheld[:_SHOWN]) + (", ..." if len(self.withheld) > _SHOWN else "")
-            text += f". Not published until then, since unsafe without: {len(self.withheld)} devices: {shown}"
-        return text
+            yield f"Not published until then, since unsafe without: {_list_devices(self.withheld)}"
+        if self.refused:
+            yield f"Not published, because the API server refuses them: {_list_devices(self.refused)}"
+        if not self.gates and not self.refused:
+            yield "some fields were dropped by the API server, for a reason that is not known"
+
+
+def _list_devices(devices: Sequence[str]) -> str:
+    return f"{len(devices)} devices: " + ", ".join(devices[:_SHOWN]) + (", ..." if len(devices) > _SHOWN else "")
 
 
 class FieldsKept(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,8 +283,10 @@ class SliceReconciler:
         self._modifications: dict[int, ServerModification] = {}
         self._gates_off: frozenset[str] = frozenset()
         self._gate_period = gate_period
-        self._check_gates_at = math.inf
-        self._gated: frozenset[str] = frozenset()
+        self._check_gates_at = -math.inf
+        self._must_ask = False
+        self._refused: dict[str, RefusedDevice] = {}
+        self._probe: WantedPool | None = None
         self._withheld: tuple[str, ...] = ()
         self._last_dropped: FieldsDropped | None = None
         self._pending = PendingWrites(cache)
@@ -289,6 +313,7 @@ class SliceReconciler:
         if pool == self._pool:
             return
         self._pool, self._is_published = pool, False
+        self._refused = {name: one for name, one in self._refused.items() if one.device in pool.devices}
         self._set_gates_off(self._gates_off)
         self._failures, self._not_before = 0, -math.inf
         now = anyio.current_time()
@@ -298,10 +323,11 @@ class SliceReconciler:
         """Compute the wanted slices while these gates are off."""
         assert self._pool is not None  # nothing is due before `publish`
         self._gates_off = gates_off
-        reduced = reduce_pool(self._pool, gates_off)
+        reduced = reduce_pool(self._pool, gates_off, self._refused)
         self._wanted = build_wanted(reduced.pool, driver=self._driver, node=self._node)
-        self._withheld = reduced.withheld
-        self._gated = frozenset(device.name for device in reduced.pool.devices if needs_gates(device))
+        self._withheld = tuple(name for name in reduced.withheld if name not in self._refused)
+        probe = build_probe(reduced.pool)
+        self._probe = build_wanted(probe, driver=self._driver, node=self._node) if probe.devices else None
 
     async def run(self) -> None:
         """Reconcile until cancelled. What the API server refuses is reported and tried again."""
@@ -310,6 +336,8 @@ class SliceReconciler:
             await self._wait_due()
             if anyio.current_time() >= self._check_gates_at:
                 self._check_gates_at = math.inf
+                self._must_ask = True
+                self._refused = {}
                 self._set_gates_off(frozenset())
             wanted = self._wanted
             try:
@@ -365,10 +393,11 @@ class SliceReconciler:
         target = apply_modifications(wanted, self._modifications)
         share_devices(target, observed)
         plan = plan_slices(target, observed, owner=self._owner)
-        if len(plan):
-            self._is_published = False
-            if not await self._check_dry_run(plan, wanted):
+        if len(plan) or self._must_ask:
+            self._is_published = self._is_published and not len(plan)
+            if not await self._check_dry_run(wanted):
                 return  # the next reconciliation is due already
+        if len(plan):
             self._count_round(repair=self._achieved is wanted)
             if not await self._apply(plan, wanted):
                 return
@@ -390,18 +419,22 @@ class SliceReconciler:
         log.info("pool %s is published: %d slices, %d devices, %d writes", wanted.name, slices, devices, len(plan))
         self._report(PoolPublished(pool=wanted.name, generation=plan.generation, slices=slices, devices=devices))
 
-    async def _check_dry_run(self, plan: Plan, wanted: WantedPool) -> bool:
+    async def _check_dry_run(self, wanted: WantedPool) -> bool:
         """Check in a dry run whether the server keeps the fields that need feature gates.
 
-        When the answer to a real write shows it, a partition without its counters may already be allocated twice.
+        When the answer to a real write shows it, a partition without its counters may already be allocated twice. And
+        an update does not show it: the server keeps the fields of a gate that is off where they are stored already.
         """
-        for write in plan.writes:
-            if any(device["name"] in self._gated for device in write.body["spec"].get("devices") or ()):
-                answer = await self._write(write, wanted, dry_run=True)
-                if answer is None or self._find_gates(wanted, write, answer):
+        if self._probe is not None:
+            self._check_gates_at = anyio.current_time() + self._gate_period
+            for write in plan_slices(self._probe, (), owner=self._owner).creates:
+                if write.body["spec"].get("devices"):
+                    answer = await self._write(write, wanted, dry_run=True)
+                    if answer is None or self._find_gates(wanted, write, answer):
+                        return False
+                if wanted is not self._wanted:
                     return False
-            if wanted is not self._wanted:
-                return False
+        self._must_ask = False
         return True
 
     async def _apply(self, plan: Plan, wanted: WantedPool) -> bool:
@@ -433,10 +466,9 @@ class SliceReconciler:
                 return await self._client.replace(RESOURCE_SLICES, write.name, body, dry_run=dry_run)
             return await self._client.create(RESOURCE_SLICES, body, dry_run=dry_run)
         except Invalid as error:
-            if not refuses_lists(str(error), write.body["spec"]):
-                raise
-            self._drop_gates(wanted, {LISTS})
-            return None
+            if self._leave_out(wanted, str(error), write.body["spec"]):
+                return None
+            raise Invalid(_hide_suffix(str(error), metadata), status=error.status, cause=error.cause) from error
 
     async def _delete(self, delete: Delete) -> None:
         try:
@@ -455,6 +487,21 @@ class SliceReconciler:
             self._drop_gates(wanted, found)
         return bool(found)
 
+    def _leave_out(self, wanted: WantedPool, refusal: str, spec: JsonObject) -> bool:
+        """Return whether a refused slice can be published without something that was not known to be refused."""
+        if wanted is not self._wanted:
+            return False
+        assert self._pool is not None  # there was something to write
+        gates = name_refused(refusal, spec) - self._gates_off
+        found = {} if gates else find_refused(refusal, spec)
+        devices = {device.name: device for device in self._pool.devices if device.name in found}
+        news = {name: one for name, one in devices.items() if name not in self._refused}
+        for name, device in news.items():
+            self._refused[name] = RefusedDevice(device=device, why=found[name])
+        if gates or news:
+            self._drop_gates(wanted, set(gates))
+        return bool(gates or news)
+
     def _drop_gates(self, wanted: WantedPool, gates: set[str]) -> None:
         now = anyio.current_time()
         self._check_gates_at = now + self._gate_period
@@ -472,7 +519,10 @@ class SliceReconciler:
     def _report_dropped(self, pool: str) -> None:
         """Report which fields the server drops, and when it keeps them again: once each, when the pool is published."""
         gates = tuple(sorted(self._gates_off))
-        dropped = FieldsDropped(pool=pool, gates=gates, withheld=self._withheld) if gates else None
+        refused = tuple(map(str, self._refused.values()))
+        dropped = None
+        if gates or refused:
+            dropped = FieldsDropped(pool=pool, gates=gates, withheld=self._withheld, refused=refused)
         if dropped == self._last_dropped:
             return
         self._last_dropped = dropped
@@ -502,6 +552,12 @@ class SliceReconciler:
     async def _fetch_owner(self) -> Owner:
         node = await self._client.get(NODES, self._node)
         return Owner(name=self._node, uid=node["metadata"]["uid"])
+
+
+def _hide_suffix(text: str, metadata: JsonObject) -> str:
+    """Return the text without the random end of a generated name: the same refusal has the same text."""
+    prefix = metadata.get("generateName")
+    return re.sub(rf'"{re.escape(prefix[:GENERATED_BASE])}[a-z0-9]{{5}}"', f'"{prefix}"', text) if prefix else text
 
 
 def _read_start(body: JsonObject) -> str:

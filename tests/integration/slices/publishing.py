@@ -38,12 +38,17 @@ class Publishing:
         self.events = Recorder()
         selector = slice_selector(scratch.driver, scratch.node)
         self.reflector = Informer(client, RESOURCE_SLICES, field_selector=selector)
-        self.reconciler = SliceReconciler(
-            through(client),
+        self._through = through
+        self.reconciler = self.another(self.events, **options)
+
+    def another(self, report: Recorder, **options: Any) -> SliceReconciler:
+        """A further reconciler of the same slices."""
+        return SliceReconciler(
+            self._through(self.client),
             self.reflector,
-            driver=scratch.driver,
-            node=scratch.node,
-            report=self.events,
+            driver=self.scratch.driver,
+            node=self.scratch.node,
+            report=report,
             **{"batch_delay": 0.0, "started": 100.0, **options},
         )
 

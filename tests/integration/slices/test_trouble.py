@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 
-from pydra.devices import CounterConsumption, CounterSet, Device, Taint
+from pydra.devices import CounterConsumption, CounterSet, Device, Taint, TaintEffect
 from pydra.errors import Invalid, NotFound, Unavailable
 from pydra.kube.client import KubeClient
 from pydra.kube.resources import RESOURCE_SLICES, JsonObject, Resource
 from pydra.slices.build import build_device
 from pydra.slices.diff import same_content
+from pydra.slices.feature_gates import EFFECT_NONE
 from pydra.slices.reconciler import Backoff, FieldsDropped, FieldsKept, PoolPublished, PublishFailed
 from pydra_dev.faults import Fault
-from pydra_dev.gates import PARTITIONS, build_gates
+from pydra_dev.gates import PARTITIONS, TAINTS, build_gates
 from pydra_dev.kinds import KINDS
 from pydra_dev.verbs import Api
 from tests.integration.api_handle import ApiHandle, open_api
+from tests.integration.recorder import Recorder
 from tests.integration.slices.publishing import gpus, publishing
 
 SLICES = next(kind for kind in KINDS if kind.plural == "resourceslices")
@@ -104,6 +107,82 @@ async def test_a_gate_that_is_turned_on_during_an_outage_is_noticed_at_its_end()
         api.embedded.api.gates = build_gates(36, {gate: True})
         await it.events.next(PublishFailed)
         await it.events.next(FieldsKept)
+
+
+@pytest.mark.parametrize("gate", GATES)
+async def test_a_gate_that_is_turned_off_is_noticed_though_the_server_keeps_what_is_stored(gate: str) -> None:
+    device, counters = GATES[gate]
+    async with open_api(gates={gate: True}) as api, publishing(api, gate_period=0.05) as it:
+        await it.publish(device, counter_sets=counters)
+        api.embedded.api.gates = build_gates(36, {gate: False})
+        dropped = await it.events.next(FieldsDropped)
+        assert dropped.gates == (gate,)
+        assert dropped.withheld == (() if gate in HARMLESS else (device.name,))
+        await it.at_rest()
+        assert [name for body in await it.slices() for name in names_in(body)] == (
+            [device.name] if gate in HARMLESS else []
+        )
+
+
+async def test_a_gate_that_was_turned_off_is_noticed_by_the_next_agent_although_nothing_has_to_be_written() -> None:
+    device, _ = GATES[TAINTS]
+    async with open_api(gates={TAINTS: True}) as api, publishing(api) as it:
+        await it.publish(device)
+        api.embedded.api.gates = build_gates(36, {TAINTS: False})
+        later = Recorder()
+        async with anyio.create_task_group() as tasks:
+            again = it.another(later, started=200.0)
+            again.publish(it.pool(device))
+            tasks.start_soon(again.run)
+            assert (await later.next(FieldsDropped)).withheld == (device.name,)
+            tasks.cancel_scope.cancel()
+
+
+ON_1_34 = {"version": "1.34.9", "gates": {PARTITIONS: True, TAINTS: True}}
+
+
+async def test_counters_that_an_older_release_refuses_cost_the_partitions_and_no_whole_device() -> None:
+    async with open_api(**ON_1_34) as api, publishing(api) as it:
+        await it.publish(part("whole", 8), part("half", 4), Device(name="plain"), counter_sets=(MEMORY,))
+        dropped = await it.events.next(FieldsDropped)
+        assert (dropped.gates, dropped.withheld) == ((PARTITIONS,), ("half",))
+        assert [name for body in await it.slices() for name in names_in(body)] == ["whole", "plain"]
+        await it.at_rest()
+
+
+async def test_an_informational_taint_that_an_older_release_refuses_costs_no_other_taint() -> None:
+    note = Taint(key="example.com/note", effect=TaintEffect.NONE)
+    async with open_api(**ON_1_34) as api, publishing(api) as it:
+        await it.publish(Device(name="gpu-0", taints=(note,)))
+        assert (await it.events.next(FieldsDropped)).gates == (EFFECT_NONE,)
+        await it.publish(Device(name="gpu-0", taints=(note, Taint(key="example.com/lost"))))
+        [[device]] = [body["spec"]["devices"] for body in await it.slices()]
+        assert [taint["key"] for taint in device["taints"]] == ["example.com/lost"]
+        await it.at_rest()
+
+
+async def test_a_device_that_only_this_server_refuses_is_left_out_and_no_other() -> None:
+    taints = tuple(Taint(key=f"example.com/{number}") for number in range(5))
+    async with open_api(**ON_1_34) as api, publishing(api) as it:
+        await it.publish(Device(name="gpu-0", taints=taints), Device(name="gpu-1"))
+        dropped = await it.events.next(FieldsDropped)
+        assert dropped.refused == ("gpu-0 (taints: Too many: 5: must have at most 4 items)",)
+        assert [name for body in await it.slices() for name in names_in(body)] == ["gpu-1"]
+        await it.publish(Device(name="gpu-0", taints=taints[:4]), Device(name="gpu-1"))
+        assert [name for body in await it.slices() for name in names_in(body)] == ["gpu-0", "gpu-1"]
+        await it.events.next(FieldsKept)
+        await it.at_rest()
+
+
+async def test_the_same_refusal_has_the_same_text_each_time(api_server: ApiHandle) -> None:
+    too_many = CounterSet(name="gpu", counters={f"c{number}": 1 for number in range(33)})
+    async with publishing(api_server) as it:
+        texts = []
+        for count in (1, 2):
+            it.events.clear()
+            it.reconciler.publish(it.pool(*gpus(count), counter_sets=(too_many,)))
+            texts.append(str((await it.events.next(PublishFailed)).error))
+        assert texts[0] == texts[1]
 
 
 class TwoServers:

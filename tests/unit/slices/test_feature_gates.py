@@ -22,12 +22,14 @@ from pydra.devices import (
 from pydra.slices.build import WantedPool, build_wanted
 from pydra.slices.feature_gates import (
     BINDING,
+    EFFECT_NONE,
     LISTS,
     PARTITIONS,
     SHARES,
     TAINTS,
     apply_modifications,
     find_modification,
+    find_refused,
     has_lists,
     name_gates,
     needs_gates,
@@ -222,9 +224,35 @@ def test_the_warning_names_the_gates_and_what_is_not_published() -> None:
     assert warning == (
         'pool "p": some fields are dropped by the API server, probably because these feature gates are off: '
         "DRADeviceTaints, DRAListTypeAttributes. Turn them on in the control plane and the kubelets "
-        "(DRADeviceTaints: on by default from Kubernetes 1.36). "
+        "(DRADeviceTaints: on by default from Kubernetes 1.36; DRAListTypeAttributes exists from Kubernetes 1.36). "
         "Not published until then, since unsafe without: 2 devices: a, b"
     )
     many = tuple(f"part-{number}" for number in range(200))
     assert len(str(FieldsDropped(pool="p" * 253, gates=("DRAPartitionableDevices",), withheld=many)).encode()) < 1024
     assert str(FieldsDropped(pool="p", gates=())).endswith("for a reason that is not known")
+    refused = FieldsDropped(pool="p", gates=(EFFECT_NONE,), refused=("gpu-3 (taints: Too many: 5)",))
+    assert str(refused) == (
+        'pool "p": Taints with the effect None are left out, which Kubernetes accepts from 1.35. '
+        "Not published, because the API server refuses them: 1 devices: gpu-3 (taints: Too many: 5)"
+    )
+
+
+TOO_MANY = "taints: Too many: 5: must have at most 4 items"
+
+
+@pytest.mark.parametrize(
+    ("refusal", "found"),
+    [
+        (f"spec.devices[1].{TOO_MANY}", {"b": TOO_MANY}),
+        (
+            f"[spec.devices[0].{TOO_MANY}, spec.devices[0].name: Required value, spec.devices[1].{TOO_MANY}]",
+            {"a": TOO_MANY, "b": TOO_MANY},
+        ),
+        ("spec.devices: Too many: 129: must have at most 128 items", {}),
+        (f"spec.devices[7].{TOO_MANY}", {}),
+    ],
+)
+def test_a_refusal_names_the_devices_that_it_is_about(refusal: str, found: dict[str, str]) -> None:
+    content = {"devices": [{"name": "a"}, {"name": "b"}]}
+    text = f'the API server answered 422 Invalid: ResourceSlice.resource.k8s.io "0-x" is invalid: {refusal}'
+    assert find_refused(text, content) == found
