@@ -16,10 +16,10 @@ from pydra.diagnosis.checkpoint import find_drivers, judge_left_over
 from pydra.diagnosis.cluster_reader import open_cluster
 from pydra.diagnosis.findings import Finding, Level
 from pydra.diagnosis.node_paths import judge_places, judge_runtime
-from pydra.errors import Invalid, KubeError, NotFound, PydraError
+from pydra.errors import Invalid, KubeError, NotFound, PydraError, Unsupported
 from pydra.kube.client import KubeClient
-from pydra.kube.resources import ACCESS_REVIEWS, EVENTS, NODES, RESOURCE_SLICES, JsonObject, Resource
-from pydra.kube.version import check_server
+from pydra.kube.resources import ACCESS_REVIEWS, DEVICE_CLASSES, EVENTS, NODES, RESOURCE_SLICES, JsonObject, Resource
+from pydra.kube.version import ServerVersion, check_server, parse_version
 from pydra.observability.events import Create, EventDeduplicator, EventRequest, Subject
 from pydra.settings import Settings
 from pydra.slices.build import build_wanted
@@ -28,6 +28,9 @@ from pydra.slices.feature_gates import BINDING, LISTS, PARTITIONS, SHARES, TAINT
 
 _SKEW_SECONDS = 5.0
 """Clocks farther apart make ages of Events and taints wrong; minutes make tokens and certificates invalid."""
+
+_EXTENDED_RESOURCES = (1, 36)
+"""The first release whose gate DRAExtendedResource is on by default, in the API server and in the kubelet."""
 
 _GATE_ADVICE = "enable it on API servers and schedulers if a backend needs it: docs/install.md, feature gates"
 
@@ -112,8 +115,10 @@ async def _judge_cluster(client: KubeClient, settings: Settings) -> tuple[str | 
     runtime: str | None = None
     try:
         node = await client.get(NODES, settings.node_name)
-        runtime = ((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion") or ""
+        info = (node.get("status") or {}).get("nodeInfo") or {}
+        runtime = info.get("containerRuntimeVersion") or ""
         findings.append(Finding(subject="node", level=Level.OK, found=settings.node_name))
+        findings += await _judge_kubelet(client, str(info.get("kubeletVersion") or ""), version)
     except NotFound as error:
         advice = "--node-name is the name that kubectl get nodes has; in a pod it comes from spec.nodeName"
         findings.append(Finding(subject="node", level=Level.PROBLEM, found=str(error), advice=advice))
@@ -125,6 +130,25 @@ async def _judge_cluster(client: KubeClient, settings: Settings) -> tuple[str | 
     findings.append(await _judge_clock(client))
     findings += await asyncio.gather(*(_probe_gate(client, settings, *probe) for probe in _PROBES))
     return runtime, findings
+
+
+async def _judge_kubelet(client: KubeClient, kubelet: str, server: ServerVersion) -> Sequence[Finding]:
+    """Find extended resources that an older kubelet would give to no container, without an error."""
+    try:
+        own = parse_version({"gitVersion": kubelet})
+        classes = (await client.list(DEVICE_CLASSES)).items
+    except (KubeError, Unsupported):  # the agent's own credentials may not list classes
+        return ()
+    if (own.major, own.minor) >= _EXTENDED_RESOURCES or (server.major, server.minor) < _EXTENDED_RESOURCES:
+        return ()
+    named = sorted(one["metadata"]["name"] for one in classes if (one.get("spec") or {}).get("extendedResourceName"))
+    if not named:
+        return ()
+    found = (
+        f"kubelet {own} starts pods with extended resources without their devices, unless its DRAExtendedResource is on"
+    )
+    advice = f"upgrade the kubelet to 1.36, or remove extendedResourceName from DeviceClass {', '.join(named)}"
+    return (Finding(subject="extended resources", level=Level.PROBLEM, found=found, advice=advice),)
 
 
 async def _review(client: KubeClient, verb: str, resource: Resource) -> tuple[str, bool | None, str]:
@@ -183,7 +207,8 @@ async def _probe_gate(client: KubeClient, settings: Settings, gate: str, what: s
     except KubeError as error:
         if not isinstance(error, Invalid) or gate not in name_refused(str(error), body["spec"]):
             return Finding(subject="gate", level=Level.UNKNOWN, found=f"{gate}: {error}")
-        found = f"{gate} is off, or this release is too old for it: no {what}"
+        state = "off" if gate == LISTS else "not usable in this Kubernetes release"
+        found = f"{gate} is {state}: no {what}"
         return Finding(subject="gate", level=Level.NOTE, found=found, advice=_GATE_ADVICE)
     if is_off:
         return Finding(subject="gate", level=Level.NOTE, found=f"{gate} is off: no {what}", advice=_GATE_ADVICE)

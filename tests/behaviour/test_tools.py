@@ -231,6 +231,26 @@ def test_the_doctor_finds_nothing_wrong_with_a_node_that_works(tool: Tool, quiet
     } <= gates
 
 
+def test_the_doctor_warns_of_an_older_kubelet_that_starts_pods_without_their_extended_resources(
+    tool: Tool, quiet: Node
+) -> None:
+    status = {"nodeInfo": {"kubeletVersion": "v1.34.9"}}
+    quiet.api.request("POST", "/api/v1/nodes", {"metadata": {"name": "old"}, "status": status})
+    body = {"metadata": {"name": "boards"}, "spec": {"extendedResourceName": "example.com/board"}}
+    quiet.api.request("POST", "/apis/resource.k8s.io/v1/deviceclasses", body)
+    try:
+        assert "extended resources" not in {one["subject"] for one in tool.json("doctor")["findings"]}
+        tool.flags += ["--node-name", "old"]
+        report = tool.json("doctor")
+        [found] = [one for one in report["findings"] if one["subject"] == "extended resources"]
+        assert found["level"] == "problem"
+        assert "kubelet v1.34.9 starts pods with extended resources without their devices" in found["found"]
+        assert "remove extendedResourceName from DeviceClass boards" in found["advice"]
+    finally:
+        quiet.api.request("DELETE", "/apis/resource.k8s.io/v1/deviceclasses/boards")
+        quiet.api.request("DELETE", "/api/v1/nodes/old")
+
+
 def test_the_doctor_names_each_request_that_the_agent_may_not_make(tool: Tool, quiet: Node) -> None:
     quiet.api_fault(verb="update", resource="resourceslices", status=403, times=None)
     try:
