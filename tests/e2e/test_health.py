@@ -20,6 +20,7 @@ SICK = f"{WELL}unhealthy: {{accel-0: too hot}}\n"
 
 async def test_a_sick_device_is_tainted_and_shown_in_the_pods_status(tmp_path: Path) -> None:
     async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=WELL, flags=("--healthy-after", "0")):
+        await cluster.require_taints()
         await cluster.create_class(DRIVER)
         await cluster.create_claim("accel")
         await cluster.start_pod("app", STAY, resourceClaimName="accel")
@@ -34,6 +35,7 @@ async def test_a_sick_device_is_tainted_and_shown_in_the_pods_status(tmp_path: P
 async def test_pods_leave_a_sick_device_where_the_admin_wants_that(tmp_path: Path) -> None:
     flags = ("--health-taint", "NoExecute")
     async with open_cluster() as cluster, open_agent(cluster, tmp_path, scenario=WELL, flags=flags):
+        await cluster.require_taints()
         await cluster.create_class(DRIVER)
         await cluster.create_claim("accel")
         await cluster.start_pod("app", STAY, resourceClaimName="accel")

@@ -132,6 +132,7 @@ async def test_claims_as_for_googles_driver_and_its_device_plugin_get_a_host_or_
 
 async def test_a_chip_whose_node_is_gone_is_shown_by_its_pod_and_kept_from_others_until_it_is_back() -> None:
     async with open_host() as (cluster, _, tree):
+        await cluster.require_taints()
         await start(cluster, "left", f"2x2.{DRIVER}", phase="Running")
         node, aside = tree / "dev" / "vfio" / "3", tree / "vfio-3"
         node.rename(aside)
@@ -146,6 +147,7 @@ async def test_a_chip_whose_node_is_gone_is_shown_by_its_pod_and_kept_from_other
 async def test_chips_that_processes_outside_of_claims_have_open_are_kept_from_claims_where_the_agent_may_look() -> None:
     may_look = {"backends": {"tpu": {"hostPID": True, "capabilities": ["SYS_PTRACE"]}}}
     async with open_host(may_look) as (cluster, release, tree):
+        await cluster.require_taints()
         await cluster.create_claim("left", requests=ask(f"2x2.{DRIVER}"))
         await cluster.start_pod("left", "exec 3</dev/vfio/0; sleep 1000", resourceClaimName="left")
         descriptor = os.open(tree / "dev" / "vfio" / "5", os.O_RDONLY)
