@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from pydra import Claim, HeldClaim, Inventory, PreparedDevice, Sample
 from pydra_pci import Tree
-from pydra_tpu.claims import plan_claim, prepare_claim
+from pydra_tpu.claims import prepare_claim
 from pydra_tpu.config import TpuConfig
 from pydra_tpu.hardware import Host
 from pydra_tpu.health import find_unclaimed_users
@@ -61,12 +59,6 @@ class TpuBackend:
         """Return when a chip, its driver, node or users, or what is known of the slice, differ from `discover`."""
         while await self._read() == self._seen:
             await self._metadata.wait_changed(self._settings.poll_period)
-
-    async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
-        """The chips that the claim will hold."""
-        host = self._seen or await self._read()
-        offered = list_offered(host, self._settings.offer)
-        return msgspec.to_builtins(plan_claim(claim, held, offered, len(host.chips)))
 
     async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
         """The nodes and the environment for the claim's containers."""

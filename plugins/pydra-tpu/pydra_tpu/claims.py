@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import msgspec
 
 from pydra import (
     AllocatedDevice,
     Claim,
     ClaimError,
     ContainerEdits,
-    DeviceInUse,
     DeviceNode,
-    HeldClaim,
     Mount,
     PreparedDevice,
     UnknownDevice,
@@ -42,27 +36,6 @@ class ChipUnusable(ClaimError):
     reason = "ChipUnusable"
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What `plan` answers: the chips that the claim holds; none if it only looks."""
-
-    chips: tuple[int, ...] = ()
-
-
-def plan_claim(claim: Claim, held: Sequence[HeldClaim], offered: Mapping[str, SubSlice], count: int) -> Plan:
-    """The chips of a host with `count` chips that the claim will hold.
-
-    Raises:
-        UnknownDevice: a device is not offered.
-        NotAMesh: the chips of all its devices do not form a sub-slice.
-        DeviceInUse: another claim holds a chip, whatever the scheduler believed.
-    """
-    chips = find_chips(claim.devices, offered, count, admin=False)
-    for one in held:
-        if one.claim.uid != claim.uid and (taken := set(_held_chips(one, offered)).intersection(chips)):
-            raise DeviceInUse(f"chip-{min(taken)}", f"uid {one.claim.uid}")
-    return Plan(chips=chips)
-
-
 def find_chips(
     devices: Sequence[AllocatedDevice], offered: Mapping[str, SubSlice], count: int, *, admin: bool
 ) -> tuple[int, ...]:
@@ -86,7 +59,7 @@ def prepare_claim(
 
     Raises:
         UnknownDevice: a device is not offered any more.
-        NotAMesh: as in `plan_claim`.
+        NotAMesh: the chips of all its devices do not form a sub-slice.
         ChipUnusable: a chip has no device node.
         NotProcesses: each request is to be a process, and they have no equal parts of the mesh.
     """
@@ -129,12 +102,3 @@ def _prepare_device(
         ),
         own_container=process is not None,
     )
-
-
-def _held_chips(held: HeldClaim, offered: Mapping[str, SubSlice]) -> tuple[int, ...]:
-    """From the claim's plan; from its devices where its record, or the plan in it, cannot be read."""
-    plan: Any = held.plan
-    with contextlib.suppress(msgspec.ValidationError):
-        return msgspec.convert(plan, Plan).chips
-    names = [one.device for one in held.claim.devices if not one.admin_access]
-    return tuple(index for name in names if name in offered for index in offered[name].chips)

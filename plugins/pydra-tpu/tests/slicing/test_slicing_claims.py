@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pydra import Claim, ClaimError, DeviceInUse, UnknownDevice
+from pydra import Claim, ClaimError, UnknownDevice
 from pydra.cdi.spec import build_spec
 from pydra_tpu import DRIVER
-from pydra_tpu.claims import ChipUnusable, NotAMesh, Plan, plan_claim, prepare_claim
+from pydra_tpu.claims import ChipUnusable, NotAMesh, find_chips, prepare_claim
 from pydra_tpu.config import LoggingConfig, Processes, TpuConfig
 from pydra_tpu.environment import NoIciResiliency, build_environment
 from pydra_tpu.geometry import Bounds, list_sub_slices, parse_topology
@@ -17,7 +17,7 @@ from pydra_tpu.hardware import Host, SliceFacts
 from pydra_tpu.inventory import list_offered
 from pydra_tpu.processes import NotProcesses
 from pydra_tpu.settings import Offer, Settings
-from tpu_values import allocated_device, chip_of, claim_of, held_claim, host_of
+from tpu_values import allocated_device, chip_of, claim_of, host_of
 
 V5E = host_of("v5litepod", 8, Bounds(2, 4))
 OFFERED = list_offered(V5E, Offer.SUB_SLICES)
@@ -195,25 +195,6 @@ def test_resilience_of_links_is_for_whole_hosts_of_slices_that_have_it() -> None
         build_environment(V5E, list_sub_slices(8)[0], config)
 
 
-def test_a_claim_is_planned_with_the_chips_of_its_devices() -> None:
-    assert plan_claim(claim_of("2x2-4"), (), OFFERED, 8) == Plan(chips=(4, 5, 6, 7))
-    only_looks = claim_of(allocated_device("2x2-4", admin_access=True))
-    holder = held_claim(claim_of("2x4-0", uid="other", plan={"chips": [*range(8)]}))
-    assert plan_claim(only_looks, [holder], OFFERED, 8) == Plan()
-
-
-@pytest.mark.parametrize(
-    "plan",
-    [{"chips": [0, 1]}, None, {"chips": "0-1"}, [0, 1]],
-    ids=["with its plan", "whose record cannot be read", "with a plan of another type", "with a list for a plan"],
-)
-def test_chips_that_another_claim_holds_are_refused_whatever_the_scheduler_believed(plan: object) -> None:
-    other = held_claim(claim_of("1x2-0", uid="other", plan=plan))
-    assert plan_claim(claim_of("1x2-2"), [other], OFFERED, 8) == Plan(chips=(2, 3))
-    with pytest.raises(DeviceInUse, match="other"):
-        plan_claim(claim_of("2x2-0"), [other], OFFERED, 8)
-
-
 @pytest.mark.parametrize(
     ("devices", "error", "words"),
     [
@@ -224,7 +205,7 @@ def test_chips_that_another_claim_holds_are_refused_whatever_the_scheduler_belie
 )
 def test_what_is_not_a_mesh_is_refused(devices: tuple[str, ...], error: type[ClaimError], words: str) -> None:
     with pytest.raises(error, match=words):
-        plan_claim(claim_of(*devices), (), OFFERED, 8)
+        find_chips(claim_of(*devices).devices, OFFERED, 8, admin=False)
 
 
 def test_a_chip_without_a_device_node_is_refused_with_its_driver() -> None:

@@ -58,7 +58,6 @@ async def test_what_a_silent_server_tells_later_is_published_and_no_call_waits_f
     async with server.serve() as address, backend_that_asks(address, tmp_path) as backend:
         before = await attributes(backend)
         claim = claim_of("2x2-0")
-        await backend.plan(claim, [])
         (prepared,) = await backend.prepare(claim)
         assert prepared.edits.env["TPU_SKIP_MDS_QUERY"] == "true"
         waiting = asyncio.create_task(backend.wait_changed())

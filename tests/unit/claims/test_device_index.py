@@ -1,0 +1,104 @@
+"""Which claims may hold devices at the same time, by what the node publishes."""
+
+from __future__ import annotations
+
+import pytest
+
+from pydra import AllocatedDevice, Capacity, Claim, CounterConsumption, CounterSet, Device, DeviceInUse, TerminalError
+from pydra.claims.device_index import DeviceIndex, Published, PublishedPool, find_consumption, may_meet
+
+POOL = "node-1"
+
+
+def consuming(name: str, counter_set: str, **counters: int) -> Device:
+    return Device(name=name, consumes_counters=(CounterConsumption(counter_set=counter_set, counters=counters),))
+
+
+DEVICES = (
+    consuming("board-0", "slots-0", slots=4),
+    consuming("board-0-half-0", "slots-0", slots=2),
+    consuming("board-0-half-1", "slots-0", slots=2),
+    consuming("board-1", "slots-1", slots=4),
+    Device(name="shared", capacity={"memory": Capacity("16Gi")}, allow_multiple_allocations=True),
+    Device(name="plain"),
+)
+SETS = tuple(CounterSet(name=f"slots-{n}", counters={"slots": 4}) for n in range(2))
+PUBLISHED: Published = {POOL: PublishedPool(devices={one.name: one for one in DEVICES}, counter_sets=SETS)}
+
+
+def claim(uid: str, *names: str, admin: bool = False, memory: str = "") -> Claim:
+    """A claim of these devices, or of a share of them."""
+    share = {"share_id": f"share-{uid}", "consumed_capacity": {"memory": memory}} if memory else {}
+    devices = tuple(
+        AllocatedDevice(request=f"r{n}", pool=POOL, device=name, admin_access=admin, **share)  # type: ignore[arg-type]
+        for n, name in enumerate(names)
+    )
+    return Claim(uid=uid, namespace="ns", name=uid, devices=devices)
+
+
+def holding(*claims: Claim) -> DeviceIndex:
+    index = DeviceIndex()
+    for one in claims:
+        index.hold(one, find_consumption(one, PUBLISHED))
+    return index
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "problem"),
+    [
+        pytest.param([claim("a", "board-0-half-0")], claim("b", "board-0-half-1"), "", id="other half"),
+        pytest.param([claim("a", "board-0-half-0")], claim("b", "board-0"), "slots of slots-0 is used up", id="whole"),
+        pytest.param([claim("a", "board-0")], claim("b", "board-0-half-1"), "claim ns/a", id="part of a whole"),
+        pytest.param([claim("a", "board-0")], claim("b", "board-1"), "", id="other board"),
+        pytest.param(
+            [claim("a", "board-0", admin=True)], claim("b", "board-0-half-1"), "", id="held with admin access"
+        ),
+        pytest.param(
+            [claim("a", "board-0")], claim("b", "board-0-half-1", admin=True), "", id="wanted with admin access"
+        ),
+        pytest.param([claim("a", "board-0")], claim("a", "board-0"), "", id="the claim itself"),
+        pytest.param([claim("a", "shared", memory="8Gi")], claim("b", "shared", memory="8Gi"), "", id="enough memory"),
+        pytest.param(
+            [claim("a", "shared", memory="8Gi")], claim("b", "shared", memory="9Gi"), "memory is left", id="too little"
+        ),
+        pytest.param([claim("a", "plain")], claim("b", "plain"), "plain of pool node-1", id="one device"),
+    ],
+)
+def test_a_claim_gets_what_others_leave(held: list[Claim], wanted: Claim, problem: str) -> None:
+    error = holding(*held).find_conflict(wanted, PUBLISHED)
+    assert (error is None) == (not problem)
+    assert problem in str(error or "")
+
+
+def test_devices_of_one_claim_that_need_more_than_there_is_are_refused_for_good() -> None:
+    error = holding().find_conflict(claim("a", "board-0", "board-0-half-0"), PUBLISHED)
+    assert isinstance(error, TerminalError)
+    assert "cannot be used together" in str(error)
+
+
+def test_a_device_that_has_vanished_still_counts() -> None:
+    index = holding(claim("a", "board-0-half-0"))
+    left: Published = {POOL: PublishedPool(devices={"board-0": DEVICES[0]}, counter_sets=SETS)}
+    assert isinstance(index.find_conflict(claim("b", "board-0"), left), DeviceInUse)
+
+
+def test_what_a_claim_held_is_free_when_it_is_released() -> None:
+    index = holding(claim("a", "board-0"))
+    index.release("a")
+    assert index.find_conflict(claim("b", "board-0-half-0"), PUBLISHED) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "other", "meets"),
+    [
+        (["board-0"], claim("b", "board-0-half-1"), True),
+        (["board-0"], claim("b", "board-1"), False),
+        (["board-0"], claim("b", "gone"), True),
+        (["board-0"], claim("b"), True),
+    ],
+    ids=["a part of it", "another board", "a device that is not published", "devices that are not known"],
+)
+def test_a_claim_whose_record_cannot_be_read_may_use_what_its_devices_share(
+    names: list[str], other: Claim, meets: bool
+) -> None:
+    assert may_meet(names, other, PUBLISHED) is meets
