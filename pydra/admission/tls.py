@@ -62,7 +62,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
 def read_certificate(certificate: str, key: str) -> Certificate:
     """Read the pair from two PEM files. Raises BadCertificate, which names the file at fault."""
     pair = _read_pem(certificate, b"CERTIFICATE", "certificate"), _read_pem(key, b"PRIVATE KEY", "private key")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = _build_context()
     try:
         load_pair(context, *pair)
         if (leaf := _LEAF.search(pair[0])) is None:  # OpenSSL takes other labels too, Python's ssl does not
@@ -78,6 +78,12 @@ def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
     """Serve this pair in handshakes from now on; open connections are not affected. Raises ssl.SSLError."""
     with _in_memory(certificate) as certificate_path, _in_memory(key) as key_path:
         context.load_cert_chain(certificate_path, key_path, password=lambda: "")  # or OpenSSL asks at the terminal
+
+
+def _build_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # Python's default, but not that of Debian's Python
+    return context
 
 
 def _read_pem(path: str, label: bytes, what: str) -> bytes:
@@ -164,7 +170,7 @@ class ServedCertificate:
         report: Callable[[Certificate | None], None] = lambda _: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context = _build_context()
         self.current: Certificate | None = None
         self._paths = (certificate, key)
         self._report = report

@@ -433,6 +433,7 @@ def _build_ssl_context(loaded: Loaded, *, strict: bool) -> ssl.SSLContext:
     except ssl.SSLError as error:
         text = f"the CA {_name_file(loaded.ca_file)} is not a usable certificate: {_name_reason(error)}"
         raise _SourceError(text) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # Python's default, but not that of Debian's Python
     if loaded.cert_file:
         try:
             context.load_cert_chain(loaded.cert_file, keyfile=loaded.key_file)

@@ -30,6 +30,7 @@ class LazySSLContext(ssl.SSLContext):
 
 
 def _load_lazily(context: ssl.SSLContext) -> None:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2  # for a proxy with TLS, as for the API server
     context.__class__ = LazySSLContext
 
 

@@ -51,6 +51,7 @@ def call(path, body=None, **query):
     address = f"https://{host}:{os.environ['KUBERNETES_SERVICE_PORT']}{path}"
     request = urllib.request.Request(address, json.dumps(body).encode() if body else None, headers)
     context = ssl.create_default_context(cafile=ACCOUNT + "/ca.crt")
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     # On by default since Python 3.13; the CAs of many clusters lack the extensions that it requires.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import ssl
 import sys
 import tempfile
 from pathlib import Path
@@ -61,6 +62,15 @@ async def test_a_pod_uses_its_service_account_and_its_rotated_token(tmp_path: Pa
             server.token = "third"
             with pytest.raises(KubeError, match=r"401 Unauthorized.*credentials are not accepted"):
                 await client.get(NAMESPACES, "default")
+
+
+async def test_the_api_server_must_speak_tls_1_2_or_newer(tmp_path: Path, authority: Authority) -> None:
+    (tmp_path / "token").write_text("x")
+    async with serve_api(tls=authority.context) as server:
+        credentials = await load_credentials(environ=pod_environment(server), service_account=str(tmp_path))
+        assert await read(credentials) == "default"
+    assert isinstance(credentials.access.ssl, ssl.SSLContext)
+    assert credentials.access.ssl.minimum_version >= ssl.TLSVersion.TLSv1_2
 
 
 async def test_a_token_is_read_again_every_minute(tmp_path: Path, authority: Authority) -> None:

@@ -20,6 +20,7 @@ from aiohttp.connector import _SSL_CONTEXT_VERIFIED as context
 context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # the authority here has no key identifier
 
 def tell():
+    assert "aiohttp" in {first!r} or context.minimum_version >= ssl.TLSVersion.TLSv1_2
     print(type(context) is LazySSLContext, context.cert_store_stats()["x509_ca"])
 
 async def connect():
