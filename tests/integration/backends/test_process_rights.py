@@ -77,7 +77,7 @@ async def test_the_process_of_a_user_has_no_capabilities_and_cannot_read_what_is
     secret = Path(repository).parent / "token"
     secret.write_text("secret")
     secret.chmod(0o400)
-    program = f"{python}/bin/{Path(os.path.realpath(sys.executable)).name}"
+    program = f"{python}/bin/python{sys.version_info.major}.{sys.version_info.minor}"
     environ = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.pathsep.join([repository, packages, f"{repository}/{TROUBLE.relative_to(ROOT)}"]),
