@@ -22,6 +22,7 @@ help: ## what can be made
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "pydra needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot create virtual environments: its module ensurepip is missing; on Debian and Ubuntu, install the package python3-venv" >&2; exit 1; }
 	@echo "creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
