@@ -13,7 +13,7 @@ from pydra.kube.informer import Informer
 from pydra.kube.resources import RESOURCE_CLAIMS, RESOURCE_SLICES, WatchEventType
 from tests.integration.kube.raw_server import open_raw_client, reply, serve_raw
 
-DEEP = b"[" * 20_000 + b"]" * 20_000
+DEEP = b"[" * 200_000 + b"]" * 200_000
 
 
 def make_object(name: str, config: bytes = b"{}", version: int = 5) -> bytes:
