@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # They make a hundred thousand files, which cost most disks more than all else. Whoever may mount has them in memory,
 # in a mount namespace that ends with the command; a TMPDIR of one's own is left alone.
 MEMORY := unshare --mount sh -c 'mount -t tmpfs -o mode=1777 tmpfs /var/tmp && test -e $(CURDIR) && TMPDIR=/var/tmp exec "$$@"' sh
-IN_MEMORY = $(if $(TMPDIR)$(shell $(MEMORY) true 2>&1),,$(MEMORY))
+IN_MEMORY = $(if $(TMPDIR)$(shell $(MEMORY) true 2>&1 || echo no),,$(MEMORY))
 
 .DEFAULT_GOAL := help
 
