@@ -25,6 +25,7 @@ from pydra.errors import PydraError, SettingsError
 from pydra_dev.allocator import AllocationError
 from pydra_dev.apiserver import DEFAULT_VERSION, FIRST_DRA_MINOR, parse_release
 from pydra_dev.cdi_specs import read_specs
+from pydra_dev.clean_up import LOOK_INTERVAL, CleanUp
 from pydra_dev.containers import Containers, find_runtime, run_containers
 from pydra_dev.control_plan import claim_names, full_name, is_finished
 from pydra_dev.descriptions import (
@@ -67,8 +68,6 @@ from pydra_dev.status import JsonObject
 from pydra_dev.verbs import Api, Query, Signal
 
 STEP_DEADLINE = 30.0
-LOOK_INTERVAL = 0.02
-"""Seconds between two looks at the API server or at a directory while the demo waits."""
 LOG_INTERVAL = 0.1
 SETTLED = 1.0
 """Seconds after which a pod that cannot be scheduled, or an empty pool, is believed to stay so."""
@@ -154,7 +153,12 @@ async def run_until_signal(demo: Demo) -> int:
 
     async def end_on_signal() -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-            async for _ in signals:
+            interrupted = False
+            async for number in signals:
+                # Only a second Ctrl-C: a terminal that is closed sends SIGHUP twice.
+                if interrupted and number == signal.SIGINT:
+                    demo.stop_waiting()
+                interrupted = interrupted or number == signal.SIGINT
                 demo.stop()
 
     failure: Exception | None = None
@@ -239,27 +243,42 @@ class Demo:
         self._address = parse_address(options.web) if options.web is not None else None
         self._printer = Printer(write, clock, self._page.tell)
         self._scope = anyio.CancelScope()
+        self._run: DemoRun | None = None
+        self._stopped = False
 
     def stop(self) -> None:
-        """Stop now, in order: the agent first."""
+        """Stop in order: the pods first, then the agent."""
+        self._stopped = True
+        if self._run is not None:
+            self._run.stop()
+
+    def stop_waiting(self) -> None:
+        """Stop without waiting for what is prepared."""
         self._scope.cancel()
 
     async def run(self) -> int:
         """From an empty node to the end, again after each change if changes are watched; the exit code."""
+        code = 1
         with self._scope, make_root() as root:
             async with self._serve_page():
-                port = free_port()  # the same for every run, as the kubeconfig's path is
-                first = True
-                while True:
-                    run = DemoRun(self._options, self._printer, self._page, explain=first)
-                    first = False
-                    code = await run.run(root, port)
-                    if code is not None:
-                        return code
-                    self._printer.restart()
-                    self._printer.say(Paragraph(headline=f"changed: {run.changed}; everything starts again"))
-                    for entry in os.scandir(root):
-                        shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+                code = await self._repeat(root)
+        return code
+
+    async def _repeat(self, root: str) -> int:
+        port = free_port()  # the same for every run, as the kubeconfig's path is
+        first = True
+        while not self._stopped:
+            run = self._run = DemoRun(self._options, self._printer, self._page, explain=first)
+            first = False
+            code = await run.run(root, port)
+            if code is not None:
+                return code
+            if self._stopped:
+                break
+            self._printer.restart()
+            self._printer.say(Paragraph(headline=f"changed: {run.changed}; everything starts again"))
+            for entry in os.scandir(root):
+                shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
         return INTERRUPTED if self._options.once else 0
 
     @asynccontextmanager
@@ -302,11 +321,16 @@ class DemoRun:
         self._api: Api
         self._agent: AgentProcess
         self._operations: Operations
+        self._clean_up: CleanUp
+        self._scope = anyio.CancelScope()
+
+    def stop(self) -> None:
+        """Clean up now."""
+        self._scope.cancel()
 
     async def run(self, root: str, port: int) -> int | None:
-        """The exit code; None when a watched file has changed."""
+        """The exit code; None when it was stopped, or a watched file has changed, and nothing is left prepared."""
         options = self._options
-        places = (*find_sources(options.backend), *options.manifests) if options.watch else ()
         code: int | None = None
         async with (
             self._run_containers(root),
@@ -330,19 +354,34 @@ class DemoRun:
                 self._agent = agent
                 self._operations = Operations(node, agent)
                 self._page.show(self._operations)
+                self._clean_up = CleanUp(node, agent, self._say)
                 tasks.start_soon(self._follow_api, name="follow the API")
                 tasks.start_soon(self._follow_log, name="follow the agent's log")
-                if options.watch:
-                    tasks.start_soon(self._watch, places, tasks.cancel_scope, name="watch files")
-                code = await self._show()
-                if options.watch:
-                    self._say(Paragraph(headline=f"waiting for a change of {', '.join(places)}"))
-                    code = None
-                if options.watch or options.web is not None:
-                    await anyio.sleep_forever()
+                try:
+                    code = await self._show_until_stopped()
+                finally:
+                    self._over = False
+                    if not await self._clean_up.run(options.deadline) and not self.changed:
+                        code = 1
                 tasks.cancel_scope.cancel()
             self._page.show(None)
         return code
+
+    async def _show_until_stopped(self) -> int | None:
+        options = self._options
+        places = (*find_sources(options.backend), *options.manifests) if options.watch else ()
+        with self._scope:
+            async with anyio.create_task_group() as tasks:
+                if options.watch:
+                    tasks.start_soon(self._watch, places, name="watch files")
+                shown = await self._show()
+                if options.watch:
+                    self._say(Paragraph(headline=f"waiting for a change of {', '.join(places)}"))
+                if options.watch or options.web is not None:
+                    await anyio.sleep_forever()
+                tasks.cancel_scope.cancel()
+            return shown
+        return None
 
     @asynccontextmanager
     async def _run_containers(self, root: str) -> AsyncIterator[None]:
@@ -362,9 +401,9 @@ class DemoRun:
     def _tell_container(self, container: str, line: str) -> None:
         self._say(Paragraph(headline=f"container {container}: {line}"))
 
-    async def _watch(self, places: Sequence[str], scope: anyio.CancelScope) -> None:
+    async def _watch(self, places: Sequence[str]) -> None:
         self.changed = await wait_for_change(places)
-        scope.cancel()
+        self.stop()
 
     async def _show(self) -> int:
         options = self._options
@@ -396,6 +435,8 @@ class DemoRun:
         manifests = read_manifests(options.manifests) if options.manifests else sample
         self._apply(add_classes(manifests, sample))
         await self._wait(f"{', '.join(self._pods)} runs", self._find_running)
+        for pod in [one for one in self._pods if one not in self._ran]:
+            self._say(Paragraph(headline=f"pending: pod {pod}; it is started when it can be scheduled"))
         if self._explain and not options.manifests:
             self._printer.write("\n" + describe_sample(one.text for one in sample))
 
@@ -413,11 +454,7 @@ class DemoRun:
         if self._containers is not None:
             await self._containers.wait_ended(CONTAINER_SECONDS)
             self._refuse_hopeless()
-        for pod in self._pods:
-            if self._find_pod(pod) is not None:
-                namespace, _, name = pod.partition("/")
-                self._api.delete(PODS, name, namespace=namespace)
-                self._say(Paragraph(headline=f"deleted: pod {pod}"))
+        self._clean_up.delete_pods()
         await self._wait("the pods end", self._find_no_pods)
         await self._wait("the CDI specs are removed", self._find_no_cdi_specs)
         await self._wait("the claims are released", self._find_no_allocations)
@@ -474,6 +511,7 @@ class DemoRun:
             case ContainerCreated() if self._containers is not None:
                 self._containers.start(step)
             case Called():
+                self._clean_up.follow(step)
                 self._tell_log()
 
     async def _follow_api(self) -> None:
@@ -559,7 +597,9 @@ class DemoRun:
         return None
 
     async def _find_running(self) -> bool | None:
-        return self._ran.issuperset(self._pods) or None
+        """Whether all pods run; a node that stays up does not wait for those that cannot be scheduled."""
+        waived = () if self._options.once else self._find_unschedulable()
+        return self._ran.issuperset(pod for pod in self._pods if pod not in waived) or None
 
     def _find_pod(self, pod: str) -> JsonObject | None:
         namespace, _, name = pod.partition("/")
@@ -596,19 +636,24 @@ class DemoRun:
             if pod in self._pods and count >= POD_ATTEMPTS:
                 raise DemoError(f"pod {pod} has failed {count} times", explained=True)
         for name in self._pods:
-            if (found := self._find_pod(name)) is not None:
-                self._refuse_unschedulable(name, found)
-            elif name not in self._ran:
+            if name not in self._ran and self._find_pod(name) is None:
                 raise DemoError(f"pod {name} was deleted before it ran", explained=True)
+        if self._options.once:
+            for name, why in self._find_unschedulable().items():
+                raise DemoError(f"pod {name} cannot be scheduled: {why}", explained=True)
 
-    def _refuse_unschedulable(self, name: str, pod: JsonObject) -> None:
-        conditions = pod["status"].get("conditions") or ()
-        told = next((one for one in conditions if one["type"] == "PodScheduled" and one["status"] == "False"), None)
-        if told is None or is_finished(pod):
-            self._unscheduled.pop(name, None)
-            return
-        if time.monotonic() - self._unscheduled.setdefault(name, time.monotonic()) > SETTLED:
-            raise DemoError(f"pod {name} cannot be scheduled: {told.get('message', '')}", explained=True)
+    def _find_unschedulable(self) -> dict[str, str]:
+        """The pods that will not be scheduled before something changes, and why."""
+        found: dict[str, str] = {}
+        for name in self._pods:
+            pod = self._find_pod(name)
+            conditions = pod["status"].get("conditions") or () if pod is not None and not is_finished(pod) else ()
+            told = next((one for one in conditions if one["type"] == "PodScheduled" and one["status"] == "False"), None)
+            if told is None:
+                self._unscheduled.pop(name, None)
+            elif time.monotonic() - self._unscheduled.setdefault(name, time.monotonic()) > SETTLED:
+                found[name] = told.get("message", "")
+        return found
 
     def _explain_pending(self, reference: JsonObject) -> tuple[str, ...]:
         namespace = reference["namespace"]

@@ -287,7 +287,8 @@ The node stays up. From another terminal:
 These show the API objects, delete the pod, show the agent's metrics and log, list sockets, records and CDI files,
 and kill the agent, which is then started again, as a DaemonSet would, with the backend as it is then: it finds what it
 had prepared.
-Ctrl-C here stops everything.
+Ctrl-C here deletes all pods, waits until their claims are unprepared, and stops everything.
+A second Ctrl-C does not wait.
 """
 
 

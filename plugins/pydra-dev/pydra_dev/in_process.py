@@ -7,6 +7,7 @@ has a deadline, and an exception of the backend ends the run with its traceback.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 import traceback
@@ -42,7 +43,7 @@ from pydra.slices.build import build_wanted
 from pydra_dev.allocator import AllocationError
 from pydra_dev.apiserver import serve_control_plane
 from pydra_dev.control_plan import claim_names
-from pydra_dev.demo import SETTLED, DemoError, Options, Printer
+from pydra_dev.demo import INTERRUPTED, SETTLED, DemoError, Options, Output, Printer
 from pydra_dev.descriptions import (
     Paragraph,
     describe_allocation,
@@ -73,8 +74,37 @@ def run(options: Options, config: Mapping[str, Any]) -> int:
     `config` is the content of the agent's settings file. Raises SettingsError and BackendError for a backend that
     cannot be used.
     """
-    printer = Printer(lambda text: print(text, flush=True), time.monotonic)  # noqa: T201 - this is what it is for
-    return anyio.run(_run, options, config, printer)
+    output = Output()
+    printer = Printer(output.write, time.monotonic)
+    code = anyio.run(_run_until_signal, options, config, printer)
+    if output.closed:
+        raise BrokenPipeError
+    return code
+
+
+async def _run_until_signal(options: Options, config: Mapping[str, Any], printer: Printer) -> int:
+    """Run until the end, or until the signals that would end the process before the backend could undo its work.
+
+    Ctrl-C cancels this task, as `asyncio.run` does it, and is left to debuggers.
+    """
+
+    async def end_on_signal() -> None:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
+            async for _ in signals:
+                tasks.cancel_scope.cancel()
+
+    code = INTERRUPTED
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(end_on_signal, name="signals")
+        try:
+            code = await _run(options, config, printer)
+        except (PydraError, OSError) as error:
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return code
 
 
 async def _run(options: Options, config: Mapping[str, Any], printer: Printer) -> int:
@@ -173,7 +203,19 @@ class Session:
         self._held: list[HeldClaim] = []
 
     async def run(self) -> None:
-        """Publish, apply, prepare each pod's claims, unprepare them in the reverse order; raises DemoError."""
+        """Publish, apply, prepare each pod's claims, and unprepare them however that ends; raises DemoError."""
+        failures: list[DemoError] = []
+        try:
+            await self._start_pods()
+        except DemoError as error:
+            failures.append(error)
+        finally:
+            with anyio.CancelScope(shield=True):
+                failures += [failure for held in reversed(self._held) if (failure := await self._undo(held))]
+        if failures:
+            raise failures[0]
+
+    async def _start_pods(self) -> None:
         os.makedirs(self._cdi_directory)
         self._api.create(NODES, build_node(KubeletSettings(node_name=NODE, root="", cdi_directories=()), _now()))
         if getattr(self._live, "restore", None) is not None:
@@ -186,9 +228,18 @@ class Session:
         for pod in created:
             if pod["kind"] == PODS.kind:
                 await self._start(pod)
-        for held in reversed(self._held):
+
+    async def _undo(self, held: HeldClaim) -> DemoError | None:
+        """Unprepare a claim; what is against it."""
+        name = f"{held.claim.namespace}/{held.claim.name}"
+        try:
             await self._unprepare(held)
-            self._say(Paragraph(headline=f"unprepared: claim {held.claim.namespace}/{held.claim.name}"))
+        except DemoError as error:
+            devices = ", ".join(device.device for device in held.claim.devices)
+            self._say(Paragraph(headline=f"left prepared: claim {name} on {devices}", details=(str(error),)))
+            return error
+        self._say(Paragraph(headline=f"unprepared: claim {name}"))
+        return None
 
     def _publish(self, inventory: Inventory) -> None:
         driver = self._backend.DRIVER
@@ -265,13 +316,15 @@ class Session:
         claim = decode_claim(claim, self._types.configs, self._check)
         if getattr(self._live, "plan", None) is not None:
             claim = await self._plan(claim)
+        # Before the call: what a call has begun that fails or is cancelled must be undone, too.
+        self._hold(claim)
         begun = time.monotonic()
         prepared = tuple(await self._call("prepare", self._live.prepare(claim), Method.PREPARE))
         took = (time.monotonic() - begun) * 1000
         self._say(Paragraph(headline=f"prepared: claim {claim.namespace}/{claim.name} in {took:.1f} ms"))
         if violations := find_prepared_violations(claim, prepared):
             raise DemoError("prepare breaks the contract", violations)
-        self._held.append(HeldClaim(claim=claim, prepared=prepared, completed=True))
+        self._hold(claim, prepared)
         spec = build_spec(self._backend.DRIVER, claim.uid, prepared)
         if spec.content is not None:
             path = f"{self._cdi_directory}/{claim.uid}.json"
@@ -293,14 +346,22 @@ class Session:
         details = tuple(f"step {one.label}" for one in claim.steps) or (str(claim.plan),)
         self._say(Paragraph(headline=f"planned: claim {claim.namespace}/{claim.name}", details=details))
         for place, one in enumerate(claim.steps):
+            claim = set_stage(claim, place, StepStage.BEGUN)
+            self._hold(claim)
             result = await self._call(f"apply of {one.label}", self._live.apply(one.step, None, claim))
             claim = set_stage(claim, place, StepStage.DONE, result)
         return claim
 
+    def _hold(self, claim: Claim, prepared: tuple[PreparedDevice, ...] | None = None) -> None:
+        """Remember the claim as it is now; without `prepared`, its preparation has begun."""
+        held = HeldClaim(claim=claim, prepared=prepared or (), completed=prepared is not None)
+        self._held = [*(one for one in self._held if one.claim.uid != claim.uid), held]
+
     async def _unprepare(self, held: HeldClaim) -> None:
         if getattr(self._live, "unprepare", None) is not None:
             await self._call("unprepare", self._live.unprepare(held.claim, held.prepared))
-        for one in reversed(held.claim.steps):
+        begun = [one for one in held.claim.steps if one.stage is not StepStage.PLANNED]
+        for one in reversed(begun):
             await self._call(f"undo of {one.label}", self._live.undo(one.step, one.result, held.claim))
 
     async def _call(self, name: str, call: Coroutine[Any, Any, Any], method: Method | None = None) -> Any:

@@ -215,8 +215,7 @@ class ClaimCache:
 
     def save(self) -> None:
         """Write the file in place of the old one."""
-        claims = tuple(self._claims[name] for name in sorted(self._claims))
-        data = msgspec.json.encode(_Checkpoint(kind=KIND, api_version=API_VERSION, claims=claims))
+        data = msgspec.json.encode(_Checkpoint(kind=KIND, api_version=API_VERSION, claims=self.infos()))
         draft = f"{self._path}.tmp"
         with open(draft, "wb") as stream:
             stream.write(msgspec.json.encode(_File(data=msgspec.Raw(data), checksum=zlib.crc32(data))))
@@ -237,6 +236,10 @@ class ClaimCache:
     def of_pod(self, uid: str) -> tuple[ClaimInfo, ...]:
         """The claims that a pod uses, in order."""
         return tuple(self._claims[name] for name in sorted(self._claims) if uid in self._claims[name].pods)
+
+    def infos(self) -> tuple[ClaimInfo, ...]:
+        """All claims, in order."""
+        return tuple(self._claims[name] for name in sorted(self._claims))
 
     def pods(self) -> frozenset[str]:
         """The uids of all pods that use a claim."""

@@ -133,18 +133,27 @@ class ClaimPreparer:
 
     async def _unprepare_with(self, driver: str, keys: Sequence[ClaimKey]) -> None:
         start = time.monotonic()
-        error = ""
+        failure: Exception | None = None
         try:
             await self._plugins.choose(driver).unprepare(keys)
         except (AnswerError, CallError, NotRegistered) as caught:
-            error = str(caught)
+            failure = caught
             raise
         finally:
-            self._report(_called("NodeUnprepareResources", driver, keys, start, error=error))
+            answered = failure is None or isinstance(failure, AnswerError)
+            error = str(failure or "")
+            self._report(_called("NodeUnprepareResources", driver, keys, start, error=error, answered=answered))
 
 
 def _called(
-    method: str, driver: str, keys: Sequence[ClaimKey], start: float, *, error: str, ids: tuple[str, ...] = ()
+    method: str,
+    driver: str,
+    keys: Sequence[ClaimKey],
+    start: float,
+    *,
+    error: str,
+    ids: tuple[str, ...] = (),
+    answered: bool = True,
 ) -> Called:
     return Called(
         method=method,
@@ -153,4 +162,5 @@ def _called(
         cdi_ids=ids,
         seconds=time.monotonic() - start,
         error=error,
+        answered=answered,
     )

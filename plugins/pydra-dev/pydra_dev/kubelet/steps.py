@@ -38,7 +38,10 @@ class SlicesWiped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Called(msgspec.Struct, frozen=True, kw_only=True):
-    """NodePrepareResources or NodeUnprepareResources was answered; `error` when it failed as a whole or for a claim."""
+    """NodePrepareResources or NodeUnprepareResources was called; `error` when it failed as a whole or for a claim.
+
+    `answered`: the driver answered, if only with an error.
+    """
 
     method: str
     driver: str
@@ -46,6 +49,7 @@ class Called(msgspec.Struct, frozen=True, kw_only=True):
     cdi_ids: tuple[str, ...] = ()
     seconds: float
     error: str = ""
+    answered: bool = True
 
 
 class PodFailed(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,99 @@
+"""The end of a run of `pydra dev`: its pods are deleted, their claims unprepared, and what stays prepared is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import anyio
+
+from pydra_dev.control_plan import full_name
+from pydra_dev.descriptions import Paragraph
+from pydra_dev.kinds import PODS, RESOURCE_CLAIMS
+from pydra_dev.kubelet.claims import ClaimCache, ClaimInfo
+from pydra_dev.kubelet.steps import Called, Step
+from pydra_dev.node import AgentProcess, EmbeddedNode
+
+LOOK_INTERVAL = 0.02
+"""Seconds between two looks at the API server or at a directory."""
+REFUSALS = 3
+"""After so many errors of `unprepare` a claim counts as left prepared."""
+
+
+class CleanUp:
+    """The clean-up of one node; `follow` must get every step of the kubelet."""
+
+    def __init__(self, node: EmbeddedNode, agent: AgentProcess, say: Callable[[Paragraph], None]) -> None:
+        self._node = node
+        self._api = node.server.api
+        self._agent = agent
+        self._say = say
+        self._refusals: Counter[str] = Counter()
+        self._errors: dict[str, str] = {}
+
+    def follow(self, step: Step) -> None:
+        """Remember what `unprepare` failed with."""
+        if not isinstance(step, Called) or step.method != "NodeUnprepareResources":
+            return
+        for claim in step.claims:
+            if step.error:
+                self._errors[claim] = step.error
+                self._refusals[claim] += step.answered
+
+    def delete_pods(self) -> None:
+        """Delete all pods of the node, as `kubectl delete` does."""
+        for pod in self._api.list(PODS).items:
+            metadata = pod["metadata"]
+            if "deletionTimestamp" not in metadata:
+                self._api.delete(PODS, metadata["name"], namespace=metadata["namespace"])
+                self._say(Paragraph(headline=f"deleted: pod {full_name(pod)}"))
+
+    async def run(self, deadline: float) -> bool:
+        """Delete the pods and wait until no claim is prepared, at most `deadline` seconds; whether none is."""
+        self._refusals.clear()
+        left: tuple[ClaimInfo, ...] = ()
+        try:
+            self.delete_pods()
+            with anyio.move_on_after(deadline):
+                await self._wait_unprepared()
+        finally:
+            left = self._find_held()
+            for info in left:
+                self._say(self._describe(info))
+        return not left
+
+    async def _wait_unprepared(self) -> None:
+        may_start = True
+        while self._is_busy():
+            if may_start and self._agent.returncode is not None:
+                may_start = False
+                await self._agent.start()  # only an agent can undo what one has prepared
+            await anyio.sleep(LOOK_INTERVAL)
+
+    def _is_busy(self) -> bool:
+        held = self._find_held()
+        refused = [info for info in held if self._refusals[_name(info)] >= REFUSALS]
+        stuck = {uid for info in refused for uid in info.pods}
+        pods = [pod for pod in self._api.list(PODS).items if pod["spec"].get("nodeName")]
+        return len(refused) < len(held) or any(pod["metadata"]["uid"] not in stuck for pod in pods)
+
+    def _find_held(self) -> tuple[ClaimInfo, ...]:
+        """The claims that the kubelet still has to have unprepared."""
+        cache = ClaimCache(self._node.settings.claim_checkpoint)
+        cache.load()
+        return cache.infos()
+
+    def _describe(self, info: ClaimInfo) -> Paragraph:
+        devices = {device.device for _, device in info.select_devices("")}
+        if not devices:  # `prepare` has not answered, or with an error
+            claim = self._api.find(RESOURCE_CLAIMS, info.key.name, namespace=info.key.namespace) or {}
+            results = claim.get("status", {}).get("allocation", {}).get("devices", {}).get("results") or ()
+            devices = {result["device"] for result in results}
+        place = f" on {', '.join(sorted(devices))}" if devices else ""
+        why = self._errors.get(_name(info), "")
+        advice = "what the backend did for it is still configured; undo it by hand"
+        return Paragraph(headline=f"left prepared: claim {_name(info)}{place}", details=(*why.splitlines(), advice))
+
+
+def _name(info: ClaimInfo) -> str:
+    return f"{info.key.namespace}/{info.key.name}"

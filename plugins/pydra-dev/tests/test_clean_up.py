@@ -1,0 +1,243 @@
+"""However `pydra dev` ends, what the backend has configured is undone, or named."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+BACKEND = """
+import os
+from pydra import ClaimError, ContainerEdits, Device, Inventory, PreparedDevice
+DRIVER = "mine.example.com"
+PLACE = "{place}"
+async def discover(): return Inventory(devices=(Device(name="one"), Device(name="two")))
+async def prepare(claim):
+    for device in claim.devices:
+        open(f"{{PLACE}}/{{device.device}}", "x").close()
+    return [device.prepared(ContainerEdits().with_env("X", "1")) for device in claim.devices]
+async def unprepare(claim, prepared):
+    for device in claim.devices:
+        if os.path.exists(f"{{PLACE}}/{{device.device}}"):
+            os.unlink(f"{{PLACE}}/{{device.device}}")
+"""
+PODS = """
+kind: List
+apiVersion: v1
+items:
+- {apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: t}, spec: {spec: {devices: {requests: [
+    {name: r, exactly: {deviceClassName: mine.example.com}}]}}}}
+- &pod {apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {
+    resourceClaims: [{name: c, resourceClaimTemplateName: t}], containers: [{name: m, image: i}]}}
+- {<<: *pod, metadata: {name: b}}
+"""
+REFUSED = "if claim.devices[0].device == 'two': raise ClaimError('no power')"
+
+
+class Hardware:
+    """What a backend has configured: a file for each device that is prepared."""
+
+    def __init__(self, directory: Path) -> None:
+        self.place = directory / "hardware"
+        self.place.mkdir()
+        self.backend = directory / "mine.py"
+        self.write(BACKEND)
+
+    def write(self, source: str) -> None:
+        self.backend.write_text(source.format(place=self.place))
+
+    @property
+    def configured(self) -> list[str]:
+        return sorted(os.listdir(self.place))
+
+    @contextmanager
+    def start(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        command = [sys.executable, "-m", "pydra", "dev", "--backend", str(self.backend), *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+@pytest.fixture
+def hardware(tmp_path: Path) -> Hardware:
+    return Hardware(tmp_path)
+
+
+def read_until(process: subprocess.Popen[str], wanted: str) -> str:
+    assert process.stdout is not None
+    text = ""
+    for line in process.stdout:
+        text += line
+        if wanted in line:
+            return text
+    raise AssertionError(f"{wanted!r} is not in {text}")
+
+
+def read_rest(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.read()
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_undoes_what_the_backend_has_configured(hardware: Hardware, end: signal.Signals) -> None:
+    with hardware.start() as process:
+        read_until(process, "The node stays up")
+        assert hardware.configured == ["one"]
+        process.send_signal(end)
+        text = read_rest(process)
+        assert process.wait() == 0, text
+    assert "deleted: pod default/sample" in text
+    assert not hardware.configured, text
+
+
+def test_a_signal_during_prepare_waits_for_it_and_undoes_it(hardware: Hardware) -> None:
+    started, proceed = hardware.place / "started", hardware.place / "proceed"
+    os.mkfifo(started)
+    os.mkfifo(proceed)
+    hardware.write(
+        BACKEND.replace("    return [device", f"    open('{started}', 'w'); open('{proceed}')\n    return [device")
+    )
+    with hardware.start() as process:
+        started.read_text()
+        process.send_signal(signal.SIGINT)
+        read_until(process, "deleted: pod default/sample")
+        proceed.write_text("")
+        text = read_rest(process)
+        assert process.wait() == 0, text
+    assert hardware.configured == ["proceed", "started"], text
+
+
+def test_a_closed_pipe_undoes_what_the_backend_has_configured(hardware: Hardware) -> None:
+    with hardware.start() as process:
+        read_until(process, "running: pod default/sample")
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait() == 128 + signal.SIGPIPE
+    assert not hardware.configured
+
+
+@pytest.mark.parametrize("once", [["--once"], []], ids=["once", "staying up"])
+def test_a_pod_that_fails_does_not_keep_the_devices_of_another_one_configured(
+    hardware: Hardware, once: list[str], tmp_path: Path
+) -> None:
+    hardware.write(BACKEND.replace("async def prepare(claim):", f"async def prepare(claim):\n    {REFUSED}"))
+    (tmp_path / "pods.yaml").write_text(PODS)
+    with hardware.start("-f", str(tmp_path / "pods.yaml"), *once) as process:
+        text = read_rest(process)
+        assert process.wait() == 1
+    assert "FAILED: pod default/b has failed 3 times" in text
+    assert not hardware.configured, text
+
+
+def test_each_start_of_watch_begins_with_nothing_configured(hardware: Hardware) -> None:
+    with hardware.start("--watch") as process:
+        read_until(process, "running: pod default/sample")
+        hardware.write(BACKEND + "\n# changed\n")
+        text = read_until(process, "running: pod default/sample")
+        assert text.index("unprepared: claim") < text.index("everything starts again")
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0, read_rest(process)
+    assert not hardware.configured
+
+
+def test_what_cannot_be_undone_is_named_with_its_device_and_the_reason(hardware: Hardware) -> None:
+    hardware.write(
+        BACKEND.replace("            os.unlink", "            raise ClaimError('it is stuck')\n            os.unlink")
+    )
+    with hardware.start() as process:
+        read_until(process, "The node stays up")
+        process.send_signal(signal.SIGTERM)
+        text = read_rest(process)
+        assert process.wait() == 1
+    left = text[text.index("left prepared") :]
+    assert re.match(r"left prepared: claim default/sample-device-\w+ on one\n", left), left
+    assert "it is stuck" in left
+
+
+def test_a_second_interrupt_does_not_wait_and_names_what_is_left(hardware: Hardware) -> None:
+    begun = hardware.place / "begun"
+    os.mkfifo(begun)
+    waits = f"open('{begun}', 'w').close(); await __import__('asyncio').Event().wait()"
+    hardware.write(BACKEND.replace("            os.unlink", f"            {waits}\n            os.unlink"))
+    with hardware.start() as process:
+        read_until(process, "The node stays up")
+        process.send_signal(signal.SIGINT)
+        begun.read_text()
+        process.send_signal(signal.SIGINT)
+        assert "left prepared: claim default/sample-device-" in read_rest(process)
+        assert process.wait() == 1
+
+
+def test_an_agent_that_has_been_killed_is_started_again_to_undo(hardware: Hardware) -> None:
+    with hardware.start() as process:
+        text = read_until(process, "kill -9")
+        found = re.search(r"kill -9 (\d+)", text)
+        assert found is not None
+        process.send_signal(signal.SIGSTOP)
+        os.kill(int(found.group(1)), signal.SIGKILL)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGCONT)
+        text = read_rest(process)
+        assert process.wait() == 0, text
+    assert not hardware.configured, text
+
+
+def test_a_pod_that_cannot_be_scheduled_does_not_end_a_node_that_stays_up(hardware: Hardware, tmp_path: Path) -> None:
+    hardware.write(BACKEND.replace(', Device(name="two")', ","))
+    (tmp_path / "pods.yaml").write_text(PODS)
+    with hardware.start("-f", str(tmp_path / "pods.yaml")) as process:
+        text = read_until(process, "The node stays up")
+        assert "pending: pod default/b" in text
+        assert "not one: request r: in use" in text
+        assert hardware.configured == ["one"]
+        process.send_signal(signal.SIGINT)
+        text = read_rest(process)
+        assert process.wait() == 0, text
+    assert not hardware.configured
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_undoes_what_was_prepared_in_this_process(
+    hardware: Hardware, end: signal.Signals, tmp_path: Path
+) -> None:
+    (tmp_path / "pods.yaml").write_text(PODS)
+    waits = "if claim.devices[0].device == 'two': print('waits'); await __import__('asyncio').Event().wait()"
+    hardware.write(BACKEND.replace("async def prepare(claim):", f"async def prepare(claim):\n    {waits}"))
+    with hardware.start("-f", str(tmp_path / "pods.yaml"), "--in-process") as process:
+        read_until(process, "waits")
+        assert hardware.configured == ["one"]
+        process.send_signal(end)
+        text = read_rest(process)
+        assert process.wait() == 130, text
+    assert "unprepared: claim default/a-c-" in text
+    assert "unprepared: claim default/b-c-" in text, "its prepare may have done a part of its work"
+    assert not hardware.configured
+
+
+def test_an_error_in_this_process_undoes_what_was_prepared_before_and_names_what_cannot_be(
+    hardware: Hardware, tmp_path: Path
+) -> None:
+    (tmp_path / "pods.yaml").write_text(PODS)
+    source = BACKEND.replace("async def prepare(claim):", f"async def prepare(claim):\n    {REFUSED}")
+    hardware.write(source)
+    with hardware.start("-f", str(tmp_path / "pods.yaml"), "--in-process") as process:
+        text = read_rest(process)
+        assert process.wait() == 1
+    assert "FAILED: prepare failed: ClaimError: no power" in text
+    assert not hardware.configured, text
+    hardware.write(
+        source.replace("            os.unlink", "            raise ClaimError('it is stuck')\n            os.unlink")
+    )
+    with hardware.start("-f", str(tmp_path / "pods.yaml"), "--in-process") as process:
+        text = read_rest(process)
+        assert process.wait() == 1
+    assert re.search(r"left prepared: claim default/a-c-\w+ on one\n +.*it is stuck", text), text
