@@ -1,12 +1,13 @@
 """The embedded API server: `serve_api` speaks the Kubernetes HTTP API on a socket, from memory.
 
 `serve_control_plane` adds the controllers. It has the same paths, bodies, refusals and watches as a real server for
-the kinds in `kinds`, and no authorization, server-side apply or managed fields: a request for those is refused with
-the reason. Nothing outlives the `async with` block.
+the kinds in `kinds`, and no authorization (who has the token may do all), server-side apply or managed fields: a
+request for those is refused with the reason. Nothing outlives the `async with` block.
 """
 
 from __future__ import annotations
 
+import secrets
 import ssl
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -304,7 +305,11 @@ def build_kubeconfig(url: str, token: str) -> bytes:
 
 @asynccontextmanager
 async def serve_control_plane(**options: Any) -> AsyncIterator[ApiServer]:
-    """Serve the API and run the controllers inside the block; `options` are those of `serve_api`."""
+    """Serve the API and run the controllers inside the block; `options` are those of `serve_api`.
+
+    Requests need a token, by default a random one, which is in the kubeconfig file.
+    """
+    options.setdefault("token", secrets.token_urlsafe(32))
     async with serve_api(**options) as server, anyio.create_task_group() as tasks:
         tasks.start_soon(run_controllers, server.api, name="controllers")
         try:

@@ -266,19 +266,18 @@ class Demo:
 
     async def _repeat(self, root: str) -> int:
         port = free_port()  # the same for every run, as the kubeconfig's path is
-        first = True
+        changed = ""
         while not self._stopped:
-            run = self._run = DemoRun(self._options, self._printer, self._page, explain=first)
-            first = False
+            if changed:
+                self._printer.restart()
+                self._printer.say(Paragraph(headline=f"changed: {changed}; everything starts again"))
+                for entry in os.scandir(root):
+                    shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+            run = self._run = DemoRun(self._options, self._printer, self._page, explain=not changed)
             code = await run.run(root, port)
             if code is not None:
                 return code
-            if self._stopped:
-                break
-            self._printer.restart()
-            self._printer.say(Paragraph(headline=f"changed: {run.changed}; everything starts again"))
-            for entry in os.scandir(root):
-                shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+            changed = run.changed
         return INTERRUPTED if self._options.once else 0
 
     @asynccontextmanager

@@ -1,16 +1,19 @@
 """HTTP requests to verbs and back: the API server's one handler.
 
-Every path goes through `Handlers.handle`, which logs the call, lets injected faults act, checks the token and answers
-refusals with a `Status` body. Unknown fields of the kinds that `schema` describes are refused or reported as
+Every path goes through `Handlers.handle`, which logs the call, lets injected faults act, refuses web pages, checks the
+token and answers refusals with a `Status` body. Writes must name the type of their body, which pages cannot choose
+without an Origin. Unknown fields of the kinds that `schema` describes are refused or reported as
 warnings, as `fieldValidation` asks.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -122,6 +125,7 @@ class Handlers:
         self.requests.record(call)
         try:
             await self.faults.apply(call)
+            _refuse_foreign(request)
             if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
                 raise unauthorized()
             response = await self._answer(request, target, call)
@@ -246,6 +250,23 @@ def _build_call(request: web.Request, target: Target | None) -> Call:
     )
 
 
+def _refuse_foreign(request: web.Request) -> None:
+    """Refuse what a web page can make its reader's browser send: pages can create pods and run code here otherwise.
+
+    Every client of Kubernetes sends the address that it has connected to, and no Origin. A page that has made its own
+    name resolve to this address sends that name as Host; over HTTPS it would need a certificate for it.
+    """
+    if "Origin" in request.headers:
+        raise StatusError(403, "Forbidden", "requests of web pages (with the header Origin) are refused")
+    try:
+        host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
+        if host != "localhost" and not request.secure:
+            ipaddress.ip_address(host)
+    except ValueError as error:
+        message = "the Host of a request must be localhost or an IP address, as in the kubeconfig of this server"
+        raise StatusError(403, "Forbidden", message) from error
+
+
 def _refuse_bad_name(name: str) -> None:
     if name in {".", ".."}:
         raise bad_request(f"Name parameter invalid: {json.dumps(name)}: may not be '{name}'")
@@ -288,7 +309,7 @@ async def _read_body(request: web.Request, verb: str) -> Any:
         return {}
     supported = patches.SUPPORTED if verb == "patch" else _BODIES
     given = request.headers.get("Content-Type", "").partition(";")[0].strip()
-    if given not in supported and (given or verb == "patch"):
+    if given not in supported:
         raise unsupported_media_type(given, supported)
     if given == protobuf.MEDIA_TYPE:
         # Only a namespace or a service account is created so; the options of a delete have what is never needed here.

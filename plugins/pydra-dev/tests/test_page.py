@@ -288,9 +288,17 @@ async def test_a_node_is_shown_explained_broken_and_repaired() -> None:
 
 async def test_a_node_whose_demo_has_failed_is_still_shown(tmp_path: Path) -> None:
     scenario = tmp_path / "scenario.yaml"
-    scenario.write_text("groups: [{name: accel, count: 1}]")  # the sample wants one of NUMA node 1
+    scenario.write_text("faults: [{call: prepare, do: refuse, message: not today}]")
     async with run_demo(scenario=str(scenario)) as page:
         view = await page.wait_view(lambda view: view["failure"] and view)
-        assert view["failure"].startswith("pod default/sample cannot be scheduled")
+        assert view["failure"] == "pod default/sample has failed 3 times"
+        assert view["claims"]
+
+
+async def test_a_claim_that_nothing_fits_says_why(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.yaml"
+    scenario.write_text("groups: [{name: accel, count: 1}]")  # the sample wants one of NUMA node 1
+    async with run_demo(scenario=str(scenario)) as page:
+        view = await page.wait_view(lambda view: view["claims"] and view)
         why = await page.get("claim", namespace="default", name=view["claims"][0]["name"])
         assert [one["reason"] for one in why["refusals"]] == ["not selected by request selector #0"]

@@ -1,0 +1,58 @@
+"""Who else reaches the embedded API server, such as a page in a browser on this machine, can do nothing with it."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+
+from pydra.kube import resources
+from pydra.kube.client import KubeClient
+from pydra.kube.credentials import load_credentials
+from pydra_dev.apiserver import ApiServer, serve_control_plane
+from pydra_dev.kinds import PODS
+
+PODS_PATH = "/api/v1/namespaces/default/pods"
+POD = '{"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}'
+JSON = {"Content-Type": "application/json"}
+
+
+async def post(server: ApiServer, headers: dict[str, str]) -> tuple[int, str]:
+    async with aiohttp.ClientSession(skip_auto_headers={"Content-Type"}) as session:
+        given = {"Authorization": f"Bearer {server.token}", **headers}
+        async with session.post(server.url + PODS_PATH, data=POD.encode(), headers=given) as answer:
+            return answer.status, (await answer.json())["message"] if answer.status >= 400 else ""
+
+
+@pytest.mark.parametrize(
+    ("headers", "code", "told"),
+    [
+        pytest.param({**JSON, "Authorization": ""}, 401, "Unauthorized", id="without the token"),
+        pytest.param({**JSON, "Authorization": "Bearer guessed"}, 401, "Unauthorized", id="with another token"),
+        pytest.param({**JSON, "Origin": "http://evil.example"}, 403, "web pages", id="from a page"),
+        pytest.param({**JSON, "Origin": "null"}, 403, "web pages", id="from a sandboxed page"),
+        pytest.param({**JSON, "Host": "evil.example:80"}, 403, "the Host", id="under another name"),
+        pytest.param({**JSON, "Host": "127.0.0.1.evil.example"}, 403, "the Host", id="under a name like an address"),
+        pytest.param({}, 415, "found none", id="without a type"),
+        pytest.param({"Content-Type": "text/plain"}, 415, "found text/plain", id="with a type that pages may choose"),
+    ],
+)
+async def test_what_a_web_page_could_send_is_refused(headers: dict[str, str], code: int, told: str) -> None:
+    async with serve_control_plane() as server:
+        status, message = await post(server, headers)
+        assert (status, told in message) == (code, True), message
+        assert not server.api.list(PODS).items
+
+
+@pytest.mark.parametrize("host", ["localhost:80", "127.0.0.1:80", "[::1]:80"])
+async def test_a_client_with_the_token_is_answered_under_every_name_of_this_machine(host: str) -> None:
+    async with serve_control_plane() as server:
+        assert await post(server, {**JSON, "Host": host}) == (201, "")
+
+
+async def test_the_kubeconfig_has_a_token_that_is_another_one_for_each_server() -> None:
+    async with serve_control_plane() as server, serve_control_plane() as other:
+        credentials = await load_credentials(environ={}, kubeconfig=str(server.kubeconfig))
+        async with KubeClient(credentials, user_agent="test") as client:
+            assert not (await client.list(resources.PODS)).items
+        assert len(server.token) > 30
+        assert server.token != other.token
