@@ -1,7 +1,8 @@
 """The embedded scheduler: gives pods nodes and their claims devices, and evicts from tainted ones.
 
-It schedules by claims alone (and `spec.nodeSelector`): no node taints, resources or affinity. What
-it cannot do for a pod it says in the pod's `PodScheduled` condition and in an Event.
+It schedules by claims alone (and `spec.nodeSelector`): no node taints, CPUs, memory or affinity. A pod that asks for
+extended resources is scheduled only if the node's status has them. What it cannot do for a pod it says in the pod's
+`PodScheduled` condition and in an Event.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from pydra_dev.control_plan import (
     build_condition,
     claim_names,
     emit_event,
+    is_finished,
     is_schedulable,
     set_condition,
 )
+from pydra_dev.extended_resources import explain_shortage
 from pydra_dev.gates import LISTS
 from pydra_dev.kinds import DEVICE_CLASSES, DEVICE_TAINT_RULES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.metadata import build_uid
@@ -138,6 +141,8 @@ class Scheduler:
             raise UnschedulableError("node(s) were unschedulable")
         if any(labels.get(key) != value for key, value in wanted.items()):
             raise UnschedulableError("node(s) didn't match the pod's node selector")
+        if shortage := self._explain_shortage(pod, node):
+            raise UnschedulableError(shortage)
         new = []
         for claim in claims:
             status = _parse_status(claim)
@@ -148,6 +153,16 @@ class Scheduler:
             ):
                 raise UnschedulableError("node(s) cannot reach the devices that the claim was given")
         return self._allocate(new, node)
+
+    def _explain_shortage(self, pod: JsonObject, node: JsonObject) -> str:
+        name = node["metadata"]["name"]
+        placed = (one for one in self._api.list(PODS).items if one["spec"].get("nodeName") == name)
+        return explain_shortage(
+            pod,
+            node=node,
+            others=[one for one in placed if not is_finished(one)],
+            classes=_parse_classes(self._api.list(DEVICE_CLASSES).items),
+        )
 
     def _allocate(self, claims: Sequence[JsonObject], node: JsonObject) -> Mapping[str, schema.Allocation]:
         if not claims:

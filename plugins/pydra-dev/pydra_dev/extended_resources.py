@@ -1,0 +1,76 @@
+"""Extended resources (`limits: {example.com/gpu: 1}`) that a pod asks for, and why a node cannot give them. Pure.
+
+kube-scheduler makes a claim for those of a DeviceClass (the feature gate DRAExtendedResource); the embedded scheduler
+does not, and leaves such a pod Pending: a pod that runs without its devices would look like one that has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+
+from pydra.errors import suggest
+from pydra_dev import schema
+from pydra_dev.quantity import parse_quantity
+from pydra_dev.status import JsonObject
+
+IMPLICIT = "deviceclass.resource.kubernetes.io/"
+"""Before the name of a DeviceClass: the extended resource that every class has."""
+
+
+def find_extended_resources(pod: JsonObject) -> Mapping[str, Fraction]:
+    """What the pod asks for: for each resource the sum of its containers, or the most of an init container."""
+    spec = pod["spec"]
+    found: dict[str, Fraction] = {}
+    for container in spec.get("containers") or ():
+        for name, amount in _read_container(container).items():
+            found[name] = found.get(name, Fraction(0)) + amount
+    for container in spec.get("initContainers") or ():
+        for name, amount in _read_container(container).items():
+            found[name] = max(found.get(name, Fraction(0)), amount)
+    return {name: found[name] for name in sorted(found)}
+
+
+def _read_container(container: JsonObject) -> Mapping[str, Fraction]:
+    resources = container.get("resources") or {}
+    given = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    amounts = {name: _read_amount(amount) for name, amount in given.items() if _is_extended(name)}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def _read_amount(amount: object) -> Fraction:
+    try:
+        return parse_quantity(str(amount))
+    except ValueError:
+        return Fraction(1)  # something is asked for
+
+
+def _is_extended(name: str) -> bool:
+    domain, slash, _ = name.partition("/")
+    return name.startswith(IMPLICIT) or (bool(slash) and not domain.endswith("kubernetes.io"))
+
+
+def explain_shortage(
+    pod: JsonObject, *, node: JsonObject, others: Iterable[JsonObject], classes: Mapping[str, schema.ClassSpec]
+) -> str:
+    """Why the node cannot give the pod its extended resources; empty if it can. `others` are the pods on it."""
+    wanted = find_extended_resources(pod)
+    used = [find_extended_resources(one) for one in others] if wanted else []
+    allocatable = node.get("status", {}).get("allocatable") or {}
+    names = {one.extended_resource_name or "": name for name, one in classes.items()}
+    names |= {f"{IMPLICIT}{name}": name for name in classes}
+    for name, amount in wanted.items():
+        has = _read_amount(allocatable.get(name, 0))
+        free = has - sum((one.get(name, Fraction(0)) for one in used), Fraction(0))
+        if amount <= free:
+            continue
+        if has:
+            return f"Insufficient {name}: wants {amount}, {free} of the node's {has} are free"
+        if name in names:
+            return (
+                f"Insufficient {name}: it stands for DeviceClass {names[name]}, and this scheduler makes no claims for "
+                "extended resources; request the class in a ResourceClaim or ResourceClaimTemplate instead"
+            )
+        known = sorted({*names, *allocatable} - {""})
+        return f"Insufficient {name}: neither the node nor a DeviceClass has this resource{suggest(name, known)}"
+    return ""
