@@ -56,6 +56,8 @@ def build_parser() -> argparse.ArgumentParser:
     dev.add_argument("--run", nargs="?", const="", metavar="RUNTIME", help=text)
     text = "also show the node on a page, at a free port or at PORT or ADDRESS:PORT of this machine (loopback only)"
     dev.add_argument("--web", nargs="?", const="", metavar="ADDRESS", help=text)
+    text = "how long each step may take, and the clean-up at the end [30]"
+    dev.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help=text)
     dev.add_argument("--scenario", metavar="NAME", help="a scenario of simulated hardware: a name or a file")
     text = "the Kubernetes version whose rules and feature gates the embedded node has, such as 1.34 [1.36]"
     dev.add_argument("--kubernetes", metavar="VERSION", help=text)
@@ -201,7 +203,10 @@ def _dev(parsed: argparse.Namespace) -> int:
         run=parsed.run,
         web=parsed.web,
         **({"kubernetes": parsed.kubernetes} if parsed.kubernetes else {}),
+        deadline=parsed.timeout,
     )
+    if not 0 < options.deadline < float("inf"):
+        raise SettingsError([f"--timeout: {options.deadline:g} is not a number of seconds above 0"])
     if options.web is not None and (options.once or parsed.in_process):
         raise SettingsError(["--web shows a node that stays up: leave out --once and --in-process"])
     if parsed.kubernetes and parsed.in_process:

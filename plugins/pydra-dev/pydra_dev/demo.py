@@ -466,7 +466,15 @@ class DemoRun:
     async def _stay(self) -> None:
         """Until cancelled; an agent that ends is started again, as a DaemonSet does it."""
         node, agent = self._node, self._agent
-        hints = describe_hints(node.root, str(node.server.kubeconfig), agent.http_address, agent.pid, self._pods)
+        settings = node.write_settings(self._options.backend, agent.http_address, self._options.config)
+        hints = describe_hints(
+            node.root,
+            kubeconfig=str(node.server.kubeconfig),
+            settings=str(settings),
+            http_address=agent.http_address,
+            pid=agent.pid,
+            pods=self._pods,
+        )
         if self._explain:
             self._printer.write(hints)
         while True:

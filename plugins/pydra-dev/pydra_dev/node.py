@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
+import yaml
 from anyio.abc import Process
 
 from pydra.backends.discovery import extend_module_path, is_target, locate_file, variable_prefix
@@ -66,6 +68,25 @@ class EmbeddedNode:
             *("--log-format", "text"),
             *("--log-file", ""),
         ]
+
+    def write_settings(self, backend: str, http_address: str, config: str | None) -> Path:
+        """Write the file of PYDRA_CONFIG with which `pydra doctor` and the like find this node.
+
+        `config` is the agent's own file, whose other settings stay.
+        """
+        given = yaml.safe_load(Path(config).read_bytes()) if config else None
+        path = Path(self.root, "config.json")
+        settings = {
+            "backends": [locate_file(backend)[0]],
+            "nodeName": self.settings.node_name,
+            "kubeconfig": str(self.server.kubeconfig),
+            "kubeletRoot": self.settings.root,
+            "recordsDir": f"{self.root}/run",
+            "cdiDir": self.cdi_directory,
+            "httpAddress": http_address,
+        }
+        path.write_bytes(msgspec.json.encode({**(given or {}), **settings}))
+        return path
 
 
 _START = """

@@ -360,3 +360,20 @@ def test_another_kubernetes_version_must_have_the_api_and_needs_the_agent(capsys
 async def test_an_older_kubernetes_version_can_be_tried() -> None:
     code, text = await tell(once=True, kubernetes="1.34")
     assert code == 0, text
+
+
+async def test_one_variable_lets_the_commands_for_a_node_find_this_one() -> None:
+    async with await open_demo() as process:
+        text = await read_until(process, lambda text: b"A second Ctrl-C" in text)
+        found = re.search(rb"export PYDRA_CONFIG=(\S+)", text)
+        assert found is not None
+        environ = {**os.environ, "PYDRA_CONFIG": found.group(1).decode()}
+        for command, told in (
+            (["doctor"], "node embedded-node"),
+            (["slices"], "devices 8"),
+            (["checkpoint", "list"], "default/sample-"),
+        ):
+            done = await anyio.run_process([sys.executable, "-m", "pydra", *command], env=environ, check=False)
+            assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+            assert told in done.stdout.decode()
+        process.send_signal(signal.SIGTERM)

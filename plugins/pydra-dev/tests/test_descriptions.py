@@ -174,8 +174,21 @@ def test_a_cdi_spec_is_laid_out_for_reading() -> None:
 
 
 def test_the_hints_name_where_everything_is() -> None:
-    hints = describe_hints("/tmp/x", "/tmp/x/kubeconfig", "127.0.0.1:1", 42, ["ns/p"])
-    for needed in ("KUBECONFIG=/tmp/x/kubeconfig", "http://127.0.0.1:1/metrics", "kill -9 42", "delete pod -n ns p"):
+    hints = describe_hints(
+        "/tmp/x",
+        kubeconfig="/tmp/x/kubeconfig",
+        settings="/tmp/x/config.json",
+        http_address="127.0.0.1:1",
+        pid=42,
+        pods=["ns/p"],
+    )
+    for needed in (
+        "KUBECONFIG=/tmp/x/kubeconfig",
+        "PYDRA_CONFIG=/tmp/x/config.json",
+        "http://127.0.0.1:1/metrics",
+        "kill -9 42",
+        "delete pod -n ns p",
+    ):
         assert needed in hints
 
 
