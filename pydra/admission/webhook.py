@@ -13,7 +13,7 @@ import logging
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from time import perf_counter
 
@@ -37,7 +37,8 @@ from pydra.admission.review import (
 )
 from pydra.admission.tls import Certificate, ServedCertificate
 from pydra.errors import SettingsError
-from pydra.observability.http import Limits, build_routes, serve_http, serve_routes
+from pydra.observability.connections import Limits
+from pydra.observability.http import build_routes, serve_http, serve_routes
 from pydra.observability.logging import configure_logs
 from pydra.settings import WebhookSettings
 
@@ -52,6 +53,9 @@ SMALL_BODY = 64 << 10
 that the chart allows the container is enough for all connections with bodies of this size."""
 
 MOST_LARGE = 4
+
+LARGE_SECONDS = 0.5
+"""If all places for large reviews are taken, one that has not arrived after so long makes room."""
 
 MOST_CONNECTIONS = 500
 """An API server has one connection for each review that waits."""
@@ -127,7 +131,7 @@ class ReviewService:
         self._drivers = drivers
         self._metrics = metrics
         self.read_deadline = read_deadline
-        self._large = asyncio.Semaphore(MOST_LARGE)
+        self._large = _LargeReviews()
 
     def missing(self) -> Sequence[str]:
         """Return why API servers should not send requests here, for /readyz."""
@@ -151,14 +155,16 @@ class ReviewService:
         small = request.content_length is not None and request.content_length <= SMALL_BODY
         try:
             with anyio.fail_after(self.read_deadline):
-                async with nullcontext() if small else self._large:
-                    return self._review(await request.read())
+                body = await request.read() if small else await self._large.read(request)
         except TimeoutError:
             return _refuse(408, f"the review did not arrive within {self.read_deadline:g} s")
         except web.HTTPRequestEntityTooLarge:
             return _refuse(413, f"a review has at most {MAX_BODY} bytes")
         except web.RequestPayloadError as error:
             return _refuse(400, f"the body cannot be read: {error}")
+        if body is None:
+            return _refuse(408, f"other reviews wait, and this one did not arrive within {LARGE_SECONDS:g} s")
+        return self._review(body)
 
     def _review(self, body: bytes) -> web.Response:
         start = perf_counter()
@@ -183,6 +189,37 @@ class ReviewService:
             _log.info("refused: %s", "; ".join(decision.problems)[:MOST_SAID], extra={"fields": fields})
 
 
+class _LargeReviews:
+    """Reads large reviews, few at a time. If others wait, one that arrives slowly is given up."""
+
+    def __init__(self) -> None:
+        self._reading: dict[anyio.CancelScope, float] = {}  # the one that began first comes first
+        self._freed = asyncio.Event()
+
+    async def read(self, request: web.Request) -> bytes | None:
+        """Return the body, or None if it was given up."""
+        while len(self._reading) >= MOST_LARGE:
+            first, began = next(iter(self._reading.items()))
+            with anyio.move_on_after(began + LARGE_SECONDS - anyio.current_time()):
+                await self._freed.wait()
+                continue
+            if first in self._reading:
+                first.cancel()
+                self._free(first)
+        with anyio.CancelScope() as scope:
+            self._reading[scope] = anyio.current_time()
+            try:
+                return await request.read()
+            finally:
+                self._free(scope)
+        return None
+
+    def _free(self, scope: anyio.CancelScope) -> None:
+        if self._reading.pop(scope, None) is not None:
+            self._freed.set()
+            self._freed = asyncio.Event()
+
+
 @asynccontextmanager
 async def serve_reviews(
     host: str,
@@ -198,7 +235,7 @@ async def serve_reviews(
     Raises:
         SettingsError: the address cannot be bound.
     """
-    limits = Limits(connections=most_connections, head=service.read_deadline)
+    limits = Limits(connections=most_connections, waiting=most_connections, head=service.read_deadline)
     routes = [web.post(PATH, service.answer), *build_routes(metrics, service.missing)]
     async with serve_routes(
         routes, host, port, setting="address", limits=limits, largest_body=MAX_BODY, tls=tls, stop_seconds=5.0

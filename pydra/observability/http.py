@@ -4,8 +4,9 @@
 with one line for each thing that is missing. It needs nothing that another instance of the agent could hold, so two
 overlapping instances can both be ready.
 
-Anybody in the cluster may connect, so a server limits what a client can consume (`Limits`). aiohttp
-bounds neither the number of connections nor the time until a request's head has arrived.
+Anybody in the cluster may connect. `pydra.observability.connections` limits what a client can use up; here each of the
+three pages ends its connection, so that requests sent ahead over it are not served, and the text of the metrics is
+built at most once a second, in a thread.
 """
 
 from __future__ import annotations
@@ -15,27 +16,23 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Protocol, cast
+from time import monotonic
+from typing import Protocol
 
-import msgspec
+import anyio.to_thread
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from pydra.errors import SettingsError
+from pydra.observability.connections import Connections, Handler, Limits, bind
 from pydra.observability.metrics import CONTENT_TYPE
 
 _log = logging.getLogger(__name__)
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_request_log = logging.getLogger(f"{__name__}.requests")
+_request_log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+"""aiohttp's, without requests that are not HTTP: anybody can send them, and they are answered 400."""
 
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits for clients: number of connections, and times in seconds."""
-
-    connections: int = 100
-    head: float = 10.0
-    """Until the head of a connection's first request has arrived, its TLS handshake included."""
-    idle: float = 120.0
-    """Between requests. Go's clients, such as API servers and Prometheus, close an idle connection after 90 s."""
-
+_KEPT_SECONDS = 1.0
 
 _DEFAULTS = Limits()
 
@@ -51,8 +48,10 @@ class MetricsSource(Protocol):
 def build_routes(metrics: MetricsSource, missing: Callable[[], Sequence[str]]) -> list[web.RouteDef]:
     """Build the three pages; `missing` returns a line for each thing that keeps the process from being ready."""
 
+    kept = _KeptText(metrics)
+
     async def answer_metrics(_: web.Request) -> web.Response:
-        return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        return web.Response(body=await kept.read(), headers={"Content-Type": CONTENT_TYPE})
 
     async def answer_alive(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -61,7 +60,34 @@ def build_routes(metrics: MetricsSource, missing: Callable[[], Sequence[str]]) -
         lines = missing()
         return web.Response(text="".join(f"{line}\n" for line in lines) or "ok\n", status=503 if lines else 200)
 
-    return [web.get("/metrics", answer_metrics), web.get("/healthz", answer_alive), web.get("/readyz", answer_ready)]
+    pages = {"/metrics": answer_metrics, "/healthz": answer_alive, "/readyz": answer_ready}
+    return [web.get(path, _end_connection(handler)) for path, handler in pages.items()]
+
+
+def _end_connection(handler: Callable[[web.Request], Awaitable[web.Response]]) -> Handler:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = await handler(request)
+        response.force_close()
+        return response
+
+    return answer
+
+
+class _KeptText:
+    """The text of the metrics, at most a second old."""
+
+    def __init__(self, metrics: MetricsSource) -> None:
+        self._metrics = metrics
+        self._building = asyncio.Lock()
+        self._text = b""
+        self._until = 0.0
+
+    async def read(self) -> bytes:
+        async with self._building:
+            if monotonic() >= self._until:
+                self._text = await anyio.to_thread.run_sync(self._metrics.text)
+                self._until = monotonic() + _KEPT_SECONDS
+            return self._text
 
 
 @asynccontextmanager
@@ -103,136 +129,35 @@ async def serve_routes(
     Raises:
         SettingsError: the address cannot be bound.
     """
-    connections = _Connections(limits)
-    application = web.Application(client_max_size=largest_body, middlewares=[connections.build_middleware()])
+
+    def build() -> asyncio.Protocol:
+        assert runner.server is not None
+        return runner.server()
+
+    @web.middleware
+    async def note(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await connections.note(request, handler)
+
+    connections = Connections(limits, build, tls)
+    application = web.Application(client_max_size=largest_body, middlewares=[note])
     application.add_routes(routes)
     runner = web.AppRunner(
         application,
         access_log=None,
+        logger=_request_log,
         handle_signals=False,
         auto_decompress=False,
         shutdown_timeout=stop_seconds,
         keepalive_timeout=limits.idle,
         lingering_time=limits.head,  # for what a refused client still sends, so that it reads the refusal
     )
+    try:
+        listeners = await bind(host, port)
+    except OSError as error:
+        raise SettingsError([f"{setting}: cannot listen on {host}:{port}: {error.strerror}"]) from error
     await runner.setup()
     try:
-        assert runner.server is not None
-        connections.server = runner.server
-        try:
-            server = await asyncio.get_running_loop().create_server(
-                connections.accept, host, port, ssl=tls, ssl_handshake_timeout=limits.head if tls else None
-            )
-        except OSError as error:
-            raise SettingsError([f"{setting}: cannot listen on {host}:{port}: {error.strerror}"]) from error
-        try:
-            yield int(server.sockets[0].getsockname()[1])
-        finally:
-            server.close()
+        async with connections.accept_from(listeners):
+            yield int(listeners[0].getsockname()[1])
     finally:
         await runner.cleanup()
-
-
-class _Connections:
-    """Tracks open connections. One too many replaces the one that has been without a request the longest."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.server: web.Server | None = None
-        self._limits = limits
-        self._open: dict[asyncio.BaseProtocol, _Connection] = {}
-        # In the order in which they would be closed. Those in the middle of a request are in neither.
-        self._without_request: dict[_Connection, None] = {}
-        self._idle: dict[_Connection, None] = {}
-
-    def accept(self) -> asyncio.BaseProtocol:
-        """Return the protocol of a new connection."""
-        assert self.server is not None
-        connection = _Connection(self.server(), self._forget)
-        if len(self._open) >= self._limits.connections:
-            ready = (
-                one for waiting in (self._without_request, self._idle) for one in waiting if one.transport is not None
-            )
-            oldest = next(ready, connection)
-            oldest.refuse()
-            if oldest is connection:
-                return connection
-        self._open[connection.http] = connection
-        self._without_request[connection] = None
-        connection.end_after(self._limits.head)
-        return connection
-
-    def build_middleware(self) -> Callable[..., Awaitable[web.StreamResponse]]:
-        """Build the middleware that notes which connections have a request."""
-
-        @web.middleware
-        async def note(request: web.Request, handler: _Handler) -> web.StreamResponse:
-            connection = self._open.get(request.protocol)
-            if connection is None:  # it was closed in this event loop iteration, and nobody reads the answer
-                return await handler(request)
-            self._without_request.pop(connection, None)
-            self._idle.pop(connection, None)
-            connection.end_after(None)
-            try:
-                return await handler(request)
-            finally:
-                if request.protocol in self._open:
-                    self._idle[connection] = None
-                    connection.end_after(self._limits.idle)
-
-        return note
-
-    def _forget(self, connection: _Connection) -> None:
-        self._open.pop(connection.http, None)
-        self._without_request.pop(connection, None)
-        self._idle.pop(connection, None)
-
-
-class _Connection(asyncio.Protocol):
-    """One connection: forwards everything to aiohttp's protocol, and can be closed at any time."""
-
-    def __init__(self, http: asyncio.Protocol, forget: Callable[[_Connection], None]) -> None:
-        self.http = http
-        self.transport: asyncio.WriteTransport | None = None
-        self._forget = forget
-        self._refused = False
-        self._end: asyncio.TimerHandle | None = None
-
-    def end_after(self, seconds: float | None) -> None:
-        """Close the connection after `seconds` instead of at the time set before; None for never."""
-        if self._end is not None:
-            self._end.cancel()
-        self._end = asyncio.get_running_loop().call_later(seconds, self.refuse) if seconds is not None else None
-
-    def refuse(self) -> None:
-        """Close it now; during a TLS handshake, the handshake's own deadline does."""
-        self._refused = True
-        self.end_after(None)
-        self._forget(self)
-        if self.transport is not None:
-            self.transport.abort()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        made = cast("asyncio.WriteTransport", transport)  # those of uvloop are not registered as such
-        if self._refused:
-            made.abort()
-            return
-        self.transport = made
-        self.http.connection_made(transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.end_after(None)
-        self._forget(self)
-        if self.transport is not None:
-            self.http.connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        self.http.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        return self.http.eof_received()
-
-    def pause_writing(self) -> None:
-        self.http.pause_writing()
-
-    def resume_writing(self) -> None:
-        self.http.resume_writing()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import ssl
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -256,3 +257,21 @@ def test_what_was_read_says_until_when_and_for_which_names(tmp_path: Path) -> No
     read = read_certificate(mount.certificate, mount.key)
     assert read.names == ("hook.example.com", "127.0.0.1")
     assert 30 * 86400 < read.not_after - read.not_before < 32 * 86400
+
+
+async def test_connections_that_begin_no_handshake_or_do_not_finish_it_do_not_keep_reviews_out(tmp_path: Path) -> None:
+    served = serve(SecretMount(tmp_path / "tls", AUTHORITY.issue()))
+    async with serve_webhook(tls=served.context, read_deadline=60.0, most_connections=5) as webhook:
+        for said in (b"", b"\x16\x03\x01\x00\xc8"):
+            silent = []
+            for _ in range(20):
+                _, writer = await asyncio.open_connection("127.0.0.1", int(webhook.url.rpartition(":")[2]))
+                writer.write(said)
+                silent.append(writer)
+            with anyio.fail_after(10):
+                async with connect(AUTHORITY) as session:
+                    assert (await review(session, webhook.url, configs=[RIGHT]))["allowed"] is True
+            for writer in silent:
+                writer.close()
+                with suppress(OSError):
+                    await writer.wait_closed()

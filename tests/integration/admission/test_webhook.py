@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from pydra.admission.webhook import MAX_BODY, PATH
+from pydra.admission.webhook import MAX_BODY, MOST_LARGE, PATH, SMALL_BODY
 from pydra.errors import SettingsError
 from tests.integration.admission.serving import JSON, Webhook, connect, review, serve_webhook
 from tests.unit.admission.configs import sim
@@ -104,6 +104,26 @@ async def test_a_review_that_does_not_arrive_costs_its_sender_alone() -> None:
     with anyio.fail_after(30):  # aiohttp waits for the rest of the body as long again, although the client is gone
         while asyncio.all_tasks() - before:
             await anyio.sleep(0.01)
+
+
+async def test_reviews_that_arrive_slowly_do_not_keep_large_ones_waiting() -> None:
+    async def drip() -> Any:
+        yield b"{"
+        await anyio.sleep_forever()
+
+    async with serve_webhook(read_deadline=20.0) as webhook, connect() as session, connect() as other:
+
+        async def send_slowly() -> None:
+            async with session.post(f"{webhook.url}{PATH}", data=drip(), headers=JSON):
+                pass
+
+        async with anyio.create_task_group() as slow:
+            for _ in range(2 * MOST_LARGE):
+                slow.start_soon(send_slowly)
+            with anyio.fail_after(10):
+                answer = await review(other, webhook.url, configs=[RIGHT], padding="x" * 2 * SMALL_BODY)
+            slow.cancel_scope.cancel()
+        assert answer["allowed"] is True
 
 
 async def test_other_paths_and_methods_are_not_answered_as_reviews() -> None:

@@ -45,7 +45,7 @@ async def test_the_agent_raises_its_limit_of_descriptors_and_its_backends_keep_w
 async def test_requests_that_stay_half_sent_do_not_take_the_descriptors_of_claims() -> None:
     async with run_node(lambda _: None) as node, run_agent(node, "--backend", "sim") as agent:
         await agent.wait_ready()
-        limit = 300
+        limit = 600
         resource.prlimit(agent.process.pid, resource.RLIMIT_NOFILE, (limit, limit))
         opened: list[asyncio.StreamWriter] = []
         for _ in range(limit + 50):
