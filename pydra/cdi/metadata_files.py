@@ -7,6 +7,7 @@ reboot. A running container keeps the file that it was started with.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,8 @@ from pydra.errors import CdiError
 _MODE = 0o644
 _DIRECTORY_MODE = 0o755
 _MAX_BYTES = 16 * 1024 * 1024
+_NAME_BYTES = 255
+"""Of a file on Linux; a namespace has up to 63 bytes and a claim's name up to 253."""
 _UID = re.compile(rb'"uid":\s*"([^"\\]+)"')
 """The claim's, which comes before anything that a backend chooses."""
 
@@ -44,9 +47,17 @@ class MetadataPaths(msgspec.Struct, frozen=True, kw_only=True):
         """What the names of the CDI specs begin with."""
         return f"{cdi_vendor(self.driver)}_metadata_"
 
+    def claim_directory(self, namespace: str, name: str) -> str:
+        """Return the directory of a claim's JSON files; one whose name would be too long ends with a digest of it."""
+        full = f"{namespace}_{name}"
+        if len(full) > _NAME_BYTES:
+            digest = hashlib.sha256(full.encode()).hexdigest()
+            full = f"{full[: _NAME_BYTES - len(digest) - 1]}_{digest}"
+        return f"{self.directory}/{full}"
+
     def file(self, claim: Claim, request: str) -> str:
         """Return the path of a request's JSON file."""
-        return f"{self.directory}/{claim.namespace}_{claim.name}/{request}/metadata.json"
+        return f"{self.claim_directory(claim.namespace, claim.name)}/{request}/metadata.json"
 
     def spec(self, uid: str, request: str) -> str:
         """Return the path of the CDI spec that mounts a request's JSON file."""
@@ -101,11 +112,11 @@ class MetadataStore:
                 if name.startswith(f"{self.paths.spec_prefix}{ref.uid}_"):
                     self._remove(f"{self.paths.cdi_directory}/{name}")
             own = (ref.uid, "") if ref.name else (ref.uid,)  # a writer that was killed has left no uid
-            for path in self._find_files(f"{ref.namespace}_{ref.name}" if ref.name else ""):
+            for path in self._find_files(self.paths.claim_directory(ref.namespace, ref.name) if ref.name else ""):
                 if _find_uid(_read(path)) in own:  # else the files are of a later claim with this name
                     self._remove(path)
             if ref.name:
-                self._remove_directory(f"{self.paths.directory}/{ref.namespace}_{ref.name}")
+                self._remove_directory(self.paths.claim_directory(ref.namespace, ref.name))
         except OSError as error:
             raise self._failed("removing", error) from error
 
@@ -131,9 +142,11 @@ class MetadataStore:
         return files
 
     def _find_files(self, claim: str = "") -> Iterator[str]:
-        for directory in (claim,) if claim else _list(self.paths.directory):
-            for request in _list(f"{self.paths.directory}/{directory}"):
-                yield f"{self.paths.directory}/{directory}/{request}/metadata.json"
+        for directory in (
+            (claim,) if claim else [f"{self.paths.directory}/{one}" for one in _list(self.paths.directory)]
+        ):
+            for request in _list(directory):
+                yield f"{directory}/{request}/metadata.json"
 
     def _remove(self, path: str) -> None:
         for one in (path, f"{path}.tmp"):

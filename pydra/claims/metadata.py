@@ -5,7 +5,8 @@ For each request there is a JSON file with the attributes, and a CDI spec that m
     PLUGIN_DIRECTORY/dra-device-metadata/NAMESPACE_CLAIM/REQUEST/metadata.json
     CDI_DIRECTORY/DRIVER_metadata_UID_REQUEST.json
 
-Names, paths and JSON are those of Kubernetes' Go library, which is what containers read them with.
+Names, paths and JSON are those of Kubernetes' Go library, which is what containers read them with. Where
+NAMESPACE_CLAIM is too long for the name of a directory, it is cut and ends with a digest.
 Source: k8s.io/dynamic-resource-allocation, kubeletplugin and api/metadata, of Kubernetes 1.36 and 1.37.
 """
 

@@ -51,7 +51,7 @@ from pydra.claims.lifecycle import (
 )
 from pydra.claims.metadata import add_metadata_ids, build_metadata, build_metadata_files, parse_pod_claim_name
 from pydra.claims.steps import StepRunner, build_left_over
-from pydra.errors import BackendError, BackendUnavailable, DeviceInUse, InternalError, PydraError, Unavailable
+from pydra.errors import BackendError, BackendUnavailable, CdiError, DeviceInUse, InternalError, PydraError, Unavailable
 from pydra.kube.resources import RESOURCE_CLAIMS
 from pydra.observability.logging import set_logging_fields
 
@@ -560,7 +560,10 @@ class ClaimPreparer:
         # The file goes first, so that no container can start with a device that is being taken away.
         self._cdi.remove(claim.uid)
         if record.metadata is not None:
-            self._metadata.remove(_ref(claim))
+            try:
+                self._metadata.remove(_ref(claim))
+            except CdiError as error:  # they hold no device: the claim ends all the same
+                _log.warning("%s; garbage collection tries again", error)
         if record.stage is Stage.COMPLETED:
             await self._store.set_back(claim.uid)
 

@@ -133,6 +133,31 @@ def test_an_ended_claim_leaves_the_files_of_a_later_claim_with_its_name(quiet: N
     assert quiet.is_clean(after)
 
 
+def test_claims_with_the_longest_names_have_files_of_their_own_and_end(quiet: Node) -> None:
+    names = [f"{'n' * 249}{number}" for number in range(2)]
+    claims = [quiet.api.create_claim(quiet.board.device(), name=name) for name in names]
+    for claim in claims:
+        (device,) = quiet.kubelet.prepare_one(claim)
+        ((path, documents),) = mounted(quiet, device).items()
+        assert path == f"{IN_CONTAINER}/resourceclaims/{claim.name}/r0/{DRIVER}-metadata.json"
+        assert documents[0]["metadata"]["name"] == claim.name
+    quiet.kubelet.release(*claims)
+    assert all(quiet.is_clean(claim) for claim in claims)
+    assert not list(directory(quiet).glob("default_n*"))
+
+
+def test_a_claim_ends_although_its_files_cannot_be_removed(quiet: Node) -> None:
+    claim = quiet.api.create_claim(quiet.board.device())
+    quiet.kubelet.prepare_one(claim)
+    obstacle = quiet.cdi / f"{DRIVER}_metadata_{claim.uid}_r0.json"
+    obstacle.unlink()
+    obstacle.mkdir()
+    quiet.kubelet.release(claim)
+    obstacle.rmdir()
+    assert quiet.board.steps(claim)[-1] == "unprepared"
+    assert not list((quiet.root / "run").rglob(f"{claim.uid}*")), "its record is gone"
+
+
 def test_if_the_files_cannot_be_written_the_claim_fails_with_the_reason_and_later_succeeds(quiet: Node) -> None:
     directory(quiet).mkdir(parents=True, exist_ok=True)
     claim = quiet.api.create_claim(quiet.board.device())

@@ -136,7 +136,7 @@ def note(step: str, claim: Claim, **more: Any) -> None:
 
 async def obey(call: str, claim: str, at: str = "begin") -> None:
     for name in (f"{call}.{claim}.{at}", f"{call}.*.{at}"):
-        order = board() / "orders" / name
+        order = board() / "orders" / name[-255:]  # a claim's name may be as long as that of a file
         if order.exists():
             what, _, times = order.read_text().partition(" ")
             if times == "1":
