@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _AT_ONCE = 8
 _KUBELET_STATE_BYTES = 64 * 1024 * 1024
-# The checkpoint is JSON within a JSON string; only the uids are needed, at any level of escaped quotes.
-_KUBELET_CLAIM = re.compile(rb'ClaimUID\\*"\s*:\s*\\*"([^"\\]+)')
+_KUBELET_KIND = "DRACheckpoint"
 
 FilesT = TypeVar("FilesT")
 
@@ -123,15 +122,47 @@ def plan_collection(
 def read_kubelet_claims(path: str) -> frozenset[str]:
     """Return the uids of the claims that this node's kubelet knows; none if it has no checkpoint yet. Blocks.
 
-    Raises OSError if the checkpoint cannot be read, or its directory is not visible. Source: pkg/kubelet/cm/dra/state
-    of Kubernetes 1.36.
+    Source: pkg/kubelet/cm/dra/state of Kubernetes 1.36.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, its directory is not visible, or its content is not what the
+            kubelet writes. Then it is not known which claims are in use.
     """
     try:
-        content = atomic_files.read_regular_file(path, _KUBELET_STATE_BYTES)
-    except FileNotFoundError:
-        os.stat(os.path.dirname(path))
-        return frozenset()
-    return frozenset(uid.decode(errors="replace") for uid in _KUBELET_CLAIM.findall(content))
+        try:
+            content = atomic_files.read_regular_file(path, _KUBELET_STATE_BYTES)
+        except FileNotFoundError:
+            os.stat(os.path.dirname(path))
+            return frozenset()
+    except OSError as error:
+        raise CheckpointError(atomic_files.explain(error, f"reading the kubelet's claims from {path}")) from error
+    try:
+        file = msgspec.json.decode(content, type=_KubeletFile)
+        if zlib.crc32(file.data.encode()) != file.checksum:
+            raise ValueError("its checksum does not match")
+        state = msgspec.json.decode(file.data, type=_KubeletState)
+        if state.kind != _KUBELET_KIND:
+            raise ValueError(f"its kind is {ascii(state.kind)[:80]} instead of {_KUBELET_KIND}")
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"the kubelet's checkpoint {path} is damaged, or of an unknown version ({ascii(str(error))[:200]}), so no "
+            "claim counts as abandoned; a kubelet that cannot read it, either, does not start: see its log"
+        ) from error
+    return frozenset(one.uid for one in state.claims or ())
+
+
+class _KubeletFile(msgspec.Struct, frozen=True, kw_only=True):
+    data: str = msgspec.field(name="Data")
+    checksum: int = msgspec.field(name="Checksum")
+
+
+class _KubeletClaim(msgspec.Struct, frozen=True, kw_only=True):
+    uid: str = msgspec.field(name="ClaimUID")
+
+
+class _KubeletState(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    claims: tuple[_KubeletClaim, ...] | None = msgspec.field(name="ClaimInfoStateList", default=None)
 
 
 class GarbageCollector:
@@ -249,8 +280,8 @@ class GarbageCollector:
     async def _read_kubelet(self, problems: list[str]) -> Collection[str] | None:
         try:
             return await asyncio.to_thread(read_kubelet_claims, self._kubelet_state)
-        except OSError as error:
-            problems.append(atomic_files.explain(error, f"reading the kubelet's claims from {self._kubelet_state}"))
+        except CheckpointError as error:
+            problems.append(str(error))
             return None
 
     async def _find_abandoned(

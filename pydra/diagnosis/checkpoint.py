@@ -167,12 +167,7 @@ def _describe_unreadable(driver: str, paths: Mapping[str, str], store: RecordSto
 
 
 def _check_discarded(settings: Settings, uid: str) -> None:
-    try:
-        known = read_kubelet_claims(settings.kubelet_claims)
-    except OSError as error:
-        doing = f"asking the kubelet's checkpoint {settings.kubelet_claims} whether claim {uid} is in use"
-        raise CheckpointError(atomic_files.explain(error, doing)) from error
-    if uid in known:
+    if uid in read_kubelet_claims(settings.kubelet_claims):
         raise CheckpointError(
             f"the kubelet still has claim {uid}, so its containers may run, and its record is kept; "
             "delete the pods that use the claim, and the kubelet has it unprepared"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import zlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -77,9 +78,8 @@ RECORD = build_record(
         boot_id="b",
     )
 )
-STATE = (
-    b'{"data":"{\\"ClaimInfoStateList\\":[{\\"ClaimUID\\":\\"3f0c6a1e-0000-4000-8000-000000000001\\"}]}","checksum":1}'
-)
+CLAIMS = '{"kind":"DRACheckpoint","ClaimInfoStateList":[{"ClaimUID":"3f0c6a1e-0000-4000-8000-000000000001"}]}'
+STATE = json.dumps({"Data": CLAIMS, "Checksum": zlib.crc32(CLAIMS.encode())}).encode()
 
 
 def as_json(document: object) -> bytes:
@@ -139,7 +139,7 @@ PROFILE = {
 FILES: Mapping[str, tuple[str, Callable[[str], object], tuple[type[Exception], ...], bytes]] = {
     "a CDI spec": ("spec.json", lambda path: list(check_spec_file(path)), (), as_json(SPEC)),
     "a CDI spec in YAML": ("spec.yaml", lambda path: list(check_spec_file(path)), (), as_json(SPEC)),
-    "the kubelet's claims": ("dra_manager_state", read_kubelet_claims, (OSError,), STATE),
+    "the kubelet's claims": ("dra_manager_state", read_kubelet_claims, (CheckpointError,), STATE),
     "the agent's settings": (
         "config.yaml",
         read_settings,

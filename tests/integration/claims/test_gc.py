@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +29,9 @@ def node(tmp_path: Path) -> Node:
 
 def kubelet_knows(node: Node, *uids: str) -> None:
     """The kubelet's checkpoint: JSON in a string of JSON, with a checksum beside it."""
-    state = {"ClaimInfoStateList": [{"ClaimUID": uid, "ClaimName": "c", "PodUIDs": {"p": {}}} for uid in uids]}
-    checkpoint = {"Data": json.dumps({"kind": "DRACheckpoint", "Entries": state}), "Checksum": 1}
+    claims = [{"ClaimUID": uid, "ClaimName": "c", "PodUIDs": {"p": {}}} for uid in uids]
+    data = json.dumps({"kind": "DRACheckpoint", "ClaimInfoStateList": claims})
+    checkpoint = {"Data": data, "Checksum": zlib.crc32(data.encode())}
     (node.root / "dra_manager_state").write_text(json.dumps(checkpoint))
 
 
@@ -98,6 +101,31 @@ async def test_while_it_is_not_known_what_the_kubelet_knows_nothing_is_unprepare
         done = await agent.garbage.collect()
         assert done.counts == QUIET
         assert "reading the kubelet's claims" in done.problem
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(lambda content: b"", id="empty"),
+        pytest.param(lambda content: content[: len(content) // 2], id="cut"),
+        pytest.param(lambda content: b"\0" * len(content), id="zeroed"),
+        pytest.param(lambda content: content.replace(b"ClaimUID", b"ClaimUIE"), id="a changed byte"),
+        pytest.param(lambda content: b"{}", id="another document"),
+    ],
+)
+async def test_while_the_kubelets_checkpoint_is_damaged_nothing_is_unprepared(
+    node: Node, damage: Callable[[bytes], bytes]
+) -> None:
+    kubelet_knows(node, "a")
+    checkpoint = node.root / "dra_manager_state"
+    checkpoint.write_bytes(damage(checkpoint.read_bytes()))
+    async with node.running() as agent:
+        await agent.prepare("a")
+        node.api.claims.clear()
+        done = await agent.garbage.collect()
+        assert done.counts == QUIET
+        assert "is damaged" in done.problem
+        assert agent.hardware.owners("gpu-0") == ["a"]
 
 
 async def test_a_claim_that_came_back_while_it_was_looked_up_is_left_alone(node: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -103,16 +104,25 @@ def test_repair_sets_a_damaged_record_aside_and_uses_it_again_when_it_is_whole(n
     assert path.read_bytes() == whole
 
 
+def build_kubelet_state(*uids: str) -> str:
+    data = json.dumps({"kind": "DRACheckpoint", "ClaimInfoStateList": [{"ClaimUID": uid} for uid in uids]})
+    return json.dumps({"Data": data, "Checksum": zlib.crc32(data.encode())})
+
+
 def test_a_damaged_record_is_discarded_only_when_the_kubelet_does_not_know_its_claim(node: Node) -> None:
     path = node.write("1")
     path.write_bytes(b"?")
     kubelet = node.root / "kubelet" / "dra_manager_state"
-    kubelet.write_text('{"Data":"{\\"ClaimInfoStateList\\":[{\\"ClaimUID\\":\\"1\\"}]}"}')
+    kubelet.write_text(build_kubelet_state("1"))
     code, _, said = node.run("repair", "--discard", "1")
     assert code == 1
     assert "the kubelet still has claim 1" in said
     assert (node.claims / "corrupt" / "1.json").exists()
     kubelet.write_text("{}")
+    code, _, said = node.run("repair", "--discard", "1")
+    assert code == 1
+    assert "is damaged" in said
+    kubelet.write_text(build_kubelet_state())
     assert node.run("repair", "--discard", "1")[0] == 0
     assert not (node.claims / "corrupt" / "1.json").exists()
     assert node.run("repair", "--discard", "1")[0] == 2, "there is nothing left to discard"

@@ -185,12 +185,17 @@ class ClaimInfo(msgspec.Struct, kw_only=True):
 class _Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     api_version: str = msgspec.field(name="apiVersion")
-    claims: tuple[ClaimInfo, ...]
+    claims: tuple[_Entry, ...] = msgspec.field(name="ClaimInfoStateList")
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True):
+    uid: str = msgspec.field(name="ClaimUID")
+    info: ClaimInfo
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
-    data: msgspec.Raw
-    checksum: int
+    data: str = msgspec.field(name="Data")
+    checksum: int = msgspec.field(name="Checksum")
 
 
 class ClaimCache:
@@ -207,18 +212,20 @@ class ClaimCache:
                 file = msgspec.json.decode(stream.read(), type=_File)
         except FileNotFoundError:
             return
-        if zlib.crc32(file.data) != file.checksum:
+        if zlib.crc32(file.data.encode()) != file.checksum:
             raise ValueError(f"checkpoint {self._path} is corrupt: its checksum does not match")
-        for info in msgspec.json.decode(file.data, type=_Checkpoint).claims:
+        for entry in msgspec.json.decode(file.data, type=_Checkpoint).claims:
+            info = entry.info
             info.prepared = False
             self._claims[info.key.namespace, info.key.name] = info
 
     def save(self) -> None:
         """Write the file in place of the old one."""
-        data = msgspec.json.encode(_Checkpoint(kind=KIND, api_version=API_VERSION, claims=self.infos()))
+        claims = tuple(_Entry(uid=info.key.uid, info=info) for info in self.infos())
+        data = msgspec.json.encode(_Checkpoint(kind=KIND, api_version=API_VERSION, claims=claims))
         draft = f"{self._path}.tmp"
         with open(draft, "wb") as stream:
-            stream.write(msgspec.json.encode(_File(data=msgspec.Raw(data), checksum=zlib.crc32(data))))
+            stream.write(msgspec.json.encode(_File(data=data.decode(), checksum=zlib.crc32(data))))
         os.replace(draft, self._path)
 
     def get(self, namespace: str, name: str) -> ClaimInfo | None:
