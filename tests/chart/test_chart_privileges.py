@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from cel_expr_python import cel
 
 from pydra.agent.main import REQUESTS
 from pydra.observability.metrics import Metrics
@@ -311,6 +312,27 @@ def test_a_token_that_names_no_node_is_refused_once_and_in_words() -> None:
     told = {one["name"]: one["expression"] for one in spec["variables"]}
     # A token of a Secret has no extra at all, which must be no error of the expression.
     assert told["tokenNode"] == "request.userInfo.?extra[?'authentication.kubernetes.io/node-name'][?0].orValue('')"
-    no_node, other_node, _ = (one["expression"] for one in spec["validations"])
+    no_node, other_node, *_ = (one["expression"] for one in spec["validations"])
     assert no_node == "variables.tokenNode != ''"
     assert other_node.startswith("variables.tokenNode == '' || ")
+
+
+@pytest.mark.parametrize(
+    ("operation", "pool", "allowed"),
+    [
+        ("CREATE", "node-1", True),
+        ("CREATE", "node-2", False),
+        ("UPDATE", "node-2", False),
+        ("DELETE", "node-2", True),
+    ],
+)
+def test_an_agent_writes_slices_of_its_own_nodes_pool_only(operation: str, pool: str, allowed: bool) -> None:
+    validations = render(SIM).one("ValidatingAdmissionPolicy")["spec"]["validations"]
+    (expression,) = (one["expression"] for one in validations if "spec.pool.name" in one["expression"])
+    names = dict.fromkeys(("variables", "request", "object"), cel.Type.DYN)
+    told = {
+        "variables": {"tokenNode": "node-1"},
+        "request": {"operation": operation},
+        "object": None if operation == "DELETE" else {"spec": {"pool": {"name": pool, "generation": 999}}},
+    }
+    assert cel.NewEnv(variables=names).compile(expression).eval(data=told).value() is allowed

@@ -23,8 +23,8 @@ from tests.e2e.release import DAEMON_SETS, IMAGE, open_place
 pytestmark = pytest.mark.skipif(not IMAGE, reason="PYDRA_E2E_CHART_IMAGE names no image that is on the node")
 
 
-def slice_of(driver: str, node: str | None) -> JsonObject:
-    pool = {"name": "strange", "generation": 1, "resourceSliceCount": 1}
+def slice_of(driver: str, node: str | None, *, pool_name: str = "") -> JsonObject:
+    pool = {"name": pool_name or node or "strange", "generation": 1, "resourceSliceCount": 1}
     where: dict[str, Any] = {"nodeName": node} if node else {"allNodes": True}
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -57,6 +57,10 @@ async def test_an_agent_can_write_slices_of_its_node_and_driver_only(tmp_path: P
                 (
                     slice_of(cluster.driver, "node-2"),
                     f"an agent on node '{cluster.node}' may not write a ResourceSlice of node 'node-2'",
+                ),
+                (
+                    slice_of(cluster.driver, cluster.node, pool_name="node-2"),
+                    f"an agent on node '{cluster.node}' may not write a ResourceSlice of pool 'node-2'",
                 ),
                 (slice_of(cluster.driver, None), "may not write a ResourceSlice of no single node"),
                 (
