@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from pydra.kube.resources import JsonObject, WatchEvent, WatchEventType
+from pydra.kube.resources import RESOURCE_SLICES, JsonObject, WatchEvent, WatchEventType
 
 _NOT_STRICT = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _EVENT_TYPES = {kind.value: kind for kind in WatchEventType}
@@ -81,9 +81,12 @@ def decode_page(body: bytes) -> tuple[JsonObject, list[JsonObject], list[str]]:
         raise NotJson("it is not a list of Kubernetes objects")
     kept: list[JsonObject] = []
     left_out: list[str] = []
+    kind = str(page.get("kind")).removesuffix("List")
     for number, item in enumerate(items or ()):
         try:
-            kept.append(decode_object(item) if isinstance(item, bytes) else _check(item))
+            found = decode_object(item) if isinstance(item, bytes) else _check(item)
+            _check_shape(found, kind)
+            kept.append(found)
         except (NotJson, Undecodable) as error:
             left_out.append(f"{_find_name(item) or f'item {number}'} ({error})")
     return metadata, kept, left_out
@@ -102,7 +105,10 @@ def decode_event(line: bytes) -> WatchEvent:
             return WatchEvent(kind, found)
         if kind is None:
             raise Undecodable(f"its type {event.get('type')!r} is not a type of a watch event")
-        return WatchEvent(kind, _check(found))
+        checked = _check(found)
+        if kind is not WatchEventType.BOOKMARK:
+            _check_shape(checked, checked.get("kind"))
+        return WatchEvent(kind, checked)
     except (NotJson, Undecodable, TypeError) as error:
         if not line.startswith(b"{"):
             raise NotJson(str(error)) from error
@@ -115,6 +121,65 @@ def _check(found: object) -> JsonObject:
     if type(found.get("metadata")) is not dict:
         raise Undecodable("it is not a Kubernetes object: metadata is missing, or not an object")
     return found
+
+
+def _check_shape(found: JsonObject, kind: object) -> None:
+    """Check what the agent reads of an object in a list or watch. Raises Undecodable."""
+    try:
+        msgspec.convert(found, _ResourceSlice if kind == RESOURCE_SLICES.kind else _Object)
+    except msgspec.ValidationError as error:
+        raise Undecodable(f"its shape is not that of the API: {error}") from error
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    uid: str = ""
+    resourceVersion: str = ""  # noqa: N815
+    namespace: str | None = None
+    annotations: dict[str, str] | None = None
+
+
+class _Object(msgspec.Struct, frozen=True):
+    metadata: _Metadata
+    spec: dict[str, Any] = {}
+
+
+class _SliceMetadata(_Metadata, frozen=True, kw_only=True):
+    uid: str
+    resourceVersion: str  # noqa: N815
+
+
+class _Pool(msgspec.Struct, frozen=True):
+    name: str
+    generation: int
+    resourceSliceCount: int  # noqa: N815
+
+
+class _Taint(msgspec.Struct, frozen=True):
+    key: str
+    effect: str
+    value: str | None = None
+    timeAdded: str | None = None  # noqa: N815
+
+
+class _Device(msgspec.Struct, frozen=True):
+    name: str
+    taints: list[_Taint] | None = None
+    attributes: dict[str, dict[str, Any]] | None = None
+    capacity: dict[str, dict[str, Any]] | None = None
+    consumesCounters: list[dict[str, Any]] | None = None  # noqa: N815
+
+
+class _Spec(msgspec.Struct, frozen=True):
+    driver: str
+    pool: _Pool
+    devices: list[_Device] | None = None
+    sharedCounters: list[dict[str, Any]] | None = None  # noqa: N815
+
+
+class _ResourceSlice(msgspec.Struct, frozen=True):
+    metadata: _SliceMetadata
+    spec: _Spec
 
 
 def _decode_repaired(body: bytes) -> Any:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pydra.kube.tolerant_decoding import LineSplitter, LineTooLong, decode_document, decode_page
+from pydra.devices import Capacity, Device, Pool
+from pydra.kube.tolerant_decoding import (
+    LineSplitter,
+    LineTooLong,
+    Undecodable,
+    decode_document,
+    decode_event,
+    decode_page,
+)
+from pydra.slices.build import build_wanted
+from pydra.slices.diff import plan_slices, share_devices
 
 lines = st.lists(st.binary(min_size=1, max_size=20).map(lambda b: b"x" + b.replace(b"\n", b"")), max_size=10)
 
@@ -63,3 +79,58 @@ def test_a_list_with_one_item_nested_too_deep_gives_all_others(bodies: list[dict
 def test_whole_surrogate_pairs_and_escaped_backslashes_are_not_repaired() -> None:
     config = decode_document(rb'{"a":"\ud800 \\ud800","b":"\ud83d\ude00","c":"\udc00\ud800"}')
     assert config == {"a": "\ufffd \\ud800", "b": "\U0001f600", "c": "\ufffd\ufffd"}
+
+
+SLICE = {
+    "kind": "ResourceSlice",
+    "metadata": {"name": "0000-a", "uid": "u", "resourceVersion": "1", "annotations": {"a": "b"}},
+    "spec": {
+        "driver": "d.example.com",
+        "nodeName": "node-1",
+        "pool": {"name": "node-1", "generation": 1, "resourceSliceCount": 1},
+        "devices": [
+            {
+                "name": "gpu-0",
+                "attributes": {"model": {"string": "a"}},
+                "capacity": {"memory": {"value": "1Gi"}},
+                "taints": [{"key": "k", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"}],
+                "consumesCounters": [{"counterSet": "s", "counters": {"c": {"value": "1"}}}],
+            }
+        ],
+        "sharedCounters": [{"name": "s", "counters": {"c": {"value": "1"}}}],
+    },
+}
+WRONG: tuple[Any, ...] = (None, {}, [], [None], 1, "x", True)
+
+
+def find_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, found in inner:
+        yield (*path, key)
+        yield from find_paths(found, (*path, key))
+
+
+def with_wrong(path: tuple[Any, ...], wrong: Any) -> dict[str, Any]:
+    body = copy.deepcopy(SLICE)
+    place: Any = body
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = wrong
+    return body
+
+
+@pytest.mark.parametrize("path", list(find_paths(SLICE)), ids=lambda path: ".".join(map(str, path)))
+def test_a_slice_of_any_shape_is_left_out_or_does_not_disturb_the_reconciler(path: tuple[Any, ...]) -> None:
+    pool = Pool(
+        name="node-1", devices=(Device(name="gpu-0", attributes={"model": "a"}, capacity={"memory": Capacity("1Gi")}),)
+    )
+    wanted = build_wanted(pool, driver="d.example.com", node="node-1")
+    for wrong in WRONG:
+        body = with_wrong(path, wrong)
+        page = {"kind": "ResourceSliceList", "metadata": {"resourceVersion": "1"}, "items": [body]}
+        _, kept, left_out = decode_page(json.dumps(page).encode())
+        assert len(kept) + len(left_out) == 1
+        share_devices(wanted, kept)
+        plan_slices(wanted, kept)
+        with suppress(Undecodable):
+            decode_event(json.dumps({"type": "ADDED", "object": body}).encode())
