@@ -133,7 +133,10 @@ def test_a_claim_that_kills_its_backend_is_found_and_refused_while_bystanders_ar
     assert events.keys() == {"BackendDied", "ClaimQuarantined"}
     assert told in events["BackendDied"]
     assert "ended the process of backend board 2 times and is not tried again" in events["ClaimQuarantined"]
-    assert quiet_agent.metric(f'pydra_backend_crashes_total{{backend="board",signal="{signal}"}}') >= 2
+    wait_for(
+        lambda: quiet_agent.metric(f'pydra_backend_crashes_total{{backend="board",signal="{signal}"}}') >= 2,
+        "the metric follows",
+    )
     assert quiet_agent.get("/readyz")[0] == 200
     quiet.board.dismiss("prepare", victim.name, at="effect")
     quiet.kubelet.release(victim)

@@ -36,7 +36,7 @@ def test_a_refused_registration_is_told_by_readyz_until_the_kubelet_accepts(quie
     assert quiet_agent.get("/readyz")[0] == 503
     quiet.kubelet.notify(socket, registered=True)
     quiet_agent.wait_ready()
-    assert quiet_agent.metric('pydra_registered{driver="board.example.com"}') == 1
+    wait_for(lambda: quiet_agent.metric('pydra_registered{driver="board.example.com"}') == 1, "the metric follows")
 
 
 def test_before_the_kubelet_has_registered_it_readyz_says_so(node: Node) -> None:

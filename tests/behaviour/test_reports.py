@@ -33,10 +33,10 @@ def test_prepared_claims_and_the_backends_own_samples_are_counted(quiet: Node, q
     before = quiet_agent.metric(series)
     claim = quiet.api.create_claim(quiet.board.device())
     quiet.kubelet.prepare_one(claim)
-    assert quiet_agent.metric(series) == before + 1
+    wait_for(lambda: quiet_agent.metric(series) == before + 1, "the metric follows")
     quiet.kubelet.release(claim)
-    assert quiet_agent.metric(series) == before
-    assert quiet_agent.metric('pydra_backend_up{backend="board"}') == 1
+    wait_for(lambda: quiet_agent.metric(series) == before, "the metric follows")
+    wait_for(lambda: quiet_agent.metric('pydra_backend_up{backend="board"}') == 1, "the metric follows")
     wait_for(lambda: quiet_agent.metric("pydra_board_temperature_celsius") == 40.0, "the backend's own sample")
 
 
@@ -75,7 +75,10 @@ def test_an_unhealthy_device_is_tainted_and_told_on_the_kubelets_health_stream_u
     wait_for(lambda: set(changing.api.taints()) == {"d0"}, "the device is tainted")
     (taint,) = changing.api.taints()["d0"]
     assert taint["effect"] == "NoSchedule"
-    assert quiet_agent.metric('pydra_devices{driver="board.example.com",health="Unhealthy"}') == 1
+    wait_for(
+        lambda: quiet_agent.metric('pydra_devices{driver="board.example.com",health="Unhealthy"}') == 1,
+        "the metric follows",
+    )
     changing.board.set_devices("d0", "d1")
     wait_for(lambda: next(health)["d0"][0] == "HEALTHY", "the stream tells that it is well again")
     wait_for(lambda: not changing.api.taints(), "the taint goes")
