@@ -181,8 +181,10 @@ class RecordStore:
         if uid in self._unreadable:
             self._refuse_newer(uid)
         content = build_record(record)
-        name = uid + (self._find_ending(uid) if in_place else _RECORD)
-        await self._perform(f"writing the record of claim {uid}", self._replace, name, content)
+        ending = self._find_ending(uid) if in_place else _RECORD
+        if ending == _UNDO:  # what the ending of the file says when it is read again
+            record = msgspec.structs.replace(record, stage=Stage.STARTED)
+        await self._perform(f"writing the record of claim {uid}", self._replace, uid + ending, content)
         self._records[uid] = record
         self._on_change(uid)
         if uid in self._unreadable and record.stage is Stage.COMPLETED:

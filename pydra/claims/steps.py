@@ -16,6 +16,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
@@ -80,7 +81,7 @@ class StepRunner:
         self._store = store
         self._backend = backend
         self._index = StepIndex()
-        self._locks: dict[int, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # those that a task has or wants
         self._clock = asyncio.get_running_loop().time
 
     def note(self, uid: str, record: Record | None) -> None:

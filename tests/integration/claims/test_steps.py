@@ -201,3 +201,17 @@ async def test_the_disk_fails_between_a_step_and_its_result(tmp_path: Path) -> N
         assert isinstance(outcome, CheckpointError)
         await agent.preparer.wait_idle()
         assert node.traces() == NOTHING
+
+
+async def test_a_claim_whose_undoing_failed_halfway_is_not_answered_from_its_record(tmp_path: Path) -> None:
+    node = two_claims(tmp_path)
+    async with node.running() as agent:
+        await agent.prepare("a")
+        mend = fail(agent, ClaimError("busy"), at="mode", operation="undo")
+        assert isinstance((await agent.unprepare("a"))[0], ClaimError)
+        mend()
+        agent.hardware.calls.clear()
+        assert isinstance((await agent.prepare("a"))[0], tuple)
+        assert ("prepare", "a") in agent.hardware.calls
+        assert await agent.unprepare("a") == [None]
+        assert node.traces() == NOTHING
