@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from pydra_amd.claim_config import CONFIG_TYPES
 from pydra_amd.device_names import DRIVER
 from pydra_amd.settings import Settings
+from pydra_amd.steps import STEP_TYPES
 
 if TYPE_CHECKING:
     from pydra_amd.backend import AmdBackend
 
 SETTINGS_TYPE = Settings
 
-__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
+__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "STEP_TYPES", "connect"]
 
 
 def _select(condition: str) -> dict[str, Any]:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from pydra import (
     AllocatedDevice,
     Claim,
+    ClaimError,
     HeldClaim,
     Inheritance,
     Inventory,
+    Plan,
     PreparedDevice,
     PydraError,
     Sample,
+    UndoLater,
     UnknownDevice,
+    held_claims,
 )
 from pydra_amd.amdsmi.link_state import Told
 from pydra_amd.amdsmi.session import AmdsmiSession
@@ -27,25 +32,29 @@ from pydra_amd.device_names import name_gpu
 from pydra_amd.hardware_types import Partition, Reading
 from pydra_amd.health.diagnosis import Assessment, diagnose
 from pydra_amd.health.monitor import HealthMonitor
-from pydra_amd.held_claims import HeldEntries, PlanUnknown, build_plan, parse_entry
+from pydra_amd.held_claims import read_holds
 from pydra_amd.host.amdgpu import is_asleep
 from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.host.sensors import read_bad_pages, read_errors, read_sensors
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.inventory.samples import build_samples
-from pydra_amd.offering import Offered, OfferedFunction, list_functions, list_offered
+from pydra_amd.offering import list_functions, list_offered
+from pydra_amd.old_plans import is_in_old_plan, list_undoable
 from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.sharing import MASK, build_mask
 from pydra_amd.slicing.compute_mode import GpuGone
 from pydra_amd.slicing.execution import StepExecutor
 from pydra_amd.slicing.passthrough import Passthrough, read_policy
-from pydra_amd.slicing.plan import find_memory_step, find_unread, plan_claim
-from pydra_amd.steps import Entry, Hold
+from pydra_amd.slicing.plan import find_memory_step, plan_claim
+from pydra_amd.steps import Hold, Step
 from pydra_amd.takeover import inherit_claims
 from pydra_amd.telemetry import Telemetry
 from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
+
+_MEMORY_POLL_SECONDS = 1.0
+"""Between two looks for a memory mode that no claim needs any more: nothing calls the backend when a claim is gone."""
 
 
 class AmdBackend:
@@ -59,10 +68,10 @@ class AmdBackend:
         self._health = HealthMonitor(tree)
         self._library = AmdsmiSession(importer, self._health.hear)
         self._changing = Counter[str]()
-        self._held = HeldEntries()
-        passthrough = Passthrough(tree, settings.vfio_idle_deadline)
-        self._executor = StepExecutor(tree, driver, passthrough, self._held, self._find_unread)
+        self._executor = StepExecutor(tree, driver, Passthrough(tree, settings.vfio_idle_deadline))
         self._kept: str | None = None
+        chooses_memory = settings.partitioning is Partitioning.MEMORY
+        self._poll_period = min(settings.poll_period, _MEMORY_POLL_SECONDS if chooses_memory else math.inf)
 
     async def discover(self) -> Inventory:
         """Whole GPUs and partitions, with their health."""
@@ -79,7 +88,7 @@ class AmdBackend:
         While modes change for a claim, GPUs come and go as expected and are not reported; the end of the change is.
         """
         while self._changing or (self._kept == self._find_kept_memory() and not await self._telemetry.has_changed()):
-            if await self._health.wait_event(self._settings.poll_period):
+            if await self._health.wait_event(self._poll_period):
                 return
 
     async def measure(self) -> Sequence[Sample]:
@@ -90,85 +99,69 @@ class AmdBackend:
         """Claims that AMD's own driver had prepared. Raises VendorRuns."""
         return await inherit_claims(directory, await self._telemetry.read(), self._tree)
 
-    async def restore(self, held: Sequence[HeldClaim], /) -> None:
-        """Remember what claims hold; modes that a crash left are set back when the agent unprepares those claims."""
-        self._held.restore(held)
-
-    async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
+    async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Plan:
         """What the claim will hold, and which modes change for it."""
-        self._held.refresh(held)
-        others = self._held.others(claim.uid)  # before the reading: what ends meanwhile knows the mode to set back
         reading = await self._telemetry.read(self._changing.keys())
-        entry = plan_claim(
-            claim,
-            list_offered(reading, self._settings.partitioning),
-            list_functions(reading),
-            host=reading.vfio,
-            entries=others,
-            unread=self._held.unread.values(),
-        )
-        return build_plan(entry)
+        offered = list_offered(reading, self._settings.partitioning)
+        return plan_claim(claim, offered, list_functions(reading), host=reading.vfio, held=held)
+
+    async def apply(self, step: Step, result: Any, claim: Claim, /) -> None:
+        """Set a mode, or take a function for a guest."""
+        async with self._change_modes(step):
+            await self._executor.apply(step, claim)
+
+    async def undo(self, step: Step, result: Any, claim: Claim, /) -> None:
+        """Set the mode back, or give the function back; what a claim of an earlier version needs stays for that."""
+        if not is_in_old_plan(step, held_claims()):
+            await self._undo(step)
 
     async def prepare(self, claim: Claim, /) -> list[PreparedDevice]:
-        """Set the modes that the plan says, and say what containers get of the partitions that there are then."""
-        entry = parse_entry(claim)
-        async with self._change_modes(entry):
-            await self._executor.carry_out(entry)
-            try:
-                return await asyncio.to_thread(self._describe, claim, entry)
-            except PydraError as error:
-                await self._executor.take_back(entry, error)
-                raise
-
-    async def unprepare(
-        self, claim: Claim, prepared: Sequence[PreparedDevice], held: Sequence[HeldClaim] = (), /
-    ) -> None:
-        """Set the modes back that no other claim needs; nothing to do is success."""
-        self._held.add(held)
-        try:
-            entry = parse_entry(claim)
-        except PlanUnknown as error:
-            _log.warning("nothing is undone: %s", error)
-            self._held.remove(claim.uid)
+        """Say what containers get of the partitions that there are."""
+        prepared = await asyncio.to_thread(self._describe, claim, read_holds(claim))
+        if self._kept != self._find_kept_memory():
             self._health.wake()
-            return
-        async with self._change_modes(entry):
-            await self._executor.undo(entry)
+        return prepared
+
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
+        """Undo what an earlier version planned, all although one step fails; of other plans, the agent undoes steps."""
+        problems: list[PydraError] = []
+        for step in list_undoable(claim, held_claims()):
+            try:
+                await self._undo(step)
+            except UndoLater as error:
+                _log.warning("%s is not undone: %s", step, error)
+            except PydraError as error:
+                problems.append(error)
+        if problems:
+            raise ClaimError("; ".join(map(str, problems))) from problems[0]
 
     async def close(self) -> None:
         """End what is open of AMD's library."""
         await asyncio.to_thread(self._library.close)
 
+    async def _undo(self, step: Step) -> None:
+        async with self._change_modes(step):
+            await self._executor.undo(step)
+
     @asynccontextmanager
-    async def _change_modes(self, entry: Entry) -> AsyncIterator[None]:
+    async def _change_modes(self, step: Step) -> AsyncIterator[None]:
         """While modes change AMD's library is closed, which would keep the GPUs busy, and nobody publishes the GPUs."""
-        gpus = [address for step in entry.steps for address in step.gpus]
-        self._changing.update(gpus)
+        self._changing.update(step.gpus)
         try:
-            async with self._library.paused() if gpus else nullcontext():
+            async with self._library.paused():
                 yield
         finally:
-            self._changing -= Counter(gpus)
-            if gpus or self._kept != self._find_kept_memory():
-                self._health.wake()
-
-    async def _find_unread(self) -> Collection[str]:
-        """The addresses of the GPUs that claims have whose plans cannot be read."""
-        if not self._held.unread:
-            return ()
-        reading = await self._telemetry.read(self._changing.keys())
-        offered: dict[str, Offered | OfferedFunction] = {**list_offered(reading, self._settings.partitioning)}
-        offered.update(list_functions(reading))
-        return {address for address, *_ in find_unread(self._held.unread.values(), offered)}
+            self._changing -= Counter(step.gpus)
+            self._health.wake()
 
     def _find_kept_memory(self) -> str | None:
         """The memory mode that the GPUs must have for the claims that there are.
 
         Empty: the one that they have. None: no claim needs any.
         """
-        if self._settings.partitioning is not Partitioning.MEMORY or not (self._held.entries or self._held.unread):
+        if self._settings.partitioning is not Partitioning.MEMORY or not (held := held_claims()):
             return None
-        step = find_memory_step(self._held.entries)
+        step = find_memory_step(held)
         return step.target if step else ""
 
     def _diagnose(self, reading: Reading) -> Mapping[str, Assessment]:
@@ -196,10 +189,10 @@ class AmdBackend:
             )
         ]
 
-    def _describe(self, claim: Claim, entry: Entry) -> list[PreparedDevice]:
+    def _describe(self, claim: Claim, holds: Sequence[Hold]) -> list[PreparedDevice]:
         """What containers get, from the hardware as it is now. Blocks."""
         reading = self._telemetry.read_here()
-        return [self._describe_device(*pair, reading) for pair in zip(claim.devices, entry.holds, strict=True)]
+        return [self._describe_device(*pair, reading) for pair in zip(claim.devices, holds, strict=True)]
 
     def _describe_device(self, device: AllocatedDevice, hold: Hold, reading: Reading) -> PreparedDevice:
         if hold.passthrough:

@@ -12,9 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from pydra import AllocatedDevice, Capacity, CapacityRange, ClaimError, RequestPolicy, TerminalError, parse_quantity
+from pydra import (
+    AllocatedDevice,
+    Capacity,
+    CapacityRange,
+    ClaimError,
+    HeldClaim,
+    RequestPolicy,
+    TerminalError,
+    parse_quantity,
+)
 from pydra_amd.hardware_types import Gpu, Partition
-from pydra_amd.steps import Entry, Units
+from pydra_amd.held_claims import PlanUnknown, name_claim, read_holds
+from pydra_amd.steps import Units
 
 MASK = "HSA_CU_MASK"
 
@@ -53,7 +63,7 @@ def build_shared_capacity(one: Partition, memory: int) -> dict[str, Capacity]:
     return capacity | ({"memory": _divide(f"{memory // MIB}Mi", "1Mi")} if memory >= 2 * MIB else {})
 
 
-def choose_units(device: AllocatedDevice, gpu: Gpu, one: Partition, entries: Iterable[Entry]) -> Units:
+def choose_units(device: AllocatedDevice, gpu: Gpu, one: Partition, held: Iterable[HeldClaim]) -> Units:
     """The compute units for a share of the partition, beside those that other claims have; empty for all of them.
 
     Raises:
@@ -67,7 +77,7 @@ def choose_units(device: AllocatedDevice, gpu: Gpu, one: Partition, entries: Ite
             f"{device.device} cannot be shared by {asked} compute units: a share has at least one of each of its "
             f"{one.xccs} XCCs; ask for computeUnits in steps of {one.xccs}"
         )
-    taken = {entry.name: _list_taken(entry, gpu.address, one) for entry in entries}
+    taken = {name_claim(other.claim): _list_taken(other, device, gpu.address, one) for other in held}
     free = sorted(set(range(blocks)) - {block for some in taken.values() for block in some})
     wanted = min(asked // one.xccs, blocks)
     if len(free) < wanted:
@@ -92,10 +102,15 @@ def _divide(whole: int | str, step: int | str) -> Capacity:
     return Capacity(whole, RequestPolicy(default=whole, valid_range=CapacityRange(min=step, max=whole, step=step)))
 
 
-def _list_taken(entry: Entry, address: str, one: Partition) -> set[int]:
-    """The blocks of units that a claim has of the partition."""
+def _list_taken(held: HeldClaim, device: AllocatedDevice, address: str, one: Partition) -> set[int]:
+    """The blocks of units that a claim has of the partition; all, if it has the device and its plan cannot be read."""
     found: set[int] = set()
-    for hold in entry.holds:
+    try:
+        holds = read_holds(held.claim)
+    except PlanUnknown:
+        is_its = any(other.device == device.device and not other.admin_access for other in held.claim.devices)
+        return set(range(one.compute_units // one.xccs)) if is_its else found
+    for hold in holds:
         if hold.units is not None and (hold.gpu, hold.index) == (address, one.index):
             for first, last in hold.units or ((0, one.compute_units - 1),):
                 found.update(range(first // one.xccs, last // one.xccs + 1))

@@ -1,4 +1,8 @@
-"""What is done to the hardware for a claim, and what the claim holds, as values: planned before anything is done."""
+"""What is done to the hardware for a claim, and what the claim holds, as values: planned before anything is done.
+
+A step's `key` is what it changes, and to what. Its `devices` are those that stay held while it cannot be undone. The
+state before is a field of it, which `plan` reads.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from pydra_amd.hardware_types import Mode
 
 
 class SetComputeMode(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="set-compute-mode"):
-    """Give the GPU at this address another compute mode. Undone by `before`, when no claim holds a part of it.
+    """Give the GPU at this address another compute mode. Undone by `before`.
 
     `before` is None in a memory mode that changes for claims, which ends with the modes that all GPUs had.
     """
@@ -20,26 +24,56 @@ class SetComputeMode(msgspec.Struct, frozen=True, kw_only=True, tag_field="step"
     gpu: str
     before: str | None
     target: str
+    devices: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> tuple[str, ...]:
         """The addresses of the GPUs that change."""
         return (self.gpu,)
 
+    @property
+    def key(self) -> str:
+        """Several claims can have partitions of one GPU in one mode."""
+        return f"{self.gpu}={self.target}"
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """The claim's devices of the GPU."""
+        return self.devices
+
+    def __str__(self) -> str:
+        """`set-compute-mode cpx of GPU 0000:05:00.0`, for messages."""
+        return f"set-compute-mode {self.target} of GPU {self.gpu}"
+
 
 class SetMemoryMode(msgspec.Struct, frozen=True, kw_only=True, tag_field="step", tag="set-memory-mode"):
-    """Give all GPUs of the node another memory mode, for which the driver is loaded anew.
+    """Give all GPUs of the node another memory mode, for which the driver is reloaded.
 
-    `before` has the mode of each, by address. Undone by it, compute modes too, when no claim holds any of them.
+    `before` has the mode of each, by address. Undone by it, compute modes too.
     """
 
     before: Mapping[str, Mode]
     target: str
+    devices: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> tuple[str, ...]:
         """The addresses of the GPUs that change."""
         return tuple(sorted(self.before))
+
+    @property
+    def key(self) -> str:
+        """All claims of the node have it, as long as one needs it."""
+        return self.target
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """All GPUs, since a claim of any of them needs the driver."""
+        return self.devices
+
+    def __str__(self) -> str:
+        """`set-memory-mode nps4`, for messages."""
+        return f"set-memory-mode {self.target}"
 
 
 class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
@@ -49,14 +83,31 @@ class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
     """
 
     compute: str = ""
+    devices: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> tuple[str, ...]:
         """The addresses of the GPUs that change."""
         return (self.address,)
 
+    @property
+    def key(self) -> str:
+        """Only one claim has it."""
+        return f"{self.address}={self.target}"
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """The function."""
+        return self.devices
+
+    def __str__(self) -> str:
+        """`bind-vfio 0000:05:00.0 to vfio-pci`, for messages."""
+        return f"bind-vfio {self.address} to {self.target}"
+
 
 Step: TypeAlias = SetComputeMode | SetMemoryMode | BindVfio
+
+STEP_TYPES = (SetComputeMode, SetMemoryMode, BindVfio)
 
 Units: TypeAlias = tuple[tuple[int, int], ...]
 """Compute units of a partition: the first and the last of each range."""
@@ -76,12 +127,3 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     admin: bool = False
     units: Units | None = None
     passthrough: bool = False
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that a claim holds, and that is done for it, in the order of doing."""
-
-    uid: str
-    name: str
-    holds: tuple[Hold, ...] = ()
-    steps: tuple[Step, ...] = ()

@@ -21,10 +21,10 @@ import msgspec
 from pydra import AllocatedDevice, Claim, ClaimError, Inheritance, InheritedClaim
 from pydra_amd.cdi.edits import build_edits
 from pydra_amd.hardware_types import Reading
-from pydra_amd.held_claims import build_plan
+from pydra_amd.held_claims import build_data
 from pydra_amd.offering import Offered, list_offered
 from pydra_amd.settings import Partitioning
-from pydra_amd.steps import Entry, Hold
+from pydra_amd.steps import Hold
 from pydra_pci import Tree
 
 FILE = "checkpoint.json"
@@ -95,9 +95,8 @@ def _convert_claim(
     found = [offered[one.device] for one in devices]
     allocated = tuple(AllocatedDevice(request=one.requests[-1], pool=one.pool, device=one.device) for one in devices)
     holds = tuple(Hold(device=one.name, gpu=one.gpu.address, mode=one.mode, index=one.index) for one in found)
-    plan = build_plan(Entry(uid=uid, name="", holds=holds))
     return InheritedClaim(
-        claim=Claim(uid=uid, namespace="", name="", devices=allocated, plan=plan),
+        claim=Claim(uid=uid, namespace="", name="", devices=allocated, plan=build_data(holds)),
         prepared=tuple(
             device.prepared(build_edits(device, one.partition, tree))
             for device, one in zip(allocated, found, strict=True)

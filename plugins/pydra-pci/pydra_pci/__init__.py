@@ -4,12 +4,12 @@ This is the public API; every other name below `pydra_pci` is private, except `p
 out.
 """
 
+from pydra import LeftBehind
 from pydra_pci.binding import (
     FunctionState,
     KernelRefused,
     KernelWaits,
     KernelWork,
-    LeftBehind,
     bind_function,
     give_back,
     read_function,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from pydra import ClaimError
+from pydra import ClaimError, LeftBehind
 from pydra_pci.filesystem import Tree
 from pydra_pci.functions import (
     count_virtual_functions,
@@ -26,12 +26,6 @@ from pydra_pci.functions import (
     read_iommu_group,
 )
 from pydra_pci.vfio_drivers import is_same
-
-
-class LeftBehind(ClaimError):
-    """A step failed, and cleaning up after it failed too: it is undone with the steps before it."""
-
-    reason = "LeftBehind"
 
 
 class KernelRefused(ClaimError):

@@ -13,11 +13,10 @@ from typing import TypeAlias
 
 import msgspec
 
-from pydra import ClaimError
+from pydra import ClaimError, LeftBehind
 from pydra_pci.binding import (
     FunctionState,
     KernelWork,
-    LeftBehind,
     bind_function,
     find_strangers,
     give_back,

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pydra import ClaimError
-from pydra_pci import DeviceBusy, KernelRefused, LeftBehind
+from pydra import ClaimError, LeftBehind
+from pydra_pci import DeviceBusy, KernelRefused
 
 WRITES = 3
 """Override, unbind, bind."""

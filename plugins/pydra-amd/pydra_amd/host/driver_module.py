@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pydra import ClaimError, time_left
+from pydra import LeftBehind, time_left
 from pydra_amd.models import AMDGPU
 from pydra_pci import Tree, run_modprobe
 
 MODULE = f"module/{AMDGPU}"
 
 _AFTER_SECONDS = 3.0
-"""Of the call's time, for what follows."""
+"""Of the call's time, to report what modprobe said instead of a timeout."""
 
 
-class DriverReloadFailed(ClaimError):
-    """The driver could not be unloaded or loaded."""
+class DriverReloadFailed(LeftBehind):
+    """The driver could not be unloaded or loaded, or still is."""
 
     reason = "DriverReloadFailed"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import logging
 
-from pydra import ClaimError
+from pydra import ClaimError, LeftBehind
 from pydra_amd.host.amdgpu import BOUND, COMPUTE, KFD_NODE, has_fallen, read_mode
 from pydra_amd.host.kfd import PROCESSES, read_processes
 from pydra_pci import Tree
@@ -35,6 +35,12 @@ class ModeRefused(ClaimError):
     reason = "ModeRefused"
 
 
+class ModeUncertain(LeftBehind):
+    """The driver did not change the mode as it was asked to, and it may not be as before either."""
+
+    reason = "ModeRefused"
+
+
 class GpuGone(ClaimError):
     """The driver does not have the GPU any more, or what it shows of it cannot be used."""
 
@@ -47,12 +53,13 @@ def set_compute_mode(tree: Tree, address: str, compute: str) -> None:
     Raises:
         GpuGone: there is nothing whose mode could change.
         GpuBusy: a process uses the GPU; the mode is as it was.
-        ModeRefused: with what the driver answered, and who can change that.
+        ModeRefused: the mode is as it was; with what the driver answered, and who can change that.
+        ModeUncertain: the mode may be another than before.
     """
     if not tree.exists(tree.sys(f"{BOUND}/{address}")) or has_fallen(tree, address):
         raise GpuGone(
             f"GPU {address} is gone: it is not bound to amdgpu, or does not answer on the PCI bus; "
-            "the kernel's log says why; delete the pod to have another GPU"
+            "the kernel's log says why"
         )
     found = read_mode(tree, address)
     if found is None:
@@ -64,7 +71,7 @@ def set_compute_mode(tree: Tree, address: str, compute: str) -> None:
         tree.write(path, compute.upper())
     except OSError as error:
         if not tree.exists(tree.sys(f"{BOUND}/{address}")) or has_fallen(tree, address):
-            raise GpuGone(
+            raise ModeUncertain(
                 f"GPU {address} went away while its mode was set to {compute} ({error.strerror}): it fell off the PCI "
                 "bus or lost the driver, and the kernel's log says why; delete the pod to have another GPU"
             ) from error
@@ -73,9 +80,11 @@ def set_compute_mode(tree: Tree, address: str, compute: str) -> None:
                 f"GPU {address} is in use, so its mode cannot change from {found.compute} to {compute}; "
                 f"{name_users(tree)}; end what uses it, monitoring agents too; it is tried again"
             ) from error
-        raise ModeRefused(f"writing {compute.upper()} to {path} failed: {explain(error)}") from error
+        failed = ModeRefused if read_mode(tree, address) == found else ModeUncertain
+        raise failed(f"writing {compute.upper()} to {path} failed: {explain(error)}") from error
     if (after := read_mode(tree, address)) is None or after.compute != compute:
-        raise ModeRefused(f"GPU {address} is in the mode {after} after {compute} was set; the kernel's log says why")
+        failed = ModeRefused if after == found else ModeUncertain
+        raise failed(f"GPU {address} is in the mode {after} after {compute} was set; the kernel's log says why")
     _log.info("the mode of GPU %s changed from %s to %s", address, found, after)
 
 

@@ -1,24 +1,19 @@
-"""Carries out a claim's steps and undoes them. A shell: what the steps are is decided in `slicing.plan`.
-
-A process that is killed anywhere leaves a plan that says at most too much, and undoing what was not done is fine. A
-step that cannot be undone stays the claim's, whose record the agent keeps until `unprepare` succeeds.
-"""
+"""Carries out one step, and undoes one. Which, and when, the agent decides."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 
-from pydra import ClaimError, PydraError, set_status, time_left
-from pydra_amd.held_claims import HeldEntries
+from pydra import Claim, LeftBehind, UndoLater, set_status, time_left
 from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.slicing.compute_mode import GpuBusy, GpuGone, set_compute_mode
 from pydra_amd.slicing.memory_mode import set_memory_modes
 from pydra_amd.slicing.passthrough import Passthrough
-from pydra_amd.steps import BindVfio, Entry, SetMemoryMode, Step
+from pydra_amd.steps import BindVfio, SetMemoryMode, Step
 from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
@@ -27,102 +22,62 @@ _PATIENCE_SECONDS = 20.0
 _LOOK_SECONDS = 0.5
 """Between two tries to change the mode of a GPU that is in use."""
 
-
-class UndoFailed(ClaimError):
-    """A mode that changed for the claim is not set back yet; it is tried again with the next call."""
-
-    reason = "UndoFailed"
+_AFTER_SECONDS = 5.0
+"""Of the call's time, so that a GPU that stays in use is reported, instead of a timeout."""
 
 
 class StepExecutor:
-    """One change at a time of each GPU. `find_unread` gives the addresses of those that claims without a plan have."""
+    """The changes of this node's GPUs. AMD's library must be closed meanwhile."""
 
-    def __init__(
-        self,
-        tree: Tree,
-        driver: DriverModule,
-        passthrough: Passthrough,
-        held: HeldEntries,
-        find_unread: Callable[[], Awaitable[Collection[str]]],
-    ) -> None:
+    def __init__(self, tree: Tree, driver: DriverModule, passthrough: Passthrough) -> None:
         self._tree = tree
         self._driver = driver
         self._passthrough = passthrough
-        self._held = held
-        self._find_unread = find_unread
-        self._locks: dict[str, asyncio.Lock] = {}
 
-    async def carry_out(self, entry: Entry) -> None:
-        """Do the steps. Raises what a step raised, with the others undone, or UndoFailed.
+    async def apply(self, step: Step, claim: Claim) -> None:
+        """Make the change; a claim with admin access only keeps a memory mode, and changes nothing.
 
-        A claim that only looks has a change of the memory mode to undo, if it ends last, and none to do.
+        Raises ClaimError: nothing is changed. LeftBehind: something may be.
         """
-        self._held.write(entry)
-        try:
-            async with self._turn(entry.steps):
-                for step in entry.steps if any(not hold.admin for hold in entry.holds) else ():
-                    await self._do(step, entry)
-        except Exception as error:
-            await self.take_back(entry, error)
-            raise
-
-    async def take_back(self, entry: Entry, error: Exception) -> None:
-        """Undo what was done for a claim that cannot be prepared for `error`. Raises UndoFailed, which tells both."""
-        try:
-            await self.undo(entry)
-        except PydraError as failed:
-            raise UndoFailed(f"{error}; and undoing what was done for the claim failed: {failed}") from error
-
-    async def undo(self, entry: Entry) -> None:
-        """Undo the steps whose GPUs no other claim holds, last first, all although one fails; then forget the claim.
-
-        Raises UndoFailed; the claim then holds its devices as before.
-        """
-        problems: list[PydraError] = []
-        async with self._turn(entry.steps):
-            unread = await self._find_unread() if entry.steps else ()
-            for step in reversed(entry.steps):
-                if not self._is_needed(step, entry, unread):
-                    try:
-                        await self._undo(step)
-                    except PydraError as error:
-                        problems.append(error)
-        if problems:
-            raise UndoFailed("; ".join(map(str, problems)))
-        self._held.remove(entry.uid)
-
-    def _is_needed(self, step: Step, entry: Entry, unread: Collection[str]) -> bool:
-        """Whether another claim needs what the step did: a reload unloads the driver for all GPUs."""
-        holds = [hold for other in self._held.others(entry.uid) for hold in other.holds]
-        if isinstance(step, SetMemoryMode):
-            return bool(holds or self._held.unread)
-        return not {*unread, *(hold.gpu for hold in holds if not hold.admin)}.isdisjoint(step.gpus)
-
-    async def _do(self, step: Step, entry: Entry) -> None:
+        if all(one.admin_access for one in claim.devices):
+            return
         if isinstance(step, BindVfio):
             set_status(f"binding {step.address} to {step.target}")
-            await self._passthrough.apply(step, {one.address for one in entry.steps if isinstance(one, BindVfio)})
+            ours = {one.step.address for one in claim.steps if isinstance(one.step, BindVfio)}
+            await self._passthrough.apply(step, ours)
         elif isinstance(step, SetMemoryMode):
-            await self._set_memory(dict.fromkeys(step.before, step.target))
+            try:
+                await self._set_memory(dict.fromkeys(step.before, step.target))
+            except GpuGone as error:  # after the reload
+                raise LeftBehind(str(error)) from error
         else:
-            await self._set_compute(step.gpu, step.target)
+            try:
+                await self._set_compute(step.gpu, step.target)
+            except GpuGone as error:
+                raise GpuGone(f"{error}; delete the pod to have another GPU") from error
 
-    async def _undo(self, step: Step) -> None:
+    async def undo(self, step: Step) -> None:
+        """Undo the change. Raises UndoLater while amdgpu does not have the GPU."""
         if isinstance(step, BindVfio):
             set_status(f"giving {step.address} back to {step.before or 'no driver'}")
             await self._passthrough.undo(step)
             if step.compute:
-                with _let_go():
-                    await self._set_compute(step.address, step.compute)
+                await self._reset_compute(step.address, step.compute)
         elif isinstance(step, SetMemoryMode):
+            # Of GPUs that are gone nothing is kept: no claim could have another memory mode until they are back.
             with _let_go():
                 await self._set_memory({address: mode.memory for address, mode in step.before.items()})
             for address, mode in step.before.items():
                 with _let_go():
                     await self._set_compute(address, mode.compute)
         elif step.before is not None:
-            with _let_go():
-                await self._set_compute(step.gpu, step.before)
+            await self._reset_compute(step.gpu, step.before)
+
+    async def _reset_compute(self, address: str, compute: str) -> None:
+        try:
+            await self._set_compute(address, compute)
+        except GpuGone as error:
+            raise UndoLater(f"the mode {compute} is set again when amdgpu has the GPU: {error}") from error
 
     async def _set_compute(self, address: str, compute: str) -> None:
         set_status(f"setting the mode of GPU {address} to {compute}")
@@ -131,17 +86,10 @@ class StepExecutor:
     async def _set_memory(self, targets: dict[str, str]) -> None:
         await _wait_unused(lambda: set_memory_modes(self._tree, self._driver, targets))
 
-    @asynccontextmanager
-    async def _turn(self, steps: Iterable[Step]) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            for address in sorted({address for step in steps for address in step.gpus}):
-                await stack.enter_async_context(self._locks.setdefault(address, asyncio.Lock()))
-            yield
-
 
 @contextmanager
 def _let_go() -> Iterator[None]:
-    """A GPU that is gone comes back as the driver makes it, and the claim's pod must be able to end."""
+    """A GPU that is gone comes back as the driver makes it."""
     try:
         yield
     except GpuGone as error:
@@ -149,14 +97,14 @@ def _let_go() -> Iterator[None]:
 
 
 async def _wait_unused(change: Callable[[], Awaitable[None]]) -> None:
-    """Wait for a GPU that is in use, but no more than half of the call's time: the rest is for undoing and others.
+    """Wait for a GPU that is in use.
 
     KFD frees a GPU some time after its last process has ended. A longer wait would end after the kubelet's call, whose
     error is what the pod's events tell.
     """
-    half = time_left() / 2
+    left = time_left()
     clock = asyncio.get_running_loop().time
-    end = clock() + (min(half, _PATIENCE_SECONDS) if math.isfinite(half) else 0)
+    end = clock() + (min(left - _AFTER_SECONDS, _PATIENCE_SECONDS) if math.isfinite(left) else 0)
     while True:
         try:
             return await change()

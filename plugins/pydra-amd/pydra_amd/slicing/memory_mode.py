@@ -18,7 +18,7 @@ from pydra import set_status
 from pydra_amd.host.amdgpu import BOUND, MEMORY, read_memory_modes, read_mode
 from pydra_amd.host.driver_module import DriverModule, DriverReloadFailed, is_in_use, is_loaded
 from pydra_amd.host.kfd import read_processes
-from pydra_amd.slicing.compute_mode import GpuBusy, GpuGone, ModeRefused, explain, name_users
+from pydra_amd.slicing.compute_mode import GpuBusy, GpuGone, ModeRefused, ModeUncertain, explain, name_users
 from pydra_pci import Tree
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,8 @@ async def set_memory_modes(tree: Tree, driver: DriverModule, targets: Mapping[st
 
     Raises:
         GpuBusy: something uses a GPU of the node; nothing has changed.
-        ModeRefused: the driver does not take the request, or the GPUs have another mode after the reload.
+        ModeRefused: the driver does not take the request.
+        ModeUncertain: the GPUs have another mode after the reload.
         GpuGone: a GPU did not come back with the driver.
         DriverReloadFailed: with what modprobe said.
     """
@@ -65,7 +66,7 @@ async def set_memory_modes(tree: Tree, driver: DriverModule, targets: Mapping[st
         if mode is None:
             raise GpuGone(f"GPU {one.address} is gone: amdgpu does not have it after it was loaded anew")
         if mode.memory != one.target:
-            raise ModeRefused(
+            raise ModeUncertain(
                 f"GPU {one.address} is in the mode {mode} after amdgpu was loaded anew for the memory mode "
                 f"{one.target}; the kernel's log says why"
             )

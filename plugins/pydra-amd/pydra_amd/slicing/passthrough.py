@@ -15,7 +15,7 @@ from pydra_amd.host.kfd import read_users
 from pydra_amd.models import AMDGPU
 from pydra_amd.offering import Offered, OfferedFunction
 from pydra_amd.slicing.compute_mode import GpuGone
-from pydra_amd.steps import BindVfio, Entry
+from pydra_amd.steps import BindVfio
 from pydra_pci import (
     FunctionState,
     KernelWork,
@@ -35,31 +35,32 @@ from pydra_pci import (
 DEADLINE = "PYDRA_AMD_VFIO_IDLE_DEADLINE"
 
 _AFTER_SECONDS = 5.0
-"""Of the call's time, for what follows, and for undoing."""
+"""Of the call's time, to report who uses the GPU instead of a timeout."""
 
 
 def plan_passthrough(
-    wanted: Iterable[tuple[AllocatedDevice, Offered | OfferedFunction]], host: VfioHost, entries: Iterable[Entry]
+    wanted: Iterable[tuple[AllocatedDevice, Offered | OfferedFunction]], host: VfioHost
 ) -> tuple[BindVfio, ...]:
-    """The steps for the functions of a claim; one that is on its way keeps its step. Pure.
+    """The steps for the functions of a claim. Pure.
 
     Raises ClaimError: what stands in the way of each function, and who can remove it.
     """
-    begun = {step.address: step for entry in entries for step in entry.steps if isinstance(step, BindVfio)}
     functions = [(device, found) for device, found in wanted if isinstance(found, OfferedFunction)]
     if problems := [text for device, one in functions for text in _find_problems(device, one.function, host)]:
         raise ClaimError("; ".join(problems))
-    mine = (one for device, one in functions if not device.admin_access)
-    return tuple(_plan_step(one, begun.get(one.function.address)) for one in mine)
+    return tuple(_plan_step(one) for device, one in functions if not device.admin_access)
 
 
-def _plan_step(offered: OfferedFunction, begun: BindVfio | None) -> BindVfio:
-    step = plan_binding(offered.function, begun)
-    if isinstance(step, BindVfio):
-        return step
+def _plan_step(offered: OfferedFunction) -> BindVfio:
+    step = plan_binding(offered.function)
     mode = offered.gpu.mode if offered.gpu else None
-    compute = mode.compute if mode and step.before != step.target else ""
-    return BindVfio(address=step.address, before=step.before, target=step.target, compute=compute)
+    return BindVfio(
+        address=step.address,
+        before=step.before,
+        target=step.target,
+        compute=mode.compute if mode and step.before != step.target else "",
+        devices=(offered.name,),
+    )
 
 
 def _find_problems(device: AllocatedDevice, function: PciFunction, host: VfioHost) -> Iterator[str]:

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pydra import AllocatedDevice, Claim, ClaimError, DeviceInUse, InvalidConfig, TerminalError, UnknownDevice
+from msgspec.structs import replace
+
+from pydra import (
+    AllocatedDevice,
+    Claim,
+    ClaimError,
+    DeviceInUse,
+    HeldClaim,
+    InvalidConfig,
+    Plan,
+    TerminalError,
+    UnknownDevice,
+)
 from pydra_amd.claim_config import GpuConfig, VfioDeviceConfig
-from pydra_amd.held_claims import PlanUnknown
+from pydra_amd.device_names import name_gpu
+from pydra_amd.held_claims import PlanUnknown, build_data, find_begun, list_steps, name_claim, read_holds
 from pydra_amd.offering import Offered, OfferedFunction
 from pydra_amd.sharing import ShareRefused, choose_units
 from pydra_amd.slicing.passthrough import plan_passthrough
-from pydra_amd.steps import Entry, Hold, SetComputeMode, SetMemoryMode
+from pydra_amd.steps import Hold, SetComputeMode, SetMemoryMode, Step
 from pydra_pci import VfioHost
 
 
@@ -26,37 +39,33 @@ def plan_claim(
     functions: Mapping[str, OfferedFunction] = {},
     *,
     host: VfioHost = VfioHost(),  # noqa: B008 - frozen
-    entries: Sequence[Entry],
-    unread: Iterable[Claim] = (),
-) -> Entry:
-    """The claim's entry. `entries` is what the other claims hold, `unread` are those of which that is not known.
+    held: Sequence[HeldClaim],
+) -> Plan:
+    """The claim's steps, and what it holds. `held` are the other claims of the node.
 
     `functions` are the devices for guests, by name, and `host` what the node can do for them.
 
     Raises:
         UnknownDevice: this node does not have one of the devices.
-        DeviceInUse: another claim holds it, whatever the scheduler believed.
+        DeviceInUse: another claim has the same hardware under another name.
         ModeConflict: another claim holds a part of the GPU in another mode, or any GPU where a memory mode is to
             change; or this one asks for two modes of one GPU, or two memory modes.
-        PlanUnknown: a claim whose plan cannot be read may hold a part of the GPU.
         ComputeUnitsTaken, ShareRefused: of a device that claims share.
     """
     wanted = [(one, _find_offered(one, {**offered, **functions})) for one in claim.devices]
     _refuse_misplaced(wanted)
-    holds = tuple(_plan_hold(one, found, entries) for one, found in wanted)
-    unread = tuple(unread)
-    _refuse_conflicts(holds, entries)
+    holds = tuple(_plan_hold(one, found, held) for one, found in wanted)
+    _refuse_own_conflicts(holds)
+    _refuse_conflicts(holds, held)
     _refuse_mixed_shares(holds)
-    _refuse_unread(holds, unread, {**offered, **functions})
     mine = [found for one, found in wanted if not one.admin_access and isinstance(found, Offered)]
-    memory = _plan_memory(mine, offered, entries, unread)
-    begun = [step for entry in entries for step in entry.steps if isinstance(step, SetComputeMode)]
-    steps = _plan_compute(mine, begun, changes_memory=bool(memory))
-    bound = plan_passthrough(wanted, host, entries)
-    return Entry(uid=claim.uid, name=f"{claim.namespace}/{claim.name}", holds=holds, steps=(*memory, *steps, *bound))
+    memory = _plan_memory(mine, offered, held)
+    steps = _plan_compute(mine, find_begun(held), changes_memory=bool(memory))
+    bound = plan_passthrough(wanted, host)
+    return Plan(steps=(*memory, *steps, *bound), data=build_data(holds))
 
 
-def _plan_hold(device: AllocatedDevice, found: Offered | OfferedFunction, entries: Sequence[Entry]) -> Hold:
+def _plan_hold(device: AllocatedDevice, found: Offered | OfferedFunction, held: Sequence[HeldClaim]) -> Hold:
     """A device with a share id is shared; one that cannot be any more is held as a whole."""
     if isinstance(found, OfferedFunction):
         admin = device.admin_access
@@ -69,7 +78,7 @@ def _plan_hold(device: AllocatedDevice, found: Offered | OfferedFunction, entrie
         mode=found.mode,
         index=found.index,
         admin=device.admin_access,
-        units=choose_units(device, found.gpu, one, entries) if is_share and one is not None else None,
+        units=choose_units(device, found.gpu, one, held) if is_share and one is not None else None,
     )
 
 
@@ -84,7 +93,7 @@ def _find_offered(
     return found
 
 
-def _refuse_conflicts(holds: Sequence[Hold], entries: Sequence[Entry]) -> None:
+def _refuse_own_conflicts(holds: Sequence[Hold]) -> None:
     mine = [hold for hold in holds if not hold.admin]
     for position, hold in enumerate(mine):
         for other in mine[:position]:
@@ -98,19 +107,39 @@ def _refuse_conflicts(holds: Sequence[Hold], entries: Sequence[Entry]) -> None:
                     f"devices {other.device} and {hold.device} of this claim are of one GPU ({hold.gpu}) and need "
                     f"different modes of it ({other.mode}, {hold.mode}); ask for partitions of one mode"
                 )
-        for entry in entries:
-            for held in entry.holds:
-                if held.admin or held.gpu != hold.gpu:
+
+
+def _refuse_conflicts(holds: Sequence[Hold], held: Iterable[HeldClaim]) -> None:
+    """Refuse what another claim has under another name: names and counters differ by the settings of the backend.
+
+    Devices and counters are compared by the agent.
+    """
+    mine = [hold for hold in holds if not hold.admin]
+    for other in held:
+        name = name_claim(other.claim)
+        for theirs in _read_known_holds(other):
+            for hold in mine:
+                if hold.gpu != theirs.gpu:
                     continue
-                if held.passthrough or hold.passthrough:
-                    raise DeviceInUse(hold.device, entry.name)
-                if held.mode != hold.mode:
+                if theirs.passthrough or hold.passthrough:
+                    raise DeviceInUse(hold.device, name)
+                if theirs.mode != hold.mode:
                     raise ModeConflict(
-                        f"{hold.device} needs the mode {hold.mode} of GPU {hold.gpu}, and claim {entry.name} has "
-                        f"{held.device}, which needs {held.mode}; the mode can change when that claim has ended"
+                        f"{hold.device} needs the mode {hold.mode} of GPU {hold.gpu}, and claim {name} has "
+                        f"{theirs.device}, which needs {theirs.mode}; the mode can change when that claim has ended"
                     )
-                if held.index == hold.index and None in (held.units, hold.units):
-                    raise DeviceInUse(hold.device, entry.name)
+                if theirs.index == hold.index and None in (theirs.units, hold.units):
+                    raise DeviceInUse(hold.device, name)
+
+
+def _read_known_holds(one: HeldClaim) -> Sequence[Hold]:
+    """Nothing of a claim that has ended, or whose plan cannot be read: the agent holds its devices."""
+    if one.left_over:
+        return ()
+    try:
+        return [hold for hold in read_holds(one.claim) if not hold.admin]
+    except PlanUnknown:
+        return ()
 
 
 def _refuse_mixed_shares(holds: Sequence[Hold]) -> None:
@@ -136,46 +165,23 @@ def _refuse_misplaced(wanted: Iterable[tuple[AllocatedDevice, Offered | OfferedF
             )
 
 
-def _refuse_unread(
-    holds: Sequence[Hold], unread: Iterable[Claim], offered: Mapping[str, Offered | OfferedFunction]
-) -> None:
-    mine = {hold.gpu: hold for hold in holds if not hold.admin}
-    for address, claim, device in find_unread(unread, offered):
-        if address in mine:
-            raise PlanUnknown(
-                f"{mine[address].device} cannot be prepared: the claim with uid {claim.uid} has {device} of the same "
-                "GPU, and its plan cannot be read; delete the pods that use that claim"
-            )
-
-
-def find_unread(
-    unread: Iterable[Claim], offered: Mapping[str, Offered | OfferedFunction]
-) -> Iterator[tuple[str, Claim, str]]:
-    """The addresses of the GPUs that claims have whose plans are not known, as far as their devices' names tell."""
-    for claim in unread:
-        for one in claim.devices:
-            found = offered.get(one.device)
-            if found is not None and not one.admin_access:
-                address = found.function.address if isinstance(found, OfferedFunction) else found.gpu.address
-                yield address, claim, one.device
-
-
 def _plan_memory(
-    wanted: Sequence[Offered], offered: Mapping[str, Offered], entries: Sequence[Entry], unread: Sequence[Claim]
+    wanted: Sequence[Offered], offered: Mapping[str, Offered], held: Sequence[HeldClaim]
 ) -> tuple[SetMemoryMode, ...]:
     """The change of the node's memory mode that these devices need, if any; one that was begun is this claim's too.
 
     A claim with admin access has it as well: it may be the last that ends.
     """
     asked = {one.mode.memory: one for one in wanted if one.mode is not None}
-    begun = find_memory_step(entries)
+    begun = find_memory_step(held)
     if begun is not None:
         for memory, one in asked.items():
             if memory != begun.target:
-                holder = next(entry.name for entry in entries if begun in entry.steps)
+                holder = next(other.claim for other in held if begun in list_steps(other.claim))
                 raise ModeConflict(
                     f"{one.name} needs the memory mode {memory}, and all GPUs of this node are in {begun.target} as "
-                    f"long as claims need it, such as {holder}; ask for a device of {begun.target}, or for another node"
+                    f"long as claims need it, such as {name_claim(holder)}; ask for a device of {begun.target}, or "
+                    "for another node"
                 )
         return (begun,)
     changing = [one for one in asked.values() if one.gpu.mode and one.mode and one.mode.memory != one.gpu.mode.memory]
@@ -185,46 +191,46 @@ def _plan_memory(
         names = ", ".join(f"{one.name} ({memory})" for memory, one in sorted(asked.items()))
         raise ModeConflict(f"all GPUs of a node have one memory mode, and this claim asks for several: {names}")
     ((target, one),) = asked.items()
-    _refuse_reload(one, target, entries, unread)
-    modes = {every.gpu.address: every.gpu.mode for every in offered.values() if every.gpu.mode is not None}
-    return (SetMemoryMode(before=dict(sorted(modes.items())), target=target),)
+    _refuse_reload(one, target, held)
+    gpus = {every.gpu.address: every.gpu for every in offered.values()}
+    modes = {address: gpu.mode for address, gpu in sorted(gpus.items()) if gpu.mode is not None}
+    names_held = tuple(sorted(name_gpu(gpus[address]) for address in modes))
+    return (SetMemoryMode(before=modes, target=target, devices=names_held),)
 
 
-def _refuse_reload(one: Offered, target: str, entries: Sequence[Entry], unread: Sequence[Claim]) -> None:
+def _refuse_reload(one: Offered, target: str, held: Iterable[HeldClaim]) -> None:
     """Nothing may have any GPU of the node, since all of them lose the driver for a moment."""
-    if unread:
-        raise PlanUnknown(
-            f"{one.name} needs the memory mode {target} of all GPUs, and the plan of the claim with uid "
-            f"{unread[0].uid} cannot be read; delete the pods that use that claim"
-        )
-    if others := sorted({entry.name for entry in entries if entry.holds}):
+    if others := sorted({name_claim(other.claim) for other in held if not other.left_over}):
         raise ModeConflict(
-            f"{one.name} needs the memory mode {target}, for which amdgpu is loaded anew for all GPUs of this node, "
+            f"{one.name} needs the memory mode {target}, for which amdgpu is reloaded for all GPUs of this node, "
             f"and claims have some of them: {', '.join(others)}; it can change when they have ended, or ask for a "
             "device of the present memory mode, or for another node"
         )
 
 
-def find_memory_step(entries: Iterable[Entry]) -> SetMemoryMode | None:
+def find_memory_step(held: Iterable[HeldClaim]) -> SetMemoryMode | None:
     """The change of the memory mode that claims need now; they all have the same."""
-    return next((step for entry in entries for step in entry.steps if isinstance(step, SetMemoryMode)), None)
+    return next((step for step in find_begun(held).values() if isinstance(step, SetMemoryMode)), None)
 
 
 def _plan_compute(
-    wanted: Sequence[Offered], begun: Sequence[SetComputeMode], *, changes_memory: bool
+    wanted: Sequence[Offered], begun: Mapping[str, Step], *, changes_memory: bool
 ) -> Iterator[SetComputeMode]:
-    """A step for each GPU whose mode is not what it must be; one that another claim began is this claim's too.
+    """A step for each GPU whose mode is not what it must be, or is so by the step of another claim.
 
-    So the mode before is remembered as long as any claim needs the other, whichever of them ends last. Which mode a
+    That claim may end before this one is recorded, so its state before is copied here already. Which mode a
     GPU has after a change of the memory mode is the driver's choice, so that there is always a step then.
     """
-    known = {step.gpu: step for step in begun}
     for address, one in sorted({one.gpu.address: one for one in wanted}.items()):
         if one.mode is None or one.gpu.mode is None:
             continue
-        if (step := known.get(address)) is not None and step.target == one.mode.compute:
+        step = SetComputeMode(
+            gpu=address,
+            before=None if changes_memory else one.gpu.mode.compute,
+            target=one.mode.compute,
+            devices=tuple(other.name for other in wanted if other.gpu.address == address),
+        )
+        if isinstance(known := begun.get(step.key), SetComputeMode):
+            yield replace(step, before=known.before)
+        elif changes_memory or one.mode != one.gpu.mode:
             yield step
-        elif changes_memory:
-            yield SetComputeMode(gpu=address, before=None, target=one.mode.compute)
-        elif one.mode != one.gpu.mode:
-            yield SetComputeMode(gpu=address, before=one.gpu.mode.compute, target=one.mode.compute)

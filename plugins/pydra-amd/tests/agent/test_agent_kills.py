@@ -101,7 +101,7 @@ RELOADS = [
     ("after NPS4", "after NPS1"),
     ("unloaded", "unloaded"),
     ("loaded", "loaded"),
-    ("before CPX", "before forgetting"),
+    ("before CPX", "undone set-memory-mode nps4"),
 ]
 """Moments in the prepare and in the unprepare of a claim that changes the memory mode."""
 

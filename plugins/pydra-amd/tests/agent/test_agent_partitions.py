@@ -63,3 +63,14 @@ async def test_a_mode_stays_for_a_claim_that_a_newer_agent_prepared_before_it_di
         assert node.modes()[0] == "CPX"
         await node.end("second")
         await node.wait_clean()
+
+
+async def test_a_pod_of_a_lost_gpu_ends_and_the_mode_is_set_back_when_the_gpu_is_there_again(tmp_path: Path) -> None:
+    async with run_scene(tmp_path) as node, node.agent(environ={"PYDRA_AMD_SCENARIO": "mi300x-2"}):
+        await node.run("pod", "cpx")
+        node.lose("0000:05:00.0")
+        await node.end("pod")
+        assert node.modes() == ["CPX", "SPX"]
+        assert any(".left" in str(one) for one in node.leftovers())
+        node.find("0000:05:00.0")
+        await node.wait_clean()

@@ -13,7 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 import pydra_amd
-from amd_values import GIB, allocated_device, claim_of, held_claim
+from amd_claims import Claims, held_by
+from amd_values import GIB, allocated_device, claim_of
 from pydra import (
     AllocatedDevice,
     Claim,
@@ -22,9 +23,11 @@ from pydra import (
     HeldClaim,
     PreparedDevice,
     PydraError,
+    StepStage,
     TaintEffect,
     UnknownDevice,
 )
+from pydra.claims.steps import set_stage
 from pydra.testing import check_backend
 from pydra_amd import Settings
 from pydra_amd.settings import Partitioning
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 FIRST = "gpu-1-128"
 CPX = f"{FIRST}-cpx-nps1"
+ADDRESS = "0000:05:00.0"
 GPUS = Path("tree/sys/bus/pci/drivers/amdgpu")
 
 
@@ -45,18 +49,12 @@ async def machine(root: Path, **settings: object) -> AsyncIterator[AmdBackend]:
 
 
 @asynccontextmanager
-async def choosing(root: Path) -> AsyncIterator[AmdBackend]:
-    async with machine(root, partitioning=Partitioning.COMPUTE) as backend:
-        yield backend
-
-
-async def prepare(
-    backend: AmdBackend, *devices: str | AllocatedDevice, uid: str = "uid-1", held: tuple[HeldClaim, ...] = ()
-) -> tuple[HeldClaim, list[PreparedDevice]]:
-    """Plan and prepare a claim, as the agent does."""
-    claim = claim_of(*devices, uid=uid)
-    claim = replace(claim, plan=await backend.plan(claim, held))
-    return held_claim(claim), await backend.prepare(claim)
+async def node_of(root: Path, held: dict[str, HeldClaim] | None = None, **settings: object) -> AsyncIterator[Claims]:
+    """A machine whose claims choose modes, unless settings say otherwise."""
+    async with machine(root, **{"partitioning": Partitioning.COMPUTE, **settings}) as backend:
+        claims = Claims(backend, held)
+        with held_by(claims):
+            yield claims
 
 
 def mode_of(root: Path, address: str = "0000:05:00.0") -> str:
@@ -109,58 +107,68 @@ def test_what_is_changed_for_a_claim_is_undone_wherever_it_is_interrupted(
 async def test_a_whole_gpu_comes_with_its_nodes_and_the_environment_of_amds_driver(tmp_path: Path) -> None:
     async with machine(tmp_path) as backend:
         assert len((await backend.discover()).devices) == 2
-        _, (prepared,) = await prepare(backend, "gpu-9-136")
+        (prepared,) = await Claims(backend).prepare("gpu-9-136")
     assert nodes_of(prepared) == ["/dev/kfd", "/dev/dri/card9", "/dev/dri/renderD136"]
     assert prepared.edits.env == {"DRA_RESOURCE_DRIVER_NAME": "gpu.amd.com", "KUBERNETES_NODE_NAME": "node"}
 
 
 async def test_the_mode_is_set_for_the_first_claim_of_a_gpu_and_set_back_after_the_last(tmp_path: Path) -> None:
-    async with choosing(tmp_path) as backend:
-        one, (first,) = await prepare(backend, f"{CPX}-0")
-        two, (second,) = await prepare(backend, f"{CPX}-7", uid="uid-2", held=(one,))
-        whole, (beside,) = await prepare(backend, "gpu-9-136", uid="uid-3", held=(one, two))
+    async with node_of(tmp_path) as node:
+        await node.prepare(f"{CPX}-0")
+        (second,) = await node.prepare(f"{CPX}-7", uid="uid-2")
+        (beside,) = await node.prepare("gpu-9-136", uid="uid-3")
+        assert (mode_of(tmp_path), mode_of(tmp_path, "0000:27:00.0")) == ("CPX", "SPX")
+        await node.end()
         assert mode_of(tmp_path) == "CPX"
-        assert mode_of(tmp_path, "0000:27:00.0") == "SPX"
-        await backend.unprepare(one.claim, [first])
-        assert mode_of(tmp_path) == "CPX"
-        await backend.unprepare(two.claim, [second])
+        await node.end("uid-2")
         assert mode_of(tmp_path) == "SPX"
-        await backend.unprepare(whole.claim, [beside])
+        await node.end("uid-3")
     assert nodes_of(second) == ["/dev/kfd", "/dev/dri/card8", "/dev/dri/renderD135"]
     assert second.attributes == {"cardIndex": 8, "renderIndex": 135}
     assert nodes_of(beside)[1:] == ["/dev/dri/card9", "/dev/dri/renderD136"]
 
 
-async def test_a_mode_stays_for_a_claim_that_another_agent_has_prepared_since(tmp_path: Path) -> None:
-    async with choosing(tmp_path) as old, choosing(tmp_path) as new:
-        one, prepared = await prepare(old, f"{CPX}-0")
-        await new.restore([one])
-        two, others = await prepare(new, f"{CPX}-1", uid="uid-2", held=(one,))
-        await old.unprepare(one.claim, prepared, [two])
-        assert mode_of(tmp_path) == "CPX"
-        await new.unprepare(one.claim, prepared, [two])
-        await new.unprepare(two.claim, others, [])
-        assert mode_of(tmp_path) == "SPX"
-
-
-async def test_a_claim_whose_plan_cannot_be_read_keeps_the_mode_of_its_gpu(tmp_path: Path) -> None:
-    async with choosing(tmp_path) as backend:
-        held, _ = await prepare(backend, f"{CPX}-0", "gpu-9-136-cpx-nps1-0")
-    async with choosing(tmp_path) as backend:
-        await backend.restore([held, held_claim(claim_of(f"{CPX}-1", uid="lost"))])
-        await backend.unprepare(held.claim, [])
-        assert (mode_of(tmp_path), mode_of(tmp_path, "0000:27:00.0")) == ("CPX", "SPX")
-
-
 async def test_a_mode_that_a_killed_process_set_is_set_back_when_the_claim_ends(tmp_path: Path) -> None:
-    async with choosing(tmp_path) as backend:
-        held, _ = await prepare(backend, f"{CPX}-0")
-    async with choosing(tmp_path) as backend:
-        await backend.restore([replace(held, completed=False)])
+    async with node_of(tmp_path) as node:
+        await node.prepare(f"{CPX}-0")
+        node.hold(set_stage(node.held["uid-1"].claim, 0, StepStage.BEGUN), completed=False)
+    async with node_of(tmp_path, node.held) as node:
         assert mode_of(tmp_path) == "CPX"
-        await backend.unprepare(held.claim, [])
+        await node.end()
         assert mode_of(tmp_path) == "SPX"
-        await backend.unprepare(held.claim, [])
+
+
+def old_claim(uid: str, index: int) -> Claim:
+    """A claim that a version prepared which kept its steps in the plan."""
+    hold = {"device": f"{CPX}-{index}", "gpu": ADDRESS, "mode": ["cpx", "nps1"], "index": index}
+    step = {"step": "set-compute-mode", "gpu": ADDRESS, "before": "spx", "target": "cpx"}
+    return claim_of(f"{CPX}-{index}", uid=uid, plan={"holds": [hold], "steps": [step]})
+
+
+async def test_a_mode_of_an_earlier_versions_claim_is_set_back_with_the_last_claim_that_has_it(tmp_path: Path) -> None:
+    for first, last in (("old", "new"), ("new", "old")):
+        async with node_of(tmp_path) as node:
+            (tmp_path / GPUS / ADDRESS / "current_compute_partition").write_text("CPX\n")
+        async with node_of(tmp_path) as node:
+            node.hold(old_claim("old", 0))
+            await node.prepare(f"{CPX}-1", uid="new")
+            await node.end(first)
+            assert mode_of(tmp_path) == "CPX"
+            await node.end(last)
+            assert mode_of(tmp_path) == "SPX"
+
+
+async def test_modes_of_an_earlier_versions_claims_stay_while_a_record_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "machine").mkdir()
+    async with node_of(tmp_path) as node:
+        await node.prepare(f"{CPX}-0", uid="other")
+        node.held.clear()
+        for uid, index in (("first", 0), ("second", 1)):
+            node.hold(old_claim(uid, index))
+        await node.end("first")
+        node.hold(claim_of(f"{CPX}-2", uid="lost"))
+        await node.end("second")
+        assert mode_of(tmp_path) == "CPX"
 
 
 async def test_claims_that_share_a_gpu_have_masks_of_their_own_that_a_restart_keeps(tmp_path: Path) -> None:
@@ -168,37 +176,36 @@ async def test_claims_that_share_a_gpu_have_masks_of_their_own_that_a_restart_ke
         consumed = {"computeUnits": str(units), "memory": "48Gi"}
         return allocated_device(FIRST, share_id=f"share-{units}", consumed_capacity=consumed)
 
-    async with machine(tmp_path, sharing=True) as backend:
-        one, (first,) = await prepare(backend, share(152))
-        two, (second,) = await prepare(backend, share(72), uid="uid-2", held=(one,))
-        await backend.unprepare(one.claim, [first])
-    async with machine(tmp_path, sharing=True) as backend:
-        await backend.restore([two])
-        _, (third,) = await prepare(backend, share(160), uid="uid-3", held=(two,))
+    options = {"sharing": True, "partitioning": Partitioning.EXISTING}
+    async with node_of(tmp_path, **options) as node:
+        (first,) = await node.prepare(share(152))
+        (second,) = await node.prepare(share(72), uid="uid-2")
+        await node.end()
+    async with node_of(tmp_path, node.held, **options) as node:
+        (third,) = await node.prepare(share(160), uid="uid-3")
     masks = [prepared.edits.env["HSA_CU_MASK"] for prepared in (first, second, third)]
     assert masks == ["0:0-151", "0:152-223", "0:0-151,224-231"]
     assert nodes_of(first) == nodes_of(second)
 
 
 async def test_what_the_admin_set_is_left_as_it_is_and_its_partitions_are_devices(tmp_path: Path) -> None:
-    async with choosing(tmp_path) as backend:
-        await prepare(backend, f"{CPX}-0")
-    async with machine(tmp_path) as backend:
-        names = [one.name for one in (await backend.discover()).devices]
-        assert len(names) == 9
-        held, (prepared,) = await prepare(backend, "gpu-3-130")
+    async with node_of(tmp_path) as node:
+        await node.prepare(f"{CPX}-0")
+    async with node_of(tmp_path, partitioning=Partitioning.EXISTING) as node:
+        assert len((await node.backend.discover()).devices) == 9
+        (prepared,) = await node.prepare("gpu-3-130")
         assert nodes_of(prepared) == ["/dev/kfd", "/dev/dri/card3", "/dev/dri/renderD130"]
-        await backend.unprepare(held.claim, [prepared])
+        await node.end()
         assert mode_of(tmp_path) == "CPX"
 
 
 async def test_a_mode_that_the_driver_refuses_is_an_error_of_the_claim_with_what_it_answered(tmp_path: Path) -> None:
-    async with choosing(tmp_path) as backend:
-        claim = claim_of(f"{CPX}-0")
-        plan = await backend.plan(claim, [])
-        plan["steps"][0]["target"] = "tpx"
+    async with node_of(tmp_path) as node:
+        claim = await node.plan(f"{CPX}-0")
+        (one,) = claim.steps
+        refused = replace(claim, steps=(replace(one, step=replace(one.step, target="tpx")),))
         with pytest.raises(ClaimError, match=r"writing TPX to .*current_compute_partition failed: Invalid argument"):
-            await backend.prepare(replace(claim, plan=plan))
+            await node.carry_out(refused)
         assert mode_of(tmp_path) == "SPX"
 
 
@@ -235,11 +242,11 @@ async def test_a_gpu_that_lacks_something_is_told_and_the_others_are_published(
 
 async def test_a_gpu_that_falls_off_the_bus_is_an_error_of_the_claim(tmp_path: Path) -> None:
     async with machine(tmp_path) as backend:
-        claim = claim_of(FIRST)
-        planned: Claim = replace(claim, plan=await backend.plan(claim, []))
+        node = Claims(backend)
+        claim = await node.plan(FIRST)
         (tmp_path / GPUS / "0000:05:00.0").unlink()
         with pytest.raises(UnknownDevice, match=r"no GPU 0000:05:00\.0 any more"):
-            await backend.prepare(planned)
+            await node.carry_out(claim)
 
 
 async def test_errors_that_a_gpu_counts_make_it_unhealthy_until_the_driver_counts_none(tmp_path: Path) -> None:
@@ -321,15 +328,17 @@ async def test_numbers_of_a_gpu_are_measured_and_what_it_does_not_tell_is_left_o
 
 @pytest.mark.parametrize("lose", ["falls", "is removed"])
 async def test_a_claim_whose_gpu_is_lost_can_end_and_the_others_modes_are_set_back(lose: str, tmp_path: Path) -> None:
-    async with choosing(tmp_path) as backend:
-        held, prepared = await prepare(backend, f"{CPX}-0", "gpu-9-136-cpx-nps1-0")
+    async with node_of(tmp_path) as node:
+        await node.prepare(f"{CPX}-0", "gpu-9-136-cpx-nps1-0")
         if lose == "falls":
-            (tmp_path / GPUS / "0000:05:00.0" / "config").write_bytes(b"\xff" * 64)
+            (tmp_path / GPUS / ADDRESS / "config").write_bytes(b"\xff" * 64)
         else:
-            (tmp_path / GPUS / "0000:05:00.0").unlink()
-        await backend.unprepare(held.claim, prepared)
+            (tmp_path / GPUS / ADDRESS).unlink()
+        await node.end()
         assert mode_of(tmp_path, "0000:27:00.0") == "SPX"
-        assert await backend.plan(claim_of("gpu-9-136", uid="uid-2"), [])
+        (later,) = node.later
+        assert "the mode spx is set again when amdgpu has the GPU: GPU 0000:05:00.0 is gone" in later
+        assert await node.plan("gpu-9-136", uid="uid-2")
 
 
 async def test_a_gpu_that_sleeps_is_published_and_not_woken_to_ask_how_it_is(tmp_path: Path) -> None:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 
 import pydra_amd
-from amd_values import claim_of, held_claim
-from pydra import Claim, ClaimError
+from amd_claims import Claims, held_by
+from pydra import ClaimError
 from pydra_amd import Settings
 from pydra_amd.host.amdgpu import read_machine
 from pydra_amd.host.kfd import read_processes
@@ -29,16 +28,12 @@ DEVICES = ("gpu-1-128-cpx-nps1-0", "gpu-9-136-cpx-nps1-0")
 GPUS = Path("tree/sys/bus/pci/drivers/amdgpu")
 
 
-class Node:
-    """A simulated machine with the backend, and a claim for a part of each of two GPUs."""
+class Node(Claims):
+    """A simulated machine with the backend, and the claims that it holds."""
 
     def __init__(self, root: Path, backend: AmdBackend) -> None:
+        super().__init__(backend)
         self._root = root
-        self.backend = backend
-
-    async def plan(self) -> Claim:
-        claim = claim_of(*DEVICES)
-        return replace(claim, plan=await self.backend.plan(claim, []))
 
     def fault(self, address: str, *faults: str) -> None:
         """What goes wrong with the next changes of the GPU's mode."""
@@ -61,7 +56,9 @@ class Node:
 async def machine(root: Path) -> AsyncIterator[Node]:
     settings = Settings(scenario="mi300x-2", state=str(root), partitioning=Partitioning.COMPUTE, amdsmi=False)
     async with pydra_amd.connect(settings) as backend:
-        yield Node(root, backend)
+        node = Node(root, backend)
+        with held_by(node):
+            yield node
 
 
 FAULTS = {
@@ -77,13 +74,13 @@ FAULTS = {
 async def test_a_change_that_fails_says_what_to_do_and_takes_back_those_before_it(tmp_path: Path) -> None:
     async with machine(tmp_path) as node:
         for fault, told in FAULTS.items():
-            claim = await node.plan()
+            claim = await node.plan(*DEVICES)
             node.fault(ADDRESSES[1], fault)
             with pytest.raises(ClaimError, match=told):
-                await node.backend.prepare(claim)
+                await node.carry_out(claim)
             assert node.modes() == ["SPX", "SPX"]
-            await node.backend.unprepare(claim, [])
-        assert len(await node.backend.prepare(await node.plan())) == 2
+            assert node.held == {}
+        assert len(await node.prepare(*DEVICES)) == 2
 
 
 @pytest.mark.parametrize(
@@ -97,20 +94,20 @@ async def test_a_gpu_that_shows_the_old_or_nothing_after_the_change_is_the_claim
     fault: str, told: str, tmp_path: Path
 ) -> None:
     async with machine(tmp_path) as node:
-        claim = await node.plan()
+        claim = await node.plan(*DEVICES)
         node.fault(ADDRESSES[1], fault)
         with pytest.raises(ClaimError, match=told):
-            await node.backend.prepare(claim)
+            await node.carry_out(claim)
         assert node.modes() == ["SPX", "SPX"]
-        await node.backend.unprepare(claim, [])
+        assert node.held == {}
 
 
 async def test_a_gpu_in_use_is_refused_with_the_processes_that_use_the_driver(tmp_path: Path) -> None:
     async with machine(tmp_path) as node:
-        claim = await node.plan()
+        claim = await node.plan(*DEVICES)
         pid = node.use()
         with pytest.raises(ClaimError, match=rf"these processes have /dev/kfd open: {pid} \(`ps -p`") as caught:
-            await node.backend.prepare(claim)
+            await node.carry_out(claim)
         assert caught.value.reason == "GpuBusy"
 
 
@@ -125,54 +122,49 @@ async def test_what_a_killed_process_had_begun_the_kernel_ends_and_counts_it_no_
         found = read_machine(Tree(Roots(sys=str(tmp_path / "tree/sys"))))
         assert [len(gpu.partitions) for gpu in found.gpus] == [8, 1]
         assert read_processes(Tree(Roots(sys=str(tmp_path / "tree/sys")))) == ()
-        await node.backend.prepare(await node.plan())
+        await node.prepare(*DEVICES)
 
 
 async def test_a_mode_that_cannot_be_set_back_is_told_and_set_back_by_the_next_call(tmp_path: Path) -> None:
     async with machine(tmp_path) as node:
-        claim = await node.plan()
+        claim = await node.plan(*DEVICES)
         node.fault(ADDRESSES[0], "-", "EIO", "EIO")
         node.fault(ADDRESSES[1], "EPERM")
-        told = "not permitted.*; and undoing what was done for the claim failed: writing SPX to .* failed: Input/output"
-        with pytest.raises(ClaimError, match=told) as caught:
-            await node.backend.prepare(claim)
-        assert caught.value.reason == "UndoFailed"
+        with pytest.raises(ClaimError, match="not permitted"):
+            await node.carry_out(claim)
         assert node.modes() == ["CPX", "SPX"]
-        with pytest.raises(ClaimError, match="writing SPX"):
-            await node.backend.unprepare(claim, [])
-        await node.backend.unprepare(claim, [])
+        with pytest.raises(ClaimError, match=r"writing SPX to .* failed: Input/output"):
+            await node.end()
+        await node.end()
         assert node.modes() == ["SPX", "SPX"]
 
 
 async def test_a_claim_that_is_planned_while_another_ends_knows_the_mode_to_set_back(tmp_path: Path) -> None:
     async with machine(tmp_path) as node:
-        ending = await node.plan()
-        prepared = await node.backend.prepare(ending)
+        await node.prepare(*DEVICES)
         # The reading waits there, after it has read the mode of the first GPU.
         pipe = tmp_path / GPUS / ADDRESSES[1] / "mem_info_vram_total"
         pipe.unlink()
         os.mkfifo(pipe)
-        claim = claim_of("gpu-1-128-cpx-nps1-5", uid="uid-2")
-        planning = asyncio.create_task(node.backend.plan(claim, [held_claim(ending)]))
+        planning = asyncio.create_task(node.plan("gpu-1-128-cpx-nps1-5", uid="uid-2"))
         writer = await asyncio.to_thread(os.open, pipe, os.O_WRONLY)
-        await node.backend.unprepare(ending, prepared)
+        await node.end()
         assert node.modes() == ["SPX", "SPX"]
         os.close(writer)
-        claim = replace(claim, plan=await planning)
+        claim = await planning
         pipe.unlink()
-        prepared = await node.backend.prepare(claim)
+        await node.carry_out(claim)
         assert node.modes() == ["CPX", "SPX"]
-        await node.backend.unprepare(claim, prepared)
+        await node.end("uid-2")
         assert node.modes() == ["SPX", "SPX"]
 
 
 async def test_one_gpu_that_keeps_its_mode_does_not_keep_the_others_from_changing_back(tmp_path: Path) -> None:
     async with machine(tmp_path) as node:
-        claim = await node.plan()
-        prepared = await node.backend.prepare(claim)
+        await node.prepare(*DEVICES)
         node.fault(ADDRESSES[1], "EBUSY")
         with pytest.raises(ClaimError, match="cannot change from cpx to spx"):
-            await node.backend.unprepare(claim, prepared)
+            await node.end()
         assert node.modes() == ["SPX", "CPX"]
-        await node.backend.unprepare(claim, prepared)
+        await node.end()
         assert node.modes() == ["SPX", "SPX"]

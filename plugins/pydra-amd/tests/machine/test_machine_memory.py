@@ -13,8 +13,9 @@ import pytest
 from msgspec.structs import replace
 
 import pydra_amd
-from amd_values import allocated_device, claim_of, held_claim
-from pydra import Claim, ClaimError, DeviceNode, HeldClaim, TaintEffect
+from amd_claims import Claims, held_by, names
+from amd_values import allocated_device, claim_of
+from pydra import ClaimError, LeftBehind, TaintEffect
 from pydra_amd import Settings
 from pydra_amd.host.driver_module import DriverModule
 from pydra_amd.settings import Partitioning
@@ -28,27 +29,12 @@ CONFLICT = "gpu.amd.com/memory-partition-conflict"
 BOUND = Path("tree/sys/bus/pci/drivers/amdgpu")
 
 
-class Node:
+class Node(Claims):
     """A simulated machine with the backend, and the claims that it holds."""
 
     def __init__(self, root: Path, backend: AmdBackend) -> None:
+        super().__init__(backend)
         self.root = root
-        self.backend = backend
-        self.held: dict[str, HeldClaim] = {}
-
-    async def plan(self, *devices: object, uid: str = "uid-1") -> Claim:
-        claim = claim_of(*devices, uid=uid)  # type: ignore[arg-type]
-        claim = replace(claim, plan=await self.backend.plan(claim, tuple(self.held.values())))
-        self.held[uid] = held_claim(claim)
-        return claim
-
-    async def prepare(self, *devices: object, uid: str = "uid-1") -> tuple[DeviceNode, ...]:
-        (prepared, *_) = await self.backend.prepare(await self.plan(*devices, uid=uid))
-        return prepared.edits.device_nodes
-
-    async def end(self, uid: str = "uid-1") -> None:
-        await self.backend.unprepare(self.held[uid].claim, ())
-        del self.held[uid]
 
     def fault(self, what: str, *faults: str) -> None:
         file = self.root / "faults" / what
@@ -75,17 +61,17 @@ class Node:
 async def machine(root: Path) -> AsyncIterator[Node]:
     settings = Settings(scenario="mi300x-2", state=str(root), partitioning=Partitioning.MEMORY)
     async with pydra_amd.connect(settings) as backend:
-        yield Node(root, backend)
+        node = Node(root, backend)
+        with held_by(node):
+            yield node
 
 
 async def test_all_gpus_change_for_the_first_claim_of_a_memory_mode_and_back_after_the_last(tmp_path: Path) -> None:
     async with machine(tmp_path) as node:
         assert len((await node.backend.discover()).devices) == 2 * (1 + 2 + 2 + 4 + 4 + 8 + 8)
-        nodes = await node.prepare(CPX4)
-        assert [one.path for one in nodes] == ["/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD128"]
+        assert names(await node.prepare(CPX4)) == [["/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD128"]]
         assert node.modes() == ["CPX_NPS4", "QPX_NPS4"]
-        nodes = await node.prepare(QPX4, uid="uid-2")
-        assert nodes[2].path == "/dev/dri/renderD138"
+        assert names(await node.prepare(QPX4, uid="uid-2"))[0][2] == "/dev/dri/renderD138"
         await node.end()
         assert node.modes() == ["CPX_NPS4", "QPX_NPS4"]
         await node.end("uid-2")
@@ -113,9 +99,7 @@ async def test_devices_of_other_memory_modes_are_tainted_as_long_as_a_claim_keep
 async def test_a_memory_mode_does_not_change_below_a_claim(tmp_path: Path) -> None:
     async with machine(tmp_path) as node:
         await node.prepare(allocated_device("gpu-9-136", admin_access=True), uid="looks")
-        told = (
-            r"amdgpu is loaded anew for all GPUs .* claims have some of them: default/claim-looks; it can change when"
-        )
+        told = r"amdgpu is reloaded for all GPUs .* claims have some of them: default/claim-looks; it can change when"
         with pytest.raises(ClaimError, match=told) as caught:
             await node.plan(CPX4)
         assert caught.value.reason == "ModeConflict"
@@ -141,13 +125,13 @@ async def test_the_driver_is_not_loaded_anew_below_a_claim_that_only_looks(tmp_p
         await node.plan(allocated_device(CPX4, admin_access=True), uid="looks")
         await node.end()
         with pytest.raises(ClaimError, match=r"does not exist: GPU .* is in the mode spx_nps1"):
-            await node.backend.prepare(node.held["looks"].claim)
+            await node.carry_out(node.held["looks"].claim)
 
 
 async def test_a_claim_whose_plan_cannot_be_read_keeps_the_memory_mode(tmp_path: Path) -> None:
     async with machine(tmp_path) as node:
-        node.held["lost"] = held_claim(claim_of("gpu-9-136", uid="lost"))
-        with pytest.raises(ClaimError, match="the plan of the claim with uid lost cannot be read"):
+        node.hold(replace(claim_of("gpu-9-136", uid="lost"), namespace="", name=""))
+        with pytest.raises(ClaimError, match=r"reloaded for all GPUs of this node, and claims have .*: with uid lost"):
             await node.plan(CPX4)
 
 
@@ -168,9 +152,9 @@ async def test_a_reload_that_fails_is_the_claims_error_and_the_gpus_are_as_befor
         claim = await node.plan(CPX4)
         node.fault(what, *fault.split())
         with pytest.raises(ClaimError, match=FAULTS[what, fault]):
-            await node.backend.prepare(claim)
+            await node.carry_out(claim)
         assert node.modes() == ["SPX_NPS1", "SPX_NPS1"]
-        await node.end()
+        assert node.held == {}
 
 
 async def test_the_driver_is_not_asked_while_a_process_uses_any_gpu(tmp_path: Path) -> None:
@@ -179,12 +163,12 @@ async def test_the_driver_is_not_asked_while_a_process_uses_any_gpu(tmp_path: Pa
         process = tmp_path / "tree/sys/class/kfd/kfd/proc" / str(os.getpid())
         process.mkdir(parents=True)
         with pytest.raises(ClaimError, match=rf"these processes have /dev/kfd open: {os.getpid()}") as caught:
-            await node.backend.prepare(claim)
+            await node.carry_out(claim)
         assert caught.value.reason == "GpuBusy"
         process.rmdir()
         (tmp_path / "tree/sys/module/amdgpu/refcnt").write_text("1")
         with pytest.raises(ClaimError, match="a GPU of this node is in use"):
-            await node.backend.prepare(claim)
+            await node.carry_out(claim)
         assert (tmp_path / "tree/memory.json").read_text().split() == ['["nps1","nps1"]']
 
 
@@ -192,8 +176,9 @@ async def test_a_machine_without_driver_gets_it_back_when_the_claim_ends_that_to
     async with machine(tmp_path) as node:
         claim = await node.plan(CPX4)
         node.fault("driver", "-", "EIO", "EIO")
-        with pytest.raises(ClaimError, match=r"and undoing what was done .* failed: modprobe amdgpu failed"):
-            await node.backend.prepare(claim)
+        with pytest.raises(LeftBehind, match="modprobe amdgpu failed") as caught:
+            await node.carry_out(claim)
+        assert "modprobe amdgpu failed" in caught.value.__notes__[0]
         assert (await node.backend.discover()).devices == ()
         await node.end()
         assert node.modes() == ["SPX_NPS1", "SPX_NPS1"]
@@ -203,13 +188,11 @@ async def test_a_driver_that_still_loads_when_the_call_is_over_is_waited_for_to_
     async with machine(tmp_path) as node:
         claim = await node.plan(CPX4)
         node.fault("driver", "-", "slow", "EIO")
-        with pytest.raises(
-            ClaimError, match=r"did not end within 177 s; and undoing .* failed: modprobe amdgpu failed"
-        ):
-            await node.backend.prepare(claim)
+        with pytest.raises(LeftBehind, match=r"did not end within 177 s"):
+            await node.carry_out(claim)
     async with machine(tmp_path) as other:
-        await other.backend.restore([replace(held_claim(claim), completed=False)])
-        await other.backend.unprepare(claim, ())
+        other.held.update(node.held)
+        await other.end()
         assert other.modes() == ["SPX_NPS1", "SPX_NPS1"]
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 
 import pydra_amd
-from amd_values import GIB, MIB, allocated_device, claim_of, held_claim
-from pydra import Claim, ClaimError, Device, DeviceInUse, HeldClaim, InvalidConfig, TerminalError
+from amd_claims import Claims, held_by, names
+from amd_values import GIB, MIB, allocated_device
+from pydra import AllocatedDevice, ClaimError, Device, DeviceInUse, InvalidConfig, StepStage, TerminalError
+from pydra.claims.steps import set_stage
 from pydra_amd import Settings
 from pydra_amd.claim_config import GpuConfig, Iommu, VfioDeviceConfig
 from pydra_amd.settings import Partitioning
@@ -26,26 +27,16 @@ GUEST, WHOLE, OTHER = "gpu-vfio-0", "gpu-1-128", "gpu-9-136"
 ADDRESS = "0000:05:00.0"
 
 
-class Node:
+class Node(Claims):
     """A simulated machine with the backend, and the claims that it holds."""
 
     def __init__(self, root: Path, backend: AmdBackend) -> None:
+        super().__init__(backend)
         self.root = root / "tree"
-        self.backend = backend
-        self.held: dict[str, HeldClaim] = {}
 
-    async def plan(self, *devices: object, uid: str = "uid-1") -> Claim:
-        claim = claim_of(*devices, uid=uid)  # type: ignore[arg-type]
-        claim = replace(claim, plan=await self.backend.plan(claim, tuple(self.held.values())))
-        self.held[uid] = held_claim(claim)
-        return claim
-
-    async def prepare(self, *devices: object, uid: str = "uid-1") -> list[str]:
-        (prepared, *_) = await self.backend.prepare(await self.plan(*devices, uid=uid))
-        return [one.path for one in prepared.edits.device_nodes]
-
-    async def end(self, uid: str = "uid-1") -> None:
-        await self.backend.unprepare(self.held.pop(uid).claim, ())
+    async def open(self, *devices: str | AllocatedDevice, uid: str = "uid-1") -> list[str]:
+        """The nodes by which a container opens the first device."""
+        return names(await self.prepare(*devices, uid=uid))[0]
 
     async def devices(self) -> dict[str, Device]:
         return {one.name: one for one in (await self.backend.discover()).devices}
@@ -65,7 +56,9 @@ class Node:
 async def machine(root: Path, **settings: object) -> AsyncIterator[Node]:
     given = {"scenario": "mi300x-2", "state": str(root), "vfio": True, "vfio_idle_deadline": 0.01, **settings}
     async with pydra_amd.connect(Settings(**given)) as backend:  # type: ignore[arg-type]
-        yield Node(root, backend)
+        node = Node(root, backend)
+        with held_by(node):
+            yield node
 
 
 async def test_a_gpu_is_bound_for_a_guest_and_given_back_when_the_claim_ends(tmp_path: Path) -> None:
@@ -87,7 +80,7 @@ async def test_a_gpu_is_bound_for_a_guest_and_given_back_when_the_claim_ends(tmp
         sizes = {name: one.value for name, one in before[GUEST].capacity.items()}
         assert sizes == {"memory": 192 * GIB, "computeUnits": 304, "simdUnits": 1216}
         assert before[GUEST].consumes_counters == before[WHOLE].consumes_counters != ()
-        assert await node.prepare(GUEST) == ["/dev/vfio/17", "/dev/vfio/vfio"]
+        assert await node.open(GUEST) == ["/dev/vfio/17", "/dev/vfio/vfio"]
         assert node.driver() == "vfio-pci"
         assert {*await node.devices()} == {OTHER, GUEST, "gpu-vfio-1"}
         await node.end()
@@ -134,7 +127,7 @@ async def test_a_gpu_is_not_taken_from_a_process_that_uses_it(tmp_path: Path) ->
         with pytest.raises(
             ClaimError, match=r"still in use after 0.01 s, by python3 \(pid 4242\); .*VFIO_IDLE_DEADLINE"
         ):
-            await node.backend.prepare(claim)
+            await node.carry_out(claim)
         assert node.driver() == "amdgpu"
         (node.root / "proc/4242/fd/3").unlink()
         number = (node.root / "sys/class/kfd/kfd/topology/nodes/2/gpu_id").read_text().strip()
@@ -142,9 +135,9 @@ async def test_a_gpu_is_not_taken_from_a_process_that_uses_it(tmp_path: Path) ->
         computes.mkdir(parents=True)
         (computes / f"vram_{number}").write_text("0\n")
         with pytest.raises(ClaimError, match=rf"still in use .* \(pid {os.getpid()}\)"):
-            await node.backend.prepare(claim)
+            await node.carry_out(claim)
         (computes / f"vram_{number}").unlink()
-        assert await node.backend.prepare(claim)
+        assert await node.carry_out(claim)
 
 
 async def test_a_gpu_whose_users_nobody_can_tell_is_not_taken(tmp_path: Path) -> None:
@@ -153,7 +146,7 @@ async def test_a_gpu_whose_users_nobody_can_tell_is_not_taken(tmp_path: Path) ->
         claim = await node.plan(GUEST)
         shutil.rmtree(node.root / "sys/class/kfd/kfd/topology/nodes/2")
         with pytest.raises(ClaimError, match="bound to amdgpu, which does not show it any more: who uses it cannot"):
-            await node.backend.prepare(claim)
+            await node.carry_out(claim)
         assert node.driver() == "amdgpu"
 
 
@@ -167,22 +160,22 @@ async def test_a_gpu_that_the_kernel_does_not_move_is_the_claims_error_and_stays
         file.parent.mkdir()
         file.write_text("\n".join(faults))
         with pytest.raises(ClaimError, match="failed: Input/output error") as caught:
-            await node.backend.prepare(claim)
+            await node.carry_out(claim)
         assert caught.value.reason == "KernelRefused"
         assert node.driver() == "amdgpu"
-        await node.end()
+        assert node.held == {}
 
 
 async def test_a_gpu_that_a_killed_process_left_half_way_is_given_back(tmp_path: Path) -> None:
     async with machine(tmp_path) as node:
-        claim = await node.plan(GUEST)
+        begun = set_stage(await node.plan(GUEST), 0, StepStage.BEGUN)
     function = tmp_path / "tree/sys/bus/pci/devices" / ADDRESS
     (function / "driver_override").write_text("vfio-pci\n")
     (tmp_path / "tree/sys/bus/pci/drivers/amdgpu" / ADDRESS).unlink()
     (function / "driver").unlink()
     async with machine(tmp_path) as node:
-        await node.backend.restore([replace(held_claim(claim), completed=False)])
-        await node.backend.unprepare(claim, ())
+        node.hold(begun, completed=False)
+        await node.end()
         assert node.driver() == "amdgpu"
         assert (function / "driver_override").read_text().strip() == "(null)"
 
@@ -196,7 +189,7 @@ async def test_virtual_functions_are_offered_beside_gpus_that_another_driver_has
         (memory,) = {one.capacity["memory"].value for one in devices.values()}
         assert 191 * GIB < int(memory) <= 196288 * MIB, "each GPU has one of them, in which a guest sees this much"
         assert devices["gpu-vfio-1"].consumes_counters == ()
-        assert await node.prepare("gpu-vfio-1") == ["/dev/vfio/117", "/dev/vfio/vfio"]
+        assert await node.open("gpu-vfio-1") == ["/dev/vfio/117", "/dev/vfio/vfio"]
         await node.end()
         assert await node.devices() == devices
 
@@ -218,10 +211,10 @@ async def test_the_interface_to_the_iommu_is_the_claims_choice(tmp_path: Path) -
         return allocated_device(GUEST, configs=(config,), explicit=(True,))
 
     async with machine(tmp_path) as node:
-        assert await node.prepare(guest("PreferIommuFD")) == ["/dev/vfio/devices/vfio0", "/dev/vfio/vfio", "/dev/iommu"]
+        assert await node.open(guest("PreferIommuFD")) == ["/dev/vfio/devices/vfio0", "/dev/vfio/vfio", "/dev/iommu"]
         await node.end()
         (node.root / "dev/iommu").unlink()
-        assert (await node.prepare(guest("PreferIommuFD")))[0] == "/dev/vfio/17"
+        assert (await node.open(guest("PreferIommuFD")))[0] == "/dev/vfio/17"
         await node.end()
         with pytest.raises(
             ClaimError, match=r"requires iommufd, and this node has no /dev/iommu; ask for PreferIommuFD"

@@ -66,7 +66,6 @@ async def test_a_claim_keeps_its_devices_with_the_nodes_that_it_had(
         assert nodes[:3] == ["/dev/kfd", "/dev/dri/card1", "/dev/dri/renderD128"]
         assert nodes[3:] == ["/dev/kfd", "/dev/dri/card9", "/dev/dri/renderD136"]
         held = held_claim(one.claim)
-        await backend.restore([held])
         with pytest.raises(DeviceInUse):
             await backend.plan(claim_of("gpu-9-136", uid="other"), [held])
         await backend.unprepare(one.claim, one.prepared)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from amd_values import allocated_device, claim_of, gpu_of, reading_of
+from amd_values import allocated_device, claim_of, gpu_of, held_claim, reading_of
 from pydra import (
     AllocatedDevice,
     Capacity,
     CapacityRange,
     ClaimError,
     DeviceInUse,
+    HeldClaim,
     RequestPolicy,
     SettingsError,
     read_settings,
 )
+from pydra_amd.held_claims import read_holds
 from pydra_amd.inventory.build import build_inventory
 from pydra_amd.offering import list_offered
 from pydra_amd.settings import Partitioning, Settings
 from pydra_amd.sharing import ComputeUnitsTaken, ShareRefused, build_mask
 from pydra_amd.slicing.plan import plan_claim
-from pydra_amd.steps import Entry, Units
+from pydra_amd.steps import Units
 
 NAME = "gpu-0-128"
 
@@ -30,18 +33,23 @@ def share(units: int | None, name: str = NAME, number: int = 0) -> AllocatedDevi
     return allocated_device(name, share_id=f"share-{number}", consumed_capacity=consumed)
 
 
-def plan(*devices: AllocatedDevice | str, held: tuple[Entry, ...] = (), mode: str = "spx_nps1") -> Entry:
+def plan(*devices: AllocatedDevice | str, held: tuple[HeldClaim, ...] = (), mode: str = "spx_nps1") -> HeldClaim:
     reading = reading_of(gpu_of(mode=mode), gpu_of(index=1))
     claim = claim_of(*devices, uid=f"uid-{len(held)}")
-    return plan_claim(claim, list_offered(reading, Partitioning.EXISTING, sharing=True), entries=held)
+    planned = plan_claim(claim, list_offered(reading, Partitioning.EXISTING, sharing=True), held=held)
+    return held_claim(replace(claim, plan=planned.data))
+
+
+def units_in(held: HeldClaim) -> Units | None:
+    return read_holds(held.claim)[0].units
 
 
 def units_of(*asked: int | None, mode: str = "spx_nps1") -> list[Units | None]:
     """Of claims that come one after the other."""
-    held: tuple[Entry, ...] = ()
+    held: tuple[HeldClaim, ...] = ()
     for units in asked:
         held = (*held, plan(share(units), held=held, mode=mode))
-    return [one.holds[0].units for one in held]
+    return [units_in(one) for one in held]
 
 
 def test_shares_have_disjoint_units_and_as_many_of_each_xcc() -> None:
@@ -51,13 +59,13 @@ def test_shares_have_disjoint_units_and_as_many_of_each_xcc() -> None:
 
 def test_what_a_claim_leaves_is_filled_also_where_it_is_in_pieces() -> None:
     second = plan(share(8), held=(plan(share(8)),))
-    assert plan(share(24), held=(second,)).holds[0].units == ((0, 7), (16, 31))
+    assert units_in(plan(share(24), held=(second,))) == ((0, 7), (16, 31))
     assert build_mask(((0, 7), (16, 31), (40, 40))) == {"HSA_CU_MASK": "0:0-7,16-31,40"}
 
 
 def test_a_claim_that_asks_for_nothing_has_all_without_a_mask_and_nobody_beside_it() -> None:
     whole = plan(share(None))
-    assert whole.holds[0].units == ()
+    assert units_in(whole) == ()
     assert build_mask(()) == {}
     with pytest.raises(ComputeUnitsTaken, match=r"0 of the 304 compute units .* given 8: default/claim-uid-0 have"):
         plan(share(8), held=(whole,))
@@ -70,6 +78,12 @@ def test_a_device_is_shared_or_held_as_a_whole() -> None:
         plan(NAME, held=(plan(share(8)),))
     with pytest.raises(DeviceInUse):
         plan(share(8), held=(plan(NAME),))
+
+
+def test_nothing_is_free_beside_a_share_whose_plan_cannot_be_read() -> None:
+    with pytest.raises(ComputeUnitsTaken, match=r"0 of the 304 compute units .* default/claim-lost have"):
+        plan(share(8), held=(held_claim(claim_of(share(8, number=1), uid="lost")),))
+    assert plan(share(8), held=(held_claim(claim_of("gpu-8-136", uid="lost")),))
 
 
 def test_a_share_that_no_mask_can_give_is_refused() -> None:

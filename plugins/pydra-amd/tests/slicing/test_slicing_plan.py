@@ -7,64 +7,65 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from amd_values import allocated_device, claim_of, gpu_of, reading_of
-from pydra import Claim, ClaimError, DeviceInUse, UnknownDevice
+from amd_values import allocated_device, claim_of, gpu_of, held_claim, reading_of
+from pydra import Claim, ClaimError, ClaimStep, DeviceInUse, HeldClaim, Plan, UnknownDevice
 from pydra_amd.hardware_types import Mode, Reading
-from pydra_amd.held_claims import PlanUnknown
+from pydra_amd.held_claims import list_steps, read_holds
 from pydra_amd.offering import list_functions, list_offered
 from pydra_amd.settings import Partitioning
 from pydra_amd.slicing.plan import ModeConflict, plan_claim
-from pydra_amd.steps import Entry, Hold, SetComputeMode, SetMemoryMode
+from pydra_amd.steps import Hold, SetComputeMode, SetMemoryMode
 from pydra_pci import PciFunction, VfioHost
 
 READING = reading_of(gpu_of(), gpu_of(index=1))
 CPX = "gpu-0-128-cpx-nps1"
-TO_CPX = SetComputeMode(gpu="0000:05:00.0", before="spx", target="cpx")
+TO_CPX = SetComputeMode(gpu="0000:05:00.0", before="spx", target="cpx", devices=(f"{CPX}-3",))
 
 
-def plan(*devices: object, uid: str = "uid-1", entries: tuple[Entry, ...] = (), reading: Reading = READING) -> Entry:
+def hold(claim: Claim, planned: Plan) -> HeldClaim:
+    steps = [ClaimStep(step=one, key=one.key, label=str(one)) for one in planned.steps]
+    return held_claim(replace(claim, plan=planned.data, steps=tuple(steps)))
+
+
+def plan(
+    *devices: object, uid: str = "uid-1", held: tuple[HeldClaim, ...] = (), reading: Reading = READING
+) -> HeldClaim:
     claim = claim_of(*devices, uid=uid)  # type: ignore[arg-type]
-    return plan_claim(claim, list_offered(reading, Partitioning.COMPUTE), entries=entries)
+    return hold(claim, plan_claim(claim, list_offered(reading, Partitioning.COMPUTE), held=held))
 
 
 def test_a_partition_of_another_mode_is_held_with_the_change_that_makes_it() -> None:
-    entry = plan(f"{CPX}-3", "gpu-8-136")
-    assert entry.holds == (
+    planned = plan(f"{CPX}-3", "gpu-8-136").claim
+    assert read_holds(planned) == (
         Hold(device=f"{CPX}-3", gpu="0000:05:00.0", mode=Mode("cpx", "nps1"), index=3),
         Hold(device="gpu-8-136", gpu="0000:25:00.0", mode=Mode("spx", "nps1")),
     )
-    assert entry.steps == (TO_CPX,)
+    assert list_steps(planned) == (TO_CPX,)
+    assert (TO_CPX.key, TO_CPX.holds) == ("0000:05:00.0=cpx", (f"{CPX}-3",))
 
 
 def test_a_second_claim_has_the_change_that_the_first_began_whether_it_is_done_or_not() -> None:
     first = plan(f"{CPX}-0")
     for present in ("spx_nps1", "cpx_nps1"):
-        second = plan(f"{CPX}-1", uid="uid-2", entries=(first,), reading=reading_of(gpu_of(mode=present)))
-        assert second.steps == (TO_CPX,)
+        second = plan(f"{CPX}-1", uid="uid-2", held=(first,), reading=reading_of(gpu_of(mode=present)))
+        assert list_steps(second.claim) == (replace(TO_CPX, devices=(f"{CPX}-1",)),)
 
 
-def test_what_another_claim_holds_is_refused_whatever_the_scheduler_believed() -> None:
+def test_a_gpu_in_another_mode_for_a_claim_is_refused_whatever_the_scheduler_believed() -> None:
     first = plan(f"{CPX}-0")
     with pytest.raises(DeviceInUse, match="claim-uid-1"):
-        plan(f"{CPX}-0", uid="uid-2", entries=(first,))
+        plan(f"{CPX}-0", uid="uid-2", held=(first,))
     with pytest.raises(ModeConflict, match=r"needs the mode spx_nps1 .* claim default/claim-uid-1 has .*-cpx-nps1-0"):
-        plan("gpu-0-128", uid="uid-2", entries=(first,))
-    assert plan("gpu-8-136", uid="uid-2", entries=(first,)).steps == ()
+        plan("gpu-0-128", uid="uid-2", held=(first,))
+    assert plan("gpu-8-136", uid="uid-2", held=(first,)).claim.steps == ()
 
 
 def test_admin_access_holds_nothing_and_changes_nothing() -> None:
-    entry = plan(allocated_device("gpu-0-128", admin_access=True), entries=(plan(f"{CPX}-0"),))
-    assert entry.steps == ()
-    assert plan(f"{CPX}-0", entries=(entry,)).steps == (TO_CPX,)
-
-
-def test_a_claim_whose_plan_cannot_be_read_keeps_its_gpu() -> None:
-    unread = claim_of(f"{CPX}-0", uid="lost")
-    offered = list_offered(READING, Partitioning.COMPUTE)
-    with pytest.raises(PlanUnknown, match="the claim with uid lost"):
-        plan_claim(claim_of(f"{CPX}-1"), offered, entries=(), unread=(unread,))
-    assert plan_claim(claim_of("gpu-8-136"), offered, entries=(), unread=(unread,)).steps == ()
+    looks = plan(allocated_device("gpu-0-128", admin_access=True), held=(plan(f"{CPX}-0"),))
+    assert looks.claim.steps == ()
+    assert plan(f"{CPX}-3", held=(looks,)).claim.steps[0].step == TO_CPX
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_a_claim_whose_plan_cannot_be_read_keeps_its_gpu() -> None:
 )
 def test_what_cannot_be_is_refused(claim: Claim, error: type[ClaimError], words: str) -> None:
     with pytest.raises(error, match=words):
-        plan_claim(claim, list_offered(READING, Partitioning.COMPUTE), entries=())
+        plan_claim(claim, list_offered(READING, Partitioning.COMPUTE), held=())
 
 
 ADDRESSES = ("0000:05:00.0", "0000:25:00.0")
@@ -103,31 +104,31 @@ ASKED = st.lists(st.tuples(st.sampled_from(NAMES), st.booleans()), min_size=1, m
 def test_whatever_claims_come_and_go_no_gpu_has_two_modes_and_the_last_claim_knows_what_to_undo(
     happens: list[list[tuple[str, bool]] | int],
 ) -> None:
-    entries: list[Entry] = []
+    held: list[HeldClaim] = []
     for number, one in enumerate(happens):
         if isinstance(one, int):  # a claim ends
-            del entries[one : one + 1]
+            del held[one : one + 1]
             continue
         claim = claim_of(*(allocated_device(name, admin_access=admin) for name, admin in one), uid=f"uid-{number}")
         with contextlib.suppress(ClaimError):
-            entries.append(plan_claim(claim, OFFERED, FUNCTIONS, host=MACHINE.vfio, entries=entries))
-        held = [hold for entry in entries for hold in entry.holds if not hold.admin]
-        for gpu in {hold.gpu for hold in held}:
-            own = [hold for hold in held if hold.gpu == gpu]
+            held.append(hold(claim, plan_claim(claim, OFFERED, FUNCTIONS, host=MACHINE.vfio, held=held)))
+        holds = [hold for one in held for hold in read_holds(one.claim) if not hold.admin]
+        for gpu in {hold.gpu for hold in holds}:
+            own = [hold for hold in holds if hold.gpu == gpu]
             assert len({(hold.mode, hold.passthrough) for hold in own}) == 1
             assert len({hold.index for hold in own}) == len(own)
-        changes = [[step for step in entry.steps if isinstance(step, SetMemoryMode)] for entry in entries]
+        steps = [list_steps(one.claim) for one in held]
+        changes = [[step for step in some if isinstance(step, SetMemoryMode)] for some in steps]
         assert all(one == changes[0] for one in changes), "all claims, or none, undo a change of the memory mode"
-        assert len({hold.mode.memory for hold in held if hold.mode}) <= 1
+        assert len({hold.mode.memory for hold in holds if hold.mode}) <= 1
 
 
 def test_a_guest_beside_a_memory_mode_that_claims_chose_may_be_the_one_that_ends_last() -> None:
     first, second = "gpu-0-128-cpx-nps4-0", "gpu-vfio-1"
-    entries: tuple[Entry, ...] = ()
+    held: tuple[HeldClaim, ...] = ()
     for uid, name in enumerate((first, second)):
         claim = claim_of(name, uid=f"uid-{uid}")
-        entries = (*entries, plan_claim(claim, OFFERED, FUNCTIONS, host=MACHINE.vfio, entries=entries))
-    changes = [one.steps[0] for one in entries]
-    assert (
-        changes[0] == changes[1] == SetMemoryMode(before=dict.fromkeys(ADDRESSES, Mode("spx", "nps1")), target="nps4")
-    )
+        held = (*held, hold(claim, plan_claim(claim, OFFERED, FUNCTIONS, host=MACHINE.vfio, held=held)))
+    before, all_gpus = dict.fromkeys(ADDRESSES, Mode("spx", "nps1")), ("gpu-0-128", "gpu-8-136")
+    changes = [list_steps(one.claim)[0] for one in held]
+    assert changes[0] == changes[1] == SetMemoryMode(before=before, target="nps4", devices=all_gpus)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from pydra import time_left
-from pydra_amd import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, SETTINGS_TYPE, connect
-from pydra_amd.held_claims import HeldEntries
+from pydra_amd import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, SETTINGS_TYPE, STEP_TYPES, connect
+from pydra_amd.backend import AmdBackend
 from pydra_amd.simulation import machine
 from pydra_pci import Tree
 
-__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
+__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "STEP_TYPES", "connect"]
 
 _lock = threading.Lock()
 _end = Path(os.environ["MORTAL"], "end")
@@ -35,7 +35,7 @@ def meet(moment: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-_write, _write_topology, _remove = Tree.write, machine.write_topology, HeldEntries.remove
+_write, _write_topology, _undo = Tree.write, machine.write_topology, AmdBackend.undo
 _unload, _load = machine.SimulatedModule.unload, machine.SimulatedModule.load
 
 
@@ -52,9 +52,10 @@ def write_topology(root: str, kind: Any, modes: Any) -> None:
     _write_topology(root, kind, modes)
 
 
-def remove(held: HeldEntries, uid: str) -> None:
-    meet("before forgetting")
-    _remove(held, uid)
+async def undo(backend: AmdBackend, step: Any, result: Any, claim: Any) -> None:
+    """The hardware is as before, and the agent does not know it yet."""
+    await _undo(backend, step, result, claim)
+    meet(f"undone {step}")
 
 
 async def unload(module: machine.SimulatedModule) -> None:
@@ -72,4 +73,4 @@ machine.SimulatedModule.unload = unload  # type: ignore[method-assign]
 machine.SimulatedModule.load = load  # type: ignore[method-assign]
 Tree.write = write  # type: ignore[method-assign]
 machine.write_topology = write_topology
-HeldEntries.remove = remove  # type: ignore[method-assign]
+AmdBackend.undo = undo  # type: ignore[method-assign]
