@@ -113,6 +113,7 @@ class RecordStore:
     ) -> None:
         self.lock = lock
         self._on_change: Callable[[str], None] = lambda _: None
+        self._on_write: Callable[[str], None] = lambda _: None
         self._path = path
         self._durable = durable
         self._boot_id = boot_id
@@ -126,9 +127,13 @@ class RecordStore:
         self._counter = -1
         self._changing = asyncio.Lock()
 
-    def follow(self, on_change: Callable[[str], None]) -> None:
-        """Call the function with the uid of every claim that there is a record of now, and of each that changes."""
+    def follow(self, on_change: Callable[[str], None], *, own: bool) -> None:
+        """Call the function with the uid of every claim that there is a record of now, and of each that changes.
+
+        Records that this instance writes or sets back are included with `own` only; those that it removes always are.
+        """
         self._on_change = on_change
+        self._on_write = on_change if own else lambda _: None
         for uid in (*self._records, *self._unreadable):
             on_change(uid)
 
@@ -186,7 +191,7 @@ class RecordStore:
             record = msgspec.structs.replace(record, stage=Stage.STARTED)
         await self._perform(f"writing the record of claim {uid}", self._replace, uid + ending, content)
         self._records[uid] = record
-        self._on_change(uid)
+        self._on_write(uid)
         if uid in self._unreadable and record.stage is Stage.COMPLETED:
             try:
                 self._remove_set_aside(uid)  # the claim was prepared again: the old record is not needed any more
@@ -199,7 +204,7 @@ class RecordStore:
         """Make the claim's record *started* again, before anything is undone. Needs no disk space."""
         await self._perform(f"renaming the record of claim {uid}", self._rename, uid + _RECORD, uid + _UNDO)
         self._records[uid] = msgspec.structs.replace(self._records[uid], stage=Stage.STARTED)
-        self._on_change(uid)
+        self._on_write(uid)
 
     async def leave_over(self, record: Record) -> Record:
         """Make the record, of a claim that is being undone, one of what is left over; return it, under its new uid.

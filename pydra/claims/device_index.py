@@ -65,7 +65,8 @@ def find_consumption(claim: Claim, published: Published) -> Consumption:
     """Return what the claim's devices consume according to what is published."""
     found: dict[str, tuple[CounterConsumption, ...]] = {}
     for device in claim.devices:
-        one = _find_published(device, published)
+        pool = published.get(device.pool)
+        one = pool.devices.get(device.device) if pool is not None else None
         if one is not None and one.consumes_counters and not device.admin_access:
             found[f"{device.pool}/{device.device}"] = one.consumes_counters
     return found
@@ -138,7 +139,11 @@ class DeviceIndex:
                             return _refuse(device, use.holder)
         if published is None:
             return None
-        return self._find_short_capacity(claim, published) or self._find_short_counter(claim, published)
+        short = None
+        if any(device.consumed_capacity for device in claim.devices):
+            short = self._find_short_capacity(claim, published)
+        consumption = find_consumption(claim, published) if short is None else {}
+        return self._find_short_counter(claim, published, consumption) if consumption else short
 
     def _find_short_capacity(self, claim: Claim, published: Published) -> DeviceInUse | None:
         """Find a device whose other shares leave too little of a capacity for the claim's."""
@@ -157,11 +162,10 @@ class DeviceIndex:
                     return _refuse(device, others[0].holder, f"not enough {name} is left")
         return None
 
-    def _find_short_counter(self, claim: Claim, published: Published) -> DeviceInUse | TerminalError | None:
+    def _find_short_counter(
+        self, claim: Claim, published: Published, consumption: Consumption
+    ) -> DeviceInUse | TerminalError | None:
         """Find a counter of which the claim's devices need more than others leave."""
-        consumption = find_consumption(claim, published)
-        if not consumption:
-            return None
         totals = {
             (pool, counter_set.name, name): parse_quantity(value)
             for pool, one in published.items()

@@ -204,7 +204,7 @@ class ClaimPreparer:
         self._work: dict[str, _Work] = {}
         self._clock = asyncio.get_running_loop().time
         self._steps = StepRunner(store, backend, lambda claim, names: may_meet(names, claim, self._published))
-        store.follow(self._note_record)
+        store.follow(self._note_record, own=plans)  # what a backend without plans holds is noted before it is written
 
     def set_published(self, published: Published) -> None:
         """Set what this node publishes; called by the inventory loop."""
