@@ -29,6 +29,7 @@ from pydra.claim import (
     Plan,
     PreparedDevice,
     StepStage,
+    describe_step,
 )
 from pydra.devices import (
     AttributeValue,
@@ -112,6 +113,7 @@ __all__ = [
     "Version",
     "Watches",
     "canonical_quantity",
+    "describe_step",
     "held_claims",
     "is_quantity",
     "parse_quantity",

@@ -187,6 +187,29 @@ class ClaimStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What `apply` returned, a JSON value; None before that."""
 
 
+def describe_step(step: Any, *, stage: StepStage = StepStage.PLANNED, result: Any = None) -> ClaimStep:
+    """Return the step of a backend as a claim has it: for the claims that `inherit` returns, with stage `DONE`."""
+    tag = str(type(step).__struct_config__.tag)
+    holds = getattr(step, "holds", None)
+    label = str(step) if type(step).__str__ is not object.__str__ else tag  # type: ignore[comparison-overlap]
+    key = getattr(step, "key", None)
+    return ClaimStep(
+        step=step,
+        key=f"{tag}:{_build_key(step) if key is None else key}",
+        label=label,
+        holds=None if holds is None else tuple(holds),
+        stage=stage,
+        result=result,
+    )
+
+
+def _build_key(step: Any) -> str:
+    """Return the fields that differ from their defaults, so that a field that a later version adds changes no key."""
+    defaults = {field.encode_name: field.default for field in msgspec.structs.fields(step)}
+    fields = {name: value for name, value in msgspec.to_builtins(step).items() if value != defaults.get(name)}
+    return msgspec.json.encode(fields, order="deterministic").decode()
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What `plan` of a backend with `STEP_TYPES` returns."""
 
@@ -239,7 +262,9 @@ class InheritedClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A claim that another driver prepared, as if this backend had."""
 
     claim: Claim
-    """The claim. Name and namespace are empty if that driver did not record them; the agent looks them up."""
+    """The claim, with what is to be undone as steps, each by `describe_step`. Name and namespace are empty if that
+    driver did not record them; the agent looks them up.
+    """
     prepared: tuple[PreparedDevice, ...]
     """One entry for each of its devices."""
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pydra.backends.claim_config import ConfigTypes, decode_what_fits
 from pydra.backends.wire import Held, parse_held
-from pydra.claim import Claim, ClaimStep, HeldClaim, Plan
+from pydra.claim import Claim, ClaimStep, HeldClaim, Plan, describe_step
 from pydra.errors import UndoLater
 
 
@@ -28,7 +28,7 @@ class BackendTypes:
             return None, (f"plan returned a {type(answer).__name__}, not a pydra.Plan, and the backend has STEP_TYPES",)
         if violations := tuple(self._find_violations(answer)):
             return None, violations
-        return Plan(steps=tuple(map(_describe_step, answer.steps)), data=answer.data), ()
+        return Plan(steps=tuple(map(describe_step, answer.steps)), data=answer.data), ()
 
     def _find_violations(self, plan: Plan) -> Iterator[str]:
         steps: object = plan.steps
@@ -40,7 +40,7 @@ class BackendTypes:
             if type(step) not in self.steps:
                 yield f"plan: steps[{place}] is a {type(step).__name__}, which STEP_TYPES does not have"
                 continue
-            one = _describe_step(step)
+            one = describe_step(step)
             if one.key in keys:
                 yield f"plan: steps[{place}] ({one.label}) has the same key as a step before it"
             keys.add(one.key)
@@ -70,26 +70,6 @@ class BackendTypes:
             return self.decode_step(one)
         except UndoLater:
             return one
-
-
-def _describe_step(step: Any) -> ClaimStep:
-    tag = str(type(step).__struct_config__.tag)
-    holds = getattr(step, "holds", None)
-    label = str(step) if type(step).__str__ is not object.__str__ else tag  # type: ignore[comparison-overlap]
-    key = getattr(step, "key", None)
-    return ClaimStep(
-        step=step,
-        key=f"{tag}:{_build_key(step) if key is None else key}",
-        label=label,
-        holds=None if holds is None else tuple(holds),
-    )
-
-
-def _build_key(step: Any) -> str:
-    """Return the fields that differ from their defaults, so that a field that a later version adds changes no key."""
-    defaults = {field.encode_name: field.default for field in msgspec.structs.fields(step)}
-    fields = {name: value for name, value in msgspec.to_builtins(step).items() if value != defaults.get(name)}
-    return msgspec.json.encode(fields, order="deterministic").decode()
 
 
 class HeldClaims:
