@@ -16,7 +16,7 @@ PROCESSES.set_forkserver_preload(
         *("pytest", "pydra.agent.main", "pydra.agent.early_start", "pydra.cli.agent"),
         *(
             f"pydra_nvidia.{name}"
-            for name in ("mig.apply_partitions", "nvml.session", "simulation.simulation", "step_executor")
+            for name in ("mig.apply_partitions", "nvml.session", "simulation.simulation", "prior_state")
         ),
         *("pydra_pci", "pydra_pci.simulation.kernel"),
     ]

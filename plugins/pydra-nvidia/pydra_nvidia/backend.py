@@ -1,4 +1,4 @@
-"""The coroutines that pydra calls, composed of the rooms: read, decide, act, say what containers get."""
+"""The coroutines that pydra calls, composed of the other modules: read, decide, act, say what containers get."""
 
 from __future__ import annotations
 
@@ -6,29 +6,43 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
-from pydra import Claim, ClaimError, HeldClaim, Inheritance, Inventory, PreparedDevice, PydraError, Sample, time_left
+from pydra import (
+    Claim,
+    ClaimError,
+    HeldClaim,
+    Inheritance,
+    Inventory,
+    Plan,
+    PreparedDevice,
+    PydraError,
+    Sample,
+    held_claims,
+    time_left,
+)
 from pydra_nvidia.cdi.edits import DeviceEdits
-from pydra_nvidia.claim_plan import find_absent, find_owned, find_vanished, plan_claim
+from pydra_nvidia.claim_plan import find_owned, find_vanished, plan_claim
 from pydra_nvidia.deadlines import Busy, call_time, in_thread
 from pydra_nvidia.devices import GpuName, MigName, VfioName, describe_prepared, find_targets, parse_name
+from pydra_nvidia.entries import Entry, build_data, count_devices, read_entries
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.health.diagnosis import add_vanished
+from pydra_nvidia.health.diagnosis import Diagnosis, add_vanished
 from pydra_nvidia.health.monitor import HealthMonitor
-from pydra_nvidia.held_claims import HeldEntries, PlanUnknown, build_plan, build_state, parse_entry
 from pydra_nvidia.inventory.build import build_inventory
 from pydra_nvidia.mig.reconcile_partitions import reconcile
 from pydra_nvidia.nvml.maintenance_gate import Gate, InMaintenance, Request
 from pydra_nvidia.nvml.metrics import read_samples
 from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.old_plans import is_needed, undo_old_plan
+from pydra_nvidia.prior_state import PriorState
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch
-from pydra_nvidia.step_executor import PriorState, StepExecutor
-from pydra_nvidia.steps import Entry, Step
+from pydra_nvidia.step_appliers import StepAppliers
+from pydra_nvidia.steps import Step
 from pydra_nvidia.takeover.takeover import VendorTakeover
 
 _MEASURE_PATIENCE = 1.0
@@ -39,9 +53,6 @@ _EVENT_PAUSE = 2.0
 
 _LOOKS = 3
 """How often the hardware is read anew that changes while it is read."""
-
-_LAST_PAUSE = 300.0
-"""Seconds at most until what a claim left is tried again."""
 
 _MAINTENANCE_LOOK = 0.5
 """Seconds between two looks for a request for maintenance."""
@@ -66,9 +77,8 @@ class NvidiaBackend:
         session: NvmlSession,
         gate: Gate,
         hardware: HardwareReader,
-        held: HeldEntries,
         prior_state: PriorState,
-        executor: StepExecutor,
+        appliers: StepAppliers,
         edits: DeviceEdits,
         health: HealthMonitor,
         mps: MpsWatch,
@@ -78,17 +88,13 @@ class NvidiaBackend:
         self._session = session
         self._gate = gate
         self._hardware = hardware
-        self._held = held
         self._prior_state = prior_state
-        self._executor = executor
+        self._appliers = appliers
         self._edits = edits
         self._health = health
         self._mps = mps
         self._takeover = takeover
-        self._deciding = asyncio.Lock()
         self._restored = asyncio.Event()
-        self._reconciled = True
-        self._absent: dict[str, Collection[Step]] = {}
         self._seen: object = None
         self._told = -_EVENT_PAUSE
         self._measured: tuple[Sample, ...] = ()
@@ -100,9 +106,7 @@ class NvidiaBackend:
         """All GPUs, partitions and functions, with their health; during maintenance as they were before."""
         for _ in range(_LOOKS):
             self._seen = await asyncio.to_thread(self._signature)  # before reading: changes since are noticed
-            if not self._reconciled:
-                await self._reconcile()
-            inventory = await in_thread(self._take_stock)
+            inventory = await self._take_stock()
             if await asyncio.to_thread(self._signature) == self._seen:
                 break  # else this is half of the one and half of the other, and a change back would not be noticed
         return inventory
@@ -110,54 +114,46 @@ class NvidiaBackend:
     async def restore(self, held: Sequence[HeldClaim], /) -> None:
         """End what no held claim explains, as far as the settings say so, and look after what the others have.
 
-        GPUs that cannot be read now are put right when they can be: claims must be able to end meanwhile.
+        GPUs that cannot be read now are compared at the next start: claims must be able to end meanwhile, and later
+        something may belong to a claim that is being prepared.
         """
-        self._held.restore(held)
-        self._absent.clear()
+        entries = read_entries(held)
         self._restored.set()
-        self._reconciled = False
-        await self._mps.end_orphans()
+        await self._mps.end_orphans(entries)
         try:
-            await self._reconcile()
+            reading = await self._hardware.read()
+            report = await reconcile(self._session, entries, reading, settings=self._settings)
         except PydraError as error:
-            _log.warning("the GPUs are not compared with what claims hold yet: %s", error)
+            _log.warning("the GPUs are not compared with what claims hold until the next start: %s", error)
+            return
+        for line in report.lines():
+            _log.warning("%s", line)
 
-    async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Any:
-        """What will be held and done for the claim, with what the steps find before; see `held_claims.build_plan`."""
+    async def plan(self, claim: Claim, held: Sequence[HeldClaim], /) -> Plan:
+        """The claim's steps, with the state before them, and what it will have of the hardware."""
         with call_time():
-            async with self._deciding:
-                self._held.refresh(held, claim.uid)
-                self._absent = {uid: steps for uid, steps in self._absent.items() if self._held.read(uid) is not None}
-                entry, absent = await in_thread(self._plan, claim)
-                self._absent[claim.uid] = absent
-        return build_plan(entry)
+            return await in_thread(self._plan, claim, read_entries(held))
 
-    async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
-        """Make the hardware what the plan says; all of it or nothing."""
-        entry = parse_entry(claim)
+    async def apply(self, step: Step, result: Any, claim: Claim, /) -> Any:
+        """Do one step."""
         with self._working(), call_time():
-            await self._executor.carry_out(entry, self._absent.pop(claim.uid, ()))
-            try:
-                prepared = await in_thread(self._describe, claim, entry)
-            except Exception as error:
-                await self._executor.take_back(entry, error)
-                raise
-        self._held.mark_prepared(claim.uid)
-        return prepared
+            return await self._appliers.apply(step, result, claim)
 
-    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
-        """Undo what was done or begun; nothing to do is success.
-
-        During maintenance, what needs NVML is undone later, so that the pods can end.
-        """
-        try:
-            entry = parse_entry(claim, prepared)
-        except PlanUnknown as error:
-            _log.warning("nothing is undone: %s", error)
-            self._held.remove(claim.uid)
+    async def undo(self, step: Step, result: Any, claim: Claim, /) -> None:
+        """Undo one step. Raises UndoLater if the driver cannot be called now, or the GPU is lost."""
+        if is_needed(step, held_claims(), besides=claim.uid):
             return
         with self._working(), call_time():
-            await self._executor.undo(self._held.find_left(entry))
+            await self._appliers.undo(step, result, claim)
+
+    async def prepare(self, claim: Claim, /) -> Sequence[PreparedDevice]:
+        """What containers get, from the hardware as the steps have made it."""
+        with self._working(), call_time():
+            return await in_thread(self._describe, claim)
+
+    async def unprepare(self, claim: Claim, prepared: Sequence[PreparedDevice], /) -> None:
+        """Undo what was done before the agent carried out the steps."""
+        await undo_old_plan(claim, prepared, held_claims(), self.undo)
 
     async def wait_changed(self) -> None:
         """Return on an event of a GPU, or when something outside changed: functions, drivers, partitions."""
@@ -176,19 +172,6 @@ class NvidiaBackend:
             if self._maintenance is None:  # a daemon that is started has the GPUs open
                 await self._mps.look()
             await asyncio.sleep(self._settings.poll_period)
-
-    async def settle(self) -> None:
-        """Undo what ended claims had to leave, as soon as possible, until cancelled."""
-        await self._restored.wait()
-        pause, told = self._settings.poll_period, tuple[str, ...]()
-        while True:
-            problems = await self._executor.undo_ownerless() if self._maintenance is None else ()
-            for problem in problems:
-                if problem not in told:
-                    _log.warning("%s", problem)
-            told = problems
-            pause = min(pause * 2, _LAST_PAUSE) if problems else self._settings.poll_period
-            await asyncio.sleep(pause)
 
     async def follow_maintenance(self) -> None:
         """End the session with NVML whenever the admin requests maintenance, until cancelled.
@@ -231,58 +214,61 @@ class NvidiaBackend:
             maintenance,
             *self._health.samples(reading),
             *self._mps.samples(),
-            *self._held.samples(),
+            *count_devices(held_claims()),
         )
 
     async def inherit(self, directory: str, /) -> Inheritance:
         """What NVIDIA's own driver prepared before; its plugin must have ended."""
         return await self._takeover.inherit(directory)
 
-    def _take_stock(self) -> Inventory:
-        """All hardware as it is now; during maintenance as it was before. Blocks."""
-        before, prepared = self._held.entries(), self._held.prepared()
-        try:
-            self._gate.check()
-            reading = self._hardware.read_here()
-            diagnosis = self._health.diagnose(reading)
-        except InMaintenance as reason:
-            reading = self._hardware.last
-            if reading == Reading():  # nothing can be told of what was never seen
-                raise
-            diagnosis = self._health.recall(reading, str(reason))
-        entries = {**before, **self._held.entries()}
-        still = self._held.prepared()  # what was begun or undone meanwhile may have been read halfway
-        vanished = find_vanished((entry for uid, entry in still.items() if uid in prepared), reading)
+    async def _take_stock(self) -> Inventory:
+        """All hardware as it is now; during maintenance as it was before."""
+        before = read_entries(held_claims())
+        reading, diagnosis = await in_thread(self._examine)
+        after = read_entries(held_claims())
+        # What was begun or undone meanwhile may have been read halfway.
+        still = {entry.uid for entry in before if entry.completed and not entry.left_over}
+        vanished = find_vanished((entry for entry in after if entry.completed and entry.uid in still), reading)
         if self._settings.health:
             claims = {one.device: one.claim for one in vanished}
             diagnosis = add_vanished(diagnosis, claims, settings=self._settings)
-        return build_inventory(
+        return await in_thread(
+            build_inventory,
             reading,
             settings=self._settings,
-            owned=find_owned(entries, reading),
+            owned=find_owned((*before, *after), reading),
             diagnosis=diagnosis,
             removed=[(one.gpu, one.profile, one.placement) for one in vanished],
         )
 
-    def _plan(self, claim: Claim) -> tuple[Entry, Collection[Step]]:
-        """The claim's entry, and which of its partitions are not there yet. Blocks."""
+    def _examine(self) -> tuple[Reading, Diagnosis]:
+        """The hardware and its health. Blocks."""
+        try:
+            self._gate.check()
+            reading = self._hardware.read_here()
+            return reading, self._health.diagnose(reading)
+        except InMaintenance as reason:
+            reading = self._hardware.last
+            if reading == Reading():  # nothing is known of what was never read
+                raise
+            return reading, self._health.recall(reading, str(reason))
+
+    def _plan(self, claim: Claim, entries: Sequence[Entry]) -> Plan:
+        """Blocks. `entries` are older than the reading: a partition that goes meanwhile is not somebody else's."""
         self._gate.check()
-        entries = self._held.entries()  # before reading: a partition that goes meanwhile is not somebody else's
-        entries = {uid: entry for uid, entry in entries.items() if uid != claim.uid}
         reading = self._reread(claim)
         targets = find_targets(claim.devices, reading)
-        unread = self._held.unread.values()
-        planned = plan_claim(claim, targets, reading, entries=entries, unread=unread, settings=self._settings)
-        planned = self._prior_state.remember(planned, entries.values())
-        return planned, find_absent(targets, planned)
+        holds, steps = plan_claim(claim, targets, reading, entries=entries, settings=self._settings)
+        begun = [step for entry in entries for step in entry.begun]
+        return Plan(steps=self._prior_state.remember(steps, begun), data=build_data(holds))
 
-    def _describe(self, claim: Claim, entry: Entry) -> list[PreparedDevice]:
+    def _describe(self, claim: Claim) -> list[PreparedDevice]:
         """What containers get, from the hardware as it is now. Blocks."""
         reading = self._reread(claim)
         targets = find_targets(claim.devices, reading)
-        edits = self._edits.build(targets, reading, entry.steps)
+        edits = self._edits.build(targets, reading, [one.step for one in claim.steps])
         return [
-            target.allocated.prepared(own, state=build_state(entry, target), attributes=describe_prepared(target))
+            target.allocated.prepared(own, attributes=describe_prepared(target))
             for target, own in zip(targets, edits, strict=True)
         ]
 
@@ -295,14 +281,6 @@ class NvidiaBackend:
             reading = self._hardware.reread_here([name.minor for name in names if isinstance(name, GpuName | MigName)])
         self._health.see(reading)
         return reading
-
-    async def _reconcile(self) -> None:
-        """Once, as soon as the hardware can be read: put right what a crash or somebody else left."""
-        reading = await self._hardware.read()
-        report = await reconcile(self._session, self._held, reading, settings=self._settings, deciding=self._deciding)
-        self._reconciled = True
-        for line in report.lines():
-            _log.warning("%s", line)
 
     def _signature(self) -> object:
         return self._hardware.signature(), self._gate.asked() is not None

@@ -1,14 +1,13 @@
-"""What preparing a claim will hold and do, and who may not have it at once: decided before anything is touched. Pure.
+"""What preparing a claim will have and do: decided before anything is changed. Pure.
 
 The key of a piece of hardware is the PCI address of its GPU: a GPU that is passed through has no UUID on this node.
-Looking with admin access excludes nobody, whatever the scheduler believed. Shares of one device go together while their
-configs agree.
+Shares of one device go together while their configs agree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import msgspec
@@ -16,13 +15,13 @@ from msgspec.structs import replace
 
 from pydra import Claim, ClaimError, DeviceInUse, InvalidConfig, TerminalError
 from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, TimeSlicingConfig, VfioDeviceConfig
-from pydra_nvidia.devices import MigName, Partition, Passthrough, Target, WholeGpu, is_on_gpu, parse_name
+from pydra_nvidia.devices import MigName, Partition, Passthrough, Target, VfioName, WholeGpu, parse_name
+from pydra_nvidia.entries import Entry, Hold
 from pydra_nvidia.hardware_types import Gpu, Placement, Reading
-from pydra_nvidia.held_claims import PlanUnknown, UnreadClaim, describe_claim
 from pydra_nvidia.mig.plan_partitions import plan_partitions
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.plan_sharing import plan_sharing
-from pydra_nvidia.steps import CreateMig, Entry, Hold, Step
+from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps, Step
 from pydra_nvidia.vfio.plan_passthrough import plan_passthrough
 
 _KINDS: Mapping[type, tuple[type, str]] = {
@@ -37,43 +36,49 @@ def plan_claim(
     targets: Sequence[Target],
     reading: Reading,
     *,
-    entries: Mapping[str, Entry],
-    unread: Iterable[UnreadClaim] = (),
+    entries: Sequence[Entry],
     settings: Settings,
-) -> Entry:
-    """The claim's entry: modes and partitions first, then how they are shared, passthrough last.
+) -> tuple[tuple[Hold, ...], tuple[Step, ...]]:
+    """What the claim has, and its steps: modes and partitions first, then how they are shared, passthrough last.
 
-    `entries` is what the other claims hold, by uid, and must be older than `reading`. `unread` are those of which that
-    is not known: they keep their GPUs. Raises ClaimError, DeviceInUse, InvalidConfig, TerminalError.
+    `entries` is what the other claims have, and must be older than `reading`. Raises ClaimError, DeviceInUse,
+    InvalidConfig, TerminalError.
     """
-    entry = Entry(uid=claim.uid, namespace=claim.namespace, name=claim.name, holds=find_holds(targets))
-    if conflict := find_conflict(entry, entries.values()):
+    holds = find_holds(targets)
+    if conflict := find_conflict(holds, entries):
         raise conflict
-    if problems := tuple(_find_kept(targets, reading, unread)):
-        raise PlanUnknown("; ".join(problems))
     if problems := tuple(_misplaced(targets)):
         raise InvalidConfig(problems)
-    begun = [step for other in entries.values() for step in other.steps]
     steps = (
         *plan_partitions(targets, reading, owned=find_owned(entries, reading), settings=settings),
         *plan_sharing(claim.uid, targets, settings=settings),
-        *plan_passthrough(targets, reading, begun=begun, settings=settings),
+        *plan_passthrough(
+            targets, reading, begun=[step for other in entries for step in other.begun], settings=settings
+        ),
     )
-    return Entry(uid=entry.uid, namespace=entry.namespace, name=entry.name, holds=entry.holds, steps=steps)
+    return holds, tuple(name_devices(step, targets) for step in steps)
 
 
-def _find_kept(targets: Sequence[Target], reading: Reading, unread: Iterable[UnreadClaim]) -> Iterator[str]:
-    """The devices whose GPUs are kept by claims without a readable plan. Admin access only looks."""
-    wanted = [target for target in targets if not target.allocated.admin_access]
-    for one in unread:
-        for target in wanted:
-            address = target.function.address if isinstance(target, Passthrough) else target.gpu.pci
-            if names := [name for name in one.devices if is_on_gpu(name, address, reading)]:
-                yield (
-                    f"{target.allocated.device} cannot be prepared: {describe_claim(one.claim)} has {', '.join(names)}"
-                    f" of the same GPU ({address}), and what it did there is not known: {one.reason}; delete the pods"
-                    " that use that claim (if it is deleted already, the agent unprepares it later)"
-                )
+def name_devices(step: Step, targets: Sequence[Target]) -> Step:
+    """The step with the names of the devices that it is for."""
+    return replace(step, holds=tuple([one.allocated.device for one in targets if _is_for(step, one)]))
+
+
+def _is_for(step: Step, target: Target) -> bool:
+    if target.allocated.admin_access:
+        return False
+    if isinstance(target, Passthrough):
+        return isinstance(step, BindVfio) and step.address == target.function.address
+    gpu, place = target.gpu.uuid, target.placement if isinstance(target, Partition) else None
+    match step:
+        case CreateMig():
+            return (step.gpu, step.placement) == (gpu, place)
+        case StartMps():
+            uuid = target.uuid if isinstance(target, Partition) else gpu
+            return uuid in step.devices or (place is not None and step.partition == (gpu, place))
+        case MigModeOn() | MigModeOff() | SetTimeSlice():
+            return step.gpu == gpu
+    return False
 
 
 def _misplaced(targets: Sequence[Target]) -> Iterator[str]:
@@ -87,12 +92,12 @@ def _misplaced(targets: Sequence[Target]) -> Iterator[str]:
             )
 
 
-def find_owned(entries: Mapping[str, Entry], reading: Reading) -> frozenset[tuple[str, Placement]]:
+def find_owned(entries: Iterable[Entry], reading: Reading) -> frozenset[tuple[str, Placement]]:
     """The places whose partitions were made here, by their GPU's UUID: not where one of another profile is by now."""
     gpus = {gpu.uuid: gpu for gpu in reading.gpus}
     return frozenset(
         (step.gpu, step.placement)
-        for entry in entries.values()
+        for entry in entries
         for step in entry.steps
         if isinstance(step, CreateMig) and not _is_replaced(step, gpus.get(step.gpu))
     )
@@ -109,7 +114,7 @@ class Vanished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_vanished(entries: Iterable[Entry], reading: Reading) -> tuple[Vanished, ...]:
-    """Partitions of prepared claims that somebody else removed; of a GPU that is not read nothing is known."""
+    """Partitions of completed claims that somebody else removed; of a GPU that is not read nothing is known."""
     gpus = {gpu.pci: gpu for gpu in reading.gpus if _is_read(gpu)}
     found: dict[str, Vanished] = {}
     for entry in entries:
@@ -120,7 +125,7 @@ def find_vanished(entries: Iterable[Entry], reading: Reading) -> tuple[Vanished,
             if (name.profile, hold.place) not in _usable_places(gpu):
                 found[hold.device] = Vanished(
                     device=hold.device,
-                    claim=f"{entry.namespace}/{entry.name}",
+                    claim=entry.name,
                     gpu=gpu.uuid,
                     profile=name.profile,
                     placement=hold.place,
@@ -140,20 +145,6 @@ def _usable_places(gpu: Gpu) -> frozenset[tuple[int, Placement]]:
 def _is_replaced(step: CreateMig, gpu: Gpu | None) -> bool:
     instances = gpu.mig.instances if gpu is not None and gpu.mig is not None else ()
     return any(one.placement == step.placement and one.profile != step.profile for one in instances)
-
-
-def find_absent(targets: Iterable[Target], entry: Entry) -> frozenset[Step]:
-    """The partitions to create of which nothing is there yet."""
-    missing = {
-        (target.gpu.uuid, target.profile_id, target.placement)
-        for target in targets
-        if isinstance(target, Partition) and target.instance is None
-    }
-    return frozenset(
-        step
-        for step in entry.steps
-        if isinstance(step, CreateMig) and (step.gpu, step.profile, step.placement) in missing
-    )
 
 
 class SharesDiffer(ClaimError):
@@ -177,41 +168,31 @@ def find_holds(targets: Sequence[Target]) -> tuple[Hold, ...]:
     )
 
 
-def find_conflict(entry: Entry, others: Iterable[Entry]) -> ClaimError | None:
-    """Why the claim cannot have what it wants: TerminalError for its own devices, DeviceInUse, SharesDiffer.
+def find_conflict(holds: Sequence[Hold], others: Iterable[Entry]) -> ClaimError | None:
+    """Why the claim cannot have what it wants, as far as the API cannot tell: TerminalError, DeviceInUse, SharesDiffer.
 
-    `others` may have the claim itself, which is not a conflict.
+    Devices and counters are compared by the agent. A GPU that is not read has no counters.
     """
-    for one, other in combinations(entry.holds, 2):
-        if _exclude(one, other):
-            return TerminalError(f"{_relate(one, other)}, so that one claim cannot have both; ask for one of them")
+    for one, other in combinations(holds, 2):
         if problem := _differ(one, other, "in one request", "in another"):
             return TerminalError(f"the claim has two shares of device {one.device} that disagree: {problem}")
-    for held, uid in _held(others, besides=entry.uid):
-        for wanted in entry.holds:
-            if _exclude(wanted, held):
-                return DeviceInUse(_describe(wanted, held), f"with uid {uid}")
+    for entry in others:
+        for held, wanted in product(entry.holds, holds):
+            if _is_guest_and_host(wanted, held):
+                what = f"{wanted.device} ({wanted.device} and {held.device} are the same hardware)"
+                return DeviceInUse(what, f"with uid {entry.uid}")
             if problem := _differ(wanted, held, "here", "there"):
                 return SharesDiffer(
-                    f"device {wanted.device} is shared with the claim with uid {uid}, and claims that share a device"
-                    f" must configure it alike: {problem}"
+                    f"device {wanted.device} is shared with the claim with uid {entry.uid}, and claims that share a"
+                    f" device must configure it alike: {problem}"
                 )
     return None
 
 
-def _held(entries: Iterable[Entry], besides: str) -> Iterator[tuple[Hold, str]]:
-    for entry in entries:
-        if entry.uid != besides:
-            for hold in entry.holds:
-                yield hold, entry.uid
-
-
-def _exclude(one: Hold, other: Hold) -> bool:
-    if one.admin or other.admin or one.hardware != other.hardware:
-        return False
-    if one.place is not None and other.place is not None and not one.place.overlaps(other.place):
-        return False
-    return not _share(one, other)
+def _is_guest_and_host(one: Hold, other: Hold) -> bool:
+    """Whether a GPU would be passed through and used by containers at once."""
+    guests = [isinstance(parse_name(hold.device), VfioName) for hold in (one, other)]
+    return not one.admin and not other.admin and one.hardware == other.hardware and any(guests) and not all(guests)
 
 
 def _share(one: Hold, other: Hold) -> bool:
@@ -230,21 +211,6 @@ def _differ(one: Hold, other: Hold, here: str, there: str) -> str:
         for path in sorted(left.keys() | right.keys())
         if left.get(path) != right.get(path)
     )
-
-
-def _describe(wanted: Hold, held: Hold) -> str:
-    return wanted.device if wanted.device == held.device else f"{wanted.device} ({_relate(wanted, held)})"
-
-
-def _relate(one: Hold, other: Hold) -> str:
-    if one.device == other.device:
-        return f"{one.device} is asked for twice"
-    if one.place is None and other.place is None:
-        return f"{one.device} and {other.device} are the same hardware"
-    if one.place is not None and other.place is not None:
-        return f"{one.device} and {other.device} need the same memory slices"
-    part, whole = (one, other) if one.place is not None else (other, one)
-    return f"{part.device} is a part of {whole.device}"
 
 
 def _agreed(target: Target) -> str:

@@ -15,17 +15,17 @@ from pydra_nvidia.cdi.hooks import describe_hooks, find_hook
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.health.incidents import FILE, IncidentStore
 from pydra_nvidia.health.monitor import HealthMonitor
-from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot, find_driver_root
 from pydra_nvidia.host.persistenced import Persistenced
 from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.node import Node
 from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.prior_state import PriorState
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
 from pydra_nvidia.sharing.time_slicing import SetTimeSliceApplier
-from pydra_nvidia.step_executor import PriorState, StepExecutor
+from pydra_nvidia.step_appliers import StepAppliers
 from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOff, MigModeOn, SetTimeSlice, StartMps
 from pydra_nvidia.takeover.takeover import VendorTakeover
 from pydra_nvidia.vfio.apply_passthrough import BindVfioApplier
@@ -40,24 +40,22 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
     settings, tree, gate = node.settings, node.tree, node.gate
     session = NvmlSession(node.load, gate)
     hardware = HardwareReader(session, tree, settings=settings)
-    held = HeldEntries()
     health = HealthMonitor(session, IncidentStore(os.path.join(settings.state, FILE)), settings=settings)
 
     def find_root() -> DriverRoot:
         return find_driver_root(tree, settings)
 
     daemons = MpsDaemons(settings, tree, find_root)
-    start_mps = StartMpsApplier(session, settings, held, daemons, hardware.reread)
-    executor = StepExecutor(
-        held,
+    start_mps = StartMpsApplier(session, settings, daemons, hardware.reread)
+    appliers = StepAppliers(
         {
-            MigModeOn: MigModeOnApplier(session, held),
-            MigModeOff: MigModeOffApplier(session, held),
-            CreateMig: CreateMigApplier(session, held),
-            SetTimeSlice: SetTimeSliceApplier(session, held, find_root),
+            MigModeOn: MigModeOnApplier(session),
+            MigModeOff: MigModeOffApplier(session),
+            CreateMig: CreateMigApplier(session),
+            SetTimeSlice: SetTimeSliceApplier(session, find_root),
             StartMps: start_mps,
             BindVfio: BindVfioApplier(tree, settings, session),
-        },
+        }
     )
     edits = DeviceEdits(tree, settings)
     await _say_hook(tree, settings)
@@ -66,18 +64,16 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
         session=session,
         gate=gate,
         hardware=hardware,
-        held=held,
         prior_state=PriorState(session, tree, Persistenced(tree, find_root)),
-        executor=executor,
+        appliers=appliers,
         edits=edits,
         health=health,
-        mps=MpsWatch(start_mps, settings, held),
+        mps=MpsWatch(start_mps, settings),
         takeover=VendorTakeover(
             settings=settings,
             tree=tree,
             hardware=hardware,
-            held=held,
-            executor=executor,
+            appliers=appliers,
             edits=edits,
         ),
     )
@@ -85,7 +81,6 @@ async def open_backend(node: Node) -> AsyncIterator[NvidiaBackend]:
         work = {
             "maintenance": backend.follow_maintenance(),
             "MPS daemons": backend.supervise(),
-            "what claims left": backend.settle(),
         }
         async with _beside(work):
             yield backend

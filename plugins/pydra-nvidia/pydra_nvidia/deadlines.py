@@ -26,13 +26,12 @@ MARGIN = 2.0
 """Seconds before the agent cancels the call in which it answers; a tenth of the call, where that is less."""
 
 RESERVE = 12.0
-"""Seconds that are kept for undoing what a prepare began; a third of the call, where that is less."""
+"""Seconds that `doing` keeps for undoing what was begun; a third of the call, where that is less."""
 
 
 class _Budget(msgspec.Struct, frozen=True):
     """`call` is the end of all, `end` that of the block; `reserve` are the seconds before `call` for undoing."""
 
-    began: float
     end: float
     call: float
     reserve: float = 0.0
@@ -46,7 +45,7 @@ def time_for(seconds: float) -> Generator[None]:
     """What is in the block has these seconds from now, or what is left of the time around it if that is less."""
     now, around = time.monotonic(), _budget.get()
     end = now + seconds
-    inner = _Budget(now, end, end) if around is None else msgspec.structs.replace(around, end=min(around.end, end))
+    inner = _Budget(end, end) if around is None else msgspec.structs.replace(around, end=min(around.end, end))
     token = _budget.set(inner)
     try:
         yield
@@ -59,7 +58,7 @@ def call_time() -> Generator[None]:
     """The block is a call of the agent's: it has what the agent gives it."""
     now, given = time.monotonic(), time_left()
     end = now + given - min(MARGIN, given / 10)
-    token = _budget.set(_Budget(now, end, end, min(RESERVE, (end - now) / 3)))
+    token = _budget.set(_Budget(end, end, min(RESERVE, (end - now) / 3)))
     try:
         yield
     finally:
@@ -80,29 +79,10 @@ def doing() -> Generator[None]:
         _budget.reset(token)
 
 
-@contextmanager
-def undoing() -> Generator[None]:
-    """What is in the block has all that is left of the call."""
-    around = _budget.get()
-    token = _budget.set(None if around is None else msgspec.structs.replace(around, end=around.call))
-    try:
-        yield
-    finally:
-        _budget.reset(token)
-
-
 def left(at_most: float) -> float:
     """Seconds that something may take which alone would have `at_most`; 0 when the time is used up."""
     budget = _budget.get()
     return at_most if budget is None else max(0.0, min(at_most, budget.end - time.monotonic()))
-
-
-def left_since_begin(at_most: float) -> float:
-    """The same, where all of one kind in a call have `at_most` together, counted from when the call began."""
-    budget = _budget.get()
-    if budget is None:
-        return at_most
-    return left(max(0.0, budget.began + at_most - time.monotonic()))
 
 
 P = ParamSpec("P")

@@ -145,20 +145,6 @@ def passthrough_candidates(reading: Reading) -> tuple[PciFunction, ...]:
     return tuple(reading.functions[address] for address in addresses if not reading.functions[address].is_virtual)
 
 
-def is_on_gpu(device: str, address: str, reading: Reading) -> bool:
-    """Whether the name means the GPU at this PCI address, all or a part of it, by this or another of its names."""
-    match parse_name(device):
-        case GpuName(minor) | MigName(minor):
-            gpus = (*reading.gpus, *(lost.last for lost in reading.lost if lost.last is not None))
-            known = {gpu.minor: gpu.pci for gpu in gpus}
-            # A GPU that the driver does not show now may be any function that is not one of the others.
-            return known[minor] == address if minor in known else address not in known.values()
-        case VfioName(index):
-            functions = passthrough_candidates(reading)
-            return index < len(functions) and functions[index].address == address
-    return False
-
-
 def _find(device: AllocatedDevice, reading: Reading) -> Target:
     match parse_name(device.device):
         case GpuName(minor):

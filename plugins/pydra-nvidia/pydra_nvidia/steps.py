@@ -1,21 +1,26 @@
-"""What can be done to the hardware for a claim, as values: planned before it is done, undone in reverse.
+"""What can be done to the hardware for a claim, as values: planned before it is done, undone in reverse, by the agent.
 
-Each kind has an applier in the room that knows it. A step says all that undoing needs.
+Each kind has an applier in the package for its subject. A step has all that undoing needs, except what only doing it
+could tell, which is its result. Its `key` has the target and the wanted state, and not the state before: claims whose
+steps have the same key have one change in common. `holds` are names of devices of the claim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
 import pydra_pci
+from pydra import Claim
 from pydra_nvidia.hardware_types import Placement
 
 
 class _Step(msgspec.Struct, frozen=True, kw_only=True, tag_field="step"):
     """Each kind has a tag, which is its name in plans."""
+
+    holds: tuple[str, ...] | None = None
 
 
 class MigModeOn(_Step, frozen=True, tag="mig-mode-on"):
@@ -23,27 +28,47 @@ class MigModeOn(_Step, frozen=True, tag="mig-mode-on"):
 
     gpu: str
 
+    @property
+    def key(self) -> str:
+        """The GPU."""
+        return self.gpu
+
+    def __str__(self) -> str:
+        return f"mig-mode-on of {self.gpu}"
+
 
 class MigModeOff(_Step, frozen=True, tag="mig-mode-off"):
     """Leave MIG mode, so that the GPU can be given whole or passed through. There is nothing to undo."""
 
     gpu: str
 
+    @property
+    def key(self) -> str:
+        """The GPU."""
+        return self.gpu
+
+    def __str__(self) -> str:
+        return f"mig-mode-off of {self.gpu}"
+
 
 class CreateMig(_Step, frozen=True, tag="create-mig"):
     """Create a GPU instance at its place and a compute instance that fills it. Undone by destroying both.
 
-    `uuid` is that of the compute instance, where a prepared device remembers it: what has another is not destroyed.
-    `absent`, which is in no plan, says that nothing was there when it was planned: what is there now is
-    somebody else's.
+    Its result is the UUID of the compute instance: what has another is not destroyed.
     """
 
     gpu: str
     profile: int
     profile_name: str
     placement: Placement
-    uuid: str = ""
-    absent: bool = False
+
+    @property
+    def key(self) -> str:
+        """The GPU, the profile and the place."""
+        return f"{self.gpu}/{self.profile}/{self.placement.start}+{self.placement.size}"
+
+    def __str__(self) -> str:
+        return f"create-mig {self.profile_name} at memory slice {self.placement.start} of {self.gpu}"
 
 
 class SetTimeSlice(_Step, frozen=True, tag="set-time-slice"):
@@ -55,6 +80,14 @@ class SetTimeSlice(_Step, frozen=True, tag="set-time-slice"):
     gpu: str
     interval: int
     mode: int | None = None
+
+    @property
+    def key(self) -> str:
+        """The GPU and the time slice."""
+        return f"{self.gpu}/{self.interval}"
+
+    def __str__(self) -> str:
+        return f"set-time-slice {self.interval} of {self.gpu}"
 
 
 class StartMps(_Step, frozen=True, tag="start-mps"):
@@ -77,63 +110,45 @@ class StartMps(_Step, frozen=True, tag="start-mps"):
     default_pinned_mib: int | None = None
     multi_user: bool = False
 
+    @property
+    def key(self) -> str:
+        """The daemon's id, which has the claim's uid."""
+        return self.id
+
+    def __str__(self) -> str:
+        return f"start-mps {self.id}"
+
 
 class BindVfio(pydra_pci.BindVfio, frozen=True, kw_only=True, tag="bind-vfio"):
     """Passthrough of a GPU. `persistence`: it gets its persistence mode back with its driver."""
 
     persistence: bool = False
+    holds: tuple[str, ...] | None = None
+
+    @property
+    def key(self) -> str:
+        """The function and the driver that it gets."""
+        return f"{self.address}/{self.target}"
+
+    def __str__(self) -> str:
+        return f"bind-vfio {self.address} to {self.target}"
 
 
 Step: TypeAlias = MigModeOn | MigModeOff | CreateMig | SetTimeSlice | StartMps | BindVfio
-
-
-class Hold(msgspec.Struct, frozen=True, kw_only=True):
-    """That a claim has (a part of) some hardware: the PCI address of its GPU, and the memory slices it covers.
-
-    `place` None: all of it. `share` is the share id where others may hold it too, and `config` what they must agree
-    on, as JSON. Holds with `admin` only look.
-    """
-
-    device: str
-    hardware: str
-    place: Placement | None = None
-    share: str | None = None
-    config: str = ""
-    admin: bool = False
-
-
-class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was done, or begun, for one claim, in the order of doing.
-
-    An `ownerless` one has what could not be undone when its claim ended. It holds nothing, and is undone as soon as
-    that can be done.
-    """
-
-    uid: str
-    namespace: str
-    name: str
-    holds: tuple[Hold, ...] = ()
-    steps: tuple[Step, ...] = ()
-    ownerless: bool = False
-
-
-def leave_behind(entry: Entry, steps: tuple[Step, ...]) -> Entry:
-    """The ownerless entry with these steps of the claim's; it has a uid that no claim has."""
-    return Entry(uid=f"{entry.uid}.left", namespace=entry.namespace, name=entry.name, steps=steps, ownerless=True)
+STEP_TYPES: Sequence[type] = (MigModeOn, MigModeOff, CreateMig, SetTimeSlice, StartMps, BindVfio)
 
 
 class StepApplier(Protocol):
     """Does and undoes one kind of step; both may be repeated.
 
-    `apply` is all or nothing: when it raises a ClaimError, the hardware is as it was, unless it is
-    a `pydra_pci.LeftBehind`.
-    `undo` succeeds when there is nothing to undo, and touches nothing that another claim or somebody else made.
+    `apply` is all or nothing: when it raises a ClaimError, the hardware is as it was, unless it is a `LeftBehind`.
+    `undo` succeeds when there is nothing to undo, and touches nothing that somebody else made.
     """
 
-    async def apply(self, step: Any, entry: Entry, /) -> None:
-        """Do it."""
+    async def apply(self, step: Any, result: Any, claim: Claim, /) -> Any:
+        """Do it; `result` is that of another claim with the same step, else None."""
         ...
 
-    async def undo(self, step: Any, entry: Entry, /) -> None:
-        """Undo it."""
+    async def undo(self, step: Any, result: Any, claim: Claim, /) -> None:
+        """Undo it; without `result`, it may or may not have been done."""
         ...

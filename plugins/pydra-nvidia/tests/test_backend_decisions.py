@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pydra import AllocatedDevice, Claim, DeviceInUse
+from pydra import AllocatedDevice, Claim
 from pydra_nvidia.backend import NvidiaBackend
 from pydra_nvidia.composition import open_backend
-from pydra_nvidia.held_claims import parse_entry
 from pydra_nvidia.node import find_node
 from pydra_nvidia.simulation.simulation import open_simulation
 from pydra_nvidia.steps import CreateMig, MigModeOn
 from small_agent import SmallAgent, as_kept
+from step_agent import list_steps
 
 SMALL, OTHER = "gpu-0-mig-1g10gb-19-0", "gpu-0-mig-1g10gb-19-5"
 
@@ -60,7 +60,7 @@ async def test_eight_gpus_of_one_claim_are_prepared_as_each_would_be(node: Node)
 async def test_a_second_prepare_of_the_same_plan_changes_nothing(node: Node) -> None:
     prepared = await node.agent.prepare(claim("one", SMALL))
     record = node.agent.records["one"]
-    assert [type(step) for step in parse_entry(record.claim).steps] == [MigModeOn, CreateMig]
+    assert [type(step) for step in list_steps([record])] == [MigModeOn, CreateMig]
     assert as_kept(await node.backend.prepare(record.claim)) == prepared
     assert node.starts() == [0]
 
@@ -68,19 +68,3 @@ async def test_a_second_prepare_of_the_same_plan_changes_nothing(node: Node) -> 
 async def test_a_plan_touches_nothing(node: Node) -> None:
     await node.agent.plan(claim("one", SMALL))
     assert node.starts() == []
-    assert node.backend._held.entries() == {}
-
-
-async def test_a_claim_that_ended_is_not_held_again_by_a_record_that_is_about_to_go(node: Node) -> None:
-    await node.agent.prepare(claim("one", SMALL))
-    record = node.agent.records["one"]
-    await node.backend.unprepare(record.claim, record.prepared)
-    await node.backend.plan(claim("two", OTHER), [record])
-    assert node.backend._held.staying("two") == ()
-
-
-async def test_a_plan_knows_what_another_process_prepared(node: Node) -> None:
-    other = SmallAgent(node.backend)
-    record = await other.plan(claim("theirs", "gpu-0"))
-    with pytest.raises(DeviceInUse):
-        await node.backend.plan(claim("ours", "gpu-0"), [record])

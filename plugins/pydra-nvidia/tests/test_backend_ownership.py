@@ -8,18 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pydra import AllocatedDevice, Claim, ClaimError, DeviceInUse, HeldClaim
+from pydra import AllocatedDevice, Claim, ClaimError, HeldClaim, StepStage
 from pydra_nvidia.composition import open_backend
-from pydra_nvidia.held_claims import parse_entry
 from pydra_nvidia.node import find_node
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
 from pydra_nvidia.simulation.state import GpuState, Process
-from pydra_nvidia.steps import BindVfio, Entry, MigModeOff, SetTimeSlice
+from pydra_nvidia.steps import BindVfio, MigModeOff
 from pydra_pci import bind_function
 from small_agent import SmallAgent, as_kept
+from step_agent import list_steps
 
 STARTED = Path(__file__).parent / "data" / "vendor-checkpoints" / "started.json"
 MACHINE = {"settings": {"dynamic_mig": True}, "gpus": [{"model": "h100-80gb", "count": 3, "minors": [2, 0, 1]}]}
@@ -111,12 +112,14 @@ async def test_what_is_taken_over_is_undone_by_its_plan(node: Node) -> None:
     (Path(directory) / "checkpoint.json").write_text(text.replace("3a8b7c1e-5f2d-4e6a-9b0c-1d2e3f4a5b6c", boot))
     async with node.backend() as backend:
         (taken,) = (await backend.inherit(directory)).claims
-        assert [hold.device for hold in parse_entry(taken.claim).holds] == ["gpu-0"]
-        await backend.restore([HeldClaim(claim=taken.claim, prepared=taken.prepared, completed=True)])
-        with pytest.raises(DeviceInUse):
-            await backend.plan(claim("one", "gpu-0"), [HeldClaim(claim=taken.claim, completed=True)])
-        await backend.unprepare(taken.claim, taken.prepared)
-        await SmallAgent(backend).prepare(claim("one", "gpu-0"))
+        assert [(step.label, step.stage) for step in taken.claim.steps] == [
+            (f"set-time-slice 0 of {uuid}", StepStage.DONE)
+        ] or not taken.claim.steps
+        agent = SmallAgent()
+        agent.records["vendor"] = HeldClaim(claim=taken.claim, prepared=taken.prepared, completed=True)
+        await agent.start(backend)
+        await agent.unprepare(taken.claim)
+        await agent.prepare(claim("one", "gpu-0"))
 
 
 async def test_a_vendors_claim_that_cannot_be_undone_yet_keeps_nobody_waiting(node: Node) -> None:
@@ -130,70 +133,9 @@ async def test_a_vendors_claim_that_cannot_be_undone_yet_keeps_nobody_waiting(no
     async with node.backend(dynamic_mig="true") as backend:
         inherited = await backend.inherit(directory)
         assert [Path(file).name for file in inherited.files] == ["checkpoint.json"]
-        (left,) = backend._held.entries().values()
-        assert left.ownerless
-        await backend.restore(())
         assert [one.start for one in node.gpu().instances] == [0]
+        await backend.restore(())
         assert (await backend.discover()).devices
-        with node.simulation.machine.change() as view:
-            view.state.gpus[uuid].processes.clear()
-        await until(lambda: not backend._held.entries())
-        assert node.gpu().instances == []
-
-
-UNREADABLE = {"steps": [{"step": "of a later version"}]}
-
-
-@pytest.mark.parametrize("plan", [UNREADABLE, None], ids=["of a later version", "missing"])
-async def test_a_claim_without_a_readable_plan_keeps_its_gpus_and_no_others(node: Node, plan: Any) -> None:
-    unread = replace(claim("one", "gpu-0"), plan=plan)
-    held = [HeldClaim(claim=unread, completed=True)]
-    async with node.backend(dynamic_mig="true", vfio="true") as backend:
-        await backend.restore(held)
-        boards = sorted(node.simulation.machine.read().boards.values(), key=lambda board: board.address)
-        index, board = next((index, board) for index, board in enumerate(boards) if board.minor == 0)
-        for device in ("gpu-0", PART, f"gpu-vfio-{index}"):
-            refused = rf"{device} cannot be .*: claim default/claim-one has gpu-0 .*{board.address}.*; delete the pods"
-            with pytest.raises(ClaimError, match=refused):
-                await backend.plan(claim("two", device), held)
-        await backend.plan(claim("two", "gpu-1", "gpu-2-mig-1g10gb-19-0"), held)
-        assert (await backend.discover()).devices
-        await backend.unprepare(unread, ())
-        await backend.plan(claim("two", "gpu-0"), held)
-
-
-async def test_a_claim_without_a_readable_plan_keeps_the_gpu_that_it_has_passed_through(node: Node) -> None:
-    held = [HeldClaim(claim=claim("one", "gpu-vfio-0"), completed=True)]
-    minor = next(one.minor for one in node.simulation.machine.read().boards.values() if one.address == node.address())
-    async with node.backend(vfio="true") as backend:
-        await backend.restore(held)
-        for device in ("gpu-vfio-0", f"gpu-{minor}"):
-            with pytest.raises(ClaimError, match="claim default/claim-one has gpu-vfio-0 of the same GPU"):
-                await backend.plan(claim("two", device), held)
-        await backend.plan(claim("two", "gpu-vfio-1"), held)
-
-
-async def test_a_gpu_that_the_driver_does_not_show_may_be_any_function_without_a_gpu(node: Node) -> None:
-    held = [HeldClaim(claim=claim("one", "gpu-9-mig-1g10gb-19-0"), completed=True)]
-    bind_function(node.simulation.tree, node.address(), "vfio-pci", "nvidia")
-    async with node.backend(vfio="true") as backend:
-        await backend.restore(held)
-        with pytest.raises(ClaimError, match="claim default/claim-one has gpu-9-mig-1g10gb-19-0"):
-            await backend.plan(claim("two", "gpu-vfio-0"), held)
-        await backend.plan(claim("two", "gpu-vfio-1"), held)
-
-
-async def test_a_held_claim_of_unknown_devices_is_logged_and_stops_nobody(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
-    unread = Claim(uid="one", namespace="", name="", devices=())
-    held = [HeldClaim(claim=unread, completed=False)]
-    async with node.backend() as backend:
-        await backend.restore(held)
-        await backend.plan(claim("two", "gpu-0"), held)
-        await backend.plan(claim("three", "gpu-1"), held)
-    told = [line for line in caplog.messages if "the claim with uid one has no plan; no GPU is kept for it" in line]
-    assert len(told) == 1
 
 
 async def test_what_was_before_is_in_the_plan(node: Node) -> None:
@@ -208,20 +150,13 @@ async def test_what_was_before_is_in_the_plan(node: Node) -> None:
         passed = claim("v", "gpu-vfio-0")
         prepared = await agent.prepare(passed)
         (record,) = agent.records.values()
-        mode, step = parse_entry(record.claim).steps
+        mode, step = list_steps([record])
         assert isinstance(mode, MigModeOff)
         assert isinstance(step, BindVfio)
         assert step.override == "nvidia"
         assert as_kept(await backend.prepare(record.claim)) == prepared, "a GPU that is bound has no mode to leave"
         await agent.unprepare(passed)
         assert tree.read(tree.sys(f"bus/pci/devices/{node.address()}/driver_override")) == "nvidia"
-        uuid = next(u for u, board in node.simulation.machine.read().boards.items() if board.minor == 1)
-        planned = Entry(uid="t", namespace="d", name="t", steps=(SetTimeSlice(gpu=uuid, interval=1),))
-        (remembered,) = backend._prior_state.remember(planned, ()).steps
-        assert remembered == SetTimeSlice(gpu=uuid, interval=1, mode=2)
-        first = Entry(uid="f", namespace="d", name="f", steps=(SetTimeSlice(gpu=uuid, interval=1, mode=3),))
-        (shared,) = backend._prior_state.remember(planned, [first]).steps
-        assert shared == first.steps[0], "what the first of two claims found"
 
 
 async def test_what_a_process_began_is_undone_when_the_next_one_starts(node: Node) -> None:
@@ -229,7 +164,8 @@ async def test_what_a_process_began_is_undone_when_the_next_one_starts(node: Nod
     async with node.backend(dynamic_mig="true") as backend:
         await agent.start(backend)
         await agent.prepare(claim("kept", "gpu-0-mig-1g10gb-19-5"))
-        await agent.backend.prepare((await agent.plan(claim("begun", PART))).claim)
+        await agent.carry_out((await agent.plan(claim("begun", PART))).claim)
+        agent.note(agent.records["begun"].claim)
         await agent.plan(claim("planned", "gpu-1"))
     assert sorted(one.start for one in node.gpu().instances) == [0, 5]
     async with node.backend(dynamic_mig="true", orphans="remove") as backend:
@@ -274,21 +210,28 @@ async def test_a_partition_that_appears_between_the_plan_and_its_step_is_not_tak
         node.simulation.inject.set_mig_mode(0, True, force=True)
         theirs = node.simulation.inject.create_mig(0, "1g.10gb", 0)
         with pytest.raises(ClaimError, match="made outside of this driver a moment ago"):
-            await backend.prepare(record.claim)
-        await agent.unprepare(claim("one"))
+            await agent.carry_out(record.claim)
         assert [one.uuid for part in node.gpu().instances for one in part.compute] == [theirs]
 
 
-async def test_a_claim_of_the_first_version_is_undone_by_what_its_devices_remember(node: Node) -> None:
+@pytest.mark.parametrize("has_shared", [False, True])
+async def test_a_claim_whose_plan_lists_its_steps_is_undone_by_them(node: Node, has_shared: bool) -> None:
     agent = SmallAgent()
     async with node.backend(dynamic_mig="true") as backend:
         await agent.start(backend)
         (device,) = await agent.prepare(claim("one", PART))
-        plan = agent.records["one"].plan
-        old = replace(device, state={"version": 2, "boot": "b", **plan})
-        agent.records["one"] = HeldClaim(claim=claim("one", PART), prepared=(old,), completed=True)
+        now = agent.records["one"].claim
+        steps = [msgspec.to_builtins(one.step) for one in now.steps]
+        uuid = {"steps": [{**steps[-1], "uuid": now.steps[-1].result}]}
+        old = replace(now, plan={**now.plan, "steps": steps}, steps=())
+        agent.records["one"] = HeldClaim(claim=old, prepared=(replace(device, state=uuid),), completed=True)
+        if has_shared:
+            await agent.prepare(claim("two", PART))
     async with node.backend(dynamic_mig="true", orphans="remove") as backend:
         await agent.start(backend)
         assert [one.start for one in node.gpu().instances] == [0]
         await agent.unprepare(claim("one", PART))
+        assert [one.start for one in node.gpu().instances] == ([0] if has_shared else [])
+        await agent.unprepare(claim("two", PART))
         assert node.gpu().instances == []
+        assert not node.gpu().mig

@@ -10,9 +10,10 @@ from pydra import AllocatedDevice, Claim, InvalidConfig
 from pydra_nvidia.claim_config import GpuConfig, MigDeviceConfig, VfioDeviceConfig
 from pydra_nvidia.claim_plan import find_owned, plan_claim
 from pydra_nvidia.devices import find_targets
+from pydra_nvidia.entries import Entry
 from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, Mig, Placement, Reading
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.steps import CreateMig, Entry
+from pydra_nvidia.steps import CreateMig
 
 PLACE = Placement(0, 1)
 PART = CreateMig(gpu="GPU-0", profile=19, profile_name="1g.10gb", placement=PLACE)
@@ -32,7 +33,7 @@ GPU = Gpu(
 def plan(*configs: Any, explicit: tuple[bool, ...]) -> object:
     device = AllocatedDevice(request="r", pool="n", device="gpu-0", configs=configs, explicit=explicit)
     claim, reading = Claim(uid="u", namespace="ns", name="c", devices=(device,)), Reading(gpus=(GPU,))
-    return plan_claim(claim, find_targets(claim.devices, reading), reading, entries={}, settings=Settings())
+    return plan_claim(claim, find_targets(claim.devices, reading), reading, entries=(), settings=Settings())
 
 
 def test_configs_of_other_kinds_that_are_for_all_requests_are_passed_over() -> None:
@@ -68,6 +69,6 @@ def test_a_partition_of_another_profile_where_ours_was_is_not_ours() -> None:
         )
         return Reading(gpus=(gpu,))
 
-    entries = {"one": Entry(uid="one", namespace="default", name="claim", steps=(PART,))}
+    entries = (Entry(uid="one", name="default/claim", steps=(PART,)),)
     assert find_owned(entries, reading(19)) == find_owned(entries, Reading()) == {("GPU-0", PLACE)}
     assert find_owned(entries, reading(20)) == frozenset()

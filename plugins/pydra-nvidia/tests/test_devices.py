@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from gpu_values import gpu as h100
 from pydra import AllocatedDevice, PydraError, TerminalError, UnknownDevice
-from pydra_nvidia.devices import Partition, Passthrough, WholeGpu, find_targets, is_on_gpu
+from pydra_nvidia.devices import Partition, Passthrough, WholeGpu, find_targets
 from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, LostGpu, Mig, Placement, Profile, Reading
 from pydra_pci import PciFunction
 
@@ -120,21 +120,3 @@ def test_a_device_that_cannot_be_had_is_refused_with_what_there_is(
 ) -> None:
     with pytest.raises(error, match=words):
         find(name)
-
-
-@pytest.mark.parametrize(
-    ("device", "addresses"),
-    [
-        ("gpu-1", {"0000:01:00.0"}),
-        ("gpu-1-mig-1g10gb-19-3", {"0000:01:00.0"}),
-        ("gpu-6", {"0000:06:00.0"}),  # lost
-        ("gpu-vfio-0", {"0000:01:00.0"}),
-        ("gpu-vfio-2", {"10000:00:00.0"}),
-        ("gpu-9", {"10000:00:00.0"}),  # not shown now: it may be the function that has no GPU
-        ("gpu-vfio-9", set()),
-        ("fpga-1", set()),
-    ],
-)
-def test_a_gpu_is_known_by_all_of_its_names(device: str, addresses: set[str]) -> None:
-    everything = {*READING.functions, *(one.pci for one in READING.gpus), "0000:06:00.0"} - {"0000:01:00.1"}
-    assert {address for address in everything if is_on_gpu(device, address, READING)} == addresses

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pydra_nvidia.composition import open_backend
 from pydra_nvidia.node import find_node
 from pydra_nvidia.simulation.simulation import Simulation, open_simulation
+from small_agent import SmallAgent
 
 DATA = Path(__file__).parent / "data" / "vendor-checkpoints"
 ADDRESS = "0000:65:00.0"
@@ -49,7 +50,9 @@ async def test_a_function_goes_back_to_the_driver_only_if_that_driver_bound_it(
     directory = leave_checkpoint(tmp_path)
     async with open_backend(find_node(environ)) as backend:
         (taken,) = (await backend.inherit(str(directory))).claims
-        await backend.unprepare(replace(taken.claim, namespace="default", name="guest"), taken.prepared)
+        agent = SmallAgent(backend)
+        agent.note(replace(taken.claim, namespace="default", name="guest"), completed=True)
+        await agent.unprepare(taken.claim)
     (gpu,) = machine.machine.read().state.gpus.values()
     assert gpu.driver == ("nvidia" if overridden else "vfio-pci")
 

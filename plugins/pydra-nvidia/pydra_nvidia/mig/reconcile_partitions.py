@@ -6,28 +6,26 @@ vanished (a reset, an admin) need nothing: unpreparing them finds nothing to und
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import msgspec
 
 from pydra import ClaimError
+from pydra_nvidia.entries import Entry, Hold
 from pydra_nvidia.hardware_types import Gpu, GpuInstance, Reading
-from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.mig.plan_partitions import can_change_mode, describe
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_control import destroy_instance, find_all, find_instance, set_mig_mode
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Orphans, Settings
-from pydra_nvidia.steps import CreateMig, Entry, Hold
+from pydra_nvidia.steps import CreateMig
 
 
 class Orphan(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU instance that no claim has or made; half made without a compute instance. `name` is for people."""
 
     gpu: str
-    address: str
     instance: GpuInstance
     name: str
 
@@ -65,13 +63,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 def plan_cleanup(
     reading: Reading,
-    entries: Mapping[str, Entry],
+    entries: Sequence[Entry],
     *,
-    complete: bool,
     settings: Settings,
 ) -> Cleanup:
-    """Decide. Without `complete` entries (the plan of a claim is not known) nothing is called ownerless."""
-    certain = settings.dynamic_mig and complete
+    """Decide. As long as the record of a claim cannot be read, nothing is called ownerless."""
+    certain = settings.dynamic_mig and not any(entry.unread for entry in entries)
     remove: list[Orphan] = []
     leave: list[Orphan] = []
     empty: list[Gpu] = []
@@ -81,55 +78,41 @@ def plan_cleanup(
         orphans = [
             Orphan(
                 gpu=gpu.uuid,
-                address=gpu.pci,
                 instance=one,
                 name=f"{describe(one, gpu.mig.profiles)}, of gpu-{gpu.minor}",
             )
             for one in gpu.mig.instances
-            if not _has_owner((gpu.uuid, gpu.pci), one, entries.values())
+            if not _has_owner((gpu.uuid, gpu.pci), one, entries)
         ]
         removes = certain and settings.orphans is Orphans.REMOVE
         (remove if removes else leave).extend(orphans)
         stays = len(gpu.mig.instances) - len(orphans if removes else ())
-        if certain and can_change_mode(gpu) and not stays and not _is_held((gpu.uuid, gpu.pci), entries.values()):
+        if certain and can_change_mode(gpu) and not stays and not _is_held((gpu.uuid, gpu.pci), entries):
             empty.append(gpu)
     return Cleanup(
         remove=tuple(remove),
         leave=tuple(leave),
         empty=tuple(empty),
-        vanished=_vanished(reading, entries.values()),
+        vanished=_vanished(reading, entries),
     )
 
 
-async def reconcile(
-    session: NvmlSession,
-    held: HeldEntries,
-    reading: Reading,
-    *,
-    settings: Settings,
-    deciding: asyncio.Lock | None = None,
-) -> Report:
-    """Clean up before anything is served; what fails is reported, and tried again at the next start.
-
-    `deciding` is held for each change, so that no claim is decided on what is about to go.
-    """
-    lock = deciding or asyncio.Lock()
-    cleanup = plan_cleanup(reading, held.entries(), complete=not held.unread, settings=settings)
+async def reconcile(session: NvmlSession, entries: Sequence[Entry], reading: Reading, *, settings: Settings) -> Report:
+    """Clean up before anything is served; what fails is reported, and tried again at the next start."""
+    cleanup = plan_cleanup(reading, entries, settings=settings)
     removed: list[Orphan] = []
     modes_off: list[str] = []
     problems = [*cleanup.vanished]
     for orphan in cleanup.remove:
         try:
-            async with lock:
-                if await session.run(partial(_remove, held=held, orphan=orphan)):
-                    removed.append(orphan)
+            if await session.run(partial(_remove, orphan=orphan)):
+                removed.append(orphan)
         except ClaimError as error:
             problems.append(f"{orphan.name}, which no claim has, could not be removed: {error}")
     for gpu in cleanup.empty:
         try:
-            async with lock:
-                if await session.run(partial(_leave_mode, held=held, gpu=gpu)):
-                    modes_off.append(gpu.uuid)
+            if await session.run(partial(_leave_mode, gpu=gpu)):
+                modes_off.append(gpu.uuid)
         except ClaimError as error:
             problems.append(f"{gpu.uuid} has no partition, and could not leave MIG mode: {error}")
     return Report(
@@ -173,12 +156,12 @@ def _vanished(reading: Reading, entries: Iterable[Entry]) -> tuple[str, ...]:
     for entry in entries:
         for step in entry.steps:
             gpu = reading.gpu(step.gpu) if isinstance(step, CreateMig) else None
-            if gpu is None or gpu.mig is None or not isinstance(step, CreateMig) or entry.ownerless:
+            if gpu is None or gpu.mig is None or not isinstance(step, CreateMig) or entry.left_over:
                 continue
             if not any(_is_at(step, gpu.uuid, one) and one.compute for one in gpu.mig.instances):
                 lines.append(
                     f"the partition {step.profile_name} at memory slice {step.placement.start} of gpu-{gpu.minor}, made"
-                    f" for claim {entry.namespace}/{entry.name}, is not there: it was not finished, the GPU was reset,"
+                    f" for claim {entry.name}, is not there: it was not finished, the GPU was reset,"
                     " or somebody removed it"
                 )
     return tuple(lines)
@@ -190,19 +173,18 @@ def _say_left(orphan: Orphan) -> str:
     return f"{orphan.name}, is left as it is: no claim has it, and without a compute instance nothing can use it"
 
 
-def _remove(nvml: Nvml, held: HeldEntries, orphan: Orphan) -> bool:
-    """Whether it went: it stays when it is no longer what was decided on, or has an owner by now."""
-    place = orphan.instance.placement
-    found = find_instance(nvml, orphan.gpu, orphan.instance.profile, place.start)
-    if found != orphan.instance or _has_owner((orphan.gpu, orphan.address), found, held.entries().values()):
+def _remove(nvml: Nvml, orphan: Orphan) -> bool:
+    """Whether it went: it stays when it is no longer what was decided on."""
+    found = find_instance(nvml, orphan.gpu, orphan.instance.profile, orphan.instance.placement.start)
+    if found is None or found != orphan.instance:
         return False
     destroy_instance(nvml, orphan.gpu, found)
     return True
 
 
-def _leave_mode(nvml: Nvml, held: HeldEntries, gpu: Gpu) -> bool:
-    # Another process may have begun a claim since the decision.
-    if find_all(nvml, gpu.uuid)[0] or _is_held((gpu.uuid, gpu.pci), held.entries().values()):
+def _leave_mode(nvml: Nvml, gpu: Gpu) -> bool:
+    """Whether it was left: somebody else may have made a partition since the decision."""
+    if find_all(nvml, gpu.uuid)[0]:
         return False
     set_mig_mode(nvml, gpu.uuid, on=False)
     return True

@@ -6,19 +6,19 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any
 
-from pydra import ClaimError, PydraError, Sample, SampleKind
-from pydra_nvidia.deadlines import left, time_for, undoing
+from pydra import Claim, ClaimError, HeldClaim, LeftBehind, PydraError, Sample, SampleKind, held_claims
+from pydra_nvidia.deadlines import left, time_for
+from pydra_nvidia.entries import Entry, read_entries
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.nvml.gpus import restore_compute_modes, set_exclusive
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons, find_recorded
 from pydra_nvidia.sharing.mps_directory import MpsBusy, MpsDirectory, find_directory, list_directories, trim_logs, turn
 from pydra_nvidia.sharing.mps_processes import Process, is_alive
-from pydra_nvidia.steps import Entry, StartMps
-from pydra_pci import LeftBehind
+from pydra_nvidia.steps import StartMps
 
 FIRST_RETRY, LAST_RETRY = 5.0, 300.0
 """Seconds before a daemon that could not be restarted is tried again: at first, and at most."""
@@ -33,17 +33,15 @@ class StartMpsApplier:
         self,
         session: NvmlSession,
         settings: Settings,
-        held: HeldEntries,
         daemons: MpsDaemons,
         reread: Callable[[Collection[str]], Awaitable[Reading]],
     ) -> None:
         self._session = session
         self._settings = settings
-        self._held = held
         self._daemons = daemons
         self._reread = reread
 
-    async def apply(self, step: StartMps, entry: Entry, /) -> None:
+    async def apply(self, step: StartMps, _result: Any, claim: Claim, /) -> bool:
         """The compute mode before the daemon: its servers are the one process that a GPU lets in.
 
         A daemon that was ready before, for pods that may run, stays whatever happens here.
@@ -54,27 +52,27 @@ class StartMpsApplier:
             place = find_directory(self._settings, step.id)
             if await self._daemons.is_ready(place):
                 await self._take_over_again(step)
-                return
+                return True
             try:
                 with time_for(ready - (time.monotonic() - began)):
                     self._daemons.refuse_container()
                     devices = step.devices or (await self._find_partition(step),)
                     await set_exclusive(self._session, step.exclusive)
-                    await self._daemons.ensure(place, step, devices, entry.uid)
+                    await self._daemons.ensure(place, step, devices, claim.uid)
             except Exception as error:
                 try:
-                    with undoing():
-                        await self._remove(place, step, entry)
+                    await self._remove(place, step)
                 except PydraError as failed:
                     raise LeftBehind(f"{error}; and stopping the MPS daemon failed: {failed}") from error
                 raise
+        return True
 
-    async def undo(self, step: StartMps, entry: Entry, /) -> None:
-        """End the daemon, and give the GPUs back to all processes, unless another claim's daemon has them."""
+    async def undo(self, step: StartMps, _result: Any, _claim: Claim, /) -> None:
+        """End the daemon, and give the GPUs back to all processes."""
         async with turn(self._settings, step.id, left(self._settings.mps_ready_deadline)):
-            await self._remove(find_directory(self._settings, step.id), step, entry)
+            await self._remove(find_directory(self._settings, step.id), step)
 
-    async def revive(self, step: StartMps, entry: Entry) -> bool:
+    async def revive(self, step: StartMps, uid: str) -> bool:
         """Start the daemon again if it has died; whether it had. One that is being started or stopped is left alone."""
         async with turn(self._settings, step.id, 0):
             place = find_directory(self._settings, step.id)
@@ -83,14 +81,14 @@ class StartMpsApplier:
                 return False
             with time_for(self._settings.mps_ready_deadline):
                 await set_exclusive(self._session, step.exclusive)
-                await self._daemons.ensure(place, step, record.devices, entry.uid)
+                await self._daemons.ensure(place, step, record.devices, uid)
             return True
 
     async def end_orphan(self, place: MpsDirectory) -> None:
         """End a daemon that no claim has; raises MpsBusy while somebody is at it."""
         async with turn(self._settings, place.id, 0):
             record = await asyncio.to_thread(place.read_record)
-            if record is not None and self._held.read(record.uid) is None:
+            if record is not None:
                 await self._daemons.remove(place)
                 await restore_compute_modes(self._session, [one for one in record.devices if one.startswith("GPU-")])
 
@@ -101,16 +99,9 @@ class StartMpsApplier:
         except PydraError as error:
             _log.warning("MPS daemon %s goes on in the compute mode that its GPUs have: %s", step.id, error)
 
-    async def _remove(self, place: MpsDirectory, step: StartMps, entry: Entry) -> None:
+    async def _remove(self, place: MpsDirectory, step: StartMps) -> None:
         await self._daemons.remove(place)
-        needed = {
-            gpu
-            for other in self._held.staying(entry.uid)
-            for theirs in other.steps
-            if isinstance(theirs, StartMps)
-            for gpu in theirs.exclusive
-        }
-        await restore_compute_modes(self._session, [gpu for gpu in step.exclusive if gpu not in needed], step.modes)
+        await restore_compute_modes(self._session, step.exclusive, step.modes)
 
     async def _find_partition(self, step: StartMps) -> str:
         """The UUID of a partition that an earlier step made."""
@@ -130,7 +121,7 @@ class MpsWatch:
         self,
         applier: StartMpsApplier,
         settings: Settings,
-        held: HeldEntries,
+        held: Callable[[], Sequence[HeldClaim]] = held_claims,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._applier = applier
@@ -144,8 +135,8 @@ class MpsWatch:
 
     async def look(self) -> None:
         """Start dead daemons of claims again, with their limits. Never raises for a daemon."""
-        entries = [entry for entry in self._held.entries().values() if not entry.ownerless]
-        steps = {step.id: (step, entry) for entry in entries for step in _daemons_of(entry)}
+        entries = [entry for entry in read_entries(self._held()) if entry.completed and not entry.left_over]
+        steps = {step.id: (step, entry.uid) for entry in entries for step in _daemons_of(entry)}
         running = 0
         for place in await asyncio.to_thread(list_directories, self._settings):
             if place.id not in steps:
@@ -176,10 +167,10 @@ class MpsWatch:
             ),
         )
 
-    async def _revive(self, step: StartMps, entry: Entry) -> bool:
+    async def _revive(self, step: StartMps, uid: str) -> bool:
         """Whether it was started again. One that is being started has no record, and is left alone."""
         try:
-            if not await self._applier.revive(step, entry):
+            if not await self._applier.revive(step, uid):
                 return False
         except MpsBusy:
             return False
@@ -188,18 +179,21 @@ class MpsWatch:
             wait = min(waited * 2, LAST_RETRY)
             self._waits[step.id] = (self._clock() + wait, wait)
             self._failures += 1
-            _log.error("MPS daemon %s of claim %s has died and cannot be restarted: %s", step.id, entry.uid, error)
+            _log.error("MPS daemon %s of claim %s has died and cannot be restarted: %s", step.id, uid, error)
             return False
         self._waits.pop(step.id, None)
         self._restarts += 1
-        _log.warning("MPS daemon %s of claim %s had died and was restarted", step.id, entry.uid)
+        _log.warning("MPS daemon %s of claim %s had died and was restarted", step.id, uid)
         return True
 
-    async def end_orphans(self) -> None:
-        """End daemons that no claim has, if the admin wants that and it is known what all claims have."""
-        if self._settings.orphans is not Orphans.REMOVE or self._held.unread:
+    async def end_orphans(self, entries: Sequence[Entry]) -> None:
+        """End daemons that none of these claims has, if the admin wants that and it is known what all of them have."""
+        if self._settings.orphans is not Orphans.REMOVE or any(entry.unread for entry in entries):
             return
+        known = {step.id for entry in entries for step in _daemons_of(entry)}
         for place in await asyncio.to_thread(list_directories, self._settings):
+            if place.id in known:
+                continue
             try:
                 await self._applier.end_orphan(place)
             except PydraError as error:

@@ -10,18 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from msgspec.structs import replace
 
-from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, PreparedDevice
+from pydra import ClaimError, ContainerEdits, Inheritance, InheritedClaim, PreparedDevice, StepStage, describe_step
 from pydra_nvidia.cdi.edits import DeviceEdits, merge, mps_client_edits
+from pydra_nvidia.devices import Partition, Target
+from pydra_nvidia.entries import build_data
 from pydra_nvidia.hardware_reader import HardwareReader
 from pydra_nvidia.hardware_types import Reading
-from pydra_nvidia.held_claims import HeldEntries, build_plan, build_state
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.step_executor import StepExecutor
-from pydra_nvidia.steps import Entry
+from pydra_nvidia.step_appliers import StepAppliers
+from pydra_nvidia.steps import CreateMig, Step
 from pydra_nvidia.takeover.vendor_checkpoint import (
     FILE,
     NoCheckpoint,
@@ -52,15 +54,13 @@ class VendorTakeover:
         settings: Settings,
         tree: Tree,
         hardware: HardwareReader,
-        held: HeldEntries,
-        executor: StepExecutor,
+        appliers: StepAppliers,
         edits: DeviceEdits,
     ) -> None:
         self._settings = settings
         self._tree = tree
         self._hardware = hardware
-        self._held = held
-        self._executor = executor
+        self._appliers = appliers
         self._edits = edits
 
     async def inherit(self, directory: str) -> Inheritance:
@@ -87,12 +87,10 @@ class VendorTakeover:
         for note in (note for one in planned for note in one.notes):
             _log.warning("%s", note)
         converted = [one for one in planned if not one.is_void]
-        for one in converted:
-            self._held.write(one.entry)
         await self._clean(
             checkpoint,
             reading,
-            [one.entry for one in converted],
+            converted,
             driver=os.path.basename(directory),
             overridden=overridden if checkpoint.boot_id else (),  # else they may be of an earlier boot
         )
@@ -133,12 +131,12 @@ class VendorTakeover:
         self,
         checkpoint: VendorCheckpoint,
         reading: Reading,
-        taken: list[Entry],
+        taken: Sequence[ConvertedClaim],
         *,
         driver: str,
         overridden: Collection[str],
     ) -> None:
-        """What cannot be undone yet keeps nobody waiting: it is tried again."""
+        """What cannot be undone keeps nobody waiting."""
         for vendor in checkpoint.claims:
             if vendor.completed:
                 continue
@@ -147,16 +145,14 @@ class VendorTakeover:
             )
             for note in cleaning.notes:
                 _log.warning("%s", note)
-            if cleaning.entry.steps:
-                self._held.write(cleaning.entry)
+            for step in reversed(cleaning.steps):
+                what = f"claim {vendor.uid} was begun by NVIDIA's driver: step {step}"
                 try:
-                    await self._executor.undo(cleaning.entry)
+                    await self._appliers.undo(step, None, cleaning.claim)
                 except ClaimError as error:
-                    _log.warning(
-                        "claim %s was begun by NVIDIA's driver, which is not undone yet: %s", vendor.uid, error
-                    )
+                    _log.warning("%s is not undone, and not tried again: %s", what, error)
                 else:
-                    _log.warning("claim %s was begun by NVIDIA's driver; what it had done is undone", vendor.uid)
+                    _log.warning("%s is undone", what)
 
     def _find_overridden(self, reading: Reading) -> frozenset[str]:
         """The functions that are kept for a driver for passthrough. Blocks."""
@@ -166,17 +162,33 @@ class VendorTakeover:
     async def _take(
         self, converted: ConvertedClaim, vendor: VendorClaim, reading: Reading, directory: str
     ) -> InheritedClaim:
-        entry = converted.entry
         prepared: list[PreparedDevice] = []
         for allocated, target, device in zip(converted.claim.devices, converted.targets, vendor.devices, strict=True):
             if target is None:
                 prepared.append(allocated.prepared())
                 continue
-            edits = await asyncio.to_thread(self._edits.build, (target,), reading, entry.steps)
+            edits = await asyncio.to_thread(self._edits.build, (target,), reading, converted.steps)
             if device.mps:
                 edits.append(_mps_edits(f"{directory}/mps/{device.mps}"))
-            prepared.append(allocated.prepared(merge(*edits), state=build_state(entry, target)))
-        return InheritedClaim(claim=replace(converted.claim, plan=build_plan(entry)), prepared=tuple(prepared))
+            prepared.append(allocated.prepared(merge(*edits)))
+        steps = tuple(
+            [
+                describe_step(step, stage=StepStage.DONE, result=_find_result(step, converted.targets))
+                for step in converted.steps
+            ]
+        )
+        claim = replace(converted.claim, plan=build_data(converted.holds), steps=steps)
+        return InheritedClaim(claim=claim, prepared=tuple(prepared))
+
+
+def _find_result(step: Step, targets: Sequence[Target | None]) -> Any:
+    """What `apply` would have returned."""
+    if not isinstance(step, CreateMig):
+        return True
+    for one in targets:
+        if isinstance(one, Partition) and (one.gpu.uuid, one.placement) == (step.gpu, step.placement):
+            return one.uuid
+    return None
 
 
 def _mps_edits(root: str) -> ContainerEdits:

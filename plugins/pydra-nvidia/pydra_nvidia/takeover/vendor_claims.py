@@ -1,19 +1,20 @@
-"""What a claim that NVIDIA's driver prepared means here: the claim, its entry, its devices. Pure."""
+"""What a claim that NVIDIA's driver prepared means here: the claim, its steps, its devices. Pure."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
 from pydra import AllocatedDevice, Claim, ClaimError
-from pydra_nvidia.claim_plan import find_holds
+from pydra_nvidia.claim_plan import find_holds, name_devices
 from pydra_nvidia.devices import Partition, Passthrough, Target, WholeGpu, find_targets
+from pydra_nvidia.entries import Hold
 from pydra_nvidia.hardware_types import Reading
 from pydra_nvidia.host.pci import DRIVER
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.steps import BindVfio, CreateMig, Entry, Hold, MigModeOn, SetTimeSlice, Step, leave_behind
+from pydra_nvidia.steps import BindVfio, CreateMig, MigModeOn, SetTimeSlice, Step
 from pydra_nvidia.takeover.vendor_checkpoint import VendorClaim, VendorDevice
 from pydra_pci import PciFunction, is_vfio
 
@@ -22,7 +23,8 @@ class ConvertedClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A claim to take over. `targets` has None for what is no longer as it was prepared; `notes` are for the admin."""
 
     claim: Claim
-    entry: Entry
+    holds: tuple[Hold, ...]
+    steps: tuple[Step, ...]
     targets: tuple[Target | None, ...]
     notes: tuple[str, ...] = ()
 
@@ -69,7 +71,8 @@ def convert_claim(
             )
     return ConvertedClaim(
         claim=Claim(uid=vendor.uid, namespace=vendor.namespace, name=vendor.name, devices=devices),
-        entry=_entry(vendor, holds, steps),
+        holds=tuple(holds),
+        steps=tuple(name_devices(step, [one for one in targets if one]) for step in steps),
         targets=targets,
         notes=tuple(dict.fromkeys(notes)),
     )
@@ -78,7 +81,8 @@ def convert_claim(
 class Cleaning(msgspec.Struct, frozen=True, kw_only=True):
     """What to undo of a claim that was begun, which is nobody's then, and what is left, in words for the admin."""
 
-    entry: Entry
+    claim: Claim
+    steps: tuple[Step, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -87,7 +91,7 @@ def plan_cleaning(
     reading: Reading,
     *,
     driver: str,
-    taken: Sequence[Entry],
+    taken: Sequence[ConvertedClaim],
     settings: Settings,
     overridden: Collection[str] = (),
 ) -> Cleaning:
@@ -97,8 +101,8 @@ def plan_cleaning(
     are partitions that are whole, which the admin may have made, and functions that somebody else bound: `overridden`
     are the addresses that are kept for a driver for passthrough in this boot, as that driver does.
     """
-    places = {(step.gpu, step.placement) for entry in taken for step in entry.steps if isinstance(step, CreateMig)}
-    held = {(hold.hardware, hold.place) for entry in taken for hold in entry.holds}
+    places = {(step.gpu, step.placement) for one in taken for step in one.steps if isinstance(step, CreateMig)}
+    held = {(hold.hardware, hold.place) for one in taken for hold in one.holds}
     steps: list[Step] = []
     notes: list[str] = []
     for result in vendor.results:
@@ -118,8 +122,8 @@ def plan_cleaning(
                     steps.append(_binding(function))
                 elif is_vfio(function.driver):
                     notes.append(_left(vendor, f"function {function.address}, bound to {function.driver},"))
-    entry = leave_behind(_entry(vendor, (), ()), tuple(dict.fromkeys(steps)))
-    return Cleaning(entry=entry, notes=tuple(notes))
+    claim = Claim(uid=vendor.uid, namespace=vendor.namespace, name=vendor.name, devices=())
+    return Cleaning(claim=claim, steps=tuple(dict.fromkeys(steps)), notes=tuple(notes))
 
 
 def _left(vendor: VendorClaim, what: str) -> str:
@@ -189,12 +193,6 @@ def _recognise_function(device: VendorDevice, allocated: AllocatedDevice, readin
     return Passthrough(allocated=allocated, function=function)
 
 
-def _entry(vendor: VendorClaim, holds: Iterable[Hold], steps: Iterable[Step]) -> Entry:
-    """Completed claims have no name there; errors for others call them by uid."""
-    namespace, name = vendor.namespace or "?", vendor.name or vendor.uid
-    return Entry(uid=vendor.uid, namespace=namespace, name=name, holds=tuple(holds), steps=tuple(steps))
-
-
 def _steps(device: VendorDevice, target: Target, settings: Settings, overridden: Collection[str]) -> Iterator[Step]:
     match target:
         case Partition():
@@ -225,5 +223,4 @@ def _partition(target: Partition) -> Iterator[Step]:
         profile=target.profile_id,
         profile_name=target.profile.name if target.profile is not None else "",
         placement=target.placement,
-        uuid=target.uuid,
     )

@@ -6,9 +6,10 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping
 from functools import partial
+from typing import Any
 
-from pydra import ClaimError
-from pydra_nvidia.deadlines import left, left_since_begin
+from pydra import Claim, ClaimError
+from pydra_nvidia.deadlines import left
 from pydra_nvidia.host.driver_root import find_driver_root
 from pydra_nvidia.host.kernel_driver import read_gpu_information
 from pydra_nvidia.host.persistenced import Persistenced, PersistenceFailed
@@ -16,7 +17,7 @@ from pydra_nvidia.nvml.errors import STALE, NvmlError
 from pydra_nvidia.nvml.gpus import Use, read_use, set_persistence
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
-from pydra_nvidia.steps import BindVfio, Entry
+from pydra_nvidia.steps import BindVfio
 from pydra_pci import (
     FunctionState,
     KernelWaits,
@@ -53,16 +54,17 @@ class BindVfioApplier:
         self._binder = VfioBinder(tree, variable=DEADLINE, left=left, load=load, kernel=kernel, advise=_advise)
         self._persistenced = Persistenced(tree, partial(find_driver_root, tree, settings))
 
-    async def apply(self, step: BindVfio, entry: Entry, /) -> None:
+    async def apply(self, step: BindVfio, _result: Any, claim: Claim, /) -> bool:
         """Bind the function. Raises ClaimError with nothing changed; LeftBehind when some of it is, or was before."""
-        ours = {one.address for one in entry.steps if isinstance(one, BindVfio)}
+        ours = {one.step.address for one in claim.steps if isinstance(one.step, BindVfio)}
         await self._binder.apply(step, ours, partial(self._take, step))
+        return True
 
-    async def undo(self, step: BindVfio, _entry: Entry, /) -> None:
+    async def undo(self, step: BindVfio, _result: Any, _claim: Claim, /) -> None:
         """Give the function back to the driver it had. Raises DeviceBusy while a guest has it, KernelRefused."""
         if step.before == step.target:
             return
-        await self._binder.undo(step, self._session.run_closed, deadline=left_since_begin(self._deadline))
+        await self._binder.undo(step, self._session.run_closed, deadline=left(self._deadline))
         if step.persistence:
             await self._keep_persistent(step.address)
 
@@ -84,7 +86,7 @@ class BindVfioApplier:
                 nodes=nodes,
                 find_others=partial(self._find_others, step.address, nodes),
                 run_closed=self._session.run_closed,
-                deadline=left_since_begin(self._deadline),
+                deadline=left(self._deadline),
             )
         except KernelWaits:
             raise  # another call to the driver of this GPU would wait as long

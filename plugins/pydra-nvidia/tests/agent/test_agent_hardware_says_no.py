@@ -36,7 +36,7 @@ async def test_a_gpu_that_processes_use_is_told_with_them_and_had_when_they_end(
         (instance,) = scene.gpus()[0].instances
         scene.inject.start_process(0, Process(pid=4712, name="/usr/bin/python3", gi=instance.id, ci=0))
         await scene.delete("part")
-        await scene.event("part", "UndoFailed", r"NVML_ERROR_IN_USE .*python3 \(pid 4712\)")
+        await scene.event("part", "GpuBusy", r"NVML_ERROR_IN_USE .*python3 \(pid 4712\)")
         assert len(scene.partitions(0)) == 1
         scene.inject.end_process(0, 4712)
         await scene.leave("other")
@@ -51,7 +51,9 @@ async def test_a_gpu_that_falls_off_the_bus_in_mid_prepare_is_told_and_costs_no_
     async with stage(TWO, scenario={"faults": [fault]}, dynamic_mig=True, rescan=1.0) as scene:
         await scene.ask("victim", ask_for("mig", FIRST.format(scene.uuid(0)), profile="1g.10gb"))
         await scene.event(
-            "victim", "NvmlError|ClaimFailed|UnknownDevice", r"NVML_ERROR_GPU_IS_LOST \(15\).*reset it or reboot"
+            "victim",
+            "NvmlError|ClaimFailed|UnknownDevice|LeftBehind|DeviceInUse",
+            r"NVML_ERROR_GPU_IS_LOST \(15\).*reset it or reboot",
         )
         since = scene.traces()
         assert since["cdi"] == []

@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from claim_requests import request_for
 from pydra.kube.resources import PODS
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ KILLS = [
     ("mps", "run nvidia-cuda-mps-control -d", "nvmlDeviceSetComputeMode"),
     ("mps-on-mig", "record", "nvmlComputeInstanceDestroy"),
     ("time-slice", "compute-policy", "compute-policy"),
-    ("vfio", "write bind", "forget"),
+    ("vfio", "write bind", "undo mig-mode-off"),
 ]
 """Before what agent and backend are killed, in the prepare and in the unprepare of a claim."""
 
@@ -139,6 +140,27 @@ async def test_what_was_begun_for_a_claim_that_went_while_no_agent_was_there_is_
         async with scene.agent(*reaper.flags, environ=reaper.environ):
             await scene.remove("claim")
             await scene.wait_clean()
+
+
+async def test_a_partition_that_somebody_makes_where_a_killed_agent_was_about_to_is_theirs(
+    make_scene: MakeScene,
+) -> None:
+    requests = [{**request_for("mig", profile="1g.10gb"), "name": name} for name in ("gpu", "other")]
+    async with make_scene({"model": "h100-80gb"}, settings={"dynamic_mig": True}) as scene:
+        reaper = Reaper(scene)
+        async with scene.agent(*reaper.flags, environ=reaper.environ) as agent:
+            reaper.come("nvmlGpuInstanceCreateComputeInstance")
+            await scene.create_claim("claim", *requests)
+            await scene.create_pod("claim")
+            await agent.process.wait()
+        (begun,) = (one.start for one in scene.gpus()[0].instances)
+        (start,) = {int(name.rpartition("-")[2]) for name in await scene.allocated("claim")} - {begun}
+        theirs = scene.inject.create_mig(0, "1g.10gb", start)
+        async with scene.agent(*reaper.flags, environ=reaper.environ):
+            await scene.wait_running("claim")
+            await scene.remove("claim")
+            await scene.wait(lambda: not [text for text in scene.leftovers() if text.startswith(("cdi", "record"))])
+            assert [one.uuid for part in scene.gpus()[0].instances for one in part.compute] == [theirs]
 
 
 async def test_a_reboot_leaves_nothing_to_undo_and_what_was_begun_is_prepared_anew(make_scene: MakeScene) -> None:

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pydra import Claim
+from pydra_nvidia.entries import Hold
 from pydra_nvidia.hardware_types import GpuInstance, Mig, Placement, Reading
-from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvml.gpus import read_driver, read_facts
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.nvml.mig_state import read_instances, read_mode, read_offer, read_resetless
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.simulation import open_simulation
-from pydra_nvidia.step_executor import StepExecutor
-from pydra_nvidia.steps import CreateMig, Entry, Hold, MigModeOff, MigModeOn, Step
+from pydra_nvidia.step_appliers import StepAppliers
+from pydra_nvidia.steps import CreateMig, MigModeOff, MigModeOn, Step
+from step_agent import StepAgent, build_claim
 
 
 class Node:
@@ -33,13 +35,14 @@ class Node:
         self.simulation = open_simulation(str(self.scenario), str(self.state))
         self.inject = self.simulation.inject
         self.session = NvmlSession(self.simulation.load)
-        self.held = HeldEntries()
-        appliers = {
-            MigModeOn: MigModeOnApplier(self.session, self.held, patience=patience),
-            MigModeOff: MigModeOffApplier(self.session, self.held, patience=patience),
-            CreateMig: CreateMigApplier(self.session, self.held, patience=patience),
-        }
-        self.executor = StepExecutor(self.held, appliers)
+        self.agent = StepAgent()
+        self.agent.backend = StepAppliers(
+            {
+                MigModeOn: MigModeOnApplier(self.session, patience=patience),
+                MigModeOff: MigModeOffApplier(self.session, patience=patience),
+                CreateMig: CreateMigApplier(self.session, self.agent.held, patience=patience),
+            }
+        )
         self.uuids = {board.minor: board.uuid for board in self.simulation.machine.read().boards.values()}
 
     def fault(self, *faults: Mapping[str, Any]) -> None:
@@ -73,21 +76,13 @@ class Node:
             gpu=self.uuids[minor], profile=kind.id, profile_name=kind.name, placement=Placement(start, kind.size)
         )
 
-    def entry(self, *steps: Step, uid: str = "one") -> Entry:
-        """An entry with these steps, and a hold for each partition, as plans have it."""
-        pci = {gpu.uuid: gpu.pci for gpu in self.read().gpus}
-        holds = tuple(
-            Hold(device="a partition", hardware=pci[step.gpu], place=step.placement)
-            for step in steps
-            if isinstance(step, CreateMig)
-        )
-        return Entry(uid=uid, namespace="default", name=f"claim-{uid}", holds=holds, steps=steps)
+    def hold(self, minor: int, device: str, place: Placement | None = None, *, admin: bool = False) -> Hold:
+        pci = next(gpu.pci for gpu in self.read().gpus if gpu.uuid == self.uuids[minor])
+        return Hold(device=device, hardware=pci, place=place, admin=admin)
 
-    async def prepare(self, *steps: Step, uid: str = "one") -> Entry:
-        """As the backend does."""
-        entry = self.entry(*steps, uid=uid)
-        await self.executor.carry_out(entry)
-        return entry
+    async def prepare(self, *steps: Step, uid: str = "one") -> Claim:
+        """As the agent does."""
+        return await self.agent.carry_out(build_claim(uid, *steps))
 
 
 @pytest.fixture

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pydra import ClaimError
+from pydra import ClaimError, LeftBehind
 from pydra_nvidia.claim_plan import find_owned
+from pydra_nvidia.entries import read_entries
 from pydra_nvidia.mig.apply_partitions import GpuBusy, PlaceTaken
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.nvml.mig_state import MAKING
 from pydra_nvidia.simulation.state import Process
-from pydra_nvidia.step_executor import UndoFailed
-from pydra_nvidia.steps import Entry, Hold, MigModeOn
+from pydra_nvidia.steps import MigModeOn
+from step_agent import build_claim
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -46,11 +47,11 @@ async def test_every_profile_of_every_generation_is_created_filled_and_destroyed
     for profile in profiles:
         place = profile.placements[-1]
         step = one.create(profile.name, place.start)
-        entry = await one.prepare(step)
+        await one.prepare(step)
         (found,) = one.instances()
         assert (found.profile, found.placement) == (profile.id, place)
         assert [compute.slices for compute in found.compute] == [profile.slices]
-        await one.executor.undo(entry)
+        await one.agent.undo("one")
         assert one.instances() == ()
 
 
@@ -59,24 +60,26 @@ async def test_the_balanced_layout_is_made_and_the_mode_follows(node: MakeNode, 
     one = node(gpu)
     on = MigModeOn(gpu=one.uuids[0])
     layout = [one.create("3g", 4), one.create("2g", 2), one.create("1g", 1), one.create("1g", 0)]
-    entries = [await one.prepare(on, step, uid=str(number)) for number, step in enumerate(layout)]
+    for number, step in enumerate(layout):
+        await one.prepare(on, step, uid=str(number))
     assert one.places() == sorted((step.profile, step.placement.start) for step in layout)
-    for entry in entries:
+    for number in range(len(layout)):
         assert one.mode()
-        await one.executor.undo(entry)
+        await one.agent.undo(str(number))
     assert not one.mode(), "the last one leaves MIG mode"
-    assert one.held.entries() == {}
+    assert one.agent.records == {}
 
 
 async def test_doing_and_undoing_may_be_repeated(node: MakeNode) -> None:
     one = node(H100)
-    steps = (MigModeOn(gpu=one.uuids[0]), one.create("2g", 2))
-    entry = await one.prepare(*steps)
+    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("2g", 2))
     before = one.instances()
-    await one.executor.carry_out(entry)
+    for step in entry.steps:
+        assert await one.agent.backend.apply(step.step, step.result, entry) == step.result
     assert one.instances() == before, "the same partition, with the same UUID"
-    await one.executor.undo(entry)
-    await one.executor.undo(entry)
+    for _ in range(2):
+        for step in reversed(entry.steps):
+            await one.agent.backend.undo(step.step, step.result, entry)
     assert not one.mode()
 
 
@@ -92,39 +95,29 @@ async def test_a_gpu_instance_that_a_killed_process_left_half_made_is_completed(
 async def test_a_partition_of_somebody_else_outlives_the_claim_beside_it(node: MakeNode) -> None:
     one = node(h100(instances=[{"profile": "3g.40gb", "start": 0}]))
     before = one.instances()
-    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("2g", 4))
+    await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("2g", 4))
     assert len(one.instances()) == 2
-    await one.executor.undo(entry)
+    await one.agent.undo("one")
     assert one.instances() == before
     assert one.mode(), "the mode is not left under somebody else's partition"
-
-
-async def test_two_claims_that_leave_at_once_leave_nothing(node: MakeNode) -> None:
-    one = node(H100)
-    shared = (MigModeOn(gpu=one.uuids[0]), one.create("2g", 0))
-    entries = [await one.prepare(*shared, uid=uid) for uid in ("first", "second")]
-    await asyncio.gather(*(one.executor.undo(entry) for entry in entries))
-    assert one.instances() == ()
-    assert not one.mode()
-    assert one.held.entries() == {}
 
 
 async def test_a_shared_partition_goes_with_the_last_claim_that_has_it(node: MakeNode) -> None:
     one = node(H100)
     shared = (MigModeOn(gpu=one.uuids[0]), one.create("2g", 0))
-    first = await one.prepare(*shared, uid="first")
+    await one.prepare(*shared, uid="first")
     (before,) = one.instances()
-    second = await one.prepare(*shared, uid="second")
+    await one.prepare(*shared, uid="second")
     assert one.instances() == (before,)
-    await one.executor.undo(first)
+    await one.agent.undo("first")
     assert one.instances() == (before,)
-    await one.executor.undo(second)
+    await one.agent.undo("second")
     assert one.instances() == ()
 
 
 async def test_a_place_that_was_taken_meanwhile_is_refused_with_whose_it_is(node: MakeNode) -> None:
     one = node(h100())
-    other = await one.prepare(one.create("2g", 2), uid="other")
+    await one.prepare(one.create("2g", 2), uid="other")
     one.inject.create_mig(0, "1g.10gb", 0)
     before = one.instances()
     words = (
@@ -134,14 +127,14 @@ async def test_a_place_that_was_taken_meanwhile_is_refused_with_whose_it_is(node
     with pytest.raises(PlaceTaken, match=r"4g\.40gb cannot be created at memory slices 0-3 .*" + words):
         await one.prepare(one.create("4g", 0))
     assert one.instances() == before
-    assert one.held.entries() == {"other": other}
+    assert set(one.agent.records) == {"other"}
 
 
 async def test_a_gpu_without_engines_or_slices_for_it_is_told_apart(node: MakeNode) -> None:
     one = node(h100(instances=[{"profile": "1g.10gb+me", "start": 0}]))
     with pytest.raises(PlaceTaken, match=r"the place is free, but .* it has 1g\.10gb\+me"):
         await one.prepare(one.create("1g.10gb+me", 1))
-    assert one.held.entries() == {}
+    assert one.agent.records == {}
 
 
 async def test_what_somebody_divided_is_neither_used_nor_destroyed(node: MakeNode) -> None:
@@ -150,18 +143,18 @@ async def test_what_somebody_divided_is_neither_used_nor_destroyed(node: MakeNod
     step = one.create("3g", 4)
     with pytest.raises(PlaceTaken, match="was divided outside of this driver"):
         await one.prepare(step)
-    await one.executor.undo(one.entry(step))
+    await one.agent.backend.undo(step, None, build_claim("one", step))
     assert one.instances() == before
 
 
 async def test_what_has_another_uuid_is_not_destroyed(node: MakeNode) -> None:
     one = node(h100())
-    entry = await one.prepare(one.create("2g", 0))
+    await one.prepare(one.create("2g", 0))
     one.inject.destroy_mig(0, 0)
     one.inject.create_mig(0, "2g.20gb", 0)
     before = one.instances()
-    step = entry.steps[0]
-    await one.executor.undo(one.entry(type(step)(**{**_fields(step), "uuid": "MIG-ours"})))
+    step = one.create("2g", 0)
+    await one.agent.backend.undo(step, "MIG-ours", build_claim("one", step))
     assert one.instances() == before
 
 
@@ -169,7 +162,7 @@ async def test_what_was_divided_is_not_destroyed_although_a_part_has_the_remembe
     one = node(h100(instances=[{"profile": "3g.40gb", "start": 4, "compute": [1, 2]}]))
     before = one.instances()
     step, uuid = one.create("3g", 4), before[0].compute[0].uuid
-    await one.executor.undo(one.entry(type(step)(**{**_fields(step), "uuid": uuid})))
+    await one.agent.backend.undo(step, uuid, build_claim("one", step))
     assert one.instances() == before
 
 
@@ -181,65 +174,37 @@ async def test_a_partition_of_the_same_ids_has_the_same_uuid_whoever_made_it(nod
     assert one.inject.create_mig(0, "1g.10gb", 5) == ours.compute[0].uuid
 
 
-async def test_what_appeared_between_the_plan_and_its_step_is_not_adopted(node: MakeNode) -> None:
+async def test_what_appeared_between_the_plan_and_its_step_is_neither_adopted_nor_destroyed(node: MakeNode) -> None:
     one = node(h100())
-    step = one.create("2g", 0)
-    entry = one.entry(step)
-    one.held.write(entry)
     one.inject.create_mig(0, "2g.20gb", 0)
     with pytest.raises(PlaceTaken, match="made outside of this driver a moment ago"):
-        await one.executor.carry_out(entry, absent=[step])
+        await one.prepare(one.create("2g", 0))
     assert one.places() == [(14, 0)]
-    assert one.held.entries() == {}
-    await one.prepare(step, uid="maker")
-    one.held.write(entry)
-    await one.executor.carry_out(entry, absent=[step])
-    assert set(one.held.entries()) == {"maker", "one"}, "two claims share it, and the other was faster"
-
-
-async def test_who_has_admin_access_does_not_keep_a_gpu_in_mig_mode(node: MakeNode) -> None:
-    one = node(H100)
-    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("2g", 0))
-    look = Hold(device="gpu-0", hardware=one.read().gpus[0].pci, admin=True)
-    one.held.write(Entry(uid="monitor", namespace="default", name="monitor", holds=(look,)))
-    await one.executor.undo(entry)
-    assert not one.mode()
-
-
-async def test_what_has_the_remembered_uuid_is_destroyed(node: MakeNode) -> None:
-    one = node(h100())
-    entry = await one.prepare(one.create("2g", 0))
-    step, uuid = entry.steps[0], one.instances()[0].compute[0].uuid
-    await one.executor.undo(one.entry(type(step)(**{**_fields(step), "uuid": uuid})))
-    assert one.instances() == ()
-
-
-def _fields(step: Any) -> dict[str, Any]:
-    return {name: getattr(step, name) for name in step.__struct_fields__}
+    assert one.agent.records == {}
 
 
 async def test_a_partition_in_use_is_kept_and_told_and_destroyed_by_the_next_call(node: MakeNode) -> None:
     one = node(H100)
-    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("3g", 0))
+    await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("3g", 0))
     one.inject.start_process(0, Process(pid=4711, name="/usr/bin/train", gi=one.instances()[0].id, ci=0))
-    with pytest.raises(UndoFailed, match=r"IN_USE.*NVML names train \(pid 4711\)"):
-        await one.executor.undo(entry)
+    with pytest.raises(GpuBusy, match=r"IN_USE.*NVML names train \(pid 4711\)"):
+        await one.agent.undo("one")
     assert len(one.instances()[0].compute) == 1
-    assert one.held.read("one") == entry, "the mode is left when the partition is gone, by the next call"
+    assert "one" in one.agent.records
     one.inject.end_process(0, 4711)
-    await one.executor.undo(entry)
+    await one.agent.undo("one")
     assert one.instances() == ()
     assert not one.mode()
 
 
 async def test_a_partition_that_is_busy_for_a_moment_only_is_waited_for(node: MakeNode) -> None:
     one = node(h100(), patience=30.0)
-    entry = await one.prepare(one.create("3g", 0))
+    await one.prepare(one.create("3g", 0))
     one.fault(
         {"op": "nvmlComputeInstanceDestroy", "do": "raise", "code": "IN_USE", "count": 1},
         {"op": "nvmlGpuInstanceDestroy", "do": "raise", "code": "IN_USE", "count": 1},
     )
-    await one.executor.undo(entry)
+    await one.agent.undo("one")
     assert one.instances() == ()
 
 
@@ -248,7 +213,7 @@ async def test_without_permission_nothing_is_done_and_root_is_asked_for(node: Ma
     with pytest.raises(NvmlError, match=r"NO_PERMISSION.*needs root") as caught:
         await one.prepare(MigModeOn(gpu=one.uuids[0]))
     assert caught.value.code == Code.NO_PERMISSION
-    assert one.held.entries() == {}
+    assert one.agent.records == {}
 
 
 @pytest.mark.parametrize(
@@ -266,19 +231,18 @@ async def test_a_gpu_that_is_lost_in_the_middle_is_put_right_when_it_answers_aga
     node: MakeNode, op: str, after: str
 ) -> None:
     one = node(H100)
-    entry = one.entry(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
-    one.held.write(entry)
+    entry = build_claim("one", MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
     one.fault({"op": op, "do": "lost", "count": 1})
     with pytest.raises(ClaimError, match=r"GPU_IS_LOST.*fallen off the bus"):
-        await one.executor.carry_out(entry)
-    assert all(left.ownerless for left in one.held.entries().values()), "the claim can end"
+        await one.agent.carry_out(entry)
+    assert all(left.left_over for left in one.agent.held()), "the claim can end"
     one.fault()
     if after == "a reset":
         one.inject.reset(0, force=True)
     else:
         one.inject.answer(0)
-    assert await one.executor.undo_ownerless() == ()
-    assert one.held.entries() == {}
+    await one.agent.retry()
+    assert one.agent.records == {}
     assert one.instances() == ()
     assert not one.mode()
 
@@ -286,21 +250,20 @@ async def test_a_gpu_that_is_lost_in_the_middle_is_put_right_when_it_answers_aga
 async def test_a_claim_that_ends_while_its_gpu_is_lost_leaves_no_partition_to_strangers(node: MakeNode) -> None:
     one = node(H100)
     step = one.create("1g", 0)
-    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), step)
+    await one.prepare(MigModeOn(gpu=one.uuids[0]), step)
     one.inject.lose(0)
-    await one.executor.undo(entry)
-    assert one.held.staying("another") == (), "the claim has ended"
+    await one.agent.undo("one")
+    assert [left.left_over for left in one.agent.held()] == [True], "the claim has ended"
     one.inject.answer(0)
-    reading = one.read()
-    assert find_owned(one.held.entries(), reading) == {(step.gpu, step.placement)}
-    assert await one.executor.undo_ownerless() == ()
+    assert find_owned(read_entries(one.agent.held()), one.read()) == {(step.gpu, step.placement)}
+    await one.agent.retry()
     assert one.instances() == ()
 
 
 @pytest.mark.parametrize("what", ["unloaded", "reset", "rebooted", "removed"])
 async def test_undoing_succeeds_where_the_partition_is_gone_already(node: MakeNode, what: str) -> None:
     one = node(H100)
-    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
     match what:
         case "unloaded":
             one.inject.unload_driver(force=True)
@@ -310,11 +273,8 @@ async def test_undoing_succeeds_where_the_partition_is_gone_already(node: MakeNo
             one.inject.reboot()
         case "removed":
             one.inject.destroy_mig(0, 0)
-    try:
-        await one.executor.undo(entry)
-    except UndoFailed:  # the session ended with the driver; the next one knows
-        await one.executor.undo(entry)
-    assert one.held.entries() == {}
+    await one.agent.undo("one")
+    assert one.agent.records == {}
 
 
 @pytest.mark.parametrize(
@@ -329,44 +289,41 @@ async def test_undoing_succeeds_where_the_partition_is_gone_already(node: MakeNo
 async def test_a_gpu_instance_that_cannot_be_filled_is_removed_again(node: MakeNode, op: str, code: str) -> None:
     one = node(h100())
     step = one.create("3g", 4)
-    entry = one.entry(step)
-    one.held.write(entry)
+    entry = build_claim("one", step)
     # reading the empty instance asks for the profiles too, and may: it is the filling that fails
     calls = {"after": 9, "count": 18} if "ProfileInfo" in op else {"count": 1}
     one.fault({"op": op, "do": "raise", "code": code, **calls})
     with pytest.raises(ClaimError, match=code):
-        await one.executor.carry_out(entry)
+        await one.agent.carry_out(entry)
     one.fault()
     assert one.instances() == ()
-    assert one.held.entries() == {}
+    assert one.agent.records == {}
 
 
 async def test_what_cannot_even_be_removed_stays_to_be_undone_by_the_next_call(node: MakeNode) -> None:
     one = node(h100())
-    entry = one.entry(one.create("3g", 4))
-    one.held.write(entry)
+    entry = build_claim("one", one.create("3g", 4))
     one.fault(
         {"op": "nvmlGpuInstanceCreateComputeInstance", "do": "raise", "code": "UNKNOWN"},
         {"op": "nvmlGpuInstanceDestroy", "do": "raise", "code": "UNKNOWN"},
     )
-    with pytest.raises(UndoFailed, match="removing what was made until then failed"):
-        await one.executor.carry_out(entry)
-    assert one.held.read("one") == entry
+    with pytest.raises(LeftBehind, match="removing what was made until then failed"):
+        await one.agent.carry_out(entry)
+    assert "one" in one.agent.records
     one.fault()
     (half,) = one.instances()
     assert half.compute == ()
-    await one.executor.undo(entry)
+    await one.agent.undo("one")
     assert one.instances() == ()
 
 
 async def test_a_create_that_times_out_after_it_took_effect_leaves_nothing(node: MakeNode) -> None:
     one = node(h100())
     step = one.create("3g", 4)
-    entry = one.entry(step)
-    one.held.write(entry)
+    entry = build_claim("one", step)
     one.fault({"op": "nvmlGpuInstanceGetInfo", "do": "raise", "code": "TIMEOUT", "count": 1})
     with pytest.raises(GpuBusy, match="TIMEOUT"):
-        await one.executor.carry_out(entry)
+        await one.agent.carry_out(entry)
     one.fault()
     assert one.instances() == ()
 
@@ -375,7 +332,7 @@ async def test_an_old_driver_without_the_symbol_is_told(node: MakeNode) -> None:
     one = node(h100(), missing=["nvmlDeviceCreateGpuInstanceWithPlacement"])
     with pytest.raises(NvmlError, match=r"FUNCTION_NOT_FOUND.*too old"):
         await one.prepare(one.create("3g", 4))
-    assert one.held.entries() == {}
+    assert one.agent.records == {}
 
 
 @pytest.mark.parametrize(
@@ -391,9 +348,9 @@ async def test_an_old_driver_without_the_symbol_is_told(node: MakeNode) -> None:
 )
 async def test_partitions_are_made_with_either_version_of_the_profiles(node: MakeNode, driver: dict[str, Any]) -> None:
     one = node(H100, **driver)
-    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("3g", 4))
+    await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("3g", 4))
     assert one.places() == [(9, 4)]
-    await one.executor.undo(entry)
+    await one.agent.undo("one")
     assert one.instances() == ()
     assert not one.mode()
 
@@ -401,15 +358,15 @@ async def test_partitions_are_made_with_either_version_of_the_profiles(node: Mak
 @pytest.mark.parametrize("symbol", MAKING)
 async def test_a_function_that_a_driver_refuses_leaves_nothing_behind(node: MakeNode, symbol: str) -> None:
     one = node(H100)
-    entry = one.entry(MigModeOn(gpu=one.uuids[0]), one.create("3g", 4))
+    entry = build_claim("one", MigModeOn(gpu=one.uuids[0]), one.create("3g", 4))
     one.fault({"op": symbol, "do": "raise", "code": "NOT_SUPPORTED"})
     with suppress(ClaimError):  # a function that only undoing needs is not missed before
-        await one.executor.carry_out(entry)
+        await one.agent.carry_out(entry)
     one.fault()
-    await one.executor.undo(entry)
+    await one.agent.undo("one")
     assert one.instances() == ()
     assert not one.mode()
-    assert one.held.entries() == {}
+    assert one.agent.records == {}
 
 
 async def test_claims_on_different_gpus_are_prepared_side_by_side(node: MakeNode) -> None:
@@ -417,7 +374,7 @@ async def test_claims_on_different_gpus_are_prepared_side_by_side(node: MakeNode
     claims = [
         (MigModeOn(gpu=one.uuids[minor]), one.create("1g", start, minor)) for minor in range(4) for start in range(3)
     ]
-    entries = await asyncio.gather(*(one.prepare(*steps, uid=str(n)) for n, steps in enumerate(claims)))
+    await asyncio.gather(*(one.prepare(*steps, uid=str(n)) for n, steps in enumerate(claims)))
     assert [one.places(minor) for minor in range(4)] == [[(19, 0), (19, 1), (19, 2)]] * 4
-    await asyncio.gather(*(one.executor.undo(entry) for entry in entries))
+    await asyncio.gather(*(one.agent.undo(str(n)) for n in range(len(claims))))
     assert [one.mode(minor) for minor in range(4)] == [False] * 4

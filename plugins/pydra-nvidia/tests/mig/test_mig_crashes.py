@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pytest
 
-from claim_process import work_on_claim
+from claim_process import FileAgent, work_on_claim
 from pydra_nvidia.hardware_types import GpuInstance
-from pydra_nvidia.steps import Entry, MigModeOn, Step
+from pydra_nvidia.steps import MigModeOn, Step
+from step_agent import build_claim
 from tests.forked import PROCESSES
 
 if TYPE_CHECKING:
@@ -52,9 +52,15 @@ class Scene:
         self.node.inject.create_mig(1, self.node.create("1g", 0, 1).profile_name, 0)
         self.path = self.node.scenario.parent
         mode: tuple[Step, ...] = () if group else (MigModeOn(gpu=self.node.uuids[0]),)
-        self.entry = self.node.entry(*mode, *(self.node.create(*one) for one in wanted))
-        (self.path / "entry.json").write_bytes(msgspec.json.encode(self.entry))
+        self.wanted = (*mode, *(self.node.create(*one) for one in wanted))
+        self.load().note(build_claim("one", *self.wanted))
         self.before = self.state()
+
+    def load(self) -> FileAgent:
+        """The agent, with what the record says now."""
+        agent = FileAgent(self.path / "record.json")
+        agent.backend = self.node.agent.backend
+        return agent
 
     def state(self) -> tuple[State, State]:
         """What there is on both GPUs; UUIDs and ids of what the claim does not have must stay."""
@@ -75,14 +81,14 @@ class Scene:
     def begin(self, action: str) -> None:
         """Bring the claim to where `action` starts."""
         if action == "undo":
-            asyncio.run(self.node.prepare(*self.entry.steps))
+            asyncio.run(self.load().carry_out(build_claim("one", *self.wanted)))
             self.node.session.close()
 
     async def recover(self) -> None:
         """Undo what was begun, in another process than the killed one; prepare again, as the kubelet asks; undo."""
         await self.undo()
-        await self.node.prepare(*self.entry.steps)
-        wanted = [(step.profile, step.placement.start) for step in self.entry.steps if not isinstance(step, MigModeOn)]
+        await self.load().carry_out(build_claim("one", *self.wanted))
+        wanted = [(step.profile, step.placement.start) for step in self.wanted if not isinstance(step, MigModeOn)]
         theirs = {(one.profile, one.placement) for one in self.before[0][0]}
         found = self.node.instances()
         assert sorted(wanted) == sorted(
@@ -93,9 +99,8 @@ class Scene:
         await self.undo()
 
     async def undo(self) -> None:
-        """Undo the plan, however much of it was done."""
-        await self.node.executor.undo(self.entry)
-        assert self.node.held.entries() == {}
+        """Undo what was begun."""
+        await self.load().undo("one")
         assert self.state() == self.before
 
 
@@ -149,7 +154,7 @@ def test_killed_between_any_two_steps(node: MakeNode, action: str) -> None:
         else:
             asyncio.run(scene.recover())
         boundary += 1
-    assert boundary == len(scene.entry.steps) + 2, "before each step, after the last, and not at all"
+    assert boundary == len(scene.wanted) + 2, "before each step, after the last, and not at all"
 
 
 def test_killed_while_it_undoes_what_a_killed_process_had_begun(node: MakeNode) -> None:
@@ -167,20 +172,26 @@ def test_killed_and_somebody_else_takes_the_place_meanwhile(node: MakeNode) -> N
     scene = Scene(node, "h100-80gb")
     assert strike(scene, "prepare", "nvmlDeviceCreateGpuInstanceWithPlacement", "exit", 1)
     theirs = scene.node.inject.create_mig(0, "2g.20gb", 0)
-    asyncio.run(scene.node.executor.undo(scene.entry))
+    asyncio.run(scene.load().undo("one"))
     with pytest.raises(Exception, match=r"there is 2g\.20gb .* made outside of this driver"):
-        asyncio.run(scene.node.prepare(*scene.entry.steps))
+        asyncio.run(scene.load().carry_out(build_claim("one", *scene.wanted)))
     assert [one.uuid for gi in scene.node.instances() for one in gi.compute] == [theirs]
-    assert scene.node.held.entries() == {}
+
+
+def test_killed_before_a_step_and_somebody_makes_the_same_partition_meanwhile(node: MakeNode) -> None:
+    scene = Scene(node, "h100-80gb")
+    assert strike(scene, "prepare", "nvmlGpuInstanceCreateComputeInstance", "drop-reply", 0)
+    theirs = scene.node.inject.create_mig(0, scene.node.create("1g", 0).profile_name, 0)
+    asyncio.run(scene.load().undo("one"))
+    assert [one.uuid for gi in scene.node.instances() for one in gi.compute] == [theirs]
 
 
 def test_an_entry_of_before_the_machine_was_reset_takes_nothing_of_what_came_after(node: MakeNode) -> None:
     scene = Scene(node, "h100-80gb")
     scene.begin("undo")
-    step = scene.entry.steps[-1]
+    step = scene.wanted[-1]
     mine = next(one.compute[0].uuid for one in scene.node.instances() if one.placement.start == 0)
     scene.node.inject.reset(0, force=True)
     theirs = scene.node.inject.create_mig(0, scene.node.create("1g", 0).profile_name, 0)
-    old = Entry(uid="one", namespace="default", name="claim", steps=(msgspec.structs.replace(step, uuid=mine),))
-    asyncio.run(scene.node.executor.undo(old))
+    asyncio.run(scene.node.agent.backend.undo(step, mine, build_claim("one", step)))
     assert [one.uuid for gi in scene.node.instances() for one in gi.compute] == [theirs]

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pydra_nvidia.held_claims import HeldEntries
+from pydra import LeftBehind, StepStage
 from pydra_nvidia.mig.apply_partitions import GpuBusy, MigModeOffApplier, MigModeOnApplier, PlaceTaken
 from pydra_nvidia.nvml.errors import NvmlError
 from pydra_nvidia.nvml.mig_control import ModePending
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.state import Process
-from pydra_nvidia.step_executor import UndoFailed
-from pydra_nvidia.steps import Entry, MigModeOff, MigModeOn
+from pydra_nvidia.steps import MigModeOff, MigModeOn
+from step_agent import build_claim
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -33,7 +33,7 @@ async def test_a_mode_that_cannot_be_changed_now_is_as_it_was(node: MakeNode) ->
         await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
     state = one.simulation.machine.read().state.gpus[one.uuids[0]]
     assert (state.mig, state.mig_pending) == (False, False)
-    assert one.held.entries() == {}
+    assert one.agent.records == {}
 
 
 async def test_a_mode_that_needs_a_reset_is_not_left_pending(node: MakeNode) -> None:
@@ -47,36 +47,34 @@ async def test_a_mode_that_needs_a_reset_is_not_left_pending(node: MakeNode) -> 
 @pytest.mark.parametrize("code", ["UNKNOWN", "NO_PERMISSION"])
 async def test_a_mode_that_cannot_be_restored_stays_recorded_until_it_is(node: MakeNode, code: str) -> None:
     one = node(H100)
-    entry = one.entry(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    entry = build_claim("one", MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
     one.fault(
         {"op": "nvmlDeviceGetMigMode", "do": "raise", "code": "UNKNOWN", "after": 1, "count": 1},
         {"op": "nvmlDeviceSetMigMode", "do": "raise", "code": code, "after": 1},
     )
-    with pytest.raises(UndoFailed, match=f"restoring the MIG mode failed: .*NVML_ERROR_{code}"):
-        await one.executor.carry_out(entry)
+    with pytest.raises(LeftBehind, match=f"restoring the MIG mode failed: .*NVML_ERROR_{code}"):
+        await one.agent.carry_out(entry)
     assert one.mode()
-    recorded = one.held.read("one")
-    assert recorded is not None
-    assert recorded.steps == entry.steps[:1]
+    assert [step.stage for step in one.agent.records["one"].claim.steps] == [StepStage.BEGUN, StepStage.PLANNED]
     one.fault()
-    await one.executor.undo(recorded)
+    await one.agent.undo("one")
     assert not one.mode()
 
 
 async def test_a_gpu_that_needs_a_reset_for_it_stays_in_mig_mode(node: MakeNode) -> None:
     one = node(A100)
-    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
-    await one.executor.undo(entry)
+    await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    await one.agent.undo("one")
     state = one.simulation.machine.read().state.gpus[one.uuids[0]]
     assert (state.mig, state.mig_pending, state.instances) == (True, True, [])
 
 
 async def test_that_others_have_the_gpu_open_keeps_no_claim_from_leaving(node: MakeNode) -> None:
     one = node(H100)
-    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
     one.inject.start_process(0, Process(pid=12, name="dcgm"))
-    await one.executor.undo(entry)
-    assert one.held.entries() == {}
+    await one.agent.undo("one")
+    assert one.agent.records == {}
     state = one.simulation.machine.read().state.gpus[one.uuids[0]]
     assert (state.mig, state.mig_pending, state.instances) == (True, True, [])
     one.inject.end_process(0, 12)
@@ -86,9 +84,9 @@ async def test_that_others_have_the_gpu_open_keeps_no_claim_from_leaving(node: M
 
 async def test_a_gpu_that_others_have_open_for_a_moment_leaves_mig_mode_with_its_last_claim(node: MakeNode) -> None:
     one = node(H100, patience=30.0)
-    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
+    await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("1g", 0))
     one.fault({"op": "nvmlDeviceSetMigMode", "do": "raise", "code": "IN_USE", "count": 1})
-    await one.executor.undo(entry)
+    await one.agent.undo("one")
     assert not one.mode()
 
 
@@ -98,22 +96,19 @@ async def test_a_whole_gpu_leaves_mig_mode_once_it_is_empty(node: MakeNode) -> N
     with pytest.raises(PlaceTaken, match=r"partitioned: 1g\.10gb \(profile 19\) at memory slice 6"):
         await one.prepare(off)
     one.inject.destroy_mig(0, 6)
-    entry = await one.prepare(off)
-    await one.executor.carry_out(entry)
+    await one.prepare(off)
     assert not one.mode()
-    await one.executor.undo(entry)
+    await one.agent.undo("one")
     assert not one.mode()
 
 
 async def test_the_mode_stays_while_another_claim_has_anything_on_the_gpu(node: MakeNode) -> None:
     one = node(H100, {"model": "h100-80gb", "minors": [1]})
     on = MigModeOn(gpu=one.uuids[0])
-    first = await one.prepare(on, one.create("1g", 0), uid="first")
-    second = one.entry(one.create("1g", 1), uid="second")
-    one.held.write(second)  # begun, with nothing done yet
-    await one.executor.undo(first)
+    await one.prepare(on, one.create("1g", 0), uid="first")
+    await one.prepare(on, one.create("1g", 1), uid="second")
+    await one.agent.undo("first")
     assert one.mode()
-    await one.executor.carry_out(second)
     assert one.places() == [(19, 1)]
 
 
@@ -152,13 +147,16 @@ class LaterGpu:
 @pytest.mark.parametrize("current", [0, 1], ids=["on", "off"])
 async def test_a_mode_that_only_becomes_pending_is_told_and_forgotten(tmp_path: Path, current: int) -> None:
     gpu = LaterGpu(current)
-    session, held = NvmlSession(lambda: cast("Any", gpu)), HeldEntries()
-    entry = Entry(uid="one", namespace="default", name="claim")
-    on, off = MigModeOnApplier(session, held), MigModeOffApplier(session, held)
-    changing = off.apply(MigModeOff(gpu="GPU-1"), entry) if current else on.apply(MigModeOn(gpu="GPU-1"), entry)
+    session = NvmlSession(lambda: cast("Any", gpu))
+    claim = build_claim("one")
+    on, off = MigModeOnApplier(session), MigModeOffApplier(session)
+    if current:
+        changing = off.apply(MigModeOff(gpu="GPU-1"), None, claim)
+    else:
+        changing = on.apply(MigModeOn(gpu="GPU-1"), None, claim)
     with pytest.raises(ModePending, match="with a reset only"):
         await changing
     assert gpu.mode == [current, current]
-    await on.undo(MigModeOn(gpu="GPU-1"), entry)
+    await on.undo(MigModeOn(gpu="GPU-1"), None, claim)
     assert gpu.mode == [current, current], "the claim can leave all the same"
     session.close()

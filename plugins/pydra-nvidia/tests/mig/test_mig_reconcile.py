@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from msgspec.structs import replace
 
-from pydra import AllocatedDevice, Claim, HeldClaim
+from pydra import AllocatedDevice, Claim
+from pydra_nvidia.entries import Hold, build_data, read_entries
 from pydra_nvidia.hardware_types import Placement, Reading
 from pydra_nvidia.mig.reconcile_partitions import Report, plan_cleanup, reconcile
 from pydra_nvidia.settings import Orphans, Settings
 from pydra_nvidia.simulation.state import Process
-from pydra_nvidia.steps import Entry, Hold, MigModeOn
+from pydra_nvidia.steps import MigModeOn
+from step_agent import build_claim
 
 if TYPE_CHECKING:
     from conftest import Node
@@ -31,11 +33,17 @@ def h100(*instances: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"model": "h100-80gb", "mig": True, "instances": instances, **more}
 
 
+def hold_claim(uid: str, hold: Hold) -> Claim:
+    """A claim that has this, without any step."""
+    device = AllocatedDevice(request="r", pool="node", device=hold.device, admin_access=hold.admin)
+    return replace(build_claim(uid, data=build_data([hold])), devices=(device,))
+
+
 async def clean(node: Node, settings: Settings, reading: Reading | None = None) -> Report:
     """As at a start."""
     reading = reading or node.read()
     node.session.close()
-    return await reconcile(node.session, node.held, reading, settings=settings)
+    return await reconcile(node.session, read_entries(node.agent.held()), reading, settings=settings)
 
 
 async def test_a_node_in_order_has_nothing_to_report(node: MakeNode) -> None:
@@ -43,7 +51,7 @@ async def test_a_node_in_order_has_nothing_to_report(node: MakeNode) -> None:
     for settings in (STATIC, ADOPT, REMOVE):
         report = await clean(one, settings)
         assert (report, report.lines()) == (Report(), ())
-    assert await reconcile(one.session, one.held, Reading(), settings=REMOVE) == Report()
+    assert await reconcile(one.session, (), Reading(), settings=REMOVE) == Report()
 
 
 @pytest.mark.parametrize(
@@ -86,14 +94,14 @@ async def test_a_partition_in_use_is_not_removed(node: MakeNode) -> None:
 async def test_what_claims_made_or_have_is_theirs(node: MakeNode, settings: Settings) -> None:
     one = node(h100(WHOLE, HALF))
     made = one.create("3g", 4)
-    one.held.write(Entry(uid="maker", namespace="default", name="maker", steps=(made,)))
-    static = Hold(device="gpu-0-mig-2g20gb-14-0", hardware=one.read().gpus[0].pci, place=Placement(0, 2))
-    one.held.write(Entry(uid="user", namespace="default", name="user", holds=(static,)))
+    one.agent.note(build_claim("maker", made))
+    static = one.hold(0, "gpu-0-mig-2g20gb-14-0", Placement(0, 2))
+    one.agent.note(hold_claim("user", static))
     before = one.instances()
     report = await clean(one, settings)
     assert one.instances() == before
     assert (report.removed, report.left) == ((), ())
-    assert "made for claim default/maker, is not there" in report.problems[0], "it is half made"
+    assert "made for claim default/claim-maker, is not there" in report.problems[0], "it is half made"
 
 
 async def test_while_the_plan_of_one_claim_is_not_known_nothing_is_called_ownerless(node: MakeNode) -> None:
@@ -101,48 +109,19 @@ async def test_while_the_plan_of_one_claim_is_not_known_nothing_is_called_ownerl
     device = AllocatedDevice(request="r", pool="node", device="gpu-0")
     strange = Claim(uid="one", namespace="default", name="claim", devices=(device,), plan={"steps": [{"step": "x"}]})
     for unknown in (strange, replace(strange, plan=None)):
-        one.held.restore([HeldClaim(claim=unknown, completed=True)])
+        one.agent.note(unknown, completed=True)
         report = await clean(one, REMOVE)
         assert one.places() == [(14, 0)]
         assert one.mode(1)
         assert report.removed == report.modes_off == ()
-    one.held.restore([])
+    one.agent.records.clear()
     assert len((await clean(one, REMOVE)).removed) == 1
-
-
-async def test_what_a_claim_came_to_have_after_the_decision_stays(node: MakeNode) -> None:
-    one = node(h100(WHOLE), h100(minors=[1]))
-    reading = one.read()
-    one.session.close()
-    found = one.held.entries
-
-    def begun_meanwhile() -> Mapping[str, Entry]:
-        before = found()
-        for gpu, place in zip(reading.gpus, (Placement(0, 2), Placement(0, 1)), strict=True):
-            hold = Hold(device="a partition", hardware=gpu.pci, place=place)
-            one.held.write(Entry(uid=f"late-{gpu.minor}", namespace="default", name="late", holds=(hold,)))
-        one.held.entries = found  # type: ignore[method-assign]
-        return before
-
-    one.held.entries = begun_meanwhile  # type: ignore[method-assign]
-    report = await reconcile(one.session, one.held, reading, settings=REMOVE)
-    assert one.places() == [(14, 0)]
-    assert one.mode(1)
-    assert (report.removed, report.modes_off) == ((), ())
 
 
 @pytest.mark.parametrize("settings", [ADOPT, REMOVE], ids=["adopt", "remove"])
 async def test_an_empty_gpu_leaves_mig_mode_unless_a_claim_has_it(node: MakeNode, settings: Settings) -> None:
     one = node(h100(), h100(minors=[1]), {"model": "a100-40gb", "mig": True, "minors": [2]})
-    pci = {gpu.minor: gpu.pci for gpu in one.read().gpus}
-    begun = Entry(
-        uid="begun",
-        namespace="default",
-        name="begun",
-        holds=(Hold(device="gpu-1-mig-1g10gb-19-0", hardware=pci[1], place=Placement(0, 1)),),
-        steps=(MigModeOn(gpu=one.uuids[1]),),
-    )
-    one.held.write(begun)
+    one.agent.note(hold_claim("begun", one.hold(1, "gpu-1-mig-1g10gb-19-0", Placement(0, 1))))
     report = await clean(one, settings)
     assert report.modes_off == (one.uuids[0],)
     assert [one.mode(minor) for minor in range(3)] == [False, True, True]
@@ -162,28 +141,25 @@ async def test_a_mode_that_cannot_be_left_is_told_and_no_failure(node: MakeNode)
     assert "could not leave MIG mode" in report.problems[0]
 
 
-async def test_a_partition_that_vanished_is_told_made_again_by_prepare_and_forgotten_by_unprepare(
+async def test_a_partition_that_vanished_is_told_and_forgotten_when_its_claim_ends(
     node: MakeNode,
 ) -> None:
     one = node({"model": "h100-80gb"})
-    entry = await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("2g", 2))
+    await one.prepare(MigModeOn(gpu=one.uuids[0]), one.create("2g", 2))
     assert (await clean(one, ADOPT)).lines() == ()
     one.inject.reboot()
     report = await clean(one, ADOPT)
     (line,) = report.lines()
     assert line.startswith("the partition 2g.20gb at memory slice 2 of gpu-0, made for claim default/claim-one, is not")
-    await one.executor.carry_out(entry)
-    assert one.places() == [(14, 2)]
     one.session.close()
-    one.inject.reset(0, force=True)
-    await one.executor.undo(entry)
-    assert one.held.entries() == {}
+    await one.agent.undo("one")
+    assert one.agent.records == {}
 
 
 async def test_what_was_replaced_after_the_decision_stays(node: MakeNode) -> None:
     one = node(h100(WHOLE))
     reading = one.read()
-    assert len(plan_cleanup(reading, {}, complete=True, settings=REMOVE).remove) == 1
+    assert len(plan_cleanup(reading, (), settings=REMOVE).remove) == 1
     one.inject.destroy_mig(0, 0)
     one.inject.create_mig(0, "1g.10gb", 0)
     report = await clean(one, REMOVE, reading)
@@ -193,9 +169,8 @@ async def test_what_was_replaced_after_the_decision_stays(node: MakeNode) -> Non
 
 async def test_who_has_admin_access_owns_nothing(node: MakeNode) -> None:
     one = node(h100(WHOLE), h100(minors=[1]))
-    for gpu in one.read().gpus:
-        look = Hold(device=f"gpu-{gpu.minor}", hardware=gpu.pci, admin=True)
-        one.held.write(Entry(uid=f"monitor-{gpu.minor}", namespace="default", name="monitor", holds=(look,)))
+    for minor in (0, 1):
+        one.agent.note(hold_claim(f"monitor-{minor}", one.hold(minor, f"gpu-{minor}", admin=True)))
     report = await clean(one, REMOVE)
     assert one.places() == []
     assert set(report.modes_off) == set(one.uuids.values())

@@ -13,19 +13,19 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from mps_claims import make_applier
-from pydra import AllocatedDevice
+from pydra import AllocatedDevice, Claim, StepStage
 from pydra_nvidia.devices import Target, find_targets
 from pydra_nvidia.hardware_types import ComputeInstance, Gpu, GpuInstance, Mig, Placement, Profile, Reading
-from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_processes import MARK
-from pydra_nvidia.steps import Entry, Step
 from pydra_pci import PciFunction, Roots, Tree
+from step_agent import StepAgent, build_claim
 
 PROFILE = Profile(
     id=19,
@@ -251,7 +251,7 @@ class Bench:
             state=str(path / "s"), host_root="/", proc_root=str(path / "proc"), mps_ready_deadline=10.0
         )
         self.tree = Tree(Roots(host="/", sys=str(path / "sys"), proc=str(path / "proc")))
-        self.held = HeldEntries()
+        self.agent = StepAgent()
         self.hardware = Hardware()
         self.session = NvmlSession(lambda: _load_nvml(self.hardware))
         for name in ("usr/bin", "usr/lib64"):
@@ -294,13 +294,11 @@ class Bench:
         lines = (self.path / "s/mps" / daemon / "log/control.log").read_text().splitlines()
         return [json.loads(line.removeprefix("Start ")) for line in lines if line.startswith("Start ")]
 
-    def note(self, entry: Entry) -> Entry:
-        self.held.write(entry)
-        return entry
-
-
-def make_entry(uid: str, *steps: Step) -> Entry:
-    return Entry(uid=uid, namespace="default", name=f"claim-{uid}", steps=steps)
+    def note(self, claim: Claim) -> Claim:
+        """Hold the claim, with all its steps done."""
+        steps = tuple([replace(one, stage=StepStage.DONE, result=True) for one in claim.steps])
+        self.agent.note(replace(claim, steps=steps), completed=True)
+        return claim
 
 
 @pytest.fixture
@@ -336,7 +334,7 @@ class Kit:
     reading = staticmethod(make_reading)
     targets = staticmethod(make_targets)
     give = staticmethod(give)
-    entry = staticmethod(make_entry)
+    entry = staticmethod(build_claim)
 
 
 @pytest.fixture

@@ -12,19 +12,18 @@ import pytest
 from msgspec.structs import replace
 
 from mps_claims import DEFAULT, EXCLUSIVE, STEP, daemon_of, daemons_of, make_applier, place_of
-from pydra import ClaimError
+from pydra import ClaimError, LeftBehind
 from pydra_nvidia.host.driver_programs import ProgramFailed
 from pydra_nvidia.nvml.errors import Code, NvmlError
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsFailed
 from pydra_nvidia.sharing.mps_processes import identify, is_alive
-from pydra_pci import LeftBehind
 
 
 async def test_a_daemon_runs_for_the_claims_gpus_and_has_them_to_itself(
     bench: Any, kit: Any, applier: StartMpsApplier
 ) -> None:
-    await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))
     assert is_alive(daemon_of(bench))
     assert bench.hardware.modes == {"GPU-1": EXCLUSIVE, "GPU-2": EXCLUSIVE}
     (start,) = bench.starts_of(STEP.id)
@@ -32,7 +31,7 @@ async def test_a_daemon_runs_for_the_claims_gpus_and_has_them_to_itself(
     assert start["env"]["CUDA_VISIBLE_DEVICES"] == "GPU-1,GPU-2"
     assert start["env"]["CUDA_MPS_PIPE_DIRECTORY"] == f"{bench.settings.state}/mps/u1-abcde/pipe"
     assert bench.log_of(STEP.id) == []
-    await applier.undo(STEP, kit.entry("u1", STEP))
+    await applier.undo(STEP, None, kit.entry("u1", STEP))
     assert daemons_of(bench) == ()
     assert place_of(bench).id not in os.listdir(f"{bench.settings.state}/mps")
     assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
@@ -40,7 +39,7 @@ async def test_a_daemon_runs_for_the_claims_gpus_and_has_them_to_itself(
 
 async def test_limits_are_set_before_the_claim_is_ready(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
     step = replace(STEP, thread_percentage=30, pinned_mib={"GPU-2": 512}, default_pinned_mib=1024, multi_user=True)
-    await applier.apply(step, bench.note(kit.entry("u1", step)))
+    await applier.apply(step, None, bench.note(kit.entry("u1", step)))
     assert bench.starts_of(step.id)[0]["argv"] == ["-d", "-M"]
     assert bench.log_of(step.id) == [
         "set_default_active_thread_percentage 30",
@@ -51,17 +50,17 @@ async def test_limits_are_set_before_the_claim_is_ready(bench: Any, kit: Any, ap
 
 async def test_it_is_ready_only_when_the_daemon_answers(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
     bench.behave(slow=0.5)
-    await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))
     assert "control" in os.listdir(place_of(bench).pipe)
 
 
 async def test_preparing_again_finds_the_daemon_that_runs(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
     entry = bench.note(kit.entry("u1", STEP))
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     before = daemon_of(bench)
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     assert daemon_of(bench) == before
-    await make_applier(bench).apply(STEP, entry)  # another process of the backend
+    await make_applier(bench).apply(STEP, None, entry)  # another process of the backend
     assert daemon_of(bench) == before
     assert len(bench.starts_of(STEP.id)) == 1
 
@@ -71,10 +70,10 @@ async def test_a_daemon_that_was_not_written_down_is_found_and_gets_its_limits(
 ) -> None:
     step = replace(STEP, thread_percentage=30)
     entry = bench.note(kit.entry("u1", step))
-    await applier.apply(step, entry)
+    await applier.apply(step, None, entry)
     before = daemon_of(bench)
     os.unlink(f"{place_of(bench).path}/daemon.json")  # as if killed between the start and the record
-    await applier.apply(step, entry)
+    await applier.apply(step, None, entry)
     assert daemon_of(bench) == before
     assert bench.log_of(step.id) == ["set_default_active_thread_percentage 30"] * 2
 
@@ -84,12 +83,12 @@ async def test_a_daemon_is_ended_whatever_was_written_down_of_it(
     bench: Any, kit: Any, applier: StartMpsApplier, lost: str
 ) -> None:
     entry = bench.note(kit.entry("u1", STEP))
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     if "record" in lost:
         os.unlink(f"{place_of(bench).path}/daemon.json")
     if "pid" in lost:
         os.unlink(f"{place_of(bench).pipe}/nvidia-cuda-mps-control.pid")
-    await applier.undo(STEP, entry)
+    await applier.undo(STEP, None, entry)
     assert daemons_of(bench) == ()
     assert place_of(bench).id not in os.listdir(f"{bench.settings.state}/mps")
 
@@ -99,7 +98,7 @@ async def test_undoing_what_was_not_done_is_fine_and_may_be_repeated(
 ) -> None:
     bench.hardware.modes["GPU-1"] = EXCLUSIVE  # as if killed before the daemon was started
     for _ in range(2):
-        await applier.undo(STEP, kit.entry("u1", STEP))
+        await applier.undo(STEP, None, kit.entry("u1", STEP))
     assert bench.hardware.modes == {"GPU-1": DEFAULT}
 
 
@@ -114,7 +113,7 @@ async def test_processes_of_others_are_never_ended(bench: Any, kit: Any, applier
         (Path(place.path) / "daemon.json").write_text(  # a record of a process that had this id before
             f'{{"uid": "u1", "devices": [], "pid": {stranger.pid}, "started": {started.started - 1}}}'
         )
-        await applier.undo(STEP, kit.entry("u1", STEP))
+        await applier.undo(STEP, None, kit.entry("u1", STEP))
         assert stranger.poll() is None
         stranger.communicate(b"\n", timeout=10)
 
@@ -125,7 +124,7 @@ async def test_a_daemon_that_does_not_start_is_told_with_its_log_and_everything_
     bench.settings = replace(bench.settings, mps_ready_deadline=4.0)
     bench.behave(start="dies")
     with pytest.raises(MpsFailed) as caught:
-        await make_applier(bench).apply(STEP, bench.note(kit.entry("u1", STEP)))
+        await make_applier(bench).apply(STEP, None, bench.note(kit.entry("u1", STEP)))
     assert "the MPS control daemon for GPU-1, GPU-2 does not run after 4 s; its log ends with" in str(caught.value)
     assert "Failed to initialise CUDA: no device" in str(caught.value)
     assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
@@ -137,7 +136,7 @@ async def test_a_daemon_that_refuses_to_start_is_told_with_what_it_says(
 ) -> None:
     bench.behave(start="refuses")
     with pytest.raises(ProgramFailed, match=r"-d failed with status 1: .*daemon is already running"):
-        await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
+        await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))
     assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
 
 
@@ -145,7 +144,7 @@ async def test_a_daemon_that_never_answers_is_ended(bench: Any, kit: Any, applie
     bench.settings = replace(bench.settings, mps_ready_deadline=4.0)
     bench.behave(slow=600, server=True)
     with pytest.raises(MpsFailed, match="runs, but does not answer after 4 s"):
-        await make_applier(bench).apply(STEP, bench.note(kit.entry("u1", STEP)))
+        await make_applier(bench).apply(STEP, None, bench.note(kit.entry("u1", STEP)))
     assert daemons_of(bench) == ()
 
 
@@ -166,7 +165,7 @@ async def test_a_daemon_without_its_limits_is_not_given_to_the_claim(
     bench.behave(**behaviour)
     step = replace(STEP, thread_percentage=30, default_pinned_mib=7)
     with pytest.raises(ClaimError, match=words):
-        await applier.apply(step, bench.note(kit.entry("u1", step)))
+        await applier.apply(step, None, bench.note(kit.entry("u1", step)))
     assert daemons_of(bench) == ()
     assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
 
@@ -176,7 +175,7 @@ async def test_a_gpu_that_refuses_the_compute_mode_leaves_the_others_as_they_wer
 ) -> None:
     bench.hardware.errors["nvmlDeviceSetComputeMode", "GPU-2"] = Code.NO_PERMISSION
     with pytest.raises(NvmlError, match=r"NVML_ERROR_NO_PERMISSION \(4\): the backend needs root"):
-        await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
+        await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))
     assert bench.hardware.modes == {"GPU-1": DEFAULT}
     assert daemons_of(bench) == ()
 
@@ -187,12 +186,12 @@ async def test_a_compute_mode_that_cannot_be_taken_back_is_told_as_left_behind(
     bench.behave(start="refuses")
     bench.hardware.errors["nvmlDeviceGetComputeMode", "GPU-2"] = Code.UNKNOWN
     with pytest.raises(LeftBehind, match=r"already running.*stopping the MPS daemon failed.*NVML_ERROR_UNKNOWN"):
-        await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
+        await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))
 
 
 async def test_a_compute_mode_of_somebody_else_is_left_alone(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
     entry = bench.note(kit.entry("u1", STEP))
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     bench.hardware.modes["GPU-2"] = 2  # prohibited, by an admin
-    await applier.undo(STEP, entry)
+    await applier.undo(STEP, None, entry)
     assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": 2}

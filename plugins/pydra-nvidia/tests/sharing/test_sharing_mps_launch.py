@@ -210,8 +210,8 @@ async def run_daemon(bench: Any, kit: Any, where: LaunchContext) -> StartMpsAppl
     bench.install_all(shm=True)
     root = replace(bench.find_root(), host_path=str(bench.root_path))
     daemons = MpsDaemons(bench.settings, bench.tree, lambda: root, where=where)
-    applier = StartMpsApplier(bench.session, bench.settings, bench.held, daemons, reread=None)  # type: ignore[arg-type]
-    await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    applier = StartMpsApplier(bench.session, bench.settings, daemons, reread=None)  # type: ignore[arg-type]
+    await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))
     return applier
 
 
@@ -236,7 +236,7 @@ async def test_the_daemon_has_the_memory_of_its_clients_as_its_own(
     assert os.getsid(record.pid) != os.getsid(0)
     same_host = os.readlink(f"/proc/{record.pid}/ns/uts") == os.readlink(f"{host}/ns/uts")
     assert same_host is on_host
-    await applier.undo(STEP, kit.entry("u1", STEP))
+    await applier.undo(STEP, None, kit.entry("u1", STEP))
     assert find_mounts(place, where) == ()
     assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
 
@@ -255,7 +255,7 @@ async def test_a_client_can_fill_nothing_of_the_node_through_the_pipes(
     assert os.stat(pipe).st_mode & 0o777 == 0o755  # clients only have to enter
     with pytest.raises(OSError, match="No space left"):
         await asyncio.to_thread(Path(pipe, "junk").write_bytes, bytes(2 << 20))
-    await applier.undo(STEP, kit.entry("u1", STEP))
+    await applier.undo(STEP, None, kit.entry("u1", STEP))
 
 
 async def test_a_daemon_of_an_earlier_version_goes_on_with_its_plain_pipes(bench: Any, kit: Any, host: str) -> None:
@@ -267,7 +267,7 @@ async def test_a_daemon_of_an_earlier_version_goes_on_with_its_plain_pipes(bench
     assert await applier.revive(STEP, kit.entry("u1", STEP))
     assert find_mounts(place, DIRECT) == (place.shm,)  # containers have the directory itself
     assert "control" in os.listdir(place.pipe)
-    await applier.undo(STEP, kit.entry("u1", STEP))
+    await applier.undo(STEP, None, kit.entry("u1", STEP))
     assert find_mounts(place, DIRECT) == ()
     assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
 
@@ -289,7 +289,7 @@ async def test_a_daemon_on_the_host_is_in_no_control_group_of_the_agent(bench: A
     assert record is not None
     groups = await asyncio.to_thread(Path(f"/proc/{record.pid}/cgroup").read_text)
     assert {line.split(":", 2)[2] for line in groups.splitlines()} == {"/"}
-    await applier.undo(STEP, kit.entry("u1", STEP))
+    await applier.undo(STEP, None, kit.entry("u1", STEP))
 
 
 @pytest.mark.parametrize("kind", ["pid", "cgroup"])

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from mps_claims import DEFAULT, EXCLUSIVE, STEP, daemon_of, daemons_of, make_applier, place_of
+from mps_claims import DEFAULT, STEP, daemon_of, daemons_of, make_applier, place_of
 from pydra import ClaimError, TerminalError
 from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.hardware_types import Placement
@@ -40,31 +40,31 @@ async def test_a_gpu_that_falls_off_the_bus_does_not_keep_its_daemon(
     bench: Any, kit: Any, applier: StartMpsApplier
 ) -> None:
     entry = bench.note(kit.entry("u1", STEP))
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     bench.hardware.errors["nvmlDeviceGetHandleByUUID", "GPU-1"] = Code.GPU_IS_LOST
-    await applier.undo(STEP, entry)
+    await applier.undo(STEP, None, entry)
     assert daemons_of(bench) == ()
     assert bench.hardware.modes["GPU-2"] == DEFAULT
 
 
 async def test_a_driver_that_is_gone_does_not_keep_a_daemon(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
     entry = bench.note(kit.entry("u1", STEP))
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     os.unlink(bench.root_path / "usr/bin/nvidia-cuda-mps-control")
-    await applier.undo(STEP, entry)
+    await applier.undo(STEP, None, entry)
     assert daemons_of(bench) == ()
     with pytest.raises(ProgramMissing, match="no program nvidia-cuda-mps-control"):
-        await applier.apply(STEP, entry)
+        await applier.apply(STEP, None, entry)
 
 
 async def test_a_daemon_that_ignores_quit_is_killed_with_its_servers(bench: Any, kit: Any) -> None:
     bench.install_all(server=True, stubborn=True)
     daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, quit_deadline=0.2)
-    applier = StartMpsApplier(bench.session, bench.settings, bench.held, daemons, reread=None)  # type: ignore[arg-type]
+    applier = StartMpsApplier(bench.session, bench.settings, daemons, reread=None)  # type: ignore[arg-type]
     entry = bench.note(kit.entry("u1", STEP))
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     assert len(daemons_of(bench)) == 2
-    await applier.undo(STEP, entry)
+    await applier.undo(STEP, None, entry)
     assert daemons_of(bench) == ()
 
 
@@ -75,12 +75,12 @@ async def test_a_daemon_that_is_silent_when_its_claim_is_prepared_again_is_left_
     daemons = MpsDaemons(
         bench.settings, bench.tree, bench.find_root, command_deadline=4.0, quit_deadline=0.1, grace=0.1
     )
-    applier = StartMpsApplier(bench.session, bench.settings, bench.held, daemons, reread=None)  # type: ignore[arg-type]
+    applier = StartMpsApplier(bench.session, bench.settings, daemons, reread=None)  # type: ignore[arg-type]
     entry = bench.note(kit.entry("u1", STEP))
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     before = daemon_of(bench)
     os.kill(before.pid, signal.SIGSTOP)
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     assert "does not answer; it is left to the claim's pods" in caplog.text
     os.kill(before.pid, signal.SIGCONT)
     assert daemons_of(bench) == (daemon_of(bench),) == (before,)
@@ -90,10 +90,10 @@ async def test_a_gpu_that_refuses_the_compute_mode_does_not_end_a_daemon_that_ru
     bench: Any, kit: Any, applier: StartMpsApplier, caplog: pytest.LogCaptureFixture
 ) -> None:
     entry = bench.note(kit.entry("u1", STEP))
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     before = daemon_of(bench)
     bench.hardware.errors["nvmlDeviceSetComputeMode", "GPU-1"] = Code.UNKNOWN
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     assert daemon_of(bench) == before
     assert is_alive(before)
     assert "goes on in the compute mode that its GPUs have" in caplog.text
@@ -102,10 +102,10 @@ async def test_a_gpu_that_refuses_the_compute_mode_does_not_end_a_daemon_that_ru
 async def test_a_daemon_that_hangs_over_a_limit_is_told_with_its_log(bench: Any, kit: Any) -> None:
     bench.install_all(hangs="set_default_active_thread_percentage")
     daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root, command_deadline=4.0, grace=0.1)
-    applier = StartMpsApplier(bench.session, bench.settings, bench.held, daemons, reread=None)  # type: ignore[arg-type]
+    applier = StartMpsApplier(bench.session, bench.settings, daemons, reread=None)  # type: ignore[arg-type]
     step = replace(STEP, thread_percentage=50)
     with pytest.raises(MpsFailed, match=r"did not end within 4 s.*its log ends with .*Cmd:set_default_active"):
-        await applier.apply(step, bench.note(kit.entry("u1", step)))
+        await applier.apply(step, None, bench.note(kit.entry("u1", step)))
     assert daemons_of(bench) == ()
 
 
@@ -113,7 +113,7 @@ async def test_starting_and_ending_a_daemon_have_the_calls_time_together(bench: 
     bench.install_all(slow=600)
     applier = make_applier(bench)  # alone it would wait for 10 s
     with time_for(4), pytest.raises(MpsFailed, match=r"runs, but does not answer after [2-5] s; its log ends with"):
-        await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
+        await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))
     assert daemons_of(bench) == ()
 
 
@@ -122,31 +122,20 @@ async def test_a_killed_daemon_and_its_servers_make_room_for_a_new_one(
 ) -> None:
     bench.behave(server=True)
     entry = bench.note(kit.entry("u1", STEP))
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     pipe, before = os.stat(place_of(bench).pipe).st_ino, daemons_of(bench)
     os.kill(daemon_of(bench).pid, signal.SIGKILL)
     await until(lambda: identify(daemon_of(bench).pid) is None)
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     assert not set(before) & set(daemons_of(bench))
     assert os.stat(place_of(bench).pipe).st_ino == pipe, "containers have this directory"
-
-
-async def test_the_compute_mode_stays_while_another_claim_needs_it(
-    bench: Any, kit: Any, applier: StartMpsApplier
-) -> None:
-    other = StartMps(id="u2-00000", devices=("GPU-2",), exclusive=("GPU-2",))
-    entry = bench.note(kit.entry("u1", STEP))
-    bench.note(kit.entry("u2", other))
-    await applier.apply(STEP, entry)
-    await applier.undo(STEP, entry)
-    assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": EXCLUSIVE}
 
 
 async def test_a_partition_made_for_the_claim_is_found_by_its_place(bench: Any, kit: Any) -> None:
     bench.install_all()
     reading = kit.reading(kit.gpu(0, uuid="GPU-0", mig=kit.mig((kit.PROFILE, 3, "MIG-new"))))
     step = StartMps(id="u1-part", partition=("GPU-0", Placement(3, 1)), default_pinned_mib=5)
-    await make_applier(bench, reading).apply(step, bench.note(kit.entry("u1", step)))
+    await make_applier(bench, reading).apply(step, None, bench.note(kit.entry("u1", step)))
     assert bench.starts_of(step.id)[0]["env"]["CUDA_VISIBLE_DEVICES"] == "MIG-new"
     assert bench.log_of(step.id) == ["set_default_device_pinned_mem_limit MIG-new 5M"]
     assert bench.hardware.modes == {}
@@ -156,12 +145,12 @@ async def test_a_partition_that_is_not_there_is_told(bench: Any, kit: Any) -> No
     step = StartMps(id="u1-part", partition=("GPU-0", Placement(3, 1)))
     applier = make_applier(bench, kit.reading(kit.gpu(0, uuid="GPU-0", mig=kit.mig())))
     with pytest.raises(ClaimError, match="its partition does not exist"):
-        await applier.apply(step, bench.note(kit.entry("u1", step)))
+        await applier.apply(step, None, bench.note(kit.entry("u1", step)))
 
 
 async def test_calls_for_one_daemon_take_turns(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
     entry = bench.note(kit.entry("u1", STEP))
-    await asyncio.gather(*(applier.apply(STEP, entry) for _ in range(3)))
+    await asyncio.gather(*(applier.apply(STEP, None, entry) for _ in range(3)))
     assert len(bench.starts_of(STEP.id)) == 1
     async with turn(bench.settings, STEP.id, 1):
         with pytest.raises(MpsBusy):
@@ -185,15 +174,15 @@ async def test_a_cancelled_call_leaves_what_the_next_one_finds_or_undoes(
 ) -> None:
     bench.behave(slow=600)
     entry = bench.note(kit.entry("u1", STEP))
-    task = asyncio.create_task(applier.apply(STEP, entry))
+    task = asyncio.create_task(applier.apply(STEP, None, entry))
     await until(lambda: daemons_of(bench))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     bench.behave()
-    await applier.apply(STEP, entry)
+    await applier.apply(STEP, None, entry)
     assert daemons_of(bench) == (daemon_of(bench),)
-    await applier.undo(STEP, entry)
+    await applier.undo(STEP, None, entry)
     assert daemons_of(bench) == ()
 
 
@@ -202,7 +191,7 @@ async def test_a_state_directory_too_deep_for_sockets_is_told_to_the_admin(
 ) -> None:
     step = replace(STEP, id="u" * 90)
     with pytest.raises(TerminalError, match=r"more than 107 bytes; the admin sets PYDRA_NVIDIA_STATE"):
-        await applier.apply(step, bench.note(kit.entry("u1", step)))
+        await applier.apply(step, None, bench.note(kit.entry("u1", step)))
     assert bench.hardware.modes == {"GPU-1": DEFAULT, "GPU-2": DEFAULT}
 
 
@@ -211,7 +200,7 @@ async def test_a_state_directory_that_cannot_be_written_is_told(bench: Any, kit:
     (bench.path / "file").touch()
     bench.settings = replace(bench.settings, state=str(bench.path / "file"))
     with pytest.raises(ClaimError, match=r"cannot be used: .*Not a directory"):
-        await make_applier(bench).apply(STEP, kit.entry("u1", STEP))
+        await make_applier(bench).apply(STEP, None, kit.entry("u1", STEP))
 
 
 CRASH = """
@@ -220,22 +209,21 @@ import msgspec
 from types import SimpleNamespace
 from pydra_nvidia.host.driver_root import DriverRoot
 from pydra_pci import Roots, Tree
-from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.sharing.mps import StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
-from pydra_nvidia.steps import Entry
+from pydra import Claim
+from pydra_nvidia.steps import StartMps
 path = sys.argv[1]
 settings = Settings(state=path + "/s", proc_root=path + "/proc")
-held = HeldEntries()
 root = DriverRoot(host_path="/", here=path + "/driver", library_dir="/usr/lib64", nvml_library="/none")
 nvml = SimpleNamespace(NVMLError=KeyError, nvmlInitWithFlags=id, nvmlDeviceGetHandleByUUID=id,
                        nvmlDeviceSetComputeMode=lambda handle, mode: None)
 daemons = MpsDaemons(settings, Tree(Roots(proc=path + "/proc")), lambda: root)
-applier = StartMpsApplier(NvmlSession(lambda: nvml), settings, held, daemons, None)
-entry = msgspec.json.decode(open(path + "/entry.json", "rb").read(), type=Entry)
-asyncio.run(applier.apply(entry.steps[0], entry))
+applier = StartMpsApplier(NvmlSession(lambda: nvml), settings, daemons, None)
+claim = msgspec.json.decode(open(path + "/claim.json", "rb").read(), type=Claim)
+asyncio.run(applier.apply(msgspec.convert(claim.steps[0].step, StartMps), None, claim))
 """
 
 
@@ -245,7 +233,7 @@ async def test_a_backend_that_is_killed_while_its_daemon_starts_leaves_nothing_t
 ) -> None:
     bench.behave(slow=600, server=True)
     entry = bench.note(kit.entry("u1", STEP))
-    (bench.path / "entry.json").write_bytes(msgspec.json.encode(entry))
+    (bench.path / "claim.json").write_bytes(msgspec.json.encode(entry))
     command = (sys.executable, "-c", CRASH, str(bench.path))
     with subprocess.Popen(command) as backend:  # noqa: ASYNC220
         await until(lambda: len(daemons_of(bench)) == 2)
@@ -253,13 +241,13 @@ async def test_a_backend_that_is_killed_while_its_daemon_starts_leaves_nothing_t
     assert len(daemons_of(bench)) == 2, "daemons outlive the backend"
     bench.behave()
     if then == "prepare":
-        await applier.apply(STEP, entry)
+        await applier.apply(STEP, None, entry)
         assert daemons_of(bench) == (daemon_of(bench),)
-    await applier.undo(STEP, entry)
+    await applier.undo(STEP, None, entry)
     assert daemons_of(bench) == ()
 
 
 async def test_nvml_refusals_keep_their_words(bench: Any, kit: Any, applier: StartMpsApplier) -> None:
     bench.hardware.errors["nvmlDeviceGetHandleByUUID", "GPU-1"] = Code.GPU_IS_LOST
     with pytest.raises(NvmlError, match=r"for GPU-1 failed with NVML_ERROR_GPU_IS_LOST \(15\)"):
-        await applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
+        await applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pydra import AllocatedDevice, Claim, HeldClaim
+from pydra import AllocatedDevice, Claim
+from pydra_nvidia.entries import read_entries
 from pydra_nvidia.settings import Orphans
 from pydra_nvidia.sharing.mps import MpsWatch, StartMpsApplier
 from pydra_nvidia.sharing.mps_daemon import MpsDaemons
@@ -43,8 +44,8 @@ class Watched:
         daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root)
         self.bench = bench
         self.now = 0.0
-        self.applier = StartMpsApplier(bench.session, bench.settings, bench.held, daemons, reread)
-        self.watch = MpsWatch(self.applier, bench.settings, bench.held, clock=lambda: self.now)
+        self.applier = StartMpsApplier(bench.session, bench.settings, daemons, reread)
+        self.watch = MpsWatch(self.applier, bench.settings, bench.agent.held, clock=lambda: self.now)
 
     async def look(self) -> None:
         await self.watch.look()
@@ -74,7 +75,7 @@ async def until(true: Callable[[], object], seconds: float = 10) -> None:
 async def watched(bench: Any, kit: Any) -> Watched:
     bench.install_all()
     watched = Watched(bench)
-    await watched.applier.apply(STEP, bench.note(kit.entry("u1", STEP)))
+    await watched.applier.apply(STEP, None, bench.note(kit.entry("u1", STEP)))
     return watched
 
 
@@ -148,7 +149,7 @@ async def test_a_daemon_that_is_being_stopped_is_not_started_again(bench: Any, w
     await watched.kill()
     async with turn(bench.settings, STEP.id, 1):
         await watched.look()
-    await watched.applier.undo(STEP, bench.held.entries()["u1"])
+    await watched.applier.undo(STEP, None, bench.agent.records["u1"].claim)
     await watched.look()
     assert watched.samples() == {"mps_daemons": 0, "mps_restarts_total": 0, "mps_restart_failures_total": 0}
     assert STEP.id not in os.listdir(f"{bench.settings.state}/mps")
@@ -163,18 +164,20 @@ async def test_a_daemon_of_nobody_is_ended_at_the_next_start_and_only_when_the_a
     bench: Any, watched: Watched, orphans: Orphans, unknown: bool, ended: bool
 ) -> None:
     process = watched.daemon()
-    bench.held.restore([HeldClaim(claim=UNKNOWN, completed=True)] if unknown else [])
+    bench.agent.records.clear()
+    if unknown:
+        bench.agent.note(UNKNOWN, completed=True)
     bench.settings = replace(bench.settings, orphans=orphans)
     await Watched(bench).look()
     assert is_alive(process), "it may be that of a claim which another instance prepares"
-    await Watched(bench).watch.end_orphans()
+    await Watched(bench).watch.end_orphans(read_entries(bench.agent.held()))
     assert is_alive(process) is not ended
     assert bench.hardware.modes == {"GPU-1": 0 if ended else 3}
 
 
 async def test_a_held_claim_keeps_its_daemon(bench: Any, watched: Watched) -> None:
     bench.settings = replace(bench.settings, orphans=Orphans.REMOVE)
-    await Watched(bench).watch.end_orphans()
+    await Watched(bench).watch.end_orphans(read_entries(bench.agent.held()))
     assert is_alive(watched.daemon())
 
 

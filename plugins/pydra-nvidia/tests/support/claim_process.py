@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from pydra_nvidia.held_claims import HeldEntries
+from pydra import Claim, HeldClaim
+from pydra.backends.child.claim_values import BackendTypes
 from pydra_nvidia.mig.apply_partitions import CreateMigApplier, MigModeOffApplier, MigModeOnApplier
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.simulation.simulation import open_simulation
-from pydra_nvidia.step_executor import StepExecutor
-from pydra_nvidia.steps import CreateMig, Entry, MigModeOff, MigModeOn, StepApplier
+from pydra_nvidia.step_appliers import StepAppliers
+from pydra_nvidia.steps import STEP_TYPES, CreateMig, MigModeOff, MigModeOn, StepApplier
+from step_agent import StepAgent
 
 
 class Mortal:
@@ -28,21 +31,37 @@ class Mortal:
         self._applier = applier
         self._boundary = boundary
 
-    async def apply(self, step: Any, entry: Entry) -> None:
+    async def apply(self, step: Any, result: Any, claim: Claim) -> Any:
         self._meet()
-        await self._applier.apply(step, entry)
+        return await self._applier.apply(step, result, claim)
 
-    async def undo(self, step: Any, entry: Entry) -> None:
+    async def undo(self, step: Any, result: Any, claim: Claim) -> None:
         self._meet()
-        await self._applier.undo(step, entry)
+        await self._applier.undo(step, result, claim)
 
     def _meet(self) -> None:
         if next(self.numbers) == self._boundary:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class FileAgent(StepAgent):
+    """Keeps the record of its one claim in a file, as the agent does: a killed process loses nothing of it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._path = path
+        if path.exists() and (text := path.read_bytes()):
+            record = msgspec.json.decode(text, type=HeldClaim)
+            types = BackendTypes(configs={}, steps=STEP_TYPES)
+            self.records[record.claim.uid] = replace(record, claim=types.decode_steps(record.claim))
+
+    def note(self, claim: Claim, *, completed: bool = False) -> None:
+        super().note(claim, completed=completed)
+        self._path.write_bytes(msgspec.json.encode(self.records[claim.uid]))
+
+
 def work_on_claim(node: Path, action: str, boundary: int | None) -> None:
-    """Prepare or undo the claim whose entry is in `entry.json` of the node's directory.
+    """Prepare or undo the claim whose record is in `record.json` of the node's directory.
 
     With a boundary the process kills itself before the applier's call of that number.
     """
@@ -51,18 +70,18 @@ def work_on_claim(node: Path, action: str, boundary: int | None) -> None:
 
 async def _work(node: Path, action: str, boundary: int | None) -> None:
     simulation = open_simulation(str(node / "scenario.json"), str(node / "machine"))
-    session, held = NvmlSession(simulation.load), HeldEntries()
+    session, agent = NvmlSession(simulation.load), FileAgent(node / "record.json")
     appliers: dict[type, StepApplier] = {
-        MigModeOn: Mortal(MigModeOnApplier(session, held), boundary),
-        MigModeOff: Mortal(MigModeOffApplier(session, held), boundary),
-        CreateMig: Mortal(CreateMigApplier(session, held), boundary),
+        MigModeOn: Mortal(MigModeOnApplier(session), boundary),
+        MigModeOff: Mortal(MigModeOffApplier(session), boundary),
+        CreateMig: Mortal(CreateMigApplier(session, agent.held), boundary),
     }
-    executor = StepExecutor(held, appliers)
-    entry = msgspec.json.decode((node / "entry.json").read_bytes(), type=Entry)
+    agent.backend = StepAppliers(appliers)
+    (claim,) = (record.claim for record in agent.held())
     if action == "prepare":
-        await executor.carry_out(entry)
+        await agent.carry_out(claim)
     else:
-        await executor.undo(entry)
+        await agent.undo(claim.uid)
     if boundary == next(Mortal.numbers):
         os.kill(os.getpid(), signal.SIGKILL)  # all is done, and nobody was told
     session.close()

@@ -19,7 +19,7 @@ def make_applier(bench: Any, reading: Any = None) -> StartMpsApplier:
         return reading
 
     daemons = MpsDaemons(bench.settings, bench.tree, bench.find_root)
-    return StartMpsApplier(bench.session, bench.settings, bench.held, daemons, reread)
+    return StartMpsApplier(bench.session, bench.settings, daemons, reread)
 
 
 def place_of(bench: Any, step: StartMps = STEP) -> MpsDirectory:

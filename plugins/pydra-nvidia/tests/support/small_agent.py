@@ -8,48 +8,50 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pydra import Claim, ClaimError, HeldClaim, PreparedDevice
+from pydra import Claim, ClaimError, HeldClaim, PreparedDevice, describe_step
+from pydra.backends.contract import held_copy
+from step_agent import StepAgent
 
 
-class SmallAgent:
+class SmallAgent(StepAgent):
     """Calls one backend after another: `records` outlive each of them."""
 
     def __init__(self, backend: Any = None) -> None:
-        self.backend = backend
-        self.records: dict[str, HeldClaim] = {}
+        super().__init__(backend)
+        held_copy.read = self.held
 
     async def start(self, backend: Any) -> None:
         """With a new process of the backend; claims that were not completed are undone."""
         self.backend = backend
-        await backend.restore(tuple(self.records.values()))
-        for record in tuple(self.records.values()):
+        await backend.restore(self.held())
+        for record in self.held():
             if not record.completed:
                 await self.unprepare(record.claim)
 
     async def prepare(self, claim: Claim) -> tuple[PreparedDevice, ...]:
         """Plan, write, do; what fails is undone."""
-        record = await self.plan(claim)
+        planned = await self.carry_out((await self.plan(claim)).claim)
         try:
-            prepared = as_kept(await self.backend.prepare(record.claim))
+            prepared = as_kept(await self.backend.prepare(planned))
         except ClaimError:
             await self.unprepare(claim)
             raise
-        self.records[claim.uid] = replace(record, prepared=prepared, completed=True)
+        self.records[claim.uid] = HeldClaim(claim=planned, prepared=prepared, completed=True)
         return prepared
 
     async def plan(self, claim: Claim) -> HeldClaim:
         """The record of a claim that has begun."""
         others = tuple(one for uid, one in self.records.items() if uid != claim.uid)
         plan = await self.backend.plan(claim, others)
-        claim = replace(claim, plan=json.loads(json.dumps(plan)))
-        self.records[claim.uid] = HeldClaim(claim=claim, completed=False)
+        steps = tuple([describe_step(step) for step in plan.steps])
+        self.note(replace(claim, plan=json.loads(json.dumps(plan.data)), steps=steps))
         return self.records[claim.uid]
 
     async def unprepare(self, claim: Claim) -> None:
         """Undo, and forget."""
         if (record := self.records.get(claim.uid)) is not None:
             await self.backend.unprepare(record.claim, record.prepared)
-            del self.records[claim.uid]
+            await self.undo(claim.uid)
 
 
 def as_kept(prepared: Sequence[PreparedDevice]) -> tuple[PreparedDevice, ...]:

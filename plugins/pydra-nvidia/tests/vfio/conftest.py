@@ -10,6 +10,7 @@ import pynvml
 import pytest
 
 from pci_node import GPU, OTHER, PciNode
+from pydra import Claim
 from pydra_nvidia.nvml.library import use_library
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
@@ -19,8 +20,9 @@ from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.state import GpuState
 from pydra_nvidia.simulation.tree.sync import GpuListener
-from pydra_nvidia.steps import BindVfio, Entry
+from pydra_nvidia.steps import BindVfio
 from pydra_nvidia.vfio.apply_passthrough import BindVfioApplier
+from step_agent import build_claim
 
 SCENARIO = f"gpus:\n- {{model: h100-80gb, count: 2, addresses: ['{GPU}', '{OTHER}']}}\n"
 
@@ -61,8 +63,8 @@ class Node(PciNode):
         return BindVfio(address=address, before=before, target=target, persistence=before == "nvidia")
 
     @staticmethod
-    def entry(*steps: BindVfio) -> Entry:
-        return Entry(uid="c1", namespace="default", name="claim", steps=steps)
+    def entry(*steps: BindVfio) -> Claim:
+        return build_claim("c1", *steps)
 
 
 @pytest.fixture

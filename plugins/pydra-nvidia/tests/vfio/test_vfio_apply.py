@@ -20,12 +20,12 @@ WRITES = 3
 
 async def apply(node: Any, step: Any = None, **options: Any) -> None:
     step = step or node.step()
-    await node.applier(**options).apply(step, node.entry(step))
+    await node.applier(**options).apply(step, None, node.entry(step))
 
 
 async def undo(node: Any, step: Any = None, **options: Any) -> None:
     step = step or node.step()
-    await node.applier(**options).undo(step, node.entry(step))
+    await node.applier(**options).undo(step, None, node.entry(step))
 
 
 async def begun_waiting(node: Any) -> None:
@@ -114,7 +114,7 @@ async def test_two_gpus_of_one_group_go_together(node: Any) -> None:
     with pytest.raises(ClaimError, match=rf"{third} \(nvidia\)"):
         await apply(node)
     for step in steps:
-        await node.applier().apply(step, node.entry(*steps))
+        await node.applier().apply(step, None, node.entry(*steps))
     assert (node.driver(), node.driver(third)) == ("vfio-pci", "vfio-pci")
 
 

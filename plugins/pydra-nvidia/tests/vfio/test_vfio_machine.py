@@ -9,17 +9,18 @@ import pytest
 from pydra import AllocatedDevice, Claim
 from pydra_nvidia.claim_plan import plan_claim
 from pydra_nvidia.devices import find_targets
+from pydra_nvidia.entries import read_entries
 from pydra_nvidia.hardware_reader import HardwareReader
-from pydra_nvidia.held_claims import HeldEntries
 from pydra_nvidia.nvml.session import NvmlSession
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.simulation.machine import Machine
 from pydra_nvidia.simulation.scenario_file import ScenarioFile
 from pydra_nvidia.simulation.simulation import Simulation
 from pydra_nvidia.simulation.tree.sync import build_tree
-from pydra_nvidia.step_executor import StepExecutor
+from pydra_nvidia.step_appliers import StepAppliers
 from pydra_nvidia.steps import BindVfio
 from pydra_nvidia.vfio.apply_passthrough import BindVfioApplier
+from step_agent import StepAgent, build_claim
 
 CLAIM = Claim(
     uid="c1",
@@ -46,22 +47,21 @@ async def test_a_claim_takes_a_gpu_and_gives_it_back(tmp_path: Path, scenario: s
     settings = Settings(vfio=True, state=str(tmp_path), **sync.settings())
     session = NvmlSession(Simulation(machine, sync.tree, {}).load)
     hardware = HardwareReader(session, sync.tree, settings=settings)
-    held = HeldEntries()
-    executor = StepExecutor(held, {BindVfio: BindVfioApplier(sync.tree, settings, session)})
+    agent = StepAgent(StepAppliers({BindVfio: BindVfioApplier(sync.tree, settings, session)}))
 
     before = await hardware.read()
     targets = find_targets(CLAIM.devices, before)
-    entry = plan_claim(CLAIM, targets, before, entries={}, settings=settings)
-    await executor.carry_out(entry)
+    _, steps = plan_claim(CLAIM, targets, before, entries=(), settings=settings)
+    await agent.carry_out(build_claim("c1", *steps))
 
     bound = await hardware.read()
     address = before.gpus[0].pci
     assert len(bound.gpus) == len(before.gpus) - 1
     assert bound.functions[address].driver.replace("-", "_") == driver.replace("-", "_")
-    again = plan_claim(CLAIM, find_targets(CLAIM.devices, bound), bound, entries=held.entries(), settings=settings)
-    assert again == entry
+    held = read_entries(agent.held())
+    _, again = plan_claim(CLAIM, find_targets(CLAIM.devices, bound), bound, entries=held, settings=settings)
+    assert again == steps
 
-    await executor.undo(entry)
+    await agent.undo("c1")
     assert await hardware.read() == before
-    assert held.entries() == {}
     session.close()

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from pydra import LeftBehind
 from pydra_nvidia.deadlines import time_for
 from pydra_nvidia.settings import Settings
 from pydra_nvidia.vfio.apply_passthrough import BindVfioApplier
-from pydra_pci import DeviceBusy, KernelWaits, KernelWork, LeftBehind, ProcessesUnseen
+from pydra_pci import DeviceBusy, KernelWaits, KernelWork, ProcessesUnseen
 
 NODE, CONTAINER = "pid:[4026531836]", "pid:[4026532999]"
 UNBIND = 2
@@ -47,7 +48,7 @@ async def test_a_gpu_stays_with_its_driver_where_only_the_containers_processes_a
     see(node, **namespaces)
     before = node.picture()
     with pytest.raises(ProcessesUnseen, match="hostPID"):
-        await make_applier(node).apply(node.step(), node.entry(node.step()))
+        await make_applier(node).apply(node.step(), None, node.entry(node.step()))
     assert (node.picture(), node.tree.writes) == (before, [])
 
 
@@ -56,7 +57,7 @@ async def test_a_gpu_stays_with_its_driver_where_only_the_containers_processes_a
 )
 async def test_where_all_processes_are_seen_a_gpu_can_be_taken(node: Any, namespaces: dict[str, str]) -> None:
     see(node, **namespaces)
-    await make_applier(node).apply(node.step(), node.entry(node.step()))
+    await make_applier(node).apply(node.step(), None, node.entry(node.step()))
     assert node.driver() == "vfio-pci"
 
 
@@ -77,12 +78,12 @@ def free(node: Any) -> Iterator[threading.Event]:
 async def test_a_kernel_that_waits_is_left_to_it_and_keeps_nobody_from_nvml(node: Any, free: threading.Event) -> None:
     applier, step = make_applier(node, limit=0.2), node.step()
     with pytest.raises(KernelWaits, match=r"has not moved 0000:53:00.0 from one driver to another after 0.2 s"):
-        await applier.apply(step, node.entry(step))
+        await applier.apply(step, None, node.entry(step))
     assert await node.session.run(lambda nvml: nvml.call("nvmlDeviceGetCount")) == 2
     writes = len(node.tree.writes)
     for again in (applier.apply, applier.undo):
         with pytest.raises(LeftBehind, match="still at work"):
-            await again(step, node.entry(step))
+            await again(step, None, node.entry(step))
     assert len(node.tree.writes) == writes, "nothing else was begun"
     await asyncio.to_thread(node.session.close)
     free.set()
@@ -95,12 +96,12 @@ async def test_a_kernel_that_waits_is_left_to_it_and_keeps_nobody_from_nvml(node
 async def test_what_the_kernel_did_late_is_undone_by_the_next_call(node: Any, free: threading.Event) -> None:
     before, applier, step = node.picture(), make_applier(node, limit=0.2), node.step()
     with pytest.raises(KernelWaits):
-        await applier.apply(step, node.entry(step))
+        await applier.apply(step, None, node.entry(step))
     free.set()
     async with asyncio.timeout(20):
         while True:
             try:
-                await applier.undo(step, node.entry(step))
+                await applier.undo(step, None, node.entry(step))
                 break
             except KernelWaits:
                 await asyncio.sleep(0.01)
@@ -113,4 +114,4 @@ async def test_all_functions_of_a_claim_wait_for_the_same_seconds(node: Any) -> 
     with time_for(0.2):
         for step in steps:
             with pytest.raises(DeviceBusy, match=r"is still in use after 0(\.\d+)? s, by dcgm"):
-                await applier.apply(step, node.entry(*steps))
+                await applier.apply(step, None, node.entry(*steps))

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydra_nvidia import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, SETTINGS_TYPE, connect
-from pydra_nvidia.held_claims import HeldEntries
+from pydra_nvidia import CONFIG_TYPES, DEVICE_CLASSES, DRIVER, SETTINGS_TYPE, STEP_TYPES, connect
 from pydra_nvidia.nvml.library import Nvml
 from pydra_nvidia.sharing import mps_daemon, time_slicing
 from pydra_nvidia.sharing.mps_directory import MpsDirectory
+from pydra_nvidia.step_appliers import StepAppliers
 from pydra_pci import Tree
 
-__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "connect"]
+__all__ = ["CONFIG_TYPES", "DEVICE_CLASSES", "DRIVER", "SETTINGS_TYPE", "STEP_TYPES", "connect"]
 
 _lock = threading.Lock()
 _place = Path(os.environ["MORTAL"])
@@ -56,7 +56,7 @@ def _changes(_nvml: Nvml, name: str, *_: Any) -> str | None:
 
 before(Nvml, "call", _changes)
 before(Tree, "write", lambda _tree, path, _text: f"write {os.path.basename(path)}")
-before(HeldEntries, "remove", lambda _held, _uid: "forget")
+before(StepAppliers, "undo", lambda _appliers, step, *_: f"undo {step}")
 before(MpsDirectory, "write_record", lambda _place, _record: "record")
 for room in (mps_daemon, time_slicing):
     before(room, "run_program", lambda command, *_: f"run {command}")

@@ -1,0 +1,48 @@
+"""Adds to steps what they will change and what cannot be read afterwards, so that undoing restores exactly that."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from msgspec.structs import replace
+
+from pydra_nvidia.host.pci import DRIVER
+from pydra_nvidia.host.persistenced import Persistenced
+from pydra_nvidia.nvml.gpus import read_compute_mode
+from pydra_nvidia.nvml.session import NvmlSession
+from pydra_nvidia.steps import BindVfio, SetTimeSlice, StartMps, Step
+from pydra_pci import Tree, read_function
+
+
+class PriorState:
+    """Compute modes from NVML, overrides of kernel drivers from /sys, what nvidia-persistenced keeps; all block."""
+
+    def __init__(self, session: NvmlSession, tree: Tree, persistenced: Persistenced) -> None:
+        self._session = session
+        self._tree = tree
+        self._persistenced = persistenced
+
+    def remember(self, steps: Sequence[Step], begun: Collection[Step]) -> tuple[Step, ...]:
+        """The steps with the state before them. Raises NvmlError, PersistenceFailed.
+
+        `begun` are those of other claims: the agent replaces an equal one by theirs, which has the state before.
+        """
+        known = {one.key for one in begun if isinstance(one, BindVfio)}
+        return tuple([self._complete(step, known) for step in steps])
+
+    def _complete(self, step: Step, known: Collection[str]) -> Step:
+        match step:
+            case SetTimeSlice():
+                return replace(step, mode=self._read_mode(step.gpu))
+            case StartMps() if step.exclusive:
+                found = {gpu: self._read_mode(gpu) for gpu in step.exclusive}
+                return replace(step, modes={gpu: mode for gpu, mode in found.items() if mode is not None})
+            case BindVfio() if step.before != step.target and step.key not in known:
+                override = read_function(self._tree, step.address).override
+                # NVML in a container tells of the daemon's GPUs that they are not persistent.
+                persistent = step.persistence or (step.before == DRIVER and self._persistenced.keeps(step.address))
+                return replace(step, override=override, persistence=persistent)
+        return step
+
+    def _read_mode(self, gpu: str) -> int | None:
+        return self._session.run_here(lambda nvml: read_compute_mode(nvml, gpu))
