@@ -145,14 +145,17 @@ class VendorTakeover:
             )
             for note in cleaning.notes:
                 _log.warning("%s", note)
+            problems: list[str] = []
             for step in reversed(cleaning.steps):
-                what = f"claim {vendor.uid} was begun by NVIDIA's driver: step {step}"
                 try:
                     await self._appliers.undo(step, None, cleaning.claim)
                 except ClaimError as error:
-                    _log.warning("%s is not undone, and not tried again: %s", what, error)
-                else:
-                    _log.warning("%s is undone", what)
+                    problems.append(f"step {step}: {error}")
+            begun = f"claim {vendor.uid} was begun by NVIDIA's driver"
+            if problems:
+                _log.warning("%s; what is not undone is not tried again: %s", begun, "; ".join(problems))
+            elif cleaning.steps:
+                _log.warning("%s; what it had done is undone", begun)
 
     def _find_overridden(self, reading: Reading) -> frozenset[str]:
         """The functions that are kept for a driver for passthrough. Blocks."""
