@@ -189,7 +189,7 @@ class ClaimStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def describe_step(step: Any, *, stage: StepStage = StepStage.PLANNED, result: Any = None) -> ClaimStep:
     """Return the step of a backend as a claim has it: for the claims that `inherit` returns, with stage `DONE`."""
-    kind: Any = type(step)
+    kind: Any = step.__class__
     tag = str(kind.__struct_config__.tag)
     holds = getattr(step, "holds", None)
     label = str(step) if kind.__str__ is not object.__str__ else tag
