@@ -8,7 +8,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pydra import PydraError
@@ -47,6 +47,7 @@ def tree_of(root: Path) -> Tree:
 
 
 @pytest.mark.fuzz
+@settings(deadline=None)  # the machine may be slow
 @given(data=st.data())
 def test_whatever_a_file_of_the_kernel_holds_the_machine_is_read(
     root: Path, files: list[Path], data: st.DataObject
@@ -69,6 +70,7 @@ def test_whatever_a_file_of_the_kernel_holds_the_machine_is_read(
 
 
 @pytest.mark.fuzz
+@settings(deadline=None)  # the machine may be slow
 @given(data=st.data())
 def test_whatever_a_checkpoint_holds_is_taken_over_or_refused(root: Path, data: st.DataObject) -> None:
     (root / FILE).write_bytes(data.draw(damage(CHECKPOINT)))
