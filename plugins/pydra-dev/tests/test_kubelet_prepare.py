@@ -286,7 +286,7 @@ async def test_a_share_id_is_kept_and_unknown_to_v1beta1(version: str, kept: boo
         await world.make_pod("p", "c")
         await world.wait_phase("p", "Running")
         assert plugin.called("prepare") == [(uid,)]
-        assert ('"share_id":"s-1"' in world.read_checkpoint()) is kept
+        assert ('"share_id":"s-1"' in world.read_claims()) is kept
 
 
 async def test_a_claim_that_is_gone_fails_the_pod_and_no_call_is_made() -> None:

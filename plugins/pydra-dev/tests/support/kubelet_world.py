@@ -114,6 +114,11 @@ class World:
         with open(self.settings.claim_checkpoint) as stream:
             return stream.read()
 
+    def read_claims(self) -> str:
+        """The JSON text of the kubelet's claims, which the checkpoint carries as a string."""
+        text: str = msgspec.json.decode(self.read_checkpoint())["Data"]
+        return text
+
     async def make_pod(self, name: str, *claims: str, **spec: Any) -> JsonObject:
         """A pod that uses the claims, bound to the node; the claims are reserved for it."""
         body = {
