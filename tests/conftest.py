@@ -12,6 +12,7 @@ import gc
 import inspect
 import logging
 import os
+import signal
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
@@ -30,6 +31,10 @@ settings.register_profile(
 )
 settings.register_profile("search", settings.get_profile("pydra"), max_examples=500, derandomize=False)
 settings.load_profile("pydra")
+
+# A shell starts background commands with SIGINT ignored, and so would be the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Debug mode finds callbacks that block. Where each was scheduled is not needed, and costs a tenth of the tests' time.
 asyncio.constants.DEBUG_STACK_DEPTH = 0  # type: ignore[attr-defined]
