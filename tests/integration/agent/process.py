@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -73,6 +74,15 @@ class Agent:
                     return messages
                 assert not ended, self._end()
                 await anyio.sleep(0.05)
+
+    async def wait_metric(self, pattern: str) -> re.Match[str]:
+        """What the pattern matches in /metrics, whose text may be a second old."""
+        with anyio.fail_after(DEADLINE):
+            while True:
+                _, text = await self.get("/metrics")
+                if found := re.search(pattern, text, re.MULTILINE):
+                    return found
+                await anyio.sleep(0.1)
 
     def _end(self) -> str:
         return f"the agent ended with {self.process.returncode}:\n{self.log.read_text()[-4000:]}"

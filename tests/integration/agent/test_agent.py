@@ -82,8 +82,7 @@ async def test_a_driver_without_room_for_its_sockets_costs_no_other() -> None:
         flags = ("--backend", "sim", "--backend", "modest:", "--driver", f"modest:={long_name}", "--plugins-dir", deep)
         async with run_agent(node, *flags) as agent:
             await agent.wait_log(lambda text: "is too deep" in text and "has registered driver sim.pydra.dev" in text)
-            _, text = await agent.get("/metrics")
-            assert 'pydra_backend_up{backend="modest"} 1.0' in text
+            await agent.wait_metric(r'^pydra_backend_up\{backend="modest"\} 1.0$')
             assert await agent.stop() == 0
 
 

@@ -39,8 +39,7 @@ async def test_claims_of_the_driver_before_are_kept_and_given_back_when_nobody_h
             assert "took over 1 claims" in agent.messages()
             assert directory.joinpath("old.json.inherited").exists()
             assert not directory.joinpath("old.json").exists()
-            _, metrics = await agent.get("/metrics")
-            assert 'pydra_checkpoint_records{driver="heir.example.com",stage="completed"} 1.0' in metrics
+            await agent.wait_metric(r'^pydra_checkpoint_records\{driver="heir.example.com",stage="completed"\} 1.0$')
             assert await agent.stop() == 0
         async with run_agent(node, "--backend", "heir:", name="second") as agent:
             await agent.wait_ready()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import anyio
 
 from pydra.kube.resources import DEVICE_CLASSES, EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
@@ -57,8 +55,7 @@ async def test_the_reason_of_a_refusal_is_the_backends_own_word() -> None:
             await ask_for(node, device)
         for device, (reason, note) in WORDS.items():
             assert await wait_event(node, "ResourceClaim", device) == (reason, note)
-            _, metrics = await agent.get("/metrics")
-            assert re.search(rf'operation="prepare",result="{reason}"', metrics)
+            await agent.wait_metric(rf'operation="prepare",result="{reason}"')
             assert {line["reason"] for line in agent.lines() if line["message"] == note} == {reason}
 
 
@@ -69,8 +66,7 @@ async def test_a_cluster_that_is_too_old_is_told_on_its_node_and_not_called_read
         _, note = await wait_event(node, "Node", node.settings.node_name, "ClusterUnsupported")
         assert words in note
         assert words in await agent.wait_ready(503)
-        _, metrics = await agent.get("/metrics")
-        assert "\npydra_cluster_unsupported 1.0\n" in metrics
+        await agent.wait_metric("^pydra_cluster_unsupported 1.0$")
         assert "Traceback" not in agent.messages()
         assert await agent.stop() == 0
 
@@ -88,10 +84,7 @@ async def test_partitions_of_a_cluster_without_their_gate_are_not_published_and_
             slices = (await node.client.list(RESOURCE_SLICES)).items
             devices = [device for one in slices for device in one["spec"].get("devices", ())]
             assert [device["name"] for device in devices] == [f"gpu-{number}" for number in range(8)]
-            _, metrics = await agent.get("/metrics")
-            withheld = re.search(r'pydra_devices_withheld\{driver="gpu.nvidia.com"\} (\S+)', metrics)
-            assert withheld is not None
-            assert float(withheld[1]) == 200
+            await agent.wait_metric(r'^pydra_devices_withheld\{driver="gpu.nvidia.com"\} 200.0$')
             assert await agent.stop() == 0
 
 

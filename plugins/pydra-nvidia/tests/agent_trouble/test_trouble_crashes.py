@@ -143,7 +143,6 @@ async def test_a_call_that_ends_the_process_in_a_discover_delays_what_is_publish
             await scene.start(OTHER, "gpu")
             await scene.wait_running(OTHER)
             assert scene.errors(OTHER) == []
-            _, metrics = await agent.get("/metrics")
-            assert 'pydra_backend_restarts_total{backend="nvidia"} 1.0' in metrics
+            await agent.wait_metric(r'^pydra_backend_restarts_total\{backend="nvidia"\} 1.0$')
             await scene.remove(OTHER)
             await scene.wait_clean()

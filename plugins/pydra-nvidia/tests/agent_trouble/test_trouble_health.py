@@ -169,7 +169,7 @@ async def test_a_gpu_that_was_lost_before_the_start_is_named_to_everybody(make_s
         named = r"the GPU at 0000:[0-9a-f:.]+ is not published: .* NVML_ERROR_GPU_IS_LOST \(15\)"
         await scene.wait_event("HardwareUnreadable", named)
         await agent.wait_log(lambda text: re.search(f"hardware cannot be read: {named}", text) is not None)
-        assert 'pydra_hardware_unreadable{driver="gpu.nvidia.com"} 1.0' in (await agent.get("/metrics"))[1]
+        await agent.wait_metric(r'^pydra_hardware_unreadable\{driver="gpu.nvidia.com"\} 1.0$')
         assert set(await scene.devices()) == {"gpu-0"}
         scene.inject.reset(1, force=True)
         await scene.wait_devices({"gpu-0", "gpu-1"})
