@@ -6,6 +6,7 @@ waits for a change of the backend.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -179,6 +180,8 @@ class Output:
     """Standard output until nobody reads it any more: `head` has ended, or the terminal is closed."""
 
     def __init__(self) -> None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # a pipe gets what the backend prints when it prints it
         self.closed = False
         self.when_closed: Callable[[], None] = lambda: None
 

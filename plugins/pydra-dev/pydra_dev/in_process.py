@@ -74,6 +74,8 @@ def run(options: Options, config: Mapping[str, Any]) -> int:
     `config` is the content of the agent's settings file. Raises SettingsError and BackendError for a backend that
     cannot be used.
     """
+    # A shell lets what it starts in the background ignore Ctrl-C, and asyncio only handles what is not ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     output = Output()
     printer = Printer(output.write, time.monotonic)
     code = anyio.run(_run_until_signal, options, config, printer)

@@ -38,6 +38,8 @@ items:
     resourceClaims: [{name: c, resourceClaimTemplateName: t}], containers: [{name: m, image: i}]}}
 - {<<: *pod, metadata: {name: b}}
 """
+IN_THE_BACKGROUND = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+"""A shell that is not interactive lets what it starts with & ignore Ctrl-C."""
 REFUSED = "if claim.devices[0].device == 'two': raise ClaimError('no power')"
 
 
@@ -59,8 +61,12 @@ class Hardware:
 
     @contextmanager
     def start(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        command = [sys.executable, "-m", "pydra", "dev", "--backend", str(self.backend), *arguments]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        pydra = (sys.executable, "-m", "pydra", "dev", "--backend", str(self.backend), *arguments)
+        command = (*IN_THE_BACKGROUND, *pydra)
+        environ = {**os.environ, "PYTHONUNBUFFERED": ""}
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
+        ) as process:
             try:
                 yield process
             finally:
