@@ -6,12 +6,10 @@ waits for a change of the backend.
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shutil
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -39,7 +37,6 @@ from pydra_dev.descriptions import (
     describe_sample,
     describe_slices,
     describe_step,
-    render,
 )
 from pydra_dev.kinds import EVENTS, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from pydra_dev.kubelet.steps import Called, ContainerCreated, PodFailed, PodRunning, Registered, Step
@@ -56,7 +53,7 @@ from pydra_dev.page.operations import Operations
 from pydra_dev.page.server import Page, parse_address, serve_page
 from pydra_dev.samples import (
     Manifest,
-    add_classes,
+    choose_manifests,
     create_object,
     find_sources,
     read_device_classes,
@@ -66,13 +63,13 @@ from pydra_dev.samples import (
 )
 from pydra_dev.scheduling import EVICTION, review_claim
 from pydra_dev.status import JsonObject
+from pydra_dev.terminal import INTERRUPTED, Output, Printer, run_with_signals
 from pydra_dev.verbs import Api, Query, Signal
 
 STEP_DEADLINE = 30.0
 LOG_INTERVAL = 0.1
 SETTLED = 1.0
 """Seconds after which a pod that cannot be scheduled, or an empty pool, is believed to stay so."""
-INTERRUPTED = 130
 POD_ATTEMPTS = 3
 """After so many failures of one of its pods the demo gives up."""
 FATAL = frozenset(
@@ -151,85 +148,7 @@ async def _run_on_output(options: Options) -> int:
 
 async def run_until_signal(demo: Demo) -> int:
     """Run until the demo or a signal ends it; the exit code."""
-
-    async def end_on_signal() -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
-            interrupted = False
-            async for number in signals:
-                # Only a second Ctrl-C: a terminal that is closed sends SIGHUP twice.
-                if interrupted and number == signal.SIGINT:
-                    demo.stop_waiting()
-                interrupted = interrupted or number == signal.SIGINT
-                demo.stop()
-
-    failure: Exception | None = None
-    code = 1
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(end_on_signal, name="signals")
-        try:
-            code = await demo.run()
-        except (PydraError, OSError) as error:
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    return code
-
-
-class Output:
-    """Standard output until nobody reads it any more: `head` has ended, or the terminal is closed."""
-
-    def __init__(self) -> None:
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(line_buffering=True)  # a pipe gets what the backend prints when it prints it
-        self.closed = False
-        self.when_closed: Callable[[], None] = lambda: None
-
-    def write(self, text: str) -> None:
-        """Print a paragraph."""
-        if self.closed:
-            return
-        try:
-            print(text, flush=True)  # noqa: T201 - this is what it is for
-        except OSError:
-            self.closed = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            self.when_closed()
-
-
-class Printer:
-    """Prints paragraphs with the time since the start, and tells them; a failure that repeats is only counted."""
-
-    def __init__(
-        self,
-        write: Callable[[str], None],
-        clock: Callable[[], float],
-        tell: Callable[[Paragraph, float], None] = lambda _paragraph, _seconds: None,
-    ) -> None:
-        self.write = write
-        self._clock = clock
-        self._tell = tell
-        self.restart()
-
-    def restart(self) -> None:
-        """Count from zero."""
-        self._start = self._clock()
-        self._failures: Counter[tuple[str, ...]] = Counter()
-
-    def say(self, paragraph: Paragraph) -> None:
-        """Print it."""
-        seconds = self._clock() - self._start
-        self.write(render(paragraph, seconds))
-        self._tell(paragraph, seconds)
-
-    def say_failure(self, key: tuple[str, ...], paragraph: Paragraph) -> None:
-        """Print it the first time that there is one with this key, and how often there was after 4, 16, 64, ..."""
-        self._failures[key] += 1
-        count = self._failures[key]
-        if count == 1:
-            self.say(paragraph)
-        elif count & (count - 1) == 0 and count.bit_length() % 2:
-            self.say(Paragraph(headline=f"{paragraph.headline}, for the {count}th time with the same error"))
+    return await run_with_signals(demo.run, demo.hear, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Demo:
@@ -248,16 +167,20 @@ class Demo:
         self._scope = anyio.CancelScope()
         self._run: DemoRun | None = None
         self._stopped = False
+        self._interrupted = False
+
+    def hear(self, number: int) -> None:
+        """Stop at a signal; at a second Ctrl-C without waiting. A terminal that is closed sends SIGHUP twice."""
+        if self._interrupted and number == signal.SIGINT:
+            self._scope.cancel()
+        self._interrupted = self._interrupted or number == signal.SIGINT
+        self.stop()
 
     def stop(self) -> None:
         """Stop in order: the pods first, then the agent."""
         self._stopped = True
         if self._run is not None:
             self._run.stop()
-
-    def stop_waiting(self) -> None:
-        """Stop without waiting for what is prepared."""
-        self._scope.cancel()
 
     async def run(self) -> int:
         """From an empty node to the end, again after each change if changes are watched; the exit code."""
@@ -434,8 +357,7 @@ class DemoRun:
         slices = await self._wait("the driver publishes its devices", lambda: self._find_slices(driver))
         self._say(describe_slices(slices))
         sample = read_sample(options.backend, driver, classes)
-        manifests = read_manifests(options.manifests) if options.manifests else sample
-        self._apply(add_classes(manifests, sample))
+        self._apply(choose_manifests(options.manifests, sample))
         await self._wait(f"{', '.join(self._pods)} runs", self._find_running)
         for pod in [one for one in self._pods if one not in self._ran]:
             self._say(Paragraph(headline=f"pending: pod {pod}; it is started when it can be scheduled"))

@@ -43,7 +43,7 @@ from pydra.slices.build import build_wanted
 from pydra_dev.allocator import AllocationError
 from pydra_dev.apiserver import serve_control_plane
 from pydra_dev.control_plan import claim_names
-from pydra_dev.demo import INTERRUPTED, SETTLED, DemoError, Options, Output, Printer
+from pydra_dev.demo import SETTLED, DemoError, Options
 from pydra_dev.descriptions import (
     Paragraph,
     describe_allocation,
@@ -59,9 +59,10 @@ from pydra_dev.kubelet.pods import create_container
 from pydra_dev.kubelet.settings import KubeletSettings
 from pydra_dev.node import make_root, scenario_environment
 from pydra_dev.oci import InjectionError
-from pydra_dev.samples import add_classes, create_object, read_manifests, read_sample
+from pydra_dev.samples import choose_manifests, create_object, read_sample
 from pydra_dev.scheduling import review_claim
 from pydra_dev.status import JsonObject
+from pydra_dev.terminal import INTERRUPTED, Output, Printer, run_with_signals
 from pydra_dev.verbs import Api, Signal
 
 NODE = "embedded-node"
@@ -89,24 +90,14 @@ async def _run_until_signal(options: Options, config: Mapping[str, Any], printer
 
     Ctrl-C cancels this task, as `asyncio.run` does it, and is left to debuggers.
     """
+    scope = anyio.CancelScope()
 
-    async def end_on_signal() -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGHUP) as signals:
-            async for _ in signals:
-                tasks.cancel_scope.cancel()
+    async def run_until_cancelled() -> int:
+        with scope:
+            return await _run(options, config, printer)
+        return INTERRUPTED
 
-    code = INTERRUPTED
-    failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(end_on_signal, name="signals")
-        try:
-            code = await _run(options, config, printer)
-        except (PydraError, OSError) as error:
-            failure = error
-        tasks.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    return code
+    return await run_with_signals(run_until_cancelled, lambda _number: scope.cancel(), signal.SIGTERM, signal.SIGHUP)
 
 
 async def _run(options: Options, config: Mapping[str, Any], printer: Printer) -> int:
@@ -225,8 +216,7 @@ class Session:
         self._publish(await self._call("discover", self._live.discover(), Method.DISCOVER))
         classes = getattr(self._backend, "DEVICE_CLASSES", {})
         sample = read_sample(self._options.backend, self._backend.DRIVER, classes)
-        manifests = read_manifests(self._options.manifests) if self._options.manifests else sample
-        created = [create_object(self._api, one) for one in add_classes(manifests, sample)]
+        created = [create_object(self._api, one) for one in choose_manifests(self._options.manifests, sample)]
         for pod in created:
             if pod["kind"] == PODS.kind:
                 await self._start(pod)

@@ -69,8 +69,14 @@ def _build_class(name: str, spec: JsonObject) -> JsonObject:
     }
 
 
-def add_classes(manifests: Sequence[Manifest], sample: Sequence[Manifest]) -> tuple[Manifest, ...]:
-    """The manifests behind the sample's DeviceClasses that they do not have themselves."""
+def choose_manifests(paths: Sequence[str], sample: Sequence[Manifest]) -> tuple[Manifest, ...]:
+    """What to apply: the manifests of the files behind the sample's DeviceClasses that they lack, or the sample.
+
+    Raises SettingsError.
+    """
+    if not paths:
+        return tuple(sample)
+    manifests = read_manifests(paths)
     present = {one.name for one in manifests}
     added = [one for one in sample if one.body["kind"] == DEVICE_CLASSES.kind and one.name not in present]
     return (*added, *manifests)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from pod_manifests import TWO_PODS
+
 BACKEND = """
 import os
 from pydra import ClaimError, ContainerEdits, Device, Inventory, PreparedDevice
@@ -27,16 +29,6 @@ async def unprepare(claim, prepared):
     for device in claim.devices:
         if os.path.exists(f"{{PLACE}}/{{device.device}}"):
             os.unlink(f"{{PLACE}}/{{device.device}}")
-"""
-PODS = """
-kind: List
-apiVersion: v1
-items:
-- {apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: t}, spec: {spec: {devices: {requests: [
-    {name: r, exactly: {deviceClassName: mine.example.com}}]}}}}
-- &pod {apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {
-    resourceClaims: [{name: c, resourceClaimTemplateName: t}], containers: [{name: m, image: i}]}}
-- {<<: *pod, metadata: {name: b}}
 """
 IN_THE_BACKGROUND = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
 """A shell that is not interactive lets what it starts with & ignore Ctrl-C."""
@@ -136,7 +128,7 @@ def test_a_pod_that_fails_does_not_keep_the_devices_of_another_one_configured(
     hardware: Hardware, once: list[str], tmp_path: Path
 ) -> None:
     hardware.write(BACKEND.replace("async def prepare(claim):", f"async def prepare(claim):\n    {REFUSED}"))
-    (tmp_path / "pods.yaml").write_text(PODS)
+    (tmp_path / "pods.yaml").write_text(TWO_PODS)
     with hardware.start("-f", str(tmp_path / "pods.yaml"), *once) as process:
         text = read_rest(process)
         assert process.wait() == 1
@@ -199,7 +191,7 @@ def test_an_agent_that_has_been_killed_is_started_again_to_undo(hardware: Hardwa
 
 def test_a_pod_that_cannot_be_scheduled_does_not_end_a_node_that_stays_up(hardware: Hardware, tmp_path: Path) -> None:
     hardware.write(BACKEND.replace(', Device(name="two")', ","))
-    (tmp_path / "pods.yaml").write_text(PODS)
+    (tmp_path / "pods.yaml").write_text(TWO_PODS)
     with hardware.start("-f", str(tmp_path / "pods.yaml")) as process:
         text = read_until(process, "The node stays up")
         assert "pending: pod default/b" in text
@@ -215,7 +207,7 @@ def test_a_pod_that_cannot_be_scheduled_does_not_end_a_node_that_stays_up(hardwa
 def test_a_signal_undoes_what_was_prepared_in_this_process(
     hardware: Hardware, end: signal.Signals, tmp_path: Path
 ) -> None:
-    (tmp_path / "pods.yaml").write_text(PODS)
+    (tmp_path / "pods.yaml").write_text(TWO_PODS)
     waits = "if claim.devices[0].device == 'two': print('waits'); await __import__('asyncio').Event().wait()"
     hardware.write(BACKEND.replace("async def prepare(claim):", f"async def prepare(claim):\n    {waits}"))
     with hardware.start("-f", str(tmp_path / "pods.yaml"), "--in-process") as process:
@@ -232,7 +224,7 @@ def test_a_signal_undoes_what_was_prepared_in_this_process(
 def test_an_error_in_this_process_undoes_what_was_prepared_before_and_names_what_cannot_be(
     hardware: Hardware, tmp_path: Path
 ) -> None:
-    (tmp_path / "pods.yaml").write_text(PODS)
+    (tmp_path / "pods.yaml").write_text(TWO_PODS)
     source = BACKEND.replace("async def prepare(claim):", f"async def prepare(claim):\n    {REFUSED}")
     hardware.write(source)
     with hardware.start("-f", str(tmp_path / "pods.yaml"), "--in-process") as process:

@@ -18,11 +18,13 @@ import anyio
 import pytest
 from anyio.abc import Process
 
+from pod_manifests import TWO_PODS
 from pydra.cli.tool import main
 from pydra.errors import SettingsError
-from pydra_dev.demo import Demo, Options, Printer, describe_log, run, run_until_signal
+from pydra_dev.demo import Demo, Options, describe_log, run, run_until_signal
 from pydra_dev.descriptions import Paragraph
 from pydra_dev.node import scenario_environment
+from pydra_dev.terminal import Printer
 
 TOLD = [
     "ready: API server",
@@ -59,16 +61,6 @@ CONNECT = """
 async def connect():
     raise RuntimeError("there is no such bus")
     yield
-"""
-TWO_PODS = """
-kind: List
-apiVersion: v1
-items:
-- {apiVersion: resource.k8s.io/v1, kind: ResourceClaimTemplate, metadata: {name: t}, spec: {spec: {devices: {requests: [
-    {name: r, exactly: {deviceClassName: mine.example.com}}]}}}}
-- &pod {apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {
-    resourceClaims: [{name: c, resourceClaimTemplateName: t}], containers: [{name: m, image: i}]}}
-- {<<: *pod, metadata: {name: b}}
 """
 EVICTED_POD = """
 kind: List

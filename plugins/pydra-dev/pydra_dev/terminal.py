@@ -1,0 +1,95 @@
+"""The terminal of `pydra dev`: what it prints, and the signals that end it."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import anyio
+
+from pydra.errors import PydraError
+from pydra_dev.descriptions import Paragraph, render
+
+INTERRUPTED = 130
+
+
+async def run_with_signals(run: Callable[[], Awaitable[int]], hear: Callable[[int], None], *numbers: int) -> int:
+    """Await `run`, and call `hear` with each of these signals meanwhile; what `run` returns or raises."""
+
+    async def listen() -> None:
+        with anyio.open_signal_receiver(*map(signal.Signals, numbers)) as signals:
+            async for number in signals:
+                hear(number)
+
+    failure: Exception | None = None
+    code = INTERRUPTED
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(listen, name="signals")
+        try:
+            code = await run()
+        except (PydraError, OSError) as error:
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return code
+
+
+class Output:
+    """Standard output until nobody reads it any more: `head` has ended, or the terminal is closed."""
+
+    def __init__(self) -> None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(line_buffering=True)  # a pipe gets what the backend prints when it prints it
+        self.closed = False
+        self.when_closed: Callable[[], None] = lambda: None
+
+    def write(self, text: str) -> None:
+        """Print a paragraph."""
+        if self.closed:
+            return
+        try:
+            print(text, flush=True)  # noqa: T201 - this is what it is for
+        except OSError:
+            self.closed = True
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self.when_closed()
+
+
+class Printer:
+    """Prints paragraphs with the time since the start, and tells them; a failure that repeats is only counted."""
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        clock: Callable[[], float],
+        tell: Callable[[Paragraph, float], None] = lambda _paragraph, _seconds: None,
+    ) -> None:
+        self.write = write
+        self._clock = clock
+        self._tell = tell
+        self.restart()
+
+    def restart(self) -> None:
+        """Count from zero."""
+        self._start = self._clock()
+        self._failures: Counter[tuple[str, ...]] = Counter()
+
+    def say(self, paragraph: Paragraph) -> None:
+        """Print it."""
+        seconds = self._clock() - self._start
+        self.write(render(paragraph, seconds))
+        self._tell(paragraph, seconds)
+
+    def say_failure(self, key: tuple[str, ...], paragraph: Paragraph) -> None:
+        """Print it the first time that there is one with this key, and how often there was after 4, 16, 64, ..."""
+        self._failures[key] += 1
+        count = self._failures[key]
+        if count == 1:
+            self.say(paragraph)
+        elif count & (count - 1) == 0 and count.bit_length() % 2:
+            self.say(Paragraph(headline=f"{paragraph.headline}, for the {count}th time with the same error"))
