@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
+import pydra
+
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
@@ -22,6 +24,12 @@ PATTERNS = ("*.md", "docs/**/*.md", "examples/*/*.md", "charts/**/*.md", "plugin
 def find_pages() -> list[Path]:
     """The pages of the repository, sorted."""
     return sorted({path for pattern in PATTERNS for path in ROOT.glob(pattern)})
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Show the version in the header of each page."""
+    config.site_name = f"pydra {pydra.__version__}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
